@@ -1,0 +1,224 @@
+//! What an algorithm is: a rule that decides from a state, a time and a cost, and nothing else.
+//!
+//! The six algorithms of this crate and any algorithm of a user's own stand behind [`Algorithm`].
+//! Stores see only this trait: they keep the states, and ask the rule everything else.
+
+use alloc::vec::Vec;
+
+use crate::{Answer, Cost, DecodeError, Op, Tick, Ticks};
+
+/// When a request would be admitted if nothing else came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// At once.
+    Now,
+    /// After exactly this wait, and not one tick sooner.
+    After(Ticks),
+    /// Never: the cost exceeds the capacity.
+    Never,
+}
+
+/// What a caller is told beside yes or no. It costs divisions, so it is computed only when asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The capacity: what `remaining` counts down from.
+    pub limit: Cost,
+    /// The largest cost that would be admitted now.
+    pub remaining: Cost,
+    /// The time until nothing is used.
+    pub reset_after: Ticks,
+    /// How long the request just admitted should wait for its turn (leaky bucket; else none).
+    pub delay: Ticks,
+}
+
+/// What a key has spent and not yet earned back: whole units and a part of one.
+///
+/// It is what survives a change of limit, window, burst or algorithm. The part keeps a client
+/// whose tier flips with every request from losing the fraction it has earned in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Whole units.
+    pub whole: Cost,
+    /// The part of one more unit, as a numerator below its denominator.
+    pub part: (u64, u64),
+}
+
+impl Used {
+    /// Nothing used: fresh.
+    pub const NOTHING: Self = Self::whole(0);
+
+    /// A whole number of units.
+    #[must_use]
+    pub const fn whole(whole: Cost) -> Self {
+        Self { whole, part: (0, 1) }
+    }
+
+    /// The least whole number of units that covers it.
+    #[must_use]
+    pub const fn rounded_up(self) -> Cost {
+        self.whole.saturating_add((self.part.0 > 0) as Cost)
+    }
+
+    /// The same, but not above a capacity.
+    #[must_use]
+    pub const fn at_most(self, capacity: Cost) -> Self {
+        if self.whole < capacity { self } else { Self::whole(capacity) }
+    }
+}
+
+/// A rate limiting rule as a pure state machine: state, time and cost in; state and decision out.
+///
+/// Times may come in any order. An implementation takes a `now` before the state's last change as
+/// that change's time, unless [`set_back`](Self::set_back) says that it cannot be a thread that came
+/// late: then the state is [rebased](Self::rebase) before anything else is asked of it. A state that
+/// has used nothing has no time: it must decide as [`fresh`](Self::fresh) does, because a store may
+/// drop it whenever it likes.
+///
+/// A cooldown, as an algorithm of a user's own: one request, then silence for a while.
+///
+/// ```
+/// use tollgate_core::{
+///     Algorithm, Cost, Decision, DecodeError, Facts, Fit, Tick, Ticks, Used,
+/// };
+///
+/// struct Cooldown(Ticks);
+///
+/// impl Algorithm for Cooldown {
+///     type State = Option<Tick>; // when it was last used
+///
+///     fn capacity(&self) -> Cost {
+///         1
+///     }
+///     fn fresh(&self, _: Tick) -> Option<Tick> {
+///         None
+///     }
+///     fn set_back(&self, state: &Option<Tick>, now: Tick) -> bool {
+///         state.is_some_and(|last| last.since(now) > self.0)
+///     }
+///     fn rebase(&self, state: &mut Option<Tick>, now: Tick) {
+///         *state = Some(now);
+///     }
+///     fn fit(&self, state: &Option<Tick>, now: Tick, cost: Cost) -> Fit {
+///         match (cost, self.fresh_at(state).since(now)) {
+///             (2.., _) => Fit::Never,
+///             (0, _) | (_, Ticks::ZERO) => Fit::Now,
+///             (_, wait) => Fit::After(wait),
+///         }
+///     }
+///     fn charge(&self, state: &mut Option<Tick>, now: Tick, amount: i128) -> u64 {
+///         if amount > 0 {
+///             *state = Some(now);
+///         } else if amount < 0 {
+///             *state = None;
+///         }
+///         u64::try_from(amount.unsigned_abs().saturating_sub(1)).unwrap_or(u64::MAX)
+///     }
+///     fn facts(&self, state: &Option<Tick>, now: Tick, _: Option<Cost>) -> Facts {
+///         let reset_after = self.fresh_at(state).since(now);
+///         let remaining = u64::from(reset_after == Ticks::ZERO);
+///         Facts { limit: 1, remaining, reset_after, delay: Ticks::ZERO }
+///     }
+///     fn fresh_at(&self, state: &Option<Tick>) -> Tick {
+///         state.map_or(Tick(i64::MIN), |last| last.after(self.0))
+///     }
+///     fn used(&self, state: &Option<Tick>, now: Tick) -> Used {
+///         Used::whole(u64::from(self.fresh_at(state) > now))
+///     }
+///     fn with_used(&self, used: Used, now: Tick) -> Option<Tick> {
+///         (used.rounded_up() > 0).then_some(now)
+///     }
+///     fn encode(&self, state: &Option<Tick>, out: &mut Vec<u8>) {
+///         out.push(b'C');
+///         out.extend(state.iter().flat_map(|last| last.0.to_be_bytes()));
+///     }
+///     fn decode(&self, bytes: &[u8]) -> Result<Option<Tick>, DecodeError> {
+///         match bytes.split_first() {
+///             Some((b'C', [])) => Ok(None),
+///             Some((b'C', rest)) => {
+///                 let last = rest.try_into().map_err(|_| DecodeError::Truncated)?;
+///                 Ok(Some(Tick(i64::from_be_bytes(last))))
+///             }
+///             Some((&found, _)) => Err(DecodeError::Tag { found, expected: b'C' }),
+///             None => Err(DecodeError::Truncated),
+///         }
+///     }
+/// }
+///
+/// let rule = Cooldown(Ticks(30));
+/// let mut state = rule.first(Tick(100));
+/// assert!(rule.decide::<bool>(&mut state, Tick(100), 1));
+/// let refused: Decision = rule.decide(&mut state, Tick(110), 1);
+/// assert_eq!(refused.retry_after, Some(Ticks(20)));
+/// ```
+pub trait Algorithm {
+    /// What is kept for a key.
+    type State: Clone;
+
+    /// The most that can be used: `burst` for buckets, `limit` for windows.
+    fn capacity(&self) -> Cost;
+
+    /// The state of a key that has used nothing.
+    fn fresh(&self, now: Tick) -> Self::State;
+
+    /// The state of a key never seen. Differs from [`fresh`](Self::fresh) only for rules whose new
+    /// keys do not start full.
+    fn first(&self, now: Tick) -> Self::State {
+        self.fresh(now)
+    }
+
+    /// Whether `now` is so far before the state's last change that the clock must have been set
+    /// back.
+    fn set_back(&self, state: &Self::State, now: Tick) -> bool;
+
+    /// Moves the state to `now`, before its last change, keeping what was used.
+    ///
+    /// It is the one change that is kept even when the request is refused: otherwise a refused
+    /// client would stay refused until the old time comes round again.
+    fn rebase(&self, state: &mut Self::State, now: Tick);
+
+    /// Whether the cost would be admitted now. Override it where yes or no is cheaper than when.
+    fn admits(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
+        self.fit(state, now, cost) == Fit::Now
+    }
+
+    /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
+    fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
+
+    /// Uses `amount` without asking, or gives back where it is negative; returns how much of it
+    /// had no effect.
+    ///
+    /// A refund stops at fresh, and acts where the charge was. A charge stops at the bound on debt,
+    /// in whole units. An amount of 0 changes nothing.
+    fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u64;
+
+    /// What the caller is told. `admitted` is the cost just charged, if the request was admitted.
+    fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts;
+
+    /// From when on the state is fresh if nothing else comes: a store may drop it then.
+    fn fresh_at(&self, state: &Self::State) -> Tick;
+
+    /// What is used at `now`.
+    fn used(&self, state: &Self::State, now: Tick) -> Used;
+
+    /// The state of a key that has used this much, at most the capacity, at `now`.
+    fn with_used(&self, used: Used, now: Tick) -> Self::State;
+
+    /// Appends the state to `out`, starting with a tag of its algorithm.
+    fn encode(&self, state: &Self::State, out: &mut Vec<u8>);
+
+    /// Reads back what [`encode`](Self::encode) wrote.
+    ///
+    /// # Errors
+    /// The bytes are not a whole state of this rule. Nothing is guessed.
+    fn decode(&self, bytes: &[u8]) -> Result<Self::State, DecodeError>;
+
+    /// Decides a request and charges it if it is admitted. Ask for a `bool` when yes or no will do,
+    /// for a [`Decision`](crate::Decision) to be told everything.
+    #[inline]
+    fn decide<T: Answer>(&self, state: &mut Self::State, now: Tick, cost: Cost) -> T
+    where
+        Self: Sized,
+    {
+        crate::apply::apply_one(self, state, Op::Check(cost), now)
+    }
+}

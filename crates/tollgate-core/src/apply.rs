@@ -1,0 +1,186 @@
+//! One step for every verb: some limits, each with a key's state, decided together.
+//!
+//! Check, look, refund, settle and reset are all an [`Op`] on one or more [`Part`]s. The step is all
+//! or nothing: either every part that asks is admitted and all are charged, or none is. Whoever
+//! holds the states (a table behind a lock, a compare-and-set loop) runs this function on them.
+
+use crate::{Algorithm, Answer, Cost, Outcome, Tick};
+
+/// What to do to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Ask for this much, and use it if it is admitted. A cost of 0 only looks.
+    Check(Cost),
+    /// Answer as a check would, and change nothing.
+    Peek(Cost),
+    /// Use this much without asking (settling a reservation may lead into debt), or give it back
+    /// where it is negative.
+    Force(i128),
+    /// Make the key fresh.
+    Reset,
+}
+
+/// One limit's part in a decision.
+#[derive(Debug)]
+pub struct Part<'a, A: Algorithm> {
+    /// The limit.
+    pub rule: &'a A,
+    /// The key's state under it.
+    pub state: &'a mut A::State,
+    /// What to do.
+    pub op: Op,
+    /// A shadow limit keeps its state as if it were enforced, but its refusal refuses nobody.
+    pub shadow: bool,
+}
+
+/// What became of the parts: the merged answer, and who refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied<T> {
+    /// The answer of all enforced parts; `None` if there were none.
+    pub answer: Option<T>,
+    /// The first enforced part that refused.
+    pub refused_by: Option<usize>,
+    /// The first shadow part that would have refused.
+    pub shadow_refused_by: Option<usize>,
+    /// How much of the forced charges and refunds had no effect.
+    pub dropped: u64,
+}
+
+/// Decides several parts as one, all or nothing.
+///
+/// ```
+/// use tollgate_core::{apply, Algorithm, Decision, Op, Part, Policy, Tick, Ticks};
+///
+/// let per_second = Policy::token_bucket(2).per(Ticks(10)).limit()?;
+/// let per_minute = Policy::fixed_window(3).per(Ticks(600)).limit()?;
+/// let now = Tick(0);
+/// let (mut s, mut m) = (per_second.first(now), per_minute.first(now));
+/// let mut ask = |now| {
+///     let part = |rule, state| Part { rule, state, op: Op::Check(2), shadow: false };
+///     apply::<_, Decision>(&mut [part(&per_second, &mut s), part(&per_minute, &mut m)], now)
+/// };
+///
+/// assert_eq!(ask(Tick(0)).refused_by, None);
+/// assert_eq!(ask(Tick(0)).refused_by, Some(0));
+/// let by_the_minute = ask(Tick(10));
+/// assert_eq!(by_the_minute.refused_by, Some(1));
+/// assert_eq!(by_the_minute.answer.and_then(|d| d.retry_after), Some(Ticks(590)));
+/// # Ok::<(), tollgate_core::PolicyError>(())
+/// ```
+pub fn apply<A: Algorithm, T: Answer>(parts: &mut [Part<'_, A>], now: Tick) -> Applied<T> {
+    let mut refusals = parts.iter().enumerate().filter(|(_, part)| !part.admits(now));
+    let refused_by = refusals.clone().find(|(_, part)| !part.shadow).map(|(index, _)| index);
+    let shadow_refused_by = refusals.find(|(_, part)| part.shadow).map(|(index, _)| index);
+    let mut applied = Applied { answer: None, refused_by, shadow_refused_by, dropped: 0 };
+    for part in parts {
+        let (answer, dropped) = part.step::<T>(now, refused_by.is_none());
+        applied.dropped = applied.dropped.saturating_add(dropped);
+        if !part.shadow {
+            applied.answer = Some(match applied.answer {
+                Some(others) => T::merge(others, answer),
+                None => answer,
+            });
+        }
+    }
+    applied
+}
+
+/// The usual case without the loop: one enforced limit.
+#[inline]
+pub(crate) fn apply_one<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    op: Op,
+    now: Tick,
+) -> T {
+    Part { rule, state, op, shadow: false }.step(now, true).0
+}
+
+impl<A: Algorithm> Part<'_, A> {
+    /// Whether this part has nothing against the decision.
+    fn admits(&self, now: Tick) -> bool {
+        match self.op {
+            Op::Check(cost) | Op::Peek(cost) => {
+                seen_from(self.rule, self.state, now, |state| self.rule.admits(state, now, cost))
+            }
+            Op::Force(_) | Op::Reset => true,
+        }
+    }
+
+    /// Carries the part out, if every part agrees to `go`, and reads the answer from what is left.
+    #[inline]
+    fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u64) {
+        let rule = self.rule;
+        match self.op {
+            Op::Check(0) | Op::Peek(0) => {
+                let answer = seen_from(rule, self.state, now, |state| {
+                    T::of(rule, state, now, outcome(rule, state, now, 0, go))
+                });
+                (answer, 0)
+            }
+            Op::Check(cost) => (check(rule, self.state, now, cost, go), 0),
+            Op::Peek(cost) => (check(rule, &mut self.state.clone(), now, cost, go), 0),
+            Op::Force(amount) => {
+                let mut dropped = 0;
+                if go {
+                    if rule.set_back(self.state, now) {
+                        rule.rebase(self.state, now);
+                    }
+                    dropped = rule.charge(self.state, now, amount);
+                }
+                (T::of(rule, self.state, now, Outcome::Spared(0)), dropped)
+            }
+            Op::Reset => {
+                if go {
+                    *self.state = rule.fresh(now);
+                }
+                (T::of(rule, self.state, now, Outcome::Spared(0)), 0)
+            }
+        }
+    }
+}
+
+/// The one place where a request is decided.
+#[inline]
+fn check<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    cost: Cost,
+    go: bool,
+) -> T {
+    if rule.set_back(state, now) {
+        rule.rebase(state, now);
+    }
+    let outcome = outcome(rule, state, now, cost, go);
+    if let Outcome::Admitted(cost) = outcome {
+        rule.charge(state, now, i128::from(cost));
+    }
+    T::of(rule, state, now, outcome)
+}
+
+#[inline]
+fn outcome<A: Algorithm>(rule: &A, state: &A::State, now: Tick, cost: Cost, go: bool) -> Outcome {
+    match (rule.admits(state, now, cost), go) {
+        (true, true) => Outcome::Admitted(cost),
+        (true, false) => Outcome::Spared(cost),
+        (false, _) => Outcome::Refused(cost),
+    }
+}
+
+/// Reads a state as it stands at `now`, on a copy if the clock was set back.
+#[inline]
+fn seen_from<A: Algorithm, R>(
+    rule: &A,
+    state: &A::State,
+    now: Tick,
+    read: impl FnOnce(&A::State) -> R,
+) -> R {
+    if rule.set_back(state, now) {
+        let mut rebased = state.clone();
+        rule.rebase(&mut rebased, now);
+        read(&rebased)
+    } else {
+        read(state)
+    }
+}

@@ -1,0 +1,295 @@
+//! The exact bucket that token bucket, GCRA and leaky bucket are three faces of.
+//!
+//! The state is how much is *used*, in units of 1/W′ of a token, where L′ and W′ are the limit and
+//! the window without their common divisor. It drains L′ a tick; a cost c adds c·W′; fresh is 0. So
+//! every step is an integer step, nothing is ever rounded, and admitting needs no division: a cost
+//! fits if the level is at most (B − c)·W′. Only elapsed time is scaled, never absolute time.
+//!
+//! Where the largest level fits 64 bits (nearly always), the state is 16 bytes and the arithmetic is
+//! 64 bits wide; the same code serves the rest with 128.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::codec::{self, DecodeError, Reader};
+use crate::limit::{Kind, Numbers};
+use crate::{Cost, Tick, Ticks};
+
+/// What a bucket shows of itself: its name, and whether it tells admitted requests to wait.
+pub trait Face: Clone + Copy + fmt::Debug + PartialEq + Eq {
+    /// Which of the six this is.
+    const KIND: Kind;
+    /// Whether an admitted request is told how long to wait for what is ahead of it.
+    const DELAYS: bool = false;
+}
+
+/// The width of a level: `u64` where the largest fits, else `u128`.
+pub trait Level: Copy + Ord + fmt::Debug + Into<u128> + TryFrom<u128> + private::Arithmetic {}
+
+/// A bucket of `burst` tokens that earns `limit` tokens a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket<F, N = u64> {
+    /// B.
+    burst: Cost,
+    /// L′: what the level drains a tick.
+    drain: u64,
+    /// W′: what one unit of cost adds to the level.
+    unit: u64,
+    /// W: how far back a `now` may lie and still be a thread that came late.
+    window: Ticks,
+    /// The highest level debt can reach.
+    ceiling: N,
+    /// How much a new key has used already.
+    start: Cost,
+    face: PhantomData<F>,
+}
+
+/// How much of a bucket is used, and since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketState<N = u64> {
+    /// The time of the last change.
+    pub(crate) last: Tick,
+    /// What was used then, in 1/W′ of a token.
+    pub(crate) level: N,
+}
+
+impl<F: Face, N: Level> Bucket<F, N> {
+    /// The bucket for numbers that were found valid; `None` if their levels need more bits.
+    pub(crate) fn new(numbers: &Numbers) -> Option<Self> {
+        let divisor = gcd(numbers.limit, numbers.window.0);
+        let unit = numbers.window.0 / divisor;
+        // At most 2¹²⁷: the time to fresh is bounded by 2⁶³ with all debt.
+        let ceiling = u128::from(numbers.burst + numbers.debt) * u128::from(unit);
+        Some(Self {
+            burst: numbers.burst,
+            drain: numbers.limit / divisor,
+            unit,
+            window: numbers.window,
+            ceiling: N::try_from(ceiling).ok()?,
+            start: numbers.burst - numbers.start,
+            face: PhantomData,
+        })
+    }
+
+    /// The level at `now`, which may lie before the last change by a thread's lateness.
+    #[inline]
+    fn level(&self, state: &BucketState<N>, now: Tick) -> N {
+        state.level.minus(N::times(now.since(state.last).0, self.drain))
+    }
+
+    /// How far `now` lies before the time the state is taken at.
+    #[inline]
+    fn behind(state: &BucketState<N>, now: Tick) -> Ticks {
+        if state.level > N::ZERO { state.last.since(now) } else { Ticks::ZERO }
+    }
+
+    /// The time a level takes to drain, rounded up. At most 2⁶³, so it fits.
+    fn time_to_drain(&self, level: u128) -> Ticks {
+        Ticks(saturate(level.div_ceil(u128::from(self.drain))))
+    }
+
+    /// The exact state as tick and fraction at which the bucket is empty again: GCRA's arrival time.
+    pub(crate) fn empty_at(&self, state: &BucketState<N>) -> (Tick, u64) {
+        let (level, drain) = (state.level.into(), u128::from(self.drain));
+        (state.last.after(Ticks(saturate(level / drain))), saturate(level % drain))
+    }
+
+    /// L′, the denominator of the fraction in [`empty_at`](Self::empty_at).
+    pub(crate) const fn drain(&self) -> u64 {
+        self.drain
+    }
+}
+
+impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
+    type State = BucketState<N>;
+
+    fn capacity(&self) -> Cost {
+        self.burst
+    }
+
+    #[inline]
+    fn fresh(&self, now: Tick) -> BucketState<N> {
+        BucketState { last: now, level: N::ZERO }
+    }
+
+    #[inline]
+    fn first(&self, now: Tick) -> BucketState<N> {
+        BucketState { last: now, level: N::times(self.start, self.unit) }
+    }
+
+    #[inline]
+    fn set_back(&self, state: &BucketState<N>, now: Tick) -> bool {
+        Self::behind(state, now) > self.window
+    }
+
+    fn rebase(&self, state: &mut BucketState<N>, now: Tick) {
+        state.last = now;
+    }
+
+    #[inline]
+    fn admits(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> bool {
+        cost <= self.burst && self.level(state, now) <= N::times(self.burst - cost, self.unit)
+    }
+
+    fn fit(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> Fit {
+        let Some(room) = self.burst.checked_sub(cost) else { return Fit::Never };
+        let level = self.level(state, now).into();
+        let highest = u128::from(room) * u128::from(self.unit);
+        match level.checked_sub(highest) {
+            None | Some(0) => Fit::Now,
+            Some(excess) => {
+                Fit::After(Self::behind(state, now).plus(self.time_to_drain(excess)))
+            }
+        }
+    }
+
+    #[inline]
+    fn charge(&self, state: &mut BucketState<N>, now: Tick, amount: i128) -> u64 {
+        let level = self.level(state, now);
+        let (new, dropped) = match Cost::try_from(amount) {
+            Ok(0) => return 0,
+            Ok(cost) if cost <= self.burst && level <= N::times(self.burst - cost, self.unit) => {
+                (level.plus(N::times(cost, self.unit)), 0)
+            }
+            _ => self.forced(level, amount),
+        };
+        let last = if level > N::ZERO { state.last.max(now) } else { now };
+        *state = BucketState { last, level: new };
+        dropped
+    }
+
+    fn facts(&self, state: &BucketState<N>, now: Tick, admitted: Option<Cost>) -> Facts {
+        let level = self.level(state, now).into();
+        let unit = u128::from(self.unit);
+        let behind = Self::behind(state, now);
+        let delay = match admitted {
+            Some(cost) if F::DELAYS => {
+                behind.plus(self.time_to_drain(level.saturating_sub(u128::from(cost) * unit)))
+            }
+            _ => Ticks::ZERO,
+        };
+        Facts {
+            limit: self.burst,
+            remaining: saturate((u128::from(self.burst) * unit).saturating_sub(level) / unit),
+            reset_after: behind.plus(self.time_to_drain(level)),
+            delay,
+        }
+    }
+
+    fn fresh_at(&self, state: &BucketState<N>) -> Tick {
+        state.last.after(self.time_to_drain(state.level.into()))
+    }
+
+    fn used(&self, state: &BucketState<N>, now: Tick) -> Used {
+        let (level, unit) = (self.level(state, now).into(), u128::from(self.unit));
+        Used { whole: saturate(level / unit), part: (saturate(level % unit), self.unit) }
+    }
+
+    fn with_used(&self, used: Used, now: Tick) -> BucketState<N> {
+        let Used { whole, part: (numerator, denominator) } = used.at_most(self.burst);
+        let part = (u128::from(numerator) * u128::from(self.unit))
+            .div_ceil(u128::from(denominator.max(1)));
+        let level = N::times(whole, self.unit).plus(N::times(saturate(part), 1));
+        BucketState { last: now, level: level.min(N::times(self.burst, self.unit)) }
+    }
+
+    fn encode(&self, state: &BucketState<N>, out: &mut Vec<u8>) {
+        out.push(F::KIND.tag());
+        codec::put_tick(out, state.last);
+        codec::put(out, state.level);
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<BucketState<N>, DecodeError> {
+        let mut reader = Reader(bytes);
+        reader.tag(F::KIND.tag())?;
+        let state =
+            BucketState { last: reader.tick("last change")?, level: reader.number("level")? };
+        reader.end()?;
+        if state.level > self.ceiling {
+            return Err(DecodeError::Field { name: "level" });
+        }
+        Ok(state)
+    }
+}
+
+impl<F: Face, N: Level> Bucket<F, N> {
+    /// The level after a charge into debt or a refund, and how much of it had no effect.
+    #[cold]
+    fn forced(&self, level: N, amount: i128) -> (N, u64) {
+        let unit = u128::from(self.unit);
+        let asked = amount.unsigned_abs();
+        let (level, ceiling): (u128, u128) = (level.into(), self.ceiling.into());
+        let room = if amount < 0 {
+            level.div_ceil(unit)
+        } else {
+            ceiling.saturating_sub(level) / unit
+        };
+        let moved = asked.min(room);
+        let new = if amount < 0 {
+            level.saturating_sub(moved * unit)
+        } else {
+            level + moved * unit
+        };
+        (N::try_from(new).unwrap_or(self.ceiling), saturate(asked - moved))
+    }
+}
+
+/// A number that is known to fit 64 bits, or is meant to stop there.
+pub(crate) fn saturate(value: u128) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+impl Level for u64 {}
+impl Level for u128 {}
+
+mod private {
+    /// What a level is made with. Products and differences stop at the ends of the range; a product
+    /// that would be cut off is more than any level, which is all that draining needs to know.
+    pub trait Arithmetic: Sized {
+        const ZERO: Self;
+        fn times(a: u64, b: u64) -> Self;
+        fn plus(self, other: Self) -> Self;
+        fn minus(self, other: Self) -> Self;
+    }
+
+    impl Arithmetic for u64 {
+        const ZERO: Self = 0;
+        #[inline]
+        fn times(a: u64, b: u64) -> Self {
+            a.saturating_mul(b)
+        }
+        #[inline]
+        fn plus(self, other: Self) -> Self {
+            self.saturating_add(other)
+        }
+        #[inline]
+        fn minus(self, other: Self) -> Self {
+            self.saturating_sub(other)
+        }
+    }
+
+    impl Arithmetic for u128 {
+        const ZERO: Self = 0;
+        #[inline]
+        fn times(a: u64, b: u64) -> Self {
+            Self::from(a) * Self::from(b)
+        }
+        #[inline]
+        fn plus(self, other: Self) -> Self {
+            self.saturating_add(other)
+        }
+        #[inline]
+        fn minus(self, other: Self) -> Self {
+            self.saturating_sub(other)
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What comes back: a bare yes or no, or everything a caller needs to behave well.
+
+use crate::{Algorithm, Cost, Fit, Tick, Ticks};
+
+/// The answer to *may this client do this now?*
+///
+/// A denial is an answer, not an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a decision that nobody reads limits nothing"]
+pub struct Decision {
+    /// Whether the request may go ahead.
+    pub allowed: bool,
+    /// The capacity: what `remaining` counts down from.
+    pub limit: Cost,
+    /// The largest cost that would be admitted right after this decision; 0 in debt.
+    pub remaining: Cost,
+    /// The least wait at which the same request would be admitted if nothing else came: 0 when it
+    /// was, `None` when its cost exceeds the capacity and no wait will do.
+    pub retry_after: Option<Ticks>,
+    /// The time until nothing is used any more.
+    pub reset_after: Ticks,
+    /// How long an admitted request should wait so that the output is flat (leaky bucket; else 0).
+    pub delay: Ticks,
+}
+
+/// What a decision is wanted as: `bool` or [`Decision`].
+///
+/// The point of the choice is cost: a `bool` needs no division.
+pub trait Answer: Sized {
+    /// The answer for one limit, read from its state after the decision: with the cost it admitted,
+    /// or with the cost it refused.
+    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick, outcome: Outcome) -> Self;
+
+    /// Two limits decided together as one: allowed if both allow, the least remaining, the longest
+    /// wait.
+    #[must_use]
+    fn merge(self, other: Self) -> Self;
+}
+
+/// How a limit took a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It would have been admitted, and was charged.
+    Admitted(Cost),
+    /// It would have been admitted, but was not charged, because another limit refused.
+    Spared(Cost),
+    /// It was refused.
+    Refused(Cost),
+}
+
+impl Answer for bool {
+    #[inline]
+    fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome) -> Self {
+        !matches!(outcome, Outcome::Refused(_))
+    }
+
+    #[inline]
+    fn merge(self, other: Self) -> Self {
+        self && other
+    }
+}
+
+impl Answer for Decision {
+    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick, outcome: Outcome) -> Self {
+        let (admitted, retry_after) = match outcome {
+            Outcome::Admitted(cost) => (Some(cost), Some(Ticks::ZERO)),
+            Outcome::Spared(_) => (None, Some(Ticks::ZERO)),
+            Outcome::Refused(cost) => match rule.fit(state, now, cost) {
+                Fit::Now => (None, Some(Ticks::ZERO)),
+                Fit::After(wait) => (None, Some(wait)),
+                Fit::Never => (None, None),
+            },
+        };
+        let facts = rule.facts(state, now, admitted);
+        Self {
+            allowed: !matches!(outcome, Outcome::Refused(_)),
+            limit: facts.limit,
+            remaining: facts.remaining,
+            retry_after,
+            reset_after: facts.reset_after,
+            delay: facts.delay,
+        }
+    }
+
+    fn merge(self, other: Self) -> Self {
+        let tightest = if other.remaining < self.remaining { other } else { self };
+        Self {
+            allowed: self.allowed && other.allowed,
+            limit: tightest.limit,
+            remaining: tightest.remaining,
+            retry_after: self.retry_after.zip(other.retry_after).map(|(a, b)| a.max(b)),
+            reset_after: self.reset_after.max(other.reset_after),
+            delay: self.delay.max(other.delay),
+        }
+    }
+}

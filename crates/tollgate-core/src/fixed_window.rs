@@ -1,0 +1,207 @@
+//! Fixed window: at most L in each window, and every window starts from nothing.
+//!
+//! The cheapest to explain and to count with ("100 a calendar minute"). Its weakness is the
+//! boundary: L at the end of one window and L at the start of the next are 2L in an instant. Windows
+//! lie on multiples of W, or (anchored) each starts at the first request admitted after the last one
+//! ended, which has the same weakness but no boundary that everybody knows.
+
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::codec::{self, DecodeError, Reader};
+use crate::limit::{Anchor, Kind, Numbers};
+use crate::{Cost, Tick, Ticks};
+
+/// At most `limit` in each window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    limit: Cost,
+    window: u64,
+    anchor: Anchor,
+    /// The most a count can reach in debt.
+    ceiling: Cost,
+    /// How much a new key has used already.
+    start: Cost,
+}
+
+/// How much of a window is used.
+///
+/// The window is known by how far into it the last change was: absolute window starts would leave
+/// the range of time at its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindowState {
+    /// The time of the last change.
+    last: Tick,
+    /// How far into its window that was.
+    into: u64,
+    /// What was used in that window.
+    count: Cost,
+}
+
+impl FixedWindow {
+    pub(crate) fn new(numbers: &Numbers) -> Self {
+        Self {
+            limit: numbers.limit,
+            window: numbers.window.0,
+            anchor: numbers.anchor,
+            ceiling: numbers.limit + numbers.debt,
+            start: numbers.limit - numbers.start,
+        }
+    }
+
+    /// The count that still holds at `now`: none once its window is over.
+    #[inline]
+    fn count(&self, state: &FixedWindowState, now: Tick) -> Cost {
+        if now.since(state.last).0 < self.window - state.into { state.count } else { 0 }
+    }
+
+    /// The time from `now` to the end of the window that the count is of.
+    fn until_end(&self, state: &FixedWindowState, now: Tick) -> Ticks {
+        let left = self.window - state.into;
+        if now < state.last {
+            Ticks(left).plus(state.last.since(now))
+        } else {
+            Ticks(left.saturating_sub(now.since(state.last).0))
+        }
+    }
+
+    fn starting(&self, count: Cost, now: Tick) -> FixedWindowState {
+        let into = match self.anchor {
+            Anchor::Clock => into_window(now, self.window),
+            Anchor::FirstRequest => 0,
+        };
+        FixedWindowState { last: now, into, count }
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type State = FixedWindowState;
+
+    fn capacity(&self) -> Cost {
+        self.limit
+    }
+
+    fn fresh(&self, now: Tick) -> FixedWindowState {
+        self.starting(0, now)
+    }
+
+    fn first(&self, now: Tick) -> FixedWindowState {
+        self.starting(self.start, now)
+    }
+
+    #[inline]
+    fn set_back(&self, state: &FixedWindowState, now: Tick) -> bool {
+        state.count > 0 && state.last.since(now).0 > self.window
+    }
+
+    fn rebase(&self, state: &mut FixedWindowState, now: Tick) {
+        *state = self.starting(state.count, now);
+    }
+
+    #[inline]
+    fn admits(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> bool {
+        cost <= self.limit && self.count(state, now) <= self.limit - cost
+    }
+
+    fn fit(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> Fit {
+        if cost > self.limit {
+            Fit::Never
+        } else if self.admits(state, now, cost) {
+            Fit::Now
+        } else {
+            Fit::After(self.until_end(state, now))
+        }
+    }
+
+    #[inline]
+    fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u64 {
+        if amount == 0 {
+            return 0;
+        }
+        let count = self.count(state, now);
+        let (new, dropped) = forced(count, self.ceiling, amount);
+        if count == 0 {
+            *state = self.starting(new, now);
+        } else {
+            let elapsed = now.since(state.last);
+            *state = FixedWindowState {
+                last: state.last.after(elapsed),
+                into: state.into + elapsed.0,
+                count: new,
+            };
+        }
+        dropped
+    }
+
+    fn facts(&self, state: &FixedWindowState, now: Tick, _: Option<Cost>) -> Facts {
+        let count = self.count(state, now);
+        Facts {
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(count),
+            reset_after: if count > 0 { self.until_end(state, now) } else { Ticks::ZERO },
+            delay: Ticks::ZERO,
+        }
+    }
+
+    fn fresh_at(&self, state: &FixedWindowState) -> Tick {
+        if state.count > 0 {
+            state.last.after(Ticks(self.window - state.into))
+        } else {
+            state.last
+        }
+    }
+
+    fn used(&self, state: &FixedWindowState, now: Tick) -> Used {
+        Used::whole(self.count(state, now))
+    }
+
+    fn with_used(&self, used: Used, now: Tick) -> FixedWindowState {
+        self.starting(used.rounded_up().min(self.limit), now)
+    }
+
+    fn encode(&self, state: &FixedWindowState, out: &mut Vec<u8>) {
+        out.push(Kind::FixedWindow.tag());
+        codec::put_tick(out, state.last);
+        codec::put(out, state.into);
+        codec::put(out, state.count);
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<FixedWindowState, DecodeError> {
+        let mut reader = Reader(bytes);
+        reader.tag(Kind::FixedWindow.tag())?;
+        let state = FixedWindowState {
+            last: reader.tick("last change")?,
+            into: reader.number("place in its window")?,
+            count: reader.number("count")?,
+        };
+        reader.end()?;
+        let aligned = self.anchor == Anchor::Clock;
+        if state.into >= self.window
+            || (aligned && state.into != into_window(state.last, self.window))
+        {
+            return Err(DecodeError::Field { name: "place in its window" });
+        }
+        if state.count > self.ceiling {
+            return Err(DecodeError::Field { name: "count" });
+        }
+        Ok(state)
+    }
+}
+
+/// How far into its aligned window an instant lies.
+pub(crate) fn into_window(now: Tick, window: u64) -> u64 {
+    // Not in i64: a window may be as long as 2⁶¹, but nothing here should depend on that.
+    let into = i128::from(now.0).rem_euclid(i128::from(window));
+    u64::try_from(into).unwrap_or(0)
+}
+
+/// A count after a charge into debt or a refund, and how much of it had no effect.
+pub(crate) fn forced(count: Cost, ceiling: Cost, amount: i128) -> (Cost, u64) {
+    let asked = crate::bucket::saturate(amount.unsigned_abs());
+    if amount < 0 {
+        (count.saturating_sub(asked), asked.saturating_sub(count))
+    } else {
+        let moved = asked.min(ceiling.saturating_sub(count));
+        (count + moved, asked - moved)
+    }
+}

@@ -1,0 +1,227 @@
+//! Sliding window counter: two aligned windows, the earlier one weighted by how much of it is left.
+//!
+//! Nearly as smooth as the log in constant memory. It assumes that the previous window's requests
+//! came evenly: if they came at its end, up to 2L can pass in one sliding window; if at its start,
+//! requests are refused that the log would admit.
+
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::bucket::saturate;
+use crate::codec::{self, DecodeError, Reader};
+use crate::fixed_window::{forced, into_window};
+use crate::limit::{Kind, Numbers};
+use crate::{Cost, Tick, Ticks};
+
+/// At most `limit` in an estimate of the last window's use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindowCounter {
+    limit: Cost,
+    window: u64,
+    /// The most a count can reach in debt.
+    ceiling: Cost,
+    /// How much a new key has used already.
+    start: Cost,
+}
+
+/// What two neighbouring windows have used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindowCounterState {
+    /// The time of the last change.
+    last: Tick,
+    /// How far into its aligned window that was.
+    into: u64,
+    /// What was used in that window.
+    count: Cost,
+    /// What was used in the window before it.
+    previous: Cost,
+}
+
+impl SlidingWindowCounter {
+    pub(crate) fn new(numbers: &Numbers) -> Self {
+        Self {
+            limit: numbers.limit,
+            window: numbers.window.0,
+            ceiling: numbers.limit + numbers.debt,
+            start: numbers.limit - numbers.start,
+        }
+    }
+
+    /// The state as it stands at `now`: windows that have passed moved on or left behind.
+    ///
+    /// Where both have left, `into` is not told: it would cost a division that no answer needs.
+    #[inline]
+    fn at(&self, state: &SlidingWindowCounterState, now: Tick) -> SlidingWindowCounterState {
+        let elapsed = now.since(state.last);
+        let last = state.last.max(now);
+        // The window is at most 2⁶¹, so only the elapsed time can be large.
+        let into = state.into.saturating_add(elapsed.0);
+        if into < self.window {
+            SlidingWindowCounterState { last, into, ..*state }
+        } else if into < 2 * self.window {
+            let into = into - self.window;
+            SlidingWindowCounterState { last, into, count: 0, previous: state.count }
+        } else {
+            SlidingWindowCounterState { last, into: 0, count: 0, previous: 0 }
+        }
+    }
+
+    /// How far `now` lies before the time the state is taken at.
+    #[inline]
+    fn behind(state: &SlidingWindowCounterState, now: Tick) -> Ticks {
+        if state.is_fresh() { Ticks::ZERO } else { state.last.since(now) }
+    }
+
+    /// The estimate at the state's own time: floor(previous · (W − e) / W) + count.
+    fn estimate(&self, state: &SlidingWindowCounterState) -> Cost {
+        let window = u128::from(self.window);
+        let weighted = u128::from(state.previous) * u128::from(self.window - state.into) / window;
+        state.count.saturating_add(saturate(weighted))
+    }
+
+    /// How far into a window it is when the weighted `previous` has come down to `room`; W if only the next
+    /// window will do.
+    fn place_where_it_fits(&self, previous: Cost, room: Cost) -> u64 {
+        // floor(previous · (W − e) / W) ≤ room, solved for the least e.
+        let below = (u128::from(room) + 1) * u128::from(self.window) - 1;
+        let weight = below.checked_div(u128::from(previous)).map_or(u64::MAX, saturate);
+        self.window.saturating_sub(weight)
+    }
+
+    fn starting(&self, count: Cost, now: Tick) -> SlidingWindowCounterState {
+        let into = into_window(now, self.window);
+        SlidingWindowCounterState { last: now, into, count, previous: 0 }
+    }
+}
+
+impl SlidingWindowCounterState {
+    #[inline]
+    const fn is_fresh(&self) -> bool {
+        self.count == 0 && self.previous == 0
+    }
+}
+
+impl Algorithm for SlidingWindowCounter {
+    type State = SlidingWindowCounterState;
+
+    fn capacity(&self) -> Cost {
+        self.limit
+    }
+
+    fn fresh(&self, now: Tick) -> SlidingWindowCounterState {
+        self.starting(0, now)
+    }
+
+    fn first(&self, now: Tick) -> SlidingWindowCounterState {
+        self.starting(self.start, now)
+    }
+
+    #[inline]
+    fn set_back(&self, state: &SlidingWindowCounterState, now: Tick) -> bool {
+        Self::behind(state, now).0 > self.window
+    }
+
+    fn rebase(&self, state: &mut SlidingWindowCounterState, now: Tick) {
+        *state = self.starting(self.estimate(state).min(self.ceiling), now);
+    }
+
+    #[inline]
+    fn admits(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
+        let state = self.at(state, now);
+        let Some(room) = self.limit.checked_sub(cost).and_then(|n| n.checked_sub(state.count))
+        else {
+            return false;
+        };
+        // floor(previous · (W − e) / W) ≤ room, without the division.
+        u128::from(state.previous) * u128::from(self.window - state.into)
+            < (u128::from(room) + 1) * u128::from(self.window)
+    }
+
+    fn fit(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> Fit {
+        let Some(most) = self.limit.checked_sub(cost) else { return Fit::Never };
+        if self.admits(state, now, cost) {
+            return Fit::Now;
+        }
+        let behind = Self::behind(state, now);
+        let state = self.at(state, now);
+        let at = match most.checked_sub(state.count) {
+            Some(room) => self.place_where_it_fits(state.previous, room),
+            None => self.window + self.place_where_it_fits(state.count, most),
+        };
+        Fit::After(behind.plus(Ticks(at.saturating_sub(state.into))))
+    }
+
+    #[inline]
+    fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u64 {
+        if amount == 0 {
+            return 0;
+        }
+        let mut new = self.at(state, now);
+        if new.is_fresh() {
+            new = self.fresh(now);
+        }
+        let dropped = if amount < 0 {
+            // The current window first, then the one before it.
+            let rest;
+            (new.count, rest) = forced(new.count, self.ceiling, amount);
+            let dropped;
+            (new.previous, dropped) = forced(new.previous, self.ceiling, -i128::from(rest));
+            dropped
+        } else {
+            let dropped;
+            (new.count, dropped) = forced(new.count, self.ceiling, amount);
+            dropped
+        };
+        *state = new;
+        dropped
+    }
+
+    fn facts(&self, state: &SlidingWindowCounterState, now: Tick, _: Option<Cost>) -> Facts {
+        let behind = Self::behind(state, now);
+        let state = self.at(state, now);
+        let left = self.window - state.into;
+        let reset_after = match (state.count, state.previous) {
+            (0, 0) => Ticks::ZERO,
+            (0, _) => behind.plus(Ticks(left)),
+            _ => behind.plus(Ticks(left + self.window)),
+        };
+        Facts {
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(self.estimate(&state)),
+            reset_after,
+            delay: Ticks::ZERO,
+        }
+    }
+
+    fn fresh_at(&self, state: &SlidingWindowCounterState) -> Tick {
+        state.last.after(self.facts(state, state.last, None).reset_after)
+    }
+
+    fn used(&self, state: &SlidingWindowCounterState, now: Tick) -> Used {
+        Used::whole(self.estimate(&self.at(state, now)))
+    }
+
+    fn with_used(&self, used: Used, now: Tick) -> SlidingWindowCounterState {
+        self.starting(used.rounded_up().min(self.limit), now)
+    }
+
+    fn encode(&self, state: &SlidingWindowCounterState, out: &mut Vec<u8>) {
+        out.push(Kind::SlidingWindowCounter.tag());
+        codec::put_tick(out, state.last);
+        codec::put(out, state.count);
+        codec::put(out, state.previous);
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<SlidingWindowCounterState, DecodeError> {
+        let mut reader = Reader(bytes);
+        reader.tag(Kind::SlidingWindowCounter.tag())?;
+        let last = reader.tick("last change")?;
+        let count = reader.number("count")?;
+        let previous = reader.number("previous count")?;
+        reader.end()?;
+        if count > self.ceiling || previous > self.ceiling {
+            return Err(DecodeError::Field { name: "count" });
+        }
+        Ok(SlidingWindowCounterState { previous, ..self.starting(count, last) })
+    }
+}

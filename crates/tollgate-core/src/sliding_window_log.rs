@@ -1,0 +1,267 @@
+//! Sliding window log: every admitted request remembered until it is W old.
+//!
+//! Exact: at most L in every window, wherever it starts, and never a refusal that was not due. It
+//! pays with memory, an entry for each distinct tick with an admission, so at most min(L, W) of them
+//! (and as many again for debt); limits that could need more than [`MAX_LOG_ENTRIES`] are refused.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::codec::{self, DecodeError, Reader};
+use crate::fixed_window::forced;
+use crate::limit::{Kind, Numbers};
+use crate::{Cost, Tick, Ticks};
+
+/// The most entries that a sliding window log may need for a key: 16 bytes each.
+pub const MAX_LOG_ENTRIES: u64 = 1 << 20;
+
+/// At most `limit` in every window of this length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindowLog {
+    limit: Cost,
+    window: u64,
+    /// The most that can be used in debt.
+    ceiling: Cost,
+    /// How much a new key has used already.
+    start: Cost,
+}
+
+/// When how much was admitted.
+///
+/// Entries hold running totals instead of costs, so that what is used, and when enough of it will
+/// have left, are binary searches however long the log is.
+#[derive(Clone, Debug)]
+pub struct SlidingWindowLogState {
+    /// The time of the last change.
+    last: Tick,
+    /// The running total before the first entry. Totals wrap round: only differences count.
+    before: u64,
+    /// Ticks in rising order, each with the running total after it.
+    entries: VecDeque<(Tick, u64)>,
+}
+
+impl SlidingWindowLog {
+    pub(crate) fn new(numbers: &Numbers) -> Self {
+        Self {
+            limit: numbers.limit,
+            window: numbers.window.0,
+            ceiling: numbers.limit + numbers.debt,
+            start: numbers.limit - numbers.start,
+        }
+    }
+
+    /// How many entries have left by `now`. A late `now` is before every entry's leaving.
+    #[inline]
+    fn expired(&self, state: &SlidingWindowLogState, now: Tick) -> usize {
+        let gone = |&(tick, _): &(Tick, u64)| now.since(tick).0 >= self.window;
+        match state.entries.front() {
+            Some(oldest) if gone(oldest) => state.entries.partition_point(gone),
+            _ => 0,
+        }
+    }
+
+    /// What is used at `now`.
+    #[inline]
+    fn count(&self, state: &SlidingWindowLogState, now: Tick) -> Cost {
+        state.total().wrapping_sub(state.total_before(self.expired(state, now)))
+    }
+
+    /// How far `now` lies before the time the state is taken at.
+    #[inline]
+    fn behind(state: &SlidingWindowLogState, now: Tick) -> Ticks {
+        if state.entries.is_empty() { Ticks::ZERO } else { state.last.since(now) }
+    }
+
+    /// The time from `now` until an entry leaves. Its age is below W.
+    fn until_it_leaves(&self, entry: Tick, now: Tick) -> Ticks {
+        if now < entry {
+            Ticks(self.window).plus(entry.since(now))
+        } else {
+            Ticks(self.window - now.since(entry).0)
+        }
+    }
+
+    fn starting(count: Cost, now: Tick) -> SlidingWindowLogState {
+        let entries = (count > 0).then_some((now, count)).into_iter().collect();
+        SlidingWindowLogState { last: now, before: 0, entries }
+    }
+}
+
+impl SlidingWindowLogState {
+    /// The running total after the last entry.
+    #[inline]
+    fn total(&self) -> u64 {
+        self.total_before(self.entries.len())
+    }
+
+    /// The running total before the entry of this index.
+    #[inline]
+    fn total_before(&self, index: usize) -> u64 {
+        index.checked_sub(1).map_or(self.before, |index| self.entries[index].1)
+    }
+
+    fn drop_oldest(&mut self, entries: usize) {
+        self.before = self.total_before(entries);
+        self.entries.drain(..entries);
+    }
+
+    fn add(&mut self, now: Tick, cost: Cost) {
+        let total = self.total().wrapping_add(cost);
+        match self.entries.back_mut() {
+            Some(newest) if newest.0 == now => newest.1 = total,
+            _ => self.entries.push_back((now, total)),
+        }
+    }
+
+    /// Gives up the newest entries, the last of them perhaps in part.
+    fn give_back(&mut self, cost: Cost) {
+        let total = self.total().wrapping_sub(cost);
+        let kept = total.wrapping_sub(self.before);
+        while let Some(index) = self.entries.len().checked_sub(1) {
+            if self.total_before(index).wrapping_sub(self.before) < kept {
+                self.entries[index].1 = total;
+                return;
+            }
+            self.entries.pop_back();
+        }
+    }
+}
+
+impl Algorithm for SlidingWindowLog {
+    type State = SlidingWindowLogState;
+
+    fn capacity(&self) -> Cost {
+        self.limit
+    }
+
+    fn fresh(&self, now: Tick) -> SlidingWindowLogState {
+        Self::starting(0, now)
+    }
+
+    fn first(&self, now: Tick) -> SlidingWindowLogState {
+        Self::starting(self.start, now)
+    }
+
+    #[inline]
+    fn set_back(&self, state: &SlidingWindowLogState, now: Tick) -> bool {
+        Self::behind(state, now).0 > self.window
+    }
+
+    /// Every entry keeps its age.
+    fn rebase(&self, state: &mut SlidingWindowLogState, now: Tick) {
+        let mut rebased = Self::starting(0, now);
+        let mut total = state.total_before(self.expired(state, state.last));
+        for &(tick, after) in state.entries.range(self.expired(state, state.last)..) {
+            // Ages are below W; at the very start of time an entry may lose some of its own.
+            let tick = Tick(now.0.saturating_sub_unsigned(state.last.since(tick).0));
+            rebased.add(tick, after.wrapping_sub(total));
+            total = after;
+        }
+        *state = rebased;
+    }
+
+    #[inline]
+    fn admits(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
+        cost <= self.limit && self.count(state, now) <= self.limit - cost
+    }
+
+    fn fit(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> Fit {
+        let Some(most) = self.limit.checked_sub(cost) else { return Fit::Never };
+        let excess = self.count(state, now).saturating_sub(most);
+        if excess == 0 {
+            return Fit::Now;
+        }
+        let gone = state.total_before(self.expired(state, now));
+        let enough = state.entries.partition_point(|&(tick, total)| {
+            now.since(tick).0 >= self.window || total.wrapping_sub(gone) < excess
+        });
+        match state.entries.get(enough) {
+            Some(&(tick, _)) => Fit::After(self.until_it_leaves(tick, now)),
+            None => Fit::Now,
+        }
+    }
+
+    #[inline]
+    fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u64 {
+        if amount == 0 {
+            return 0;
+        }
+        state.drop_oldest(self.expired(state, now));
+        state.last = if state.entries.is_empty() { now } else { state.last.max(now) };
+        let count = state.total().wrapping_sub(state.before);
+        let (new, dropped) = forced(count, self.ceiling, amount);
+        if new > count {
+            state.add(state.last, new - count);
+        } else {
+            state.give_back(count - new);
+        }
+        dropped
+    }
+
+    fn facts(&self, state: &SlidingWindowLogState, now: Tick, _: Option<Cost>) -> Facts {
+        let expired = self.expired(state, now);
+        let used = state.total().wrapping_sub(state.total_before(expired));
+        let newest = state.entries.back().filter(|_| expired < state.entries.len());
+        Facts {
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(used),
+            reset_after: newest.map_or(Ticks::ZERO, |&(tick, _)| self.until_it_leaves(tick, now)),
+            delay: Ticks::ZERO,
+        }
+    }
+
+    fn fresh_at(&self, state: &SlidingWindowLogState) -> Tick {
+        state.entries.back().map_or(state.last, |&(newest, _)| newest.after(Ticks(self.window)))
+    }
+
+    fn used(&self, state: &SlidingWindowLogState, now: Tick) -> Used {
+        Used::whole(self.count(state, now))
+    }
+
+    fn with_used(&self, used: Used, now: Tick) -> SlidingWindowLogState {
+        Self::starting(used.rounded_up().min(self.limit), now)
+    }
+
+    fn encode(&self, state: &SlidingWindowLogState, out: &mut Vec<u8>) {
+        out.push(Kind::SlidingWindowLog.tag());
+        codec::put_tick(out, state.last);
+        codec::put(out, state.entries.len() as u64);
+        let (mut later, mut total) = (state.last, state.total());
+        // From the newest to the oldest: ages and costs are small numbers.
+        for index in (0..state.entries.len()).rev() {
+            let (tick, before) = (state.entries[index].0, state.total_before(index));
+            codec::put(out, later.since(tick).0);
+            codec::put(out, total.wrapping_sub(before));
+            (later, total) = (tick, before);
+        }
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<SlidingWindowLogState, DecodeError> {
+        let mut reader = Reader(bytes);
+        reader.tag(Kind::SlidingWindowLog.tag())?;
+        let last = reader.tick("last change")?;
+        let count: u64 = reader.number("number of entries")?;
+        let mut entries = VecDeque::new();
+        let (mut later, mut total) = (last, 0_u64);
+        for index in 0..count {
+            let age: u64 = reader.number("entry's age")?;
+            let cost: u64 = reader.number("entry's cost")?;
+            let tick = Tick(
+                later.0.checked_sub_unsigned(age).ok_or(DecodeError::Field { name: "entry's age" })?,
+            );
+            if index > 0 && age == 0 {
+                return Err(DecodeError::Field { name: "entry's age" });
+            }
+            if cost == 0 || total.checked_add(cost).is_none_or(|sum| sum > self.ceiling) {
+                return Err(DecodeError::Field { name: "entry's cost" });
+            }
+            // Totals run from the oldest, which is not known yet: they count down from 0 until then.
+            entries.push_front((tick, 0_u64.wrapping_sub(total)));
+            total += cost;
+            later = tick;
+        }
+        reader.end()?;
+        Ok(SlidingWindowLogState { last, before: 0_u64.wrapping_sub(total), entries })
+    }
+}
