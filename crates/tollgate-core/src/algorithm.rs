@@ -99,30 +99,31 @@ impl Used {
 ///         *state = Some(now);
 ///     }
 ///     fn fit(&self, state: &Option<Tick>, now: Tick, cost: Cost) -> Fit {
-///         match (cost, self.fresh_at(state).since(now)) {
+///         match (cost, self.facts(state, now, None).reset_after) {
 ///             (2.., _) => Fit::Never,
 ///             (0, _) | (_, Ticks::ZERO) => Fit::Now,
 ///             (_, wait) => Fit::After(wait),
 ///         }
 ///     }
-///     fn charge(&self, state: &mut Option<Tick>, now: Tick, amount: i128) -> u64 {
+///     fn charge(&self, state: &mut Option<Tick>, now: Tick, amount: i128) -> u128 {
 ///         if amount > 0 {
 ///             *state = Some(now);
 ///         } else if amount < 0 {
 ///             *state = None;
 ///         }
-///         u64::try_from(amount.unsigned_abs().saturating_sub(1)).unwrap_or(u64::MAX)
+///         amount.unsigned_abs().saturating_sub(1)
 ///     }
 ///     fn facts(&self, state: &Option<Tick>, now: Tick, _: Option<Cost>) -> Facts {
-///         let reset_after = self.fresh_at(state).since(now);
+///         let left = |last: Tick| Ticks(self.0.0.saturating_sub(now.since(last).0));
+///         let reset_after = state.map_or(Ticks::ZERO, left);
 ///         let remaining = u64::from(reset_after == Ticks::ZERO);
 ///         Facts { limit: 1, remaining, reset_after, delay: Ticks::ZERO }
 ///     }
-///     fn fresh_at(&self, state: &Option<Tick>) -> Tick {
-///         state.map_or(Tick(i64::MIN), |last| last.after(self.0))
+///     fn fresh_at(&self, state: &Option<Tick>) -> Option<Tick> {
+///         state.map_or(Some(Tick(i64::MIN)), |last| last.after(self.0))
 ///     }
 ///     fn used(&self, state: &Option<Tick>, now: Tick) -> Used {
-///         Used::whole(u64::from(self.fresh_at(state) > now))
+///         Used::whole(1 - self.facts(state, now, None).remaining)
 ///     }
 ///     fn with_used(&self, used: Used, now: Tick) -> Option<Tick> {
 ///         (used.rounded_up() > 0).then_some(now)
@@ -189,13 +190,13 @@ pub trait Algorithm {
     ///
     /// A refund stops at fresh, and acts where the charge was. A charge stops at the bound on debt,
     /// in whole units. An amount of 0 changes nothing.
-    fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u64;
+    fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128;
 
     /// What the caller is told. `admitted` is the cost just charged, if the request was admitted.
     fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts;
 
     /// From when on the state is fresh if nothing else comes: a store may drop it then.
-    fn fresh_at(&self, state: &Self::State) -> Tick;
+    fn fresh_at(&self, state: &Self::State) -> Option<Tick>;
 
     /// What is used at `now`.
     fn used(&self, state: &Self::State, now: Tick) -> Used;

@@ -43,7 +43,7 @@ pub struct Applied<T> {
     /// The first shadow part that would have refused.
     pub shadow_refused_by: Option<usize>,
     /// How much of the forced charges and refunds had no effect.
-    pub dropped: u64,
+    pub dropped: u128,
 }
 
 /// Decides several parts as one, all or nothing.
@@ -109,7 +109,7 @@ impl<A: Algorithm> Part<'_, A> {
 
     /// Carries the part out, if every part agrees to `go`, and reads the answer from what is left.
     #[inline]
-    fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u64) {
+    fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u128) {
         let rule = self.rule;
         match self.op {
             Op::Check(0) | Op::Peek(0) => {
@@ -122,22 +122,27 @@ impl<A: Algorithm> Part<'_, A> {
             Op::Peek(cost) => (check(rule, &mut self.state.clone(), now, cost, go), 0),
             Op::Force(amount) => {
                 let mut dropped = 0;
-                if go {
+                if go && amount != 0 {
                     if rule.set_back(self.state, now) {
                         rule.rebase(self.state, now);
                     }
                     dropped = rule.charge(self.state, now, amount);
                 }
-                (T::of(rule, self.state, now, Outcome::Spared(0)), dropped)
+                (told(rule, self.state, now), dropped)
             }
             Op::Reset => {
                 if go {
                     *self.state = rule.fresh(now);
                 }
-                (T::of(rule, self.state, now, Outcome::Spared(0)), 0)
+                (told(rule, self.state, now), 0)
             }
         }
     }
+}
+
+/// The answer to an operation that asks for nothing.
+fn told<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick) -> T {
+    seen_from(rule, state, now, |state| T::of(rule, state, now, Outcome::Spared(0)))
 }
 
 /// The one place where a request is decided.

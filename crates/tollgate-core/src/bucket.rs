@@ -93,7 +93,8 @@ impl<F: Face, N: Level> Bucket<F, N> {
     /// The exact state as tick and fraction at which the bucket is empty again: GCRA's arrival time.
     pub(crate) fn empty_at(&self, state: &BucketState<N>) -> (Tick, u64) {
         let (level, drain) = (state.level.into(), u128::from(self.drain));
-        (state.last.after(Ticks(saturate(level / drain))), saturate(level % drain))
+        let whole = state.last.after(Ticks(saturate(level / drain)));
+        (whole.unwrap_or(Tick(i64::MAX)), saturate(level % drain))
     }
 
     /// L′, the denominator of the fraction in [`empty_at`](Self::empty_at).
@@ -146,7 +147,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     }
 
     #[inline]
-    fn charge(&self, state: &mut BucketState<N>, now: Tick, amount: i128) -> u64 {
+    fn charge(&self, state: &mut BucketState<N>, now: Tick, amount: i128) -> u128 {
         let level = self.level(state, now);
         let (new, dropped) = match Cost::try_from(amount) {
             Ok(0) => return 0,
@@ -178,7 +179,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         }
     }
 
-    fn fresh_at(&self, state: &BucketState<N>) -> Tick {
+    fn fresh_at(&self, state: &BucketState<N>) -> Option<Tick> {
         state.last.after(self.time_to_drain(state.level.into()))
     }
 
@@ -217,7 +218,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
 impl<F: Face, N: Level> Bucket<F, N> {
     /// The level after a charge into debt or a refund, and how much of it had no effect.
     #[cold]
-    fn forced(&self, level: N, amount: i128) -> (N, u64) {
+    fn forced(&self, level: N, amount: i128) -> (N, u128) {
         let unit = u128::from(self.unit);
         let asked = amount.unsigned_abs();
         let (level, ceiling): (u128, u128) = (level.into(), self.ceiling.into());
@@ -232,7 +233,7 @@ impl<F: Face, N: Level> Bucket<F, N> {
         } else {
             level + moved * unit
         };
-        (N::try_from(new).unwrap_or(self.ceiling), saturate(asked - moved))
+        (N::try_from(new).unwrap_or(self.ceiling), asked - moved)
     }
 }
 

@@ -15,7 +15,8 @@ pub struct Decision {
     /// The largest cost that would be admitted right after this decision; 0 in debt.
     pub remaining: Cost,
     /// The least wait at which the same request would be admitted if nothing else came: 0 when it
-    /// was, `None` when its cost exceeds the capacity and no wait will do.
+    /// was, `None` when its cost exceeds the capacity and no wait will do. The largest number of
+    /// ticks means that time ends first.
     pub retry_after: Option<Ticks>,
     /// The time until nothing is used any more.
     pub reset_after: Ticks,

@@ -114,7 +114,7 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline]
-    fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u64 {
+    fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
         }
@@ -123,12 +123,8 @@ impl Algorithm for FixedWindow {
         if count == 0 {
             *state = self.starting(new, now);
         } else {
-            let elapsed = now.since(state.last);
-            *state = FixedWindowState {
-                last: state.last.after(elapsed),
-                into: state.into + elapsed.0,
-                count: new,
-            };
+            let into = state.into + now.since(state.last).0;
+            *state = FixedWindowState { last: state.last.max(now), into, count: new };
         }
         dropped
     }
@@ -143,11 +139,11 @@ impl Algorithm for FixedWindow {
         }
     }
 
-    fn fresh_at(&self, state: &FixedWindowState) -> Tick {
+    fn fresh_at(&self, state: &FixedWindowState) -> Option<Tick> {
         if state.count > 0 {
             state.last.after(Ticks(self.window - state.into))
         } else {
-            state.last
+            Some(state.last)
         }
     }
 
@@ -196,12 +192,11 @@ pub(crate) fn into_window(now: Tick, window: u64) -> u64 {
 }
 
 /// A count after a charge into debt or a refund, and how much of it had no effect.
-pub(crate) fn forced(count: Cost, ceiling: Cost, amount: i128) -> (Cost, u64) {
-    let asked = crate::bucket::saturate(amount.unsigned_abs());
-    if amount < 0 {
-        (count.saturating_sub(asked), asked.saturating_sub(count))
-    } else {
-        let moved = asked.min(ceiling.saturating_sub(count));
-        (count + moved, asked - moved)
-    }
+pub(crate) fn forced(count: Cost, ceiling: Cost, amount: i128) -> (Cost, u128) {
+    let room = if amount < 0 { count } else { ceiling.saturating_sub(count) };
+    let asked = amount.unsigned_abs();
+    // What is moved is at most the room, so it fits.
+    let moved = Cost::try_from(asked).unwrap_or(Cost::MAX).min(room);
+    let new = if amount < 0 { count - moved } else { count + moved };
+    (new, asked - u128::from(moved))
 }

@@ -433,7 +433,7 @@ impl Algorithm for Limit {
     }
 
     #[inline]
-    fn charge(&self, state: &mut LimitState, now: Tick, amount: i128) -> u64 {
+    fn charge(&self, state: &mut LimitState, now: Tick, amount: i128) -> u128 {
         with!(self, &mut *state, |machine, state| machine.charge(state, now, amount), else {
             *state = self.used_up(now);
             self.charge(state, now, amount)
@@ -446,8 +446,8 @@ impl Algorithm for Limit {
         })
     }
 
-    fn fresh_at(&self, state: &LimitState) -> Tick {
-        with!(self, state, |machine, state| machine.fresh_at(state), else Tick(i64::MAX))
+    fn fresh_at(&self, state: &LimitState) -> Option<Tick> {
+        with!(self, state, |machine, state| machine.fresh_at(state), else None)
     }
 
     fn used(&self, state: &LimitState, now: Tick) -> Used {

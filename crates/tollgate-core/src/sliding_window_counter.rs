@@ -152,7 +152,7 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     #[inline]
-    fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u64 {
+    fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
         }
@@ -162,14 +162,14 @@ impl Algorithm for SlidingWindowCounter {
         }
         let dropped = if amount < 0 {
             // The current window first, then the one before it.
-            let rest;
-            (new.count, rest) = forced(new.count, self.ceiling, amount);
-            let dropped;
-            (new.previous, dropped) = forced(new.previous, self.ceiling, -i128::from(rest));
+            let (count, rest) = forced(new.count, self.ceiling, amount);
+            let (previous, dropped) =
+                forced(new.previous, self.ceiling, 0_i128.saturating_sub_unsigned(rest));
+            (new.count, new.previous) = (count, previous);
             dropped
         } else {
-            let dropped;
-            (new.count, dropped) = forced(new.count, self.ceiling, amount);
+            let (count, dropped) = forced(new.count, self.ceiling, amount);
+            new.count = count;
             dropped
         };
         *state = new;
@@ -193,7 +193,7 @@ impl Algorithm for SlidingWindowCounter {
         }
     }
 
-    fn fresh_at(&self, state: &SlidingWindowCounterState) -> Tick {
+    fn fresh_at(&self, state: &SlidingWindowCounterState) -> Option<Tick> {
         state.last.after(self.facts(state, state.last, None).reset_after)
     }
 

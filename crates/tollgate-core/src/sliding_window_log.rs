@@ -183,7 +183,7 @@ impl Algorithm for SlidingWindowLog {
     }
 
     #[inline]
-    fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u64 {
+    fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
         }
@@ -211,8 +211,8 @@ impl Algorithm for SlidingWindowLog {
         }
     }
 
-    fn fresh_at(&self, state: &SlidingWindowLogState) -> Tick {
-        state.entries.back().map_or(state.last, |&(newest, _)| newest.after(Ticks(self.window)))
+    fn fresh_at(&self, state: &SlidingWindowLogState) -> Option<Tick> {
+        state.entries.back().map_or(Some(state.last), |&(newest, _)| newest.after(Ticks(self.window)))
     }
 
     fn used(&self, state: &SlidingWindowLogState, now: Tick) -> Used {

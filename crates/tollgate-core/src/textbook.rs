@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::instruction::{Instruction, InstructionError};
-use crate::{Cost, Tick};
+use crate::{Cost, Tick, Ticks};
 
 /// Capacity and window as the exercise gives them: any numbers, with a meaning for each.
 ///
@@ -89,10 +89,9 @@ impl Textbook {
                     Ok(tokens) if tokens < burst => {
                         // At most the elapsed time, since the refill was rounded down.
                         let settled = refill * i128::from(window) / i128::from(capacity);
-                        state.tokens = tokens;
-                        state.last = state.last.after(crate::Ticks(
-                            u64::try_from(settled).unwrap_or(elapsed),
-                        ));
+                        let settled = Ticks(u64::try_from(settled).unwrap_or(elapsed));
+                        let last = state.last.after(settled).unwrap_or(now);
+                        *state = TextbookState { tokens, last };
                     }
                     _ => *state = TextbookState { tokens: burst, last: now },
                 }

@@ -13,7 +13,8 @@ use core::time::Duration;
 ///
 /// assert_eq!(Tick(5).since(Tick(2)), Ticks(3));
 /// assert_eq!(Tick(2).since(Tick(5)), Ticks(0));
-/// assert_eq!(Tick(5).after(Ticks(7)), Tick(12));
+/// assert_eq!(Tick(5).after(Ticks(7)), Some(Tick(12)));
+/// assert_eq!(Tick(i64::MAX).after(Ticks(1)), None);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(pub i64);
@@ -30,11 +31,14 @@ impl Tick {
         if self.0 > earlier.0 { Ticks(self.0.abs_diff(earlier.0)) } else { Ticks(0) }
     }
 
-    /// The instant a span later, or the last there is.
+    /// The instant a span later; `None` if it lies beyond the last there is.
     #[must_use]
     #[inline]
-    pub const fn after(self, span: Ticks) -> Self {
-        Self(self.0.saturating_add_unsigned(span.0))
+    pub const fn after(self, span: Ticks) -> Option<Self> {
+        match self.0.checked_add_unsigned(span.0) {
+            Some(tick) => Some(Self(tick)),
+            None => None,
+        }
     }
 }
 

@@ -1,1 +1,32 @@
-//! t
+//! What Tollgate's tests are made of.
+//!
+//! | file | what |
+//! |---|---|
+//! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
+//! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
+//! | `vectors.rs` | cases with their answers, kept in `vectors/` |
+
+use proptest::prelude::ProptestConfig;
+
+mod model;
+mod traces;
+mod vectors;
+
+pub use model::Model;
+pub use traces::{
+    Step, any_limit, any_limit_of, bucket_limit, costs, extreme_limit_of, small_limit_of, steps,
+    times,
+};
+pub use vectors::{DecisionCase, Expected, ReplayCase, decision_cases, replay_cases};
+
+/// How hard a property is tried: so many cases, or what `PROPTEST_CASES` says. Failing cases are
+/// written into tests by hand, with a name, not into files beside them.
+#[must_use]
+pub fn cases(usual: u32) -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: asked.unwrap_or(usual),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
