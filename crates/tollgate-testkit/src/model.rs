@@ -151,6 +151,7 @@ impl Model {
             ),
         };
         self.last = now;
+        self.forget_if_fresh();
     }
 
     /// Decides a request, charging it if it is admitted.
