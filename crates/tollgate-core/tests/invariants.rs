@@ -354,11 +354,12 @@ proptest! {
     #[test]
     fn wide_and_narrow_buckets_agree((limit, trace) in requests(fractional_bucket(), true)) {
         let n = *limit.numbers();
-        // More debt than levels of 64 bits can count, where one unit of cost is at least two.
-        let debt = u64::MAX / 2;
+        // As much debt as is valid, which is more than levels of 64 bits can count.
+        let debt = (1 << 63) / n.window.0 * n.limit - n.burst;
         let wide = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).debt(debt);
         let wide = wide.limit().unwrap();
-        prop_assert!(format!("{:?}", wide.machine()).starts_with("Wide"));
+        let machine = format!("{:?}", wide.machine());
+        prop_assert!(machine.starts_with("Wide"), "{}", machine);
         prop_assert_eq!(run(&limit, &trace), run(&wide, &trace));
     }
 
@@ -388,11 +389,11 @@ fn roomy_bucket() -> impl Strategy<Value = Limit> {
     })
 }
 
-/// A bucket that earns less than one token a tick, and not a whole number of ticks apart.
+/// A bucket whose limit, of at least 3, has no divisor in common with its window.
 fn fractional_bucket() -> impl Strategy<Value = Limit> {
-    bucket_small().prop_filter("not fractional", |limit| {
-        let n = limit.numbers();
-        n.limit < n.window.0 && n.window.0 % n.limit != 0
+    bucket_small().prop_filter("not in lowest terms", |limit| {
+        let (l, w) = (limit.numbers().limit, limit.numbers().window.0);
+        l > 2 && (2..=l).all(|divisor| l % divisor != 0 || w % divisor != 0)
     })
 }
 
