@@ -389,11 +389,11 @@ fn roomy_bucket() -> impl Strategy<Value = Limit> {
     })
 }
 
-/// A bucket whose limit, of at least 3, has no divisor in common with its window.
+/// A bucket of at least 3 a window, less than one a tick, in lowest terms.
 fn fractional_bucket() -> impl Strategy<Value = Limit> {
     bucket_small().prop_filter("not in lowest terms", |limit| {
         let (l, w) = (limit.numbers().limit, limit.numbers().window.0);
-        l > 2 && (2..=l).all(|divisor| l % divisor != 0 || w % divisor != 0)
+        w > l && l > 2 && (2..=l).all(|divisor| l % divisor != 0 || w % divisor != 0)
     })
 }
 
