@@ -200,7 +200,6 @@ impl Numbers {
 /// The state machine of a limit, for whoever wants to choose its code once and not with every
 /// decision. Buckets whose levels need more than 64 bits are `Wide`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Machine {
     /// A token bucket.
     TokenBucket(TokenBucket),

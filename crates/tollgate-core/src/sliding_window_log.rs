@@ -102,8 +102,11 @@ impl SlidingWindowLogState {
     }
 
     fn drop_oldest(&mut self, entries: usize) {
-        self.before = self.total_before(entries);
-        self.entries.drain(..entries);
+        for _ in 0..entries {
+            if let Some((_, total)) = self.entries.pop_front() {
+                self.before = total;
+            }
+        }
     }
 
     fn add(&mut self, now: Tick, cost: Cost) {

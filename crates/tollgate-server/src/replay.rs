@@ -1,0 +1,131 @@
+//! `tollgate replay`: what a limit does to a trace.
+//!
+//! Input comes in chunks; the requests of a chunk are looked up and decided in batches; what they
+//! were answered goes out before the next chunk is waited for. So memory grows with the clients
+//! alone, and whoever types requests by hand is answered line by line.
+
+mod clients;
+mod engine;
+mod lines;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use anyhow::Context as _;
+use tollgate_core::Instruction;
+
+use crate::cli::Replay;
+use clients::{Batch, Clients};
+use engine::{Engine, Rule};
+use lines::Lines;
+
+/// Decides the trace. What was decided before an error is printed before the error is.
+pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
+    let rule = Rule::new(options)?;
+    let input: Box<dyn Read> = match &options.file {
+        None => Box::new(io::stdin().lock()),
+        Some(path) => {
+            let shown = path.display();
+            Box::new(File::open(path).with_context(|| format!("cannot open {shown}"))?)
+        }
+    };
+    match replay(&rule, Lines::new(input), io::stdout().lock()) {
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        result => result,
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn replay(
+    rule: &Rule,
+    mut lines: Lines<impl Read>,
+    mut output: impl Write,
+) -> anyhow::Result<()> {
+    let capacity = number(&mut lines, "the capacity, a whole 64-bit number")?;
+    rule.accepts("limit", capacity).with_context(|| lines.place())?;
+    let window = number(&mut lines, "the window, a whole 64-bit number")?;
+    rule.accepts("window", window).with_context(|| lines.place())?;
+    let mut engine = rule.engine(capacity, window).with_context(|| lines.place())?;
+    let count = number(&mut lines, "the number of instructions, a whole number")?;
+    let count = u64::try_from(count)
+        .with_context(|| format!("found `{count}`; expected a number of instructions"))
+        .with_context(|| lines.place())?;
+
+    let mut clients = Clients::default();
+    let mut answers = Vec::new();
+    let mut left = count;
+    while left > 0 {
+        let result = decide_here(&mut lines, &mut left, &mut clients, &mut *engine, &mut answers);
+        output.write_all(&answers)?;
+        output.flush()?;
+        answers.clear();
+        result?;
+        if left > 0 && !lines.read_more()? {
+            let done = count - left;
+            anyhow::bail!(
+                "line {}: the input ended after {done} instructions; expected {count}",
+                lines.taken() + 1
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Decides the instructions on the lines that are here.
+fn decide_here(
+    lines: &mut Lines<impl Read>,
+    left: &mut u64,
+    clients: &mut Clients,
+    engine: &mut dyn Engine,
+    answers: &mut Vec<u8>,
+) -> anyhow::Result<()> {
+    let mut here = lines.here();
+    let mut batch = Batch::default();
+    let mut read = || -> anyhow::Result<()> {
+        while *left > 0 {
+            let Some(line) = here.next()? else { break };
+            match Instruction::parse(line).map_err(|error| error.at_line(here.taken()))? {
+                None => continue,
+                Some(Instruction::Other) => {}
+                Some(Instruction::Request { client, now, cost }) => {
+                    if batch.is_full() {
+                        engine.decide(batch.resolve(clients), answers);
+                    }
+                    batch.add(clients, client, now, cost);
+                }
+            }
+            *left -= 1;
+        }
+        Ok(())
+    };
+    let result = read();
+    engine.decide(batch.resolve(clients), answers);
+    let place = here.place();
+    lines.take(place);
+    result
+}
+
+/// The number on the next line that is not blank.
+fn number(lines: &mut Lines<impl Read>, expected: &'static str) -> anyhow::Result<i64> {
+    loop {
+        let mut here = lines.here();
+        while let Some(line) = here.next()? {
+            let number = Instruction::parse_number(line, expected)
+                .map_err(|error| error.at_line(here.taken()))?;
+            if let Some(number) = number {
+                let place = here.place();
+                lines.take(place);
+                return Ok(number);
+            }
+        }
+        let place = here.place();
+        lines.take(place);
+        if !lines.read_more()? {
+            anyhow::bail!("line {}: the input ended; expected {expected}", lines.taken() + 1);
+        }
+    }
+}
