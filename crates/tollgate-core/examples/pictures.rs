@@ -384,6 +384,7 @@ fn check_the_words() -> Result<(), PolicyError> {
     assert_eq!(size_of::<FixedWindowState>(), 24);
     assert_eq!(size_of::<SlidingWindowCounterState>(), 32);
     assert_eq!(size_of::<SlidingWindowLogState>(), 48);
+    assert_eq!(size_of::<(Tick, u64)>(), 16); // an entry of the log
     assert_eq!(size_of::<LimitState>(), 48);
     let prime_a_day = Policy::token_bucket(1_000_003).per_day().limit()?;
     assert!(matches!(prime_a_day.machine(), Machine::WideTokenBucket(_)));
@@ -393,13 +394,15 @@ fn check_the_words() -> Result<(), PolicyError> {
         Ok(Run::of(limit(kind).limit()?).requests.iter().map(|request| request.told).collect())
     };
     let tokens = told(Kind::TokenBucket)?;
-    let departures: Vec<_> = Run::of(limit(Kind::LeakyBucket).limit()?).departures().collect();
-    assert_eq!(departures.windows(2).map(|pair| pair[1] - pair[0]).min(), Some(10));
     let mut leaky = told(Kind::LeakyBucket)?;
     assert_eq!(tokens, told(Kind::Gcra)?);
     assert_ne!(tokens, leaky);
     leaky.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
     assert_eq!(tokens, leaky);
+
+    // Leaky bucket: departures are at least 10 ticks apart.
+    let departures: Vec<_> = Run::of(limit(Kind::LeakyBucket).limit()?).departures().collect();
+    assert_eq!(departures.windows(2).map(|pair| pair[1] - pair[0]).min(), Some(10));
 
     // A burst of 1, asked for at every tick, admits 10 in any 100 ticks.
     let every_tick: Vec<_> = (0..1_000).map(|at| (at, 1)).collect();

@@ -50,10 +50,11 @@ fn replay(
     let window = number(&mut lines, "the window, a whole 64-bit number")?;
     rule.accepts("window", window).with_context(|| lines.place())?;
     let mut engine = rule.engine(capacity, window).with_context(|| lines.place())?;
-    let count = number(&mut lines, "the number of instructions, a whole number")?;
-    let count = u64::try_from(count)
-        .with_context(|| format!("found `{count}`; expected a number of instructions"))
-        .with_context(|| lines.place())?;
+    let expected = "the number of instructions, a whole number, 0 or more";
+    let count = number(&mut lines, expected)?;
+    let Ok(count) = u64::try_from(count) else {
+        anyhow::bail!("{}: found `{count}`; expected {expected}", lines.place());
+    };
 
     let mut clients = Clients::default();
     let mut answers = Vec::new();
