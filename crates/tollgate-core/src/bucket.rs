@@ -26,7 +26,10 @@ pub trait Face: Clone + Copy + fmt::Debug + PartialEq + Eq {
 }
 
 /// The width of a level: `u64` where the largest fits, else `u128`.
-pub trait Level: Copy + Ord + fmt::Debug + Into<u128> + TryFrom<u128> + private::Arithmetic {}
+pub trait Level:
+    Copy + Ord + fmt::Debug + Into<u128> + TryFrom<u128> + private::Arithmetic
+{
+}
 
 /// A bucket of `burst` tokens that earns `limit` tokens a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +143,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         let highest = u128::from(room) * u128::from(self.unit);
         match level.checked_sub(highest) {
             None | Some(0) => Fit::Now,
-            Some(excess) => {
-                Fit::After(Self::behind(state, now).plus(self.time_to_drain(excess)))
-            }
+            Some(excess) => Fit::After(Self::behind(state, now).plus(self.time_to_drain(excess))),
         }
     }
 
@@ -222,17 +223,11 @@ impl<F: Face, N: Level> Bucket<F, N> {
         let unit = u128::from(self.unit);
         let asked = amount.unsigned_abs();
         let (level, ceiling): (u128, u128) = (level.into(), self.ceiling.into());
-        let room = if amount < 0 {
-            level.div_ceil(unit)
-        } else {
-            ceiling.saturating_sub(level) / unit
-        };
+        let room =
+            if amount < 0 { level.div_ceil(unit) } else { ceiling.saturating_sub(level) / unit };
         let moved = asked.min(room);
-        let new = if amount < 0 {
-            level.saturating_sub(moved * unit)
-        } else {
-            level + moved * unit
-        };
+        let new =
+            if amount < 0 { level.saturating_sub(moved * unit) } else { level + moved * unit };
         (N::try_from(new).unwrap_or(self.ceiling), asked - moved)
     }
 }

@@ -93,7 +93,10 @@ impl Reader<'_> {
     }
 
     /// A number of a given type, in its one shortest encoding.
-    pub(crate) fn number<N: TryFrom<u128>>(&mut self, name: &'static str) -> Result<N, DecodeError> {
+    pub(crate) fn number<N: TryFrom<u128>>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<N, DecodeError> {
         let mut value = 0_u128;
         let mut shift = 0;
         loop {

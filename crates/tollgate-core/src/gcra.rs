@@ -6,9 +6,9 @@
 //! change, which makes it exact (a TAT is rarely a whole tick) and lets it tell a clock that was set
 //! back from a client that used much.
 
+use crate::Tick;
 use crate::bucket::{Bucket, BucketState, Face, Level};
 use crate::limit::Kind;
-use crate::Tick;
 
 /// The exact generic cell rate algorithm.
 pub type Gcra<N = u64> = Bucket<Cell, N>;

@@ -51,7 +51,9 @@ impl<'a> Instruction<'a> {
         };
         match fields.next() {
             None => Ok(Some(Self::Request { client, now: Tick(now), cost })),
-            Some(extra) => Err(InstructionError::found(extra, "the end of the line after the cost")),
+            Some(extra) => {
+                Err(InstructionError::found(extra, "the end of the line after the cost"))
+            }
         }
     }
 

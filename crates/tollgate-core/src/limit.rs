@@ -306,9 +306,9 @@ impl Limit {
             Kind::TokenBucket => TokenBucket::new(n)
                 .map(Machine::TokenBucket)
                 .or_else(|| TokenBucket::new(n).map(Machine::WideTokenBucket)),
-            Kind::Gcra => Gcra::new(n)
-                .map(Machine::Gcra)
-                .or_else(|| Gcra::new(n).map(Machine::WideGcra)),
+            Kind::Gcra => {
+                Gcra::new(n).map(Machine::Gcra).or_else(|| Gcra::new(n).map(Machine::WideGcra))
+            }
             Kind::LeakyBucket => LeakyBucket::new(n)
                 .map(Machine::LeakyBucket)
                 .or_else(|| LeakyBucket::new(n).map(Machine::WideLeakyBucket)),
@@ -377,8 +377,8 @@ impl Limit {
         if self.numbers.same_state(&numbers) {
             return self.decode_state(state);
         }
-        let from = Self::new(Box::default(), numbers)
-            .map_err(|_| DecodeError::Field { name: "limit" })?;
+        let from =
+            Self::new(Box::default(), numbers).map_err(|_| DecodeError::Field { name: "limit" })?;
         Ok(self.carry(&from, &from.decode_state(state)?, now))
     }
 

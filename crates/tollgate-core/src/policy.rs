@@ -82,8 +82,7 @@ impl Policy {
         name: impl Into<Box<str>>,
         limits: impl IntoIterator<Item = LimitBuilder>,
     ) -> Result<Self, PolicyError> {
-        let limits =
-            limits.into_iter().map(LimitBuilder::limit).collect::<Result<Vec<_>, _>>()?;
+        let limits = limits.into_iter().map(LimitBuilder::limit).collect::<Result<Vec<_>, _>>()?;
         if limits.is_empty() {
             return Err(PolicyError::NoLimits);
         }
@@ -317,7 +316,11 @@ impl fmt::Display for PolicyError {
             }
             Self::TimeToFresh { kind, limit, window, burst, time_to_fresh } => {
                 write!(f, "a {kind} of limit {limit} and burst {burst} per {window} ticks takes ")?;
-                write!(f, "{time_to_fresh} ticks to be fresh again, at most {MAX}", MAX = 1_u64 << 62)?;
+                write!(
+                    f,
+                    "{time_to_fresh} ticks to be fresh again, at most {MAX}",
+                    MAX = 1_u64 << 62
+                )?;
                 write!(f, " can be counted exactly; use a shorter window")?;
                 if kind.is_bucket() {
                     write!(f, ", a smaller burst or a greater limit")?;
@@ -337,9 +340,14 @@ impl fmt::Display for PolicyError {
                  use at most the capacity"
             ),
             Self::StartAboveCapacity { start, capacity } => {
-                write!(f, "new keys cannot start with {start}; use at most the capacity, {capacity}")
+                write!(
+                    f,
+                    "new keys cannot start with {start}; use at most the capacity, {capacity}"
+                )
             }
-            Self::NoLimits => write!(f, "a policy without limits limits nothing; give at least one"),
+            Self::NoLimits => {
+                write!(f, "a policy without limits limits nothing; give at least one")
+            }
             Self::SameName { name } => {
                 write!(f, "two limits are named \"{name}\"; give each a name of its own")
             }

@@ -215,7 +215,10 @@ impl Algorithm for SlidingWindowLog {
     }
 
     fn fresh_at(&self, state: &SlidingWindowLogState) -> Option<Tick> {
-        state.entries.back().map_or(Some(state.last), |&(newest, _)| newest.after(Ticks(self.window)))
+        state
+            .entries
+            .back()
+            .map_or(Some(state.last), |&(newest, _)| newest.after(Ticks(self.window)))
     }
 
     fn used(&self, state: &SlidingWindowLogState, now: Tick) -> Used {
@@ -251,7 +254,10 @@ impl Algorithm for SlidingWindowLog {
             let age: u64 = reader.number("entry's age")?;
             let cost: u64 = reader.number("entry's cost")?;
             let tick = Tick(
-                later.0.checked_sub_unsigned(age).ok_or(DecodeError::Field { name: "entry's age" })?,
+                later
+                    .0
+                    .checked_sub_unsigned(age)
+                    .ok_or(DecodeError::Field { name: "entry's age" })?,
             );
             if index > 0 && age == 0 {
                 return Err(DecodeError::Field { name: "entry's age" });

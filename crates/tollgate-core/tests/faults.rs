@@ -1,10 +1,10 @@
 //! The rows of `docs/faults.md` that the core owns, each as a promise with its own test.
 
+use tollgate_core::Verdict::{Allow, Deny};
 use tollgate_core::{
     Algorithm, Anchor, Cost, Decision, DecodeError, Kind, Limit, LimitBuilder, LimitState,
     MAX_LOG_ENTRIES, Policy, PolicyError, Tick, Ticks, rate_limiter, simulate,
 };
-use tollgate_core::Verdict::{Allow, Deny};
 
 const MAX: u64 = u64::MAX;
 
@@ -190,7 +190,10 @@ fn a10_products_of_the_largest_numbers_do_not_overflow() {
         let deep = decide(limit, &mut state, i64::MIN, capacity);
         assert!(!deep.allowed && deep.reset_after >= all.reset_after);
         assert!(decide(limit, &mut state, i64::MAX, capacity).allowed, "{}", limit.name());
-        assert_eq!(limit.charge(&mut state, Tick(i64::MAX), i128::MIN), (1 << 127) - u128::from(capacity));
+        assert_eq!(
+            limit.charge(&mut state, Tick(i64::MAX), i128::MIN),
+            (1 << 127) - u128::from(capacity)
+        );
     }
 }
 
@@ -234,6 +237,12 @@ fn a13_after_years_of_idling_it_is_full_and_not_more() {
         let look = decide(&limit, &mut state, century, 0);
         assert_eq!((look.remaining, look.reset_after), (5, Ticks::ZERO), "{}", limit.name());
         assert_eq!(drain(&limit, &mut state, century), 5, "{}", limit.name());
+    }
+    // 2⁶¹ ticks at 8 a tick are 2⁶⁴: nothing, to arithmetic that wraps.
+    for limit in all_six(8, 1_000_000_001) {
+        let mut state = limit.first(Tick(0));
+        drain(&limit, &mut state, 0);
+        assert_eq!(drain(&limit, &mut state, 1 << 61), 8, "{}", limit.name());
     }
 }
 
@@ -285,15 +294,33 @@ fn b2_b3_a_jump_forward_gains_at_most_one_burst() {
 #[test]
 fn b4_times_out_of_order_admit_no_more() {
     for limit in all_six(10, 1_000) {
+        // One that is late and admitted leaves the time where it was.
+        let mut on_time = limit.first(Tick(2_000));
+        let mut late = on_time.clone();
+        for state in [&mut on_time, &mut late] {
+            assert!(decide(&limit, state, 2_600, 5).allowed);
+        }
+        assert!(decide(&limit, &mut on_time, 2_600, 1).allowed);
+        assert!(decide(&limit, &mut late, 2_400, 1).allowed);
+        for now in [2_600, 2_900] {
+            let look = |state: &mut LimitState| decide(&limit, state, now, 0);
+            assert_eq!(look(&mut on_time), look(&mut late), "{}", limit.name());
+        }
+
         let mut ordered = limit.first(Tick(2_000));
         let mut swapped = ordered.clone();
-        let one: u64 = [2_400, 2_500, 2_600].map(|now| drain(&limit, &mut ordered, now)).iter().sum();
-        let other: u64 = [2_600, 2_400, 2_500].map(|now| drain(&limit, &mut swapped, now)).iter().sum();
+        let one: u64 =
+            [2_400, 2_500, 2_600].map(|now| drain(&limit, &mut ordered, now)).iter().sum();
+        let other: u64 =
+            [2_600, 2_400, 2_500].map(|now| drain(&limit, &mut swapped, now)).iter().sum();
         assert!(other <= one, "{}: {other} > {one}", limit.name());
         let late = decide(&limit, &mut swapped, 2_400, 1);
         let wait = late.retry_after.expect("it will fit").0.cast_signed();
         assert!(!decide(&limit, &mut swapped.clone(), 2_400 + wait - 1, 1).allowed);
-        assert!(decide(&limit, &mut swapped, 2_400 + wait, 1).allowed, "counts from the given time");
+        assert!(
+            decide(&limit, &mut swapped, 2_400 + wait, 1).allowed,
+            "counts from the given time"
+        );
     }
 }
 

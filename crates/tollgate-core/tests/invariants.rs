@@ -10,7 +10,9 @@ use tollgate_testkit::{
 };
 
 /// A limit and requests at times that do not go back.
-fn traffic(limit: impl Strategy<Value = Limit>) -> impl Strategy<Value = (Limit, Vec<(Tick, Cost)>)> {
+fn traffic(
+    limit: impl Strategy<Value = Limit>,
+) -> impl Strategy<Value = (Limit, Vec<(Tick, Cost)>)> {
     requests(limit, false)
 }
 
@@ -19,15 +21,15 @@ fn requests(
     back: bool,
 ) -> impl Strategy<Value = (Limit, Vec<(Tick, Cost)>)> {
     limit.prop_flat_map(move |limit| {
-        (times(&limit, 60, back), proptest::collection::vec(costs(&limit), 60)).prop_map(
-            move |(times, costs)| (limit.clone(), times.into_iter().zip(costs).collect()),
-        )
+        (times(&limit, 60, back), proptest::collection::vec(costs(&limit), 60))
+            .prop_map(move |(times, costs)| (limit.clone(), times.into_iter().zip(costs).collect()))
     })
 }
 
 /// Runs a trace for one client.
 fn run(limit: &Limit, trace: &[(Tick, Cost)]) -> Vec<Decision> {
-    tollgate_core::simulate(limit.clone(), trace.iter().map(|&(now, cost)| ((), now, cost))).collect()
+    tollgate_core::simulate(limit.clone(), trace.iter().map(|&(now, cost)| ((), now, cost)))
+        .collect()
 }
 
 fn admitted(trace: &[(Tick, Cost)], decisions: &[Decision]) -> Vec<(Tick, u128)> {

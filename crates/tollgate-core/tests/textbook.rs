@@ -113,9 +113,8 @@ fn a_result_a_request_and_other_words_skipped() {
 
 #[test]
 fn unreadable_requests_are_told_with_their_line() {
-    let told = |line: &str| {
-        rate_limiter(1, 1, ["request a 1", line]).expect_err("unreadable").to_string()
-    };
+    let told =
+        |line: &str| rate_limiter(1, 1, ["request a 1", line]).expect_err("unreadable").to_string();
     let timestamp = "expected a timestamp, a whole 64-bit number";
     let cost = "expected a cost, a whole 64-bit number without a sign";
     for (line, expected) in [

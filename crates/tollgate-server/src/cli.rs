@@ -30,8 +30,10 @@ pub(crate) enum Command {
 /// including its drift. With --exact or --algorithm it decides as Tollgate does in production, and
 /// the capacity is the limit of each window.
 #[derive(Args, Debug)]
-#[command(after_help = "Exit code 2 means bad input or bad options: the message says which line, what \
-was found and what was expected. Results of the lines before it are printed.")]
+#[command(
+    after_help = "Exit code 2 means bad input or bad options: the message says which line, what \
+was found and what was expected. Results of the lines before it are printed."
+)]
 pub(crate) struct Replay {
     /// Where to read; standard input without it
     pub(crate) file: Option<PathBuf>,

@@ -40,11 +40,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn replay(
-    rule: &Rule,
-    mut lines: Lines<impl Read>,
-    mut output: impl Write,
-) -> anyhow::Result<()> {
+fn replay(rule: &Rule, mut lines: Lines<impl Read>, mut output: impl Write) -> anyhow::Result<()> {
     let capacity = number(&mut lines, "the capacity, a whole 64-bit number")?;
     rule.accepts("limit", capacity).with_context(|| lines.place())?;
     let window = number(&mut lines, "the window, a whole 64-bit number")?;

@@ -82,10 +82,14 @@ fn every_decision_vector_is_printed_as_json_and_as_verdicts() {
 #[test]
 fn a_decision_in_json_has_the_documented_fields_in_order() {
     let input = "3\n10\n2\nrequest a 0 2\nrequest a 0 4\n";
-    succeeds(&["--algorithm", "leaky_bucket", "--json"], input, &[
-        r#"{"allowed":true,"limit":3,"remaining":1,"retry_after":0,"reset_after":7,"delay":0}"#,
-        r#"{"allowed":false,"limit":3,"remaining":1,"retry_after":null,"reset_after":7,"delay":0}"#,
-    ]);
+    succeeds(
+        &["--algorithm", "leaky_bucket", "--json"],
+        input,
+        &[
+            r#"{"allowed":true,"limit":3,"remaining":1,"retry_after":0,"reset_after":7,"delay":0}"#,
+            r#"{"allowed":false,"limit":3,"remaining":1,"retry_after":null,"reset_after":7,"delay":0}"#,
+        ],
+    );
 }
 
 #[test]
@@ -93,9 +97,11 @@ fn the_textbook_gives_every_number_a_meaning() {
     succeeds(&[], "-5\n10\n2\nrequest a 0\nrequest a 99 0\n", &["deny", "deny"]);
     succeeds(&[], "1\n-10\n2\nrequest a 0\nrequest a 99\n", &["allow", "deny"]);
     succeeds(&[], "1\n5\n3\nrequest a 10\nrequest a 3\nrequest a 14\n", &["allow", "deny", "deny"]);
-    succeeds(&["--burst", "2"], "1\n5\n3\nrequest a 0\nrequest a 0\nrequest a 0\n", &[
-        "allow", "allow", "deny",
-    ]);
+    succeeds(
+        &["--burst", "2"],
+        "1\n5\n3\nrequest a 0\nrequest a 0\nrequest a 0\n",
+        &["allow", "allow", "deny"],
+    );
     let ends = format!("{0}\n{0}\n2\nrequest a {1}\nrequest a {0} {0}\n", i64::MAX, i64::MIN);
     succeeds(&[], ends, &["allow", "allow"]);
 }
@@ -118,9 +124,11 @@ fn windows_start_where_asked() {
 
 #[test]
 fn clients_are_bytes_and_a_file_can_be_named() {
-    succeeds(&[], b"1\n10\n3\nrequest \xff 0\nrequest \xfe 0\nrequest \xff 0\n", &[
-        "allow", "allow", "deny",
-    ]);
+    succeeds(
+        &[],
+        b"1\n10\n3\nrequest \xff 0\nrequest \xfe 0\nrequest \xff 0\n",
+        &["allow", "allow", "deny"],
+    );
     let file = std::env::temp_dir().join(format!("tollgate-replay-{}", std::process::id()));
     std::fs::write(&file, "1\n10\n1\nrequest a 0\n").expect("a temporary file");
     succeeds(&[file.to_str().expect("a name")], "", &["allow"]);
@@ -251,7 +259,8 @@ fn answers_come_when_the_input_pauses() {
 /// The same requests in any pieces give the same answers.
 #[test]
 fn pieces_do_not_matter() {
-    let input = "2\n10\n6\nrequest a 0\nrequest bb 0 2\n\nrequest a 1\nword\nrequest a 2\nrequest a 30";
+    let input =
+        "2\n10\n6\nrequest a 0\nrequest bb 0 2\n\nrequest a 1\nword\nrequest a 2\nrequest a 30";
     let whole = replay(&[], input).output;
     let mut child = start(&[]);
     let mut stdin = child.stdin.take().expect("a pipe");

@@ -100,7 +100,11 @@ impl Model {
                 previous + ratio(of(number))
             }
             Memory::Anchored(start, count) => {
-                if t < start + w { ratio(*count) } else { BigRational::zero() }
+                if t < start + w {
+                    ratio(*count)
+                } else {
+                    BigRational::zero()
+                }
             }
             Memory::Log(entries) => ratio(
                 entries.iter().filter(|(at, _)| t - w < *at).map(|(_, cost)| cost).sum::<u128>(),

@@ -22,7 +22,13 @@ pub enum Step {
     Store,
 }
 
-fn build(kind: Kind, limit: Cost, window: u64, burst: Option<Cost>, anchored: bool) -> Option<Limit> {
+fn build(
+    kind: Kind,
+    limit: Cost,
+    window: u64,
+    burst: Option<Cost>,
+    anchored: bool,
+) -> Option<Limit> {
     let mut builder = Policy::of(kind, limit).per(Ticks(window));
     if let (Some(burst), true) = (burst, kind.is_bucket()) {
         builder = builder.burst(burst);
@@ -98,9 +104,8 @@ pub fn costs(limit: &Limit) -> impl Strategy<Value = Cost> + use<> {
 pub fn times(limit: &Limit, length: usize, back: bool) -> impl Strategy<Value = Vec<Tick>> + use<> {
     let window = limit.numbers().window.0;
     let interval = window / limit.numbers().limit;
-    let near = move |center: u64| {
-        (-1..=1_i128).prop_map(move |by| (i128::from(center) + by).max(0))
-    };
+    let near =
+        move |center: u64| (-1..=1_i128).prop_map(move |by| (i128::from(center) + by).max(0));
     let on = prop_oneof![
         4 => Just(0_i128),
         4 => 1..=3_i128,

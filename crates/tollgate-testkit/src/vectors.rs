@@ -52,7 +52,9 @@ impl DecisionCase {
     pub fn as_replay(&self) -> String {
         let mut lines = vec![self.limit.to_string(), self.window.to_string()];
         lines.push(self.trace.len().to_string());
-        lines.extend(self.trace.iter().map(|(client, t, cost)| format!("request {client} {t} {cost}")));
+        lines.extend(
+            self.trace.iter().map(|(client, t, cost)| format!("request {client} {t} {cost}")),
+        );
         lines.join("\n")
     }
 }

@@ -55,8 +55,7 @@ impl Clients {
             return client.number;
         }
         let number = table.len();
-        let client =
-            Client { hash, number, name_start: names.len(), name_length: name.len() };
+        let client = Client { hash, number, name_start: names.len(), name_length: name.len() };
         names.extend_from_slice(name);
         table.insert_unique(hash, client, |client| client.hash);
         number

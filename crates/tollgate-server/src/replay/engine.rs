@@ -59,10 +59,15 @@ impl Rule {
         }
     }
 
-    pub(super) fn engine(&self, capacity: i64, window: i64) -> Result<Box<dyn Engine>, PolicyError> {
+    pub(super) fn engine(
+        &self,
+        capacity: i64,
+        window: i64,
+    ) -> Result<Box<dyn Engine>, PolicyError> {
         match *self {
             Self::Textbook { burst } => {
-                let burst = burst.map_or(capacity, |burst| i64::try_from(burst).unwrap_or(i64::MAX));
+                let burst =
+                    burst.map_or(capacity, |burst| i64::try_from(burst).unwrap_or(i64::MAX));
                 let rule = Textbook::new(capacity, window).burst(burst);
                 Ok(Box::new(TextbookEngine { rule, states: Vec::new() }))
             }
