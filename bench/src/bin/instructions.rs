@@ -58,6 +58,9 @@ fn count(
         .output()
         .map_err(|error| format!("cannot run valgrind ({error}); install the package valgrind"))?;
     let told = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{rule} {answer} {outcome}: {told}").into());
+    }
     let collected = told.lines().find_map(|line| line.split("Collected : ").nth(1));
     Ok(collected.ok_or_else(|| format!("valgrind counted nothing: {told}"))?.trim().parse()?)
 }
@@ -69,15 +72,14 @@ fn run(
     count: u64,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let (kind, debt) = match rule {
-        "token_bucket (128 bits)" => (Kind::TokenBucket, Some(u64::MAX / 4)),
+        "token_bucket (128 bits)" => (Kind::TokenBucket, Some(1 << 38)),
         "Limit" => (Kind::TokenBucket, None),
         name => (name.parse()?, None),
     };
     let mut builder = Policy::of(kind, LIMIT).per(WINDOW);
     if let Some(debt) = debt {
-        // Debt that only levels of 128 bits can count.
-        builder = builder.burst(LIMIT).debt(debt >> 30);
-        builder = builder.per(Ticks(WINDOW.0 + 1));
+        // Without a common divisor, and with debt that only levels of 128 bits can count.
+        builder = builder.per(Ticks(WINDOW.0 + 1)).debt(debt);
     }
     let limit = builder.limit()?;
     if rule == "Limit" {
@@ -132,7 +134,8 @@ fn ask_as<A: Algorithm, T: Answer>(
     let mut sum = 0;
     for _ in 0..count {
         now += step;
-        sum += u64::from(refused(black_box(rule).decide(&mut state, black_box(Tick(now)), 1)));
+        let answer = black_box(rule).decide(&mut state, black_box(Tick(now)), black_box(1));
+        sum += u64::from(refused(black_box(answer)));
     }
     sum
 }

@@ -182,6 +182,17 @@ pub trait Algorithm {
         self.fit(state, now, cost) == Fit::Now
     }
 
+    /// Admits the cost and uses it, or refuses it and changes nothing: the whole of a yes/no
+    /// decision. Override it where that is cheaper in one step than in two.
+    #[inline]
+    fn admit(&self, state: &mut Self::State, now: Tick, cost: Cost) -> bool {
+        let admits = self.admits(state, now, cost);
+        if admits && cost > 0 {
+            self.charge(state, now, i128::from(cost));
+        }
+        admits
+    }
+
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
 

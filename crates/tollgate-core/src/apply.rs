@@ -114,7 +114,12 @@ impl<A: Algorithm> Part<'_, A> {
         match self.op {
             Op::Check(0) | Op::Peek(0) => {
                 let answer = seen_from(rule, self.state, now, |state| {
-                    T::of(rule, state, now, outcome(rule, state, now, 0, go))
+                    let outcome = match rule.admits(state, now, 0) {
+                        true if go => Outcome::Admitted(0),
+                        true => Outcome::Spared(0),
+                        false => Outcome::Refused(0),
+                    };
+                    T::of(rule, state, now, outcome)
                 });
                 (answer, 0)
             }
@@ -157,20 +162,12 @@ fn check<A: Algorithm, T: Answer>(
     if rule.set_back(state, now) {
         rule.rebase(state, now);
     }
-    let outcome = outcome(rule, state, now, cost, go);
-    if let Outcome::Admitted(cost) = outcome {
-        rule.charge(state, now, i128::from(cost));
-    }
+    let outcome = match go {
+        true if rule.admit(state, now, cost) => Outcome::Admitted(cost),
+        false if rule.admits(state, now, cost) => Outcome::Spared(cost),
+        _ => Outcome::Refused(cost),
+    };
     T::of(rule, state, now, outcome)
-}
-
-#[inline]
-fn outcome<A: Algorithm>(rule: &A, state: &A::State, now: Tick, cost: Cost, go: bool) -> Outcome {
-    match (rule.admits(state, now, cost), go) {
-        (true, true) => Outcome::Admitted(cost),
-        (true, false) => Outcome::Spared(cost),
-        (false, _) => Outcome::Refused(cost),
-    }
 }
 
 /// Reads a state as it stands at `now`, on a copy if the clock was set back.

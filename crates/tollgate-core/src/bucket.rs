@@ -82,6 +82,19 @@ impl<F: Face, N: Level> Bucket<F, N> {
         state.level.minus(N::times(now.since(state.last).0, self.drain))
     }
 
+    /// Whether a cost fits on top of a level: no division, no overflow.
+    #[inline]
+    fn has_room(&self, level: N, cost: Cost) -> bool {
+        cost <= self.burst && level <= N::times(self.burst - cost, self.unit)
+    }
+
+    /// Changes the level at `now`, or at the last change if that is later and still counts.
+    #[inline]
+    fn set(state: &mut BucketState<N>, now: Tick, level: N, new: N) {
+        let last = if level > N::ZERO { state.last.max(now) } else { now };
+        *state = BucketState { last, level: new };
+    }
+
     /// How far `now` lies before the time the state is taken at.
     #[inline]
     fn behind(state: &BucketState<N>, now: Tick) -> Ticks {
@@ -134,7 +147,17 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
 
     #[inline]
     fn admits(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> bool {
-        cost <= self.burst && self.level(state, now) <= N::times(self.burst - cost, self.unit)
+        self.has_room(self.level(state, now), cost)
+    }
+
+    #[inline]
+    fn admit(&self, state: &mut BucketState<N>, now: Tick, cost: Cost) -> bool {
+        let level = self.level(state, now);
+        let admits = self.has_room(level, cost);
+        if admits && cost > 0 {
+            Self::set(state, now, level, level.plus(N::times(cost, self.unit)));
+        }
+        admits
     }
 
     fn fit(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> Fit {
@@ -147,18 +170,13 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         }
     }
 
-    #[inline]
     fn charge(&self, state: &mut BucketState<N>, now: Tick, amount: i128) -> u128 {
+        if amount == 0 {
+            return 0;
+        }
         let level = self.level(state, now);
-        let (new, dropped) = match Cost::try_from(amount) {
-            Ok(0) => return 0,
-            Ok(cost) if cost <= self.burst && level <= N::times(self.burst - cost, self.unit) => {
-                (level.plus(N::times(cost, self.unit)), 0)
-            }
-            _ => self.forced(level, amount),
-        };
-        let last = if level > N::ZERO { state.last.max(now) } else { now };
-        *state = BucketState { last, level: new };
+        let (new, dropped) = self.forced(level, amount);
+        Self::set(state, now, level, new);
         dropped
     }
 
@@ -218,7 +236,6 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
 
 impl<F: Face, N: Level> Bucket<F, N> {
     /// The level after a charge into debt or a refund, and how much of it had no effect.
-    #[cold]
     fn forced(&self, level: N, amount: i128) -> (N, u128) {
         let unit = u128::from(self.unit);
         let asked = amount.unsigned_abs();

@@ -65,6 +65,17 @@ impl FixedWindow {
         }
     }
 
+    /// Changes the count at `now`, in its window or in a new one.
+    #[inline]
+    fn set(&self, state: &mut FixedWindowState, now: Tick, count: Cost, new: Cost) {
+        if count == 0 {
+            *state = self.starting(new, now);
+        } else {
+            let into = state.into + now.since(state.last).0;
+            *state = FixedWindowState { last: state.last.max(now), into, count: new };
+        }
+    }
+
     fn starting(&self, count: Cost, now: Tick) -> FixedWindowState {
         let into = match self.anchor {
             Anchor::Clock => into_window(now, self.window),
@@ -103,6 +114,16 @@ impl Algorithm for FixedWindow {
         cost <= self.limit && self.count(state, now) <= self.limit - cost
     }
 
+    #[inline]
+    fn admit(&self, state: &mut FixedWindowState, now: Tick, cost: Cost) -> bool {
+        let count = self.count(state, now);
+        let admits = cost <= self.limit && count <= self.limit - cost;
+        if admits && cost > 0 {
+            self.set(state, now, count, count + cost);
+        }
+        admits
+    }
+
     fn fit(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> Fit {
         if cost > self.limit {
             Fit::Never
@@ -113,19 +134,13 @@ impl Algorithm for FixedWindow {
         }
     }
 
-    #[inline]
     fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
         }
         let count = self.count(state, now);
         let (new, dropped) = forced(count, self.ceiling, amount);
-        if count == 0 {
-            *state = self.starting(new, now);
-        } else {
-            let into = state.into + now.since(state.last).0;
-            *state = FixedWindowState { last: state.last.max(now), into, count: new };
-        }
+        self.set(state, now, count, new);
         dropped
     }
 

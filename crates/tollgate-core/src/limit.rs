@@ -425,13 +425,17 @@ impl Algorithm for Limit {
         with!(self, state, |machine, state| machine.admits(state, now, cost), else false)
     }
 
+    #[inline]
+    fn admit(&self, state: &mut LimitState, now: Tick, cost: Cost) -> bool {
+        with!(self, state, |machine, state| machine.admit(state, now, cost), else false)
+    }
+
     fn fit(&self, state: &LimitState, now: Tick, cost: Cost) -> Fit {
         with!(self, state, |machine, state| machine.fit(state, now, cost), else {
             self.fit(&self.used_up(now), now, cost)
         })
     }
 
-    #[inline]
     fn charge(&self, state: &mut LimitState, now: Tick, amount: i128) -> u128 {
         with!(self, &mut *state, |machine, state| machine.charge(state, now, amount), else {
             *state = self.used_up(now);

@@ -72,6 +72,18 @@ impl SlidingWindowCounter {
         if state.is_fresh() { Ticks::ZERO } else { state.last.since(now) }
     }
 
+    /// Whether a cost fits at the state's own time.
+    #[inline]
+    fn has_room(&self, state: &SlidingWindowCounterState, cost: Cost) -> bool {
+        let Some(room) = self.limit.checked_sub(cost).and_then(|n| n.checked_sub(state.count))
+        else {
+            return false;
+        };
+        // floor(previous · (W − e) / W) ≤ room, without the division.
+        u128::from(state.previous) * u128::from(self.window - state.into)
+            < (u128::from(room) + 1) * u128::from(self.window)
+    }
+
     /// The estimate at the state's own time: floor(previous · (W − e) / W) + count.
     fn estimate(&self, state: &SlidingWindowCounterState) -> Cost {
         let window = u128::from(self.window);
@@ -127,14 +139,21 @@ impl Algorithm for SlidingWindowCounter {
 
     #[inline]
     fn admits(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
-        let state = self.at(state, now);
-        let Some(room) = self.limit.checked_sub(cost).and_then(|n| n.checked_sub(state.count))
-        else {
-            return false;
-        };
-        // floor(previous · (W − e) / W) ≤ room, without the division.
-        u128::from(state.previous) * u128::from(self.window - state.into)
-            < (u128::from(room) + 1) * u128::from(self.window)
+        self.has_room(&self.at(state, now), cost)
+    }
+
+    #[inline]
+    fn admit(&self, state: &mut SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
+        let mut new = self.at(state, now);
+        let admits = self.has_room(&new, cost);
+        if admits && cost > 0 {
+            if new.is_fresh() {
+                new = self.fresh(now);
+            }
+            new.count += cost;
+            *state = new;
+        }
+        admits
     }
 
     fn fit(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> Fit {
@@ -151,7 +170,6 @@ impl Algorithm for SlidingWindowCounter {
         Fit::After(behind.plus(Ticks(at.saturating_sub(state.into))))
     }
 
-    #[inline]
     fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;

@@ -54,11 +54,20 @@ impl SlidingWindowLog {
     /// How many entries have left by `now`. A late `now` is before every entry's leaving.
     #[inline]
     fn expired(&self, state: &SlidingWindowLogState, now: Tick) -> usize {
-        let gone = |&(tick, _): &(Tick, u64)| now.since(tick).0 >= self.window;
-        match state.entries.front() {
-            Some(oldest) if gone(oldest) => state.entries.partition_point(gone),
-            _ => 0,
+        let gone = |index: usize| {
+            state.entries.get(index).is_some_and(|&(tick, _)| now.since(tick).0 >= self.window)
+        };
+        // Mostly none or few: look at the first, then twice as far each time, then between.
+        let mut reach = 0;
+        while gone(reach) {
+            reach = 2 * reach + 1;
         }
+        let (mut low, mut high) = (reach / 2, reach);
+        while low < high {
+            let middle = low.midpoint(high);
+            if gone(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
     }
 
     /// What is used at `now`.
@@ -101,12 +110,14 @@ impl SlidingWindowLogState {
         index.checked_sub(1).map_or(self.before, |index| self.entries[index].1)
     }
 
-    fn drop_oldest(&mut self, entries: usize) {
-        for _ in 0..entries {
+    /// Drops what has expired by `now`, the time of a change.
+    fn move_to(&mut self, now: Tick, expired: usize) {
+        for _ in 0..expired {
             if let Some((_, total)) = self.entries.pop_front() {
                 self.before = total;
             }
         }
+        self.last = if self.entries.is_empty() { now } else { self.last.max(now) };
     }
 
     fn add(&mut self, now: Tick, cost: Cost) {
@@ -169,6 +180,18 @@ impl Algorithm for SlidingWindowLog {
         cost <= self.limit && self.count(state, now) <= self.limit - cost
     }
 
+    #[inline]
+    fn admit(&self, state: &mut SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
+        let expired = self.expired(state, now);
+        let count = state.total().wrapping_sub(state.total_before(expired));
+        let admits = cost <= self.limit && count <= self.limit - cost;
+        if admits && cost > 0 {
+            state.move_to(now, expired);
+            state.add(state.last, cost);
+        }
+        admits
+    }
+
     fn fit(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> Fit {
         let Some(most) = self.limit.checked_sub(cost) else { return Fit::Never };
         let excess = self.count(state, now).saturating_sub(most);
@@ -185,13 +208,11 @@ impl Algorithm for SlidingWindowLog {
         }
     }
 
-    #[inline]
     fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
         }
-        state.drop_oldest(self.expired(state, now));
-        state.last = if state.entries.is_empty() { now } else { state.last.max(now) };
+        state.move_to(now, self.expired(state, now));
         let count = state.total().wrapping_sub(state.before);
         let (new, dropped) = forced(count, self.ceiling, amount);
         if new > count {

@@ -77,8 +77,8 @@ proptest! {
 }
 
 fn pair(shadow: bool) -> [Keyed; 2] {
-    let tight = Policy::fixed_window(1).per(Ticks(10)).limit().unwrap();
-    let loose = Policy::token_bucket(5).per(Ticks(10)).limit().unwrap();
+    let tight = Policy::fixed_window(1).per(Ticks(10)).limit().expect("valid");
+    let loose = Policy::token_bucket(5).per(Ticks(10)).limit().expect("valid");
     [(tight, shadow), (loose, false)].map(|(limit, shadow)| Keyed {
         state: limit.first(Tick(0)),
         limit,
