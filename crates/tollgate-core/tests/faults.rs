@@ -102,6 +102,9 @@ fn a5_a_cost_of_nothing_tells_and_never_writes() {
         let look = decide(&limit, &mut state, 4, 0);
         assert!(look.allowed);
         assert_eq!(decide(&limit, &mut state, 4, 0), look, "{}: looking changed it", limit.name());
+        // Not even when it finds the clock set back.
+        assert!(decide(&limit, &mut state, -1_000, 0).allowed);
+        assert_eq!(decide(&limit, &mut state, 4, 0), look, "{}: looking changed it", limit.name());
         limit.charge(&mut state, Tick(4), 3);
         let in_debt = decide(&limit, &mut state, 4, 0);
         assert!(!in_debt.allowed && in_debt.remaining == 0, "{}", limit.name());
