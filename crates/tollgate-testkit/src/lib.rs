@@ -19,6 +19,15 @@ pub use traces::{
 };
 pub use vectors::{DecisionCase, Expected, ReplayCase, decision_cases, replay_cases};
 
+/// The examples of the documents, compiled and run with the other doc tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/choosing-an-algorithm.md")]
+    struct ChoosingAnAlgorithm;
+}
+
 /// How hard a property is tried: so many cases, or what `PROPTEST_CASES` says. Failing cases are
 /// written into tests by hand, with a name, not into files beside them.
 #[must_use]
