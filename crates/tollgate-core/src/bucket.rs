@@ -199,6 +199,9 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     }
 
     fn fresh_at(&self, state: &BucketState<N>) -> Option<Tick> {
+        if state.level == N::ZERO {
+            return Some(Tick(i64::MIN));
+        }
         state.last.after(self.time_to_drain(state.level.into()))
     }
 

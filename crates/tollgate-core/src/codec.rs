@@ -78,7 +78,7 @@ pub(crate) fn put_tick(out: &mut Vec<u8>, tick: Tick) {
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     pub(crate) fn tag(&mut self, expected: u8) -> Result<(), DecodeError> {
         match self.byte()? {
             found if found == expected => Ok(()),
@@ -119,6 +119,13 @@ impl Reader<'_> {
     pub(crate) fn tick(&mut self, name: &'static str) -> Result<Tick, DecodeError> {
         let zigzag: u64 = self.number(name)?;
         Ok(Tick((zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed())))
+    }
+
+    /// So many bytes as they are.
+    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(DecodeError::Truncated)?;
+        self.0 = rest;
+        Ok(bytes)
     }
 
     pub(crate) fn end(self) -> Result<(), DecodeError> {

@@ -32,6 +32,9 @@ pub trait Answer: Sized {
     /// or with the cost it refused.
     fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick, outcome: Outcome) -> Self;
 
+    /// Whether the request may go ahead.
+    fn is_allowed(&self) -> bool;
+
     /// Two limits decided together as one: allowed if both allow, the least remaining, the longest
     /// wait.
     #[must_use]
@@ -53,6 +56,11 @@ impl Answer for bool {
     #[inline]
     fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome) -> Self {
         !matches!(outcome, Outcome::Refused(_))
+    }
+
+    #[inline]
+    fn is_allowed(&self) -> bool {
+        *self
     }
 
     #[inline]
@@ -81,6 +89,10 @@ impl Answer for Decision {
             reset_after: facts.reset_after,
             delay: facts.delay,
         }
+    }
+
+    fn is_allowed(&self) -> bool {
+        self.allowed
     }
 
     fn merge(self, other: Self) -> Self {

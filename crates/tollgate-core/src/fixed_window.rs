@@ -158,7 +158,7 @@ impl Algorithm for FixedWindow {
         if state.count > 0 {
             state.last.after(Ticks(self.window - state.into))
         } else {
-            Some(state.last)
+            Some(Tick(i64::MIN))
         }
     }
 

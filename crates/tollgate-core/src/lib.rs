@@ -29,6 +29,7 @@
 //! | How does each of the six decide? | `token_bucket.rs`, `gcra.rs`, `leaky_bucket.rs` (on `bucket.rs`), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
 //! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
+//! | How do several limits decide as one? | `several.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
 //! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
@@ -47,6 +48,7 @@ mod instruction;
 mod leaky_bucket;
 mod limit;
 mod policy;
+mod several;
 mod simulator;
 mod sliding_window_counter;
 mod sliding_window_log;

@@ -212,6 +212,9 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     fn fresh_at(&self, state: &SlidingWindowCounterState) -> Option<Tick> {
+        if state.is_fresh() {
+            return Some(Tick(i64::MIN));
+        }
         state.last.after(self.facts(state, state.last, None).reset_after)
     }
 

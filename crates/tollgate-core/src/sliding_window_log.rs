@@ -236,10 +236,10 @@ impl Algorithm for SlidingWindowLog {
     }
 
     fn fresh_at(&self, state: &SlidingWindowLogState) -> Option<Tick> {
-        state
-            .entries
-            .back()
-            .map_or(Some(state.last), |&(newest, _)| newest.after(Ticks(self.window)))
+        match state.entries.back() {
+            Some(&(newest, _)) => newest.after(Ticks(self.window)),
+            None => Some(Tick(i64::MIN)),
+        }
     }
 
     fn used(&self, state: &SlidingWindowLogState, now: Tick) -> Used {

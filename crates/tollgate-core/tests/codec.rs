@@ -59,8 +59,8 @@ proptest! {
         now in 0..1_000_i64,
     ) {
         let mut state = limit.first(Tick(0));
-        for (at, cost) in costs.into_iter().enumerate() {
-            limit.decide::<bool>(&mut state, Tick(at as i64), cost);
+        for (at, cost) in (0..).zip(costs) {
+            limit.decide::<bool>(&mut state, Tick(at), cost);
         }
         let good = encoded(&limit, &state);
         let mut damaged = good.clone();

@@ -242,6 +242,12 @@ proptest! {
                     }
                 }
             }
+            // What a store goes by is what the client is told.
+            match (limit.fresh_at(&state), told.reset_after) {
+                (fresh, Ticks::ZERO) => prop_assert!(fresh.is_some_and(|fresh| fresh <= now)),
+                (fresh, Ticks(u64::MAX)) => prop_assert_eq!(fresh, None),
+                (fresh, reset_after) => prop_assert_eq!(fresh, now.after(reset_after)),
+            }
             if let Some(fresh) = within_time(now, told.reset_after) {
                 let all: Decision = limit.decide(&mut state.clone(), fresh, 0);
                 prop_assert_eq!((all.remaining, all.reset_after), (all.limit, Ticks::ZERO));

@@ -36,6 +36,7 @@ pub fn cases(usual: u32) -> ProptestConfig {
     ProptestConfig {
         cases: asked.unwrap_or(usual),
         failure_persistence: None,
+        max_shrink_time: 20_000,
         ..ProptestConfig::default()
     }
 }

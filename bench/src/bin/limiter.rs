@@ -1,0 +1,310 @@
+//! The limiter beside others: nanoseconds a decision, case by case, and bytes a key.
+//!
+//! Prints a table, then a line a comparison for machines: `ratio <case> <rival> <times slower>`.
+//! With arguments, only the cases they name. `bench/README.md` has the method.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use tollgate::{Clock as _, SystemClock};
+use tollgate_bench::keyed;
+use tollgate_bench::resident::{FILL, bytes_per_key, fill};
+use tollgate_bench::rivals::{
+    Governor, GovernorTelling, Limiter, Quota, Telling, Throttlecrab, Tollgate, single,
+};
+use tollgate_bench::rounds::{Best, Entrant, contest, per_decision, rounds, timed, timed_by};
+use tollgate_bench::workload::{
+    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_A_DAY, Workload, names, quick, scaled,
+};
+
+/// Keys of the cases that are called `1m`.
+const MILLION: usize = 1_000_000;
+
+/// Keys of a batch.
+const BATCH: usize = 32;
+
+/// New keys of a flood, each round.
+const FLOOD: usize = 200_000;
+
+/// Keys whose memory is measured.
+const RESIDENT: usize = 5_000_000;
+
+/// What Tollgate's table for a million keys takes: buckets of 128 bytes with five slots, 70 % full.
+const TABLE_BYTES: usize = MILLION * 100 / 70 / 5 * 128;
+
+const RIVALS: [&str; 8] = [
+    "tollgate",
+    "governor",
+    "governor-best",
+    "quota",
+    "throttlecrab",
+    "ratelimit",
+    "leaky-bucket",
+    "limitador",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [FILL, "tollgate", keys] => println!("{}", fill::<Tollgate>(keys.parse()?)?),
+        [FILL, "governor", keys] => println!("{}", fill::<Governor>(keys.parse()?)?),
+        ref chosen => compare(|case| chosen.is_empty() || chosen.contains(&case))?,
+    }
+    Ok(())
+}
+
+type Case = (&'static str, fn() -> Vec<Best>);
+
+fn compare(is_chosen: impl Fn(&str) -> bool) -> Result<(), Box<dyn std::error::Error>> {
+    let cases: [Case; 14] = [
+        ("single-t1", || alone(1)),
+        ("single-t2", || alone(2)),
+        ("hot-t1", || one_by_one(1, PLENTY_FOR_ONE, 1)),
+        ("hot-t2", || one_by_one(1, PLENTY_FOR_ONE, 2)),
+        ("keys-1k-t1", || one_by_one(1000, PLENTY, 1)),
+        ("keys-1m-t1", || one_by_one(scaled(MILLION), PLENTY, 1)),
+        ("keys-1m-t2", || one_by_one(scaled(MILLION), PLENTY, 2)),
+        ("keys-1m-t1-batch32", || in_batches(scaled(MILLION))),
+        ("denied-1m-t1", || one_by_one(scaled(MILLION), TWO_A_DAY, 1)),
+        ("full-1m-t1", || telling(scaled(MILLION))),
+        ("insert-t1", || inserting(scaled(MILLION))),
+        ("flood-t1", || flooding(scaled(MILLION))),
+        ("floor-rmw-1m", floor_of_memory),
+        ("floor-clock", floor_of_clock),
+    ];
+    if quick() {
+        println!("BENCH_QUICK: small and short, to show that it works; these are no figures.\n");
+    }
+    print!("{:<20}", "ns a decision");
+    for rival in RIVALS {
+        print!("{rival:>14}");
+    }
+    println!();
+    let mut results = Vec::new();
+    for (case, run) in cases.into_iter().filter(|(case, _)| is_chosen(case)) {
+        let bests = run();
+        row(case, &bests);
+        results.push((case, bests));
+    }
+    println!();
+    for (case, bests) in &results {
+        ratios(case, bests);
+    }
+    for name in ["tollgate", "governor"] {
+        if is_chosen("bytes-per-key") {
+            println!("bytes-per-key {name} {}", bytes_per_key(name, scaled(RESIDENT))?);
+        }
+    }
+    Ok(())
+}
+
+fn row(case: &str, bests: &[Best]) {
+    print!("{case:<20}");
+    for rival in RIVALS {
+        match bests.iter().find(|best| best.name == rival) {
+            Some(best) => print!("{:>14.1}", best.ns),
+            None => print!("{:>14}", "-"),
+        }
+    }
+    println!();
+}
+
+fn ratios(case: &str, bests: &[Best]) {
+    let Some((ours, others)) = bests.split_first() else { return };
+    for other in others {
+        println!("ratio {case} {} {:.2}", other.name, other.ns / ours.ns);
+    }
+}
+
+/// Limiters of one client without a name.
+fn alone(threads: usize) -> Vec<Best> {
+    let workload = Workload::of(1);
+    contest(vec![
+        asked::<single::Tollgate>(&workload, PLENTY_FOR_ONE, threads),
+        asked::<single::Governor>(&workload, PLENTY_FOR_ONE, threads),
+        asked::<single::Ratelimit>(&workload, PLENTY_FOR_ONE, threads),
+        asked::<single::LeakyBucket>(&workload, PLENTY_FOR_ONE, threads),
+    ])
+}
+
+/// Keys that are all known, asked at random, one by one.
+fn one_by_one(keys: usize, limit: Limit, threads: usize) -> Vec<Best> {
+    let workload = Workload::of(keys);
+    contest(keyed!(asked(&workload, limit, threads)))
+}
+
+fn asked<L: Limiter>(workload: &Workload, limit: Limit, threads: usize) -> Entrant<'_> {
+    let limiter = filled::<L>(workload, limit);
+    let expected = if is_denied(limit) { 0..=L::may_forget(CHUNK) } else { CHUNK..=CHUNK };
+    // Threads start at different places of the order.
+    let apart = workload.order.len() / CHUNK / threads;
+    let ask = move |thread: usize, turn: usize| {
+        let chunk = workload.chunk(thread * apart + turn);
+        let admitted = chunk
+            .iter()
+            .filter(|&&key| limiter.allows(&workload.keys[key as usize]))
+            .count();
+        assert!(expected.contains(&admitted), "{} admitted {admitted}", L::NAME);
+        chunk.len()
+    };
+    let turn: Box<dyn FnMut() -> f64> = match threads {
+        1 => Box::new(move || timed(|turn| ask(0, turn))),
+        threads => Box::new(move || timed_by(threads, &ask)),
+    };
+    Entrant { name: L::NAME, turn }
+}
+
+/// A limiter that knows every key, and refuses them all if their limit is to deny.
+fn filled<L: Limiter>(workload: &Workload, limit: Limit) -> L {
+    let limiter = L::new(limit, workload.keys.len());
+    for key in &workload.keys {
+        assert!(limiter.allows(key), "{} refused a new key", L::NAME);
+        if is_denied(limit) {
+            assert!(limiter.allows(key), "{} refused the second request", L::NAME);
+            assert!(!limiter.allows(key), "{} admitted the third request", L::NAME);
+        }
+    }
+    assert_kept(&limiter, workload.keys.len());
+    limiter
+}
+
+const fn is_denied(limit: Limit) -> bool {
+    limit.burst == TWO_A_DAY.burst
+}
+
+fn assert_kept<L: Limiter>(limiter: &L, keys: usize) {
+    let kept = limiter.kept().unwrap_or(keys);
+    assert!(kept <= keys && kept + L::may_forget(keys) >= keys, "{} kept {kept} keys", L::NAME);
+}
+
+/// The same, in batches where there are any.
+fn in_batches(keys: usize) -> Vec<Best> {
+    let workload = Workload::of(keys);
+    contest(keyed!(asked_in_batches(&workload)))
+}
+
+fn asked_in_batches<L: Limiter>(workload: &Workload) -> Entrant<'_> {
+    let limiter = filled::<L>(workload, PLENTY);
+    let ask = move |turn| {
+        let chunk = workload.chunk(turn);
+        let mut admitted = 0;
+        for batch in chunk.as_chunks::<BATCH>().0 {
+            admitted += limiter.count_allowed(&batch.map(|key| &workload.keys[key as usize]));
+        }
+        assert_eq!(admitted, chunk.len(), "{} admitted wrongly", L::NAME);
+        chunk.len()
+    };
+    Entrant { name: L::NAME, turn: Box::new(move || timed(&ask)) }
+}
+
+/// Those that say more than yes or no.
+fn telling(keys: usize) -> Vec<Best> {
+    let workload = Workload::of(keys);
+    contest(vec![
+        asked_in_full::<Tollgate>(&workload),
+        asked_in_full::<GovernorTelling>(&workload),
+        asked_in_full::<Quota>(&workload),
+        asked_in_full::<Throttlecrab>(&workload),
+    ])
+}
+
+fn asked_in_full<L: Telling>(workload: &Workload) -> Entrant<'_> {
+    let limiter = L::new(PLENTY, workload.keys.len());
+    for key in &workload.keys {
+        let remaining = limiter.remaining(key).expect("a new key is admitted");
+        // Throttlecrab's first request is half free.
+        assert!(remaining >= u64::from(PLENTY.burst) - 1, "{} remain", remaining);
+    }
+    let ask = move |turn| {
+        let chunk = workload.chunk(turn);
+        let admitted = chunk
+            .iter()
+            .filter(|&&key| limiter.remaining(&workload.keys[key as usize]).is_some())
+            .count();
+        assert_eq!(admitted, chunk.len(), "{} admitted wrongly", L::NAME);
+        chunk.len()
+    };
+    Entrant { name: L::NAME, turn: Box::new(move || timed(&ask)) }
+}
+
+/// From nothing to a limiter that knows every key.
+fn inserting(keys: usize) -> Vec<Best> {
+    let keys = names(0..keys);
+    contest(keyed!(inserted(&keys)))
+}
+
+fn inserted<L: Limiter>(keys: &[String]) -> Entrant<'_> {
+    let turn = move || {
+        let start = Instant::now();
+        let limiter = L::new(PLENTY, keys.len());
+        let admitted = keys.iter().filter(|key| limiter.allows(key)).count();
+        let time = start.elapsed();
+        assert_eq!(admitted, keys.len(), "{} refused a new key", L::NAME);
+        assert_kept(&limiter, keys.len());
+        per_decision(time, keys.len())
+    };
+    Entrant { name: L::NAME, turn: Box::new(turn) }
+}
+
+/// New keys, on top of as many as the limiter was made for. One with a bound must make room.
+fn flooding(keys: usize) -> Vec<Best> {
+    let known = Workload { keys: names(0..keys), order: Vec::new() };
+    let flood = scaled(FLOOD);
+    let floods: Vec<Vec<String>> = (0..rounds())
+        .map(|round| keys + round * flood)
+        .map(|first| names(first..first + flood))
+        .collect();
+    contest(keyed!(flooded(&known, &floods)))
+}
+
+fn flooded<'a, L: Limiter>(known: &Workload, floods: &'a [Vec<String>]) -> Entrant<'a> {
+    let limiter = filled::<L>(known, PLENTY);
+    let mut expected = known.keys.len();
+    let mut floods = floods.iter();
+    let turn = move || {
+        let flood = floods.next().expect("a flood for every round");
+        let start = Instant::now();
+        let admitted = flood.iter().filter(|key| limiter.allows(key)).count();
+        let time = start.elapsed();
+        assert_eq!(admitted, flood.len(), "{} refused a new key", L::NAME);
+        expected += if L::BOUNDED { 0 } else { flood.len() };
+        assert_kept(&limiter, expected);
+        per_decision(time, flood.len())
+    };
+    Entrant { name: L::NAME, turn: Box::new(turn) }
+}
+
+/// What no limiter with such a table can beat without batches: to change a bucket of it at random.
+fn floor_of_memory() -> Vec<Best> {
+    let mut table = memmap2::MmapMut::map_anon(TABLE_BYTES).expect("memory");
+    #[cfg(target_os = "linux")]
+    table.advise(memmap2::Advice::HugePage).expect("large pages");
+    let buckets = table.as_chunks_mut::<128>().0;
+    let span = u32::try_from(buckets.len()).expect("few buckets");
+    let mut random = Random::new();
+    let turn = move || {
+        timed(|_| {
+            for _ in 0..CHUNK {
+                let bucket = &mut buckets[random.below(span) as usize];
+                bucket[0] = bucket[0].wrapping_add(1);
+                bucket[127] = bucket[127].wrapping_add(1);
+            }
+            CHUNK
+        })
+    };
+    contest(vec![Entrant { name: "tollgate", turn: Box::new(turn) }])
+}
+
+/// What no limiter with such a clock can beat: to read it.
+fn floor_of_clock() -> Vec<Best> {
+    let clock = SystemClock::new();
+    let turn = move || {
+        timed(|_| {
+            for _ in 0..CHUNK {
+                black_box(clock.now());
+            }
+            CHUNK
+        })
+    };
+    contest(vec![Entrant { name: "tollgate", turn: Box::new(turn) }])
+}

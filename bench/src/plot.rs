@@ -1,0 +1,1 @@
+//! How a curve becomes a picture.

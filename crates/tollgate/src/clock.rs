@@ -1,0 +1,361 @@
+//! Clocks: what time it is, in nanoseconds since the Unix epoch, and never earlier than before.
+//!
+//! Limits need a clock that only goes forward, and windows that follow the calendar need one that
+//! agrees with the wall. [`SystemClock`] is monotonic and anchored to the wall clock: it follows the
+//! wall forward at once (after a suspend, say), falls back to it by standing still for at most a
+//! second's worth, and ignores a wall that was set back further.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::{Tick, Ticks};
+
+/// What time it is. For one thread, never earlier than it was.
+pub trait Clock {
+    /// The time, in nanoseconds since the Unix epoch unless the clock is a [`ManualClock`].
+    fn now(&self) -> Tick;
+}
+
+impl<C: Clock + ?Sized> Clock for &C {
+    fn now(&self) -> Tick {
+        (**self).now()
+    }
+}
+
+impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
+    fn now(&self) -> Tick {
+        (**self).now()
+    }
+}
+
+/// The system's monotonic clock, anchored to the wall clock.
+///
+/// Reads the processor's time-stamp counter where the kernel itself does, and asks the kernel
+/// elsewhere.
+///
+/// ```
+/// use tollgate::{Clock, SystemClock};
+///
+/// let clock = SystemClock::new();
+/// let before = clock.now();
+/// assert!(clock.now() >= before);
+/// ```
+pub struct SystemClock(Anchored<Monotonic>);
+
+/// A coarse clock: a few nanoseconds a reading, right to the kernel's tick (1 to 10 ms).
+///
+/// Requests within one tick count as simultaneous. On systems without such a clock it is as
+/// [`SystemClock`].
+pub struct CoarseClock(Anchored<Coarse>);
+
+/// A clock that goes where it is told: for tests, and for whoever brings their own time.
+///
+/// ```
+/// use tollgate::{Clock, ManualClock, Tick, Ticks};
+///
+/// let clock = ManualClock::new(Tick(0));
+/// clock.advance(Ticks(5));
+/// assert_eq!(clock.now(), Tick(5));
+/// clock.set(Tick(3)); // it may be set back, as broken clocks are
+/// assert_eq!(clock.now(), Tick(3));
+/// ```
+#[derive(Debug, Default)]
+pub struct ManualClock(AtomicI64);
+
+impl SystemClock {
+    /// The clock, anchored to the wall now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Anchored::new(Monotonic::new(), wall))
+    }
+}
+
+impl CoarseClock {
+    /// The clock, anchored to the wall now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Anchored::new(Coarse::new(), wall))
+    }
+}
+
+impl ManualClock {
+    /// A clock that stands at a time.
+    #[must_use]
+    pub const fn new(now: Tick) -> Self {
+        Self(AtomicI64::new(now.0))
+    }
+
+    /// Goes on by a span.
+    pub fn advance(&self, by: Ticks) {
+        let on = |now: i64| Some(now.saturating_add_unsigned(by.0));
+        // The closure never refuses, so the update happens.
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, on);
+    }
+
+    /// Goes to a time, forward or back.
+    pub fn set(&self, now: Tick) {
+        self.0.store(now.0, Ordering::Release);
+    }
+}
+
+impl Clock for SystemClock {
+    #[inline]
+    fn now(&self) -> Tick {
+        self.0.now()
+    }
+}
+
+impl Clock for CoarseClock {
+    #[inline]
+    fn now(&self) -> Tick {
+        self.0.now()
+    }
+}
+
+impl Clock for ManualClock {
+    #[inline]
+    fn now(&self) -> Tick {
+        Tick(self.0.load(Ordering::Acquire))
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for CoarseClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for SystemClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SystemClock").field(&self.now()).finish()
+    }
+}
+
+impl fmt::Debug for CoarseClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CoarseClock").field(&self.now()).finish()
+    }
+}
+
+/// How often the wall is looked at, in nanoseconds of the monotonic source.
+const CHECK_EVERY_NS: u64 = 1_000_000_000;
+
+/// How far the clock may run ahead of the wall and still wait for it.
+const MAX_WAIT_NS: i64 = 1_000_000_000;
+
+/// A monotonic source of nanoseconds.
+trait Source {
+    fn nanoseconds(&self) -> u64;
+}
+
+/// A monotonic source, moved to where the wall clock is.
+struct Anchored<S> {
+    source: S,
+    wall: fn() -> i64,
+    /// What the source lacks to the wall.
+    offset: AtomicI64,
+    /// The time below which the clock does not go back when the offset is lowered.
+    floor: AtomicI64,
+    /// When the wall is to be looked at next, by the source.
+    next_check: AtomicU64,
+}
+
+impl<S: Source> Anchored<S> {
+    fn new(source: S, wall: fn() -> i64) -> Self {
+        let reading = source.nanoseconds();
+        Self {
+            offset: AtomicI64::new(wall().wrapping_sub_unsigned(reading)),
+            floor: AtomicI64::new(i64::MIN),
+            next_check: AtomicU64::new(reading + CHECK_EVERY_NS),
+            wall,
+            source,
+        }
+    }
+
+    #[inline]
+    fn now(&self) -> Tick {
+        let reading = self.source.nanoseconds();
+        if reading >= self.next_check.load(Ordering::Relaxed) {
+            self.check(reading);
+        }
+        // Whoever sees a lower offset sees the floor that came with it.
+        let time = self.offset.load(Ordering::Acquire).wrapping_add_unsigned(reading);
+        Tick(time.max(self.floor.load(Ordering::Acquire)))
+    }
+
+    /// Looks at the wall, and moves towards it.
+    #[cold]
+    fn check(&self, reading: u64) {
+        let due = self.next_check.load(Ordering::Relaxed);
+        let next = reading + CHECK_EVERY_NS;
+        // One thread looks; the others go on.
+        if self.next_check.compare_exchange(due, next, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let offset = self.offset.load(Ordering::Acquire);
+        let here = offset.wrapping_add_unsigned(reading);
+        let ahead = here.saturating_sub((self.wall)());
+        if ahead <= MAX_WAIT_NS {
+            self.floor.fetch_max(here, Ordering::AcqRel);
+            self.offset.store(offset.saturating_sub(ahead), Ordering::Release);
+        }
+    }
+}
+
+/// Nanoseconds of the wall clock since the Unix epoch.
+fn wall() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// The time-stamp counter where the kernel trusts it, else the kernel's monotonic clock.
+enum Monotonic {
+    Counter { clock: quanta::Clock, start: quanta::Instant },
+    Kernel(Instant),
+}
+
+impl Monotonic {
+    fn new() -> Self {
+        if kernel_trusts_counter() {
+            let clock = quanta::Clock::new();
+            let start = clock.now();
+            Self::Counter { clock, start }
+        } else {
+            Self::Kernel(Instant::now())
+        }
+    }
+}
+
+impl Source for Monotonic {
+    #[inline]
+    fn nanoseconds(&self) -> u64 {
+        match self {
+            Self::Counter { clock, start } => nanoseconds(clock.now().duration_since(*start)),
+            Self::Kernel(start) => nanoseconds(start.elapsed()),
+        }
+    }
+}
+
+/// A duration in nanoseconds; five hundred years are enough.
+#[inline]
+fn nanoseconds(duration: std::time::Duration) -> u64 {
+    duration.as_secs().wrapping_mul(1_000_000_000).wrapping_add(u64::from(duration.subsec_nanos()))
+}
+
+#[cfg(target_os = "linux")]
+fn kernel_trusts_counter() -> bool {
+    let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    std::fs::read_to_string(path).is_ok_and(|source| source.trim() == "tsc")
+}
+
+#[cfg(not(target_os = "linux"))]
+fn kernel_trusts_counter() -> bool {
+    false
+}
+
+#[cfg(target_os = "linux")]
+struct Coarse;
+
+#[cfg(target_os = "linux")]
+impl Coarse {
+    const fn new() -> Self {
+        Self
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Source for Coarse {
+    #[inline]
+    fn nanoseconds(&self) -> u64 {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+type Coarse = Monotonic;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    thread_local! {
+        static WALL: std::cell::Cell<i64> = const { std::cell::Cell::new(0) };
+    }
+
+    struct Told(std::cell::Cell<u64>);
+
+    impl Source for Told {
+        fn nanoseconds(&self) -> u64 {
+            self.0.get()
+        }
+    }
+
+    /// A clock whose source and wall are told, both in seconds.
+    fn at(source: u64, wall: i64) -> Anchored<Told> {
+        WALL.set(wall * 1_000_000_000);
+        Anchored::new(Told(std::cell::Cell::new(source * 1_000_000_000)), || WALL.get())
+    }
+
+    fn read(clock: &Anchored<Told>, source_ms: u64, wall_ms: i64) -> i64 {
+        clock.source.0.set(source_ms * 1_000_000);
+        WALL.set(wall_ms * 1_000_000);
+        clock.now().0 / 1_000_000
+    }
+
+    #[test]
+    fn it_starts_at_the_wall_and_goes_on_with_its_source() {
+        let clock = at(5, 1_000);
+        assert_eq!(read(&clock, 5_000, 0), 1_000_000);
+        assert_eq!(read(&clock, 5_700, 0), 1_000_700);
+    }
+
+    /// After a suspend the wall is ahead: it is followed at once.
+    #[test]
+    fn b3_it_follows_the_wall_forward() {
+        let clock = at(0, 1_000);
+        assert_eq!(read(&clock, 1_500, 4_600_000), 4_600_000);
+        assert_eq!(read(&clock, 1_600, 0), 4_600_100);
+    }
+
+    /// A source that runs a little fast waits for the wall, and never goes back.
+    #[test]
+    fn it_stands_still_until_the_wall_has_caught_up() {
+        let clock = at(0, 1_000);
+        assert_eq!(read(&clock, 2_000, 1_001_900), 1_002_000);
+        assert_eq!(read(&clock, 2_050, 0), 1_002_000);
+        assert_eq!(read(&clock, 2_150, 0), 1_002_050);
+    }
+
+    /// A wall that was set back is not followed: nobody is locked out.
+    #[test]
+    fn b1_it_ignores_a_wall_that_was_set_back() {
+        let clock = at(0, 10_000);
+        assert_eq!(read(&clock, 2_000, 6_400_000), 10_002_000);
+        assert_eq!(read(&clock, 4_000, 6_402_000), 10_004_000);
+    }
+
+    #[test]
+    fn real_clocks_agree_with_the_wall_and_never_go_back() {
+        let (system, coarse) = (SystemClock::new(), CoarseClock::new());
+        let clocks: [&dyn Clock; 2] = [&system, &coarse];
+        for clock in clocks {
+            let mut last = clock.now();
+            assert!(last.0.abs_diff(wall()) < 1_000_000_000);
+            for _ in 0..100_000 {
+                let now = clock.now();
+                assert!(now >= last);
+                last = now;
+            }
+        }
+    }
+}

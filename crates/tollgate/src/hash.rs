@@ -1,0 +1,33 @@
+//! Keys to fingerprints: a keyed 128-bit hash, so that nobody can aim at a bucket or at a client.
+//!
+//! XXH3 with a secret of 192 random bytes of this process. The secret never leaves it, nor does any
+//! hash, so a colliding pair cannot be searched for, only met: for n keys with odds of about n²/2¹²⁵
+//! (a bucket's number and 60 bits of tag; see `table.rs` for what that leaves at a table's size).
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use crate::table::Fingerprint;
+
+pub(crate) struct KeyHasher {
+    secret: [u8; SECRET],
+}
+
+const SECRET: usize = 192;
+
+impl KeyHasher {
+    /// With a secret of its own.
+    pub(crate) fn new() -> Self {
+        // The standard library's hasher is keyed by the system's randomness: it stretches it here.
+        let random = RandomState::new();
+        let mut secret = [0; SECRET];
+        for (index, part) in secret.chunks_exact_mut(8).enumerate() {
+            part.copy_from_slice(&random.hash_one(index).to_ne_bytes());
+        }
+        Self { secret }
+    }
+
+    #[inline]
+    pub(crate) fn fingerprint(&self, key: &[u8]) -> Fingerprint {
+        xxhash_rust::xxh3::xxh3_128_with_secret(key, &self.secret).into()
+    }
+}

@@ -1,0 +1,122 @@
+//! Who is told of decisions.
+//!
+//! Observers are called after the decision, outside every lock. One that panics is stopped at the
+//! call: the decision stands, and nobody else notices.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tollgate_core::Cost;
+
+/// A decision that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Event<'a> {
+    /// The policy's name.
+    pub policy: &'a str,
+    /// Whose quota. Never use it as a label of a metric: clients choose it, and there is no end to
+    /// them.
+    pub key: &'a [u8],
+    /// How much was asked for.
+    pub cost: Cost,
+    /// Whether it was allowed.
+    pub allowed: bool,
+    /// Who answered.
+    pub source: Source,
+}
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store.
+    Store,
+}
+
+impl Source {
+    /// The name in metrics and replies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+        }
+    }
+}
+
+/// Is told of every decision.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use tollgate::{Event, Observer, Policy, RateLimiter};
+///
+/// #[derive(Default)]
+/// struct Refusals(AtomicU64);
+///
+/// impl Observer for Refusals {
+///     fn decided(&self, event: &Event<'_>) {
+///         self.0.fetch_add(u64::from(!event.allowed), Ordering::Relaxed);
+///     }
+/// }
+///
+/// let refusals = Refusals::default();
+/// let policy = Policy::token_bucket(1).per_hour().build()?;
+/// let limiter = RateLimiter::new(policy).observed_by(&refusals);
+/// limiter.check("alice")?;
+/// limiter.check("alice")?;
+/// assert_eq!(refusals.0.load(Ordering::Relaxed), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Observer {
+    /// Whether there is anything to tell. Where there is not, nothing is prepared either.
+    const OBSERVES: bool = true;
+
+    /// A decision was made.
+    fn decided(&self, event: &Event<'_>);
+}
+
+/// Nobody, at no cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    const OBSERVES: bool = false;
+
+    fn decided(&self, _: &Event<'_>) {}
+}
+
+impl<O: Observer + ?Sized> Observer for &O {
+    fn decided(&self, event: &Event<'_>) {
+        (**self).decided(event);
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
+    fn decided(&self, event: &Event<'_>) {
+        (**self).decided(event);
+    }
+}
+
+/// Tells an observer, and stops its panic.
+pub(crate) fn notify(observer: &impl Observer, event: &Event<'_>) {
+    // The panic hook has said what happened; there is nobody here to tell it to.
+    let _ = catch_unwind(AssertUnwindSafe(|| observer.decided(event)));
+}
+
+/// Counts decisions through the [`metrics`] facade: `tollgate_decisions_total`, labelled by policy,
+/// outcome and source, and by nothing that clients choose.
+#[cfg(feature = "metrics")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MetricsObserver;
+
+#[cfg(feature = "metrics")]
+impl Observer for MetricsObserver {
+    fn decided(&self, event: &Event<'_>) {
+        let outcome = if event.allowed { "allowed" } else { "refused" };
+        metrics::counter!(
+            "tollgate_decisions_total",
+            "policy" => event.policy.to_owned(),
+            "outcome" => outcome,
+            "source" => event.source.name(),
+        )
+        .increment(1);
+    }
+}

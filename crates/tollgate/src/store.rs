@@ -1,0 +1,75 @@
+//! Where storage plugs in.
+//!
+//! A store keeps states and runs one step on them: [`apply`](tollgate_core::apply) for the parts of
+//! a request, atomically. The whole decision is one call, so that a store across a network makes it
+//! one round trip, and the reply is of the store's own kind: at once from memory, a future from
+//! elsewhere. There is no second, asynchronous interface.
+
+use std::fmt;
+
+use tollgate_core::{Algorithm, Answer, Op, Tick};
+
+/// Keeps the states of keys, and decides on them.
+pub trait Store<A: Algorithm> {
+    /// How an answer comes: [`Result`] from memory, a future of one from a network.
+    type Reply<T>;
+
+    /// Carries out one operation on a key, atomically for that key: finds its state or makes one,
+    /// decides, keeps what changed.
+    ///
+    /// Without `now` the store's own clock rules.
+    fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> Self::Reply<T>;
+
+    /// The same for many keys, as if one by one in order.
+    fn apply_many<T: Answer, K: AsRef<[u8]>>(
+        &self,
+        rule: &A,
+        keys: &[K],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Self::Reply<Vec<T>>;
+
+    /// Shows an answer to somebody on its way to the caller.
+    fn inspect<T>(reply: Self::Reply<T>, see: impl FnOnce(&T)) -> Self::Reply<T>;
+}
+
+/// The longest key a store takes, in bytes.
+pub const MAX_KEY_BYTES: usize = 4096;
+
+/// Why there is no decision. A denial is one, and is not here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The key is longer than [`MAX_KEY_BYTES`].
+    KeyTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The store is full of keys that are not fresh, and was told to refuse new ones then.
+    Full {
+        /// How many it holds.
+        max_keys: usize,
+    },
+    /// The store was made for a policy of another kind.
+    OtherPolicy,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KeyTooLong { bytes } => {
+                write!(f, "the key has {bytes} bytes; use at most {MAX_KEY_BYTES}, or a hash of it")
+            }
+            Self::Full { max_keys } => write!(
+                f,
+                "all {max_keys} keys are in use and new ones are refused; allow more keys or evict \
+                 the least used"
+            ),
+            Self::OtherPolicy => {
+                write!(f, "the store was made for another policy; make one for this policy")
+            }
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}

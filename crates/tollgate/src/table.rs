@@ -1,0 +1,722 @@
+//! The table: states by fingerprint, in buckets of two cache lines, each with a lock of its own.
+//!
+//! A bucket holds five slots and its lock, so that a decision on a known key touches one or two
+//! lines and waits only for the few keys that share them. The size is fixed when the table is made:
+//! nothing is ever moved or grown, so there is no pause, and untouched memory is never resident.
+//!
+//! A key belongs to the bucket its fingerprint says, its home, and the home's lock is the key's
+//! lock: whoever finds, makes or changes a key's state holds it. A key that finds its home full
+//! lives in one of the next buckets; the home counts how many do, so that only then a search looks
+//! further. Locks are taken from lower to higher buckets only, or not waited for.
+//!
+//! This is the one file with unsafe code: states lie in cells under a lock of a few bytes, in memory
+//! that the system gives zeroed and in large pages. `cfg(loom)` swaps atomics and cells for loom's;
+//! `tests/loom.rs` runs every interleaving of this very file.
+
+#![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
+
+use std::mem::MaybeUninit;
+
+use tollgate_core::{Algorithm, Tick};
+
+#[cfg(loom)]
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+use std::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+/// Slots in a bucket: with 16-byte states and their tags, two cache lines with the lock.
+const SLOTS: usize = if cfg!(loom) { 1 } else { 5 };
+
+/// How many buckets beyond its home a key may live.
+const REACH: usize = if cfg!(loom) { 1 } else { 15 };
+
+/// How full the buckets are when the table is, in hundredths. Higher and keys live far from home.
+const FILL: usize = 70;
+
+/// How many buckets a new key sweeps in passing.
+const SWEEP: usize = 2;
+
+/// How many live keys are compared before the least used of them is evicted.
+const CANDIDATES: usize = 8;
+
+/// Locks that the times of dropped keys are kept under.
+const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
+
+/// What stands for a key: 124 bits of a keyed hash, less what the number of buckets leaves unused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    /// Chooses the home.
+    home: u64,
+    /// Told apart in a bucket by this: never 0, its lowest four bits 0.
+    tag: u64,
+}
+
+impl From<u128> for Fingerprint {
+    fn from(hash: u128) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (home, low) = ((hash >> 64) as u64, hash as u64);
+        Self { home, tag: (low & !DISTANCE).max(DISTANCE + 1) }
+    }
+}
+
+/// The bits of a slot's tag that say how far from home its key lives.
+const DISTANCE: u64 = 0xf;
+
+/// What to do with a new key when the table is full of keys that are not fresh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Forget the least used of some: whoever invents keys pushes out other inventions, not the
+    /// client that owes.
+    #[default]
+    EvictLeastUsed,
+    /// Refuse the new key.
+    RefuseNew,
+}
+
+/// The table was full, and set to refuse new keys then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+pub(crate) struct Table<S> {
+    buckets: Pages<Bucket<S>>,
+    /// How many of the buckets can be homes; the rest are for the keys of the last homes.
+    homes: usize,
+    max_keys: usize,
+    when_full: WhenFull,
+    len: AtomicUsize,
+    cursor: AtomicUsize,
+    /// The latest time at which a key of some homes was dropped: see `floor`.
+    watermarks: Box<[AtomicI64]>,
+    counters: Counters,
+}
+
+/// What has become of keys in a table. A fresh key can be dropped without anybody noticing; an
+/// eviction forgives what the key had used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Keys that are kept now.
+    pub keys: usize,
+    /// Keys that were dropped because they were fresh.
+    pub swept: u64,
+    /// Keys that were dropped though they were not, because the store was full.
+    pub evicted: u64,
+    /// New keys that were refused because the store was full.
+    pub refused: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    swept: AtomicU64,
+    evicted: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Bucket<S> {
+    /// 1 while somebody holds the bucket.
+    lock: AtomicU32,
+    /// How many keys whose home this is live in a later bucket. Raised under the home's lock before
+    /// the key is placed, lowered by whoever dropped it afterwards: never too low.
+    spilled: AtomicU32,
+    slots: UnsafeCell<[Slot<S>; SLOTS]>,
+}
+
+struct Slot<S> {
+    /// 0, or a fingerprint's tag with the distance from home; then the state is there.
+    tag: u64,
+    state: MaybeUninit<S>,
+}
+
+// Safety: a bucket's slots are only reached through `Held`, which exists while its lock is held, so
+// states are moved between threads (S: Send) but never seen by two at once.
+unsafe impl<S: Send> Sync for Bucket<S> {}
+unsafe impl<S: Send> Send for Bucket<S> {}
+
+/// Where a key lives.
+#[derive(Clone, Copy)]
+struct Place {
+    home: usize,
+    distance: usize,
+    key: Fingerprint,
+}
+
+/// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
+struct Held<'a, S>(&'a Bucket<S>);
+
+impl<S> Bucket<S> {
+    #[inline]
+    fn hold(&self) -> Held<'_, S> {
+        loop {
+            if let Some(held) = self.try_hold() {
+                return held;
+            }
+            self.wait();
+        }
+    }
+
+    /// Waits until the lock may be free, without writing, so that the holder keeps the line.
+    #[cfg(not(loom))]
+    #[cold]
+    fn wait(&self) {
+        let mut spins = 0_u32;
+        while self.lock.load(Ordering::Relaxed) != 0 {
+            spins += 1;
+            // A holder that was descheduled needs the processor more.
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    #[cfg(loom)]
+    fn wait(&self) {
+        loom::thread::yield_now();
+    }
+
+    /// Takes the lock if nobody has it.
+    #[inline]
+    fn try_hold(&self) -> Option<Held<'_, S>> {
+        let taken = self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then(|| Held(self))
+    }
+}
+
+impl<S> Drop for Held<'_, S> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.lock.store(0, Ordering::Release);
+    }
+}
+
+impl<S> Held<'_, S> {
+    #[inline]
+    fn slots<R>(&mut self, run: impl FnOnce(&mut [Slot<S>; SLOTS]) -> R) -> R {
+        // Safety: the lock is held, and `&mut self` makes this the only reference made through it.
+        #[cfg(not(loom))]
+        return run(unsafe { &mut *self.0.slots.get() });
+        // Safety: as above, and loom checks it.
+        #[cfg(loom)]
+        return self.0.slots.with_mut(|slots| run(unsafe { &mut *slots }));
+    }
+
+    /// The slot with a tag.
+    #[inline]
+    fn find(&mut self, tag: u64) -> Option<usize> {
+        self.slots(|slots| slots.iter().position(|slot| slot.tag == tag))
+    }
+
+    /// Runs on the state in a slot that was found to have one.
+    #[inline]
+    fn with_state<R>(&mut self, slot: usize, run: impl FnOnce(&mut S) -> R) -> R {
+        self.slots(|slots| {
+            debug_assert_ne!(slots[slot].tag, 0);
+            // Safety: a slot with a tag has a state, and callers name only slots with one.
+            run(unsafe { slots[slot].state.assume_init_mut() })
+        })
+    }
+
+    /// Fills a slot, dropping the state that was there.
+    fn put(&mut self, slot: usize, tag: u64, state: S) {
+        self.clear(slot);
+        self.slots(|slots| slots[slot] = Slot { tag, state: MaybeUninit::new(state) });
+    }
+
+    /// Empties a slot; returns the tag that was there.
+    fn clear(&mut self, slot: usize) -> u64 {
+        self.slots(|slots| {
+            let tag = std::mem::take(&mut slots[slot].tag);
+            if tag != 0 {
+                // Safety: it had a tag, so it has a state; the tag is gone, so nobody uses it again.
+                unsafe { slots[slot].state.assume_init_drop() };
+            }
+            tag
+        })
+    }
+}
+
+impl<S> Table<S> {
+    /// A table for at most so many keys.
+    pub(crate) fn new(max_keys: usize, when_full: WhenFull) -> Self {
+        let homes = (max_keys.saturating_mul(100) / FILL).div_ceil(SLOTS).max(1);
+        Self {
+            buckets: Pages::new(homes + REACH),
+            homes,
+            max_keys: max_keys.max(1),
+            when_full,
+            len: AtomicUsize::new(0),
+            cursor: AtomicUsize::new(0),
+            watermarks: (0..WATERMARKS).map(|_| AtomicI64::new(i64::MIN)).collect(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What has become of keys so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            keys: self.len(),
+            swept: self.counters.swept.load(Ordering::Relaxed),
+            evicted: self.counters.evicted.load(Ordering::Relaxed),
+            refused: self.counters.refused.load(Ordering::Relaxed),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    pub(crate) const fn max_keys(&self) -> usize {
+        self.max_keys
+    }
+
+    /// Starts to load what a decision on the key will need.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: Fingerprint) {
+        self.buckets.prefetch(self.home(key));
+    }
+
+    /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
+    /// then kept unless it is still fresh.
+    #[inline]
+    pub(crate) fn with<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: Fingerprint,
+        now: Tick,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
+        let index = self.home(key);
+        let mut home = self.buckets[index].hold();
+        if let Some(slot) = home.find(key.tag) {
+            return Ok(home.with_state(slot, |state| run(state, now)));
+        }
+        if home.0.spilled.load(Ordering::Relaxed) > 0
+            && let Some((mut bucket, slot)) = self.find_beyond(&home, index, key)
+        {
+            return Ok(bucket.with_state(slot, |state| run(state, now)));
+        }
+        self.with_new(rule, key, index, home, now, run)
+    }
+
+    #[inline]
+    fn home(&self, key: Fingerprint) -> usize {
+        // The high half of the product is below the number of homes, whatever that is.
+        let scaled = (u128::from(key.home) * self.homes as u128) >> 64;
+        #[expect(clippy::cast_possible_truncation, reason = "below a usize")]
+        let home = scaled as usize;
+        home
+    }
+
+    /// Looks for a key in the buckets after its home, whose lock is held.
+    #[cold]
+    fn find_beyond(
+        &self,
+        home: &Held<'_, S>,
+        index: usize,
+        key: Fingerprint,
+    ) -> Option<(Held<'_, S>, usize)> {
+        let mut left = home.0.spilled.load(Ordering::Relaxed);
+        for distance in 1..=REACH {
+            let mut bucket = self.buckets[index + distance].hold();
+            if let Some(slot) = bucket.find(key.tag | distance as u64) {
+                return Some((bucket, slot));
+            }
+            let from_here = bucket.slots(|slots| {
+                slots.iter().filter(|slot| slot.tag & DISTANCE == distance as u64).count()
+            });
+            left = left.saturating_sub(u32::try_from(from_here).unwrap_or(u32::MAX));
+            if left == 0 {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Decides for a key that is not kept.
+    #[cold]
+    fn with_new<'a, A: Algorithm<State = S>, R>(
+        &'a self,
+        rule: &A,
+        key: Fingerprint,
+        index: usize,
+        mut home: Held<'a, S>,
+        now: Tick,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
+        // A late thread must not find room that the key had already used when it was dropped.
+        let now = now.max(self.floor(index));
+        if self.when_full == WhenFull::RefuseNew && self.len() >= self.max_keys {
+            self.sweep(rule, now);
+            if self.len() >= self.max_keys && !self.has_fresh(rule, &mut home, now) {
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                return Err(Full);
+            }
+        }
+        let mut state = rule.first(now);
+        let answer = run(&mut state, now);
+        if !is_fresh(rule, &state, now) {
+            self.place(rule, key, index, &mut home, now, state);
+            drop(home);
+            self.sweep(rule, now);
+        }
+        Ok(answer)
+    }
+
+    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
+    /// in the place of the least used.
+    fn place<'a, A: Algorithm<State = S>>(
+        &'a self,
+        rule: &A,
+        key: Fingerprint,
+        index: usize,
+        home: &mut Held<'a, S>,
+        now: Tick,
+        state: S,
+    ) {
+        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys;
+        let mut least: Option<(usize, usize, u64)> = None;
+        let mut seen = 0;
+        for distance in 0..=REACH {
+            let mut beyond = (distance > 0).then(|| self.buckets[index + distance].hold());
+            let bucket = beyond.as_mut().unwrap_or(home);
+            for slot in 0..SLOTS {
+                let tag = bucket.slots(|slots| slots[slot].tag);
+                let free = if tag == 0 {
+                    reserved
+                } else if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
+                    true
+                } else {
+                    let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
+                    if least.is_none_or(|(_, _, other)| used < other) {
+                        least = Some((distance, slot, used));
+                    }
+                    seen += 1;
+                    false
+                };
+                if free {
+                    self.replace(bucket, slot, Place { home: index, distance, key }, now, state);
+                    if tag != 0 {
+                        // It took a fresh one's place, and gives back the place it had reserved.
+                        self.counters.swept.fetch_add(1, Ordering::Relaxed);
+                        self.len.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    return;
+                }
+            }
+            if !reserved && seen >= CANDIDATES {
+                break;
+            }
+        }
+        self.len.fetch_sub(1, Ordering::Relaxed);
+        let (distance, slot) = least.map_or((0, 0), |(distance, slot, _)| (distance, slot));
+        let mut beyond = (distance > 0).then(|| self.buckets[index + distance].hold());
+        let bucket = beyond.as_mut().unwrap_or(home);
+        // Its bucket was let go meanwhile. Whoever is there now goes instead; if nobody is, there is
+        // one key more for a while, for whoever comes next finds the table full.
+        if bucket.slots(|slots| slots[slot].tag) == 0 {
+            self.len.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        self.replace(bucket, slot, Place { home: index, distance, key }, now, state);
+    }
+
+    /// Puts a key into a slot, in place of whatever is there.
+    fn replace(&self, bucket: &mut Held<'_, S>, slot: usize, place: Place, now: Tick, state: S) {
+        let Place { home, distance, key } = place;
+        if distance > 0 {
+            self.buckets[home].spilled.fetch_add(1, Ordering::Relaxed);
+        }
+        let gone = bucket.slots(|slots| slots[slot].tag);
+        bucket.put(slot, key.tag | distance as u64, state);
+        self.forget(home + distance, gone, now);
+    }
+
+    /// Notes that a key is gone from a bucket, whose lock is held.
+    fn forget(&self, index: usize, tag: u64, now: Tick) {
+        if tag == 0 {
+            return;
+        }
+        let distance = (tag & DISTANCE) as usize;
+        let home = index - distance;
+        self.watermarks[home % WATERMARKS].fetch_max(now.0, Ordering::Relaxed);
+        if distance > 0 {
+            self.buckets[home].spilled.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The time before which no new key of a home may start: when the last one was dropped there.
+    fn floor(&self, index: usize) -> Tick {
+        Tick(self.watermarks[index % WATERMARKS].load(Ordering::Relaxed))
+    }
+
+    fn has_fresh<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        bucket: &mut Held<'_, S>,
+        now: Tick,
+    ) -> bool {
+        (0..SLOTS).any(|slot| {
+            bucket.slots(|slots| slots[slot].tag) != 0
+                && bucket.with_state(slot, |state| is_fresh(rule, state, now))
+        })
+    }
+
+    /// Drops the fresh keys of the next few buckets, without waiting for any of them.
+    fn sweep<A: Algorithm<State = S>>(&self, rule: &A, now: Tick) {
+        for _ in 0..SWEEP {
+            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
+            let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
+            for slot in 0..SLOTS {
+                if bucket.slots(|slots| slots[slot].tag) != 0
+                    && bucket.with_state(slot, |state| is_fresh(rule, state, now))
+                {
+                    let tag = bucket.clear(slot);
+                    self.forget(index, tag, now);
+                    self.len.fetch_sub(1, Ordering::Relaxed);
+                    self.counters.swept.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {
+    rule.fresh_at(state).is_some_and(|fresh| fresh <= now)
+}
+
+impl<S> Drop for Table<S> {
+    fn drop(&mut self) {
+        if std::mem::needs_drop::<S>() {
+            for bucket in self.buckets.iter() {
+                let mut bucket = bucket.hold();
+                for slot in 0..SLOTS {
+                    bucket.clear(slot);
+                }
+            }
+        }
+    }
+}
+
+/// Buckets in memory that is zeroed by the system, resident only where it was touched, and in large
+/// pages where the system has them.
+#[cfg(not(loom))]
+struct Pages<T> {
+    memory: memmap2::MmapMut,
+    length: usize,
+    holds: std::marker::PhantomData<T>,
+}
+
+#[cfg(not(loom))]
+impl<S> Pages<Bucket<S>> {
+    fn new(length: usize) -> Self {
+        const {
+            assert!(align_of::<Bucket<S>>() <= 4096, "pages are aligned to at least 4096");
+        }
+        let bytes = length.checked_mul(size_of::<Bucket<S>>()).expect("max_keys beyond memory");
+        let memory = memmap2::MmapMut::map_anon(bytes).expect("no memory for max_keys");
+        #[cfg(target_os = "linux")]
+        // Without large pages it works as well, only slower.
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Self { memory, length, holds: std::marker::PhantomData }
+    }
+
+    #[inline]
+    fn prefetch(&self, index: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let bucket = std::ptr::from_ref(&self[index]).cast::<i8>();
+            // Safety: a prefetch reads nothing that can be observed, at any address; both lines are
+            // of a bucket that is there.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(bucket);
+                _mm_prefetch::<_MM_HINT_T0>(bucket.wrapping_add(64));
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = index;
+    }
+}
+
+#[cfg(not(loom))]
+impl<S> std::ops::Deref for Pages<Bucket<S>> {
+    type Target = [Bucket<S>];
+
+    #[inline]
+    fn deref(&self) -> &[Bucket<S>] {
+        // Safety: the memory is page-aligned, as long as `length` buckets, lives as long as `self`,
+        // and was zeroed, which is a valid bucket: not locked, nothing spilled, no tags, so no states.
+        // It is only ever written through the cells and atomics of the buckets.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<Bucket<S>>(), self.length) }
+    }
+}
+
+/// Under loom, buckets are objects that it follows.
+#[cfg(loom)]
+struct Pages<T>(Vec<T>);
+
+#[cfg(loom)]
+impl<S> Pages<Bucket<S>> {
+    fn new(length: usize) -> Self {
+        let slot = || Slot { tag: 0, state: MaybeUninit::uninit() };
+        let bucket = |_| Bucket {
+            lock: AtomicU32::new(0),
+            spilled: AtomicU32::new(0),
+            slots: UnsafeCell::new(std::array::from_fn(|_| slot())),
+        };
+        Self((0..length).map(bucket).collect())
+    }
+
+    fn prefetch(&self, _: usize) {}
+}
+
+#[cfg(loom)]
+impl<T> std::ops::Deref for Pages<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+/// Every interleaving, and every value a weak ordering allows, on the code above.
+///
+/// `scripts/loom` runs these: a bucket has one slot here, and keys live at most one bucket from home.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+    use tollgate_core::{Machine, Policy, Ticks, TokenBucket};
+
+    use super::*;
+
+    fn bucket(limit: u64, window: u64) -> TokenBucket {
+        let limit = Policy::token_bucket(limit).per(Ticks(window)).limit().expect("valid");
+        match *limit.machine() {
+            Machine::TokenBucket(rule) => rule,
+            _ => unreachable!("a small bucket"),
+        }
+    }
+
+    type Shared = Arc<Table<<TokenBucket as Algorithm>::State>>;
+
+    fn table(max_keys: usize) -> Shared {
+        Arc::new(Table::new(max_keys, WhenFull::EvictLeastUsed))
+    }
+
+    fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
+        let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+        table.with(rule, key, Tick(now), decide).expect("not refusing")
+    }
+
+    /// Runs two sequences of (key, time) in two threads; returns what each was answered.
+    fn race(
+        table: &Shared,
+        rule: TokenBucket,
+        one: &'static [(Fingerprint, i64)],
+        other: &'static [(Fingerprint, i64)],
+    ) -> (Vec<bool>, Vec<bool>) {
+        let shared = table.clone();
+        let run = move |table: &Shared, asks: &[(Fingerprint, i64)]| {
+            asks.iter().map(|&(key, now)| ask(table, &rule, key, now)).collect::<Vec<_>>()
+        };
+        let thread = thread::spawn(move || run(&shared, one));
+        let other = run(table, other);
+        (thread.join().expect("no panic"), other)
+    }
+
+    const ALICE: Fingerprint = Fingerprint { home: 0, tag: 1 << 4 };
+    const BOB: Fingerprint = Fingerprint { home: 0, tag: 2 << 4 };
+    const FAR: Fingerprint = Fingerprint { home: u64::MAX, tag: 3 << 4 };
+
+    fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
+        answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
+    }
+
+    #[test]
+    fn c1_c8_two_callers_and_one_token() {
+        loom::model(|| {
+            let (table, rule) = (table(1), bucket(2, 100));
+            assert!(ask(&table, &rule, ALICE, 0));
+            let answers = race(&table, rule, &[(ALICE, 1)], &[(ALICE, 1)]);
+            assert_eq!(admitted(&answers), 1);
+        });
+    }
+
+    #[test]
+    fn c2_two_first_requests_make_one_state() {
+        loom::model(|| {
+            let (table, rule) = (table(2), bucket(1, 100));
+            let answers = race(&table, rule, &[(ALICE, 0)], &[(ALICE, 0)]);
+            assert_eq!(admitted(&answers), 1);
+            assert_eq!(table.usage().keys, 1);
+        });
+    }
+
+    /// Alice is fresh at 10 and may be dropped for Bob while she asks again: whatever comes first,
+    /// she gets her one token of that time and no more.
+    #[test]
+    fn c3_eviction_meets_an_update() {
+        loom::model(|| {
+            let (table, rule) = (table(2), bucket(1, 10));
+            assert!(ask(&table, &rule, ALICE, 0));
+            let answers = race(&table, rule, &[(ALICE, 10), (ALICE, 10)], &[(BOB, 10)]);
+            assert_eq!(answers.0, [true, false]);
+            assert_eq!(answers.1, [true]);
+        });
+    }
+
+    /// A thread that read the clock before the other, and comes after it.
+    #[test]
+    fn b4_threads_come_out_of_order() {
+        loom::model(|| {
+            let (table, rule) = (table(1), bucket(1, 10));
+            assert!(ask(&table, &rule, ALICE, 0));
+            let answers = race(&table, rule, &[(ALICE, 9)], &[(ALICE, 10)]);
+            assert!(!answers.0[0], "9 is too early, in whatever order it comes");
+            assert!(answers.1[0]);
+        });
+    }
+
+    /// The same when the key is swept at 10 by somebody else's arrival: 9 is then taken as 10, when
+    /// the token was there for one of the two.
+    #[test]
+    fn b4_a_late_thread_after_its_key_was_dropped() {
+        loom::model(|| {
+            let (table, rule) = (table(1), bucket(1, 10));
+            assert!(ask(&table, &rule, ALICE, 0));
+            let answers = race(&table, rule, &[(ALICE, 9), (ALICE, 10)], &[(BOB, 10)]);
+            let alice = answers.0.iter().filter(|allowed| **allowed).count();
+            assert!(alice <= 1, "one token between 0 and 10, not two");
+        });
+    }
+
+    /// Two keys of one home, one of which lives in the next bucket.
+    #[test]
+    fn c2_keys_away_from_home_are_found() {
+        loom::model(|| {
+            let (table, rule) = (table(4), bucket(1, 100));
+            assert_eq!(table.home(ALICE), table.home(BOB));
+            let answers = race(&table, rule, &[(ALICE, 0), (ALICE, 0)], &[(BOB, 0), (BOB, 0)]);
+            assert_eq!(answers, (vec![true, false], vec![true, false]));
+            assert_eq!(table.usage().keys, 2);
+        });
+    }
+
+    /// Two keys whose homes are neighbours, reaching into each other's: no lock waits in a circle.
+    #[test]
+    fn neighbours_do_not_deadlock() {
+        loom::model(|| {
+            let (table, rule) = (table(2), bucket(1, 100));
+            assert_ne!(table.home(ALICE), table.home(FAR));
+            assert!(ask(&table, &rule, BOB, 0));
+            let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
+            assert_eq!(admitted(&answers), 2);
+        });
+    }
+}
