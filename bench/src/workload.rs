@@ -36,6 +36,12 @@ impl Workload {
         let span = u32::try_from(keys).expect("keys are numbered by 32 bits");
         let mut random = Random::new();
         let requests = (4 * keys).clamp(1 << 18, 1 << 24).next_multiple_of(CHUNK);
+        if std::env::var_os("STREAM").is_some() {
+            let mut order: Vec<u32> = (0..span).collect();
+            for i in (1..order.len()).rev() { order.swap(i, random.below(i as u32 + 1) as usize); }
+            let keys2 = order.iter().map(|n| format!("client-{n:010}")).collect();
+            return Self { keys: keys2, order: (0..requests).map(|n| (n % keys) as u32).collect() };
+        }
         Self {
             keys: names(0..keys),
             order: (0..requests).map(|_| random.below(span)).collect(),

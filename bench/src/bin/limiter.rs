@@ -157,7 +157,8 @@ fn asked<L: Limiter>(workload: &Workload, limit: Limit, threads: usize) -> Entra
 /// A limiter that knows every key, and refuses them all if their limit is to deny.
 fn filled<L: Limiter>(workload: &Workload, limit: Limit) -> L {
     let limiter = L::new(limit, workload.keys.len());
-    for key in &workload.keys {
+    let mut w: Vec<&String> = workload.keys.iter().collect(); w.sort();
+    for key in w {
         assert!(limiter.allows(key), "{} refused a new key", L::NAME);
         if is_denied(limit) {
             assert!(limiter.allows(key), "{} refused the second request", L::NAME);

@@ -1,8 +1,7 @@
 //! Keys to fingerprints: a keyed 128-bit hash, so that nobody can aim at a bucket or at a client.
 //!
-//! XXH3 with a secret of 192 random bytes of this process. The secret never leaves it, nor does any
-//! hash, so a colliding pair cannot be searched for, only met: for n keys with odds of about n²/2¹²⁵
-//! (a bucket's number and 60 bits of tag; see `table.rs` for what that leaves at a table's size).
+//! XXH3 with a secret of 192 random bytes, of each store its own. The secret never leaves it, nor does
+//! any hash, so a colliding pair cannot be searched for, only met; `table.rs` states the odds.
 
 use std::hash::{BuildHasher as _, RandomState};
 

@@ -16,7 +16,7 @@ use crate::table::{Fingerprint, Table, Usage, WhenFull};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capacity {
-    /// The most keys that are kept: about 37 bytes each for buckets, resident once they are used.
+    /// The most keys that are kept: about 43 bytes each for buckets, resident once they are used.
     pub max_keys: usize,
     /// What becomes of a new key when there are so many, and none is fresh.
     pub when_full: WhenFull,
