@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::process::Command;
 
+use crate::entrants::assert_kept;
 use crate::rivals::Limiter;
 use crate::workload::PLENTY;
 
@@ -11,9 +12,8 @@ pub const FILL: &str = "--fill";
 
 /// Bytes a key, found by a process of its own: this program, told to call [`fill`].
 pub fn bytes_per_key(name: &str, keys: usize) -> Result<usize, Box<dyn std::error::Error>> {
-    let told = Command::new(std::env::current_exe()?)
-        .args([FILL, name, &keys.to_string()])
-        .output()?;
+    let told =
+        Command::new(std::env::current_exe()?).args([FILL, name, &keys.to_string()]).output()?;
     if !told.status.success() {
         return Err(String::from_utf8_lossy(&told.stderr).into());
     }
@@ -33,15 +33,14 @@ pub fn fill<L: Limiter>(keys: usize) -> Result<usize, Box<dyn std::error::Error>
         }
     }
     let grown = resident()? - before;
-    if limiter.kept().is_none_or(|kept| kept + L::may_forget(keys) < keys) {
-        return Err(format!("{} keeps {:?} keys of {keys}", L::NAME, limiter.kept()).into());
-    }
+    assert_kept(&limiter, keys);
     Ok(grown / keys)
 }
 
 fn resident() -> Result<usize, Box<dyn std::error::Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib: usize = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?.parse()?;
+    let kib: usize =
+        line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?.parse()?;
     Ok(kib * 1024)
 }

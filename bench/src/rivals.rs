@@ -4,6 +4,7 @@
 //! nanosecond, where it reads one. Those that know no keys are in the map that their users put
 //! around them.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use dashmap::DashMap;
 use governor::clock::DefaultClock;
 use governor::middleware::StateInformationMiddleware;
-use governor::state::keyed::{DashMapStateStore, DefaultKeyedStateStore};
+use governor::state::keyed::{DashMapStateStore, DefaultKeyedStateStore, HashMapStateStore};
 use governor::state::{InMemoryState, NotKeyed};
 use tollgate::{Capacity, Policy, PolicyStore, SystemClock, Ticks};
 
@@ -23,11 +24,6 @@ pub trait Limiter: Sync + Sized + 'static {
 
     /// Whether it holds no more keys than it was made for.
     const BOUNDED: bool = false;
-
-    /// How many keys of so many it may forget though there is room: none, of course.
-    fn may_forget(_keys: usize) -> usize {
-        0
-    }
 
     /// For so many keys, each under the limit.
     fn new(limit: Limit, keys: usize) -> Self;
@@ -78,12 +74,6 @@ impl Limiter for Tollgate {
     const NAME: &'static str = "tollgate";
     const BOUNDED: bool = true;
 
-    /// A key lives near its home. Of a million keys in a table for a million, about fifteen find
-    /// every place there taken, and push out a neighbour.
-    fn may_forget(keys: usize) -> usize {
-        keys / 10_000 + 10
-    }
-
     fn new(limit: Limit, keys: usize) -> Self {
         let policy = policy(limit);
         let store = PolicyStore::new(&policy, Capacity::of(keys), SystemClock::new());
@@ -122,9 +112,7 @@ impl Telling for Tollgate {
 
 /// As [`governor::RateLimiter::keyed`] makes it: a `DashMap` with the standard hasher, which grows,
 /// and the time-stamp counter.
-pub struct Governor(
-    governor::RateLimiter<String, DefaultKeyedStateStore<String>, DefaultClock>,
-);
+pub struct Governor(governor::RateLimiter<String, DefaultKeyedStateStore<String>, DefaultClock>);
 
 fn quota(limit: Limit) -> governor::Quota {
     let burst = NonZeroU32::new(limit.burst).expect("some");
@@ -148,9 +136,38 @@ impl Limiter for Governor {
     }
 }
 
-/// Governor as fast as it gets with `String` keys and an exact clock: a faster hasher, and room for
-/// all keys from the start. Its `HashMap` behind one lock was slower, also on one thread.
-pub struct GovernorBest(
+/// Governor as fast as it gets on one thread with `String` keys and an exact clock: a map behind one
+/// lock, a faster hasher, and room for all keys from the start.
+pub struct GovernorLocked(
+    governor::RateLimiter<
+        String,
+        HashMapStateStore<String, foldhash::fast::RandomState>,
+        DefaultClock,
+    >,
+);
+
+impl Limiter for GovernorLocked {
+    const NAME: &'static str = "governor-best";
+
+    fn new(limit: Limit, keys: usize) -> Self {
+        let states: HashMap<String, InMemoryState, _> =
+            HashMap::with_capacity_and_hasher(keys, foldhash::fast::RandomState::default());
+        let states = HashMapStateStore::new(states);
+        Self(governor::RateLimiter::new(quota(limit), states, DefaultClock::default()))
+    }
+
+    #[inline]
+    fn allows(&self, key: &String) -> bool {
+        self.0.check_key(key).is_ok()
+    }
+
+    fn kept(&self) -> Option<usize> {
+        Some(self.0.len())
+    }
+}
+
+/// The same for several threads: in shards.
+pub struct GovernorSharded(
     governor::RateLimiter<
         String,
         DashMapStateStore<String, foldhash::fast::RandomState>,
@@ -158,7 +175,7 @@ pub struct GovernorBest(
     >,
 );
 
-impl Limiter for GovernorBest {
+impl Limiter for GovernorSharded {
     const NAME: &'static str = "governor-best";
 
     fn new(limit: Limit, keys: usize) -> Self {
@@ -210,9 +227,8 @@ impl Limiter for Quota {
 
     fn new(limit: Limit, keys: usize) -> Self {
         let rate = quota::RefillRate::per_sec(1.0 / limit.one_per.as_secs_f64());
-        let policy = quota::QuotaPolicy::new()
-            .set_capacity(f64::from(limit.burst))
-            .set_refill_rate(rate);
+        let policy =
+            quota::QuotaPolicy::new().set_capacity(f64::from(limit.burst)).set_refill_rate(rate);
         Self(quota::QuotaPool::with_capacity(policy, limit.burst.into(), keys))
     }
 
@@ -309,7 +325,7 @@ impl Limiter for Limitador {
     }
 
     fn allows(&self, key: &String) -> bool {
-        let values = std::collections::HashMap::from([("key".to_owned(), key.clone())]);
+        let values = HashMap::from([("key".to_owned(), key.clone())]);
         let checked =
             self.limiter.check_rate_limited_and_update(&self.namespace, &values.into(), 1);
         !checked.expect("a decision").limited
@@ -464,13 +480,18 @@ pub mod single {
 }
 
 /// Calls a function for each of the keyed rivals: `keyed!(enter(arguments))` is a `Vec`.
+///
+/// Which of governor's configurations is the best depends on the number of threads.
 #[macro_export]
 macro_rules! keyed {
     ($enter:ident($($argument:expr),*)) => {
+        $crate::keyed!(GovernorLocked, $enter($($argument),*))
+    };
+    ($governor_best:ident, $enter:ident($($argument:expr),*)) => {
         vec![
             $enter::<$crate::rivals::Tollgate>($($argument),*),
             $enter::<$crate::rivals::Governor>($($argument),*),
-            $enter::<$crate::rivals::GovernorBest>($($argument),*),
+            $enter::<$crate::rivals::$governor_best>($($argument),*),
             $enter::<$crate::rivals::Quota>($($argument),*),
             $enter::<$crate::rivals::Throttlecrab>($($argument),*),
             $enter::<$crate::rivals::Ratelimit>($($argument),*),

@@ -19,10 +19,14 @@ pub const PLENTY_FOR_ONE: Limit = Limit { burst: 1_000_000_000, one_per: Duratio
 /// Two requests, and none after: what the denied are denied by.
 pub const TWO_A_DAY: Limit = Limit { burst: 2, one_per: Duration::from_secs(43_200) };
 
-/// Keys, and the order in which requests come.
+/// Requests of some clients, uniformly at random. They are drawn beforehand, so that no time goes
+/// into choosing.
 #[derive(Debug)]
 pub struct Workload {
+    pub clients: usize,
+    /// Keys, by what `order` says of them.
     pub keys: Vec<String>,
+    /// The requests, each by the position of its key.
     pub order: Vec<u32>,
 }
 
@@ -30,35 +34,44 @@ pub struct Workload {
 pub const CHUNK: usize = 1 << 13;
 
 impl Workload {
-    /// Requests of so many keys, uniformly at random. The order is made beforehand, so that no time
-    /// goes into choosing; that a scattered key must itself be fetched is every rival's cost alike.
-    pub fn of(keys: usize) -> Self {
-        let span = u32::try_from(keys).expect("keys are numbered by 32 bits");
+    /// Requests of so many clients.
+    ///
+    /// The keys are scattered in memory as the clients are, so that fetching a request's key is a
+    /// cache miss or two, every rival's alike. With `BENCH_KEYS=cached` each request has a key of its
+    /// own, next to the one before, as if it had just been read from the network.
+    pub fn of(clients: usize) -> Self {
+        let span = u32::try_from(clients).expect("clients are numbered by 32 bits");
+        let requests = (4 * clients).clamp(1 << 15, 1 << 23).next_multiple_of(CHUNK);
         let mut random = Random::new();
-        let requests = (4 * keys).clamp(1 << 18, 1 << 24).next_multiple_of(CHUNK);
-        if std::env::var_os("STREAM").is_some() {
-            let mut order: Vec<u32> = (0..span).collect();
-            for i in (1..order.len()).rev() { order.swap(i, random.below(i as u32 + 1) as usize); }
-            let keys2 = order.iter().map(|n| format!("client-{n:010}")).collect();
-            return Self { keys: keys2, order: (0..requests).map(|n| (n % keys) as u32).collect() };
+        let drawn: Vec<u32> = (0..requests).map(|_| random.below(span)).collect();
+        if std::env::var("BENCH_KEYS").is_ok_and(|keys| keys == "cached") {
+            let keys = drawn.iter().map(|client| name(*client as usize)).collect();
+            return Self { clients, keys, order: (0..).take(requests).collect() };
         }
-        Self {
-            keys: names(0..keys),
-            order: (0..requests).map(|_| random.below(span)).collect(),
-        }
+        Self { clients, keys: names(0..clients), order: drawn }
     }
 
-    /// The requests from one position of the order on, as many as are made between two looks at the
-    /// time.
-    pub fn chunk(&self, turn: usize) -> &[u32] {
+    /// The keys of the requests that are made between two looks at the time.
+    pub fn chunk(&self, turn: usize) -> impl Iterator<Item = &String> {
         let chunks = self.order.len() / CHUNK;
-        &self.order[turn % chunks * CHUNK..][..CHUNK]
+        let order = &self.order[turn % chunks * CHUNK..][..CHUNK];
+        order.iter().map(|key| &self.keys[*key as usize])
+    }
+
+    /// The same in batches.
+    pub fn batches<const N: usize>(&self, turn: usize) -> impl Iterator<Item = [&String; N]> {
+        let mut chunk = self.chunk(turn);
+        (0..CHUNK / N).map(move |_| std::array::from_fn(|_| chunk.next().expect("whole batches")))
     }
 }
 
-/// Clients' names, of 17 bytes each.
-pub fn names(numbers: std::ops::Range<usize>) -> Vec<String> {
-    numbers.map(|number| format!("client-{number:010}")).collect()
+/// A client's name, of 17 bytes.
+pub fn name(client: usize) -> String {
+    format!("client-{client:010}")
+}
+
+pub fn names(clients: std::ops::Range<usize>) -> Vec<String> {
+    clients.map(name).collect()
 }
 
 /// `SplitMix64`: cheap, and random enough to defeat a prefetcher.
@@ -81,7 +94,7 @@ impl Random {
 
     #[inline]
     pub const fn below(&mut self, span: u32) -> u32 {
-        ((self.next() >> 32) * span as u64 >> 32) as u32
+        (((self.next() >> 32) * span as u64) >> 32) as u32
     }
 }
 

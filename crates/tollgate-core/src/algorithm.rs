@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{Answer, Cost, DecodeError, Op, Tick, Ticks};
+use crate::{Answer, Cost, DecodeError, Tick, Ticks};
 
 /// When a request would be admitted if nothing else came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +231,6 @@ pub trait Algorithm {
     where
         Self: Sized,
     {
-        crate::apply::apply_one(self, state, Op::Check(cost), now)
+        crate::apply::decide(self, state, now, cost)
     }
 }

@@ -85,15 +85,15 @@ pub fn apply<A: Algorithm, T: Answer>(parts: &mut [Part<'_, A>], now: Tick) -> A
     applied
 }
 
-/// The usual case without the loop: one enforced limit.
-#[inline]
-pub(crate) fn apply_one<A: Algorithm, T: Answer>(
+/// The usual case without parts: one request under one enforced limit.
+#[inline(always)]
+pub(crate) fn decide<A: Algorithm, T: Answer>(
     rule: &A,
     state: &mut A::State,
-    op: Op,
     now: Tick,
+    cost: Cost,
 ) -> T {
-    Part { rule, state, op, shadow: false }.step(now, true).0
+    if cost == 0 { look(rule, state, now, true) } else { check(rule, state, now, cost, true) }
 }
 
 impl<A: Algorithm> Part<'_, A> {
@@ -108,21 +108,10 @@ impl<A: Algorithm> Part<'_, A> {
     }
 
     /// Carries the part out, if every part agrees to `go`, and reads the answer from what is left.
-    #[inline]
     fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u128) {
         let rule = self.rule;
         match self.op {
-            Op::Check(0) | Op::Peek(0) => {
-                let answer = seen_from(rule, self.state, now, |state| {
-                    let outcome = match rule.admits(state, now, 0) {
-                        true if go => Outcome::Admitted(0),
-                        true => Outcome::Spared(0),
-                        false => Outcome::Refused(0),
-                    };
-                    T::of(rule, state, now, outcome)
-                });
-                (answer, 0)
-            }
+            Op::Check(0) | Op::Peek(0) => (look(rule, self.state, now, go), 0),
             Op::Check(cost) => (check(rule, self.state, now, cost, go), 0),
             Op::Peek(cost) => (check(rule, &mut self.state.clone(), now, cost, go), 0),
             Op::Force(amount) => {
@@ -150,8 +139,21 @@ fn told<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick) -> T {
     seen_from(rule, state, now, |state| T::of(rule, state, now, Outcome::Spared(0)))
 }
 
+/// Tells how a key stands, and changes nothing.
+#[cold]
+fn look<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick, go: bool) -> T {
+    seen_from(rule, state, now, |state| {
+        let outcome = match rule.admits(state, now, 0) {
+            true if go => Outcome::Admitted(0),
+            true => Outcome::Spared(0),
+            false => Outcome::Refused(0),
+        };
+        T::of(rule, state, now, outcome)
+    })
+}
+
 /// The one place where a request is decided.
-#[inline]
+#[inline(always)]
 fn check<A: Algorithm, T: Answer>(
     rule: &A,
     state: &mut A::State,

@@ -218,7 +218,7 @@ fn wall() -> i64 {
 
 /// The time-stamp counter where the kernel trusts it, else the kernel's monotonic clock.
 enum Monotonic {
-    Counter { clock: quanta::Clock, start: quanta::Instant },
+    Counter { clock: quanta::Clock, start: u64 },
     Kernel(Instant),
 }
 
@@ -226,7 +226,7 @@ impl Monotonic {
     fn new() -> Self {
         if kernel_trusts_counter() {
             let clock = quanta::Clock::new();
-            let start = clock.now();
+            let start = clock.raw();
             Self::Counter { clock, start }
         } else {
             Self::Kernel(Instant::now())
@@ -238,16 +238,11 @@ impl Source for Monotonic {
     #[inline]
     fn nanoseconds(&self) -> u64 {
         match self {
-            Self::Counter { clock, start } => nanoseconds(clock.now().duration_since(*start)),
-            Self::Kernel(start) => nanoseconds(start.elapsed()),
+            Self::Counter { clock, start } => clock.delta_as_nanos(*start, clock.raw()),
+            // Five hundred years are enough.
+            Self::Kernel(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
         }
     }
-}
-
-/// A duration in nanoseconds; five hundred years are enough.
-#[inline]
-fn nanoseconds(duration: std::time::Duration) -> u64 {
-    duration.as_secs().wrapping_mul(1_000_000_000).wrapping_add(u64::from(duration.subsec_nanos()))
 }
 
 #[cfg(target_os = "linux")]

@@ -128,13 +128,15 @@ struct Bucket<S> {
     /// How many keys whose home this is live in a later bucket. Raised under the home's lock before
     /// the key is placed, lowered by whoever dropped it afterwards: never too low.
     spilled: AtomicU32,
-    slots: UnsafeCell<[Slot<S>; SLOTS]>,
+    slots: UnsafeCell<Slots<S>>,
 }
 
-struct Slot<S> {
-    /// 0, or a fingerprint's tag with the distance from home; then the state is there.
-    tag: u64,
-    state: MaybeUninit<S>,
+/// Tags stand together, so that a search reads one line and does not branch on what it finds.
+#[repr(C)]
+struct Slots<S> {
+    /// For each slot 0, or a fingerprint's tag with the distance from home; then a state is there.
+    tags: [u64; SLOTS],
+    states: [MaybeUninit<S>; SLOTS],
 }
 
 // Safety: a bucket's slots are only reached through `Held`, which exists while its lock is held, so
@@ -198,7 +200,7 @@ impl<S> Drop for Held<'_, S> {
 
 impl<S> Held<'_, S> {
     #[inline]
-    fn slots<R>(&mut self, run: impl FnOnce(&mut [Slot<S>; SLOTS]) -> R) -> R {
+    fn slots<R>(&mut self, run: impl FnOnce(&mut Slots<S>) -> R) -> R {
         // Safety: the lock is held, and `&mut self` makes this the only reference made through it.
         #[cfg(not(loom))]
         return run(unsafe { &mut *self.0.slots.get() });
@@ -207,35 +209,47 @@ impl<S> Held<'_, S> {
         return self.0.slots.with_mut(|slots| run(unsafe { &mut *slots }));
     }
 
+    fn tags(&mut self) -> [u64; SLOTS] {
+        self.slots(|slots| slots.tags)
+    }
+
     /// The slot with a tag.
     #[inline]
     fn find(&mut self, tag: u64) -> Option<usize> {
-        self.slots(|slots| slots.iter().position(|slot| slot.tag == tag))
+        // All are compared: a branch for each would be mispredicted, and wait for memory to know it.
+        let mut found = SLOTS;
+        for (slot, here) in self.tags().into_iter().enumerate() {
+            found = if here == tag { slot } else { found };
+        }
+        (found < SLOTS).then_some(found)
     }
 
     /// Runs on the state in a slot that was found to have one.
     #[inline]
     fn with_state<R>(&mut self, slot: usize, run: impl FnOnce(&mut S) -> R) -> R {
         self.slots(|slots| {
-            debug_assert_ne!(slots[slot].tag, 0);
+            debug_assert_ne!(slots.tags[slot], 0);
             // Safety: a slot with a tag has a state, and callers name only slots with one.
-            run(unsafe { slots[slot].state.assume_init_mut() })
+            run(unsafe { slots.states[slot].assume_init_mut() })
         })
     }
 
     /// Fills a slot, dropping the state that was there.
     fn put(&mut self, slot: usize, tag: u64, state: S) {
         self.clear(slot);
-        self.slots(|slots| slots[slot] = Slot { tag, state: MaybeUninit::new(state) });
+        self.slots(|slots| {
+            slots.states[slot] = MaybeUninit::new(state);
+            slots.tags[slot] = tag;
+        });
     }
 
     /// Empties a slot; returns the tag that was there.
     fn clear(&mut self, slot: usize) -> u64 {
         self.slots(|slots| {
-            let tag = std::mem::take(&mut slots[slot].tag);
+            let tag = std::mem::take(&mut slots.tags[slot]);
             if tag != 0 {
                 // Safety: it had a tag, so it has a state; the tag is gone, so nobody uses it again.
-                unsafe { slots[slot].state.assume_init_drop() };
+                unsafe { slots.states[slot].assume_init_drop() };
             }
             tag
         })
@@ -328,9 +342,8 @@ impl<S> Table<S> {
             if let Some(slot) = bucket.find(key.tag | distance as u64) {
                 return Some((bucket, slot));
             }
-            let from_here = bucket.slots(|slots| {
-                slots.iter().filter(|slot| slot.tag & DISTANCE == distance as u64).count()
-            });
+            let tags = bucket.tags();
+            let from_here = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
             left = left.saturating_sub(u32::try_from(from_here).unwrap_or(u32::MAX));
             if left == 0 {
                 break;
@@ -386,29 +399,23 @@ impl<S> Table<S> {
         for distance in 0..=REACH {
             let mut beyond = (distance > 0).then(|| self.buckets[index + distance].hold());
             let bucket = beyond.as_mut().unwrap_or(home);
-            for slot in 0..SLOTS {
-                let tag = bucket.slots(|slots| slots[slot].tag);
-                let free = if tag == 0 {
-                    reserved
-                } else if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
-                    true
-                } else {
-                    let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
-                    if least.is_none_or(|(_, _, other)| used < other) {
-                        least = Some((distance, slot, used));
-                    }
-                    seen += 1;
-                    false
-                };
-                if free {
-                    self.replace(bucket, slot, Place { home: index, distance, key }, now, state);
-                    if tag != 0 {
-                        // It took a fresh one's place, and gives back the place it had reserved.
-                        self.counters.swept.fetch_add(1, Ordering::Relaxed);
-                        self.len.fetch_sub(1, Ordering::Relaxed);
-                    }
-                    return;
+            let tags = bucket.tags();
+            let place = Place { home: index, distance, key };
+            if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
+                return self.replace(bucket, slot, place, now, state);
+            }
+            for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
+                if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
+                    // It takes a fresh one's place, and gives back the one that was reserved.
+                    self.counters.swept.fetch_add(1, Ordering::Relaxed);
+                    self.len.fetch_sub(1, Ordering::Relaxed);
+                    return self.replace(bucket, slot, place, now, state);
                 }
+                let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
+                if least.is_none_or(|(_, _, other)| used < other) {
+                    least = Some((distance, slot, used));
+                }
+                seen += 1;
             }
             if !reserved && seen >= CANDIDATES {
                 break;
@@ -420,7 +427,7 @@ impl<S> Table<S> {
         let bucket = beyond.as_mut().unwrap_or(home);
         // Its bucket was let go meanwhile. Whoever is there now goes instead; if nobody is, there is
         // one key more for a while, for whoever comes next finds the table full.
-        if bucket.slots(|slots| slots[slot].tag) == 0 {
+        if bucket.tags()[slot] == 0 {
             self.len.fetch_add(1, Ordering::Relaxed);
         } else {
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
@@ -434,7 +441,7 @@ impl<S> Table<S> {
         if distance > 0 {
             self.buckets[home].spilled.fetch_add(1, Ordering::Relaxed);
         }
-        let gone = bucket.slots(|slots| slots[slot].tag);
+        let gone = bucket.tags()[slot];
         bucket.put(slot, key.tag | distance as u64, state);
         self.forget(home + distance, gone, now);
     }
@@ -464,18 +471,21 @@ impl<S> Table<S> {
         now: Tick,
     ) -> bool {
         (0..SLOTS).any(|slot| {
-            bucket.slots(|slots| slots[slot].tag) != 0
-                && bucket.with_state(slot, |state| is_fresh(rule, state, now))
+            bucket.tags()[slot] != 0 && bucket.with_state(slot, |state| is_fresh(rule, state, now))
         })
     }
 
-    /// Drops the fresh keys of the next few buckets, without waiting for any of them.
+    /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
+    /// the table is free nothing is gained by it: the keys may come back.
     fn sweep<A: Algorithm<State = S>>(&self, rule: &A, now: Tick) {
+        if self.len() <= self.max_keys / 2 {
+            return;
+        }
         for _ in 0..SWEEP {
             let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
             for slot in 0..SLOTS {
-                if bucket.slots(|slots| slots[slot].tag) != 0
+                if bucket.tags()[slot] != 0
                     && bucket.with_state(slot, |state| is_fresh(rule, state, now))
                 {
                     let tag = bucket.clear(slot);
@@ -566,11 +576,13 @@ struct Pages<T>(Vec<T>);
 #[cfg(loom)]
 impl<S> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
-        let slot = || Slot { tag: 0, state: MaybeUninit::uninit() };
         let bucket = |_| Bucket {
             lock: AtomicU32::new(0),
             spilled: AtomicU32::new(0),
-            slots: UnsafeCell::new(std::array::from_fn(|_| slot())),
+            slots: UnsafeCell::new(Slots {
+                tags: [0; SLOTS],
+                states: std::array::from_fn(|_| MaybeUninit::uninit()),
+            }),
         };
         Self((0..length).map(bucket).collect())
     }

@@ -102,7 +102,8 @@ fn d6_expiry_is_spread_over_many_calls() {
         swept = now;
     }
     assert!(most <= 11, "{most} in one call");
-    assert!(swept > 190_000, "only {swept} in all");
+    // It goes on until half of the table is free.
+    assert!(swept > 140_000, "only {swept} in all");
 }
 
 /// What an eviction forgives is no more than it must be: of what lies near, the least used goes.

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tollgate::{
-    Algorithm, Anchor, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore, Policy,
-    PolicyStore, RateLimiter, SingleLimiter, StoreError, Tick, Ticks, simulate,
+    Algorithm, Anchor, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore,
+    Policy, PolicyStore, RateLimiter, SingleLimiter, StoreError, Tick, Ticks, simulate,
 };
 use tollgate_testkit::{any_limit, cases, costs, times};
 
@@ -77,10 +77,7 @@ fn d3_a_key_that_is_too_long_is_a_typed_error() {
     let batch: Result<Vec<bool>, _> = limiter.check_many(&[b"a".as_slice(), &long]);
     assert_eq!(batch, Err(error));
     assert_eq!(limiter.check("a").unwrap().remaining, 2, "nobody in the batch was charged");
-    assert_eq!(
-        error.to_string(),
-        "the key has 10485760 bytes; use at most 4096, or a hash of it"
-    );
+    assert_eq!(error.to_string(), "the key has 10485760 bytes; use at most 4096, or a hash of it");
 }
 
 #[test]
@@ -114,7 +111,8 @@ fn several_limits_decide_as_one() {
 /// `first` and the like of the machines are the core's own; any algorithm will do.
 #[test]
 fn an_algorithm_of_ones_own_is_kept_like_any_other() {
-    let limit = Policy::fixed_window(2).per(Ticks(10)).anchor(Anchor::FirstRequest).limit().unwrap();
+    let limit =
+        Policy::fixed_window(2).per(Ticks(10)).anchor(Anchor::FirstRequest).limit().unwrap();
     let store = MemoryStore::new(Capacity::of(100), ManualClock::new(Tick(3)));
     let limiter = RateLimiter::of_algorithm_in("own", limit, store);
     let answers: Vec<bool> = limiter.check_many(&["a", "a", "a", "b"]).unwrap();
@@ -141,7 +139,8 @@ fn one_client_without_a_name() {
 fn a_store_refuses_a_policy_of_another_kind() {
     let bucket = Policy::token_bucket(2).per_hour().build().unwrap();
     let store = PolicyStore::new(&bucket, Capacity::of(10), ManualClock::default());
-    let limiter = RateLimiter::with_store(Policy::fixed_window(2).per_hour().build().unwrap(), store);
+    let limiter =
+        RateLimiter::with_store(Policy::fixed_window(2).per_hour().build().unwrap(), store);
     assert_eq!(limiter.check("a"), Err(StoreError::OtherPolicy));
 }
 
