@@ -305,8 +305,7 @@ impl Telling for Throttlecrab {
 }
 
 /// Limitador's library with its storage in memory. A request is a context of variables, which its
-/// user makes from the key. Its cache drops keys before it is full, so it gets twice the room; in a
-/// flood it drops new keys, and goes on.
+/// user makes from the key. It has a bound: twice the keys, so that it drops none of them.
 pub struct Limitador {
     limiter: limitador::RateLimiter,
     namespace: limitador::limit::Namespace,

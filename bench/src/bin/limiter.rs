@@ -155,8 +155,7 @@ fn asked_in_full<L: Telling>(workload: &Workload) -> Entrant<'_> {
     let limiter = L::new(PLENTY, workload.clients);
     for key in (0..workload.clients).map(name) {
         let remaining = limiter.remaining(&key).expect("a new key is admitted");
-        // One or two less than the burst: throttlecrab counts differently.
-        assert!(remaining.abs_diff(PLENTY.burst.into()) <= 2, "{} remain", remaining);
+        assert_eq!(remaining, u64::from(PLENTY.burst) - 1, "{} counts wrongly", L::NAME);
     }
     let ask = move |turn| {
         let admitted = workload.chunk(turn).filter_map(|key| limiter.remaining(key)).count();

@@ -30,3 +30,18 @@ impl KeyHasher {
         xxhash_rust::xxh3::xxh3_128_with_secret(key, &self.secret).into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What collides in one store does not in another: nothing can be prepared beforehand.
+    #[test]
+    fn d4_each_store_hashes_by_its_own_secret() {
+        let (one, other) = (KeyHasher::new(), KeyHasher::new());
+        for key in [&b""[..], b"a", b"alice", &[0; 16], &[0; 17], &[7; 200], &[1; 4096]] {
+            assert_eq!(one.fingerprint(key), one.fingerprint(key));
+            assert_ne!(one.fingerprint(key), other.fingerprint(key));
+        }
+    }
+}

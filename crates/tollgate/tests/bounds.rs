@@ -12,7 +12,7 @@ fn limiter(policy: Policy, capacity: Capacity) -> Limiter {
 }
 
 fn hourly(limit: u64) -> Policy {
-    Policy::token_bucket(limit).per_hour().build().unwrap()
+    Policy::token_bucket(limit).per_hour().build().expect("valid")
 }
 
 /// Resident memory of this process, in bytes.
@@ -109,15 +109,39 @@ fn d6_expiry_is_spread_over_many_calls() {
 /// What an eviction forgives is no more than it must be: of what lies near, the least used goes.
 #[test]
 fn the_least_used_goes_first() {
-    let limiter = limiter(hourly(100), Capacity::of(8));
-    for key in 0..8_u8 {
-        let used = if key == 3 { 1 } else { 50 };
-        assert!(limiter.check_n_at([key], used, Tick(0)).unwrap().allowed);
+    let limiter = limiter(hourly(100), Capacity::of(3));
+    for (key, used) in [("a", 50), ("b", 1), ("c", 50)] {
+        assert!(limiter.check_n_at(key, used, Tick(0)).unwrap().allowed);
     }
     assert!(limiter.is_allowed_at("new", Tick(0)).unwrap());
     assert_eq!(limiter.store().usage().evicted, 1);
-    assert_eq!(limiter.check_n_at([3], 0, Tick(0)).unwrap().remaining, 100, "3 was forgotten");
-    for key in [0, 1, 2, 4, 5, 6, 7_u8] {
-        assert_eq!(limiter.check_n_at([key], 0, Tick(0)).unwrap().remaining, 50);
+    let remaining = |key| limiter.check_n_at(key, 0, Tick(0)).unwrap().remaining;
+    assert_eq!([remaining("a"), remaining("b"), remaining("c")], [50, 100, 50]);
+}
+
+/// Keys that are alike in all the ways people choose keys to be alike: nobody is crowded out.
+#[test]
+fn d4_chosen_keys_spread_as_random_ones_do() {
+    type Family = (&'static str, fn(u64) -> Vec<u8>);
+    let families: [Family; 5] = [
+        ("counting up", |n| n.to_le_bytes().to_vec()),
+        ("counting up in the last byte", |n| n.to_be_bytes().to_vec()),
+        ("one long prefix", |n| [&[b'x'; 500][..], &n.to_le_bytes()].concat()),
+        ("one long ending", |n| [&n.to_le_bytes()[..], &[0; 500]].concat()),
+        ("one set bit and zeros", |n| {
+            let mut key = vec![0; 1_250];
+            key[usize::try_from(n / 8).expect("small") % 1_250] = 1 << (n % 8);
+            key.truncate(1_250 - usize::try_from(n / 10_000).expect("small"));
+            key
+        }),
+    ];
+    for (name, family) in families {
+        let limiter = limiter(hourly(1), Capacity::of(100_000));
+        let keys: std::collections::HashSet<Vec<u8>> = (0..100_000).map(family).collect();
+        for key in &keys {
+            assert!(limiter.is_allowed_at(key, Tick(0)).unwrap(), "{name}: taken for another");
+        }
+        let usage = limiter.store().usage();
+        assert_eq!((usage.keys, usage.evicted), (keys.len(), 0), "{name}: crowded");
     }
 }
