@@ -85,6 +85,19 @@ fn a_store_holds_as_many_keys_as_it_says() {
     }
 }
 
+/// The sweep passes over whoever is not fresh, however often it comes by.
+#[test]
+fn c3_sweeping_spares_whoever_is_not_fresh() {
+    let limiter = limiter(hourly(1), Capacity::of(1_000));
+    for key in 0..1_000_u64 {
+        assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(1)).unwrap());
+    }
+    for key in 0..1_000_u64 {
+        assert!(!limiter.is_allowed_at(key.to_le_bytes(), Tick(1)).unwrap());
+    }
+    assert_eq!(limiter.store().usage().swept, 0);
+}
+
 /// Everybody expires at once, and nobody pays for it at once: a call sweeps a few keys at most.
 #[test]
 fn d6_expiry_is_spread_over_many_calls() {
