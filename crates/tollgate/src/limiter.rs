@@ -1,7 +1,6 @@
 //! The limiter: a rule, a store, and whoever wants to know.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick};
 
@@ -213,11 +212,7 @@ impl<A: Algorithm, S: fmt::Debug, O> fmt::Debug for RateLimiter<A, S, O> {
 /// # Ok::<(), tollgate::PolicyError>(())
 /// ```
 #[derive(Debug)]
-pub struct SingleLimiter<A: Algorithm = Policy, C = SystemClock> {
-    rule: A,
-    clock: C,
-    state: Mutex<Option<A::State>>,
-}
+pub struct SingleLimiter<C: Clock = SystemClock>(RateLimiter<Policy, PolicyStore<C>>);
 
 impl SingleLimiter {
     /// By the system's clock.
@@ -227,47 +222,48 @@ impl SingleLimiter {
     }
 }
 
-impl<A: Algorithm, C: Clock> SingleLimiter<A, C> {
-    /// For any algorithm, by any clock.
+impl<C: Clock> SingleLimiter<C> {
+    /// By any clock.
     #[must_use]
-    pub const fn with_clock(rule: A, clock: C) -> Self {
-        Self { rule, clock, state: Mutex::new(None) }
+    pub fn with_clock(policy: Policy, clock: C) -> Self {
+        let store = PolicyStore::new(&policy, Capacity::of(1), clock);
+        Self(RateLimiter::with_store(policy, store))
     }
 
     /// May this be done now? Uses 1 if so.
     pub fn check(&self) -> Decision {
-        self.decide(1, self.clock.now())
+        self.decide(1, None)
     }
 
     /// [`check`](Self::check) at a time.
     pub fn check_at(&self, now: Tick) -> Decision {
-        self.decide(1, now)
+        self.decide(1, Some(now))
     }
 
     /// May this much be used now?
     pub fn check_n(&self, cost: Cost) -> Decision {
-        self.decide(cost, self.clock.now())
+        self.decide(cost, None)
     }
 
     /// [`check_n`](Self::check_n) at a time.
     pub fn check_n_at(&self, cost: Cost, now: Tick) -> Decision {
-        self.decide(cost, now)
+        self.decide(cost, Some(now))
     }
 
     /// [`check`](Self::check), when yes or no will do.
     pub fn is_allowed(&self) -> bool {
-        self.decide(1, self.clock.now())
+        self.decide(1, None)
     }
 
     /// [`is_allowed`](Self::is_allowed) at a time.
     pub fn is_allowed_at(&self, now: Tick) -> bool {
-        self.decide(1, now)
+        self.decide(1, Some(now))
     }
 
-    fn decide<T: Answer>(&self, cost: Cost, now: Tick) -> T {
-        // An algorithm that panicked left a state; it is used as it is.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = state.get_or_insert_with(|| self.rule.first(now));
-        self.rule.decide(state, now, cost)
+    #[inline]
+    fn decide<T: Answer>(&self, cost: Cost, now: Option<Tick>) -> T {
+        // Its one key is short, has its place, and the store was made for the policy.
+        let decided = self.0.apply(b"", cost, now);
+        decided.unwrap_or_else(|error| unreachable!("{error}"))
     }
 }
