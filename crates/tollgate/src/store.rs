@@ -17,7 +17,8 @@ pub trait Store<A: Algorithm> {
     /// Carries out one operation on a key, atomically for that key: finds its state or makes one,
     /// decides, keeps what changed.
     ///
-    /// Without `now` the store's own clock rules.
+    /// Without `now` the store's own clock rules. Times that are given should go on, give or take a
+    /// thread's lateness: where a key was dropped at a time, a new one starts no earlier.
     fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> Self::Reply<T>;
 
     /// The same for many keys, as if one by one in order.

@@ -311,7 +311,8 @@ impl<S> Table<S> {
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run(state, now)));
         }
-        if home.0.spilled.load(Ordering::Relaxed) > 0
+        // Acquire: whoever sees that a key is gone sees when it went.
+        if home.0.spilled.load(Ordering::Acquire) > 0
             && let Some((mut bucket, slot)) = self.find_beyond(&home, index, key)
         {
             return Ok(bucket.with_state(slot, |state| run(state, now)));
@@ -455,7 +456,7 @@ impl<S> Table<S> {
         let home = index - distance;
         self.watermarks[home % WATERMARKS].fetch_max(now.0, Ordering::Relaxed);
         if distance > 0 {
-            self.buckets[home].spilled.fetch_sub(1, Ordering::Relaxed);
+            self.buckets[home].spilled.fetch_sub(1, Ordering::Release);
         }
     }
 
