@@ -1,0 +1,133 @@
+//! Every interleaving, and every value a weak ordering allows, on the table's own file.
+//!
+//! `scripts/loom` runs these. A bucket has one slot here, and keys live at most one bucket from home.
+
+use loom::sync::Arc;
+use loom::thread;
+use tollgate_core::{Machine, Policy, Ticks, TokenBucket};
+
+use super::*;
+
+fn bucket(limit: u64, window: u64) -> TokenBucket {
+    let limit = Policy::token_bucket(limit).per(Ticks(window)).limit().expect("valid");
+    match *limit.machine() {
+        Machine::TokenBucket(rule) => rule,
+        _ => unreachable!("a small bucket"),
+    }
+}
+
+type Shared = Arc<Table<<TokenBucket as Algorithm>::State>>;
+
+fn table(max_keys: usize) -> Shared {
+    Arc::new(Table::new(max_keys, WhenFull::EvictLeastUsed))
+}
+
+fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
+    let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+    table.with(rule, key, Tick(now), decide).expect("not refusing")
+}
+
+/// Runs two sequences of (key, time) in two threads; returns what each was answered.
+fn race(
+    table: &Shared,
+    rule: TokenBucket,
+    one: &'static [(Fingerprint, i64)],
+    other: &'static [(Fingerprint, i64)],
+) -> (Vec<bool>, Vec<bool>) {
+    let shared = table.clone();
+    let run = move |table: &Shared, asks: &[(Fingerprint, i64)]| {
+        asks.iter().map(|&(key, now)| ask(table, &rule, key, now)).collect::<Vec<_>>()
+    };
+    let thread = thread::spawn(move || run(&shared, one));
+    let other = run(table, other);
+    (thread.join().expect("no panic"), other)
+}
+
+const ALICE: Fingerprint = Fingerprint { home: 0, tag: 1 << 5 };
+const BOB: Fingerprint = Fingerprint { home: 0, tag: 2 << 5 };
+const FAR: Fingerprint = Fingerprint { home: u64::MAX, tag: 3 << 5 };
+
+fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
+    answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
+}
+
+#[test]
+fn c1_c8_two_callers_and_one_token() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(2, 100));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 1)], &[(ALICE, 1)]);
+        assert_eq!(admitted(&answers), 1);
+    });
+}
+
+#[test]
+fn c2_two_first_requests_make_one_state() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 100));
+        let answers = race(&table, rule, &[(ALICE, 0)], &[(ALICE, 0)]);
+        assert_eq!(admitted(&answers), 1);
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// Alice is fresh at 10 and may be dropped for Bob while she asks again: whatever comes first,
+/// she gets her one token of that time and no more.
+#[test]
+fn c3_eviction_meets_an_update() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 10), (ALICE, 10)], &[(BOB, 10)]);
+        assert_eq!(answers.0, [true, false]);
+        assert_eq!(answers.1, [true]);
+    });
+}
+
+/// A thread that read the clock before the other, and comes after it.
+#[test]
+fn b4_threads_come_out_of_order() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 9)], &[(ALICE, 10)]);
+        assert!(!answers.0[0], "9 is too early, in whatever order it comes");
+        assert!(answers.1[0]);
+    });
+}
+
+/// The same when the key is dropped at 10 for somebody else: 9 is then taken as 10, when there
+/// was a token, and the next one comes at 20. In whatever order, there is one for the three.
+#[test]
+fn b4_a_late_thread_after_its_key_was_dropped() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 9), (ALICE, 10), (ALICE, 19)], &[(BOB, 10)]);
+        assert_eq!(answers.0.iter().filter(|allowed| **allowed).count(), 1);
+    });
+}
+
+/// Two keys of one home, one of which lives in the next bucket.
+#[test]
+fn c2_keys_away_from_home_are_found() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        assert_eq!(table.home(ALICE), table.home(BOB));
+        let answers = race(&table, rule, &[(ALICE, 0), (ALICE, 0)], &[(BOB, 0), (BOB, 0)]);
+        assert_eq!(answers, (vec![true, false], vec![true, false]));
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// Two keys whose homes are neighbours, reaching into each other's: no lock waits in a circle.
+#[test]
+fn neighbours_do_not_deadlock() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 100));
+        assert_ne!(table.home(ALICE), table.home(FAR));
+        assert!(ask(&table, &rule, BOB, 0));
+        let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
+        assert_eq!(admitted(&answers), 2);
+    });
+}
