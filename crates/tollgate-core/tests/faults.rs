@@ -33,6 +33,13 @@ fn a1_a_window_near_the_largest_is_refused_or_exact() {
             let refused = Policy::of(kind, 1).per(Ticks(window)).limit();
             assert!(matches!(refused, Err(PolicyError::TimeToFresh { .. })), "{kind} {window}");
         }
+        if !kind.is_bucket() {
+            let refused = Policy::of(kind, 1).per(Ticks((1 << 61) + 1)).limit();
+            assert!(
+                matches!(refused, Err(PolicyError::TimeToFresh { .. })),
+                "{kind}: both windows"
+            );
+        }
         // The largest that is valid: exactly one is admitted, and again exactly when it is earned.
         let window = if kind.is_bucket() { 1 << 62 } else { 1 << 61 };
         let limit = limit(Policy::of(kind, 1).per(Ticks(window)));

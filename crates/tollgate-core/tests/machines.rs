@@ -2,7 +2,7 @@
 
 use tollgate_core::{
     Algorithm, Answer, ArrivalTime, Cost, Decision, DecodeError, Facts, Fit, Kind, Machine, Op,
-    Part, Policy, Tick, Ticks, Used, apply, simulate,
+    Part, Policy, Simulator, Tick, Ticks, Used, apply, simulate,
 };
 
 fn machine(kind: Kind, limit: Cost, window: u64) -> Machine {
@@ -99,6 +99,9 @@ fn answers_merge_into_the_tightest() {
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
     };
+    let refused = Decision { allowed: false, ..decision(10, 0) };
+    assert!(decision(10, 1).is_allowed() && !refused.is_allowed());
+    assert!(Answer::is_allowed(&true) && !Answer::is_allowed(&false));
     assert_eq!(decision(10, 3).merge(decision(5, 2)).limit, 5);
     assert_eq!(decision(10, 3).merge(decision(5, 3)).limit, 10, "the first of equals");
 }
@@ -156,6 +159,7 @@ impl Algorithm for EveryOther {
 fn an_algorithm_of_ones_own_needs_only_the_required_parts() {
     let mut used = EveryOther.first(Tick(0));
     assert!(EveryOther.decide::<bool>(&mut used, Tick(0), 0));
+    assert!(EveryOther.admit(&mut used, Tick(0), 0));
     assert!(!used, "a look");
     assert!(EveryOther.decide::<bool>(&mut used, Tick(0), 1));
     let refused: Decision = EveryOther.decide(&mut used, Tick(0), 1);
@@ -190,6 +194,22 @@ fn parts_that_would_fit_are_spared_when_another_refuses() {
         // Whoever is not let through is not told to wait in line either.
         assert_eq!((answer.delay, answer.retry_after), (Ticks::ZERO, Some(Ticks(5))));
     }
+}
+
+#[test]
+fn what_is_used_is_cut_at_the_capacity_with_its_part() {
+    let used = Used { whole: 5, part: (1, 2) };
+    assert_eq!(used.at_most(6), used);
+    assert_eq!(used.at_most(5), Used::whole(5));
+    assert_eq!((used.rounded_up(), Used::whole(5).rounded_up()), (6, 5));
+}
+
+#[test]
+fn a_simulator_shows_its_clients_states() {
+    let mut simulator = Simulator::new(EveryOther);
+    assert!(simulator.state(0).is_none());
+    assert!(simulator.step::<bool>(0, Tick(0), 1));
+    assert_eq!((simulator.state(0), simulator.rule().capacity()), (Some(&true), 1));
 }
 
 #[test]

@@ -64,6 +64,20 @@ fn a_policy_is_as_tight_as_its_tightest_limit() {
 }
 
 #[test]
+fn a_policy_tells_the_delay_of_its_leaky_bucket() {
+    let limits = [
+        Policy::fixed_window(9).per(Ticks(10)).named("window"),
+        Policy::leaky_bucket(2).per(Ticks(10)).named("bucket"),
+    ];
+    let policy = Policy::all_of("both", limits).expect("valid");
+    let mut state = policy.fresh(Tick(0));
+    assert_eq!(state.len(), 2);
+    assert!(policy.decide::<bool>(&mut state, Tick(0), 1));
+    let second: Decision = policy.decide(&mut state, Tick(0), 1);
+    assert_eq!((second.delay, second.limit), (Ticks(5), 2));
+}
+
+#[test]
 fn the_state_of_another_policy_is_refused() {
     let (policy, other) = (three(), Policy::gcra(1).per(Ticks(1)).build().expect("valid"));
     let mut bytes = Vec::new();
