@@ -70,6 +70,17 @@ fn a_window_that_is_not_where_its_time_is_is_refused() {
 }
 
 #[test]
+fn counts_above_all_debt_are_refused() {
+    let Machine::SlidingWindowCounter(rule) = machine(Kind::SlidingWindowCounter, 4, 10) else {
+        panic!("a sliding window counter")
+    };
+    let count = DecodeError::Field { name: "count" };
+    assert!(rule.decode(&[6, 60, 8, 8]).is_ok(), "as much again in debt");
+    assert_eq!(rule.decode(&[6, 60, 9, 0]).err(), Some(count));
+    assert_eq!(rule.decode(&[6, 60, 0, 9]).err(), Some(count));
+}
+
+#[test]
 fn what_is_wrong_with_a_state_is_told() {
     for (error, told) in [
         (DecodeError::Truncated, "the state ends too early; expected more bytes"),
