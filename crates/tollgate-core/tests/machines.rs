@@ -216,6 +216,14 @@ fn what_is_used_is_cut_at_the_capacity_with_its_part() {
 }
 
 #[test]
+fn ticks_are_printed_as_numbers_and_made_of_durations() {
+    assert_eq!((Tick(-5).to_string(), Ticks(7).to_string()), ("-5".into(), "7".into()));
+    let second = core::time::Duration::from_secs(1);
+    assert_eq!(Ticks::from_duration(second), Ticks(1_000_000_000));
+    assert_eq!(Ticks::from_duration(core::time::Duration::MAX), Ticks(u64::MAX));
+}
+
+#[test]
 fn a_simulator_shows_its_clients_states() {
     let mut simulator = Simulator::new(EveryOther);
     assert!(simulator.state(0).is_none());
