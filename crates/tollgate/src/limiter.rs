@@ -113,7 +113,7 @@ impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
         self.apply(key.as_ref(), cost, Some(now))
     }
 
-    /// [`check`](Self::check), when yes or no will do: a third of the work.
+    /// [`check`](Self::check), when yes or no will do: nothing is divided.
     #[inline]
     pub fn is_allowed(&self, key: impl AsRef<[u8]>) -> S::Reply<bool> {
         self.apply(key.as_ref(), 1, None)
