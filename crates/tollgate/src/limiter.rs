@@ -173,7 +173,7 @@ impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
         keys: &[impl AsRef<[u8]>],
         now: Option<Tick>,
     ) -> S::Reply<Vec<T>> {
-        let reply = self.store.apply_many::<T, _>(&self.rule, keys, Op::Check(1), now);
+        let reply = self.store.check_many::<T, _>(&self.rule, keys, 1, now);
         if !O::OBSERVES {
             return reply;
         }

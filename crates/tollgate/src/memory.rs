@@ -3,14 +3,14 @@
 use std::fmt;
 
 use tollgate_core::{
-    Algorithm, Answer, BucketState, FixedWindowState, LimitState, Machine, Op, Part, Policy,
+    Algorithm, Answer, BucketState, Cost, FixedWindowState, LimitState, Machine, Op, Part, Policy,
     SlidingWindowCounterState, SlidingWindowLogState, Tick, apply,
 };
 
 use crate::clock::{Clock, SystemClock};
 use crate::hash::KeyHasher;
 use crate::store::{MAX_KEY_BYTES, Store, StoreError};
-use crate::table::{Fingerprint, Table, Usage, WhenFull};
+use crate::table::{Fingerprint, Full, Spot, Table, Usage, WhenFull};
 
 /// How much a memory store may hold, and what it does then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,28 @@ struct Front<C> {
     clock: C,
 }
 
+/// Why there is no decision, in a byte: the path of a known key carries it in a register.
+enum NoDecision {
+    KeyTooLong,
+    Full,
+}
+
+impl From<Full> for NoDecision {
+    fn from(_: Full) -> Self {
+        Self::Full
+    }
+}
+
+impl NoDecision {
+    #[cold]
+    const fn explained(self, key_bytes: usize, max_keys: usize) -> StoreError {
+        match self {
+            Self::KeyTooLong => StoreError::KeyTooLong { bytes: key_bytes },
+            Self::Full => StoreError::Full { max_keys },
+        }
+    }
+}
+
 /// How many keys of a batch are hashed and fetched ahead.
 const AHEAD: usize = 32;
 
@@ -81,15 +103,14 @@ impl<C: Clock> Front<C> {
     }
 
     #[inline]
-    fn fingerprint(&self, key: &[u8]) -> Result<Fingerprint, StoreError> {
+    fn fingerprint(&self, key: &[u8]) -> Result<Fingerprint, NoDecision> {
         if key.len() > MAX_KEY_BYTES {
-            return Err(StoreError::KeyTooLong { bytes: key.len() });
+            return Err(NoDecision::KeyTooLong);
         }
         Ok(self.hasher.fingerprint(key))
     }
 
-    /// One function a rule, so that each is small: the choice among the six is made before it.
-    #[inline(never)]
+    #[inline]
     fn apply<A: Algorithm, T: Answer>(
         &self,
         table: &Table<A::State>,
@@ -98,20 +119,54 @@ impl<C: Clock> Front<C> {
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        let key = self.fingerprint(key)?;
+        let decided = match op {
+            Op::Check(cost) => self.check(table, rule, key, cost, now),
+            op => self.other(table, rule, key, op, now),
+        };
+        decided.map_err(|why| why.explained(key.len(), table.max_keys()))
+    }
+
+    /// One function a rule, so that each is small: the choice among the six is made before it.
+    #[inline(never)]
+    fn check<A: Algorithm, T: Answer>(
+        &self,
+        table: &Table<A::State>,
+        rule: &A,
+        key: &[u8],
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> Result<T, NoDecision> {
+        let spot = table.spot(self.fingerprint(key)?);
         // The bucket comes from memory while the clock is read.
-        table.prefetch(key);
         let now = now.unwrap_or_else(|| self.clock.now());
-        decide(table, rule, key, op, now)
+        Ok(table.with(rule, spot, now, |state, now| rule.decide(state, now, cost))?)
+    }
+
+    /// The verbs that are not a check.
+    #[cold]
+    fn other<A: Algorithm, T: Answer>(
+        &self,
+        table: &Table<A::State>,
+        rule: &A,
+        key: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Result<T, NoDecision> {
+        let spot = table.spot(self.fingerprint(key)?);
+        let now = now.unwrap_or_else(|| self.clock.now());
+        Ok(table.with(rule, spot, now, |state, now| {
+            let mut parts = [Part { rule, state, op, shadow: false }];
+            apply(&mut parts, now).answer.unwrap_or_else(|| unreachable!("one enforced part"))
+        })?)
     }
 
     /// Hashes some keys and asks for their memory, then decides them, then the next.
-    fn apply_many<A: Algorithm, T: Answer, K: AsRef<[u8]>>(
+    fn check_many<A: Algorithm, T: Answer, K: AsRef<[u8]>>(
         &self,
         table: &Table<A::State>,
         rule: &A,
         keys: &[K],
-        op: Op,
+        cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
         if let Some(long) = keys.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
@@ -119,40 +174,18 @@ impl<C: Clock> Front<C> {
         }
         let now = now.unwrap_or_else(|| self.clock.now());
         let mut answers = Vec::with_capacity(keys.len());
-        let mut prints = [Fingerprint::from(0); AHEAD];
+        let mut spots = [Spot::default(); AHEAD];
         for some in keys.chunks(AHEAD) {
-            for (print, key) in prints.iter_mut().zip(some) {
-                *print = self.hasher.fingerprint(key.as_ref());
-                table.prefetch(*print);
+            for (spot, key) in spots.iter_mut().zip(some) {
+                *spot = table.spot(self.hasher.fingerprint(key.as_ref()));
             }
-            for print in &prints[..some.len()] {
-                answers.push(decide(table, rule, *print, op, now)?);
+            for spot in &spots[..some.len()] {
+                let answer = table.with(rule, *spot, now, |state, now| rule.decide(state, now, cost));
+                answers.push(answer.map_err(|Full| StoreError::Full { max_keys: table.max_keys() })?);
             }
         }
         Ok(answers)
     }
-}
-
-#[inline]
-fn decide<A: Algorithm, T: Answer>(
-    table: &Table<A::State>,
-    rule: &A,
-    key: Fingerprint,
-    op: Op,
-    now: Tick,
-) -> Result<T, StoreError> {
-    let answer = table.with(rule, key, now, |state, now| match op {
-        Op::Check(cost) => rule.decide(state, now, cost),
-        op => other(rule, state, now, op),
-    });
-    answer.map_err(|_| StoreError::Full { max_keys: table.max_keys() })
-}
-
-/// The verbs that are not a check.
-#[cold]
-fn other<A: Algorithm, T: Answer>(rule: &A, state: &mut A::State, now: Tick, op: Op) -> T {
-    let mut parts = [Part { rule, state, op, shadow: false }];
-    apply(&mut parts, now).answer.unwrap_or_else(|| unreachable!("one enforced part"))
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
@@ -184,14 +217,14 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         self.front.apply(&self.table, rule, key, op, now)
     }
 
-    fn apply_many<T: Answer, K: AsRef<[u8]>>(
+    fn check_many<T: Answer, K: AsRef<[u8]>>(
         &self,
         rule: &A,
         keys: &[K],
-        op: Op,
+        cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
-        self.front.apply_many(&self.table, rule, keys, op, now)
+        self.front.check_many(&self.table, rule, keys, cost, now)
     }
 
     #[inline]
@@ -286,15 +319,15 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         })
     }
 
-    fn apply_many<T: Answer, K: AsRef<[u8]>>(
+    fn check_many<T: Answer, K: AsRef<[u8]>>(
         &self,
         policy: &Policy,
         keys: &[K],
-        op: Op,
+        cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
         in_its_table!(policy, &self.tables, |rule, table| {
-            self.front.apply_many(table, rule, keys, op, now)
+            self.front.check_many(table, rule, keys, cost, now)
         })
     }
 

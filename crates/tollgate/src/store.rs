@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use tollgate_core::{Algorithm, Answer, Op, Tick};
+use tollgate_core::{Algorithm, Answer, Cost, Op, Tick};
 
 /// Keeps the states of keys, and decides on them.
 pub trait Store<A: Algorithm> {
@@ -21,12 +21,12 @@ pub trait Store<A: Algorithm> {
     /// thread's lateness: where a key was dropped at a time, a new one starts no earlier.
     fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> Self::Reply<T>;
 
-    /// The same for many keys, as if one by one in order.
-    fn apply_many<T: Answer, K: AsRef<[u8]>>(
+    /// Checks the same cost for many keys, as if one by one in order.
+    fn check_many<T: Answer, K: AsRef<[u8]>>(
         &self,
         rule: &A,
         keys: &[K],
-        op: Op,
+        cost: Cost,
         now: Option<Tick>,
     ) -> Self::Reply<Vec<T>>;
 

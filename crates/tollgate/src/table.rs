@@ -144,12 +144,11 @@ struct Slots<S> {
 unsafe impl<S: Send> Sync for Bucket<S> {}
 unsafe impl<S: Send> Send for Bucket<S> {}
 
-/// Where a key lives.
-#[derive(Clone, Copy)]
-struct Place {
+/// A key in a table: its home, and what it is told by there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spot {
     home: usize,
-    distance: usize,
-    key: Fingerprint,
+    tag: u64,
 }
 
 /// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
@@ -290,10 +289,15 @@ impl<S> Table<S> {
         self.max_keys
     }
 
-    /// Starts to load what a decision on the key will need.
+    /// Where a key belongs. What a decision on it will need starts to load.
     #[inline]
-    pub(crate) fn prefetch(&self, key: Fingerprint) {
-        self.buckets.prefetch(self.home(key));
+    pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
+        // The high half of the product is below the number of homes, whatever that is.
+        let scaled = (u128::from(key.home) * self.homes as u128) >> 64;
+        #[expect(clippy::cast_possible_truncation, reason = "below a usize")]
+        let home = scaled as usize;
+        self.buckets.prefetch(home);
+        Spot { home, tag: key.tag }
     }
 
     /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
@@ -302,44 +306,29 @@ impl<S> Table<S> {
     pub(crate) fn with<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
-        key: Fingerprint,
+        key: Spot,
         now: Tick,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let index = self.home(key);
-        let mut home = self.buckets[index].hold();
+        let mut home = self.buckets[key.home].hold();
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run(state, now)));
         }
         // Acquire: whoever sees that a key is gone sees when it went.
         if home.0.spilled.load(Ordering::Acquire) > 0
-            && let Some((mut bucket, slot)) = self.find_beyond(&home, index, key)
+            && let Some((mut bucket, slot)) = self.find_beyond(&home, key)
         {
             return Ok(bucket.with_state(slot, |state| run(state, now)));
         }
-        self.with_new(rule, key, index, home, now, run)
-    }
-
-    #[inline]
-    fn home(&self, key: Fingerprint) -> usize {
-        // The high half of the product is below the number of homes, whatever that is.
-        let scaled = (u128::from(key.home) * self.homes as u128) >> 64;
-        #[expect(clippy::cast_possible_truncation, reason = "below a usize")]
-        let home = scaled as usize;
-        home
+        self.with_new(rule, key, home, now, run)
     }
 
     /// Looks for a key in the buckets after its home, whose lock is held.
     #[cold]
-    fn find_beyond(
-        &self,
-        home: &Held<'_, S>,
-        index: usize,
-        key: Fingerprint,
-    ) -> Option<(Held<'_, S>, usize)> {
+    fn find_beyond(&self, home: &Held<'_, S>, key: Spot) -> Option<(Held<'_, S>, usize)> {
         let mut left = home.0.spilled.load(Ordering::Relaxed);
         for distance in 1..=REACH {
-            let mut bucket = self.buckets[index + distance].hold();
+            let mut bucket = self.buckets[key.home + distance].hold();
             if let Some(slot) = bucket.find(key.tag | distance as u64) {
                 return Some((bucket, slot));
             }
@@ -358,14 +347,13 @@ impl<S> Table<S> {
     fn with_new<'a, A: Algorithm<State = S>, R>(
         &'a self,
         rule: &A,
-        key: Fingerprint,
-        index: usize,
+        key: Spot,
         mut home: Held<'a, S>,
         now: Tick,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
-        let now = now.max(self.floor(index));
+        let now = now.max(self.floor(key.home));
         if self.when_full == WhenFull::RefuseNew && self.len() >= self.max_keys {
             self.sweep(rule, now);
             if self.len() >= self.max_keys && !self.has_fresh(rule, &mut home, now) {
@@ -376,7 +364,7 @@ impl<S> Table<S> {
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            self.place(rule, key, index, &mut home, now, state);
+            self.place(rule, key, &mut home, now, state);
             drop(home);
             self.sweep(rule, now);
         }
@@ -388,8 +376,7 @@ impl<S> Table<S> {
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
-        key: Fingerprint,
-        index: usize,
+        key: Spot,
         home: &mut Held<'a, S>,
         now: Tick,
         state: S,
@@ -398,19 +385,18 @@ impl<S> Table<S> {
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
         for distance in 0..=REACH {
-            let mut beyond = (distance > 0).then(|| self.buckets[index + distance].hold());
+            let mut beyond = (distance > 0).then(|| self.buckets[key.home + distance].hold());
             let bucket = beyond.as_mut().unwrap_or(home);
             let tags = bucket.tags();
-            let place = Place { home: index, distance, key };
             if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
-                return self.replace(bucket, slot, place, now, state);
+                return self.replace(bucket, slot, (key, distance), now, state);
             }
             for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
                 if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
                     self.len.fetch_sub(1, Ordering::Relaxed);
-                    return self.replace(bucket, slot, place, now, state);
+                    return self.replace(bucket, slot, (key, distance), now, state);
                 }
                 let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
                 if least.is_none_or(|(_, _, other)| used < other) {
@@ -424,7 +410,7 @@ impl<S> Table<S> {
         }
         self.len.fetch_sub(1, Ordering::Relaxed);
         let (distance, slot) = least.map_or((0, 0), |(distance, slot, _)| (distance, slot));
-        let mut beyond = (distance > 0).then(|| self.buckets[index + distance].hold());
+        let mut beyond = (distance > 0).then(|| self.buckets[key.home + distance].hold());
         let bucket = beyond.as_mut().unwrap_or(home);
         // Its bucket was let go meanwhile. Whoever is there now goes instead; if nobody is, there is
         // one key more for a while, for whoever comes next finds the table full.
@@ -433,18 +419,24 @@ impl<S> Table<S> {
         } else {
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
-        self.replace(bucket, slot, Place { home: index, distance, key }, now, state);
+        self.replace(bucket, slot, (key, distance), now, state);
     }
 
-    /// Puts a key into a slot, in place of whatever is there.
-    fn replace(&self, bucket: &mut Held<'_, S>, slot: usize, place: Place, now: Tick, state: S) {
-        let Place { home, distance, key } = place;
+    /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.
+    fn replace(
+        &self,
+        bucket: &mut Held<'_, S>,
+        slot: usize,
+        (key, distance): (Spot, usize),
+        now: Tick,
+        state: S,
+    ) {
         if distance > 0 {
-            self.buckets[home].spilled.fetch_add(1, Ordering::Relaxed);
+            self.buckets[key.home].spilled.fetch_add(1, Ordering::Relaxed);
         }
         let gone = bucket.tags()[slot];
         bucket.put(slot, key.tag | distance as u64, state);
-        self.forget(home + distance, gone, now);
+        self.forget(key.home + distance, gone, now);
     }
 
     /// Notes that a key is gone from a bucket, whose lock is held.

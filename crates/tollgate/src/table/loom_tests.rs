@@ -24,7 +24,7 @@ fn table(max_keys: usize) -> Shared {
 
 fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
-    table.with(rule, key, Tick(now), decide).expect("not refusing")
+    table.with(rule, table.spot(key), Tick(now), decide).expect("not refusing")
 }
 
 /// Runs two sequences of (key, time) in two threads; returns what each was answered.
@@ -113,7 +113,7 @@ fn b4_a_late_thread_after_its_key_was_dropped() {
 fn c2_keys_away_from_home_are_found() {
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
-        assert_eq!(table.home(ALICE), table.home(BOB));
+        assert_eq!(table.spot(ALICE).home, table.spot(BOB).home);
         let answers = race(&table, rule, &[(ALICE, 0), (ALICE, 0)], &[(BOB, 0), (BOB, 0)]);
         assert_eq!(answers, (vec![true, false], vec![true, false]));
         assert_eq!(table.usage().keys, 2);
@@ -125,7 +125,7 @@ fn c2_keys_away_from_home_are_found() {
 fn neighbours_do_not_deadlock() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 100));
-        assert_ne!(table.home(ALICE), table.home(FAR));
+        assert_ne!(table.spot(ALICE).home, table.spot(FAR).home);
         assert!(ask(&table, &rule, BOB, 0));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
         assert_eq!(admitted(&answers), 2);
