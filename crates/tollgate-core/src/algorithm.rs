@@ -193,6 +193,22 @@ pub trait Algorithm {
         admits
     }
 
+    /// What a refusal leaves behind: nothing, unless the rule has a penalty.
+    #[inline]
+    fn refuse(&self, _state: &mut Self::State, _now: Tick, _cost: Cost) {}
+
+    /// Which of the limits of a rule refuses a cost: the first that does, or the first that would if
+    /// it were not a [shadow](crate::LimitBuilder::shadow).
+    #[inline]
+    fn refusing(&self, state: &Self::State, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        (!shadow && !self.admits(state, now, cost)).then_some(0)
+    }
+
+    /// The name of one of its limits.
+    fn limit_name(&self, _limit: usize) -> &str {
+        ""
+    }
+
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
 
@@ -202,6 +218,12 @@ pub trait Algorithm {
     /// A refund stops at fresh, and acts where the charge was. A charge stops at the bound on debt,
     /// in whole units. An amount of 0 changes nothing.
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128;
+
+    /// Gives back a charge of which it is known when it was made; returns how much of it had no
+    /// effect. A window that has passed gives nothing back; a bucket earns everything back alike.
+    fn give_back(&self, state: &mut Self::State, now: Tick, amount: Cost, _charged: Tick) -> u128 {
+        self.charge(state, now, -i128::from(amount))
+    }
 
     /// What the caller is told. `admitted` is the cost just charged, if the request was admitted.
     fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts;

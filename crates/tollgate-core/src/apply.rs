@@ -16,6 +16,13 @@ pub enum Op {
     /// Use this much without asking (settling a reservation may lead into debt), or give it back
     /// where it is negative.
     Force(i128),
+    /// Give back a charge of which it is known when it was made, where it still counts.
+    GiveBack {
+        /// How much.
+        amount: Cost,
+        /// When it was charged.
+        charged: Tick,
+    },
     /// Make the key fresh.
     Reset,
 }
@@ -29,19 +36,15 @@ pub struct Part<'a, A: Algorithm> {
     pub state: &'a mut A::State,
     /// What to do.
     pub op: Op,
-    /// A shadow limit keeps its state as if it were enforced, but its refusal refuses nobody.
-    pub shadow: bool,
 }
 
 /// What became of the parts: the merged answer, and who refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied<T> {
-    /// The answer of all enforced parts; `None` if there were none.
+    /// The answer of all parts; `None` if there were none.
     pub answer: Option<T>,
-    /// The first enforced part that refused.
+    /// The first part that refused.
     pub refused_by: Option<usize>,
-    /// The first shadow part that would have refused.
-    pub shadow_refused_by: Option<usize>,
     /// How much of the forced charges and refunds had no effect.
     pub dropped: u128,
 }
@@ -56,7 +59,7 @@ pub struct Applied<T> {
 /// let now = Tick(0);
 /// let (mut s, mut m) = (per_second.first(now), per_minute.first(now));
 /// let mut ask = |now| {
-///     let part = |rule, state| Part { rule, state, op: Op::Check(2), shadow: false };
+///     let part = |rule, state| Part { rule, state, op: Op::Check(2) };
 ///     apply::<_, Decision>(&mut [part(&per_second, &mut s), part(&per_minute, &mut m)], now)
 /// };
 ///
@@ -68,24 +71,20 @@ pub struct Applied<T> {
 /// # Ok::<(), tollgate_core::PolicyError>(())
 /// ```
 pub fn apply<A: Algorithm, T: Answer>(parts: &mut [Part<'_, A>], now: Tick) -> Applied<T> {
-    let mut refusals = parts.iter().enumerate().filter(|(_, part)| !part.admits(now));
-    let refused_by = refusals.clone().find(|(_, part)| !part.shadow).map(|(index, _)| index);
-    let shadow_refused_by = refusals.find(|(_, part)| part.shadow).map(|(index, _)| index);
-    let mut applied = Applied { answer: None, refused_by, shadow_refused_by, dropped: 0 };
+    let refused_by = parts.iter().position(|part| !part.admits(now));
+    let mut applied = Applied { answer: None, refused_by, dropped: 0 };
     for part in parts {
         let (answer, dropped) = part.step::<T>(now, refused_by.is_none());
         applied.dropped = applied.dropped.saturating_add(dropped);
-        if !part.shadow {
-            applied.answer = Some(match applied.answer {
-                Some(others) => T::merge(others, answer),
-                None => answer,
-            });
-        }
+        applied.answer = Some(match applied.answer {
+            Some(others) => T::merge(others, answer),
+            None => answer,
+        });
     }
     applied
 }
 
-/// The usual case without parts: one request under one enforced limit.
+/// The usual case without parts: one request under one rule.
 #[inline(always)]
 pub(crate) fn decide<A: Algorithm, T: Answer>(
     rule: &A,
@@ -97,30 +96,39 @@ pub(crate) fn decide<A: Algorithm, T: Answer>(
 }
 
 impl<A: Algorithm> Part<'_, A> {
-    /// Whether this part has nothing against the decision.
-    fn admits(&self, now: Tick) -> bool {
+    /// Whether this part has nothing against the decision. Whoever cannot have all states at once
+    /// asks every part this, and then lets every part [`step`](Self::step).
+    pub fn admits(&self, now: Tick) -> bool {
         match self.op {
             Op::Check(cost) | Op::Peek(cost) => {
                 seen_from(self.rule, self.state, now, |state| self.rule.admits(state, now, cost))
             }
-            Op::Force(_) | Op::Reset => true,
+            Op::Force(_) | Op::GiveBack { .. } | Op::Reset => true,
         }
     }
 
-    /// Carries the part out, if every part agrees to `go`, and reads the answer from what is left.
-    fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u128) {
+    /// Carries the part out, if every part agrees to `go`, and reads the answer from what is left;
+    /// with how much of a forced charge or a refund had no effect.
+    pub fn step<T: Answer>(&mut self, now: Tick, go: bool) -> (T, u128) {
         let rule = self.rule;
         match self.op {
             Op::Check(0) | Op::Peek(0) => (look(rule, self.state, now, go), 0),
             Op::Check(cost) => (check(rule, self.state, now, cost, go), 0),
             Op::Peek(cost) => (check(rule, &mut self.state.clone(), now, cost, go), 0),
-            Op::Force(amount) => {
+            Op::Force(0) | Op::GiveBack { amount: 0, .. } => (told(rule, self.state, now), 0),
+            Op::Force(_) | Op::GiveBack { .. } => {
                 let mut dropped = 0;
-                if go && amount != 0 {
+                if go {
                     if rule.set_back(self.state, now) {
                         rule.rebase(self.state, now);
                     }
-                    dropped = rule.charge(self.state, now, amount);
+                    dropped = match self.op {
+                        Op::Force(amount) => rule.charge(self.state, now, amount),
+                        Op::GiveBack { amount, charged } => {
+                            rule.give_back(self.state, now, amount, charged)
+                        }
+                        _ => 0,
+                    };
                 }
                 (told(rule, self.state, now), dropped)
             }
@@ -136,7 +144,7 @@ impl<A: Algorithm> Part<'_, A> {
 
 /// The answer to an operation that asks for nothing.
 fn told<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick) -> T {
-    seen_from(rule, state, now, |state| T::of(rule, state, now, Outcome::Spared(0)))
+    seen_from(rule, state, now, |state| T::of(rule, state, now, Outcome::Spared(0), None))
 }
 
 /// Tells how a key stands, and changes nothing.
@@ -148,7 +156,8 @@ fn look<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick, go: bool
             true => Outcome::Spared(0),
             false => Outcome::Refused(0),
         };
-        T::of(rule, state, now, outcome)
+        let shadowed = rule.refusing(state, now, 0, true);
+        T::of(rule, state, now, outcome, shadowed)
     })
 }
 
@@ -164,12 +173,16 @@ fn check<A: Algorithm, T: Answer>(
     if rule.set_back(state, now) {
         rule.rebase(state, now);
     }
+    let shadowed = if T::TELLS { rule.refusing(state, now, cost, true) } else { None };
     let outcome = match go {
         true if rule.admit(state, now, cost) => Outcome::Admitted(cost),
         false if rule.admits(state, now, cost) => Outcome::Spared(cost),
-        _ => Outcome::Refused(cost),
+        _ => {
+            rule.refuse(state, now, cost);
+            Outcome::Refused(cost)
+        }
     };
-    T::of(rule, state, now, outcome)
+    T::of(rule, state, now, outcome, shadowed)
 }
 
 /// Reads a state as it stands at `now`, on a copy if the clock was set back.

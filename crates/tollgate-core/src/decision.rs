@@ -22,15 +22,32 @@ pub struct Decision {
     pub reset_after: Ticks,
     /// How long an admitted request should wait so that the output is flat (leaky bucket; else 0).
     pub delay: Ticks,
+    /// Which limit refused: its place in [`Policy::limits`](crate::Policy::limits), the first if
+    /// several did.
+    pub refused_by: Option<usize>,
+    /// Which [shadow](crate::LimitBuilder::shadow) limit would have refused, the first if several.
+    pub shadow_refused_by: Option<usize>,
 }
 
 /// What a decision is wanted as: `bool` or [`Decision`].
 ///
 /// The point of the choice is cost: a `bool` needs no division.
 pub trait Answer: Sized {
-    /// The answer for one limit, read from its state after the decision: with the cost it admitted,
-    /// or with the cost it refused.
-    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick, outcome: Outcome) -> Self;
+    /// Whether more is wanted than yes or no.
+    const TELLS: bool;
+
+    /// The answer of one rule, read from its state after the decision: with the cost it admitted, or
+    /// with the cost it refused; and which of its shadows would have refused.
+    fn of<A: Algorithm>(
+        rule: &A,
+        state: &A::State,
+        now: Tick,
+        outcome: Outcome,
+        shadow_refused_by: Option<usize>,
+    ) -> Self;
+
+    /// What is wanted of a decision that was told in full.
+    fn of_decision(decision: Decision) -> Self;
 
     /// Whether the request may go ahead.
     fn is_allowed(&self) -> bool;
@@ -53,9 +70,22 @@ pub enum Outcome {
 }
 
 impl Answer for bool {
+    const TELLS: bool = false;
+
     #[inline]
-    fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome) -> Self {
+    fn of<A: Algorithm>(
+        _: &A,
+        _: &A::State,
+        _: Tick,
+        outcome: Outcome,
+        _: Option<usize>,
+    ) -> Self {
         !matches!(outcome, Outcome::Refused(_))
+    }
+
+    #[inline]
+    fn of_decision(decision: Decision) -> Self {
+        decision.allowed
     }
 
     #[inline]
@@ -70,7 +100,15 @@ impl Answer for bool {
 }
 
 impl Answer for Decision {
-    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick, outcome: Outcome) -> Self {
+    const TELLS: bool = true;
+
+    fn of<A: Algorithm>(
+        rule: &A,
+        state: &A::State,
+        now: Tick,
+        outcome: Outcome,
+        shadow_refused_by: Option<usize>,
+    ) -> Self {
         let (admitted, retry_after) = match outcome {
             Outcome::Admitted(cost) => (Some(cost), Some(Ticks::ZERO)),
             Outcome::Spared(_) => (None, Some(Ticks::ZERO)),
@@ -80,6 +118,10 @@ impl Answer for Decision {
                 Fit::Never => (None, None),
             },
         };
+        let refused_by = match outcome {
+            Outcome::Refused(cost) => rule.refusing(state, now, cost, false),
+            _ => None,
+        };
         let facts = rule.facts(state, now, admitted);
         Self {
             allowed: !matches!(outcome, Outcome::Refused(_)),
@@ -88,7 +130,13 @@ impl Answer for Decision {
             retry_after,
             reset_after: facts.reset_after,
             delay: facts.delay,
+            refused_by,
+            shadow_refused_by,
         }
+    }
+
+    fn of_decision(decision: Decision) -> Self {
+        decision
     }
 
     fn is_allowed(&self) -> bool {
@@ -104,6 +152,8 @@ impl Answer for Decision {
             retry_after: self.retry_after.zip(other.retry_after).map(|(a, b)| a.max(b)),
             reset_after: self.reset_after.max(other.reset_after),
             delay: self.delay.max(other.delay),
+            refused_by: self.refused_by.or(other.refused_by),
+            shadow_refused_by: self.shadow_refused_by.or(other.shadow_refused_by),
         }
     }
 }

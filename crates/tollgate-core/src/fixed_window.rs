@@ -144,6 +144,20 @@ impl Algorithm for FixedWindow {
         dropped
     }
 
+    fn give_back(
+        &self,
+        state: &mut FixedWindowState,
+        now: Tick,
+        amount: Cost,
+        charged: Tick,
+    ) -> u128 {
+        if self.count(state, now) > 0 && state.last.since(charged).0 <= state.into {
+            self.charge(state, now, -i128::from(amount))
+        } else {
+            u128::from(amount)
+        }
+    }
+
     fn facts(&self, state: &FixedWindowState, now: Tick, _: Option<Cost>) -> Facts {
         let count = self.count(state, now);
         Facts {

@@ -29,7 +29,7 @@
 //! | How does each of the six decide? | `token_bucket.rs`, `gcra.rs`, `leaky_bucket.rs` (on `bucket.rs`), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
 //! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
-//! | How do several limits decide as one? | `several.rs` |
+//! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
 //! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
@@ -47,6 +47,7 @@ mod gcra;
 mod instruction;
 mod leaky_bucket;
 mod limit;
+mod penalty;
 mod policy;
 mod several;
 mod simulator;
@@ -66,7 +67,9 @@ pub use gcra::{ArrivalTime, Gcra};
 pub use instruction::{Instruction, InstructionError};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{Anchor, Kind, Limit, LimitState, Machine, Numbers, UnknownKind};
+pub use penalty::Penalty;
 pub use policy::{LimitBuilder, Policy, PolicyError};
+pub use several::Standing;
 pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 pub use sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};

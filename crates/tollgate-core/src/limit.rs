@@ -15,6 +15,7 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::fixed_window::{FixedWindow, FixedWindowState};
 use crate::gcra::Gcra;
 use crate::leaky_bucket::LeakyBucket;
+use crate::penalty::Penalty;
 use crate::policy::PolicyError;
 use crate::sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 use crate::sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
@@ -240,6 +241,14 @@ pub struct Limit {
     name: Box<str>,
     numbers: Numbers,
     machine: Machine,
+    options: Options,
+}
+
+/// What a [`Policy`](crate::Policy) makes of a limit's answer. The limit by itself does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) shadow: bool,
+    pub(crate) penalty: Option<Penalty>,
 }
 
 /// The state of a key under a [`Limit`].
@@ -298,7 +307,11 @@ macro_rules! with {
 }
 
 impl Limit {
-    pub(crate) fn new(name: Box<str>, numbers: Numbers) -> Result<Self, PolicyError> {
+    pub(crate) fn new(
+        name: Box<str>,
+        numbers: Numbers,
+        options: Options,
+    ) -> Result<Self, PolicyError> {
         numbers.validate()?;
         let n = &numbers;
         // Each bucket in 64 bits if its levels fit, else in 128, where all valid ones do.
@@ -320,7 +333,7 @@ impl Limit {
         };
         let machine = machine
             .ok_or(PolicyError::DebtTooLarge { debt: numbers.debt, capacity: numbers.burst })?;
-        Ok(Self { name, numbers, machine })
+        Ok(Self { name, numbers, machine, options })
     }
 
     /// Its name, to tell it from the other limits of its policy.
@@ -333,6 +346,22 @@ impl Limit {
     #[must_use]
     pub const fn numbers(&self) -> &Numbers {
         &self.numbers
+    }
+
+    /// Whether it only watches.
+    #[must_use]
+    pub const fn is_shadow(&self) -> bool {
+        self.options.shadow
+    }
+
+    /// What becomes of keys that are refused too often.
+    #[must_use]
+    pub const fn penalty(&self) -> Option<&Penalty> {
+        self.options.penalty.as_ref()
+    }
+
+    pub(crate) const fn is_plain(&self) -> bool {
+        !self.options.shadow && self.options.penalty.is_none()
     }
 
     /// Its state machine.
@@ -377,8 +406,9 @@ impl Limit {
         if self.numbers.same_state(&numbers) {
             return self.decode_state(state);
         }
+        let options = Options { shadow: false, penalty: None };
         let from =
-            Self::new(Box::default(), numbers).map_err(|_| DecodeError::Field { name: "limit" })?;
+            Self::new(Box::default(), numbers, options).map_err(|_| DecodeError::Field { name: "limit" })?;
         Ok(self.carry(&from, &from.decode_state(state)?, now))
     }
 
@@ -440,6 +470,12 @@ impl Algorithm for Limit {
         with!(self, &mut *state, |machine, state| machine.charge(state, now, amount), else {
             *state = self.used_up(now);
             self.charge(state, now, amount)
+        })
+    }
+
+    fn give_back(&self, state: &mut LimitState, now: Tick, amount: Cost, charged: Tick) -> u128 {
+        with!(self, state, |machine, state| machine.give_back(state, now, amount, charged), else {
+            u128::from(amount)
         })
     }
 

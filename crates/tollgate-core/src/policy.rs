@@ -7,7 +7,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::limit::{Anchor, Kind, Limit, Numbers};
+use crate::limit::{Anchor, Kind, Limit, Numbers, Options};
+use crate::penalty::Penalty;
 use crate::sliding_window_log::MAX_LOG_ENTRIES;
 use crate::{Cost, Ticks};
 
@@ -105,6 +106,16 @@ impl Policy {
     pub fn limits(&self) -> &[Limit] {
         &self.limits
     }
+
+    /// Its only limit, if it has no other and that one has no options: then the limit's own machine
+    /// decides as the policy does.
+    #[must_use]
+    pub fn plain(&self) -> Option<&Limit> {
+        match &*self.limits {
+            [limit] if limit.is_plain() => Some(limit),
+            _ => None,
+        }
+    }
 }
 
 /// A limit being described. Nothing is checked until it is [made](Self::build).
@@ -119,6 +130,7 @@ pub struct LimitBuilder {
     start: Option<Cost>,
     anchor: Anchor,
     name: Option<Box<str>>,
+    options: Options,
 }
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
@@ -134,6 +146,7 @@ impl LimitBuilder {
             start: None,
             anchor: Anchor::Clock,
             name: None,
+            options: Options { shadow: false, penalty: None },
         }
     }
 
@@ -190,6 +203,19 @@ impl LimitBuilder {
         self
     }
 
+    /// Only watches: the limit keeps its state as if it were enforced, and its refusals are told to
+    /// observers and in [`shadow_refused_by`](crate::Decision::shadow_refused_by), but refuse nobody.
+    pub const fn shadow(mut self) -> Self {
+        self.options.shadow = true;
+        self
+    }
+
+    /// Refuses a key for a while after it was refused too often.
+    pub const fn penalty(mut self, penalty: Penalty) -> Self {
+        self.options.penalty = Some(penalty);
+        self
+    }
+
     /// The name of the limit, and of the policy if it is the only one. Without it: the algorithm's.
     pub fn named(mut self, name: impl Into<Box<str>>) -> Self {
         self.name = Some(name.into());
@@ -212,7 +238,16 @@ impl LimitBuilder {
             start: self.start.unwrap_or(burst),
             anchor: self.anchor,
         };
-        Limit::new(self.name.unwrap_or_else(|| self.kind.name().into()), numbers)
+        if let Some(penalty) = self.options.penalty {
+            if penalty.refusals() == 0 {
+                return Err(PolicyError::PenaltyAfterNothing);
+            }
+            if penalty.lasts() == Ticks::ZERO || penalty.lasts() > Penalty::MAX {
+                return Err(PolicyError::PenaltyLasts { lasts: penalty.lasts() });
+            }
+        }
+        let name = self.name.unwrap_or_else(|| self.kind.name().into());
+        Limit::new(name, numbers, self.options)
     }
 
     /// A policy of this one limit, if it is valid.
@@ -288,6 +323,13 @@ pub enum PolicyError {
         /// The capacity.
         capacity: Cost,
     },
+    /// A penalty before anybody was refused.
+    PenaltyAfterNothing,
+    /// A penalty of no time, or of more than can be counted exactly.
+    PenaltyLasts {
+        /// How long it was to last.
+        lasts: Ticks,
+    },
     /// A policy without limits.
     NoLimits,
     /// Two limits of one policy have the same name.
@@ -344,6 +386,12 @@ impl fmt::Display for PolicyError {
                     f,
                     "new keys cannot start with {start}; use at most the capacity, {capacity}"
                 )
+            }
+            Self::PenaltyAfterNothing => {
+                write!(f, "a penalty after 0 refusals refuses everybody; use at least 1")
+            }
+            Self::PenaltyLasts { lasts } => {
+                write!(f, "a penalty of {lasts} ticks; use 1 to {}", Penalty::MAX)
             }
             Self::NoLimits => {
                 write!(f, "a policy without limits limits nothing; give at least one")

@@ -1,7 +1,8 @@
 //! Several limits as one rule: a policy decides all or nothing over its limits.
 //!
 //! The state is a list of theirs. What is told is the tightest of all: the least remaining, the
-//! longest wait.
+//! longest wait. This is also where the options of a limit take effect: a shadow keeps its state and
+//! refuses nobody, a penalty refuses after refusals.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -9,27 +10,187 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::limit::{Limit, LimitState};
+use crate::penalty::Record;
 use crate::policy::Policy;
-use crate::{Cost, Tick};
+use crate::{Cost, Tick, Ticks};
+
+/// How a key stands under one limit of a [`Policy`].
+#[derive(Clone, Debug)]
+pub struct Standing {
+    state: LimitState,
+    /// Refusals and penalties; always `None` for limits without a penalty.
+    record: Option<Record>,
+}
+
+impl From<LimitState> for Standing {
+    fn from(state: LimitState) -> Self {
+        Self { state, record: None }
+    }
+}
+
+impl Standing {
+    /// How long a penalty still lasts.
+    fn penalty(&self, now: Tick) -> Ticks {
+        self.record.map_or(Ticks::ZERO, |record| record.wait(now))
+    }
+}
+
+/// A limit with its penalty, if it has one.
+impl Limit {
+    fn window(&self) -> Ticks {
+        self.numbers().window
+    }
+
+    fn lets(&self, standing: &Standing, now: Tick, cost: Cost) -> bool {
+        standing.penalty(now) == Ticks::ZERO && self.admits(&standing.state, now, cost)
+    }
+
+    fn fits(&self, standing: &Standing, now: Tick, cost: Cost) -> Fit {
+        longest(self.fit(&standing.state, now, cost), match standing.penalty(now) {
+            Ticks::ZERO => Fit::Now,
+            wait => Fit::After(wait),
+        })
+    }
+
+    fn note_refusal(&self, standing: &mut Standing, now: Tick, cost: Cost) {
+        if let Some(penalty) = self.penalty()
+            && (1..=self.capacity()).contains(&cost)
+            && !self.lets(standing, now, cost)
+        {
+            let record = Record::refused(standing.record, penalty, self.window(), now);
+            standing.record = Some(record);
+        }
+    }
+
+    fn told(&self, standing: &Standing, now: Tick, admitted: Option<Cost>) -> Facts {
+        let mut facts = self.facts(&standing.state, now, admitted);
+        if let Some(record) = standing.record {
+            let over_at = record.over_at(self.window()).unwrap_or(Tick(i64::MAX));
+            facts.reset_after = facts.reset_after.max(over_at.since(now));
+            if record.wait(now) > Ticks::ZERO {
+                facts.remaining = 0;
+            }
+        }
+        facts
+    }
+
+    fn was_set_back(&self, standing: &Standing, now: Tick) -> bool {
+        let record = standing.record.as_ref().zip(self.penalty());
+        self.set_back(&standing.state, now)
+            || record.is_some_and(|(record, penalty)| record.set_back(penalty, self.window(), now))
+    }
+
+    fn move_back(&self, standing: &mut Standing, now: Tick) {
+        if self.set_back(&standing.state, now) {
+            self.rebase(&mut standing.state, now);
+        }
+        if let (Some(record), Some(penalty)) = (standing.record, self.penalty())
+            && record.set_back(penalty, self.window(), now)
+        {
+            standing.record = Some(record.moved(penalty, now));
+        }
+    }
+
+    fn forgets_at(&self, standing: &Standing) -> Option<Tick> {
+        let fresh = self.fresh_at(&standing.state)?;
+        match standing.record {
+            Some(record) => Some(fresh.max(record.over_at(self.window())?)),
+            None => Some(fresh),
+        }
+    }
+}
 
 impl Policy {
     fn each<'a>(
         &'a self,
-        states: &'a [LimitState],
-    ) -> impl Iterator<Item = (&'a Limit, &'a LimitState)> {
+        states: &'a [Standing],
+    ) -> impl Iterator<Item = (&'a Limit, &'a Standing)> {
         self.limits().iter().zip(states)
     }
 
-    fn make(&self, make: impl FnMut(&Limit) -> LimitState) -> Box<[LimitState]> {
-        self.limits().iter().map(make).collect()
+    fn each_mut<'a>(
+        &'a self,
+        states: &'a mut [Standing],
+    ) -> impl Iterator<Item = (&'a Limit, &'a mut Standing)> {
+        self.limits().iter().zip(states)
+    }
+
+    fn enforced<'a>(
+        &'a self,
+        states: &'a [Standing],
+    ) -> impl Iterator<Item = (&'a Limit, &'a Standing)> {
+        self.each(states).filter(|(limit, _)| !limit.is_shadow())
+    }
+
+    fn make(&self, make: impl FnMut(&Limit) -> LimitState) -> Box<[Standing]> {
+        self.limits().iter().map(make).map(Standing::from).collect()
+    }
+
+    /// Takes over a state that was made under another policy: what was used stays used.
+    ///
+    /// A limit takes over from the one of its name, or from the only one there is; one that is new
+    /// starts with the most that any of the others has used. A penalty goes on, but no longer than the
+    /// new one lasts.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Policy, Tick, Ticks};
+    ///
+    /// let free = Policy::token_bucket(10).per(Ticks(60)).build()?;
+    /// let pro = Policy::all_of("pro", [
+    ///     Policy::token_bucket(100).per(Ticks(60)),
+    ///     Policy::fixed_window(1000).per(Ticks(3600)).named("hour"),
+    /// ])?;
+    /// let mut state = free.first(Tick(0));
+    /// assert!(free.decide::<bool>(&mut state, Tick(0), 10));
+    /// let upgraded = pro.carry(&free, &state, Tick(0));
+    /// assert_eq!(pro.facts(&upgraded, Tick(0), None).remaining, 90);
+    /// # Ok::<(), tollgate_core::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn carry(&self, from: &Self, states: &[Standing], now: Tick) -> Box<[Standing]> {
+        let alone = self.limits().len() == 1 && from.limits().len() == 1;
+        let carried = self.limits().iter().map(|limit| {
+            let namesake =
+                from.each(states).find(|(other, _)| alone || other.name() == limit.name());
+            let Some((other, standing)) = namesake else {
+                return limit.with_used(from.most_used(states, now), now).into();
+            };
+            let record = standing.record.filter(|record| {
+                record.over_at(other.window()).is_none_or(|over| over > now)
+            });
+            Standing {
+                state: limit.carry(other, &standing.state, now),
+                record: record.zip(limit.penalty()).map(|(record, new)| record.moved(new, now)),
+            }
+        });
+        carried.collect()
+    }
+
+    fn most_used(&self, states: &[Standing], now: Tick) -> Used {
+        let used = self.each(states).map(|(limit, standing)| limit.used(&standing.state, now));
+        used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
     }
 }
 
+/// The longer of two waits.
+fn longest(one: Fit, other: Fit) -> Fit {
+    match (one, other) {
+        (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
+        (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
+        (Fit::Now, wait) | (wait, Fit::Now) => wait,
+    }
+}
+
+/// What is told where nothing is enforced.
+const UNLIMITED: Facts =
+    Facts { limit: Cost::MAX, remaining: Cost::MAX, reset_after: Ticks::ZERO, delay: Ticks::ZERO };
+
 impl Algorithm for Policy {
-    type State = Box<[LimitState]>;
+    type State = Box<[Standing]>;
 
     fn capacity(&self) -> Cost {
-        self.limits().iter().map(Limit::capacity).min().unwrap_or(0)
+        let enforced = self.limits().iter().filter(|limit| !limit.is_shadow());
+        enforced.map(Limit::capacity).min().unwrap_or(Cost::MAX)
     }
 
     fn fresh(&self, now: Tick) -> Self::State {
@@ -41,40 +202,69 @@ impl Algorithm for Policy {
     }
 
     fn set_back(&self, state: &Self::State, now: Tick) -> bool {
-        self.each(state).any(|(limit, state)| limit.set_back(state, now))
+        self.each(state).any(|(limit, standing)| limit.was_set_back(standing, now))
     }
 
     fn rebase(&self, state: &mut Self::State, now: Tick) {
-        for (limit, state) in self.limits().iter().zip(state) {
-            if limit.set_back(state, now) {
-                limit.rebase(state, now);
-            }
-        }
+        self.each_mut(state).for_each(|(limit, standing)| limit.move_back(standing, now));
     }
 
     fn admits(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
-        self.each(state).all(|(limit, state)| limit.admits(state, now, cost))
+        self.enforced(state).all(|(limit, standing)| limit.lets(standing, now, cost))
+    }
+
+    fn admit(&self, state: &mut Self::State, now: Tick, cost: Cost) -> bool {
+        let admits = self.admits(state, now, cost);
+        if admits && cost > 0 {
+            for (limit, standing) in self.each_mut(state) {
+                // Only a shadow can refuse here.
+                if limit.lets(standing, now, cost) {
+                    limit.charge(&mut standing.state, now, i128::from(cost));
+                } else {
+                    limit.note_refusal(standing, now, cost);
+                }
+            }
+        }
+        admits
+    }
+
+    fn refuse(&self, state: &mut Self::State, now: Tick, cost: Cost) {
+        self.each_mut(state).for_each(|(limit, standing)| limit.note_refusal(standing, now, cost));
+    }
+
+    fn refusing(&self, state: &Self::State, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        self.each(state).position(|(limit, standing)| {
+            limit.is_shadow() == shadow && !limit.lets(standing, now, cost)
+        })
+    }
+
+    fn limit_name(&self, limit: usize) -> &str {
+        self.limits().get(limit).map_or("", Limit::name)
     }
 
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
-        let longest = |longest, (limit, state): (&Limit, &LimitState)| match (
-            longest,
-            limit.fit(state, now, cost),
-        ) {
-            (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
-            (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
-            (Fit::Now, wait) | (wait, Fit::Now) => wait,
-        };
-        self.each(state).fold(Fit::Now, longest)
+        self.enforced(state)
+            .map(|(limit, standing)| limit.fits(standing, now, cost))
+            .fold(Fit::Now, longest)
     }
 
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128 {
-        let each = self.limits().iter().zip(state);
-        each.map(|(limit, state)| limit.charge(state, now, amount)).max().unwrap_or(0)
+        let each = self.each_mut(state);
+        each.map(|(limit, standing)| limit.charge(&mut standing.state, now, amount))
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn give_back(&self, state: &mut Self::State, now: Tick, amount: Cost, charged: Tick) -> u128 {
+        let each = self.each_mut(state);
+        each.map(|(limit, standing)| limit.give_back(&mut standing.state, now, amount, charged))
+            .max()
+            .unwrap_or(0)
     }
 
     fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts {
-        let facts = self.each(state).map(|(limit, state)| limit.facts(state, now, admitted));
+        let facts =
+            self.enforced(state).map(|(limit, standing)| limit.told(standing, now, admitted));
         let tightest = facts.reduce(|one, other| {
             let tightest = if other.remaining < one.remaining { other } else { one };
             Facts {
@@ -83,26 +273,18 @@ impl Algorithm for Policy {
                 ..tightest
             }
         });
-        // A policy has at least one limit.
-        tightest.unwrap_or(Facts {
-            limit: 0,
-            remaining: 0,
-            reset_after: crate::Ticks::ZERO,
-            delay: crate::Ticks::ZERO,
-        })
+        tightest.unwrap_or(UNLIMITED)
     }
 
     fn fresh_at(&self, state: &Self::State) -> Option<Tick> {
-        self.each(state)
-            .try_fold(Tick(i64::MIN), |last, (limit, state)| Some(last.max(limit.fresh_at(state)?)))
+        self.each(state).try_fold(Tick(i64::MIN), |last, (limit, standing)| {
+            Some(last.max(limit.forgets_at(standing)?))
+        })
     }
 
     /// The most that any of the limits has used.
     fn used(&self, state: &Self::State, now: Tick) -> Used {
-        let most = |one: Used, other: Used| {
-            if other.rounded_up() > one.rounded_up() { other } else { one }
-        };
-        self.each(state).map(|(limit, state)| limit.used(state, now)).fold(Used::NOTHING, most)
+        self.most_used(state, now)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Self::State {
@@ -113,11 +295,12 @@ impl Algorithm for Policy {
         let mut one = Vec::new();
         out.push(TAG);
         codec::put(out, state.len() as u64);
-        for (limit, state) in self.each(state) {
+        for (limit, standing) in self.each(state) {
             one.clear();
-            limit.encode(state, &mut one);
+            limit.encode(&standing.state, &mut one);
             codec::put(out, one.len() as u64);
             out.extend_from_slice(&one);
+            Record::encode(standing.record.as_ref(), out);
         }
     }
 
@@ -131,7 +314,12 @@ impl Algorithm for Policy {
         let mut states = Vec::with_capacity(self.limits().len());
         for limit in self.limits() {
             let length: usize = reader.number("length")?;
-            states.push(limit.decode(reader.bytes(length)?)?);
+            let state = limit.decode(reader.bytes(length)?)?;
+            let record = Record::decode(&mut reader)?;
+            if record.is_some() && limit.penalty().is_none() {
+                return Err(DecodeError::Field { name: "penalty" });
+            }
+            states.push(Standing { state, record });
         }
         reader.end()?;
         Ok(states.into())

@@ -194,6 +194,22 @@ impl Algorithm for SlidingWindowCounter {
         dropped
     }
 
+    /// In the previous window a charge still weighs a part, which is not told apart from the others
+    /// there: whoever gives it back that late gives it in vain.
+    fn give_back(
+        &self,
+        state: &mut SlidingWindowCounterState,
+        now: Tick,
+        amount: Cost,
+        charged: Tick,
+    ) -> u128 {
+        if now.since(charged).0 <= into_window(now, self.window) {
+            self.charge(state, now, -i128::from(amount))
+        } else {
+            u128::from(amount)
+        }
+    }
+
     fn facts(&self, state: &SlidingWindowCounterState, now: Tick, _: Option<Cost>) -> Facts {
         let behind = Self::behind(state, now);
         let state = self.at(state, now);

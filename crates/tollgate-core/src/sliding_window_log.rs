@@ -223,6 +223,20 @@ impl Algorithm for SlidingWindowLog {
         dropped
     }
 
+    fn give_back(
+        &self,
+        state: &mut SlidingWindowLogState,
+        now: Tick,
+        amount: Cost,
+        charged: Tick,
+    ) -> u128 {
+        if now.since(charged).0 < self.window {
+            self.charge(state, now, -i128::from(amount))
+        } else {
+            u128::from(amount)
+        }
+    }
+
     fn facts(&self, state: &SlidingWindowLogState, now: Tick, _: Option<Cost>) -> Facts {
         let expired = self.expired(state, now);
         let used = state.total().wrapping_sub(state.total_before(expired));

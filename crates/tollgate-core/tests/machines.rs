@@ -109,8 +109,13 @@ fn answers_merge_into_the_tightest() {
         retry_after: Some(Ticks::ZERO),
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
+        refused_by: None,
+        shadow_refused_by: None,
     };
-    let refused = Decision { allowed: false, ..decision(10, 0) };
+    let refused = Decision { allowed: false, refused_by: Some(1), ..decision(10, 0) };
+    let shadowed = Decision { shadow_refused_by: Some(2), ..decision(10, 0) };
+    let both = refused.merge(shadowed);
+    assert_eq!((both.refused_by, both.shadow_refused_by), (Some(1), Some(2)));
     assert!(decision(10, 1).is_allowed() && !refused.is_allowed());
     assert!(Answer::is_allowed(&true) && !Answer::is_allowed(&false));
     assert_eq!(decision(10, 3).merge(decision(5, 2)).limit, 5);
@@ -179,7 +184,7 @@ fn an_algorithm_of_ones_own_needs_only_the_required_parts() {
     assert_eq!(never.retry_after, None);
 
     let mut parts =
-        [Part { rule: &EveryOther, state: &mut used, op: Op::Force(-1), shadow: false }];
+        [Part { rule: &EveryOther, state: &mut used, op: Op::Force(-1) }];
     assert_eq!(apply::<_, bool>(&mut parts, Tick(0)).dropped, 0);
     let trace = [("a", Tick(0), 1), ("b", Tick(0), 1), ("a", Tick(0), 1)];
     let allowed: Vec<bool> = simulate(EveryOther, trace).map(|told| told.allowed).collect();
@@ -195,8 +200,8 @@ fn parts_that_would_fit_are_spared_when_another_refuses() {
     assert!(limit.decide::<bool>(&mut free, Tick(0), 1));
     for cost in [0, 1] {
         let mut parts = [
-            Part { rule: &limit, state: &mut free, op: Op::Check(cost), shadow: false },
-            Part { rule: &limit, state: &mut used_up, op: Op::Check(1), shadow: false },
+            Part { rule: &limit, state: &mut free, op: Op::Check(cost) },
+            Part { rule: &limit, state: &mut used_up, op: Op::Check(1) },
         ];
         let told = apply::<_, Decision>(&mut parts, Tick(0));
         assert_eq!(told.refused_by, Some(1));

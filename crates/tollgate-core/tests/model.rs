@@ -53,7 +53,7 @@ fn compare(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError>
 }
 
 fn run(limit: &Limit, state: &mut LimitState, op: Op, now: Tick) -> (Decision, u128) {
-    let applied = apply(&mut [Part { rule: limit, state, op, shadow: false }], now);
+    let applied = apply(&mut [Part { rule: limit, state, op }], now);
     (applied.answer.expect("one part"), applied.dropped)
 }
 

@@ -215,6 +215,8 @@ impl Model {
             retry_after,
             reset_after: Ticks(least(fresh)),
             delay,
+            refused_by: (!allowed).then_some(0),
+            shadow_refused_by: None,
         }
     }
 

@@ -155,8 +155,9 @@ impl<C: Clock> Front<C> {
         let spot = table.spot(self.fingerprint(key)?);
         let now = now.unwrap_or_else(|| self.clock.now());
         Ok(table.with(rule, spot, now, |state, now| {
-            let mut parts = [Part { rule, state, op, shadow: false }];
-            apply(&mut parts, now).answer.unwrap_or_else(|| unreachable!("one enforced part"))
+            let mut part = Part { rule, state, op };
+            let agrees = part.admits(now);
+            part.step(now, agrees).0
         })?)
     }
 
