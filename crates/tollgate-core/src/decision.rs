@@ -73,13 +73,7 @@ impl Answer for bool {
     const TELLS: bool = false;
 
     #[inline]
-    fn of<A: Algorithm>(
-        _: &A,
-        _: &A::State,
-        _: Tick,
-        outcome: Outcome,
-        _: Option<usize>,
-    ) -> Self {
+    fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome, _: Option<usize>) -> Self {
         !matches!(outcome, Outcome::Refused(_))
     }
 

@@ -407,8 +407,8 @@ impl Limit {
             return self.decode_state(state);
         }
         let options = Options { shadow: false, penalty: None };
-        let from =
-            Self::new(Box::default(), numbers, options).map_err(|_| DecodeError::Field { name: "limit" })?;
+        let from = Self::new(Box::default(), numbers, options)
+            .map_err(|_| DecodeError::Field { name: "limit" })?;
         Ok(self.carry(&from, &from.decode_state(state)?, now))
     }
 

@@ -46,10 +46,13 @@ impl Limit {
     }
 
     fn fits(&self, standing: &Standing, now: Tick, cost: Cost) -> Fit {
-        longest(self.fit(&standing.state, now, cost), match standing.penalty(now) {
-            Ticks::ZERO => Fit::Now,
-            wait => Fit::After(wait),
-        })
+        longest(
+            self.fit(&standing.state, now, cost),
+            match standing.penalty(now) {
+                Ticks::ZERO => Fit::Now,
+                wait => Fit::After(wait),
+            },
+        )
     }
 
     fn note_refusal(&self, standing: &mut Standing, now: Tick, cost: Cost) {
@@ -155,9 +158,9 @@ impl Policy {
             let Some((other, standing)) = namesake else {
                 return limit.with_used(from.most_used(states, now), now).into();
             };
-            let record = standing.record.filter(|record| {
-                record.over_at(other.window()).is_none_or(|over| over > now)
-            });
+            let record = standing
+                .record
+                .filter(|record| record.over_at(other.window()).is_none_or(|over| over > now));
             Standing {
                 state: limit.carry(other, &standing.state, now),
                 record: record.zip(limit.penalty()).map(|(record, new)| record.moved(new, now)),

@@ -74,6 +74,12 @@ impl Ticks {
     }
 }
 
+impl From<Duration> for Ticks {
+    fn from(duration: Duration) -> Self {
+        Self::from_duration(duration)
+    }
+}
+
 impl fmt::Display for Tick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

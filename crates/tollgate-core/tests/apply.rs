@@ -12,10 +12,8 @@ struct Keyed {
 }
 
 fn ask(parts: &mut [Keyed], op: Op, now: Tick) -> Applied<Decision> {
-    let mut parts: Vec<_> = parts
-        .iter_mut()
-        .map(|Keyed { limit, state }| Part { rule: &*limit, state, op })
-        .collect();
+    let mut parts: Vec<_> =
+        parts.iter_mut().map(|Keyed { limit, state }| Part { rule: &*limit, state, op }).collect();
     apply(&mut parts, now)
 }
 

@@ -183,8 +183,7 @@ fn an_algorithm_of_ones_own_needs_only_the_required_parts() {
     let never: Decision = EveryOther.decide(&mut used, Tick(0), 2);
     assert_eq!(never.retry_after, None);
 
-    let mut parts =
-        [Part { rule: &EveryOther, state: &mut used, op: Op::Force(-1) }];
+    let mut parts = [Part { rule: &EveryOther, state: &mut used, op: Op::Force(-1) }];
     assert_eq!(apply::<_, bool>(&mut parts, Tick(0)).dropped, 0);
     let trace = [("a", Tick(0), 1), ("b", Tick(0), 1), ("a", Tick(0), 1)];
     let allowed: Vec<bool> = simulate(EveryOther, trace).map(|told| told.allowed).collect();

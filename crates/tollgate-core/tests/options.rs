@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use tollgate_core::{
-    Algorithm, Cost, Decision, Fit, Kind, Limit, LimitState, Op, Part, Penalty, Policy, PolicyError,
-    Standing, Tick, Ticks,
+    Algorithm, Cost, Decision, Fit, Kind, Limit, LimitState, Op, Part, Penalty, Policy,
+    PolicyError, Standing, Tick, Ticks,
 };
 use tollgate_testkit::cases;
 
@@ -157,7 +157,11 @@ fn a_penalty_is_seen_served_and_cleared() {
     let caught = ask(&policy, &mut state, 2);
     assert_eq!((caught.retry_after, caught.remaining), (Some(Ticks(100)), 0));
     assert_eq!(caught.reset_after, Ticks(100));
-    assert_eq!(ask(&policy, &mut state, 50).retry_after, Some(Ticks(52)), "asking prolongs nothing");
+    assert_eq!(
+        ask(&policy, &mut state, 50).retry_after,
+        Some(Ticks(52)),
+        "asking prolongs nothing"
+    );
     assert_eq!(policy.fresh_at(&state), Some(Tick(102)));
     assert!(!policy.decide::<bool>(&mut state, Tick(60), 0), "nor does a look pass");
     let mut served = state.clone();

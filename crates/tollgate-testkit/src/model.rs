@@ -285,6 +285,22 @@ impl Model {
         asked - moved
     }
 
+    /// Gives back a charge that was made at a time, if it still counts; returns how much had no effect.
+    pub fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
+        if amount == 0 {
+            return 0;
+        }
+        self.rebase(now.0.into());
+        let (t, at, w) = (self.taken_as(now.0.into()), charged.0.into(), window(&self.numbers));
+        let counts: bool = match &self.memory {
+            Memory::Bucket(_) => true,
+            Memory::Windows(_) => t.div_euclid(w) == i128::div_euclid(at, w),
+            Memory::Anchored(start, _) => at >= *start && t < start + w,
+            Memory::Log(_) => t - at < w,
+        };
+        if counts { self.force(now, -i128::from(amount)) } else { amount.into() }
+    }
+
     /// What a further charge comes on top of.
     fn charged(&self, t: i128) -> BigRational {
         match &self.memory {

@@ -5,8 +5,12 @@
 //! wall forward at once (after a suspend, say), falls back to it by standing still for at most a
 //! second's worth, and ignores a wall that was set back further.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{Tick, Ticks};
@@ -26,6 +30,39 @@ impl<C: Clock + ?Sized> Clock for &C {
 impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     fn now(&self) -> Tick {
         (**self).now()
+    }
+}
+
+/// A clock that can be asked to ring: what those who wait are woken by.
+pub trait Alarm: Clock {
+    /// Done when it rings.
+    type Ring<'a>: Future<Output = ()> + Send
+    where
+        Self: 'a;
+
+    /// Rings at a time, or soon after; at once if that has passed.
+    fn ring_at(&self, when: Tick) -> Self::Ring<'_>;
+}
+
+impl<C: Alarm + ?Sized> Alarm for &C {
+    type Ring<'a>
+        = C::Ring<'a>
+    where
+        Self: 'a;
+
+    fn ring_at(&self, when: Tick) -> C::Ring<'_> {
+        (**self).ring_at(when)
+    }
+}
+
+impl<C: Alarm + ?Sized> Alarm for std::sync::Arc<C> {
+    type Ring<'a>
+        = C::Ring<'a>
+    where
+        Self: 'a;
+
+    fn ring_at(&self, when: Tick) -> C::Ring<'_> {
+        (**self).ring_at(when)
     }
 }
 
@@ -61,7 +98,12 @@ pub struct CoarseClock(Anchored<Coarse>);
 /// assert_eq!(clock.now(), Tick(3));
 /// ```
 #[derive(Debug, Default)]
-pub struct ManualClock(AtomicI64);
+pub struct ManualClock {
+    now: AtomicI64,
+    /// Who is to be woken when.
+    rings: Mutex<BTreeMap<(Tick, u64), Waker>>,
+    next_ring: AtomicU64,
+}
 
 impl SystemClock {
     /// The clock, anchored to the wall now.
@@ -83,19 +125,98 @@ impl ManualClock {
     /// A clock that stands at a time.
     #[must_use]
     pub const fn new(now: Tick) -> Self {
-        Self(AtomicI64::new(now.0))
+        Self {
+            now: AtomicI64::new(now.0),
+            rings: Mutex::new(BTreeMap::new()),
+            next_ring: AtomicU64::new(0),
+        }
     }
 
-    /// Goes on by a span.
+    /// Goes on by a span, and wakes whoever waited for a time until then.
     pub fn advance(&self, by: Ticks) {
         let on = |now: i64| Some(now.saturating_add_unsigned(by.0));
         // The closure never refuses, so the update happens.
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, on);
+        let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, on);
+        self.ring();
     }
 
-    /// Goes to a time, forward or back.
+    /// Goes to a time, forward or back, and wakes whoever waited for a time until then.
     pub fn set(&self, now: Tick) {
-        self.0.store(now.0, Ordering::Release);
+        self.now.store(now.0, Ordering::Release);
+        self.ring();
+    }
+
+    /// The next time somebody waits for.
+    #[must_use]
+    pub fn next_ring(&self) -> Option<Tick> {
+        self.rings().keys().next().map(|(when, _)| *when)
+    }
+
+    fn rings(&self) -> MutexGuard<'_, BTreeMap<(Tick, u64), Waker>> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        let now = self.now();
+        let mut rings = self.rings();
+        let later = rings.split_off(&(Tick(now.0.saturating_add(1)), 0));
+        let due = std::mem::replace(&mut *rings, later);
+        drop(rings);
+        due.into_values().for_each(Waker::wake);
+    }
+}
+
+/// The ring of a [`ManualClock`].
+#[derive(Debug)]
+pub struct ManualRing<'a> {
+    clock: &'a ManualClock,
+    when: Tick,
+    number: u64,
+}
+
+impl Future for ManualRing<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // Under the lock, so that the clock cannot pass the time between the look and the note.
+        let mut rings = self.clock.rings();
+        if self.clock.now() >= self.when {
+            return Poll::Ready(());
+        }
+        rings.insert((self.when, self.number), context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for ManualRing<'_> {
+    fn drop(&mut self) {
+        self.clock.rings().remove(&(self.when, self.number));
+    }
+}
+
+impl Alarm for ManualClock {
+    type Ring<'a> = ManualRing<'a>;
+
+    fn ring_at(&self, when: Tick) -> ManualRing<'_> {
+        let number = self.next_ring.fetch_add(1, Ordering::Relaxed);
+        ManualRing { clock: self, when, number }
+    }
+}
+
+/// A thread of the timer's own wakes, so any runtime will do.
+impl Alarm for SystemClock {
+    type Ring<'a> = futures_timer::Delay;
+
+    fn ring_at(&self, when: Tick) -> futures_timer::Delay {
+        futures_timer::Delay::new(when.since(self.now()).as_duration())
+    }
+}
+
+impl Alarm for CoarseClock {
+    type Ring<'a> = futures_timer::Delay;
+
+    fn ring_at(&self, when: Tick) -> futures_timer::Delay {
+        futures_timer::Delay::new(when.since(self.now()).as_duration())
     }
 }
 
@@ -116,7 +237,7 @@ impl Clock for CoarseClock {
 impl Clock for ManualClock {
     #[inline]
     fn now(&self) -> Tick {
-        Tick(self.0.load(Ordering::Acquire))
+        Tick(self.now.load(Ordering::Acquire))
     }
 }
 

@@ -13,6 +13,10 @@
 //! | question | file |
 //! |---|---|
 //! | How do I ask? | `limiter.rs` |
+//! | How do I charge what is only known later? | `reservation.rs` |
+//! | How do I wait for my turn? | `waiting.rs`, on `line.rs` |
+//! | How do I decide over several keys, or over requests in flight? | `together.rs`, `in_flight.rs` |
+//! | Which rule is a key decided by, and how does it change? | `rules.rs`, `tiers.rs` |
 //! | What time is it? | `clock.rs` |
 //! | Where does storage plug in? | `store.rs` |
 //! | How are keys kept in memory? | `memory.rs`, on `table.rs` and `hash.rs` |
@@ -22,18 +26,32 @@
 
 mod clock;
 mod hash;
+mod in_flight;
 mod limiter;
+mod line;
 mod memory;
 mod observer;
+mod reservation;
+mod rules;
 mod store;
 mod table;
+mod tiers;
+mod together;
+mod waiting;
 
-pub use clock::{Clock, CoarseClock, ManualClock, SystemClock};
+pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock};
+pub use in_flight::{InFlight, Place};
 pub use limiter::{RateLimiter, SingleLimiter};
+pub use line::{Joined, Ticket, Turn};
 pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
 pub use observer::{Event, NoObserver, Observer, Source};
+pub use reservation::{Reservation, Reserved, SettleError};
+pub use rules::Rules;
 pub use store::{MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
+pub use tiers::{Access, Chosen, Kept, Override, Plan, Tier, Tiers, UnknownTier};
+pub use together::{Ask, JointStore, Together, check_all, check_all_at};
 pub use tollgate_core::*;
+pub use waiting::{WaitingStore, block_on};

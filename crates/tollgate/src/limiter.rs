@@ -1,13 +1,18 @@
-//! The limiter: a rule, a store, and whoever wants to know.
+//! The limiter: rules, a store, and whoever wants to know.
 
 use std::fmt;
+use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick};
+use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick, Ticks};
 
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Capacity, MemoryStore, PolicyStore};
 use crate::observer::{Event, NoObserver, Observer, Source, notify};
+use crate::reservation::{Reservation, Reserved, SettleError};
+use crate::rules::Rules;
 use crate::store::Store;
+use crate::tiers::{Plan, Tier, Tiers, UnknownTier};
+use crate::waiting::WaitingStore;
 
 /// Decides for any number of clients, each under its own key.
 ///
@@ -25,11 +30,11 @@ use crate::store::Store;
 /// assert!(limiter.is_allowed("bob")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct RateLimiter<A: Algorithm = Policy, S = PolicyStore, O = NoObserver> {
-    name: Box<str>,
-    rule: A,
-    store: S,
-    observer: O,
+pub struct RateLimiter<R: Rules = Policy, S = PolicyStore, O = NoObserver> {
+    pub(crate) name: Arc<str>,
+    pub(crate) rules: R,
+    pub(crate) store: S,
+    pub(crate) observer: O,
 }
 
 impl RateLimiter {
@@ -59,70 +64,121 @@ impl<S: Store<Policy>> RateLimiter<Policy, S> {
     /// ```
     #[must_use]
     pub fn with_store(policy: Policy, store: S) -> Self {
-        Self { name: policy.name().into(), rule: policy, store, observer: NoObserver }
+        Self { name: policy.name().into(), rules: policy, store, observer: NoObserver }
     }
 }
 
 impl<A: Algorithm> RateLimiter<A, MemoryStore<A>> {
     /// A limiter in memory for an algorithm of one's own. `examples/own_algorithm.rs` has one.
     #[must_use]
-    pub fn of_algorithm(name: impl Into<Box<str>>, rule: A) -> Self {
+    pub fn of_algorithm(name: impl Into<Arc<str>>, rule: A) -> Self {
         let store = MemoryStore::new(Capacity::default(), SystemClock::new());
-        Self { name: name.into(), rule, store, observer: NoObserver }
+        Self::of_algorithm_in(name, rule, store)
     }
 }
 
 impl<A: Algorithm, C: Clock> RateLimiter<A, MemoryStore<A, C>> {
     /// The same on a store of one's choice.
     #[must_use]
-    pub fn of_algorithm_in(name: impl Into<Box<str>>, rule: A, store: MemoryStore<A, C>) -> Self {
-        Self { name: name.into(), rule, store, observer: NoObserver }
+    pub fn of_algorithm_in(name: impl Into<Arc<str>>, rule: A, store: MemoryStore<A, C>) -> Self {
+        Self { name: name.into(), rules: rule, store, observer: NoObserver }
     }
 }
 
-impl<A: Algorithm, S: Store<A>> RateLimiter<A, S> {
+impl RateLimiter<Tiers, MemoryStore<Plan>> {
+    /// A limiter in memory with [`Tiers`], whose rules can be changed while it serves.
+    #[must_use]
+    pub fn tiered(name: impl Into<Arc<str>>, tiers: Tiers) -> Self {
+        let store = MemoryStore::new(Capacity::default(), SystemClock::new());
+        Self::tiered_in(name, tiers, store)
+    }
+}
+
+impl<S: Store<Plan>> RateLimiter<Tiers, S> {
+    /// The same on a store of one's choice.
+    #[must_use]
+    pub fn tiered_in(name: impl Into<Arc<str>>, tiers: Tiers, store: S) -> Self {
+        Self { name: name.into(), rules: tiers, store, observer: NoObserver }
+    }
+}
+
+impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
+    /// The same limiter for clients of a tier: the tier comes with the call. Whoever keeps it keeps
+    /// the rules that are in force now.
+    ///
+    /// # Errors
+    /// There is no tier of that name.
+    pub fn tier(&self, name: &str) -> Result<RateLimiter<Tier, &S, &O>, UnknownTier> {
+        let rules = self.rules.named(name)?;
+        let (store, observer) = (&self.store, &self.observer);
+        Ok(RateLimiter { name: self.name.clone(), rules, store, observer })
+    }
+}
+
+impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
+    /// Puts other rules in force: decisions that begin from now on are made under them, those that
+    /// have begun are not disturbed. What clients have used stays used, overrides stay in force, and
+    /// whoever waits is served by the new rules.
+    ///
+    /// ```
+    /// use tollgate::{Policy, RateLimiter, Tiers};
+    ///
+    /// let limiter =
+    ///     RateLimiter::tiered("api", Tiers::new(Policy::token_bucket(2).per_minute().build()?));
+    /// limiter.check_n("alice", 2)?;
+    /// limiter.replace(&Tiers::new(Policy::sliding_window_log(5).per_hour().build()?));
+    /// assert_eq!(limiter.check("alice")?.remaining, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn replace(&self, tiers: &Tiers) {
+        self.rules.replace(tiers);
+        self.store.nudge_all();
+    }
+}
+
+impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
     /// The same limiter, with somebody who is told of every decision.
     #[must_use]
-    pub fn observed_by<O: Observer>(self, observer: O) -> RateLimiter<A, S, O> {
-        RateLimiter { name: self.name, rule: self.rule, store: self.store, observer }
+    pub fn observed_by<O: Observer>(self, observer: O) -> RateLimiter<R, S, O> {
+        RateLimiter { name: self.name, rules: self.rules, store: self.store, observer }
     }
 }
 
-impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
+impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// May this client do this now? Uses 1 if so.
     #[inline]
     pub fn check(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), 1, None)
+        self.apply(key.as_ref(), Op::Check(1), None)
     }
 
     /// [`check`](Self::check) at a time.
     #[inline]
     pub fn check_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), 1, Some(now))
+        self.apply(key.as_ref(), Op::Check(1), Some(now))
     }
 
     /// May this client use this much now? A cost of 0 looks, and uses nothing.
     #[inline]
     pub fn check_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), cost, None)
+        self.apply(key.as_ref(), Op::Check(cost), None)
     }
 
     /// [`check_n`](Self::check_n) at a time.
     #[inline]
     pub fn check_n_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), cost, Some(now))
+        self.apply(key.as_ref(), Op::Check(cost), Some(now))
     }
 
     /// [`check`](Self::check), when yes or no will do: nothing is divided.
     #[inline]
     pub fn is_allowed(&self, key: impl AsRef<[u8]>) -> S::Reply<bool> {
-        self.apply(key.as_ref(), 1, None)
+        self.apply(key.as_ref(), Op::Check(1), None)
     }
 
     /// [`is_allowed`](Self::is_allowed) at a time.
     #[inline]
     pub fn is_allowed_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<bool> {
-        self.apply(key.as_ref(), 1, Some(now))
+        self.apply(key.as_ref(), Op::Check(1), Some(now))
     }
 
     /// Decides for many keys as if one by one in order, but waits for their memory all at once.
@@ -148,10 +204,134 @@ impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
         self.apply_many(keys, Some(now))
     }
 
+    /// What a check would answer. Nothing is used, and nobody is told.
+    ///
+    /// ```
+    /// # use tollgate::{Policy, RateLimiter};
+    /// let limiter = RateLimiter::new(Policy::token_bucket(1).per_hour().build()?);
+    /// assert!(limiter.peek("alice")?.allowed && limiter.peek("alice")?.allowed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn peek(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Peek(1), None)
+    }
+
+    /// [`peek`](Self::peek) at a time.
+    pub fn peek_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Peek(1), Some(now))
+    }
+
+    /// Gives back what a client has used, at most to fresh; says how it stands then. It acts on what
+    /// counts now: a window that has passed gives nothing back.
+    ///
+    /// ```
+    /// # use tollgate::{Policy, RateLimiter};
+    /// let limiter = RateLimiter::new(Policy::token_bucket(5).per_hour().build()?);
+    /// limiter.check_n("alice", 3)?;
+    /// assert_eq!(limiter.refund("alice", 2)?.remaining, 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn refund(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), None)
+    }
+
+    /// [`refund`](Self::refund) at a time.
+    pub fn refund_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), Some(now))
+    }
+
+    /// Makes a client fresh: nothing used, no penalty.
+    pub fn reset(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Reset, None)
+    }
+
+    /// [`reset`](Self::reset) at a time.
+    pub fn reset_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Reset, Some(now))
+    }
+
+    /// Uses an estimate now, for a cost that will be known later; then [`settle`](Self::settle) or
+    /// [`cancel`](Self::cancel) it. A reservation that is dropped, or not settled within its time to
+    /// live, keeps the estimate charged.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Policy, RateLimiter};
+    /// let limiter = RateLimiter::new(Policy::token_bucket(1000).per_hour().build()?);
+    /// let reserved = limiter.reserve("alice", 400, Duration::from_secs(60))?;
+    /// let mut reservation = reserved.granted().expect("enough is left");
+    /// let settled = limiter.settle(&mut reservation, 150)??;
+    /// assert_eq!(settled.remaining, 850);
+    /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reserve(
+        &self,
+        key: impl AsRef<[u8]>,
+        estimate: Cost,
+        time_to_live: impl Into<Ticks>,
+    ) -> S::Reply<Reserved> {
+        self.reserve_at(key, estimate, time_to_live, self.store.now())
+    }
+
+    /// [`reserve`](Self::reserve) at a time.
+    pub fn reserve_at(
+        &self,
+        key: impl AsRef<[u8]>,
+        estimate: Cost,
+        time_to_live: impl Into<Ticks>,
+        now: Tick,
+    ) -> S::Reply<Reserved> {
+        let reservation = Reservation::new(key.as_ref(), estimate, now, time_to_live.into());
+        let reply = self.apply(key.as_ref(), Op::Check(estimate), Some(now));
+        S::map(reply, |decision| Reserved::new(decision, reservation))
+    }
+
+    /// Charges what a reservation cost in the end instead of its estimate: gives back the rest where
+    /// it still counts, or takes the difference, if need be as debt, which is bounded and earned back.
+    /// Says how the client stands then.
+    ///
+    /// # Errors
+    /// It has been settled, or its time to live is over. Nothing changes.
+    pub fn settle(
+        &self,
+        reservation: &mut Reservation,
+        actual: Cost,
+    ) -> Result<S::Reply<Decision>, SettleError> {
+        self.settle_at(reservation, actual, self.store.now())
+    }
+
+    /// [`settle`](Self::settle) at a time.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn settle_at(
+        &self,
+        reservation: &mut Reservation,
+        actual: Cost,
+        now: Tick,
+    ) -> Result<S::Reply<Decision>, SettleError> {
+        let op = reservation.settle(actual, now)?;
+        Ok(self.quietly(reservation.key(), op, Some(now)))
+    }
+
+    /// Gives all of a reservation back: it cost nothing.
+    ///
+    /// # Errors
+    /// It has been settled, or its time to live is over. Nothing changes.
+    pub fn cancel(&self, reservation: &mut Reservation) -> Result<S::Reply<Decision>, SettleError> {
+        self.settle(reservation, 0)
+    }
+
     /// The name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The rules.
+    pub const fn rules(&self) -> &R {
+        &self.rules
     }
 
     /// The store.
@@ -159,13 +339,23 @@ impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
         &self.store
     }
 
+    /// An operation that is no request, of which nobody is told.
+    fn quietly(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<Decision> {
+        self.store.apply(&self.rules.choose(key), key, op, now)
+    }
+
     #[inline]
-    fn apply<T: Answer>(&self, key: &[u8], cost: Cost, now: Option<Tick>) -> S::Reply<T> {
-        let reply = self.store.apply::<T>(&self.rule, key, Op::Check(cost), now);
+    fn apply<T: Answer>(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<T> {
+        let rule = self.rules.choose(key);
         if !O::OBSERVES {
-            return reply;
+            return self.store.apply::<T>(&rule, key, op, now);
         }
-        S::inspect(reply, |answer| self.tell(key, cost, answer))
+        let cost = if let Op::Check(cost) = op { cost } else { 0 };
+        let reply = self.store.apply::<Decision>(&rule, key, op, now);
+        S::map(reply, |decision| {
+            self.tell(&*rule, key, cost, &decision);
+            T::of_decision(decision)
+        })
     }
 
     fn apply_many<T: Answer>(
@@ -173,25 +363,36 @@ impl<A: Algorithm, S: Store<A>, O: Observer> RateLimiter<A, S, O> {
         keys: &[impl AsRef<[u8]>],
         now: Option<Tick>,
     ) -> S::Reply<Vec<T>> {
-        let reply = self.store.check_many::<T, _>(&self.rule, keys, 1, now);
+        let Some(rule) = self.rules.same_for_all() else {
+            return S::gather(keys.iter().map(|key| self.apply(key.as_ref(), Op::Check(1), now)));
+        };
         if !O::OBSERVES {
-            return reply;
+            return self.store.check_many(rule, keys, 1, now);
         }
-        S::inspect(reply, |answers| {
-            for (key, answer) in keys.iter().zip(answers) {
-                self.tell(key.as_ref(), 1, answer);
+        S::map(self.store.check_many::<Decision, _>(rule, keys, 1, now), |decisions| {
+            for (key, decision) in keys.iter().zip(&decisions) {
+                self.tell(rule, key.as_ref(), 1, decision);
             }
+            decisions.into_iter().map(T::of_decision).collect()
         })
     }
 
-    fn tell(&self, key: &[u8], cost: Cost, answer: &impl Answer) {
-        let allowed = answer.is_allowed();
-        let event = Event { policy: &self.name, key, cost, allowed, source: Source::Store };
+    pub(crate) fn tell(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision) {
+        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit));
+        let event = Event {
+            policy: &self.name,
+            key,
+            cost,
+            allowed: decision.allowed,
+            refused_by: name(decision.refused_by),
+            shadow_refused_by: name(decision.shadow_refused_by),
+            source: Source::Store,
+        };
         notify(&self.observer, &event);
     }
 }
 
-impl<A: Algorithm, S: fmt::Debug, O> fmt::Debug for RateLimiter<A, S, O> {
+impl<R: Rules, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimiter")
             .field("name", &self.name)
@@ -263,7 +464,7 @@ impl<C: Clock> SingleLimiter<C> {
     #[inline]
     fn decide<T: Answer>(&self, cost: Cost, now: Option<Tick>) -> T {
         // Its one key is short, has its place, and the store was made for the policy.
-        let decided = self.0.apply(b"", cost, now);
+        let decided = self.0.apply(b"", Op::Check(cost), now);
         decided.unwrap_or_else(|error| unreachable!("{error}"))
     }
 }

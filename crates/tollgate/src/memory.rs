@@ -1,16 +1,20 @@
 //! Keys in memory: bounded, exact under any number of threads, and ready at once.
 
 use std::fmt;
+use std::task::Waker;
 
 use tollgate_core::{
-    Algorithm, Answer, BucketState, Cost, FixedWindowState, LimitState, Machine, Op, Part, Policy,
-    SlidingWindowCounterState, SlidingWindowLogState, Tick, apply,
+    Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Machine, Op, Part, Policy,
+    SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
 };
 
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Alarm, Clock, SystemClock};
 use crate::hash::KeyHasher;
+use crate::line::{Joined, Line, Ticket, Turn};
 use crate::store::{MAX_KEY_BYTES, Store, StoreError};
-use crate::table::{Fingerprint, Full, Spot, Table, Usage, WhenFull};
+use crate::table::{Fingerprint, Found, Full, Locks, Looked, Spot, Table, Usage, WhenFull};
+use crate::together::JointStore;
+use crate::waiting::WaitingStore;
 
 /// How much a memory store may hold, and what it does then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,28 +50,73 @@ impl Capacity {
 
 /// The keys of one rule, in memory. For any [`Algorithm`], also one of a user's own.
 pub struct MemoryStore<A: Algorithm, C = SystemClock> {
-    table: Table<A::State>,
+    keys: Keys<A::State>,
     front: Front<C>,
 }
 
 /// The keys of a [`Policy`], in memory: each algorithm in a table of its own kind, so that a bucket's
 /// state takes 16 bytes and not as many as the largest of the six.
 pub struct PolicyStore<C = SystemClock> {
-    tables: Tables,
+    kinds: Kinds,
     front: Front<C>,
 }
 
-enum Tables {
-    Bucket(Table<BucketState>),
-    WideBucket(Table<BucketState<u128>>),
-    FixedWindow(Table<FixedWindowState>),
-    SlidingWindowLog(Table<SlidingWindowLogState>),
-    SlidingWindowCounter(Table<SlidingWindowCounterState>),
-    Several(Table<Box<[LimitState]>>),
+enum Kinds {
+    Bucket(Keys<BucketState>),
+    WideBucket(Keys<BucketState<u128>>),
+    FixedWindow(Keys<FixedWindowState>),
+    SlidingWindowLog(Keys<SlidingWindowLogState>),
+    SlidingWindowCounter(Keys<SlidingWindowCounterState>),
+    /// Several limits, or one with options.
+    Several(Keys<Box<[Standing]>>),
+}
+
+/// Runs an expression with a policy's rule and the keys of its kind.
+macro_rules! of_its_kind {
+    ($policy:expr, $kinds:expr, |$rule:ident, $keys:ident| $run:expr) => {
+        match ($policy.plain().map(|limit| limit.machine()), $kinds) {
+            (Some(Machine::TokenBucket($rule)), Kinds::Bucket($keys)) => $run,
+            (Some(Machine::Gcra($rule)), Kinds::Bucket($keys)) => $run,
+            (Some(Machine::LeakyBucket($rule)), Kinds::Bucket($keys)) => $run,
+            (Some(Machine::WideTokenBucket($rule)), Kinds::WideBucket($keys)) => $run,
+            (Some(Machine::WideGcra($rule)), Kinds::WideBucket($keys)) => $run,
+            (Some(Machine::WideLeakyBucket($rule)), Kinds::WideBucket($keys)) => $run,
+            (Some(Machine::FixedWindow($rule)), Kinds::FixedWindow($keys)) => $run,
+            (Some(Machine::SlidingWindowLog($rule)), Kinds::SlidingWindowLog($keys)) => $run,
+            (Some(Machine::SlidingWindowCounter($rule)), Kinds::SlidingWindowCounter($keys)) => {
+                $run
+            }
+            (None, Kinds::Several($keys)) => {
+                let $rule = $policy;
+                $run
+            }
+            _ => Err(StoreError::OtherPolicy),
+        }
+    };
+}
+
+/// Runs an expression with the keys, of whatever kind they are.
+macro_rules! of_any_kind {
+    ($kinds:expr, |$keys:ident| $run:expr) => {
+        match $kinds {
+            Kinds::Bucket($keys) => $run,
+            Kinds::WideBucket($keys) => $run,
+            Kinds::FixedWindow($keys) => $run,
+            Kinds::SlidingWindowLog($keys) => $run,
+            Kinds::SlidingWindowCounter($keys) => $run,
+            Kinds::Several($keys) => $run,
+        }
+    };
+}
+
+/// The states of keys, and those who wait for them.
+pub(crate) struct Keys<S> {
+    pub(crate) table: Table<S>,
+    pub(crate) line: Line<S>,
 }
 
 /// What every request passes before a table: its key is hashed, its time is told.
-struct Front<C> {
+pub(crate) struct Front<C> {
     hasher: KeyHasher,
     clock: C,
 }
@@ -97,6 +146,53 @@ impl NoDecision {
 /// How many keys of a batch are hashed and fetched ahead.
 const AHEAD: usize = 32;
 
+impl<S> Keys<S> {
+    fn new(capacity: Capacity) -> Self {
+        let Capacity { max_keys, when_full } = capacity;
+        Self { table: Table::new(max_keys, when_full), line: Line::default() }
+    }
+
+    pub(crate) fn full(&self) -> StoreError {
+        StoreError::Full { max_keys: self.table.max_keys() }
+    }
+}
+
+impl<S: Clone> Keys<S> {
+    /// Decides a check: of those who wait for the key first, if there are any.
+    #[inline]
+    fn decide<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<T, Full> {
+        if !self.line.is_empty()
+            && let Some(told) = self.behind_others(rule, spot, cost, now)
+        {
+            return told;
+        }
+        self.table.with(rule, spot, now, |state, now| rule.decide(state, now, cost))
+    }
+
+    /// What is heard because others wait for the key.
+    #[cold]
+    pub(crate) fn behind_others<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Option<Result<T, Full>> {
+        // A look does not take anybody's turn.
+        if cost == 0 || self.line.is_empty() {
+            return None;
+        }
+        let told = self.line.answer((&self.table, rule), spot, cost, now)?;
+        Some(told.map(T::of_decision))
+    }
+}
+
 impl<C: Clock> Front<C> {
     fn new(clock: C) -> Self {
         Self { hasher: KeyHasher::new(), clock }
@@ -110,82 +206,129 @@ impl<C: Clock> Front<C> {
         Ok(self.hasher.fingerprint(key))
     }
 
+    pub(crate) fn spot<S>(&self, keys: &Keys<S>, key: &[u8]) -> Result<Spot, StoreError> {
+        match self.fingerprint(key) {
+            Ok(print) => Ok(keys.table.spot(print)),
+            Err(why) => Err(why.explained(key.len(), keys.table.max_keys())),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Tick {
+        self.clock.now()
+    }
+
     #[inline]
     fn apply<A: Algorithm, T: Answer>(
         &self,
-        table: &Table<A::State>,
+        keys: &Keys<A::State>,
         rule: &A,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        let decided = match op {
-            Op::Check(cost) => self.check(table, rule, key, cost, now),
-            op => self.other(table, rule, key, op, now),
-        };
-        decided.map_err(|why| why.explained(key.len(), table.max_keys()))
+        match op {
+            Op::Check(cost) => self
+                .check(keys, rule, key, cost, now)
+                .map_err(|why| why.explained(key.len(), keys.table.max_keys())),
+            op => self.other(keys, rule, key, op, now),
+        }
     }
 
     /// One function a rule, so that each is small: the choice among the six is made before it.
     #[inline(never)]
     fn check<A: Algorithm, T: Answer>(
         &self,
-        table: &Table<A::State>,
+        keys: &Keys<A::State>,
         rule: &A,
         key: &[u8],
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<T, NoDecision> {
-        let spot = table.spot(self.fingerprint(key)?);
+        let spot = keys.table.spot(self.fingerprint(key)?);
         // The bucket comes from memory while the clock is read.
         let now = now.unwrap_or_else(|| self.clock.now());
-        Ok(table.with(rule, spot, now, |state, now| rule.decide(state, now, cost))?)
+        Ok(keys.decide(rule, spot, cost, now)?)
     }
 
     /// The verbs that are not a check.
     #[cold]
     fn other<A: Algorithm, T: Answer>(
         &self,
-        table: &Table<A::State>,
+        keys: &Keys<A::State>,
         rule: &A,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
-    ) -> Result<T, NoDecision> {
-        let spot = table.spot(self.fingerprint(key)?);
+    ) -> Result<T, StoreError> {
+        let spot = self.spot(keys, key)?;
         let now = now.unwrap_or_else(|| self.clock.now());
-        Ok(table.with(rule, spot, now, |state, now| {
+        if let Op::Peek(cost) = op
+            && let Some(told) = keys.behind_others(rule, spot, cost, now)
+        {
+            return told.map_err(|Full| keys.full());
+        }
+        let stepped = keys.table.with(rule, spot, now, |state, now| {
             let mut part = Part { rule, state, op };
             let agrees = part.admits(now);
-            part.step(now, agrees).0
-        })?)
+            part.step(now, agrees)
+        });
+        let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
+        if matches!(op, Op::Force(1..)) {
+            keys.table.forgive(dropped);
+        }
+        keys.line.nudge(spot);
+        Ok(answer)
     }
 
     /// Hashes some keys and asks for their memory, then decides them, then the next.
     fn check_many<A: Algorithm, T: Answer, K: AsRef<[u8]>>(
         &self,
-        table: &Table<A::State>,
+        keys: &Keys<A::State>,
         rule: &A,
-        keys: &[K],
+        many: &[K],
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
-        if let Some(long) = keys.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
+        if let Some(long) = many.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
             return Err(StoreError::KeyTooLong { bytes: long.as_ref().len() });
         }
         let now = now.unwrap_or_else(|| self.clock.now());
-        let mut answers = Vec::with_capacity(keys.len());
+        let mut answers = Vec::with_capacity(many.len());
         let mut spots = [Spot::default(); AHEAD];
-        for some in keys.chunks(AHEAD) {
+        for some in many.chunks(AHEAD) {
             for (spot, key) in spots.iter_mut().zip(some) {
-                *spot = table.spot(self.hasher.fingerprint(key.as_ref()));
+                *spot = keys.table.spot(self.hasher.fingerprint(key.as_ref()));
             }
             for spot in &spots[..some.len()] {
-                let answer = table.with(rule, *spot, now, |state, now| rule.decide(state, now, cost));
-                answers.push(answer.map_err(|Full| StoreError::Full { max_keys: table.max_keys() })?);
+                let answer = keys.decide(rule, *spot, cost, now);
+                answers.push(answer.map_err(|Full| keys.full())?);
             }
         }
         Ok(answers)
+    }
+
+    fn join<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        key: &[u8],
+        cost: Cost,
+        max_wait: Ticks,
+    ) -> Result<Joined, StoreError> {
+        let spot = self.spot(keys, key)?;
+        let joined = keys.line.join((&keys.table, rule), spot, cost, self.clock.now(), max_wait);
+        joined.map_err(|Full| keys.full())
+    }
+
+    fn turn<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        ticket: &Ticket,
+        waker: &Waker,
+    ) -> Result<Turn, StoreError> {
+        let turn = keys.line.turn((&keys.table, rule), ticket, self.clock.now(), waker);
+        turn.map_err(|Full| keys.full())
     }
 }
 
@@ -195,12 +338,12 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(capacity: Capacity, clock: C) -> Self {
-        Self { table: Table::new(capacity.max_keys, capacity.when_full), front: Front::new(clock) }
+        Self { keys: Keys::new(capacity), front: Front::new(clock) }
     }
 
     /// What has become of keys so far.
     pub fn usage(&self) -> Usage {
-        self.table.usage()
+        self.keys.table.usage()
     }
 }
 
@@ -215,7 +358,7 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        self.front.apply(&self.table, rule, key, op, now)
+        self.front.apply(&self.keys, rule, key, op, now)
     }
 
     fn check_many<T: Answer, K: AsRef<[u8]>>(
@@ -225,12 +368,22 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
-        self.front.check_many(&self.table, rule, keys, cost, now)
+        self.front.check_many(&self.keys, rule, keys, cost, now)
+    }
+
+    fn now(&self) -> Tick {
+        self.front.now()
     }
 
     #[inline]
-    fn inspect<T>(reply: Result<T, StoreError>, see: impl FnOnce(&T)) -> Result<T, StoreError> {
-        reply.inspect(see)
+    fn map<T, U>(reply: Result<T, StoreError>, make: impl FnOnce(T) -> U) -> Result<U, StoreError> {
+        reply.map(make)
+    }
+
+    fn gather<T>(
+        replies: impl Iterator<Item = Result<T, StoreError>>,
+    ) -> Result<Vec<T>, StoreError> {
+        replies.collect()
     }
 }
 
@@ -240,68 +393,27 @@ impl<C: Clock> PolicyStore<C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        let Capacity { max_keys, when_full } = capacity;
-        let tables = match policy.limits() {
-            [limit] => match limit.machine() {
-                Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_) => {
-                    Tables::Bucket(Table::new(max_keys, when_full))
-                }
-                Machine::WideTokenBucket(_)
-                | Machine::WideGcra(_)
-                | Machine::WideLeakyBucket(_) => {
-                    Tables::WideBucket(Table::new(max_keys, when_full))
-                }
-                Machine::FixedWindow(_) => Tables::FixedWindow(Table::new(max_keys, when_full)),
-                Machine::SlidingWindowLog(_) => {
-                    Tables::SlidingWindowLog(Table::new(max_keys, when_full))
-                }
-                Machine::SlidingWindowCounter(_) => {
-                    Tables::SlidingWindowCounter(Table::new(max_keys, when_full))
-                }
-            },
-            _ => Tables::Several(Table::new(max_keys, when_full)),
+        let kinds = match policy.plain().map(|limit| limit.machine()) {
+            Some(Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_)) => {
+                Kinds::Bucket(Keys::new(capacity))
+            }
+            Some(
+                Machine::WideTokenBucket(_) | Machine::WideGcra(_) | Machine::WideLeakyBucket(_),
+            ) => Kinds::WideBucket(Keys::new(capacity)),
+            Some(Machine::FixedWindow(_)) => Kinds::FixedWindow(Keys::new(capacity)),
+            Some(Machine::SlidingWindowLog(_)) => Kinds::SlidingWindowLog(Keys::new(capacity)),
+            Some(Machine::SlidingWindowCounter(_)) => {
+                Kinds::SlidingWindowCounter(Keys::new(capacity))
+            }
+            None => Kinds::Several(Keys::new(capacity)),
         };
-        Self { tables, front: Front::new(clock) }
+        Self { kinds, front: Front::new(clock) }
     }
 
     /// What has become of keys so far.
     pub fn usage(&self) -> Usage {
-        match &self.tables {
-            Tables::Bucket(table) => table.usage(),
-            Tables::WideBucket(table) => table.usage(),
-            Tables::FixedWindow(table) => table.usage(),
-            Tables::SlidingWindowLog(table) => table.usage(),
-            Tables::SlidingWindowCounter(table) => table.usage(),
-            Tables::Several(table) => table.usage(),
-        }
+        of_any_kind!(&self.kinds, |keys| keys.table.usage())
     }
-}
-
-/// Runs an expression with the rule and the table of its kind.
-macro_rules! in_its_table {
-    ($policy:expr, $tables:expr, |$rule:ident, $table:ident| $run:expr) => {
-        match ($policy.limits(), $tables) {
-            ([limit], tables) => match (limit.machine(), tables) {
-                (Machine::TokenBucket($rule), Tables::Bucket($table)) => $run,
-                (Machine::Gcra($rule), Tables::Bucket($table)) => $run,
-                (Machine::LeakyBucket($rule), Tables::Bucket($table)) => $run,
-                (Machine::WideTokenBucket($rule), Tables::WideBucket($table)) => $run,
-                (Machine::WideGcra($rule), Tables::WideBucket($table)) => $run,
-                (Machine::WideLeakyBucket($rule), Tables::WideBucket($table)) => $run,
-                (Machine::FixedWindow($rule), Tables::FixedWindow($table)) => $run,
-                (Machine::SlidingWindowLog($rule), Tables::SlidingWindowLog($table)) => $run,
-                (Machine::SlidingWindowCounter($rule), Tables::SlidingWindowCounter($table)) => {
-                    $run
-                }
-                _ => Err(StoreError::OtherPolicy),
-            },
-            (_, Tables::Several($table)) => {
-                let $rule = $policy;
-                $run
-            }
-            _ => Err(StoreError::OtherPolicy),
-        }
-    };
 }
 
 impl<C: Clock> Store<Policy> for PolicyStore<C> {
@@ -315,9 +427,7 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        in_its_table!(policy, &self.tables, |rule, table| {
-            self.front.apply(table, rule, key, op, now)
-        })
+        of_its_kind!(policy, &self.kinds, |rule, keys| self.front.apply(keys, rule, key, op, now))
     }
 
     fn check_many<T: Answer, K: AsRef<[u8]>>(
@@ -327,14 +437,189 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
-        in_its_table!(policy, &self.tables, |rule, table| {
-            self.front.check_many(table, rule, keys, cost, now)
+        of_its_kind!(policy, &self.kinds, |rule, kept| {
+            self.front.check_many(kept, rule, keys, cost, now)
         })
     }
 
+    fn now(&self) -> Tick {
+        self.front.now()
+    }
+
     #[inline]
-    fn inspect<T>(reply: Result<T, StoreError>, see: impl FnOnce(&T)) -> Result<T, StoreError> {
-        reply.inspect(see)
+    fn map<T, U>(reply: Result<T, StoreError>, make: impl FnOnce(T) -> U) -> Result<U, StoreError> {
+        reply.map(make)
+    }
+
+    fn gather<T>(
+        replies: impl Iterator<Item = Result<T, StoreError>>,
+    ) -> Result<Vec<T>, StoreError> {
+        replies.collect()
+    }
+}
+
+impl<A: Algorithm, C: Alarm> WaitingStore<A> for MemoryStore<A, C> {
+    type Clock = C;
+
+    fn clock(&self) -> &C {
+        &self.front.clock
+    }
+
+    fn join(
+        &self,
+        rule: &A,
+        key: &[u8],
+        cost: Cost,
+        max_wait: Ticks,
+    ) -> Result<Joined, StoreError> {
+        self.front.join(&self.keys, rule, key, cost, max_wait)
+    }
+
+    fn turn(&self, rule: &A, ticket: &Ticket, waker: &Waker) -> Result<Turn, StoreError> {
+        self.front.turn(&self.keys, rule, ticket, waker)
+    }
+
+    fn leave(&self, ticket: &Ticket) {
+        self.keys.line.leave(ticket);
+    }
+
+    fn nudge_all(&self) {
+        self.keys.line.nudge_all();
+    }
+}
+
+impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
+    type Clock = C;
+
+    fn clock(&self) -> &C {
+        &self.front.clock
+    }
+
+    fn join(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        max_wait: Ticks,
+    ) -> Result<Joined, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            self.front.join(keys, rule, key, cost, max_wait)
+        })
+    }
+
+    fn turn(&self, policy: &Policy, ticket: &Ticket, waker: &Waker) -> Result<Turn, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| self.front.turn(keys, rule, ticket, waker))
+    }
+
+    fn leave(&self, ticket: &Ticket) {
+        of_any_kind!(&self.kinds, |keys| keys.line.leave(ticket));
+    }
+
+    fn nudge_all(&self) {
+        of_any_kind!(&self.kinds, |keys| keys.line.nudge_all());
+    }
+}
+
+impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
+    fn spot(&self, _: &A, key: &[u8]) -> Result<Spot, StoreError> {
+        self.front.spot(&self.keys, key)
+    }
+
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn behind_others(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<Option<Decision>, StoreError> {
+        self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
+    }
+
+    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError> {
+        self.keys.make_room(rule, spot, now)
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+        self.keys.table.look_for(spot, locks)
+    }
+
+    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool {
+        self.keys.agrees(rule, found, cost, now, locks)
+    }
+
+    fn step(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        self.keys.step(rule, found, cost, now, locks, go)
+    }
+}
+
+impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
+    fn spot(&self, policy: &Policy, key: &[u8]) -> Result<Spot, StoreError> {
+        of_its_kind!(policy, &self.kinds, |_rule, keys| self.front.spot(keys, key))
+    }
+
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn behind_others(
+        &self,
+        policy: &Policy,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<Option<Decision>, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
+        })
+    }
+
+    fn make_room(&self, policy: &Policy, spot: Spot, now: Tick) -> Result<(), StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| keys.make_room(rule, spot, now))
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+        of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
+    }
+
+    fn agrees(
+        &self,
+        policy: &Policy,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) -> bool {
+        let agrees = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.agrees(rule, found, cost, now, locks))
+        });
+        agrees.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
+    }
+
+    fn step(
+        &self,
+        policy: &Policy,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        let told = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.step(rule, found, cost, now, locks, go))
+        });
+        told.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
     }
 }
 

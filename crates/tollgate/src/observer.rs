@@ -20,6 +20,10 @@ pub struct Event<'a> {
     pub cost: Cost,
     /// Whether it was allowed.
     pub allowed: bool,
+    /// The limit that refused it.
+    pub refused_by: Option<&'a str>,
+    /// The shadow limit that would have refused it.
+    pub shadow_refused_by: Option<&'a str>,
     /// Who answered.
     pub source: Source,
 }
@@ -102,7 +106,8 @@ pub(crate) fn notify(observer: &impl Observer, event: &Event<'_>) {
 }
 
 /// Counts decisions through the [`metrics`] facade: `tollgate_decisions_total`, labelled by policy,
-/// outcome and source, and by nothing that clients choose.
+/// outcome and source, and `tollgate_shadow_refusals_total`, labelled by policy and limit; by nothing
+/// that clients choose.
 #[cfg(feature = "metrics")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MetricsObserver;
@@ -118,5 +123,13 @@ impl Observer for MetricsObserver {
             "source" => event.source.name(),
         )
         .increment(1);
+        if let Some(limit) = event.shadow_refused_by {
+            metrics::counter!(
+                "tollgate_shadow_refusals_total",
+                "policy" => event.policy.to_owned(),
+                "limit" => limit.to_owned(),
+            )
+            .increment(1);
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Where storage plugs in.
 //!
-//! A store keeps states and runs one step on them: [`apply`](tollgate_core::apply) for the parts of
-//! a request, atomically. The whole decision is one call, so that a store across a network makes it
-//! one round trip, and the reply is of the store's own kind: at once from memory, a future from
-//! elsewhere. There is no second, asynchronous interface.
+//! A store keeps states and runs one step on them: an [`Op`] on a key, atomically. The whole decision
+//! is one call, so that a store across a network makes it one round trip, and the reply is of the
+//! store's own kind: at once from memory, a future from elsewhere. There is no second, asynchronous
+//! interface.
 
 use std::fmt;
 
@@ -30,8 +30,45 @@ pub trait Store<A: Algorithm> {
         now: Option<Tick>,
     ) -> Self::Reply<Vec<T>>;
 
-    /// Shows an answer to somebody on its way to the caller.
-    fn inspect<T>(reply: Self::Reply<T>, see: impl FnOnce(&T)) -> Self::Reply<T>;
+    /// The time by which reservations lapse.
+    fn now(&self) -> Tick;
+
+    /// Makes something else of an answer on its way to the caller.
+    fn map<T, U>(reply: Self::Reply<T>, make: impl FnOnce(T) -> U) -> Self::Reply<U>;
+
+    /// Several answers as one; if one of them failed, that it did.
+    fn gather<T>(replies: impl Iterator<Item = Self::Reply<T>>) -> Self::Reply<Vec<T>>;
+}
+
+/// A store may be lent.
+impl<A: Algorithm, S: Store<A>> Store<A> for &S {
+    type Reply<T> = S::Reply<T>;
+
+    fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<T> {
+        (**self).apply(rule, key, op, now)
+    }
+
+    fn check_many<T: Answer, K: AsRef<[u8]>>(
+        &self,
+        rule: &A,
+        keys: &[K],
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> S::Reply<Vec<T>> {
+        (**self).check_many(rule, keys, cost, now)
+    }
+
+    fn now(&self) -> Tick {
+        (**self).now()
+    }
+
+    fn map<T, U>(reply: S::Reply<T>, make: impl FnOnce(T) -> U) -> S::Reply<U> {
+        S::map(reply, make)
+    }
+
+    fn gather<T>(replies: impl Iterator<Item = S::Reply<T>>) -> S::Reply<Vec<T>> {
+        S::gather(replies)
+    }
 }
 
 /// The longest key a store takes, in bytes.

@@ -7,7 +7,8 @@
 //! A key belongs to the bucket its fingerprint says, its home, and the home's lock is the key's
 //! lock: whoever finds, makes or changes a key's state holds it. A key that finds its home full
 //! lives in one of the next buckets; the home counts how many do, so that only then a search looks
-//! further. Locks are taken from lower to higher buckets only, or not waited for.
+//! further. Locks are taken from lower to higher buckets only, or not waited for. A decision on several
+//! keys holds several locks, and waits for none while it holds one.
 //!
 //! This is the one file with unsafe code: states lie in cells under a lock of a few bytes, in memory
 //! that the system gives zeroed and in large pages. `cfg(loom)` swaps atomics and cells for loom's;
@@ -15,7 +16,7 @@
 
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 
 use tollgate_core::{Algorithm, Tick};
 
@@ -58,6 +59,13 @@ pub(crate) struct Fingerprint {
     home: u64,
     /// Told apart in a bucket by this: never 0, the bits of `DISTANCE` 0.
     tag: u64,
+}
+
+impl Spot {
+    /// One of so many groups of keys.
+    pub(crate) const fn of(self, groups: usize) -> usize {
+        (self.tag >> 32) as usize % groups
+    }
 }
 
 impl From<u128> for Fingerprint {
@@ -112,6 +120,8 @@ pub struct Usage {
     pub evicted: u64,
     /// New keys that were refused because the store was full.
     pub refused: u64,
+    /// How much of settled costs was beyond the bound on debt, and dropped.
+    pub forgiven: u64,
 }
 
 #[derive(Default)]
@@ -119,6 +129,7 @@ struct Counters {
     swept: AtomicU64,
     evicted: AtomicU64,
     refused: AtomicU64,
+    forgiven: AtomicU64,
 }
 
 #[repr(C, align(64))]
@@ -145,8 +156,8 @@ unsafe impl<S: Send> Sync for Bucket<S> {}
 unsafe impl<S: Send> Send for Bucket<S> {}
 
 /// A key in a table: its home, and what it is told by there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spot {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Spot {
     home: usize,
     tag: u64,
 }
@@ -154,46 +165,124 @@ pub(crate) struct Spot {
 /// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
 struct Held<'a, S>(&'a Bucket<S>);
 
+/// Locks of buckets, of any tables, held together. Dropping them lets go of all.
+///
+/// Whoever holds one waits for no other: a lock that somebody else has is not taken, and all are given
+/// up. So nobody who waits is waited for in turn, whatever the order in which locks are asked for.
+#[derive(Debug)]
+pub struct Locks<'a>(Vec<&'a AtomicU32>);
+
+/// Where a key was found, under locks that are held.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    bucket: usize,
+    slot: usize,
+}
+
+/// What came of looking for a key under locks.
+#[derive(Clone, Copy, Debug)]
+pub enum Looked {
+    /// It is there, and its lock is held.
+    At(Found),
+    /// It is not there.
+    Absent,
+    /// Somebody has a lock that it takes to know.
+    Busy,
+}
+
 impl<S> Bucket<S> {
     #[inline]
     fn hold(&self) -> Held<'_, S> {
-        loop {
-            if let Some(held) = self.try_hold() {
-                return held;
-            }
-            self.wait();
-        }
-    }
-
-    /// Waits until the lock may be free, without writing, so that the holder keeps the line.
-    #[cfg(not(loom))]
-    #[cold]
-    fn wait(&self) {
-        let mut spins = 0_u32;
-        while self.lock.load(Ordering::Relaxed) != 0 {
-            spins += 1;
-            // A holder that was descheduled needs the processor more.
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
-    }
-
-    #[cfg(loom)]
-    fn wait(&self) {
-        loom::thread::yield_now();
+        take(&self.lock);
+        Held(self)
     }
 
     /// Takes the lock if nobody has it.
     #[inline]
     fn try_hold(&self) -> Option<Held<'_, S>> {
-        let taken = self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then(|| Held(self))
+        try_take(&self.lock).then(|| Held(self))
     }
+}
+
+#[inline]
+fn take(lock: &AtomicU32) {
+    while !try_take(lock) {
+        wait_for(lock);
+    }
+}
+
+#[inline]
+fn try_take(lock: &AtomicU32) -> bool {
+    lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+#[inline]
+fn let_go(lock: &AtomicU32) {
+    lock.store(0, Ordering::Release);
+}
+
+/// Waits until a lock may be free, without writing, so that the holder keeps the line.
+#[cfg(not(loom))]
+#[cold]
+fn wait_for(lock: &AtomicU32) {
+    let mut spins = 0_u32;
+    while lock.load(Ordering::Relaxed) != 0 {
+        spins += 1;
+        // A holder that was descheduled needs the processor more.
+        if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+#[cfg(loom)]
+fn wait_for(_: &AtomicU32) {
+    loom::thread::yield_now();
 }
 
 impl<S> Drop for Held<'_, S> {
     #[inline]
     fn drop(&mut self) {
-        self.0.lock.store(0, Ordering::Release);
+        let_go(&self.0.lock);
+    }
+}
+
+impl<'a> Locks<'a> {
+    /// All the locks that looking for some keys takes. It is tried again until it succeeds: whoever
+    /// looks says whether it has found all.
+    pub(crate) fn of<E>(mut look: impl FnMut(&mut Self) -> Result<bool, E>) -> Result<Self, E> {
+        let mut locks = Self(Vec::new());
+        while !look(&mut locks)? {
+            locks.give_way();
+        }
+        Ok(locks)
+    }
+
+    /// Takes one more lock, or finds that it has it. The first is waited for.
+    fn has(&mut self, lock: &'a AtomicU32) -> bool {
+        if self.0.iter().any(|held| std::ptr::eq(*held, lock)) {
+            return true;
+        }
+        if self.0.is_empty() {
+            take(lock);
+        } else if !try_take(lock) {
+            return false;
+        }
+        self.0.push(lock);
+        true
+    }
+
+    /// Gives all up, and lets others go first.
+    pub(crate) fn give_way(&mut self) {
+        self.0.drain(..).for_each(let_go);
+        #[cfg(not(loom))]
+        std::thread::yield_now();
+        #[cfg(loom)]
+        loom::thread::yield_now();
+    }
+}
+
+impl Drop for Locks<'_> {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(let_go);
     }
 }
 
@@ -278,7 +367,14 @@ impl<S> Table<S> {
             swept: self.counters.swept.load(Ordering::Relaxed),
             evicted: self.counters.evicted.load(Ordering::Relaxed),
             refused: self.counters.refused.load(Ordering::Relaxed),
+            forgiven: self.counters.forgiven.load(Ordering::Relaxed),
         }
+    }
+
+    /// Counts what a settled cost left beyond the bound on debt.
+    pub(crate) fn forgive(&self, amount: u128) {
+        let amount = u64::try_from(amount).unwrap_or(u64::MAX);
+        self.counters.forgiven.fetch_add(amount, Ordering::Relaxed);
     }
 
     fn len(&self) -> usize {
@@ -320,7 +416,65 @@ impl<S> Table<S> {
         {
             return Ok(bucket.with_state(slot, |state| run(state, now)));
         }
-        self.with_new(rule, key, home, now, run)
+        self.with_new(rule, key, home, now, run, false)
+    }
+
+    /// Keeps a state for a key, be it a fresh one, until it is found or swept.
+    pub(crate) fn make_room<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        key: Spot,
+        now: Tick,
+    ) -> Result<(), Full> {
+        let mut home = self.buckets[key.home].hold();
+        let found = home.find(key.tag).is_some()
+            || home.0.spilled.load(Ordering::Acquire) > 0 && self.find_beyond(&home, key).is_some();
+        if found { Ok(()) } else { self.with_new(rule, key, home, now, |_, _| (), true) }
+    }
+
+    /// Looks for a key, and takes the locks that it takes to know and to keep it.
+    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Looked {
+        let home = &self.buckets[key.home];
+        if !locks.has(&home.lock) {
+            return Looked::Busy;
+        }
+        let reach = if home.spilled.load(Ordering::Acquire) > 0 { REACH } else { 0 };
+        for distance in 0..=reach {
+            let bucket = &self.buckets[key.home + distance];
+            if !locks.has(&bucket.lock) {
+                return Looked::Busy;
+            }
+            if let Some(slot) = under(bucket, locks).find(key.tag | distance as u64) {
+                return Looked::At(Found { bucket: key.home + distance, slot });
+            }
+        }
+        Looked::Absent
+    }
+
+    /// Runs on a state that was found under locks that are still held.
+    pub(crate) fn with_found<R>(
+        &self,
+        found: Found,
+        locks: &mut Locks<'_>,
+        run: impl FnOnce(&mut S) -> R,
+    ) -> R {
+        under(&self.buckets[found.bucket], locks).with_state(found.slot, run)
+    }
+
+    /// Drops a key that was found, if it is fresh: nobody can tell.
+    pub(crate) fn drop_if_fresh<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        locks: &mut Locks<'_>,
+        now: Tick,
+    ) {
+        let mut bucket = under(&self.buckets[found.bucket], locks);
+        if bucket.with_state(found.slot, |state| is_fresh(rule, state, now)) {
+            let tag = bucket.clear(found.slot);
+            self.forget(found.bucket, tag, now);
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Looks for a key in the buckets after its home, whose lock is held.
@@ -351,6 +505,7 @@ impl<S> Table<S> {
         mut home: Held<'a, S>,
         now: Tick,
         run: impl FnOnce(&mut S, Tick) -> R,
+        keep_fresh: bool,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
         let now = now.max(self.floor(key.home));
@@ -363,7 +518,7 @@ impl<S> Table<S> {
         }
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
-        if !is_fresh(rule, &state, now) {
+        if keep_fresh || !is_fresh(rule, &state, now) {
             self.place(rule, key, &mut home, now, state);
             drop(home);
             self.sweep(rule, now);
@@ -489,6 +644,13 @@ impl<S> Table<S> {
             }
         }
     }
+}
+
+/// A bucket whose lock is among those that are held, and stays held. Callers have the locks to
+/// themselves (`&mut`), so no other reference to its slots is made meanwhile.
+fn under<'a, S>(bucket: &'a Bucket<S>, locks: &Locks<'_>) -> ManuallyDrop<Held<'a, S>> {
+    assert!(locks.0.iter().any(|held| std::ptr::eq(*held, &raw const bucket.lock)));
+    ManuallyDrop::new(Held(bucket))
 }
 
 fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {

@@ -1,0 +1,391 @@
+//! Several keys in one decision: this user, this address, this route; all or nothing.
+//!
+//! Each key has a limiter of its own, with whatever rule, and none is charged unless all admit. It is
+//! one atomic step: the locks of all keys are held while they decide. `table.rs` says why that cannot
+//! end in a deadlock.
+
+use std::fmt;
+
+use tollgate_core::{Algorithm, Answer as _, Cost, Decision, Op, Part, Tick};
+
+use crate::in_flight::Place;
+use crate::limiter::RateLimiter;
+use crate::memory::Keys;
+use crate::observer::Observer;
+use crate::rules::Rules;
+use crate::store::{Store, StoreError};
+use crate::table::{Found, Full, Locks, Looked, Spot};
+
+/// One key's part in a decision over several.
+#[must_use = "it is only asked by `check_all`"]
+pub struct Ask<'a> {
+    part: Box<dyn Joint<'a> + 'a>,
+    place: Option<Place>,
+}
+
+/// What came of asking several.
+#[derive(Debug)]
+#[must_use = "a decision that nobody reads limits nothing"]
+pub struct Together {
+    /// The answer of all: allowed if all allow, the least remaining, the longest wait.
+    pub decision: Decision,
+    /// The first that refused, by its place among those that were asked.
+    pub refused_by: Option<usize>,
+    /// The places of requests in flight, if such limits were among them: given back when dropped.
+    pub places: Vec<Place>,
+}
+
+/// Decides over several keys at once: all are charged, or none is.
+///
+/// A key that is asked for twice is asked for both costs. Each limiter goes by its own clock.
+///
+/// ```
+/// use tollgate::{Policy, RateLimiter, check_all};
+///
+/// let users = RateLimiter::new(Policy::token_bucket(5).per_minute().build()?);
+/// let addresses = RateLimiter::new(Policy::sliding_window_log(1).per_minute().build()?);
+/// let ask = |user, address| check_all([users.ask(user)?, addresses.ask(address)?]);
+///
+/// assert!(ask("alice", "192.0.2.1")?.decision.allowed);
+/// let refused = ask("alice", "192.0.2.1")?;
+/// assert_eq!(refused.refused_by, Some(1)); // the address
+/// assert_eq!(users.peek("alice")?.remaining, 3); // and alice was not charged for it
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A store has no place for a key. Nobody is charged.
+#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
+pub fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<Together, StoreError> {
+    decide(asks.into_iter().collect(), None)
+}
+
+/// [`check_all`] at a time.
+///
+/// # Errors
+/// As there.
+#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
+pub fn check_all_at<'a>(
+    asks: impl IntoIterator<Item = Ask<'a>>,
+    now: Tick,
+) -> Result<Together, StoreError> {
+    decide(asks.into_iter().collect(), Some(now))
+}
+
+/// What can be asked together with others.
+trait Joint<'a> {
+    /// Which store and key: those that are equal are one.
+    fn identity(&self) -> (usize, Spot);
+    fn cost(&self) -> Cost;
+    fn set_cost(&mut self, cost: Cost);
+    /// Reads the clock, and whether others wait for the key: they come first.
+    fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError>;
+    fn make_room(&self) -> Result<(), StoreError>;
+    fn look(&mut self, locks: &mut Locks<'a>) -> Looked;
+    fn agrees(&self, locks: &mut Locks<'a>) -> bool;
+    fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision;
+    fn tell(&self, decision: &Decision);
+}
+
+fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreError> {
+    // The same key twice is one key with both costs: the first asks for both.
+    let mut parts: Vec<usize> = Vec::with_capacity(asks.len());
+    for index in 0..asks.len() {
+        let (identity, cost) = (asks[index].part.identity(), asks[index].part.cost());
+        if let Some(place) = &mut asks[index].place {
+            place.size = cost;
+        }
+        match parts.iter().find(|part| asks[**part].part.identity() == identity) {
+            Some(&first) => {
+                let both = asks[first].part.cost().saturating_add(cost);
+                asks[first].part.set_cost(both);
+            }
+            None => parts.push(index),
+        }
+    }
+    for &part in &parts {
+        asks[part].part.begin(now)?;
+    }
+    // In one order for all, so that those who want the same keys seldom meet halfway.
+    let mut in_order = parts.clone();
+    in_order.sort_unstable_by_key(|part| asks[*part].part.identity());
+    let mut locks = Locks::of(|locks| {
+        for &part in &in_order {
+            match asks[part].part.look(locks) {
+                Looked::At(_) => {}
+                Looked::Busy => return Ok(false),
+                Looked::Absent => {
+                    locks.give_way();
+                    asks[part].part.make_room()?;
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    })?;
+    let refused_by = parts.iter().copied().find(|part| !asks[*part].part.agrees(&mut locks));
+    let go = refused_by.is_none();
+    let decisions: Vec<Decision> =
+        parts.iter().map(|part| asks[*part].part.step(&mut locks, go)).collect();
+    drop(locks);
+    for (part, decision) in parts.iter().zip(&decisions) {
+        // Whoever had no objection is told what came of it all.
+        asks[*part].part.tell(&Decision { allowed: go, ..*decision });
+    }
+    let decision = decisions.into_iter().reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
+    let decision = Decision { allowed: go, ..decision };
+    let places = asks.into_iter().filter_map(|ask| ask.place);
+    let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
+    Ok(Together { decision, refused_by, places })
+}
+
+/// The answer to no question.
+const NOTHING_ASKED: Decision = Decision {
+    allowed: true,
+    limit: Cost::MAX,
+    remaining: Cost::MAX,
+    retry_after: Some(tollgate_core::Ticks::ZERO),
+    reset_after: tollgate_core::Ticks::ZERO,
+    delay: tollgate_core::Ticks::ZERO,
+    refused_by: None,
+    shadow_refused_by: None,
+};
+
+/// A store whose keys can be decided on together with those of others.
+pub trait JointStore<A: Algorithm>:
+    Store<A, Reply<Decision> = Result<Decision, StoreError>>
+{
+    /// Where a key belongs.
+    ///
+    /// # Errors
+    /// The key is too long, or the policy is of another kind.
+    fn spot(&self, rule: &A, key: &[u8]) -> Result<Spot, StoreError>;
+
+    /// What tells its keys from those of other stores.
+    fn identity(&self) -> usize;
+
+    /// What a check of the key hears because others wait for it.
+    ///
+    /// # Errors
+    /// The store is full.
+    fn behind_others(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<Option<Decision>, StoreError>;
+
+    /// Keeps a state for a key, be it a fresh one.
+    ///
+    /// # Errors
+    /// The store is full.
+    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError>;
+
+    /// Looks for a key, and takes the locks for it.
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked;
+
+    /// Whether a key has nothing against a cost.
+    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool;
+
+    /// Charges a cost if all agree, and tells how the key stands.
+    fn step(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision;
+}
+
+impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
+    fn spot(&self, rule: &A, key: &[u8]) -> Result<Spot, StoreError> {
+        (**self).spot(rule, key)
+    }
+
+    fn identity(&self) -> usize {
+        (**self).identity()
+    }
+
+    fn behind_others(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<Option<Decision>, StoreError> {
+        (**self).behind_others(rule, spot, cost, now)
+    }
+
+    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError> {
+        (**self).make_room(rule, spot, now)
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+        (**self).look_for(spot, locks)
+    }
+
+    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool {
+        (**self).agrees(rule, found, cost, now, locks)
+    }
+
+    fn step(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        (**self).step(rule, found, cost, now, locks, go)
+    }
+}
+
+impl<S: Clone> Keys<S> {
+    pub(crate) fn make_room<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        spot: Spot,
+        now: Tick,
+    ) -> Result<(), StoreError> {
+        self.table.make_room(rule, spot, now).map_err(|Full| self.full())
+    }
+
+    pub(crate) fn agrees<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) -> bool {
+        let op = Op::Check(cost);
+        self.table.with_found(found, locks, |state| Part { rule, state, op }.admits(now))
+    }
+
+    pub(crate) fn step<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        let op = Op::Check(cost);
+        let step = |state: &mut S| Part { rule, state, op }.step::<Decision>(now, go).0;
+        let decision = self.table.with_found(found, locks, step);
+        self.table.drop_if_fresh(rule, found, locks, now);
+        decision
+    }
+}
+
+impl<R: Rules, S: JointStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
+    /// This limiter's part in a decision over several keys, for a cost of 1: see [`check_all`].
+    ///
+    /// # Errors
+    /// The key is too long.
+    pub fn ask<'a>(&'a self, key: impl AsRef<[u8]>) -> Result<Ask<'a>, StoreError>
+    where
+        R: 'a,
+        S: 'a,
+    {
+        let key = key.as_ref();
+        let rule = self.rules.choose(key);
+        let spot = self.store.spot(&rule, key)?;
+        let (cost, now) = (1, Tick(0));
+        let (behind, found) = (None, None);
+        let part = Asking { limiter: self, rule, key: key.into(), spot, cost, now, behind, found };
+        Ok(Ask { part: Box::new(part), place: None })
+    }
+}
+
+impl Ask<'_> {
+    /// The same for another cost.
+    pub fn cost(mut self, cost: Cost) -> Self {
+        self.part.set_cost(cost);
+        self
+    }
+
+    pub(crate) fn with_place(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
+    }
+}
+
+impl fmt::Debug for Ask<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ask").field("cost", &self.part.cost()).finish_non_exhaustive()
+    }
+}
+
+struct Asking<'a, R: Rules + 'a, S, O> {
+    limiter: &'a RateLimiter<R, S, O>,
+    rule: R::Chosen<'a>,
+    key: Box<[u8]>,
+    spot: Spot,
+    cost: Cost,
+    now: Tick,
+    /// What it hears because others wait for the key.
+    behind: Option<Decision>,
+    found: Option<Found>,
+}
+
+impl<R: Rules, S: JointStore<R::Rule>, O> Asking<'_, R, S, O> {
+    fn found(&self) -> Found {
+        self.found.unwrap_or_else(|| unreachable!("it is asked when all were found"))
+    }
+}
+
+impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a, R, S, O> {
+    fn identity(&self) -> (usize, Spot) {
+        (self.limiter.store.identity(), self.spot)
+    }
+
+    fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    fn set_cost(&mut self, cost: Cost) {
+        self.cost = cost;
+    }
+
+    fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError> {
+        let store = &self.limiter.store;
+        self.now = now.unwrap_or_else(|| store.now());
+        self.behind = store.behind_others(&self.rule, self.spot, self.cost, self.now)?;
+        Ok(())
+    }
+
+    fn make_room(&self) -> Result<(), StoreError> {
+        self.limiter.store.make_room(&self.rule, self.spot, self.now)
+    }
+
+    fn look(&mut self, locks: &mut Locks<'a>) -> Looked {
+        let looked = self.limiter.store.look_for(self.spot, locks);
+        if let Looked::At(found) = looked {
+            self.found = Some(found);
+        }
+        looked
+    }
+
+    fn agrees(&self, locks: &mut Locks<'a>) -> bool {
+        let store = &self.limiter.store;
+        self.behind.is_none() && store.agrees(&self.rule, self.found(), self.cost, self.now, locks)
+    }
+
+    fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision {
+        let store = &self.limiter.store;
+        let told = store.step(&self.rule, self.found(), self.cost, self.now, locks, go);
+        self.behind.unwrap_or(told)
+    }
+
+    fn tell(&self, decision: &Decision) {
+        if O::OBSERVES {
+            self.limiter.tell(&self.rule, &self.key, self.cost, decision);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Every verb, in any order, against the reference model: check, peek, refund, reset, reserve, settle,
+//! tiers that differ from call to call, and policies that change while all that goes on.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tollgate::{
+    Capacity, Cost, Decision, Kind, Limit, ManualClock, MemoryStore, Plan, Policy, PolicyStore,
+    RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
+};
+use tollgate_testkit::{Model, cases, small_limit_of};
+
+#[derive(Clone, Debug)]
+enum Verb {
+    Check(Cost),
+    Peek,
+    Refund(Cost),
+    Reset,
+    Reserve(Cost, u64),
+    /// One of the reservations, whichever that is.
+    Settle(usize, Cost),
+    Cancel(usize),
+    /// Other numbers for one of the tiers.
+    Change(usize, Limit),
+}
+
+fn verb() -> impl Strategy<Value = Verb> {
+    prop_oneof![
+        6 => (0..6_u64).prop_map(Verb::Check),
+        1 => Just(Verb::Peek),
+        2 => (0..5_u64).prop_map(Verb::Refund),
+        1 => Just(Verb::Reset),
+        3 => (0..6_u64, 0..30_u64).prop_map(|(estimate, ttl)| Verb::Reserve(estimate, ttl)),
+        3 => (0..9_usize, 0..12_u64).prop_map(|(which, actual)| Verb::Settle(which, actual)),
+        1 => (0..9_usize).prop_map(Verb::Cancel),
+        1 => (0..3_usize, any_small()).prop_map(|(tier, limit)| Verb::Change(tier, limit)),
+    ]
+}
+
+fn any_small() -> impl Strategy<Value = Limit> {
+    (0..6_usize).prop_flat_map(|kind| small_limit_of(Kind::ALL[kind]))
+}
+
+fn policy(limit: &Limit) -> Policy {
+    let n = limit.numbers();
+    let builder = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).debt(n.debt);
+    builder.starting_with(n.start).anchor(n.anchor).build().expect("valid")
+}
+
+const TIERS: [&str; 2] = ["pro", "enterprise"];
+
+fn tiers(limits: &[Limit; 3]) -> Tiers {
+    let tiers = Tiers::new(policy(&limits[0]));
+    tiers.tier(TIERS[0], policy(&limits[1])).tier(TIERS[1], policy(&limits[2]))
+}
+
+/// A reservation, and what the model has to know of it.
+struct Pending {
+    reservation: Reservation,
+    client: usize,
+    at: Tick,
+    until: Tick,
+    charged: Cost,
+    settled: bool,
+}
+
+type Limiter<'a> = RateLimiter<Tiers, MemoryStore<Plan, &'a ManualClock>>;
+
+/// Runs a verb on a limiter, whichever its rules are.
+macro_rules! run {
+    ($limiter:expr, $verb:expr, $key:expr, $pending:expr) => {
+        match $verb {
+            Verb::Check(cost) => Ok($limiter.check_n($key, *cost).expect("short")),
+            Verb::Peek => Ok($limiter.peek($key).expect("short")),
+            Verb::Refund(cost) => Ok($limiter.refund($key, *cost).expect("short")),
+            Verb::Reset => Ok($limiter.reset($key).expect("short")),
+            Verb::Settle(_, actual) => {
+                let pending: &mut Option<&mut Pending> = $pending;
+                let pending = pending.as_mut().expect("there is one");
+                $limiter.settle(&mut pending.reservation, *actual).map(|told| told.expect("short"))
+            }
+            Verb::Cancel(_) => {
+                let pending: &mut Option<&mut Pending> = $pending;
+                let pending = pending.as_mut().expect("there is one");
+                $limiter.cancel(&mut pending.reservation).map(|told| told.expect("short"))
+            }
+            Verb::Reserve(..) | Verb::Change(..) => unreachable!("done elsewhere"),
+        }
+    };
+}
+
+/// The same on the model: the answer, and what of a settled cost was beyond all debt.
+fn on_model(
+    model: &mut Model,
+    verb: &Verb,
+    now: Tick,
+    pending: Option<&mut Pending>,
+) -> (Result<Decision, SettleError>, u128) {
+    let told = |model: &Model| Decision { allowed: true, refused_by: None, ..model.peek(now, 0) };
+    let told = |model: &Model| Decision {
+        retry_after: Some(Ticks::ZERO),
+        delay: Ticks::ZERO,
+        ..told(model)
+    };
+    match verb {
+        Verb::Check(cost) => (Ok(model.decide(now, *cost)), 0),
+        Verb::Peek => (Ok(model.clone().decide(now, 1)), 0),
+        Verb::Refund(cost) => {
+            model.force(now, -i128::from(*cost));
+            (Ok(told(model)), 0)
+        }
+        Verb::Reset => {
+            model.reset(now);
+            (Ok(told(model)), 0)
+        }
+        Verb::Settle(..) | Verb::Cancel(_) => {
+            let pending = pending.expect("there is one");
+            let actual = if let Verb::Settle(_, actual) = verb { *actual } else { 0 };
+            if pending.settled {
+                return (Err(SettleError::AlreadySettled), 0);
+            }
+            if now > pending.until {
+                return (Err(SettleError::Expired { until: pending.until, now }), 0);
+            }
+            pending.settled = true;
+            let dropped = match actual.checked_sub(pending.charged) {
+                Some(more) => model.force(now, more.into()),
+                None => {
+                    model.give_back(now, pending.charged - actual, pending.at);
+                    0
+                }
+            };
+            (Ok(told(model)), dropped)
+        }
+        Verb::Reserve(..) | Verb::Change(..) => unreachable!("done elsewhere"),
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn every_verb_does_as_the_model_says(
+        mut limits in [any_small(), any_small(), any_small()],
+        trace in vec((verb(), 0..3_usize, 0..2_usize, 0..12_u64), 1..60),
+    ) {
+        let clock = ManualClock::new(Tick(1_000));
+        let store = MemoryStore::new(Capacity::of(100), &clock);
+        let limiter: Limiter<'_> = RateLimiter::tiered_in("api", tiers(&limits), store);
+        let keys = ["alice", "bob"];
+        let mut models = [None, None];
+        let mut reservations: Vec<Pending> = Vec::new();
+        let mut forgiven = 0;
+        for (step, (verb, tier, client, gap)) in trace.iter().enumerate() {
+            clock.advance(Ticks(*gap));
+            let now = tollgate::Clock::now(&clock);
+            if let Verb::Change(tier, limit) = verb {
+                limits[*tier] = limit.clone();
+                limiter.replace(&tiers(&limits));
+                continue;
+            }
+            let numbers = limits[*tier].numbers();
+            let mut client = *client;
+            let count = reservations.len();
+            let mut pending = match verb {
+                Verb::Settle(which, _) | Verb::Cancel(which) if count > 0 => {
+                    let pending = &mut reservations[which % count];
+                    client = pending.client;
+                    Some(pending)
+                }
+                Verb::Settle(..) | Verb::Cancel(_) => continue,
+                _ => None,
+            };
+            let moves = match (verb, &pending) {
+                (_, Some(one)) if one.settled || now > one.until => false,
+                (Verb::Settle(_, actual), Some(one)) => *actual != one.charged,
+                (Verb::Cancel(_), Some(one)) => one.charged > 0,
+                (Verb::Check(cost) | Verb::Refund(cost) | Verb::Reserve(cost, _), _) => *cost > 0,
+                (verb, _) => matches!(verb, Verb::Reset),
+            };
+            let model = models[client].get_or_insert_with(|| Model::first(numbers, now));
+            // Only what moves something brings the key under the tier of the call for good.
+            let mut looked_at = model.clone();
+            looked_at.change(numbers, now);
+            let model = if moves {
+                *model = looked_at;
+                model
+            } else {
+                &mut looked_at
+            };
+            if let Verb::Reserve(estimate, ttl) = verb {
+                let reserved = match tier {
+                    0 => limiter.reserve(keys[client], *estimate, Ticks(*ttl)),
+                    tier => limiter.tier(TIERS[tier - 1]).expect("known")
+                        .reserve(keys[client], *estimate, Ticks(*ttl)),
+                };
+                let reserved = reserved.expect("short");
+                prop_assert_eq!(*reserved.decision(), model.decide(now, *estimate), "step {}", step);
+                let until = Tick(now.0 + i64::try_from(*ttl).expect("small"));
+                reservations.extend(reserved.granted().map(|reservation| Pending {
+                    reservation, client, at: now, until, charged: *estimate, settled: false,
+                }));
+                continue;
+            }
+            let told = match tier {
+                0 => run!(limiter, verb, keys[client], &mut pending),
+                tier => {
+                    let limiter = limiter.tier(TIERS[tier - 1]).expect("known");
+                    run!(limiter, verb, keys[client], &mut pending)
+                }
+            };
+            let (expected, dropped) = on_model(model, verb, now, pending);
+            forgiven += dropped;
+            match (told, expected) {
+                (Ok(told), Ok(expected)) => {
+                    // A verb that asks for nothing is allowed, and says how the key stands.
+                    prop_assert_eq!(told, expected, "step {} {:?}", step, verb);
+                }
+                (told, expected) => prop_assert_eq!(told.err(), expected.err(), "step {}", step),
+            }
+        }
+        prop_assert_eq!(u128::from(limiter.store().usage().forgiven), forgiven);
+    }
+}
+
+fn limiter(policy: Policy, clock: &ManualClock) -> RateLimiter<Policy, PolicyStore<&ManualClock>> {
+    let store = PolicyStore::new(&policy, Capacity::of(10), clock);
+    RateLimiter::with_store(policy, store)
+}
+
+/// The verbs of a limiter of one policy, for each of the six: they are the same code as with tiers, but
+/// for the table.
+#[test]
+fn verbs_of_a_single_policy() {
+    for kind in Kind::ALL {
+        let clock = ManualClock::new(Tick(100));
+        let policy = Policy::of(kind, 10).per(Ticks(100)).build().expect("valid");
+        let limiter = limiter(policy, &clock);
+        assert_eq!(limiter.check_n("a", 6).expect("short").remaining, 4, "{kind}");
+        assert_eq!(limiter.peek("a").expect("short").remaining, 3, "{kind}");
+        assert_eq!(limiter.peek_at("a", Tick(100)).expect("short").remaining, 3, "{kind}");
+        assert_eq!(limiter.refund("a", 2).expect("short").remaining, 6, "{kind}");
+        assert_eq!(limiter.refund_at("a", 1, Tick(100)).expect("short").remaining, 7, "{kind}");
+        assert_eq!(limiter.refund("a", 99).expect("short").remaining, 10, "{kind}: not above");
+        let reserved = limiter.reserve("a", 10, Ticks(50)).expect("short");
+        assert!(!limiter.is_allowed("a").expect("short"), "{kind}");
+        let mut reservation = reserved.granted().expect("all was left");
+        assert_eq!((reservation.charged(), reservation.until()), (10, Tick(150)));
+        let settled = limiter.settle(&mut reservation, 13).expect("in time").expect("short");
+        assert_eq!((settled.remaining, settled.allowed), (0, true), "{kind}: in debt");
+        assert!(!limiter.check_n("a", 0).expect("short").allowed, "{kind}: not even a look");
+        assert_eq!(limiter.reset("a").expect("short").remaining, 10, "{kind}");
+        assert!(limiter.reset_at("a", Tick(100)).expect("short").allowed);
+        assert_eq!(limiter.store().usage().keys, 1, "{kind}");
+        let refused = limiter.reserve("a", 11, Ticks(50)).expect("short");
+        assert_eq!(refused.decision().retry_after, None);
+        assert!(refused.granted().is_none());
+    }
+}
+
+#[test]
+fn a_reservation_is_settled_once_and_in_time() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(Policy::token_bucket(10).per_hour().build().expect("valid"), &clock);
+    let reserve = || limiter.reserve("a", 3, Ticks(5)).expect("short").granted().expect("room");
+    let (mut once, mut late, mut cancelled) = (reserve(), reserve(), reserve());
+    assert_eq!(once.key(), b"a");
+    assert!(limiter.cancel(&mut cancelled).is_ok_and(|told| told.expect("short").remaining == 4));
+    assert_eq!(limiter.cancel(&mut cancelled), Err(SettleError::AlreadySettled));
+    clock.set(Tick(5));
+    assert!(limiter.settle(&mut once, 0).is_ok());
+    let twice = limiter.settle(&mut once, 0).expect_err("settled");
+    assert_eq!(twice.to_string(), "the reservation was settled before; settle each one once");
+    clock.set(Tick(6));
+    let expired = limiter.settle(&mut late, 0).expect_err("too late");
+    assert_eq!(expired, SettleError::Expired { until: Tick(5), now: Tick(6) });
+    assert!(expired.to_string().starts_with("the reservation could be settled until 5, and it is 6"));
+    assert_eq!(limiter.peek("a").expect("short").remaining, 6, "the late one stays charged");
+    drop(limiter.reserve("a", 7, Ticks(5)).expect("short").granted());
+    assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 0, "and so does a dropped one");
+}
