@@ -169,6 +169,22 @@ impl Policy {
         carried.collect()
     }
 
+    /// Of two states of a key, the standing under each limit of which more is used.
+    #[must_use]
+    pub fn more_used(
+        &self,
+        one: Box<[Standing]>,
+        other: Box<[Standing]>,
+        now: Tick,
+    ) -> Box<[Standing]> {
+        let both = one.into_iter().zip(other);
+        let more = self.limits().iter().zip(both).map(|(limit, (one, other))| {
+            let used = |standing: &Standing| limit.used(&standing.state, now).rounded_up();
+            if used(&other) > used(&one) { other } else { one }
+        });
+        more.collect()
+    }
+
     fn most_used(&self, states: &[Standing], now: Tick) -> Used {
         let used = self.each(states).map(|(limit, standing)| limit.used(&standing.state, now));
         used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)

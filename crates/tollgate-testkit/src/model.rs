@@ -323,6 +323,12 @@ impl Model {
         }
     }
 
+    /// What is used at a time, in whole units, rounded up.
+    pub fn used_up(&self, now: Tick) -> u128 {
+        let used = self.used(self.taken_as(now.0.into())).ceil().to_integer();
+        used.to_u128().expect("not negative")
+    }
+
     /// Forgets everything.
     pub fn reset(&mut self, now: Tick) {
         *self = Self::with_used(&self.numbers, &BigRational::zero(), now);

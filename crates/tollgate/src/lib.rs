@@ -15,6 +15,7 @@
 //! | How do I ask? | `limiter.rs` |
 //! | How do I charge what is only known later? | `reservation.rs` |
 //! | How do I wait for my turn? | `waiting.rs`, on `line.rs` |
+//! | How do I make one key of several things? | `key.rs` |
 //! | How do I decide over several keys, or over requests in flight? | `together.rs`, `in_flight.rs` |
 //! | Which rule is a key decided by, and how does it change? | `rules.rs`, `tiers.rs` |
 //! | What time is it? | `clock.rs` |
@@ -27,6 +28,7 @@
 mod clock;
 mod hash;
 mod in_flight;
+mod key;
 mod limiter;
 mod line;
 mod memory;
@@ -41,6 +43,7 @@ mod waiting;
 
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock};
 pub use in_flight::{InFlight, Place};
+pub use key::joined_key;
 pub use limiter::{RateLimiter, SingleLimiter};
 pub use line::{Joined, Ticket, Turn};
 pub use memory::{Capacity, MemoryStore, PolicyStore};

@@ -12,7 +12,7 @@ use crate::clock::{Alarm, Clock, SystemClock};
 use crate::hash::KeyHasher;
 use crate::line::{Joined, Line, Ticket, Turn};
 use crate::store::{MAX_KEY_BYTES, Store, StoreError};
-use crate::table::{Fingerprint, Found, Full, Locks, Looked, Spot, Table, Usage, WhenFull};
+use crate::table::{Fingerprint, Found, Full, Locks, Spot, Table, Usage, WhenFull};
 use crate::together::JointStore;
 use crate::waiting::WaitingStore;
 
@@ -525,8 +525,8 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         self.front.spot(&self.keys, key)
     }
 
-    fn identity(&self) -> usize {
-        std::ptr::from_ref(self).addr()
+    fn lock_order(&self, spot: Spot) -> usize {
+        self.keys.table.lock_order(spot)
     }
 
     fn behind_others(
@@ -539,15 +539,18 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
 
-    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError> {
-        self.keys.make_room(rule, spot, now)
-    }
-
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         self.keys.table.look_for(spot, locks)
     }
 
-    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool {
+    fn agrees(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) -> Result<bool, StoreError> {
         self.keys.agrees(rule, found, cost, now, locks)
     }
 
@@ -569,8 +572,8 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         of_its_kind!(policy, &self.kinds, |_rule, keys| self.front.spot(keys, key))
     }
 
-    fn identity(&self) -> usize {
-        std::ptr::from_ref(self).addr()
+    fn lock_order(&self, spot: Spot) -> usize {
+        of_any_kind!(&self.kinds, |keys| keys.table.lock_order(spot))
     }
 
     fn behind_others(
@@ -585,11 +588,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         })
     }
 
-    fn make_room(&self, policy: &Policy, spot: Spot, now: Tick) -> Result<(), StoreError> {
-        of_its_kind!(policy, &self.kinds, |rule, keys| keys.make_room(rule, spot, now))
-    }
-
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
     }
 
@@ -600,11 +599,8 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         cost: Cost,
         now: Tick,
         locks: &mut Locks<'_>,
-    ) -> bool {
-        let agrees = of_its_kind!(policy, &self.kinds, |rule, keys| {
-            Ok(keys.agrees(rule, found, cost, now, locks))
-        });
-        agrees.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
+    ) -> Result<bool, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| keys.agrees(rule, found, cost, now, locks))
     }
 
     fn step(

@@ -7,8 +7,8 @@
 //! A key belongs to the bucket its fingerprint says, its home, and the home's lock is the key's
 //! lock: whoever finds, makes or changes a key's state holds it. A key that finds its home full
 //! lives in one of the next buckets; the home counts how many do, so that only then a search looks
-//! further. Locks are taken from lower to higher buckets only, or not waited for. A decision on several
-//! keys holds several locks, and waits for none while it holds one.
+//! further. Locks are taken from lower to higher buckets only, or not waited for; also by a decision on
+//! several keys, which holds several locks.
 //!
 //! This is the one file with unsafe code: states lie in cells under a lock of a few bytes, in memory
 //! that the system gives zeroed and in large pages. `cfg(loom)` swaps atomics and cells for loom's;
@@ -167,27 +167,23 @@ struct Held<'a, S>(&'a Bucket<S>);
 
 /// Locks of buckets, of any tables, held together. Dropping them lets go of all.
 ///
-/// Whoever holds one waits for no other: a lock that somebody else has is not taken, and all are given
-/// up. So nobody who waits is waited for in turn, whatever the order in which locks are asked for.
+/// Whoever holds some waits only for later ones, as everybody does: so nobody waits in a circle. If one
+/// is needed that comes before and somebody else has it, all are given up, and taken again.
 #[derive(Debug)]
 pub struct Locks<'a>(Vec<&'a AtomicU32>);
 
-/// Where a key was found, under locks that are held.
+/// A key whose lock is held, among others, and where its state is, if one is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    bucket: usize,
-    slot: usize,
+    key: Spot,
+    at: Option<(usize, usize)>,
 }
 
-/// What came of looking for a key under locks.
-#[derive(Clone, Copy, Debug)]
-pub enum Looked {
-    /// It is there, and its lock is held.
-    At(Found),
-    /// It is not there.
-    Absent,
-    /// Somebody has a lock that it takes to know.
-    Busy,
+impl Found {
+    /// Whether a state is kept for the key.
+    pub(crate) const fn is_kept(&self) -> bool {
+        self.at.is_some()
+    }
 }
 
 impl<S> Bucket<S> {
@@ -202,6 +198,11 @@ impl<S> Bucket<S> {
     fn try_hold(&self) -> Option<Held<'_, S>> {
         try_take(&self.lock).then(|| Held(self))
     }
+}
+
+/// The order of locks.
+fn address(lock: &AtomicU32) -> usize {
+    std::ptr::from_ref(lock).addr()
 }
 
 #[inline]
@@ -248,20 +249,21 @@ impl<S> Drop for Held<'_, S> {
 impl<'a> Locks<'a> {
     /// All the locks that looking for some keys takes. It is tried again until it succeeds: whoever
     /// looks says whether it has found all.
-    pub(crate) fn of<E>(mut look: impl FnMut(&mut Self) -> Result<bool, E>) -> Result<Self, E> {
+    pub(crate) fn of(mut look: impl FnMut(&mut Self) -> bool) -> Self {
         let mut locks = Self(Vec::new());
-        while !look(&mut locks)? {
+        while !look(&mut locks) {
             locks.give_way();
         }
-        Ok(locks)
+        locks
     }
 
-    /// Takes one more lock, or finds that it has it. The first is waited for.
+    /// Takes one more lock, or finds that it has it. One that comes after all that are held is waited
+    /// for, as everybody waits for later locks only; another is taken only if nobody has it.
     fn has(&mut self, lock: &'a AtomicU32) -> bool {
         if self.0.iter().any(|held| std::ptr::eq(*held, lock)) {
             return true;
         }
-        if self.0.is_empty() {
+        if self.0.iter().all(|held| address(held) < address(lock)) {
             take(lock);
         } else if !try_take(lock) {
             return false;
@@ -271,7 +273,7 @@ impl<'a> Locks<'a> {
     }
 
     /// Gives all up, and lets others go first.
-    pub(crate) fn give_way(&mut self) {
+    fn give_way(&mut self) {
         self.0.drain(..).for_each(let_go);
         #[cfg(not(loom))]
         std::thread::yield_now();
@@ -416,65 +418,88 @@ impl<S> Table<S> {
         {
             return Ok(bucket.with_state(slot, |state| run(state, now)));
         }
-        self.with_new(rule, key, home, now, run, false)
+        self.with_new(rule, key, home, now, run)
     }
 
-    /// Keeps a state for a key, be it a fresh one, until it is found or swept.
-    pub(crate) fn make_room<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        key: Spot,
-        now: Tick,
-    ) -> Result<(), Full> {
-        let mut home = self.buckets[key.home].hold();
-        let found = home.find(key.tag).is_some()
-            || home.0.spilled.load(Ordering::Acquire) > 0 && self.find_beyond(&home, key).is_some();
-        if found { Ok(()) } else { self.with_new(rule, key, home, now, |_, _| (), true) }
+    /// Where the lock of a key comes in the order of all.
+    pub(crate) fn lock_order(&self, key: Spot) -> usize {
+        address(&self.buckets[key.home].lock)
     }
 
-    /// Looks for a key, and takes the locks that it takes to know and to keep it.
-    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Looked {
+    /// Takes the locks of a key, in addition to those that are held, and looks where it is; `None` if
+    /// somebody else has a lock that it takes.
+    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         let home = &self.buckets[key.home];
         if !locks.has(&home.lock) {
-            return Looked::Busy;
+            return None;
         }
         let reach = if home.spilled.load(Ordering::Acquire) > 0 { REACH } else { 0 };
         for distance in 0..=reach {
-            let bucket = &self.buckets[key.home + distance];
-            if !locks.has(&bucket.lock) {
-                return Looked::Busy;
+            let index = key.home + distance;
+            if !locks.has(&self.buckets[index].lock) {
+                return None;
             }
-            if let Some(slot) = under(bucket, locks).find(key.tag | distance as u64) {
-                return Looked::At(Found { bucket: key.home + distance, slot });
+            let slot = under(&self.buckets[index], locks).find(key.tag | distance as u64);
+            if let Some(slot) = slot {
+                return Some(Found { key, at: Some((index, slot)) });
             }
         }
-        Looked::Absent
+        Some(Found { key, at: None })
     }
 
-    /// Runs on a state that was found under locks that are still held.
-    pub(crate) fn with_found<R>(
-        &self,
-        found: Found,
-        locks: &mut Locks<'_>,
-        run: impl FnOnce(&mut S) -> R,
-    ) -> R {
-        under(&self.buckets[found.bucket], locks).with_state(found.slot, run)
-    }
-
-    /// Drops a key that was found, if it is fresh: nobody can tell.
-    pub(crate) fn drop_if_fresh<A: Algorithm<State = S>>(
+    /// Whether a new key would be refused, because the table is full and set to refuse then.
+    pub(crate) fn refuses_new<A: Algorithm<State = S>>(
         &self,
         rule: &A,
         found: Found,
-        locks: &mut Locks<'_>,
         now: Tick,
-    ) {
-        let mut bucket = under(&self.buckets[found.bucket], locks);
-        if bucket.with_state(found.slot, |state| is_fresh(rule, state, now)) {
-            let tag = bucket.clear(found.slot);
-            self.forget(found.bucket, tag, now);
-            self.len.fetch_sub(1, Ordering::Relaxed);
+        locks: &mut Locks<'_>,
+    ) -> bool {
+        let home = || under(&self.buckets[found.key.home], locks);
+        found.at.is_none() && self.is_closed(rule, &mut home(), now)
+    }
+
+    /// Reads the state of a key that was found, or the one it would start with.
+    pub(crate) fn read_found<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        read: impl FnOnce(&mut S, Tick) -> R,
+    ) -> R {
+        match found.at {
+            Some((bucket, slot)) => {
+                under(&self.buckets[bucket], locks).with_state(slot, |state| read(state, now))
+            }
+            None => {
+                let now = now.max(self.floor(found.key.home));
+                read(&mut rule.first(now), now)
+            }
         }
+    }
+
+    /// Changes the state of a key that was found; a new one is kept unless it is still fresh. Those
+    /// that are kept already go first: a new one may take the place of one that is fresh.
+    pub(crate) fn change_found<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        change: impl FnOnce(&mut S, Tick) -> R,
+    ) -> R {
+        let Found { key, at: None } = found else {
+            return self.read_found(rule, found, now, locks, change);
+        };
+        let now = now.max(self.floor(key.home));
+        let mut state = rule.first(now);
+        let answer = change(&mut state, now);
+        if !is_fresh(rule, &state, now) {
+            self.place(rule, key, &mut under(&self.buckets[key.home], locks), now, state);
+            self.sweep(rule, now);
+        }
+        answer
     }
 
     /// Looks for a key in the buckets after its home, whose lock is held.
@@ -505,20 +530,15 @@ impl<S> Table<S> {
         mut home: Held<'a, S>,
         now: Tick,
         run: impl FnOnce(&mut S, Tick) -> R,
-        keep_fresh: bool,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
         let now = now.max(self.floor(key.home));
-        if self.when_full == WhenFull::RefuseNew && self.len() >= self.max_keys {
-            self.sweep(rule, now);
-            if self.len() >= self.max_keys && !self.has_fresh(rule, &mut home, now) {
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                return Err(Full);
-            }
+        if self.is_closed(rule, &mut home, now) {
+            return Err(Full);
         }
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
-        if keep_fresh || !is_fresh(rule, &state, now) {
+        if !is_fresh(rule, &state, now) {
             self.place(rule, key, &mut home, now, state);
             drop(home);
             self.sweep(rule, now);
@@ -526,8 +546,25 @@ impl<S> Table<S> {
         Ok(answer)
     }
 
+    /// Whether a new key of a home is to be refused.
+    fn is_closed<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        home: &mut Held<'_, S>,
+        now: Tick,
+    ) -> bool {
+        if self.when_full != WhenFull::RefuseNew || self.len() < self.max_keys {
+            return false;
+        }
+        self.sweep(rule, now);
+        let closed = self.len() >= self.max_keys && !self.has_fresh(rule, home, now);
+        self.counters.refused.fetch_add(closed.into(), Ordering::Relaxed);
+        closed
+    }
+
     /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
-    /// in the place of the least used.
+    /// in the place of the least used. Only the home's lock is needed: other buckets that somebody
+    /// has are passed over, so nobody is waited for.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -540,7 +577,13 @@ impl<S> Table<S> {
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
         for distance in 0..=REACH {
-            let mut beyond = (distance > 0).then(|| self.buckets[key.home + distance].hold());
+            let mut beyond = match distance {
+                0 => None,
+                _ => match self.buckets[key.home + distance].try_hold() {
+                    Some(held) => Some(held),
+                    None => continue,
+                },
+            };
             let bucket = beyond.as_mut().unwrap_or(home);
             let tags = bucket.tags();
             if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
@@ -565,10 +608,15 @@ impl<S> Table<S> {
         }
         self.len.fetch_sub(1, Ordering::Relaxed);
         let (distance, slot) = least.map_or((0, 0), |(distance, slot, _)| (distance, slot));
-        let mut beyond = (distance > 0).then(|| self.buckets[key.home + distance].hold());
+        // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
+        let mut beyond = match distance {
+            0 => None,
+            _ => self.buckets[key.home + distance].try_hold(),
+        };
+        let (distance, slot) = if beyond.is_some() { (distance, slot) } else { (0, slot) };
         let bucket = beyond.as_mut().unwrap_or(home);
-        // Its bucket was let go meanwhile. Whoever is there now goes instead; if nobody is, there is
-        // one key more for a while, for whoever comes next finds the table full.
+        // Whoever is in the slot now goes; if nobody is, there is one key more for a while, for whoever
+        // comes next finds the table full.
         if bucket.tags()[slot] == 0 {
             self.len.fetch_add(1, Ordering::Relaxed);
         } else {

@@ -200,11 +200,38 @@ pub struct Plan {
 }
 
 /// What a key has used, and under which policy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Kept {
     /// `None` as long as no policy was asked.
-    under: Option<Arc<Policy>>,
+    now: Option<Under>,
+    /// What it had used under another policy and did not fit under this one: else a key could wash off
+    /// what it used in a greater tier by passing through a smaller one.
+    before: Option<Box<Under>>,
+}
+
+/// What a key has used under a policy.
+#[derive(Clone, Debug)]
+struct Under {
+    policy: Arc<Policy>,
     standings: Box<[Standing]>,
+}
+
+impl Under {
+    fn used(&self, now: Tick) -> Cost {
+        self.policy.used(&self.standings, now).rounded_up()
+    }
+
+    /// Brings it forward to a time that lies before its own, if the clock was set back.
+    fn rebase(&mut self, now: Tick) {
+        if self.policy.set_back(&self.standings, now) {
+            self.policy.rebase(&mut self.standings, now);
+        }
+    }
+
+    fn charge(&mut self, now: Tick, amount: i128) -> u128 {
+        self.rebase(now);
+        self.policy.charge(&mut self.standings, now, amount)
+    }
 }
 
 impl Plan {
@@ -216,13 +243,16 @@ impl Plan {
     }
 
     /// The policy at a time, with a state that was brought under it.
-    fn limited<'a>(
-        &'a self,
-        kept: &'a Kept,
-        now: Tick,
-    ) -> Option<(&'a Policy, &'a Box<[Standing]>)> {
+    fn limited<'a>(&self, kept: &'a Kept, now: Tick) -> Option<&'a Under> {
         match self.access(now) {
-            Access::Limited(policy) => Some((policy, &kept.standings)),
+            Access::Limited(_) => kept.now.as_ref(),
+            Access::Unlimited | Access::Blocked => None,
+        }
+    }
+
+    fn limited_mut<'a>(&self, kept: &'a mut Kept, now: Tick) -> Option<&'a mut Under> {
+        match self.access(now) {
+            Access::Limited(_) => kept.now.as_mut(),
             Access::Unlimited | Access::Blocked => None,
         }
     }
@@ -233,19 +263,58 @@ impl Plan {
 }
 
 impl Kept {
-    const NOTHING: fn() -> Self = || Self { under: None, standings: Box::default() };
+    fn under(policy: &Arc<Policy>, standings: Box<[Standing]>) -> Self {
+        Self { now: Some(Under { policy: policy.clone(), standings }), before: None }
+    }
 
     fn is_under(&self, policy: &Arc<Policy>) -> bool {
-        self.under.as_ref().is_some_and(|under| Arc::ptr_eq(under, policy))
+        let same = |under: &Under| Arc::ptr_eq(&under.policy, policy) || under.policy == *policy;
+        self.now.as_ref().is_some_and(same)
     }
 
     /// The same under another policy.
     fn carried(&self, policy: &Arc<Policy>, now: Tick) -> Self {
-        let standings = match &self.under {
-            Some(under) => policy.carry(under, &self.standings, now),
-            None => policy.first(now),
+        let Some(mut last) = self.now.clone() else {
+            return Self::under(policy, policy.first(now));
         };
-        Self { under: Some(policy.clone()), standings }
+        last.rebase(now);
+        let mut standings = policy.carry(&last.policy, &last.standings, now);
+        if let Some(mut before) = self.before.as_deref().cloned() {
+            before.rebase(now);
+            // What the policy can hold more than the last one is used by what did not fit there: so
+            // the key has as much room as it had, until that is earned back.
+            let more = policy.capacity().saturating_sub(last.policy.capacity());
+            let room_kept = last.used(now).saturating_add(more);
+            if more > 0 {
+                let others = match before.used(now) <= room_kept {
+                    true => policy.carry(&before.policy, &before.standings, now),
+                    false => policy.with_used(Used::whole(room_kept), now),
+                };
+                standings = policy.more_used(standings, others, now);
+            }
+            if before.used(now) > last.used(now) {
+                last = before;
+            }
+        }
+        let mut kept = Self::under(policy, standings);
+        if last.used(now) > kept.used(now) {
+            kept.before = Some(Box::new(last));
+        }
+        kept
+    }
+
+    fn used(&self, now: Tick) -> Cost {
+        self.now.as_ref().map_or(0, |under| under.used(now))
+    }
+
+    /// What is charged now is also charged to what it had used before, as long as that is more.
+    fn charge_before(&mut self, now: Tick, amount: i128) {
+        if let Some(before) = &mut self.before {
+            before.charge(now, amount);
+            if before.used(now) <= self.used(now) {
+                self.before = None;
+            }
+        }
     }
 }
 
@@ -267,27 +336,26 @@ impl Algorithm for Plan {
 
     fn fresh(&self, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => {
-                Kept { under: Some(policy.clone()), standings: policy.fresh(now) }
-            }
-            Access::Unlimited | Access::Blocked => Kept::NOTHING(),
+            Access::Limited(policy) => Kept::under(policy, policy.fresh(now)),
+            Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
     fn first(&self, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => Kept::NOTHING().carried(policy, now),
-            Access::Unlimited | Access::Blocked => Kept::NOTHING(),
+            Access::Limited(policy) => Kept::under(policy, policy.first(now)),
+            Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
-        match self.access(now) {
-            Access::Limited(policy) => {
-                !kept.is_under(policy) || policy.set_back(&kept.standings, now)
+        match (self.access(now), &kept.now) {
+            (Access::Limited(policy), Some(under)) => {
+                !kept.is_under(policy) || policy.set_back(&under.standings, now)
             }
-            Access::Unlimited | Access::Blocked => false,
+            (Access::Limited(_), None) => true,
+            (Access::Unlimited | Access::Blocked, _) => false,
         }
     }
 
@@ -296,40 +364,41 @@ impl Algorithm for Plan {
         if !kept.is_under(policy) {
             *kept = kept.carried(policy, now);
         }
-        if policy.set_back(&kept.standings, now) {
-            policy.rebase(&mut kept.standings, now);
+        if let Some(under) = &mut kept.now {
+            under.rebase(now);
         }
     }
 
     fn admits(&self, kept: &Kept, now: Tick, cost: Cost) -> bool {
         match self.limited(kept, now) {
-            Some((policy, standings)) => policy.admits(standings, now, cost),
+            Some(under) => under.policy.admits(&under.standings, now, cost),
             None => !self.is_blocked(now),
         }
     }
 
     fn admit(&self, kept: &mut Kept, now: Tick, cost: Cost) -> bool {
-        match self.access(now) {
-            Access::Limited(policy) => policy.admit(&mut kept.standings, now, cost),
-            Access::Unlimited => true,
-            Access::Blocked => false,
+        let Some(under) = self.limited_mut(kept, now) else { return !self.is_blocked(now) };
+        let admitted = under.policy.admit(&mut under.standings, now, cost);
+        if admitted {
+            kept.charge_before(now, cost.into());
         }
+        admitted
     }
 
     fn refuse(&self, kept: &mut Kept, now: Tick, cost: Cost) {
-        if let Access::Limited(policy) = self.access(now) {
-            policy.refuse(&mut kept.standings, now, cost);
+        if let Some(under) = self.limited_mut(kept, now) {
+            under.policy.refuse(&mut under.standings, now, cost);
         }
     }
 
     fn refusing(&self, kept: &Kept, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
-        let (policy, standings) = self.limited(kept, now)?;
-        policy.refusing(standings, now, cost, shadow)
+        let under = self.limited(kept, now)?;
+        under.policy.refusing(&under.standings, now, cost, shadow)
     }
 
     fn limit_name(&self, limit: usize) -> &str {
-        let named = self.first.as_ref().map(|first| &first.access).into_iter();
-        let limited = named.chain([&self.access]).find_map(|access| match access {
+        let accesses = self.first.as_ref().map(|first| &first.access).into_iter();
+        let limited = accesses.chain([&self.access]).find_map(|access| match access {
             Access::Limited(policy) => Some(policy.limit_name(limit)),
             Access::Unlimited | Access::Blocked => None,
         });
@@ -337,8 +406,8 @@ impl Algorithm for Plan {
     }
 
     fn fit(&self, kept: &Kept, now: Tick, cost: Cost) -> Fit {
-        if let Some((policy, standings)) = self.limited(kept, now) {
-            return policy.fit(standings, now, cost);
+        if let Some(under) = self.limited(kept, now) {
+            return under.policy.fit(&under.standings, now, cost);
         }
         if !self.is_blocked(now) {
             return Fit::Now;
@@ -348,10 +417,10 @@ impl Algorithm for Plan {
             return Fit::Never;
         };
         let then = match &self.access {
-            Access::Limited(policy) => {
-                let kept = kept.carried(policy, until);
-                policy.fit(&kept.standings, until, cost)
-            }
+            Access::Limited(policy) => match kept.carried(policy, until).now {
+                Some(under) => policy.fit(&under.standings, until, cost),
+                None => Fit::Now,
+            },
             Access::Unlimited => Fit::Now,
             Access::Blocked => Fit::Never,
         };
@@ -364,59 +433,60 @@ impl Algorithm for Plan {
 
     /// Who is not limited uses nothing, and has nothing given back.
     fn charge(&self, kept: &mut Kept, now: Tick, amount: i128) -> u128 {
-        match self.access(now) {
-            Access::Limited(policy) => policy.charge(&mut kept.standings, now, amount),
-            Access::Unlimited | Access::Blocked => 0,
-        }
+        let Some(under) = self.limited_mut(kept, now) else { return 0 };
+        let dropped = under.policy.charge(&mut under.standings, now, amount);
+        kept.charge_before(now, amount);
+        dropped
     }
 
     fn give_back(&self, kept: &mut Kept, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        match self.access(now) {
-            Access::Limited(policy) => policy.give_back(&mut kept.standings, now, amount, charged),
-            Access::Unlimited | Access::Blocked => 0,
+        let Some(under) = self.limited_mut(kept, now) else { return 0 };
+        let dropped = under.policy.give_back(&mut under.standings, now, amount, charged);
+        if let Some(before) = &mut kept.before {
+            before.rebase(now);
+            before.policy.give_back(&mut before.standings, now, amount, charged);
         }
+        dropped
     }
 
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {
         match self.limited(kept, now) {
-            Some((policy, standings)) => policy.facts(standings, now, admitted),
+            Some(under) => under.policy.facts(&under.standings, now, admitted),
             None => facts(if self.is_blocked(now) { 0 } else { Cost::MAX }),
         }
     }
 
     fn fresh_at(&self, kept: &Kept) -> Option<Tick> {
-        match &kept.under {
-            Some(under) => under.fresh_at(&kept.standings),
-            None => Some(Tick(i64::MIN)),
-        }
+        let all = kept.now.iter().chain(kept.before.as_deref());
+        let fresh =
+            |last: Tick, under: &Under| Some(last.max(under.policy.fresh_at(&under.standings)?));
+        all.into_iter().try_fold(Tick(i64::MIN), fresh)
     }
 
     fn used(&self, kept: &Kept, now: Tick) -> Used {
-        kept.under.as_ref().map_or(Used::NOTHING, |under| under.used(&kept.standings, now))
+        let under = kept.now.as_ref();
+        under.map_or(Used::NOTHING, |under| under.policy.used(&under.standings, now))
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => {
-                Kept { under: Some(policy.clone()), standings: policy.with_used(used, now) }
-            }
-            Access::Unlimited | Access::Blocked => Kept::NOTHING(),
+            Access::Limited(policy) => Kept::under(policy, policy.with_used(used, now)),
+            Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
+    /// Without what did not fit under the policy: it is for stores that keep a key under one policy.
     fn encode(&self, kept: &Kept, out: &mut Vec<u8>) {
-        if let Some(under) = &kept.under {
-            under.encode(&kept.standings, out);
+        if let Some(under) = &kept.now {
+            under.policy.encode(&under.standings, out);
         }
     }
 
     /// Only what was encoded under the policy that is in force without an override.
     fn decode(&self, bytes: &[u8]) -> Result<Kept, DecodeError> {
         match &self.access {
-            _ if bytes.is_empty() => Ok(Kept::NOTHING()),
-            Access::Limited(policy) => {
-                Ok(Kept { under: Some(policy.clone()), standings: policy.decode(bytes)? })
-            }
+            _ if bytes.is_empty() => Ok(Kept::default()),
+            Access::Limited(policy) => Ok(Kept::under(policy, policy.decode(bytes)?)),
             Access::Unlimited | Access::Blocked => Err(DecodeError::OtherLimit),
         }
     }

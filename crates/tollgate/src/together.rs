@@ -14,7 +14,7 @@ use crate::memory::Keys;
 use crate::observer::Observer;
 use crate::rules::Rules;
 use crate::store::{Store, StoreError};
-use crate::table::{Found, Full, Locks, Looked, Spot};
+use crate::table::{Found, Locks, Spot};
 
 /// One key's part in a decision over several.
 #[must_use = "it is only asked by `check_all`"]
@@ -74,15 +74,17 @@ pub fn check_all_at<'a>(
 
 /// What can be asked together with others.
 trait Joint<'a> {
-    /// Which store and key: those that are equal are one.
+    /// Which lock and key: in the order of locks, and those that are equal are one.
     fn identity(&self) -> (usize, Spot);
     fn cost(&self) -> Cost;
     fn set_cost(&mut self, cost: Cost);
     /// Reads the clock, and whether others wait for the key: they come first.
     fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError>;
-    fn make_room(&self) -> Result<(), StoreError>;
-    fn look(&mut self, locks: &mut Locks<'a>) -> Looked;
-    fn agrees(&self, locks: &mut Locks<'a>) -> bool;
+    /// Takes the locks of the key, unless somebody else has them.
+    fn look(&mut self, locks: &mut Locks<'a>) -> bool;
+    fn is_kept(&self) -> bool;
+    /// Whether it admits its cost.
+    fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
     fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision;
     fn tell(&self, decision: &Decision);
 }
@@ -106,33 +108,30 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     for &part in &parts {
         asks[part].part.begin(now)?;
     }
-    // In one order for all, so that those who want the same keys seldom meet halfway.
+    // In the order of locks, so that they can be waited for.
     let mut in_order = parts.clone();
     in_order.sort_unstable_by_key(|part| asks[*part].part.identity());
-    let mut locks = Locks::of(|locks| {
-        for &part in &in_order {
-            match asks[part].part.look(locks) {
-                Looked::At(_) => {}
-                Looked::Busy => return Ok(false),
-                Looked::Absent => {
-                    locks.give_way();
-                    asks[part].part.make_room()?;
-                    return Ok(false);
-                }
-            }
+    let mut locks = Locks::of(|locks| in_order.iter().all(|part| asks[*part].part.look(locks)));
+    let mut refused_by = None;
+    for &part in &parts {
+        if !asks[part].part.agrees(&mut locks)? {
+            refused_by = refused_by.or(Some(part));
         }
-        Ok(true)
-    })?;
-    let refused_by = parts.iter().copied().find(|part| !asks[*part].part.agrees(&mut locks));
+    }
     let go = refused_by.is_none();
-    let decisions: Vec<Decision> =
-        parts.iter().map(|part| asks[*part].part.step(&mut locks, go)).collect();
+    // New keys come last: they may be kept in the place of a fresh one.
+    let mut new_last = parts.clone();
+    new_last.sort_by_key(|part| !asks[*part].part.is_kept());
+    let mut decisions: Vec<(usize, Decision)> =
+        new_last.iter().map(|part| (*part, asks[*part].part.step(&mut locks, go))).collect();
     drop(locks);
-    for (part, decision) in parts.iter().zip(&decisions) {
+    decisions.sort_by_key(|(part, _)| *part);
+    for (part, decision) in &decisions {
         // Whoever had no objection is told what came of it all.
         asks[*part].part.tell(&Decision { allowed: go, ..*decision });
     }
-    let decision = decisions.into_iter().reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
+    let decisions = decisions.into_iter().map(|(_, decision)| decision);
+    let decision = decisions.reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
     let decision = Decision { allowed: go, ..decision };
     let places = asks.into_iter().filter_map(|ask| ask.place);
     let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
@@ -161,8 +160,8 @@ pub trait JointStore<A: Algorithm>:
     /// The key is too long, or the policy is of another kind.
     fn spot(&self, rule: &A, key: &[u8]) -> Result<Spot, StoreError>;
 
-    /// What tells its keys from those of other stores.
-    fn identity(&self) -> usize;
+    /// Where the lock of a key comes in the order of all.
+    fn lock_order(&self, spot: Spot) -> usize;
 
     /// What a check of the key hears because others wait for it.
     ///
@@ -176,17 +175,21 @@ pub trait JointStore<A: Algorithm>:
         now: Tick,
     ) -> Result<Option<Decision>, StoreError>;
 
-    /// Keeps a state for a key, be it a fresh one.
+    /// Takes the locks of a key and looks where it is; `None` if somebody else has one of them.
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found>;
+
+    /// Whether a key has nothing against a cost.
     ///
     /// # Errors
     /// The store is full.
-    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError>;
-
-    /// Looks for a key, and takes the locks for it.
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked;
-
-    /// Whether a key has nothing against a cost.
-    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool;
+    fn agrees(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) -> Result<bool, StoreError>;
 
     /// Charges a cost if all agree, and tells how the key stands.
     fn step(
@@ -205,8 +208,8 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         (**self).spot(rule, key)
     }
 
-    fn identity(&self) -> usize {
-        (**self).identity()
+    fn lock_order(&self, spot: Spot) -> usize {
+        (**self).lock_order(spot)
     }
 
     fn behind_others(
@@ -219,15 +222,18 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         (**self).behind_others(rule, spot, cost, now)
     }
 
-    fn make_room(&self, rule: &A, spot: Spot, now: Tick) -> Result<(), StoreError> {
-        (**self).make_room(rule, spot, now)
-    }
-
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Looked {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         (**self).look_for(spot, locks)
     }
 
-    fn agrees(&self, rule: &A, found: Found, cost: Cost, now: Tick, locks: &mut Locks<'_>) -> bool {
+    fn agrees(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) -> Result<bool, StoreError> {
         (**self).agrees(rule, found, cost, now, locks)
     }
 
@@ -245,15 +251,6 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
 }
 
 impl<S: Clone> Keys<S> {
-    pub(crate) fn make_room<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        spot: Spot,
-        now: Tick,
-    ) -> Result<(), StoreError> {
-        self.table.make_room(rule, spot, now).map_err(|Full| self.full())
-    }
-
     pub(crate) fn agrees<A: Algorithm<State = S>>(
         &self,
         rule: &A,
@@ -261,9 +258,13 @@ impl<S: Clone> Keys<S> {
         cost: Cost,
         now: Tick,
         locks: &mut Locks<'_>,
-    ) -> bool {
+    ) -> Result<bool, StoreError> {
+        if self.table.refuses_new(rule, found, now, locks) {
+            return Err(self.full());
+        }
         let op = Op::Check(cost);
-        self.table.with_found(found, locks, |state| Part { rule, state, op }.admits(now))
+        let admits = |state: &mut S, now| Part { rule, state, op }.admits(now);
+        Ok(self.table.read_found(rule, found, now, locks, admits))
     }
 
     pub(crate) fn step<A: Algorithm<State = S>>(
@@ -276,10 +277,8 @@ impl<S: Clone> Keys<S> {
         go: bool,
     ) -> Decision {
         let op = Op::Check(cost);
-        let step = |state: &mut S| Part { rule, state, op }.step::<Decision>(now, go).0;
-        let decision = self.table.with_found(found, locks, step);
-        self.table.drop_if_fresh(rule, found, locks, now);
-        decision
+        let step = |state: &mut S, now| Part { rule, state, op }.step::<Decision>(now, go).0;
+        self.table.change_found(rule, found, now, locks, step)
     }
 }
 
@@ -342,7 +341,7 @@ impl<R: Rules, S: JointStore<R::Rule>, O> Asking<'_, R, S, O> {
 
 impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a, R, S, O> {
     fn identity(&self) -> (usize, Spot) {
-        (self.limiter.store.identity(), self.spot)
+        (self.limiter.store.lock_order(self.spot), self.spot)
     }
 
     fn cost(&self) -> Cost {
@@ -360,21 +359,19 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         Ok(())
     }
 
-    fn make_room(&self) -> Result<(), StoreError> {
-        self.limiter.store.make_room(&self.rule, self.spot, self.now)
+    fn look(&mut self, locks: &mut Locks<'a>) -> bool {
+        self.found = self.limiter.store.look_for(self.spot, locks);
+        self.found.is_some()
     }
 
-    fn look(&mut self, locks: &mut Locks<'a>) -> Looked {
-        let looked = self.limiter.store.look_for(self.spot, locks);
-        if let Looked::At(found) = looked {
-            self.found = Some(found);
-        }
-        looked
+    fn is_kept(&self) -> bool {
+        self.found().is_kept()
     }
 
-    fn agrees(&self, locks: &mut Locks<'a>) -> bool {
+    fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError> {
         let store = &self.limiter.store;
-        self.behind.is_none() && store.agrees(&self.rule, self.found(), self.cost, self.now, locks)
+        let agrees = store.agrees(&self.rule, self.found(), self.cost, self.now, locks)?;
+        Ok(agrees && self.behind.is_none())
     }
 
     fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision {

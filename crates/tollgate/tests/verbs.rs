@@ -4,8 +4,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tollgate::{
-    Capacity, Cost, Decision, Kind, Limit, ManualClock, MemoryStore, Plan, Policy, PolicyStore,
-    RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
+    Capacity, Cost, Decision, Kind, Limit, ManualClock, MemoryStore, Numbers, Plan, Policy,
+    PolicyStore, RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
 };
 use tollgate_testkit::{Model, cases, small_limit_of};
 
@@ -53,6 +53,87 @@ fn tiers(limits: &[Limit; 3]) -> Tiers {
     tiers.tier(TIERS[0], policy(&limits[1])).tier(TIERS[1], policy(&limits[2]))
 }
 
+/// A client as the design has it: what it used stays used when its rule changes, at most the new
+/// capacity; and what did not fit is not forgiven, in case it comes back to a greater one.
+#[derive(Clone)]
+struct Client {
+    now: Model,
+    numbers: Numbers,
+    before: Option<Model>,
+}
+
+impl Client {
+    fn first(numbers: &Numbers, at: Tick) -> Self {
+        Self { now: Model::first(numbers, at), numbers: *numbers, before: None }
+    }
+
+    fn change(&mut self, numbers: &Numbers, at: Tick) {
+        if *numbers == self.numbers {
+            return;
+        }
+        let last = self.now.clone();
+        self.now.change(numbers, at);
+        let more = u128::from(numbers.burst.saturating_sub(self.numbers.burst));
+        if let (Some(before), true) = (&self.before, more > 0) {
+            let room_kept = last.used_up(at) + more;
+            let mut restored = before.clone();
+            restored.change(numbers, at);
+            if before.used_up(at) > room_kept {
+                restored.reset(at);
+                let used = room_kept.min(numbers.burst.into());
+                restored.force(at, i128::try_from(used).expect("small"));
+            }
+            if restored.used_up(at) > self.now.used_up(at) {
+                self.now = restored;
+            }
+        }
+        let most = match self.before.take() {
+            Some(before) if before.used_up(at) > last.used_up(at) => before,
+            _ => last,
+        };
+        self.before = (most.used_up(at) > self.now.used_up(at)).then_some(most);
+        self.numbers = *numbers;
+    }
+
+    /// What is charged now is charged before, too, as long as that is more.
+    fn charged(&mut self, at: Tick, amount: i128) {
+        if let Some(before) = &mut self.before {
+            before.force(at, amount);
+            if before.used_up(at) <= self.now.used_up(at) {
+                self.before = None;
+            }
+        }
+    }
+
+    fn decide(&mut self, at: Tick, cost: Cost) -> Decision {
+        let told = self.now.decide(at, cost);
+        if told.allowed && cost > 0 {
+            self.charged(at, cost.into());
+        }
+        told
+    }
+
+    fn force(&mut self, at: Tick, amount: i128) -> u128 {
+        let dropped = self.now.force(at, amount);
+        if amount != 0 {
+            self.charged(at, amount);
+        }
+        dropped
+    }
+
+    fn give_back(&mut self, at: Tick, amount: Cost, charged: Tick) {
+        self.now.give_back(at, amount, charged);
+        if let Some(before) = &mut self.before {
+            before.give_back(at, amount, charged);
+        }
+    }
+
+    fn reset(&mut self, at: Tick) {
+        self.now.reset(at);
+        self.before = None;
+    }
+}
+
 /// A reservation, and what the model has to know of it.
 struct Pending {
     reservation: Reservation,
@@ -90,16 +171,17 @@ macro_rules! run {
 
 /// The same on the model: the answer, and what of a settled cost was beyond all debt.
 fn on_model(
-    model: &mut Model,
+    model: &mut Client,
     verb: &Verb,
     now: Tick,
     pending: Option<&mut Pending>,
 ) -> (Result<Decision, SettleError>, u128) {
-    let told = |model: &Model| Decision { allowed: true, refused_by: None, ..model.peek(now, 0) };
-    let told = |model: &Model| Decision {
+    let told = |model: &Client| Decision {
+        allowed: true,
         retry_after: Some(Ticks::ZERO),
         delay: Ticks::ZERO,
-        ..told(model)
+        refused_by: None,
+        ..model.now.peek(now, 0)
     };
     match verb {
         Verb::Check(cost) => (Ok(model.decide(now, *cost)), 0),
@@ -177,7 +259,7 @@ proptest! {
                 (Verb::Check(cost) | Verb::Refund(cost) | Verb::Reserve(cost, _), _) => *cost > 0,
                 (verb, _) => matches!(verb, Verb::Reset),
             };
-            let model = models[client].get_or_insert_with(|| Model::first(numbers, now));
+            let model = models[client].get_or_insert_with(|| Client::first(numbers, now));
             // Only what moves something brings the key under the tier of the call for good.
             let mut looked_at = model.clone();
             looked_at.change(numbers, now);
@@ -273,7 +355,9 @@ fn a_reservation_is_settled_once_and_in_time() {
     clock.set(Tick(6));
     let expired = limiter.settle(&mut late, 0).expect_err("too late");
     assert_eq!(expired, SettleError::Expired { until: Tick(5), now: Tick(6) });
-    assert!(expired.to_string().starts_with("the reservation could be settled until 5, and it is 6"));
+    assert!(
+        expired.to_string().starts_with("the reservation could be settled until 5, and it is 6")
+    );
     assert_eq!(limiter.peek("a").expect("short").remaining, 6, "the late one stays charged");
     drop(limiter.reserve("a", 7, Ticks(5)).expect("short").granted());
     assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 0, "and so does a dropped one");

@@ -131,3 +131,74 @@ fn neighbours_do_not_deadlock() {
         assert_eq!(admitted(&answers), 2);
     });
 }
+
+/// Asks for one of each of some keys, all or nothing.
+fn ask_all(table: &Shared, rule: &TokenBucket, keys: &[Fingerprint], now: i64) -> bool {
+    let now = Tick(now);
+    let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
+    spots.sort_by_key(|spot| table.lock_order(*spot));
+    let mut found = Vec::new();
+    let mut locks = Locks::of(|locks| {
+        found.clear();
+        found.extend(spots.iter().map_while(|spot| table.look_for(*spot, locks)));
+        found.len() == keys.len()
+    });
+    let admits = |state: &mut _, now| rule.admits(state, now, 1);
+    let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
+    if agree {
+        found.sort_by_key(|key| !key.is_kept());
+        for key in found {
+            let admit = |state: &mut _, now| rule.admit(state, now, 1);
+            assert!(table.change_found(rule, key, now, &mut locks, admit));
+        }
+    }
+    agree
+}
+
+/// Two decisions over the same two keys, in opposite orders: no deadlock, and the last token of both
+/// goes to one of them.
+#[test]
+fn c7_several_keys_are_all_or_nothing_and_do_not_deadlock() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask_all(&shared, &rule, &[FAR, ALICE], 0));
+        let one = ask_all(&table, &rule, &[ALICE, FAR], 0);
+        let other = other.join().expect("no panic");
+        assert!(one ^ other, "one of them has both");
+        assert!(!ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, FAR, 0));
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// A decision over two keys of one home meets one that takes a token of one of them: no partial charge.
+#[test]
+fn c7_a_refused_decision_charges_nobody() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask(&shared, &rule, BOB, 0));
+        let both = ask_all(&table, &rule, &[ALICE, BOB], 0);
+        let bob = other.join().expect("no panic");
+        assert!(both ^ bob);
+        assert_eq!(ask(&table, &rule, ALICE, 0), bob, "alice was charged with bob, or not at all");
+    });
+}
+
+/// The same where one of the keys lives away from home, in a bucket that is another's home.
+#[test]
+fn c7_keys_away_from_home_do_not_deadlock() {
+    const NEXT: Fingerprint = Fingerprint { home: u64::MAX / 5, tag: 4 << 5 };
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        assert_eq!(table.spot(NEXT).home, table.spot(BOB).home + 1);
+        assert!(ask(&table, &rule, ALICE, 0));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask_all(&shared, &rule, &[NEXT, BOB], 0));
+        let one = ask_all(&table, &rule, &[BOB, FAR], 0);
+        let other = other.join().expect("no panic");
+        assert!(one ^ other, "one of them has bob's");
+        assert_eq!(ask(&table, &rule, FAR, 0), other);
+        assert_eq!(ask(&table, &rule, NEXT, 0), one);
+    });
+}

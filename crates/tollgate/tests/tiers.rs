@@ -1,0 +1,269 @@
+//! Tiers, overrides and rules that change while they serve.
+
+use std::borrow::Cow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tollgate::{
+    Access, Algorithm as _, Capacity, Cost, Decision, ManualClock, MemoryStore, Observer, Override,
+    Penalty, Plan, Policy, PolicyStore, RateLimiter, Tick, Ticks, Tiers,
+};
+
+type Limiter<'a> = RateLimiter<Tiers, MemoryStore<Plan, &'a ManualClock>>;
+
+fn limiter(tiers: Tiers, clock: &ManualClock) -> Limiter<'_> {
+    RateLimiter::tiered_in("api", tiers, MemoryStore::new(Capacity::of(100), clock))
+}
+
+fn bucket(limit: Cost) -> Policy {
+    Policy::token_bucket(limit).per(Ticks(1_000)).build().expect("valid")
+}
+
+/// No free burst by flipping tiers, however often, and nothing lost by it either.
+#[test]
+fn g3_flipping_tiers_is_neither_gain_nor_loss() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(Tiers::new(bucket(10)).tier("pro", bucket(100)), &clock);
+    let pro = limiter.tier("pro").expect("known");
+    let mut admitted = 0;
+    for _ in 0..200 {
+        admitted += u64::from(limiter.is_allowed("a").expect("short"));
+        admitted += u64::from(pro.is_allowed("a").expect("short"));
+    }
+    assert_eq!(admitted, 100, "the higher of the two, once");
+    let mut earned = 0;
+    for tick in 1..=1_000 {
+        clock.set(Tick(tick));
+        // Under the free tier it is used up all the time; under the other one a tenth comes a tick.
+        assert!(!limiter.check_n("a", 10).expect("short").allowed);
+        earned += u64::from(pro.is_allowed("a").expect("short"));
+    }
+    assert!(earned <= 100, "not more than a hundred in a window: {earned}");
+}
+
+#[test]
+fn overrides_come_before_tiers_and_end() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(Tiers::new(bucket(2)).tier("pro", bucket(5)), &clock);
+    let rules = limiter.rules();
+    rules.set_override("vip", bucket(50), None);
+    rules.set_override("free", Access::Unlimited, Some(Tick(10)));
+    rules.set_override("bad", Access::Blocked, Some(Tick(10)));
+    rules.set_override("worse", Access::Blocked, None);
+    assert_eq!(limiter.check("vip").expect("short").limit, 50);
+    assert_eq!(limiter.tier("pro").expect("known").check("vip").expect("short").limit, 50);
+
+    for _ in 0..100 {
+        let unlimited = limiter.check("free").expect("short");
+        assert_eq!((unlimited.allowed, unlimited.remaining), (true, Cost::MAX));
+    }
+    let bad = limiter.check("bad").expect("short");
+    assert_eq!((bad.allowed, bad.limit, bad.remaining), (false, 0, 0));
+    assert_eq!(bad.retry_after, Some(Ticks(10)), "when the override ends");
+    let too_much = limiter.check_n("bad", 3).expect("short");
+    assert_eq!(too_much.retry_after, None, "more than it will get then");
+    assert_eq!(limiter.check("worse").expect("short").retry_after, None);
+
+    clock.set(Tick(10));
+    assert_eq!(limiter.check("free").expect("short").remaining, 1, "nothing was used meanwhile");
+    assert!(limiter.is_allowed("bad").expect("short"));
+    assert!(!limiter.is_allowed("worse").expect("short"));
+    assert!(limiter.rules().remove_override("worse") && !limiter.rules().remove_override("worse"));
+    assert!(limiter.is_allowed("worse").expect("short"));
+    assert_eq!(limiter.rules().overrides().len(), 3);
+    limiter.rules().remove_ended_overrides(Tick(10));
+    let kept = limiter.rules().overrides();
+    let vip = Override { access: bucket(50).into(), until: None };
+    assert_eq!(kept, [(b"vip".to_vec().into(), vip)]);
+}
+
+/// What was used before an override is earned back under it, at the old rate.
+#[test]
+fn who_was_unlimited_for_a_while_still_owes_what_it_had_used() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(Tiers::new(bucket(10)), &clock);
+    assert!(limiter.check_n("a", 10).expect("short").allowed);
+    limiter.rules().set_override("a", Access::Unlimited, Some(Tick(300)));
+    assert!(limiter.check_n("a", 1_000).expect("short").allowed);
+    let reserved = limiter.reserve("a", 7, Ticks(1_000)).expect("short");
+    let mut reservation = reserved.granted().expect("unlimited");
+    assert_eq!(limiter.refund("a", 5).expect("short").remaining, Cost::MAX);
+    clock.set(Tick(300));
+    assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 3);
+    let settled = limiter.cancel(&mut reservation).expect("in time").expect("short");
+    assert_eq!(settled.remaining, 3, "what was not charged is not given back");
+}
+
+#[test]
+fn a_resolver_knows_the_tier() {
+    let clock = ManualClock::new(Tick(0));
+    let tiers = Tiers::new(bucket(1)).tier("pro", bucket(5)).tier("staff", Access::Unlimited);
+    let limiter = limiter(
+        tiers.resolved_by(|key| match key {
+            b"alice" => Some(Cow::Borrowed("pro")),
+            b"root" => Some(Cow::Borrowed("staff")),
+            b"odd" => Some(Cow::Owned("gone".to_owned())),
+            _ => None,
+        }),
+        &clock,
+    );
+    let limits =
+        ["alice", "bob", "odd", "root"].map(|key| limiter.check(key).expect("short").limit);
+    assert_eq!(limits, [5, 1, 1, Cost::MAX]);
+    // What comes with the call comes first.
+    assert_eq!(limiter.tier("staff").expect("known").check("bob").expect("short").limit, Cost::MAX);
+    let many: Vec<Decision> = limiter.check_many(&["alice", "bob"]).expect("short");
+    assert_eq!((many[0].remaining, many[1].allowed), (3, false));
+}
+
+/// A penalty is not washed away by a change of tier, nor of algorithm.
+#[test]
+fn a_penalty_follows_from_tier_to_tier() {
+    let clock = ManualClock::new(Tick(0));
+    let strict = |kind| {
+        let limit = Policy::of(kind, 1).per(Ticks(10));
+        limit.penalty(Penalty::lasting(Ticks(500))).build().expect("valid")
+    };
+    let tiers = Tiers::new(strict(tollgate::Kind::FixedWindow));
+    let limiter = limiter(tiers.tier("other", strict(tollgate::Kind::Gcra)), &clock);
+    assert!(limiter.is_allowed("a").expect("short"));
+    assert_eq!(limiter.check("a").expect("short").retry_after, Some(Ticks(500)));
+    clock.set(Tick(100));
+    let other = limiter.tier("other").expect("known").check("a").expect("short");
+    assert_eq!((other.allowed, other.retry_after), (false, Some(Ticks(400))));
+}
+
+/// The same numbers again are no change: nothing is carried over, to the last part of a token.
+#[test]
+fn rules_replaced_by_themselves_change_nothing() {
+    let clock = ManualClock::new(Tick(0));
+    let tiers = || Tiers::new(bucket(3)).tier("pro", bucket(7));
+    let (changing, steady) = (limiter(tiers(), &clock), limiter(tiers(), &clock));
+    for tick in 0..2_000 {
+        clock.set(Tick(tick));
+        changing.replace(&tiers());
+        assert_eq!(
+            changing.check("a").expect("short"),
+            steady.check("a").expect("short"),
+            "{tick}"
+        );
+    }
+}
+
+/// G4: rules are replaced under load. Every decision is made under one version of them, nothing is
+/// lost, and nobody gets more than the more generous of the two allows.
+#[test]
+fn g4_one_version_a_decision() {
+    // The limits of a version are equal, so a decision that mixed two would show it.
+    let version = |limit: Cost| {
+        let limits = ["one", "two"].map(|name| Policy::fixed_window(limit).per_hour().named(name));
+        let policy = Policy::all_of("api", limits).expect("valid");
+        Tiers::new(policy.clone()).tier("pro", policy)
+    };
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(version(1_000), &clock);
+    let (done, admitted, versions) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                limiter.replace(&version(1_500));
+                limiter.replace(&version(1_000));
+                versions.fetch_add(2, Ordering::Relaxed);
+            }
+        });
+        let workers = [0, 1, 2].map(|worker| {
+            let (limiter, admitted) = (&limiter, &admitted);
+            scope.spawn(move || {
+                let seen = |told: &Decision| {
+                    assert!([1_000, 1_500].contains(&told.limit), "{told:?}");
+                    assert!(told.remaining < told.limit, "{told:?}");
+                };
+                for _ in 0..20_000 {
+                    if worker == 0 {
+                        // Whoever keeps a tier keeps its version.
+                        let pro = limiter.tier("pro").expect("known");
+                        let (a, b) =
+                            (pro.check("x").expect("short"), pro.check("y").expect("short"));
+                        assert_eq!(a.limit, b.limit);
+                    } else {
+                        let told = limiter.check("shared").expect("short");
+                        seen(&told);
+                        admitted.fetch_add(told.allowed.into(), Ordering::Relaxed);
+                    }
+                }
+            })
+        });
+        for worker in workers {
+            worker.join().expect("no panic");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(versions.load(Ordering::Relaxed) > 10, "it changed meanwhile");
+    assert!((1_000..=1_500).contains(&admitted.load(Ordering::Relaxed)));
+}
+
+/// G5: another algorithm under the same key.
+#[test]
+fn g5_an_algorithm_that_changes_misreads_nothing() {
+    for from in tollgate::Kind::ALL {
+        for to in tollgate::Kind::ALL {
+            let clock = ManualClock::new(Tick(5_000));
+            let policy = |kind, limit| Policy::of(kind, limit).per(Ticks(1_000)).build();
+            let limiter = limiter(Tiers::new(policy(from, 10).expect("valid")), &clock);
+            assert!(limiter.check_n("a", 6).expect("short").allowed);
+            limiter.replace(&Tiers::new(policy(to, 8).expect("valid")));
+            let stands = limiter.check_n("a", 0).expect("short");
+            assert_eq!((stands.limit, stands.remaining), (8, 2), "{from} to {to}");
+            assert!(limiter.check_n("a", 2).expect("short").allowed);
+            assert!(!limiter.is_allowed("a").expect("short"), "{from} to {to}");
+        }
+    }
+}
+
+/// A shadow is counted and observed, and refuses nobody.
+#[test]
+fn a_shadow_is_told_and_refuses_nobody() {
+    /// What was told: allowed, by whom refused, by which shadow.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(bool, Option<String>, Option<String>)>>);
+
+    impl Observer for &Told {
+        fn decided(&self, event: &tollgate::Event<'_>) {
+            let owned = |name: Option<&str>| name.map(str::to_owned);
+            let told = (event.allowed, owned(event.refused_by), owned(event.shadow_refused_by));
+            self.0.lock().expect("not poisoned").push(told);
+        }
+    }
+
+    let observer = Told::default();
+    let limits = [
+        Policy::token_bucket(5).per_hour().named("old"),
+        Policy::token_bucket(2).per_hour().named("new").shadow(),
+    ];
+    let policy = Policy::all_of("api", limits).expect("valid");
+    let store = PolicyStore::new(&policy, Capacity::of(10), ManualClock::new(Tick(0)));
+    let limiter = RateLimiter::with_store(policy, store).observed_by(&observer);
+    let answers: Vec<bool> = (0..5).map(|_| limiter.is_allowed("a").expect("short")).collect();
+    assert_eq!(answers, [true; 5]);
+    let batch: Vec<Decision> = limiter.check_many(&["b", "b", "b"]).expect("short");
+    assert_eq!(
+        batch.iter().map(|told| told.shadow_refused_by).collect::<Vec<_>>(),
+        [None, None, Some(1)]
+    );
+    let refused = limiter.check_n("b", 3).expect("short");
+    assert_eq!(
+        (refused.allowed, refused.refused_by, refused.shadow_refused_by),
+        (false, Some(0), Some(1))
+    );
+    let name = |limit: Option<usize>| limit.map(|limit| limiter.rules().limit_name(limit));
+    assert_eq!(
+        (name(refused.refused_by), name(refused.shadow_refused_by)),
+        (Some("old"), Some("new"))
+    );
+    let told = observer.0.into_inner().expect("not poisoned");
+    let (old, new) = (Some("old".to_owned()), Some("new".to_owned()));
+    let silent = (true, None, None);
+    let shadowed = (true, None, new.clone());
+    assert_eq!(told[..5], [&silent, &silent, &shadowed, &shadowed, &shadowed].map(Clone::clone));
+    assert_eq!(told[5..], [silent.clone(), silent, shadowed, (false, old, new)]);
+}

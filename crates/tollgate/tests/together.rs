@@ -1,0 +1,299 @@
+//! Several keys in one decision: all or nothing, under any number of threads.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tollgate::{
+    Algorithm as _, Capacity, Cost, Event, InFlight, Kind, ManualClock, MemoryStore, Observer,
+    Policy, PolicyStore, RateLimiter, StoreError, Tick, Ticks, Tiers, WhenFull, check_all,
+    check_all_at, joined_key,
+};
+use tollgate_testkit::cases;
+
+type Limiter = RateLimiter<Policy, PolicyStore<ManualClock>>;
+
+fn limiter(kind: Kind, limit: Cost, max_keys: usize) -> Limiter {
+    let policy = Policy::of(kind, limit).per_hour().build().expect("valid");
+    let store = PolicyStore::new(&policy, Capacity::of(max_keys), ManualClock::new(Tick(0)));
+    RateLimiter::with_store(policy, store)
+}
+
+fn used(limiter: &Limiter, key: &str) -> Cost {
+    let stands = limiter.check_n(key, 0).expect("short");
+    stands.limit - stands.remaining
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    /// Against limits that are asked one after the other, with nobody else about.
+    #[test]
+    fn all_are_charged_or_none_is(
+        kinds in vec((0..6_usize, 1..6_u64), 3),
+        requests in vec((vec((0..3_usize, 0..3_usize, 0..4_u64), 0..5), 0..20_i64), 1..40),
+    ) {
+        let limiters: Vec<Limiter> = kinds
+            .iter()
+            .map(|(kind, limit)| {
+                let policy = Policy::of(Kind::ALL[*kind], *limit).per(Ticks(30)).build();
+                let policy = policy.expect("valid");
+                let clock = ManualClock::new(Tick(0));
+                let store = PolicyStore::new(&policy, Capacity::of(100), clock);
+                RateLimiter::with_store(policy, store)
+            })
+            .collect();
+        let keys = ["a", "b", "c"];
+        let mut states: Vec<Vec<_>> = limiters
+            .iter()
+            .map(|limiter| vec![limiter.rules().limits()[0].first(Tick(0)); keys.len()])
+            .collect();
+        let mut now = 0;
+        for (request, gap) in requests {
+            now += gap;
+            let asks = request.iter().map(|(limiter, key, cost)| {
+                limiters[*limiter].ask(keys[*key]).expect("short").cost(*cost)
+            });
+            let told = check_all_at(asks, Tick(now)).expect("short");
+            // What is asked of each key in all.
+            let mut wanted: Vec<((usize, usize), Cost, usize)> = Vec::new();
+            for (index, (limiter, key, cost)) in request.iter().enumerate() {
+                match wanted.iter_mut().find(|(of, ..)| *of == (*limiter, *key)) {
+                    Some((_, both, _)) => *both += cost,
+                    None => wanted.push(((*limiter, *key), *cost, index)),
+                }
+            }
+            let refused_by = wanted.iter().find(|((limiter, key), cost, _)| {
+                let limit = &limiters[*limiter].rules().limits()[0];
+                !limit.admits(&states[*limiter][*key], Tick(now), *cost)
+            });
+            prop_assert_eq!(told.refused_by, refused_by.map(|(_, _, index)| *index));
+            prop_assert_eq!(told.decision.allowed, told.refused_by.is_none());
+            if told.decision.allowed {
+                for ((limiter, key), cost, _) in &wanted {
+                    let limit = &limiters[*limiter].rules().limits()[0];
+                    prop_assert!(limit.admit(&mut states[*limiter][*key], Tick(now), *cost));
+                }
+            }
+            let mut least = Cost::MAX;
+            for ((limiter, key), ..) in &wanted {
+                let limit = &limiters[*limiter].rules().limits()[0];
+                let facts = limit.facts(&states[*limiter][*key], Tick(now), None);
+                let stands = limiters[*limiter].check_n_at(keys[*key], 0, Tick(now));
+                prop_assert_eq!(stands.expect("short").remaining, facts.remaining);
+                least = least.min(facts.remaining);
+            }
+            prop_assert_eq!(told.decision.remaining, least);
+        }
+    }
+}
+
+/// C7: eight threads over keys that overlap, each charged exactly as often as a decision on it was
+/// allowed. The table is small, so that keys share buckets and live away from home.
+#[test]
+fn c7_eight_threads_over_overlapping_keys_charge_all_or_nothing() {
+    let limiters = [
+        limiter(Kind::TokenBucket, 3_000, 12),
+        limiter(Kind::SlidingWindowCounter, 4_000, 12),
+        limiter(Kind::FixedWindow, 5_000, 12),
+    ];
+    let keys: Vec<String> = (0..8).map(|key| format!("key {key}")).collect();
+    let counts: Vec<AtomicU64> = (0..24).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u64 {
+            let (limiters, keys, counts) = (&limiters, &keys, &counts);
+            scope.spawn(move || {
+                let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(thread + 1);
+                for _ in 0..4_000 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let picks: Vec<(usize, usize)> = (0..3)
+                        .map(|pick| {
+                            let bits = random >> (20 + 11 * pick);
+                            ((bits % 3) as usize, (bits / 3 % 8) as usize)
+                        })
+                        .collect();
+                    let ask = |(limiter, key): &(usize, usize)| {
+                        limiters[*limiter].ask(&keys[*key]).expect("short")
+                    };
+                    if check_all(picks.iter().map(ask)).expect("short").decision.allowed {
+                        for (limiter, key) in picks {
+                            counts[limiter * 8 + key].fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut refused = 0;
+    for (limiter, _) in limiters.iter().enumerate() {
+        for (key, name) in keys.iter().enumerate() {
+            let counted = counts[limiter * 8 + key].load(Ordering::Relaxed);
+            assert_eq!(used(&limiters[limiter], name), counted, "limiter {limiter}, {name}");
+            let limit = limiters[limiter].rules().limits()[0].capacity();
+            refused += u64::from(counted == limit);
+        }
+    }
+    assert!(refused > 0, "some keys were used up, so that some decisions were refused");
+}
+
+/// Some are told of it, each by its own limiter.
+#[test]
+fn whoever_observes_is_told_what_came_of_it() {
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(Vec<u8>, Cost, bool)>>);
+
+    impl Observer for &Told {
+        fn decided(&self, event: &Event<'_>) {
+            let told = (event.key.to_vec(), event.cost, event.allowed);
+            self.0.lock().expect("not poisoned").push(told);
+        }
+    }
+
+    let told = Told::default();
+    let policy = || Policy::token_bucket(2).per_hour().build().expect("valid");
+    let (users, routes) = (
+        RateLimiter::new(policy()).observed_by(&told),
+        RateLimiter::new(policy()).observed_by(&told),
+    );
+    let ask = |cost| {
+        check_all([
+            users.ask("alice").expect("short"),
+            routes.ask("/login").expect("short").cost(cost),
+        ])
+        .expect("short")
+    };
+    assert!(ask(2).decision.allowed);
+    assert_eq!(ask(2).refused_by, Some(1));
+    let told = told.0.into_inner().expect("not poisoned");
+    let (alice, login) = (b"alice".to_vec(), b"/login".to_vec());
+    let expected = [(&alice, 1, true), (&login, 2, true), (&alice, 1, false), (&login, 2, false)];
+    let told: Vec<_> = told.iter().map(|(key, cost, allowed)| (key, *cost, *allowed)).collect();
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn nothing_asked_is_nothing_refused() {
+    let told = check_all([]).expect("nothing can go wrong");
+    assert_eq!((told.decision.allowed, told.decision.remaining), (true, Cost::MAX));
+}
+
+#[test]
+fn a_key_asked_for_twice_is_asked_for_both_costs() {
+    let users = limiter(Kind::TokenBucket, 3, 10);
+    let ask = |cost| users.ask("alice").expect("short").cost(cost);
+    assert_eq!(check_all([ask(2), ask(2)]).expect("short").refused_by, Some(0));
+    assert!(check_all([ask(2), ask(1)]).expect("short").decision.allowed);
+    assert_eq!(used(&users, "alice"), 3);
+    let never = check_all([ask(Cost::MAX), ask(2)]).expect("short");
+    assert_eq!(never.decision.retry_after, None);
+}
+
+/// One that has no place for its key is an error, and nobody is charged.
+#[test]
+fn a_full_store_is_an_error_and_charges_nobody() {
+    let policy = Policy::token_bucket(3).per_hour().build().expect("valid");
+    let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
+    let store = PolicyStore::new(&policy, capacity, ManualClock::new(Tick(0)));
+    let full = RateLimiter::with_store(policy, store);
+    assert!(full.is_allowed("somebody").expect("room"));
+    let users = limiter(Kind::TokenBucket, 3, 10);
+    let asks = [users.ask("alice").expect("short"), full.ask("bob").expect("short")];
+    assert_eq!(check_all(asks).expect_err("full"), StoreError::Full { max_keys: 1 });
+    assert_eq!(used(&users, "alice"), 0);
+    assert!(users.ask(vec![0; 5_000]).is_err_and(|error| error.to_string().contains("5000 bytes")));
+}
+
+/// Tiers and penalties decide together with the others like any rule.
+#[test]
+fn tiers_take_part() {
+    let free = Policy::token_bucket(1).per_hour().build().expect("valid");
+    let pro = Policy::token_bucket(9).per_hour().build().expect("valid");
+    let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
+    let tiered = RateLimiter::tiered_in("api", Tiers::new(free).tier("pro", pro), store);
+    let users = limiter(Kind::FixedWindow, 5, 10);
+    let pro = tiered.tier("pro").expect("known");
+    let ask = || check_all([users.ask("alice").expect("short"), pro.ask("alice").expect("short")]);
+    assert!((0..5).all(|_| ask().expect("short").decision.allowed));
+    assert_eq!(ask().expect("short").refused_by, Some(0));
+    assert_eq!(pro.check_n("alice", 0).expect("short").remaining, 4);
+    assert!(!tiered.is_allowed("alice").expect("short"), "five are more than one");
+}
+
+#[test]
+fn requests_in_flight_take_part_and_leave() {
+    let in_flight = InFlight::new("api", 3);
+    let rate = limiter(Kind::TokenBucket, 4, 10);
+    let enter = |cost| {
+        let place = in_flight.ask("alice").expect("short").cost(cost);
+        check_all([place, rate.ask("alice").expect("short")]).expect("short")
+    };
+    let (first, second) = (enter(1), enter(2));
+    assert!(first.decision.allowed && second.decision.allowed);
+    let full = enter(1);
+    assert_eq!(
+        (full.refused_by, full.decision.retry_after),
+        (Some(0), None),
+        "nobody can say when"
+    );
+    assert!(full.places.is_empty());
+    assert_eq!((in_flight.count("alice").expect("short"), used(&rate, "alice")), (3, 2));
+    drop(second);
+    assert_eq!(in_flight.count("alice").expect("short"), 1, "both of its places");
+    let more = [enter(1), enter(1)];
+    drop(first);
+    let out_of_rate = enter(1);
+    assert_eq!(out_of_rate.refused_by, Some(1));
+    assert_eq!(in_flight.count("alice").expect("short"), 2, "no place was kept for it");
+    drop(more);
+    assert_eq!(in_flight.count("alice").expect("short"), 0);
+    assert!(in_flight.clone().enter("alice").expect("short").is_some());
+}
+
+/// C4 for places: threads enter and leave, and never are there more than there may be.
+#[test]
+fn requests_in_flight_are_never_more_than_places() {
+    let in_flight = InFlight::new("api", 3);
+    let (inside, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..5_000 {
+                    if let Some(place) = in_flight.enter("alice").expect("short") {
+                        let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                        most.fetch_max(now, Ordering::SeqCst);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(place);
+                    }
+                }
+            });
+        }
+    });
+    assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
+    assert_eq!(in_flight.count("alice").expect("short"), 0);
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    /// H8: other parts, another key.
+    #[test]
+    fn h8_joined_keys_are_told_apart(
+        one in vec(vec(prop_oneof![Just(b':'), Just(b'1'), Just(b'a'), any::<u8>()], 0..4), 0..4),
+        other in vec(vec(prop_oneof![Just(b':'), Just(b'1'), Just(b'a'), any::<u8>()], 0..4), 0..4),
+    ) {
+        prop_assert_eq!(joined_key(&one) == joined_key(&other), one == other);
+    }
+
+    /// The same parts cut elsewhere.
+    #[test]
+    fn h8_keys_cut_elsewhere_are_other_keys(
+        text in vec(prop_oneof![Just(b':'), Just(b'1'), Just(b'2'), Just(b'a')], 1..8),
+        cut in 0..8_usize,
+        another in 0..8_usize,
+    ) {
+        let (cut, another) = (cut % text.len(), another % text.len());
+        let split = |at: usize| joined_key([&text[..at], &text[at..]]);
+        prop_assert_eq!(split(cut) == split(another), cut == another);
+    }
+}
