@@ -70,7 +70,7 @@ pub enum Outcome {
 }
 
 impl Answer for bool {
-    const TELLS: bool = false;
+    const TELLS: Self = false;
 
     #[inline]
     fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome, _: Option<usize>) -> Self {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::task::Waker;
 
 use tollgate_core::{
-    Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Machine, Op, Part, Policy,
-    SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
+    Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Limit, Machine, Op, Part,
+    Policy, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
 };
 
 use crate::clock::{Alarm, Clock, SystemClock};
@@ -74,7 +74,7 @@ enum Kinds {
 /// Runs an expression with a policy's rule and the keys of its kind.
 macro_rules! of_its_kind {
     ($policy:expr, $kinds:expr, |$rule:ident, $keys:ident| $run:expr) => {
-        match ($policy.plain().map(|limit| limit.machine()), $kinds) {
+        match ($policy.plain().map(Limit::machine), $kinds) {
             (Some(Machine::TokenBucket($rule)), Kinds::Bucket($keys)) => $run,
             (Some(Machine::Gcra($rule)), Kinds::Bucket($keys)) => $run,
             (Some(Machine::LeakyBucket($rule)), Kinds::Bucket($keys)) => $run,
@@ -393,7 +393,7 @@ impl<C: Clock> PolicyStore<C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        let kinds = match policy.plain().map(|limit| limit.machine()) {
+        let kinds = match policy.plain().map(Limit::machine) {
             Some(Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_)) => {
                 Kinds::Bucket(Keys::new(capacity))
             }

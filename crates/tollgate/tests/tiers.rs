@@ -225,7 +225,9 @@ fn g5_an_algorithm_that_changes_misreads_nothing() {
 fn a_shadow_is_told_and_refuses_nobody() {
     /// What was told: allowed, by whom refused, by which shadow.
     #[derive(Default)]
-    struct Told(Mutex<Vec<(bool, Option<String>, Option<String>)>>);
+    struct Told(Mutex<Vec<One>>);
+
+    type One = (bool, Option<String>, Option<String>);
 
     impl Observer for &Told {
         fn decided(&self, event: &tollgate::Event<'_>) {

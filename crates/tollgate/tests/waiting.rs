@@ -24,9 +24,11 @@ fn limiter(policy: Policy, clock: &ManualClock) -> Limiter<'_> {
 
 const FOREVER: Ticks = Ticks(1 << 40);
 
+type Task<'a> = dyn Future<Output = Result<Decision, StoreError>> + 'a;
+
 /// Runs tasks on this thread, each only when it was woken.
 struct Tasks<'a> {
-    running: BTreeMap<usize, Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + 'a>>>,
+    running: BTreeMap<usize, Pin<Box<Task<'a>>>>,
     next: usize,
     woken: Arc<Mutex<VecDeque<usize>>>,
 }

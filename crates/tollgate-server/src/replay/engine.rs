@@ -145,7 +145,7 @@ fn as_json(decision: &Decision, answers: &mut Vec<u8>) {
         answers.extend_from_slice(name.as_bytes());
         answers.extend_from_slice(digits.format(value).as_bytes());
     };
-    let Decision { allowed, limit, remaining, retry_after, reset_after, delay } = *decision;
+    let Decision { allowed, limit, remaining, retry_after, reset_after, delay, .. } = *decision;
     field(
         if allowed { r#"{"allowed":true,"limit":"# } else { r#"{"allowed":false,"limit":"# },
         limit,
