@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Policy, RateLimiter, Reserved};
+use tollgate::{Policy, RateLimiter, Reserved, Ticks};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens = RateLimiter::new(Policy::token_bucket(10_000).per_minute().build()?);
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 );
             }
             Reserved::Refused(told) => {
-                let wait = told.retry_after.map(|wait| wait.as_duration());
+                let wait = told.retry_after.map(Ticks::as_duration);
                 println!("{prompt}: refused, try again after {wait:?}");
             }
         }

@@ -606,8 +606,14 @@ impl<S> Table<S> {
                 break;
             }
         }
+        let Some((distance, slot, _)) = least else {
+            // Nobody lives in reach, as at the end of the table: somebody goes elsewhere.
+            if self.evict_any(rule, now) {
+                self.len.fetch_sub(1, Ordering::Relaxed);
+            }
+            return self.replace(home, 0, (key, 0), now, state);
+        };
         self.len.fetch_sub(1, Ordering::Relaxed);
-        let (distance, slot) = least.map_or((0, 0), |(distance, slot, _)| (distance, slot));
         // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
         let mut beyond = match distance {
             0 => None,
@@ -623,6 +629,25 @@ impl<S> Table<S> {
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
         self.replace(bucket, slot, (key, distance), now, state);
+    }
+
+    /// Evicts the least used of the next bucket that nobody has and somebody lives in.
+    #[cold]
+    fn evict_any<A: Algorithm<State = S>>(&self, rule: &A, now: Tick) -> bool {
+        for _ in 0..self.buckets.len() {
+            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
+            let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
+            let tags = bucket.tags();
+            let mut used = |slot: &usize| bucket.with_state(*slot, |state| rule.used(state, now));
+            let lived_in = (0..SLOTS).filter(|slot| tags[*slot] != 0);
+            if let Some(slot) = lived_in.min_by_key(|slot| used(slot).rounded_up()) {
+                let tag = bucket.clear(slot);
+                self.forget(index, tag, now);
+                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+                return true;
+            }
+        }
+        false
     }
 
     /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.

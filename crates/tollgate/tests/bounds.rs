@@ -39,6 +39,21 @@ fn d1_ten_million_invented_keys_stay_under_the_cap() {
     assert_eq!(usage.evicted, 10_000_000 - usage.keys as u64);
 }
 
+/// However small the table, and wherever in it the keys belong: not one more than was said. (It once
+/// kept one more when nobody lived within reach of a home at the table's end.)
+#[test]
+fn d1_the_bound_on_keys_is_exact() {
+    for max_keys in [1, 2, 3, 10, 100] {
+        for _ in 0..300 {
+            let limiter = limiter(hourly(1), Capacity::of(max_keys));
+            for key in 0..3 * max_keys {
+                assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
+                assert_eq!(limiter.store().usage().keys, max_keys.min(key + 1));
+            }
+        }
+    }
+}
+
 #[test]
 fn d2_nobody_washes_their_debt_out_by_inventing_keys() {
     let limiter = limiter(hourly(100), Capacity::of(1_000));
