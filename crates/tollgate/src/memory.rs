@@ -539,7 +539,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
         self.keys.table.look_for(spot, locks)
     }
 
@@ -588,7 +588,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         })
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
     }
 

@@ -17,6 +17,7 @@
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Deref, DerefMut};
 
 use tollgate_core::{Algorithm, Tick};
 
@@ -167,9 +168,9 @@ struct Held<'a, S>(&'a Bucket<S>);
 
 /// Locks of buckets, of any tables, held together. Dropping them lets go of all.
 ///
-/// Whoever holds some waits only for later ones, as everybody does: so nobody waits in a circle. If one
-/// is needed that comes before and somebody else has it, all are given up, and taken again.
-#[derive(Debug)]
+/// They are taken in their order, as everybody does who waits for one while holding another: so nobody
+/// waits in a circle.
+#[derive(Debug, Default)]
 pub struct Locks<'a>(Vec<&'a AtomicU32>);
 
 /// A key whose lock is held, among others, and where its state is, if one is kept.
@@ -247,38 +248,16 @@ impl<S> Drop for Held<'_, S> {
 }
 
 impl<'a> Locks<'a> {
-    /// All the locks that looking for some keys takes. It is tried again until it succeeds: whoever
-    /// looks says whether it has found all.
-    pub(crate) fn of(mut look: impl FnMut(&mut Self) -> bool) -> Self {
-        let mut locks = Self(Vec::new());
-        while !look(&mut locks) {
-            locks.give_way();
-        }
-        locks
-    }
-
-    /// Takes one more lock, or finds that it has it. One that comes after all that are held is waited
-    /// for, as everybody waits for later locks only; another is taken only if nobody has it.
-    fn has(&mut self, lock: &'a AtomicU32) -> bool {
-        if self.0.iter().any(|held| std::ptr::eq(*held, lock)) {
-            return true;
-        }
-        if self.0.iter().all(|held| address(held) < address(lock)) {
+    fn take(&mut self, lock: &'a AtomicU32) {
+        if !self.have(lock) {
+            debug_assert!(self.0.iter().all(|held| address(held) < address(lock)));
             take(lock);
-        } else if !try_take(lock) {
-            return false;
+            self.0.push(lock);
         }
-        self.0.push(lock);
-        true
     }
 
-    /// Gives all up, and lets others go first.
-    fn give_way(&mut self) {
-        self.0.drain(..).for_each(let_go);
-        #[cfg(not(loom))]
-        std::thread::yield_now();
-        #[cfg(loom)]
-        loom::thread::yield_now();
+    fn have(&self, lock: &AtomicU32) -> bool {
+        self.0.iter().any(|held| std::ptr::eq(*held, lock))
     }
 }
 
@@ -426,25 +405,21 @@ impl<S> Table<S> {
         address(&self.buckets[key.home].lock)
     }
 
-    /// Takes the locks of a key, in addition to those that are held, and looks where it is; `None` if
-    /// somebody else has a lock that it takes.
-    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Option<Found> {
+    /// Takes the locks of a key, in addition to those that are held, and looks where it is. Keys are
+    /// to be looked for in the order of their locks.
+    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Found {
         let home = &self.buckets[key.home];
-        if !locks.has(&home.lock) {
-            return None;
-        }
+        locks.take(&home.lock);
         let reach = if home.spilled.load(Ordering::Acquire) > 0 { REACH } else { 0 };
         for distance in 0..=reach {
             let index = key.home + distance;
-            if !locks.has(&self.buckets[index].lock) {
-                return None;
-            }
+            locks.take(&self.buckets[index].lock);
             let slot = under(&self.buckets[index], locks).find(key.tag | distance as u64);
             if let Some(slot) = slot {
-                return Some(Found { key, at: Some((index, slot)) });
+                return Found { key, at: Some((index, slot)) };
             }
         }
-        Some(Found { key, at: None })
+        Found { key, at: None }
     }
 
     /// Whether a new key would be refused, because the table is full and set to refuse then.
@@ -496,7 +471,8 @@ impl<S> Table<S> {
         let mut state = rule.first(now);
         let answer = change(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            self.place(rule, key, &mut under(&self.buckets[key.home], locks), now, state);
+            let mut home = under(&self.buckets[key.home], locks);
+            self.place(rule, key, &mut home, now, state, |bucket| bucket.under_or_free(locks));
             self.sweep(rule, now);
         }
         answer
@@ -539,7 +515,9 @@ impl<S> Table<S> {
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            self.place(rule, key, &mut home, now, state);
+            self.place(rule, key, &mut home, now, state, |bucket| {
+                bucket.try_hold().map(Open::Held)
+            });
             drop(home);
             self.sweep(rule, now);
         }
@@ -563,8 +541,8 @@ impl<S> Table<S> {
     }
 
     /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
-    /// in the place of the least used. Only the home's lock is needed: other buckets that somebody
-    /// has are passed over, so nobody is waited for.
+    /// in the place of the least used. Only the home's lock is needed: other buckets that cannot be
+    /// opened, because somebody has them, are passed over, so nobody is waited for.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -572,6 +550,7 @@ impl<S> Table<S> {
         home: &mut Held<'a, S>,
         now: Tick,
         state: S,
+        open: impl Fn(&'a Bucket<S>) -> Option<Open<'a, S>>,
     ) {
         let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys;
         let mut least: Option<(usize, usize, u64)> = None;
@@ -579,12 +558,12 @@ impl<S> Table<S> {
         for distance in 0..=REACH {
             let mut beyond = match distance {
                 0 => None,
-                _ => match self.buckets[key.home + distance].try_hold() {
-                    Some(held) => Some(held),
+                _ => match open(&self.buckets[key.home + distance]) {
+                    Some(open) => Some(open),
                     None => continue,
                 },
             };
-            let bucket = beyond.as_mut().unwrap_or(home);
+            let bucket = beyond.as_deref_mut().unwrap_or(home);
             let tags = bucket.tags();
             if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
                 return self.replace(bucket, slot, (key, distance), now, state);
@@ -617,10 +596,10 @@ impl<S> Table<S> {
         // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
         let mut beyond = match distance {
             0 => None,
-            _ => self.buckets[key.home + distance].try_hold(),
+            _ => open(&self.buckets[key.home + distance]),
         };
         let (distance, slot) = if beyond.is_some() { (distance, slot) } else { (0, slot) };
-        let bucket = beyond.as_mut().unwrap_or(home);
+        let bucket = beyond.as_deref_mut().unwrap_or(home);
         // Whoever is in the slot now goes; if nobody is, there is one key more for a while, for whoever
         // comes next finds the table full.
         if bucket.tags()[slot] == 0 {
@@ -722,8 +701,44 @@ impl<S> Table<S> {
 /// A bucket whose lock is among those that are held, and stays held. Callers have the locks to
 /// themselves (`&mut`), so no other reference to its slots is made meanwhile.
 fn under<'a, S>(bucket: &'a Bucket<S>, locks: &Locks<'_>) -> ManuallyDrop<Held<'a, S>> {
-    assert!(locks.0.iter().any(|held| std::ptr::eq(*held, &raw const bucket.lock)));
+    assert!(locks.have(&bucket.lock));
     ManuallyDrop::new(Held(bucket))
+}
+
+/// A bucket that can be entered: its lock was taken for it, or is among those that are held.
+enum Open<'a, S> {
+    Held(Held<'a, S>),
+    Under(ManuallyDrop<Held<'a, S>>),
+}
+
+impl<S> Bucket<S> {
+    /// The bucket, if its lock is held already or free.
+    fn under_or_free(&self, locks: &Locks<'_>) -> Option<Open<'_, S>> {
+        match locks.have(&self.lock) {
+            true => Some(Open::Under(under(self, locks))),
+            false => self.try_hold().map(Open::Held),
+        }
+    }
+}
+
+impl<'a, S> Deref for Open<'a, S> {
+    type Target = Held<'a, S>;
+
+    fn deref(&self) -> &Held<'a, S> {
+        match self {
+            Self::Held(held) => held,
+            Self::Under(held) => held,
+        }
+    }
+}
+
+impl<S> DerefMut for Open<'_, S> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Held(held) => held,
+            Self::Under(held) => held,
+        }
+    }
 }
 
 fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {
@@ -785,7 +800,7 @@ impl<S> Pages<Bucket<S>> {
 }
 
 #[cfg(not(loom))]
-impl<S> std::ops::Deref for Pages<Bucket<S>> {
+impl<S> Deref for Pages<Bucket<S>> {
     type Target = [Bucket<S>];
 
     #[inline]
@@ -819,7 +834,7 @@ impl<S> Pages<Bucket<S>> {
 }
 
 #[cfg(loom)]
-impl<T> std::ops::Deref for Pages<T> {
+impl<T> Deref for Pages<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {

@@ -80,8 +80,8 @@ trait Joint<'a> {
     fn set_cost(&mut self, cost: Cost);
     /// Reads the clock, and whether others wait for the key: they come first.
     fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError>;
-    /// Takes the locks of the key, unless somebody else has them.
-    fn look(&mut self, locks: &mut Locks<'a>) -> bool;
+    /// Takes the locks of the key.
+    fn look(&mut self, locks: &mut Locks<'a>);
     fn is_kept(&self) -> bool;
     /// Whether it admits its cost.
     fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
@@ -108,10 +108,12 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     for &part in &parts {
         asks[part].part.begin(now)?;
     }
-    // In the order of locks, so that they can be waited for.
     let mut in_order = parts.clone();
     in_order.sort_unstable_by_key(|part| asks[*part].part.identity());
-    let mut locks = Locks::of(|locks| in_order.iter().all(|part| asks[*part].part.look(locks)));
+    let mut locks = Locks::default();
+    for part in in_order {
+        asks[part].part.look(&mut locks);
+    }
     let mut refused_by = None;
     for &part in &parts {
         if !asks[part].part.agrees(&mut locks)? {
@@ -175,8 +177,8 @@ pub trait JointStore<A: Algorithm>:
         now: Tick,
     ) -> Result<Option<Decision>, StoreError>;
 
-    /// Takes the locks of a key and looks where it is; `None` if somebody else has one of them.
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found>;
+    /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks.
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found;
 
     /// Whether a key has nothing against a cost.
     ///
@@ -222,7 +224,7 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         (**self).behind_others(rule, spot, cost, now)
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
         (**self).look_for(spot, locks)
     }
 
@@ -359,9 +361,8 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         Ok(())
     }
 
-    fn look(&mut self, locks: &mut Locks<'a>) -> bool {
-        self.found = self.limiter.store.look_for(self.spot, locks);
-        self.found.is_some()
+    fn look(&mut self, locks: &mut Locks<'a>) {
+        self.found = Some(self.limiter.store.look_for(self.spot, locks));
     }
 
     fn is_kept(&self) -> bool {

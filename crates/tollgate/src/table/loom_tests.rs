@@ -137,12 +137,8 @@ fn ask_all(table: &Shared, rule: &TokenBucket, keys: &[Fingerprint], now: i64) -
     let now = Tick(now);
     let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
     spots.sort_by_key(|spot| table.lock_order(*spot));
-    let mut found = Vec::new();
-    let mut locks = Locks::of(|locks| {
-        found.clear();
-        found.extend(spots.iter().map_while(|spot| table.look_for(*spot, locks)));
-        found.len() == keys.len()
-    });
+    let mut locks = Locks::default();
+    let mut found: Vec<_> = spots.iter().map(|spot| table.look_for(*spot, &mut locks)).collect();
     let admits = |state: &mut _, now| rule.admits(state, now, 1);
     let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
     if agree {
