@@ -37,6 +37,8 @@ use crate::{Cost, Ticks};
 pub struct Policy {
     name: Box<str>,
     limits: Box<[Limit]>,
+    /// Whether it has one limit, and that one no options: stores ask with every decision.
+    is_plain: bool,
 }
 
 impl Policy {
@@ -92,7 +94,12 @@ impl Policy {
                 return Err(PolicyError::SameName { name: limit.name().into() });
             }
         }
-        Ok(Self { name: name.into(), limits: limits.into() })
+        Ok(Self::new(name.into(), limits.into()))
+    }
+
+    fn new(name: Box<str>, limits: Box<[Limit]>) -> Self {
+        let is_plain = matches!(&*limits, [limit] if limit.is_plain());
+        Self { name, limits, is_plain }
     }
 
     /// Its name.
@@ -110,11 +117,9 @@ impl Policy {
     /// Its only limit, if it has no other and that one has no options: then the limit's own machine
     /// decides as the policy does.
     #[must_use]
+    #[inline]
     pub fn plain(&self) -> Option<&Limit> {
-        match &*self.limits {
-            [limit] if limit.is_plain() => Some(limit),
-            _ => None,
-        }
+        self.limits.first().filter(|_| self.is_plain)
     }
 }
 
@@ -256,7 +261,7 @@ impl LimitBuilder {
     /// It is not: the error says what was given and what would do.
     pub fn build(self) -> Result<Policy, PolicyError> {
         let limit = self.limit()?;
-        Ok(Policy { name: limit.name().into(), limits: Box::new([limit]) })
+        Ok(Policy::new(limit.name().into(), Box::new([limit])))
     }
 }
 
