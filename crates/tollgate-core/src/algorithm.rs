@@ -14,7 +14,7 @@ pub enum Fit {
     Now,
     /// After exactly this wait, and not one tick sooner.
     After(Ticks),
-    /// Never: the cost exceeds the capacity.
+    /// Never by itself: the cost exceeds the capacity, or somebody else has to give way.
     Never,
 }
 
@@ -29,6 +29,17 @@ pub struct Facts {
     pub reset_after: Ticks,
     /// How long the request just admitted should wait for its turn (leaky bucket; else none).
     pub delay: Ticks,
+}
+
+impl Facts {
+    /// What is told where nothing is limited.
+    pub const UNLIMITED: Self = Self::all_of(Cost::MAX);
+
+    /// What is told of a capacity of which nothing is used.
+    #[must_use]
+    pub const fn all_of(capacity: Cost) -> Self {
+        Self { limit: capacity, remaining: capacity, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+    }
 }
 
 /// What a key has spent and not yet earned back: whole units and a part of one.
@@ -204,9 +215,14 @@ pub trait Algorithm {
         (!shadow && !self.admits(state, now, cost)).then_some(0)
     }
 
-    /// The name of one of its limits.
-    fn limit_name(&self, _limit: usize) -> &str {
+    /// The name of one of its limits, at a time.
+    fn limit_name(&self, _limit: usize, _now: Tick) -> &str {
         ""
+    }
+
+    /// Whether what it admits at a time is charged. What is not cannot be given back either.
+    fn charges(&self, _now: Tick) -> bool {
+        true
     }
 
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.

@@ -59,6 +59,11 @@ pub struct BucketState<N = u64> {
 }
 
 impl<F: Face, N: Level> Bucket<F, N> {
+    /// The time of the last change; of a state that has used nothing, none.
+    pub(crate) fn last_change(&self, state: &BucketState<N>) -> Tick {
+        if state.level > N::ZERO { state.last } else { Tick(i64::MIN) }
+    }
+
     /// The bucket for numbers that were found valid; `None` if their levels need more bits.
     pub(crate) fn new(numbers: &Numbers) -> Option<Self> {
         let divisor = gcd(numbers.limit, numbers.window.0);

@@ -15,15 +15,16 @@ pub struct Decision {
     /// The largest cost that would be admitted right after this decision; 0 in debt.
     pub remaining: Cost,
     /// The least wait at which the same request would be admitted if nothing else came: 0 when it
-    /// was, `None` when its cost exceeds the capacity and no wait will do. The largest number of
-    /// ticks means that time ends first.
+    /// was, `None` when no wait will do: its cost exceeds the capacity, it is blocked, or it lacks a
+    /// place that only somebody else can give back. The largest number of ticks means that time ends
+    /// first.
     pub retry_after: Option<Ticks>,
     /// The time until nothing is used any more.
     pub reset_after: Ticks,
     /// How long an admitted request should wait so that the output is flat (leaky bucket; else 0).
     pub delay: Ticks,
     /// Which limit refused: its place in [`Policy::limits`](crate::Policy::limits), the first if
-    /// several did.
+    /// several did. `None` also where no limit did: the client is blocked, or others wait before it.
     pub refused_by: Option<usize>,
     /// Which [shadow](crate::LimitBuilder::shadow) limit would have refused, the first if several.
     pub shadow_refused_by: Option<usize>,
@@ -61,9 +62,10 @@ pub trait Answer: Sized {
 /// How a limit took a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It would have been admitted, and was charged.
+    /// It was admitted, and charged.
     Admitted(Cost),
-    /// It would have been admitted, but was not charged, because another limit refused.
+    /// It would have been admitted, but was not charged: another limit refused, or nothing was asked
+    /// for (a refund, a reset).
     Spared(Cost),
     /// It was refused.
     Refused(Cost),

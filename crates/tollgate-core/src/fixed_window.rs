@@ -39,6 +39,11 @@ pub struct FixedWindowState {
 }
 
 impl FixedWindow {
+    /// The time of the last change; of a state that has used nothing, none.
+    pub(crate) fn last_change(&self, state: &FixedWindowState) -> Tick {
+        if state.count > 0 { state.last } else { Tick(i64::MIN) }
+    }
+
     pub(crate) fn new(numbers: &Numbers) -> Self {
         Self {
             limit: numbers.limit,

@@ -393,7 +393,14 @@ impl Limit {
         if from.set_back(&state, now) {
             from.rebase(&mut state, now);
         }
+        // A thread that comes late must not take the state back in time: it would earn that twice.
+        let now = now.max(from.last_change(&state));
         self.with_used(from.used(&state, now), now)
+    }
+
+    /// The time before which the state is not to be read, while it is not fresh.
+    fn last_change(&self, state: &LimitState) -> Tick {
+        with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
     }
 
     /// Reads a state that [`encode`](Algorithm::encode) wrote under whatever limit, and carries it

@@ -39,8 +39,8 @@ impl Penalty {
 
     /// A penalty after every refusal.
     #[must_use]
-    pub const fn lasting(lasts: Ticks) -> Self {
-        Self { lasts, after: 1 }
+    pub fn lasting(lasts: impl Into<Ticks>) -> Self {
+        Self { lasts: lasts.into(), after: 1 }
     }
 
     /// The same, but only after so many refusals within a window.

@@ -169,22 +169,6 @@ impl Policy {
         carried.collect()
     }
 
-    /// Of two states of a key, the standing under each limit of which more is used.
-    #[must_use]
-    pub fn more_used(
-        &self,
-        one: Box<[Standing]>,
-        other: Box<[Standing]>,
-        now: Tick,
-    ) -> Box<[Standing]> {
-        let both = one.into_iter().zip(other);
-        let more = self.limits().iter().zip(both).map(|(limit, (one, other))| {
-            let used = |standing: &Standing| limit.used(&standing.state, now).rounded_up();
-            if used(&other) > used(&one) { other } else { one }
-        });
-        more.collect()
-    }
-
     fn most_used(&self, states: &[Standing], now: Tick) -> Used {
         let used = self.each(states).map(|(limit, standing)| limit.used(&standing.state, now));
         used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
@@ -199,10 +183,6 @@ fn longest(one: Fit, other: Fit) -> Fit {
         (Fit::Now, wait) | (wait, Fit::Now) => wait,
     }
 }
-
-/// What is told where nothing is enforced.
-const UNLIMITED: Facts =
-    Facts { limit: Cost::MAX, remaining: Cost::MAX, reset_after: Ticks::ZERO, delay: Ticks::ZERO };
 
 impl Algorithm for Policy {
     type State = Box<[Standing]>;
@@ -257,7 +237,7 @@ impl Algorithm for Policy {
         })
     }
 
-    fn limit_name(&self, limit: usize) -> &str {
+    fn limit_name(&self, limit: usize, _: Tick) -> &str {
         self.limits().get(limit).map_or("", Limit::name)
     }
 
@@ -292,7 +272,8 @@ impl Algorithm for Policy {
                 ..tightest
             }
         });
-        tightest.unwrap_or(UNLIMITED)
+        // Nothing is enforced if all are shadows.
+        tightest.unwrap_or(Facts::UNLIMITED)
     }
 
     fn fresh_at(&self, state: &Self::State) -> Option<Tick> {

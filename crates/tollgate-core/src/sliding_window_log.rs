@@ -42,6 +42,11 @@ pub struct SlidingWindowLogState {
 }
 
 impl SlidingWindowLog {
+    /// The time of the last change; of a state that has used nothing, none.
+    pub(crate) fn last_change(&self, state: &SlidingWindowLogState) -> Tick {
+        if !state.entries.is_empty() { state.last } else { Tick(i64::MIN) }
+    }
+
     pub(crate) fn new(numbers: &Numbers) -> Self {
         Self {
             limit: numbers.limit,

@@ -342,7 +342,10 @@ impl Model {
             return;
         }
         self.rebase(now.0.into());
-        let used = self.used(self.taken_as(now.0.into()));
+        // A late time is that of the last change.
+        let t = self.taken_as(now.0.into());
+        let used = self.used(t);
+        let now = Tick(i64::try_from(t).expect("between two ticks"));
         *self = Self::with_used(numbers, &used.min(ratio(numbers.burst)), now);
     }
 }

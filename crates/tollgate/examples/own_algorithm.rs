@@ -47,7 +47,11 @@ impl Algorithm for Cooldown {
     }
 
     fn charge(&self, state: &mut Option<Tick>, now: Tick, amount: i128) -> u128 {
-        *state = if amount > 0 { Some(now) } else { None };
+        match amount {
+            1.. => *state = Some(now),
+            0 => {}
+            _ => *state = None,
+        }
         amount.unsigned_abs().saturating_sub(1)
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tollgate::{InFlight, Penalty, Policy, RateLimiter, Ticks, check_all};
+use tollgate::{InFlight, Penalty, Policy, RateLimiter, check_all};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let users = RateLimiter::new(Policy::all_of(
@@ -30,8 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     }
 
-    // This user, this address, this route, and not too many at once.
-    let quarter_hour = Ticks::from_duration(Duration::from_secs(900));
+    // This user, this address, and not too many at once.
+    let quarter_hour = Duration::from_secs(900);
     let addresses = RateLimiter::new(
         Policy::sliding_window_log(5)
             .per_minute()
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .named("address")
             .build()?,
     );
-    let in_flight = InFlight::new("in flight", 2);
+    let in_flight = InFlight::new(2);
     let request = |user: &str, address: &str| {
         check_all([users.ask(user)?, addresses.ask(address)?, in_flight.ask(user)?])
     };

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("staff/carol:  {:?}", limiter.check_n("staff/carol", 1_000_000)?.allowed);
 
     let in_a_minute = SystemClock::new().now().after(Ticks::from_duration(MINUTE));
-    limiter.rules().set_override("mallory", Access::Blocked, in_a_minute);
+    limiter.set_override("mallory", Access::Blocked, in_a_minute);
     let blocked = limiter.check("mallory")?;
     println!("mallory:      {:?}, again after {:?}", blocked.allowed, blocked.retry_after);
 

@@ -203,20 +203,39 @@ impl Alarm for ManualClock {
     }
 }
 
-/// A thread of the timer's own wakes, so any runtime will do.
-impl Alarm for SystemClock {
-    type Ring<'a> = futures_timer::Delay;
+/// The ring of the system's clocks. One timer thread for the whole process wakes, so any runtime will do.
+#[derive(Debug)]
+pub struct SystemRing(futures_timer::Delay);
 
-    fn ring_at(&self, when: Tick) -> futures_timer::Delay {
-        futures_timer::Delay::new(when.since(self.now()).as_duration())
+impl SystemRing {
+    fn after(wait: Ticks) -> Self {
+        Self(futures_timer::Delay::new(wait.as_duration()))
+    }
+}
+
+impl Future for SystemRing {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
+impl Alarm for SystemClock {
+    type Ring<'a> = SystemRing;
+
+    fn ring_at(&self, when: Tick) -> SystemRing {
+        SystemRing::after(when.since(self.now()))
     }
 }
 
 impl Alarm for CoarseClock {
-    type Ring<'a> = futures_timer::Delay;
+    type Ring<'a> = SystemRing;
 
-    fn ring_at(&self, when: Tick) -> futures_timer::Delay {
-        futures_timer::Delay::new(when.since(self.now()).as_duration())
+    /// Not before this clock can have moved on.
+    fn ring_at(&self, when: Tick) -> SystemRing {
+        const TICK: Ticks = Ticks(1_000_000);
+        SystemRing::after(when.since(self.now()).max(TICK))
     }
 }
 

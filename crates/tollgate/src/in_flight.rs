@@ -22,7 +22,7 @@ use crate::together::Ask;
 /// ```
 /// use tollgate::{InFlight, Policy, RateLimiter, check_all};
 ///
-/// let in_flight = InFlight::new("api", 2);
+/// let in_flight = InFlight::new(2);
 /// let first = in_flight.enter("alice")?.expect("nobody is there");
 /// let second = in_flight.enter("alice")?.expect("one is there");
 /// assert!(in_flight.enter("alice")?.is_none());
@@ -45,19 +45,19 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// At most so many at once, for a million clients. When there are more, new ones get an error:
-    /// none of those in flight can be forgotten.
+    /// At most so many at once, for a million clients.
     #[must_use]
-    pub fn new(name: impl Into<Arc<str>>, places: Cost) -> Self {
-        let capacity = Capacity::default().when_full(WhenFull::RefuseNew);
-        Self::with_capacity(name, places, capacity)
+    pub fn new(places: Cost) -> Self {
+        Self::for_clients(places, Capacity::default().max_keys)
     }
 
-    /// The same for another number of clients.
+    /// The same for another number of clients. When more than that have requests in flight, new ones
+    /// get an error: none of those can be forgotten.
     #[must_use]
-    pub fn with_capacity(name: impl Into<Arc<str>>, places: Cost, capacity: Capacity) -> Self {
+    pub fn for_clients(places: Cost, max_clients: usize) -> Self {
+        let capacity = Capacity::of(max_clients).when_full(WhenFull::RefuseNew);
         let store = MemoryStore::new(capacity, Timeless);
-        let limiter = RateLimiter::of_algorithm_in(name, Places { places }, store);
+        let limiter = RateLimiter::in_store("in flight", Places { places }, store);
         Self { limiter: Arc::new(limiter) }
     }
 
@@ -81,7 +81,7 @@ impl InFlight {
     /// How many requests of a client are in flight.
     ///
     /// # Errors
-    /// The key is too long.
+    /// The key is too long, or there are too many clients.
     pub fn count(&self, key: impl AsRef<[u8]>) -> Result<Cost, StoreError> {
         let stands: Decision =
             self.limiter.store().apply(self.limiter.rules(), key.as_ref(), Op::Check(0), None)?;
@@ -194,6 +194,8 @@ impl Algorithm for Places {
 
 impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InFlight").field("name", &self.limiter.name()).finish_non_exhaustive()
+        f.debug_struct("InFlight")
+            .field("places", &self.limiter.rules().places)
+            .finish_non_exhaustive()
     }
 }

@@ -41,11 +41,10 @@ mod tiers;
 mod together;
 mod waiting;
 
-pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock};
+pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
 pub use key::joined_key;
 pub use limiter::{RateLimiter, SingleLimiter};
-pub use line::{Joined, Ticket, Turn};
 pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
@@ -55,6 +54,6 @@ pub use rules::Rules;
 pub use store::{MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
 pub use tiers::{Access, Chosen, Kept, Override, Plan, Tier, Tiers, UnknownTier};
-pub use together::{Ask, JointStore, Together, check_all, check_all_at};
+pub use together::{Ask, Together, check_all, check_all_at};
 pub use tollgate_core::*;
-pub use waiting::{WaitingStore, block_on};
+pub use waiting::block_on;

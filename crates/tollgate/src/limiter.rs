@@ -10,8 +10,8 @@ use crate::memory::{Capacity, MemoryStore, PolicyStore};
 use crate::observer::{Event, NoObserver, Observer, Source, notify};
 use crate::reservation::{Reservation, Reserved, SettleError};
 use crate::rules::Rules;
-use crate::store::Store;
-use crate::tiers::{Plan, Tier, Tiers, UnknownTier};
+use crate::store::{MAX_KEY_BYTES, Store};
+use crate::tiers::{Access, Override, Plan, Tier, Tiers, UnknownTier};
 use crate::waiting::WaitingStore;
 
 /// Decides for any number of clients, each under its own key.
@@ -72,16 +72,7 @@ impl<A: Algorithm> RateLimiter<A, MemoryStore<A>> {
     /// A limiter in memory for an algorithm of one's own. `examples/own_algorithm.rs` has one.
     #[must_use]
     pub fn of_algorithm(name: impl Into<Arc<str>>, rule: A) -> Self {
-        let store = MemoryStore::new(Capacity::default(), SystemClock::new());
-        Self::of_algorithm_in(name, rule, store)
-    }
-}
-
-impl<A: Algorithm, C: Clock> RateLimiter<A, MemoryStore<A, C>> {
-    /// The same on a store of one's choice.
-    #[must_use]
-    pub fn of_algorithm_in(name: impl Into<Arc<str>>, rule: A, store: MemoryStore<A, C>) -> Self {
-        Self { name: name.into(), rules: rule, store, observer: NoObserver }
+        Self::in_store(name, rule, MemoryStore::new(Capacity::default(), SystemClock::new()))
     }
 }
 
@@ -89,26 +80,25 @@ impl RateLimiter<Tiers, MemoryStore<Plan>> {
     /// A limiter in memory with [`Tiers`], whose rules can be changed while it serves.
     #[must_use]
     pub fn tiered(name: impl Into<Arc<str>>, tiers: Tiers) -> Self {
-        let store = MemoryStore::new(Capacity::default(), SystemClock::new());
-        Self::tiered_in(name, tiers, store)
+        Self::in_store(name, tiers, MemoryStore::new(Capacity::default(), SystemClock::new()))
     }
 }
 
-impl<S: Store<Plan>> RateLimiter<Tiers, S> {
-    /// The same on a store of one's choice.
+impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
+    /// A limiter of any rules (an algorithm, a policy, [`Tiers`]) on any store for them.
     #[must_use]
-    pub fn tiered_in(name: impl Into<Arc<str>>, tiers: Tiers, store: S) -> Self {
-        Self { name: name.into(), rules: tiers, store, observer: NoObserver }
+    pub fn in_store(name: impl Into<Arc<str>>, rules: R, store: S) -> Self {
+        Self { name: name.into(), rules, store, observer: NoObserver }
     }
 }
 
 impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
-    /// The same limiter for clients of a tier: the tier comes with the call. Whoever keeps it keeps
-    /// the rules that are in force now.
+    /// The same limiter for clients of a tier: the tier comes with the call. If the tier goes with a
+    /// change of rules, its clients are without one.
     ///
     /// # Errors
     /// There is no tier of that name.
-    pub fn tier(&self, name: &str) -> Result<RateLimiter<Tier, &S, &O>, UnknownTier> {
+    pub fn tier(&self, name: &str) -> Result<RateLimiter<Tier<'_>, &S, &O>, UnknownTier> {
         let rules = self.rules.named(name)?;
         let (store, observer) = (&self.store, &self.observer);
         Ok(RateLimiter { name: self.name.clone(), rules, store, observer })
@@ -117,8 +107,8 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
 
 impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// Puts other rules in force: decisions that begin from now on are made under them, those that
-    /// have begun are not disturbed. What clients have used stays used, overrides stay in force, and
-    /// whoever waits is served by the new rules.
+    /// have begun are not disturbed. What clients have used stays used, and whoever waits is served by
+    /// the new rules. The limiter keeps its own overrides and its resolver, whatever the others have.
     ///
     /// ```
     /// use tollgate::{Policy, RateLimiter, Tiers};
@@ -134,6 +124,34 @@ impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         self.rules.replace(tiers);
         self.store.nudge_all();
     }
+
+    /// Gives a client something else than its tier, for good or until a time by the store's clock
+    /// (see [`now`](Self::now)).
+    ///
+    /// Overrides are looked up in one hash map that is copied when it changes: thousands are no
+    /// burden, millions belong into tiers.
+    pub fn set_override(
+        &self,
+        key: impl AsRef<[u8]>,
+        access: impl Into<Access>,
+        until: Option<Tick>,
+    ) {
+        self.rules.set_override(key.as_ref(), Override { access: access.into(), until });
+        self.store.nudge_all();
+    }
+
+    /// Takes an override back; says whether there was one.
+    pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
+        let was_there = self.rules.remove_override(key.as_ref());
+        self.store.nudge_all();
+        was_there
+    }
+
+    /// All overrides that have not ended. Those that have are forgotten.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
+        self.rules.overrides(self.store.now())
+    }
 }
 
 impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
@@ -144,45 +162,49 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
     }
 }
 
+/// The verbs. How an answer comes is the store's: from memory a [`Result`], whose errors are a key that
+/// is too long and a store that is full and refuses new keys.
 impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// May this client do this now? Uses 1 if so.
     #[inline]
     pub fn check(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), Op::Check(1), None)
+        self.check_key(key.as_ref(), 1, None)
     }
 
     /// [`check`](Self::check) at a time.
     #[inline]
     pub fn check_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), Op::Check(1), Some(now))
+        self.check_key(key.as_ref(), 1, Some(now))
     }
 
-    /// May this client use this much now? A cost of 0 looks, and uses nothing.
+    /// May this client use this much now? A cost of 0 looks, and uses nothing: it is allowed unless the
+    /// client is in debt, in a penalty or blocked.
     #[inline]
     pub fn check_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), Op::Check(cost), None)
+        self.check_key(key.as_ref(), cost, None)
     }
 
     /// [`check_n`](Self::check_n) at a time.
     #[inline]
     pub fn check_n_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
-        self.apply(key.as_ref(), Op::Check(cost), Some(now))
+        self.check_key(key.as_ref(), cost, Some(now))
     }
 
     /// [`check`](Self::check), when yes or no will do: nothing is divided.
     #[inline]
     pub fn is_allowed(&self, key: impl AsRef<[u8]>) -> S::Reply<bool> {
-        self.apply(key.as_ref(), Op::Check(1), None)
+        self.check_key(key.as_ref(), 1, None)
     }
 
     /// [`is_allowed`](Self::is_allowed) at a time.
     #[inline]
     pub fn is_allowed_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<bool> {
-        self.apply(key.as_ref(), Op::Check(1), Some(now))
+        self.check_key(key.as_ref(), 1, Some(now))
     }
 
     /// Decides for many keys as if one by one in order, but waits for their memory all at once.
-    /// Ask for `bool` or for [`Decision`].
+    /// Ask for `bool` or for [`Decision`]. Of a key that is too long nobody is charged; if the store is
+    /// full, those before it are.
     ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
@@ -204,7 +226,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.apply_many(keys, Some(now))
     }
 
-    /// What a check would answer. Nothing is used, and nobody is told.
+    /// What a check of 1 would answer. Nothing is used, and no observer is told.
     ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
@@ -221,8 +243,19 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.quietly(key.as_ref(), Op::Peek(1), Some(now))
     }
 
-    /// Gives back what a client has used, at most to fresh; says how it stands then. It acts on what
-    /// counts now: a window that has passed gives nothing back.
+    /// What a check of a cost would answer.
+    pub fn peek_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Peek(cost), None)
+    }
+
+    /// [`peek_n`](Self::peek_n) at a time.
+    pub fn peek_n_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
+        self.quietly(key.as_ref(), Op::Peek(cost), Some(now))
+    }
+
+    /// Gives back what a client has used, at most to fresh; says how it stands then (it asks for
+    /// nothing, so it is always allowed). It acts on what counts now: a window that has passed gives
+    /// nothing back.
     ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
@@ -282,14 +315,17 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         time_to_live: impl Into<Ticks>,
         now: Tick,
     ) -> S::Reply<Reserved> {
-        let reservation = Reservation::new(key.as_ref(), estimate, now, time_to_live.into());
-        let reply = self.apply(key.as_ref(), Op::Check(estimate), Some(now));
+        let key = key.as_ref();
+        let rule = self.rules.choose(key);
+        let charged = if rule.charges(now) { estimate } else { 0 };
+        let reservation = Reservation::new(key, charged, now, time_to_live.into());
+        let reply = self.check_under(&rule, key, estimate, Some(now));
         S::map(reply, |decision| Reserved::new(decision, reservation))
     }
 
-    /// Charges what a reservation cost in the end instead of its estimate: gives back the rest where
-    /// it still counts, or takes the difference, if need be as debt, which is bounded and earned back.
-    /// Says how the client stands then.
+    /// Charges what a reservation of this limiter cost in the end instead of its estimate: gives back
+    /// the rest where it still counts, or takes the difference, if need be as debt, which is bounded and
+    /// earned back. Says how the client stands then.
     ///
     /// # Errors
     /// It has been settled, or its time to live is over. Nothing changes.
@@ -345,15 +381,24 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     }
 
     #[inline]
-    fn apply<T: Answer>(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<T> {
-        let rule = self.rules.choose(key);
+    fn check_key<T: Answer>(&self, key: &[u8], cost: Cost, now: Option<Tick>) -> S::Reply<T> {
+        self.check_under(&self.rules.choose(key), key, cost, now)
+    }
+
+    #[inline]
+    fn check_under<T: Answer>(
+        &self,
+        rule: &R::Rule,
+        key: &[u8],
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> S::Reply<T> {
+        let op = Op::Check(cost);
         if !O::OBSERVES {
-            return self.store.apply::<T>(&rule, key, op, now);
+            return self.store.apply::<T>(rule, key, op, now);
         }
-        let cost = if let Op::Check(cost) = op { cost } else { 0 };
-        let reply = self.store.apply::<Decision>(&rule, key, op, now);
-        S::map(reply, |decision| {
-            self.tell(&*rule, key, cost, &decision);
+        S::map(self.store.apply::<Decision>(rule, key, op, now), |decision| {
+            self.tell(rule, key, cost, &decision);
             T::of_decision(decision)
         })
     }
@@ -364,7 +409,11 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         now: Option<Tick>,
     ) -> S::Reply<Vec<T>> {
         let Some(rule) = self.rules.same_for_all() else {
-            return S::gather(keys.iter().map(|key| self.apply(key.as_ref(), Op::Check(1), now)));
+            if let Some(long) = keys.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
+                // Its error is that of all, and comes before anybody is charged.
+                return S::map(self.check_key::<T>(long.as_ref(), 0, now), |_| Vec::new());
+            }
+            return S::gather(keys.iter().map(|key| self.check_key(key.as_ref(), 1, now)));
         };
         if !O::OBSERVES {
             return self.store.check_many(rule, keys, 1, now);
@@ -377,8 +426,13 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
+    /// Tells whoever observes.
     pub(crate) fn tell(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision) {
-        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit));
+        if !O::OBSERVES {
+            return;
+        }
+        let now = self.store.now();
+        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, now));
         let event = Event {
             policy: &self.name,
             key,
@@ -464,7 +518,7 @@ impl<C: Clock> SingleLimiter<C> {
     #[inline]
     fn decide<T: Answer>(&self, cost: Cost, now: Option<Tick>) -> T {
         // Its one key is short, has its place, and the store was made for the policy.
-        let decided = self.0.apply(b"", Op::Check(cost), now);
+        let decided = self.0.check_key(b"", cost, now);
         decided.unwrap_or_else(|error| unreachable!("{error}"))
     }
 }

@@ -89,28 +89,32 @@ impl<S> Line<S> {
 
     fn queues(&self, spot: Spot) -> MutexGuard<'_, HashMap<Spot, Queue<S>>> {
         // Nothing is left half done by a panic under it: queues change after the rules were asked.
-        self.shards[spot.of(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leaves the line; those behind move up.
     pub(crate) fn leave(&self, ticket: &Ticket) {
         let mut queues = self.queues(ticket.spot);
         let Some(queue) = queues.get_mut(&ticket.spot) else { return };
-        if let Ok(place) = queue.waiters.binary_search_by_key(&ticket.number, |one| one.number) {
+        let place = queue.waiters.binary_search_by_key(&ticket.number, |one| one.number);
+        if let Ok(place) = place {
             queue.waiters.remove(place);
             queue.tail = None;
-            self.gone(&mut queues, ticket.spot, place == 0);
+            let head = self.gone(&mut queues, ticket.spot);
+            drop(queues);
+            wake(head.filter(|_| place == 0));
         }
     }
 
-    /// One has gone from a line; if it was the head, there is another.
-    fn gone(&self, queues: &mut HashMap<Spot, Queue<S>>, spot: Spot, was_head: bool) {
+    /// One has gone from a line. Returns how to wake the head.
+    fn gone(&self, queues: &mut HashMap<Spot, Queue<S>>, spot: Spot) -> Option<Waker> {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        match queues.get(&spot) {
-            Some(queue) if queue.waiters.is_empty() => drop(queues.remove(&spot)),
-            Some(queue) if was_head => queue.wake_head(),
-            _ => {}
+        let queue = queues.get(&spot)?;
+        if queue.waiters.is_empty() {
+            queues.remove(&spot);
+            return None;
         }
+        queue.head()
     }
 
     /// Something that nobody foresaw happened to a key: its head asks again.
@@ -118,28 +122,40 @@ impl<S> Line<S> {
         if self.is_empty() {
             return;
         }
-        if let Some(queue) = self.queues(spot).get_mut(&spot) {
-            queue.tail = None;
-            queue.wake_head();
-        }
+        let mut queues = self.queues(spot);
+        let head = queues.get_mut(&spot).and_then(Queue::unforeseen);
+        drop(queues);
+        wake(head);
     }
 
     /// The same for all keys.
     pub(crate) fn nudge_all(&self) {
         for shard in &self.shards {
-            for queue in shard.lock().unwrap_or_else(PoisonError::into_inner).values_mut() {
-                queue.tail = None;
-                queue.wake_head();
-            }
+            let mut queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let heads: Vec<_> = queues.values_mut().map(Queue::unforeseen).collect();
+            drop(queues);
+            heads.into_iter().for_each(wake);
         }
     }
 }
 
+/// Called with no lock held: it may run anybody's code.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
 impl<S> Queue<S> {
-    fn wake_head(&self) {
-        if let Some(waker) = self.waiters.front().and_then(|head| head.waker.as_ref()) {
-            waker.wake_by_ref();
-        }
+    /// How to wake the head.
+    fn head(&self) -> Option<Waker> {
+        self.waiters.front()?.waker.clone()
+    }
+
+    /// The same, after something that changes what was foreseen.
+    fn unforeseen(&mut self) -> Option<Waker> {
+        self.tail = None;
+        self.head()
     }
 
     fn push(&mut self, spot: Spot, cost: Cost, due: Tick, until: Tick) -> Ticket {
@@ -161,8 +177,8 @@ impl<S: Clone> Line<S> {
     ) -> Option<Result<Decision, Full>> {
         let mut queues = self.queues(spot);
         let queue = queues.get_mut(&spot)?;
-        Some(queue.tail(table, rule, spot, now).map(|(state, at)| {
-            let mut told = behind(rule, &state, at, now, cost);
+        Some(queue.tail(table, rule, spot, now).map(|(mut state, at)| {
+            let mut told = behind(rule, &mut state, at, now, cost);
             queue.tail = Some((state, at));
             // Those before it may be due at this very tick, and are still to come.
             told.retry_after = told.retry_after.map(|wait| wait.max(Ticks(1)));
@@ -182,7 +198,8 @@ impl<S: Clone> Line<S> {
         let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
         let mut queues = self.queues(spot);
         let Some(queue) = queues.get_mut(&spot) else {
-            let told = table.with(rule, spot, now, |state, now| ask(rule, state, now, cost))?;
+            let told =
+                table.with(rule, spot, now, |state, now| ask(rule, state, now, cost, until))?;
             let Some(due) = due(&told, now, until) else { return Ok(Joined::Decided(told)) };
             let mut queue = Queue { waiters: VecDeque::new(), next: 0, tail: None };
             let ticket = queue.push(spot, cost, due, until);
@@ -191,7 +208,7 @@ impl<S: Clone> Line<S> {
             return Ok(Joined::Waiting(ticket));
         };
         let (mut state, mut at) = queue.tail(table, rule, spot, now)?;
-        let told = behind(rule, &state, at, now, cost);
+        let told = behind(rule, &mut state, at, now, cost);
         let Some(due) = due(&told, now, until) else {
             queue.tail = Some((state, at));
             return Ok(Joined::Decided(told));
@@ -220,7 +237,7 @@ impl<S: Clone> Line<S> {
         if place > 0 {
             return Ok(Turn::Behind);
         }
-        let told = table.with(rule, spot, now, |state, now| ask(rule, state, now, cost))?;
+        let told = table.with(rule, spot, now, |state, now| ask(rule, state, now, cost, until))?;
         if let Some(due) = due(&told, now, until) {
             if due != queue.waiters[0].due {
                 queue.waiters[0].due = due;
@@ -232,7 +249,9 @@ impl<S: Clone> Line<S> {
             queue.tail = None;
         }
         queue.waiters.pop_front();
-        self.gone(&mut queues, spot, true);
+        let next = self.gone(&mut queues, spot);
+        drop(queues);
+        wake(next);
         Ok(Turn::Done(told))
     }
 }
@@ -249,13 +268,7 @@ impl<S: Clone> Queue<S> {
         if let Some((state, at)) = self.tail.take() {
             return Ok((state, at.max(now)));
         }
-        let (mut state, mut at) = table.with(rule, spot, now, |state, now| {
-            let mut state = state.clone();
-            if rule.set_back(&state, now) {
-                rule.rebase(&mut state, now);
-            }
-            (state, now)
-        })?;
+        let (mut state, mut at) = table.with(rule, spot, now, |state, now| (state.clone(), now))?;
         for waiter in &mut self.waiters {
             serve(rule, &mut state, &mut at, waiter.cost);
             waiter.due = at;
@@ -266,12 +279,21 @@ impl<S: Clone> Queue<S> {
 
 /// Serves a cost as soon as it fits.
 fn serve<A: Algorithm>(rule: &A, state: &mut A::State, at: &mut Tick, cost: Cost) {
+    bring(rule, state, *at);
     match rule.fit(state, *at, cost) {
         Fit::Now => {}
         Fit::After(wait) => *at = at.after(wait).unwrap_or(Tick(i64::MAX)),
         Fit::Never => return,
     }
+    bring(rule, state, *at);
     rule.charge(state, *at, i128::from(cost));
+}
+
+/// Brings a state under the rule of a time: an override may have ended by then.
+fn bring<A: Algorithm>(rule: &A, state: &mut A::State, at: Tick) {
+    if rule.set_back(state, at) {
+        rule.rebase(state, at);
+    }
 }
 
 /// When one who was refused will be served, if it waits for it.
@@ -280,20 +302,31 @@ fn due(told: &Decision, now: Tick, until: Tick) -> Option<Tick> {
     (due <= until).then_some(due)
 }
 
-/// Asks, and is not held to have been refused if it has to wait.
-fn ask<A: Algorithm>(rule: &A, state: &mut A::State, now: Tick, cost: Cost) -> Decision {
-    if rule.set_back(state, now) {
-        rule.rebase(state, now);
-    }
+/// Asks. Whoever has to wait has not been refused, unless it would wait too long.
+fn ask<A: Algorithm>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    cost: Cost,
+    until: Tick,
+) -> Decision {
+    bring(rule, state, now);
     if rule.admits(state, now, cost) {
-        rule.decide(state, now, cost)
-    } else {
-        Decision::of(rule, state, now, Outcome::Refused(cost), None)
+        return rule.decide(state, now, cost);
     }
+    let told = Decision::of(rule, state, now, Outcome::Refused(cost), None);
+    if due(&told, now, until).is_some() { told } else { rule.decide(state, now, cost) }
 }
 
 /// What one who comes behind others is told: the state is that when they will have been served.
-fn behind<A: Algorithm>(rule: &A, state: &A::State, at: Tick, now: Tick, cost: Cost) -> Decision {
+fn behind<A: Algorithm>(
+    rule: &A,
+    state: &mut A::State,
+    at: Tick,
+    now: Tick,
+    cost: Cost,
+) -> Decision {
+    bring(rule, state, at);
     let ahead = at.since(now);
     let facts = rule.facts(state, at, None);
     let retry_after = match rule.fit(state, at, cost) {

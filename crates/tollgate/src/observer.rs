@@ -11,7 +11,7 @@ use tollgate_core::Cost;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event<'a> {
-    /// The policy's name.
+    /// The limiter's name: its policy's, where it has one policy.
     pub policy: &'a str,
     /// Whose quota. Never use it as a label of a metric: clients choose it, and there is no end to
     /// them.
@@ -87,13 +87,17 @@ impl Observer for NoObserver {
     fn decided(&self, _: &Event<'_>) {}
 }
 
-impl<O: Observer + ?Sized> Observer for &O {
+impl<O: Observer> Observer for &O {
+    const OBSERVES: bool = O::OBSERVES;
+
     fn decided(&self, event: &Event<'_>) {
         (**self).decided(event);
     }
 }
 
-impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
+impl<O: Observer> Observer for std::sync::Arc<O> {
+    const OBSERVES: bool = O::OBSERVES;
+
     fn decided(&self, event: &Event<'_>) {
         (**self).decided(event);
     }

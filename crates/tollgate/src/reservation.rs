@@ -30,15 +30,12 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    pub(crate) fn new(decision: Decision, mut reservation: Reservation) -> Self {
-        if !decision.allowed {
-            return Self::Refused(decision);
+    pub(crate) fn new(decision: Decision, reservation: Reservation) -> Self {
+        if decision.allowed {
+            Self::Granted(reservation, decision)
+        } else {
+            Self::Refused(decision)
         }
-        if decision.limit == Cost::MAX {
-            // Whoever is not limited was not charged.
-            reservation.charged = 0;
-        }
-        Self::Granted(reservation, decision)
     }
 
     /// The decision.
@@ -58,9 +55,9 @@ impl Reserved {
 }
 
 impl Reservation {
-    pub(crate) fn new(key: &[u8], estimate: Cost, at: Tick, time_to_live: Ticks) -> Self {
+    pub(crate) fn new(key: &[u8], charged: Cost, at: Tick, time_to_live: Ticks) -> Self {
         let until = at.after(time_to_live).unwrap_or(Tick(i64::MAX));
-        Self { key: key.into(), charged: estimate, at, until, settled: false }
+        Self { key: key.into(), charged, at, until, settled: false }
     }
 
     /// Whose it is.
@@ -69,7 +66,7 @@ impl Reservation {
         &self.key
     }
 
-    /// What was charged.
+    /// What was charged: the estimate, or nothing where the client is not limited.
     #[must_use]
     pub const fn charged(&self) -> Cost {
         self.charged

@@ -48,7 +48,7 @@ const SWEEP: usize = 2;
 /// How many live keys are compared before the least used of them is evicted.
 const CANDIDATES: usize = 8;
 
-/// Locks that the times of dropped keys are kept under.
+/// How many times of dropped keys are kept: homes share them.
 const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
 
 /// What stands for a key: its home, and 59 bits to tell it from the others there. In a table made for
@@ -60,13 +60,6 @@ pub(crate) struct Fingerprint {
     home: u64,
     /// Told apart in a bucket by this: never 0, the bits of `DISTANCE` 0.
     tag: u64,
-}
-
-impl Spot {
-    /// One of so many groups of keys.
-    pub(crate) const fn of(self, groups: usize) -> usize {
-        (self.tag >> 32) as usize % groups
-    }
 }
 
 impl From<u128> for Fingerprint {
@@ -161,6 +154,13 @@ unsafe impl<S: Send> Send for Bucket<S> {}
 pub struct Spot {
     home: usize,
     tag: u64,
+}
+
+impl Spot {
+    /// Which of so many shards it is in.
+    pub(crate) const fn shard(self, shards: usize) -> usize {
+        (self.tag >> 32) as usize % shards
+    }
 }
 
 /// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
@@ -509,12 +509,13 @@ impl<S> Table<S> {
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
         let now = now.max(self.floor(key.home));
-        if self.is_closed(rule, &mut home, now) {
-            return Err(Full);
-        }
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
+            // What leaves nothing behind, such as a look, needs no place.
+            if self.is_closed(rule, &mut home, now) {
+                return Err(Full);
+            }
             self.place(rule, key, &mut home, now, state, |bucket| {
                 bucket.try_hold().map(Open::Held)
             });
@@ -552,7 +553,9 @@ impl<S> Table<S> {
         state: S,
         open: impl Fn(&'a Bucket<S>) -> Option<Open<'a, S>>,
     ) {
-        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys;
+        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys
+            // Whoever may not evict was let in before: threads that come at once may be a few too many.
+            || self.when_full == WhenFull::RefuseNew;
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
         for distance in 0..=REACH {
@@ -698,8 +701,9 @@ impl<S> Table<S> {
     }
 }
 
-/// A bucket whose lock is among those that are held, and stays held. Callers have the locks to
-/// themselves (`&mut`), so no other reference to its slots is made meanwhile.
+/// A bucket whose lock is among those that are held, and stays held. There is one such a bucket at a
+/// time: callers have the locks to themselves (`&mut`), and let go of one before they make another of
+/// the same bucket.
 fn under<'a, S>(bucket: &'a Bucket<S>, locks: &Locks<'_>) -> ManuallyDrop<Held<'a, S>> {
     assert!(locks.have(&bucket.lock));
     ManuallyDrop::new(Held(bucket))

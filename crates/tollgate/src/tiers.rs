@@ -1,9 +1,9 @@
 //! Tiers and overrides: clients with rules of their own, and rules that change while they serve.
 //!
-//! A [`Plan`] says what a client gets by now: a policy, no limit, or nothing. The state of a key
-//! remembers the policy it was charged under, and is carried over to another when it is next asked for:
-//! what was used stays used, whether the tier, an override or the whole book of rules has changed. A
-//! decision is made under one version of the book, the one that was in force when it began.
+//! A [`Plan`] says what a client gets by now: a policy, no limit, or nothing. The state of a key remembers
+//! what it used under each policy it was asked for, and takes it over to a new one: what was used stays
+//! used, whether the tier, an override or the whole book of rules has changed. A decision is made under
+//! one version of the book, the one that was in force when it began.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,9 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tollgate_core::{
-    Algorithm, Cost, DecodeError, Facts, Fit, Policy, Standing, Tick, Ticks, Used,
-};
+use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Standing, Tick, Used};
 
 use crate::rules::Rules;
 
@@ -44,6 +42,12 @@ pub struct Override {
     pub until: Option<Tick>,
 }
 
+impl Override {
+    fn is_in_force(&self, now: Tick) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+}
+
 /// Rules by tier and by client.
 ///
 /// ```
@@ -55,7 +59,7 @@ pub struct Override {
 ///
 /// assert_eq!(limiter.check("alice")?.remaining, 1);
 /// assert_eq!(limiter.tier("pro")?.check("alice")?.remaining, 3); // what was used stays used
-/// limiter.rules().set_override("mallory", Access::Blocked, None);
+/// limiter.set_override("mallory", Access::Blocked, None);
 /// assert!(!limiter.check("mallory")?.allowed);
 /// assert_eq!(limiter.tier("gold").unwrap_err().to_string(), "no tier is named \"gold\"; there is pro");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -103,41 +107,21 @@ impl Tiers {
         self
     }
 
-    /// Gives a client something else than its tier, until a time by the store's clock or for good.
-    ///
-    /// Overrides are looked up in one hash map that is copied when it changes: thousands are no
-    /// burden, millions belong into tiers.
-    pub fn set_override(
-        &self,
-        key: impl AsRef<[u8]>,
-        access: impl Into<Access>,
-        until: Option<Tick>,
-    ) {
-        let (key, set) = (key.as_ref(), Override { access: access.into(), until });
+    pub(crate) fn set_override(&self, key: &[u8], set: Override) {
         self.change_overrides(|overrides| {
             overrides.insert(key.into(), set.clone());
         });
     }
 
-    /// Takes an override back; says whether there was one.
-    pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
+    pub(crate) fn remove_override(&self, key: &[u8]) -> bool {
         let mut was_there = false;
-        self.change_overrides(|overrides| {
-            was_there = overrides.remove(key.as_ref()).is_some();
-        });
+        self.change_overrides(|overrides| was_there = overrides.remove(key).is_some());
         was_there
     }
 
-    /// Takes back the overrides that have ended. They have no effect any more; this is about memory.
-    pub fn remove_ended_overrides(&self, now: Tick) {
-        self.change_overrides(|overrides| {
-            overrides.retain(|_, set| set.until.is_none_or(|until| until > now));
-        });
-    }
-
-    /// All overrides, those that have ended too.
-    #[must_use]
-    pub fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
+    /// Those that have not ended; the others are dropped.
+    pub(crate) fn overrides(&self, now: Tick) -> Vec<(Box<[u8]>, Override)> {
+        self.change_overrides(|overrides| overrides.retain(|_, set| set.is_in_force(now)));
         let book = self.book.load();
         book.overrides.iter().map(|(key, set)| (key.clone(), set.clone())).collect()
     }
@@ -168,21 +152,18 @@ impl Tiers {
         });
     }
 
-    fn plan(&self, key: &[u8], tier: Option<&str>) -> Plan {
+    fn plan(&self, key: &[u8]) -> Plan {
         let book = self.book.load();
-        let resolved = match (tier, &self.resolver) {
-            (None, Some(resolver)) => resolver(key),
-            (tier, _) => tier.map(|tier| Cow::Owned(tier.to_owned())),
-        };
-        let tier = resolved.as_deref().and_then(|tier| book.tiers.get(tier));
-        book.plan(key, tier.unwrap_or(&book.base))
+        let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
+        let access = tier.and_then(|tier| book.tiers.get(&*tier));
+        book.plan(key, access.unwrap_or(&book.base))
     }
 }
 
 impl Book {
     fn plan(&self, key: &[u8], access: &Access) -> Plan {
-        let first = if self.overrides.is_empty() { None } else { self.overrides.get(key) };
-        Plan { first: first.cloned(), access: access.clone() }
+        let set = if self.overrides.is_empty() { None } else { self.overrides.get(key) };
+        Plan { set: set.cloned(), access: access.clone() }
     }
 }
 
@@ -194,20 +175,22 @@ fn reused<'a>(new: &'a Access, mut before: impl Iterator<Item = &'a Access>) -> 
 /// What one client gets, for one decision.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Its override, which may end before the decision.
-    first: Option<Override>,
+    /// Its override, which may have ended when the decision is made.
+    set: Option<Override>,
+    /// What it gets without it.
     access: Access,
 }
 
-/// What a key has used, and under which policy.
+/// What a key has used under each policy it was asked for, the last one first.
+///
+/// Whatever is charged under one is charged under all: so what a key used stays used wherever it goes,
+/// going there and back changes nothing, and each policy goes on by its own rate.
 #[derive(Clone, Debug, Default)]
-pub struct Kept {
-    /// `None` as long as no policy was asked.
-    now: Option<Under>,
-    /// What it had used under another policy and did not fit under this one: else a key could wash off
-    /// what it used in a greater tier by passing through a smaller one.
-    before: Option<Box<Under>>,
-}
+pub struct Kept(Vec<Under>);
+
+/// How many policies a key is kept under: a client has few tiers, and rules seldom change before it is
+/// fresh again. Of more, the one under which least is used is forgotten.
+const MAX_POLICIES: usize = 4;
 
 /// What a key has used under a policy.
 #[derive(Clone, Debug)]
@@ -217,44 +200,37 @@ struct Under {
 }
 
 impl Under {
+    fn is(&self, policy: &Arc<Policy>) -> bool {
+        Arc::ptr_eq(&self.policy, policy) || self.policy == *policy
+    }
+
     fn used(&self, now: Tick) -> Cost {
         self.policy.used(&self.standings, now).rounded_up()
     }
 
-    /// Brings it forward to a time that lies before its own, if the clock was set back.
+    /// Brings it to a time that lies before its own, if the clock was set back.
     fn rebase(&mut self, now: Tick) {
         if self.policy.set_back(&self.standings, now) {
             self.policy.rebase(&mut self.standings, now);
         }
     }
-
-    fn charge(&mut self, now: Tick, amount: i128) -> u128 {
-        self.rebase(now);
-        self.policy.charge(&mut self.standings, now, amount)
-    }
 }
 
 impl Plan {
     fn access(&self, now: Tick) -> &Access {
-        match &self.first {
-            Some(first) if first.until.is_none_or(|until| now < until) => &first.access,
+        match &self.set {
+            Some(set) if set.is_in_force(now) => &set.access,
             _ => &self.access,
         }
     }
 
     /// The policy at a time, with a state that was brought under it.
     fn limited<'a>(&self, kept: &'a Kept, now: Tick) -> Option<&'a Under> {
-        match self.access(now) {
-            Access::Limited(_) => kept.now.as_ref(),
-            Access::Unlimited | Access::Blocked => None,
-        }
+        self.charges(now).then(|| kept.0.first())?
     }
 
     fn limited_mut<'a>(&self, kept: &'a mut Kept, now: Tick) -> Option<&'a mut Under> {
-        match self.access(now) {
-            Access::Limited(_) => kept.now.as_mut(),
-            Access::Unlimited | Access::Blocked => None,
-        }
+        self.charges(now).then(|| kept.0.first_mut())?
     }
 
     fn is_blocked(&self, now: Tick) -> bool {
@@ -264,63 +240,59 @@ impl Plan {
 
 impl Kept {
     fn under(policy: &Arc<Policy>, standings: Box<[Standing]>) -> Self {
-        Self { now: Some(Under { policy: policy.clone(), standings }), before: None }
+        Self(vec![Under { policy: policy.clone(), standings }])
     }
 
+    /// Whether the policy is the one it was last asked for.
     fn is_under(&self, policy: &Arc<Policy>) -> bool {
-        let same = |under: &Under| Arc::ptr_eq(&under.policy, policy) || under.policy == *policy;
-        self.now.as_ref().is_some_and(same)
+        self.0.first().is_some_and(|under| under.is(policy))
     }
 
-    /// The same under another policy.
-    fn carried(&self, policy: &Arc<Policy>, now: Tick) -> Self {
-        let Some(mut last) = self.now.clone() else {
-            return Self::under(policy, policy.first(now));
+    /// Puts a policy first. One it was never asked for takes over from that under which most is used.
+    fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
+        if let Some(place) = self.0.iter().position(|under| under.is(policy)) {
+            self.0[..=place].rotate_right(1);
+            return;
+        }
+        self.0.iter_mut().for_each(|under| under.rebase(now));
+        let standings = match self.0.iter().max_by_key(|under| under.used(now)) {
+            Some(most) => policy.carry(&most.policy, &most.standings, now),
+            None => policy.first(now),
         };
-        last.rebase(now);
-        let mut standings = policy.carry(&last.policy, &last.standings, now);
-        if let Some(mut before) = self.before.as_deref().cloned() {
-            before.rebase(now);
-            // What the policy can hold more than the last one is used by what did not fit there: so
-            // the key has as much room as it had, until that is earned back.
-            let more = policy.capacity().saturating_sub(last.policy.capacity());
-            let room_kept = last.used(now).saturating_add(more);
-            if more > 0 {
-                let others = match before.used(now) <= room_kept {
-                    true => policy.carry(&before.policy, &before.standings, now),
-                    false => policy.with_used(Used::whole(room_kept), now),
-                };
-                standings = policy.more_used(standings, others, now);
-            }
-            if before.used(now) > last.used(now) {
-                last = before;
-            }
+        if self.0.len() == MAX_POLICIES
+            && let Some((least, _)) =
+                self.0.iter().enumerate().min_by_key(|(_, under)| under.used(now))
+        {
+            self.0.remove(least);
         }
-        let mut kept = Self::under(policy, standings);
-        if last.used(now) > kept.used(now) {
-            kept.before = Some(Box::new(last));
-        }
-        kept
+        self.0.insert(0, Under { policy: policy.clone(), standings });
     }
 
-    fn used(&self, now: Tick) -> Cost {
-        self.now.as_ref().map_or(0, |under| under.used(now))
-    }
-
-    /// What is charged now is also charged to what it had used before, as long as that is more.
-    fn charge_before(&mut self, now: Tick, amount: i128) {
-        if let Some(before) = &mut self.before {
-            before.charge(now, amount);
-            if before.used(now) <= self.used(now) {
-                self.before = None;
-            }
+    /// What has used nothing has no past: it may have been dropped meanwhile, and nobody may tell.
+    fn forget_if_fresh(&mut self, now: Tick) {
+        if self.0.len() > 1 && self.fresh_at().is_some_and(|fresh| fresh <= now) {
+            self.0.truncate(1);
         }
     }
-}
 
-/// What is told where nothing is limited, and where nothing is admitted.
-const fn facts(amount: Cost) -> Facts {
-    Facts { limit: amount, remaining: amount, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+    fn fresh_at(&self) -> Option<Tick> {
+        self.0.iter().try_fold(Tick(i64::MIN), |last, under| {
+            Some(last.max(under.policy.fresh_at(&under.standings)?))
+        })
+    }
+
+    /// What is charged under the policy in force is charged under the others, too.
+    fn charge_others(&mut self, now: Tick, charge: impl Fn(&Policy, &mut Box<[Standing]>)) {
+        for under in self.0.iter_mut().skip(1) {
+            under.rebase(now);
+            charge(&under.policy, &mut under.standings);
+        }
+    }
+
+    fn fit(&self, now: Tick, cost: Cost) -> Fit {
+        let under = self.0.first();
+        under.map_or(Fit::Now, |under| under.policy.fit(&under.standings, now, cost))
+    }
 }
 
 impl Algorithm for Plan {
@@ -350,7 +322,7 @@ impl Algorithm for Plan {
 
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
-        match (self.access(now), &kept.now) {
+        match (self.access(now), kept.0.first()) {
             (Access::Limited(policy), Some(under)) => {
                 !kept.is_under(policy) || policy.set_back(&under.standings, now)
             }
@@ -359,12 +331,12 @@ impl Algorithm for Plan {
         }
     }
 
+    /// Who asks under a policy for the first time goes on under it from then, whatever the answer:
+    /// otherwise the time that a refusal tells would not be right.
     fn rebase(&self, kept: &mut Kept, now: Tick) {
         let Access::Limited(policy) = self.access(now) else { return };
-        if !kept.is_under(policy) {
-            *kept = kept.carried(policy, now);
-        }
-        if let Some(under) = &mut kept.now {
+        kept.bring_under(policy, now);
+        if let Some(under) = kept.0.first_mut() {
             under.rebase(now);
         }
     }
@@ -377,17 +349,22 @@ impl Algorithm for Plan {
     }
 
     fn admit(&self, kept: &mut Kept, now: Tick, cost: Cost) -> bool {
+        kept.forget_if_fresh(now);
         let Some(under) = self.limited_mut(kept, now) else { return !self.is_blocked(now) };
         let admitted = under.policy.admit(&mut under.standings, now, cost);
-        if admitted {
-            kept.charge_before(now, cost.into());
+        if admitted && cost > 0 {
+            kept.charge_others(now, |policy, standings| {
+                policy.charge(standings, now, cost.into());
+            });
         }
         admitted
     }
 
+    /// A refusal counts wherever the cost would have been refused.
     fn refuse(&self, kept: &mut Kept, now: Tick, cost: Cost) {
         if let Some(under) = self.limited_mut(kept, now) {
             under.policy.refuse(&mut under.standings, now, cost);
+            kept.charge_others(now, |policy, standings| policy.refuse(standings, now, cost));
         }
     }
 
@@ -396,76 +373,87 @@ impl Algorithm for Plan {
         under.policy.refusing(&under.standings, now, cost, shadow)
     }
 
-    fn limit_name(&self, limit: usize) -> &str {
-        let accesses = self.first.as_ref().map(|first| &first.access).into_iter();
-        let limited = accesses.chain([&self.access]).find_map(|access| match access {
-            Access::Limited(policy) => Some(policy.limit_name(limit)),
-            Access::Unlimited | Access::Blocked => None,
-        });
-        limited.unwrap_or("")
+    fn limit_name(&self, limit: usize, now: Tick) -> &str {
+        match self.access(now) {
+            Access::Limited(policy) => policy.limit_name(limit, now),
+            Access::Unlimited | Access::Blocked => "",
+        }
     }
 
+    fn charges(&self, now: Tick) -> bool {
+        matches!(self.access(now), Access::Limited(_))
+    }
+
+    /// Where an override ends before the cost fits, what comes after it decides.
     fn fit(&self, kept: &Kept, now: Tick, cost: Cost) -> Fit {
-        if let Some(under) = self.limited(kept, now) {
-            return under.policy.fit(&under.standings, now, cost);
-        }
-        if !self.is_blocked(now) {
-            return Fit::Now;
-        }
-        // Blocked for a while: then, what comes after decides.
-        let Some(until) = self.first.as_ref().and_then(|first| first.until) else {
-            return Fit::Never;
+        let fit = match self.limited(kept, now) {
+            Some(under) => under.policy.fit(&under.standings, now, cost),
+            None if self.is_blocked(now) => Fit::Never,
+            None => Fit::Now,
         };
+        let end = self.set.as_ref().filter(|set| set.is_in_force(now)).and_then(|set| set.until);
+        let Some(end) = end else { return fit };
+        let rest = end.since(now);
+        if matches!(fit, Fit::Now) || matches!(fit, Fit::After(wait) if wait < rest) {
+            return fit;
+        }
         let then = match &self.access {
-            Access::Limited(policy) => match kept.carried(policy, until).now {
-                Some(under) => policy.fit(&under.standings, until, cost),
-                None => Fit::Now,
-            },
+            Access::Limited(policy) => {
+                let mut kept = kept.clone();
+                kept.bring_under(policy, end);
+                kept.fit(end, cost)
+            }
             Access::Unlimited => Fit::Now,
             Access::Blocked => Fit::Never,
         };
         match then {
-            Fit::Now => Fit::After(until.since(now)),
-            Fit::After(wait) => Fit::After(until.since(now).plus(wait)),
+            Fit::Now => Fit::After(rest),
+            Fit::After(wait) => Fit::After(rest.plus(wait)),
             Fit::Never => Fit::Never,
         }
     }
 
-    /// Who is not limited uses nothing, and has nothing given back.
+    /// Who is not limited uses nothing, but has given back what it used before.
     fn charge(&self, kept: &mut Kept, now: Tick, amount: i128) -> u128 {
-        let Some(under) = self.limited_mut(kept, now) else { return 0 };
+        if amount > 0 && !self.charges(now) {
+            return 0;
+        }
+        kept.forget_if_fresh(now);
+        let Some(under) = kept.0.first_mut() else { return amount.unsigned_abs() };
+        under.rebase(now);
         let dropped = under.policy.charge(&mut under.standings, now, amount);
-        kept.charge_before(now, amount);
+        kept.charge_others(now, |policy, standings| {
+            policy.charge(standings, now, amount);
+        });
         dropped
     }
 
     fn give_back(&self, kept: &mut Kept, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        let Some(under) = self.limited_mut(kept, now) else { return 0 };
+        kept.forget_if_fresh(now);
+        let Some(under) = kept.0.first_mut() else { return amount.into() };
+        under.rebase(now);
         let dropped = under.policy.give_back(&mut under.standings, now, amount, charged);
-        if let Some(before) = &mut kept.before {
-            before.rebase(now);
-            before.policy.give_back(&mut before.standings, now, amount, charged);
-        }
+        kept.charge_others(now, |policy, standings| {
+            policy.give_back(standings, now, amount, charged);
+        });
         dropped
     }
 
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {
         match self.limited(kept, now) {
             Some(under) => under.policy.facts(&under.standings, now, admitted),
-            None => facts(if self.is_blocked(now) { 0 } else { Cost::MAX }),
+            None if self.is_blocked(now) => Facts::all_of(0),
+            None => Facts::UNLIMITED,
         }
     }
 
     fn fresh_at(&self, kept: &Kept) -> Option<Tick> {
-        let all = kept.now.iter().chain(kept.before.as_deref());
-        let fresh =
-            |last: Tick, under: &Under| Some(last.max(under.policy.fresh_at(&under.standings)?));
-        all.into_iter().try_fold(Tick(i64::MIN), fresh)
+        kept.fresh_at()
     }
 
     fn used(&self, kept: &Kept, now: Tick) -> Used {
-        let under = kept.now.as_ref();
-        under.map_or(Used::NOTHING, |under| under.policy.used(&under.standings, now))
+        let used = kept.0.iter().map(|under| under.policy.used(&under.standings, now));
+        used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Kept {
@@ -475,9 +463,9 @@ impl Algorithm for Plan {
         }
     }
 
-    /// Without what did not fit under the policy: it is for stores that keep a key under one policy.
+    /// What was used under the policy it was last asked for: for stores that keep a key under one.
     fn encode(&self, kept: &Kept, out: &mut Vec<u8>) {
-        if let Some(under) = &kept.now {
+        if let Some(under) = kept.0.first() {
             under.policy.encode(&under.standings, out);
         }
     }
@@ -509,7 +497,7 @@ impl Rules for Tiers {
     type Chosen<'a> = Chosen;
 
     fn choose(&self, key: &[u8]) -> Chosen {
-        Chosen(self.plan(key, None))
+        Chosen(self.plan(key))
     }
 
     fn same_for_all(&self) -> Option<&Plan> {
@@ -517,37 +505,36 @@ impl Rules for Tiers {
     }
 }
 
-/// One tier, in one version of the rules.
+/// One tier of some rules.
 #[derive(Debug)]
-pub struct Tier {
-    book: Arc<Book>,
-    access: Access,
+pub struct Tier<'a> {
+    tiers: &'a Tiers,
+    name: Box<str>,
 }
 
 impl Tiers {
-    /// A tier by its name, as it is now: whoever holds it decides under this version of the rules.
-    ///
-    /// # Errors
-    /// There is none of that name.
-    pub(crate) fn named(&self, name: &str) -> Result<Tier, UnknownTier> {
-        let book = self.book.load_full();
-        match book.tiers.get(name) {
-            Some(access) => Ok(Tier { access: access.clone(), book }),
-            None => {
-                let mut known: Vec<_> = book.tiers.keys().cloned().collect();
-                known.sort_unstable();
-                Err(UnknownTier { name: name.into(), known })
-            }
+    /// A tier by its name.
+    pub(crate) fn named(&self, name: &str) -> Result<Tier<'_>, UnknownTier> {
+        let book = self.book.load();
+        if book.tiers.contains_key(name) {
+            return Ok(Tier { tiers: self, name: name.into() });
         }
+        let mut known: Vec<_> = book.tiers.keys().cloned().collect();
+        known.sort_unstable();
+        Err(UnknownTier { name: name.into(), known })
     }
 }
 
-impl Rules for Tier {
+impl Rules for Tier<'_> {
     type Rule = Plan;
-    type Chosen<'a> = Chosen;
+    type Chosen<'a>
+        = Chosen
+    where
+        Self: 'a;
 
     fn choose(&self, key: &[u8]) -> Chosen {
-        Chosen(self.book.plan(key, &self.access))
+        let book = self.tiers.book.load();
+        Chosen(book.plan(key, book.tiers.get(&self.name).unwrap_or(&book.base)))
     }
 
     fn same_for_all(&self) -> Option<&Plan> {

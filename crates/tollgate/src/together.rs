@@ -29,8 +29,9 @@ pub struct Ask<'a> {
 pub struct Together {
     /// The answer of all: allowed if all allow, the least remaining, the longest wait.
     pub decision: Decision,
-    /// The first that refused, by its place among those that were asked.
-    pub refused_by: Option<usize>,
+    /// The first that refused, by its place among those that were asked. Which of its limits did is in
+    /// the decision.
+    pub refused_ask: Option<usize>,
     /// The places of requests in flight, if such limits were among them: given back when dropped.
     pub places: Vec<Place>,
 }
@@ -48,7 +49,7 @@ pub struct Together {
 ///
 /// assert!(ask("alice", "192.0.2.1")?.decision.allowed);
 /// let refused = ask("alice", "192.0.2.1")?;
-/// assert_eq!(refused.refused_by, Some(1)); // the address
+/// assert_eq!(refused.refused_ask, Some(1)); // the address
 /// assert_eq!(users.peek("alice")?.remaining, 3); // and alice was not charged for it
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -114,13 +115,13 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     for part in in_order {
         asks[part].part.look(&mut locks);
     }
-    let mut refused_by = None;
+    let mut refused_ask = None;
     for &part in &parts {
         if !asks[part].part.agrees(&mut locks)? {
-            refused_by = refused_by.or(Some(part));
+            refused_ask = refused_ask.or(Some(part));
         }
     }
-    let go = refused_by.is_none();
+    let go = refused_ask.is_none();
     // New keys come last: they may be kept in the place of a fresh one.
     let mut new_last = parts.clone();
     new_last.sort_by_key(|part| !asks[*part].part.is_kept());
@@ -132,12 +133,14 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
         // Whoever had no objection is told what came of it all.
         asks[*part].part.tell(&Decision { allowed: go, ..*decision });
     }
+    let refusal = decisions.iter().find(|(part, _)| Some(*part) == refused_ask);
+    let refused_by = refusal.and_then(|(_, decision)| decision.refused_by);
     let decisions = decisions.into_iter().map(|(_, decision)| decision);
     let decision = decisions.reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
-    let decision = Decision { allowed: go, ..decision };
+    let decision = Decision { allowed: go, refused_by, ..decision };
     let places = asks.into_iter().filter_map(|ask| ask.place);
     let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
-    Ok(Together { decision, refused_by, places })
+    Ok(Together { decision, refused_ask, places })
 }
 
 /// The answer to no question.
@@ -152,7 +155,8 @@ const NOTHING_ASKED: Decision = Decision {
     shadow_refused_by: None,
 };
 
-/// A store whose keys can be decided on together with those of others.
+/// A store whose keys can be decided on together with those of others: the memory stores. Not exported:
+/// places and locks of one store mean nothing in another.
 pub trait JointStore<A: Algorithm>:
     Store<A, Reply<Decision> = Result<Decision, StoreError>>
 {
@@ -382,8 +386,6 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
     }
 
     fn tell(&self, decision: &Decision) {
-        if O::OBSERVES {
-            self.limiter.tell(&self.rule, &self.key, self.cost, decision);
-        }
+        self.limiter.tell(&self.rule, &self.key, self.cost, decision);
     }
 }

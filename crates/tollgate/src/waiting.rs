@@ -1,8 +1,9 @@
 //! Waiting for one's turn, on any runtime or on none.
 //!
-//! The futures here are plain: they are woken by the [`Alarm`] of the store's clock (a timer thread of
-//! its own for the system's clocks) and by those before them in the line, so tokio, async-std, smol or
-//! a hand-made executor will do, and whoever never waits pays for nothing. `line.rs` has the rules.
+//! The futures here are plain: they are woken by the [`Alarm`] of the store's clock (for the system's
+//! clocks one timer thread for the whole process, started by the first who waits) and by those before
+//! them in the line. So any executor will do, and whoever never waits pays for nothing. `line.rs` has the
+//! rules.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -19,7 +20,7 @@ use crate::observer::Observer;
 use crate::rules::Rules;
 use crate::store::{Store, StoreError};
 
-/// A store in whose lines one can wait.
+/// A store in whose lines one can wait: the memory stores. Not exported: tickets are of one store.
 pub trait WaitingStore<A: Algorithm>:
     Store<A, Reply<Decision> = Result<Decision, StoreError>>
 {
@@ -83,8 +84,10 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Waits until the client may use this much, first come, first served, and uses it. Refused at
     /// once if that would take longer than `max_wait`; the decision says how long it would take.
     ///
-    /// Nothing is used before the future is done. Dropped earlier, it leaves the line, and those behind
-    /// move up. It is served by whoever polls it, at the earliest time its cost fits.
+    /// It joins the line when it is first polled. Nothing is used before it is done; dropped earlier, it
+    /// leaves the line, and those behind move up. It is served when it is polled at or after the earliest
+    /// time its cost fits: a future that nobody polls holds up those behind it, and every check of the key
+    /// is refused meanwhile.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -109,32 +112,28 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         max_wait: impl Into<Ticks>,
     ) -> Result<Decision, StoreError> {
         let (key, max_wait) = (key.as_ref(), max_wait.into());
-        let decision = self.wait_in_line(key, cost, max_wait).await?;
-        if O::OBSERVES {
-            self.tell(&*self.rules.choose(key), key, cost, &decision);
-        }
-        Ok(decision)
-    }
-
-    async fn wait_in_line(
-        &self,
-        key: &[u8],
-        cost: Cost,
-        max_wait: Ticks,
-    ) -> Result<Decision, StoreError> {
-        let ticket = match self.store.join(&self.rules.choose(key), key, cost, max_wait)? {
-            Joined::Decided(decision) => return Ok(decision),
+        let rule = self.rules.choose(key);
+        let ticket = match self.store.join(&rule, key, cost, max_wait)? {
+            Joined::Decided(decision) => {
+                self.tell(&rule, key, cost, &decision);
+                return Ok(decision);
+            }
             Joined::Waiting(ticket) => ticket,
         };
-        let mut place = Place { store: &self.store, ticket: Some(ticket), leave: S::leave };
+        drop(rule);
+        let mut place = InLine { store: &self.store, ticket: Some(ticket), leave: S::leave };
         let mut ring: Option<(Tick, Pin<Box<_>>)> = None;
         poll_fn(move |context| {
             loop {
-                let Some(ticket) = &place.ticket else { return Poll::Pending };
-                // The rules are asked again each time: they may have changed.
-                match self.store.turn(&self.rules.choose(key), ticket, context.waker())? {
+                let Some(ticket) = &place.ticket else {
+                    unreachable!("a future that is done is not polled")
+                };
+                // The rules are asked each time: they may have changed.
+                let rule = self.rules.choose(key);
+                match self.store.turn(&rule, ticket, context.waker())? {
                     Turn::Done(decision) => {
                         place.ticket = None;
+                        self.tell(&rule, key, cost, &decision);
                         return Poll::Ready(Ok(decision));
                     }
                     Turn::Behind => return Poll::Pending,
@@ -164,10 +163,12 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// The store has no place for the key.
     pub async fn shape(&self, key: impl AsRef<[u8]>) -> Result<Decision, StoreError> {
         let key = key.as_ref();
-        let decision = self.check(key)?;
+        let clock = self.store.clock();
+        // One time for both, so that who was first is let out first.
+        let now = clock.now();
+        let decision = self.check_at(key, now)?;
         if decision.allowed && decision.delay > Ticks::ZERO {
-            let clock = self.store.clock();
-            let when = clock.now().after(decision.delay).unwrap_or(Tick(i64::MAX));
+            let when = now.after(decision.delay).unwrap_or(Tick(i64::MAX));
             let mut unused = Unused { limiter: self, key: Some(key) };
             let mut ring = pin!(clock.ring_at(when));
             while clock.now() < when {
@@ -194,13 +195,13 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
 }
 
 /// A place in a line, which is left if it is dropped before its turn.
-struct Place<'a, S> {
+struct InLine<'a, S> {
     store: &'a S,
     ticket: Option<Ticket>,
     leave: fn(&S, &Ticket),
 }
 
-impl<S> Drop for Place<'_, S> {
+impl<S> Drop for InLine<'_, S> {
     fn drop(&mut self) {
         if let Some(ticket) = &self.ticket {
             (self.leave)(self.store, ticket);

@@ -114,7 +114,7 @@ fn an_algorithm_of_ones_own_is_kept_like_any_other() {
     let limit =
         Policy::fixed_window(2).per(Ticks(10)).anchor(Anchor::FirstRequest).limit().unwrap();
     let store = MemoryStore::new(Capacity::of(100), ManualClock::new(Tick(3)));
-    let limiter = RateLimiter::of_algorithm_in("own", limit, store);
+    let limiter = RateLimiter::in_store("own", limit, store);
     let answers: Vec<bool> = limiter.check_many(&["a", "a", "a", "b"]).unwrap();
     assert_eq!(answers, [true, true, false, true]);
     assert_eq!(limiter.name(), "own");

@@ -170,7 +170,7 @@ fn c5_a_panicking_observer_harms_nobody() {
 #[test]
 fn c5_a_panicking_algorithm_lets_go_of_its_key() {
     let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
-    let limiter = RateLimiter::of_algorithm_in("buggy", Buggy, store);
+    let limiter = RateLimiter::in_store("buggy", Buggy, store);
     assert!(limiter.is_allowed("a").unwrap());
     let panicked = catch_unwind(AssertUnwindSafe(|| limiter.check_n("a", 13)));
     assert!(panicked.is_err());

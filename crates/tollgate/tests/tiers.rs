@@ -5,14 +5,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tollgate::{
-    Access, Algorithm as _, Capacity, Cost, Decision, ManualClock, MemoryStore, Observer, Override,
-    Penalty, Plan, Policy, PolicyStore, RateLimiter, Tick, Ticks, Tiers,
+    Access, Capacity, Cost, Decision, ManualClock, MemoryStore, Observer, Override, Penalty, Plan,
+    Policy, PolicyStore, RateLimiter, Tick, Ticks, Tiers,
 };
 
 type Limiter<'a> = RateLimiter<Tiers, MemoryStore<Plan, &'a ManualClock>>;
 
 fn limiter(tiers: Tiers, clock: &ManualClock) -> Limiter<'_> {
-    RateLimiter::tiered_in("api", tiers, MemoryStore::new(Capacity::of(100), clock))
+    RateLimiter::in_store("api", tiers, MemoryStore::new(Capacity::of(100), clock))
 }
 
 fn bucket(limit: Cost) -> Policy {
@@ -34,22 +34,42 @@ fn g3_flipping_tiers_is_neither_gain_nor_loss() {
     let mut earned = 0;
     for tick in 1..=1_000 {
         clock.set(Tick(tick));
-        // Under the free tier it is used up all the time; under the other one a tenth comes a tick.
+        // Asking under the other tier meanwhile takes nothing and gives nothing.
         assert!(!limiter.check_n("a", 10).expect("short").allowed);
         earned += u64::from(pro.is_allowed("a").expect("short"));
     }
-    assert!(earned <= 100, "not more than a hundred in a window: {earned}");
+    assert_eq!(earned, 100, "a tenth of one a tick");
+}
+
+/// Several limits: each keeps its own, also one that the other tier does not have.
+#[test]
+fn g3_a_limit_that_the_other_tier_lacks_is_not_washed_off() {
+    let clock = ManualClock::new(Tick(0));
+    let second = |limit| Policy::token_bucket(limit).per(Ticks(10)).named("second");
+    let day = Policy::fixed_window(20).per(Ticks(100_000)).named("day");
+    let base = Policy::all_of("base", [second(5)]).expect("valid");
+    let pro = Policy::all_of("pro", [second(5), day]).expect("valid");
+    let limiter = limiter(Tiers::new(base).tier("pro", pro), &clock);
+    let pro = limiter.tier("pro").expect("known");
+    let mut admitted = 0;
+    for tick in 0..2_000 {
+        clock.set(Tick(tick));
+        admitted += u64::from(pro.is_allowed("a").expect("short"));
+        let _ = limiter.check_n("a", 0).expect("short");
+        let _ = limiter.check_n("a", 6).expect("short");
+    }
+    assert_eq!(admitted, 20, "a day's worth");
+    assert!(limiter.is_allowed("a").expect("short"), "the other tier has no such limit");
 }
 
 #[test]
 fn overrides_come_before_tiers_and_end() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Tiers::new(bucket(2)).tier("pro", bucket(5)), &clock);
-    let rules = limiter.rules();
-    rules.set_override("vip", bucket(50), None);
-    rules.set_override("free", Access::Unlimited, Some(Tick(10)));
-    rules.set_override("bad", Access::Blocked, Some(Tick(10)));
-    rules.set_override("worse", Access::Blocked, None);
+    limiter.set_override("vip", bucket(50), None);
+    limiter.set_override("free", Access::Unlimited, Some(Tick(10)));
+    limiter.set_override("bad", Access::Blocked, Some(Tick(10)));
+    limiter.set_override("worse", Access::Blocked, None);
     assert_eq!(limiter.check("vip").expect("short").limit, 50);
     assert_eq!(limiter.tier("pro").expect("known").check("vip").expect("short").limit, 50);
 
@@ -68,11 +88,9 @@ fn overrides_come_before_tiers_and_end() {
     assert_eq!(limiter.check("free").expect("short").remaining, 1, "nothing was used meanwhile");
     assert!(limiter.is_allowed("bad").expect("short"));
     assert!(!limiter.is_allowed("worse").expect("short"));
-    assert!(limiter.rules().remove_override("worse") && !limiter.rules().remove_override("worse"));
+    assert!(limiter.remove_override("worse") && !limiter.remove_override("worse"));
     assert!(limiter.is_allowed("worse").expect("short"));
-    assert_eq!(limiter.rules().overrides().len(), 3);
-    limiter.rules().remove_ended_overrides(Tick(10));
-    let kept = limiter.rules().overrides();
+    let kept = limiter.overrides();
     let vip = Override { access: bucket(50).into(), until: None };
     assert_eq!(kept, [(b"vip".to_vec().into(), vip)]);
 }
@@ -83,15 +101,16 @@ fn who_was_unlimited_for_a_while_still_owes_what_it_had_used() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Tiers::new(bucket(10)), &clock);
     assert!(limiter.check_n("a", 10).expect("short").allowed);
-    limiter.rules().set_override("a", Access::Unlimited, Some(Tick(300)));
+    limiter.set_override("a", Access::Unlimited, Some(Tick(300)));
     assert!(limiter.check_n("a", 1_000).expect("short").allowed);
     let reserved = limiter.reserve("a", 7, Ticks(1_000)).expect("short");
     let mut reservation = reserved.granted().expect("unlimited");
     assert_eq!(limiter.refund("a", 5).expect("short").remaining, Cost::MAX);
     clock.set(Tick(300));
-    assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 3);
+    let stands = limiter.check_n("a", 0).expect("short");
+    assert_eq!(stands.remaining, 8, "three were earned, five given back");
     let settled = limiter.cancel(&mut reservation).expect("in time").expect("short");
-    assert_eq!(settled.remaining, 3, "what was not charged is not given back");
+    assert_eq!(settled.remaining, 8, "what was not charged is not given back");
 }
 
 #[test]
@@ -154,52 +173,54 @@ fn rules_replaced_by_themselves_change_nothing() {
 /// lost, and nobody gets more than the more generous of the two allows.
 #[test]
 fn g4_one_version_a_decision() {
-    // The limits of a version are equal, so a decision that mixed two would show it.
-    let version = |limit: Cost| {
-        let limits = ["one", "two"].map(|name| Policy::fixed_window(limit).per_hour().named(name));
-        let policy = Policy::all_of("api", limits).expect("valid");
-        Tiers::new(policy.clone()).tier("pro", policy)
+    // A tier and the rules without one are of different sizes in each version, so that a decision which
+    // took one from each would show it.
+    let version = |base: Cost, pro: Cost| {
+        let policy = |limit| {
+            let limits =
+                ["one", "two"].map(|name| Policy::fixed_window(limit).per_hour().named(name));
+            Policy::all_of("api", limits).expect("valid")
+        };
+        Tiers::new(policy(base)).tier("pro", policy(pro))
     };
     let clock = ManualClock::new(Tick(0));
-    let limiter = limiter(version(1_000), &clock);
-    let (done, admitted, versions) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    std::thread::scope(|scope| {
+    let limiter = limiter(version(1_000, 3_000), &clock);
+    let (done, versions) = (AtomicBool::new(false), AtomicU64::new(0));
+    let answers: Vec<Vec<Decision>> = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                limiter.replace(&version(1_500));
-                limiter.replace(&version(1_000));
+                limiter.replace(&version(1_500, 4_500));
+                limiter.replace(&version(1_000, 3_000));
                 versions.fetch_add(2, Ordering::Relaxed);
             }
         });
         let workers = [0, 1, 2].map(|worker| {
-            let (limiter, admitted) = (&limiter, &admitted);
+            let limiter = &limiter;
             scope.spawn(move || {
-                let seen = |told: &Decision| {
-                    assert!([1_000, 1_500].contains(&told.limit), "{told:?}");
-                    assert!(told.remaining < told.limit, "{told:?}");
+                let pro = limiter.tier("pro").expect("known");
+                let ask = |_| match worker {
+                    0 => pro.check("pro").expect("short"),
+                    _ => limiter.check("base").expect("short"),
                 };
-                for _ in 0..20_000 {
-                    if worker == 0 {
-                        // Whoever keeps a tier keeps its version.
-                        let pro = limiter.tier("pro").expect("known");
-                        let (a, b) =
-                            (pro.check("x").expect("short"), pro.check("y").expect("short"));
-                        assert_eq!(a.limit, b.limit);
-                    } else {
-                        let told = limiter.check("shared").expect("short");
-                        seen(&told);
-                        admitted.fetch_add(told.allowed.into(), Ordering::Relaxed);
-                    }
-                }
+                (0..20_000).map(ask).collect::<Vec<Decision>>()
             })
         });
-        for worker in workers {
-            worker.join().expect("no panic");
-        }
+        let answers = workers.map(std::thread::ScopedJoinHandle::join);
         done.store(true, Ordering::Relaxed);
+        answers.into_iter().map(|answers| answers.expect("no panic")).collect()
     });
     assert!(versions.load(Ordering::Relaxed) > 10, "it changed meanwhile");
-    assert!((1_000..=1_500).contains(&admitted.load(Ordering::Relaxed)));
+    let is_whole = |told: &Decision, sizes: [Cost; 2]| {
+        sizes.contains(&told.limit)
+            && told.remaining < told.limit
+            && told.allowed != told.refused_by.is_some()
+    };
+    assert!(answers[0].iter().all(|told| is_whole(told, [3_000, 4_500])));
+    assert!(answers[1].iter().chain(&answers[2]).all(|told| is_whole(told, [1_000, 1_500])));
+    let admitted =
+        |told: &[Vec<Decision>]| told.iter().flatten().filter(|told| told.allowed).count();
+    assert!((3_000..=4_500).contains(&admitted(&answers[..1])));
+    assert!((1_000..=1_500).contains(&admitted(&answers[1..])));
 }
 
 /// G5: another algorithm under the same key.
@@ -257,7 +278,7 @@ fn a_shadow_is_told_and_refuses_nobody() {
         (refused.allowed, refused.refused_by, refused.shadow_refused_by),
         (false, Some(0), Some(1))
     );
-    let name = |limit: Option<usize>| limit.map(|limit| limiter.rules().limit_name(limit));
+    let name = |limit: Option<usize>| limit.map(|limit| limiter.rules().limits()[limit].name());
     assert_eq!(
         (name(refused.refused_by), name(refused.shadow_refused_by)),
         (Some("old"), Some("new"))

@@ -68,8 +68,8 @@ proptest! {
                 let limit = &limiters[*limiter].rules().limits()[0];
                 !limit.admits(&states[*limiter][*key], Tick(now), *cost)
             });
-            prop_assert_eq!(told.refused_by, refused_by.map(|(_, _, index)| *index));
-            prop_assert_eq!(told.decision.allowed, told.refused_by.is_none());
+            prop_assert_eq!(told.refused_ask, refused_by.map(|(_, _, index)| *index));
+            prop_assert_eq!(told.decision.allowed, told.refused_ask.is_none());
             if told.decision.allowed {
                 for ((limiter, key), cost, _) in &wanted {
                     let limit = &limiters[*limiter].rules().limits()[0];
@@ -195,7 +195,7 @@ fn whoever_observes_is_told_what_came_of_it() {
         .expect("short")
     };
     assert!(ask(2).decision.allowed);
-    assert_eq!(ask(2).refused_by, Some(1));
+    assert_eq!(ask(2).refused_ask, Some(1));
     let told = told.0.into_inner().expect("not poisoned");
     let (alice, login) = (b"alice".to_vec(), b"/login".to_vec());
     let expected = [(&alice, 1, true), (&login, 2, true), (&alice, 1, false), (&login, 2, false)];
@@ -213,7 +213,7 @@ fn nothing_asked_is_nothing_refused() {
 fn a_key_asked_for_twice_is_asked_for_both_costs() {
     let users = limiter(Kind::TokenBucket, 3, 10);
     let ask = |cost| users.ask("alice").expect("short").cost(cost);
-    assert_eq!(check_all([ask(2), ask(2)]).expect("short").refused_by, Some(0));
+    assert_eq!(check_all([ask(2), ask(2)]).expect("short").refused_ask, Some(0));
     assert!(check_all([ask(2), ask(1)]).expect("short").decision.allowed);
     assert_eq!(used(&users, "alice"), 3);
     let never = check_all([ask(Cost::MAX), ask(2)]).expect("short");
@@ -241,19 +241,19 @@ fn tiers_take_part() {
     let free = Policy::token_bucket(1).per_hour().build().expect("valid");
     let pro = Policy::token_bucket(9).per_hour().build().expect("valid");
     let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
-    let tiered = RateLimiter::tiered_in("api", Tiers::new(free).tier("pro", pro), store);
+    let tiered = RateLimiter::in_store("api", Tiers::new(free).tier("pro", pro), store);
     let users = limiter(Kind::FixedWindow, 5, 10);
     let pro = tiered.tier("pro").expect("known");
     let ask = || check_all([users.ask("alice").expect("short"), pro.ask("alice").expect("short")]);
     assert!((0..5).all(|_| ask().expect("short").decision.allowed));
-    assert_eq!(ask().expect("short").refused_by, Some(0));
+    assert_eq!(ask().expect("short").refused_ask, Some(0));
     assert_eq!(pro.check_n("alice", 0).expect("short").remaining, 4);
     assert!(!tiered.is_allowed("alice").expect("short"), "five are more than one");
 }
 
 #[test]
 fn requests_in_flight_take_part_and_leave() {
-    let in_flight = InFlight::new("api", 3);
+    let in_flight = InFlight::new(3);
     let rate = limiter(Kind::TokenBucket, 4, 10);
     let enter = |cost| {
         let place = in_flight.ask("alice").expect("short").cost(cost);
@@ -263,7 +263,7 @@ fn requests_in_flight_take_part_and_leave() {
     assert!(first.decision.allowed && second.decision.allowed);
     let full = enter(1);
     assert_eq!(
-        (full.refused_by, full.decision.retry_after),
+        (full.refused_ask, full.decision.retry_after),
         (Some(0), None),
         "nobody can say when"
     );
@@ -274,17 +274,60 @@ fn requests_in_flight_take_part_and_leave() {
     let more = [enter(1), enter(1)];
     drop(first);
     let out_of_rate = enter(1);
-    assert_eq!(out_of_rate.refused_by, Some(1));
+    assert_eq!(out_of_rate.refused_ask, Some(1));
     assert_eq!(in_flight.count("alice").expect("short"), 2, "no place was kept for it");
     drop(more);
     assert_eq!(in_flight.count("alice").expect("short"), 0);
     assert!(in_flight.clone().enter("alice").expect("short").is_some());
 }
 
+proptest! {
+    #![proptest_config(cases(300))]
+
+    /// Requests come and go, some of them under a rate as well: never more places than there are, and
+    /// each is given back once.
+    #[test]
+    fn requests_in_flight_do_as_a_count_would(
+        places in 1..4_u64,
+        limit in 1..8_u64,
+        steps in vec((0..2_usize, 1..3_u64, any::<bool>(), 0..4_usize), 1..60),
+    ) {
+        let in_flight = InFlight::new(places);
+        let rate = limiter(Kind::FixedWindow, limit, 10);
+        let keys = ["a", "b"];
+        let (mut inside, mut left) = ([0, 0], [limit, limit]);
+        let mut held: Vec<(usize, u64, _)> = Vec::new();
+        for (key, cost, rated, leaves) in steps {
+            let place = in_flight.ask(keys[key]).expect("short").cost(cost);
+            let asks = if rated {
+                vec![place, rate.ask(keys[key]).expect("short")]
+            } else {
+                vec![place]
+            };
+            let entered = check_all(asks).expect("short");
+            let fits = inside[key] + cost <= places && (!rated || left[key] > 0);
+            prop_assert_eq!(entered.decision.allowed, fits);
+            if fits {
+                inside[key] += cost;
+                left[key] -= u64::from(rated);
+                held.push((key, cost, entered));
+            }
+            if leaves < held.len() {
+                let (key, cost, entered) = held.remove(leaves);
+                inside[key] -= cost;
+                drop(entered);
+            }
+            for (key, inside) in keys.iter().zip(inside) {
+                prop_assert_eq!(in_flight.count(key).expect("short"), inside);
+            }
+        }
+    }
+}
+
 /// C4 for places: threads enter and leave, and never are there more than there may be.
 #[test]
 fn requests_in_flight_are_never_more_than_places() {
-    let in_flight = InFlight::new("api", 3);
+    let in_flight = InFlight::new(3);
     let (inside, most) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..8 {

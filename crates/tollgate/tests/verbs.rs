@@ -53,84 +53,73 @@ fn tiers(limits: &[Limit; 3]) -> Tiers {
     tiers.tier(TIERS[0], policy(&limits[1])).tier(TIERS[1], policy(&limits[2]))
 }
 
-/// A client as the design has it: what it used stays used when its rule changes, at most the new
-/// capacity; and what did not fit is not forgiven, in case it comes back to a greater one.
+/// A client as it is meant: what it used stays used when its rule changes, at most the new capacity;
+/// what it uses under one rule it has used under all that it was asked for, the last one first.
 #[derive(Clone)]
-struct Client {
-    now: Model,
-    numbers: Numbers,
-    before: Option<Model>,
-}
+struct Client(Vec<(Numbers, Model)>);
 
 impl Client {
     fn first(numbers: &Numbers, at: Tick) -> Self {
-        Self { now: Model::first(numbers, at), numbers: *numbers, before: None }
+        Self(vec![(*numbers, Model::first(numbers, at))])
+    }
+
+    fn now(&mut self) -> &mut Model {
+        &mut self.0[0].1
     }
 
     fn change(&mut self, numbers: &Numbers, at: Tick) {
-        if *numbers == self.numbers {
-            return;
-        }
-        let last = self.now.clone();
-        self.now.change(numbers, at);
-        let more = u128::from(numbers.burst.saturating_sub(self.numbers.burst));
-        if let (Some(before), true) = (&self.before, more > 0) {
-            let room_kept = last.used_up(at) + more;
-            let mut restored = before.clone();
-            restored.change(numbers, at);
-            if before.used_up(at) > room_kept {
-                restored.reset(at);
-                let used = room_kept.min(numbers.burst.into());
-                restored.force(at, i128::try_from(used).expect("small"));
+        let under = match self.0.iter().position(|(other, _)| other == numbers) {
+            Some(place) => self.0.remove(place),
+            None => {
+                let used = |one: &(Numbers, Model)| one.1.used_up(at);
+                let most = self.0.iter().max_by_key(|one| used(one)).expect("at least one");
+                let mut model = most.1.clone();
+                model.change(numbers, at);
+                if self.0.len() == 4 {
+                    let least = (0..4).min_by_key(|place| used(&self.0[*place]));
+                    self.0.remove(least.expect("four"));
+                }
+                (*numbers, model)
             }
-            if restored.used_up(at) > self.now.used_up(at) {
-                self.now = restored;
-            }
-        }
-        let most = match self.before.take() {
-            Some(before) if before.used_up(at) > last.used_up(at) => before,
-            _ => last,
         };
-        self.before = (most.used_up(at) > self.now.used_up(at)).then_some(most);
-        self.numbers = *numbers;
+        self.0.insert(0, under);
     }
 
-    /// What is charged now is charged before, too, as long as that is more.
-    fn charged(&mut self, at: Tick, amount: i128) {
-        if let Some(before) = &mut self.before {
-            before.force(at, amount);
-            if before.used_up(at) <= self.now.used_up(at) {
-                self.before = None;
-            }
+    /// Nobody could tell it from a client never seen, so it is one.
+    fn forget_if_fresh(&mut self, at: Tick) {
+        if self.0.iter().all(|(_, model)| model.peek(at, 0).reset_after == Ticks::ZERO) {
+            self.0.truncate(1);
         }
     }
 
     fn decide(&mut self, at: Tick, cost: Cost) -> Decision {
-        let told = self.now.decide(at, cost);
-        if told.allowed && cost > 0 {
-            self.charged(at, cost.into());
+        self.forget_if_fresh(at);
+        let told = self.now().decide(at, cost);
+        if told.allowed {
+            for (_, other) in &mut self.0[1..] {
+                other.force(at, cost.into());
+            }
         }
         told
     }
 
     fn force(&mut self, at: Tick, amount: i128) -> u128 {
-        let dropped = self.now.force(at, amount);
-        if amount != 0 {
-            self.charged(at, amount);
-        }
-        dropped
+        self.forget_if_fresh(at);
+        let dropped: Vec<u128> =
+            self.0.iter_mut().map(|(_, model)| model.force(at, amount)).collect();
+        dropped[0]
     }
 
     fn give_back(&mut self, at: Tick, amount: Cost, charged: Tick) {
-        self.now.give_back(at, amount, charged);
-        if let Some(before) = &mut self.before {
-            before.give_back(at, amount, charged);
+        self.forget_if_fresh(at);
+        for (_, model) in &mut self.0 {
+            model.give_back(at, amount, charged);
         }
     }
 
     fn reset(&mut self, at: Tick) {
-        self.now.reset(at);
-        self.before = None;
+        self.0.truncate(1);
+        self.now().reset(at);
     }
 }
 
@@ -181,7 +170,7 @@ fn on_model(
         retry_after: Some(Ticks::ZERO),
         delay: Ticks::ZERO,
         refused_by: None,
-        ..model.now.peek(now, 0)
+        ..model.0[0].1.peek(now, 0)
     };
     match verb {
         Verb::Check(cost) => (Ok(model.decide(now, *cost)), 0),
@@ -227,7 +216,7 @@ proptest! {
     ) {
         let clock = ManualClock::new(Tick(1_000));
         let store = MemoryStore::new(Capacity::of(100), &clock);
-        let limiter: Limiter<'_> = RateLimiter::tiered_in("api", tiers(&limits), store);
+        let limiter: Limiter<'_> = RateLimiter::in_store("api", tiers(&limits), store);
         let keys = ["alice", "bob"];
         let mut models = [None, None];
         let mut reservations: Vec<Pending> = Vec::new();

@@ -108,6 +108,37 @@ fn ten_thousand_wait_in_order_and_are_served_at_the_exact_rate() {
     assert!(tasks.running.is_empty() && clock.next_ring().is_none(), "nothing is left behind");
 }
 
+/// The same line, but every third leaves before its turn, at any time: the others move up, and nothing
+/// is lost or gained by those who left.
+#[test]
+fn a_third_of_ten_thousand_leave_and_the_rest_are_served_at_the_exact_rate() {
+    let clock = ManualClock::new(Tick(0));
+    let policy = Policy::gcra(1).per(Ticks(7)).build().expect("valid");
+    let limiter = limiter(policy, &clock);
+    assert!(limiter.is_allowed("a").expect("short"));
+    let mut tasks = Tasks::new();
+    for _ in 0..10_000 {
+        tasks.add(limiter.until_ready("a", 1, FOREVER));
+    }
+    assert!(tasks.run().is_empty());
+    let mut served = Vec::new();
+    for turn in 0..3_333_usize {
+        // From all over the line: its head, its end, and between.
+        let leaves = turn * 7_919 % 10_000 / 3 * 3;
+        tasks.leave(leaves);
+        let end = Tick(clock.now().0 + 5);
+        served.extend(tasks.run_until(&clock, end).into_iter().map(|(task, at, _)| (task, at)));
+    }
+    served
+        .extend(tasks.run_until(&clock, Tick(100_000)).into_iter().map(|(task, at, _)| (task, at)));
+    assert!(served.is_sorted(), "in order");
+    let exact = served.iter().zip((1..).map(|turn| Tick(7 * turn)));
+    let wrong = exact.into_iter().find(|((_, at), exact)| at != exact);
+    assert_eq!(wrong, None, "one every seven ticks, whoever left");
+    assert!((6_000..10_000).contains(&served.len()), "{} were served", served.len());
+    assert!(tasks.running.is_empty() && limiter.is_allowed("a").expect("short"));
+}
+
 /// The head alone has a timer, and nobody polls: every task is polled when it joins, when it becomes
 /// the head, and when it is served.
 #[test]
@@ -182,7 +213,7 @@ fn who_would_wait_too_long_is_refused_at_once_and_told_how_long() {
     assert_eq!(batch, [false, true]);
     let together = check_all([limiter.ask("b").expect("short"), limiter.ask("a").expect("short")]);
     let together = together.expect("short");
-    assert_eq!((together.refused_by, together.decision.retry_after), (Some(1), Some(Ticks(40))));
+    assert_eq!((together.refused_ask, together.decision.retry_after), (Some(1), Some(Ticks(40))));
     let served = tasks.run_until(&clock, Tick(100));
     let times: Vec<_> = served.iter().map(|(task, at, _)| (*task, *at)).collect();
     assert_eq!(times, [(waits, Tick(20)), (last, Tick(30))]);
@@ -254,7 +285,7 @@ fn a_change_of_policy_asks_the_head_again() {
     let clock = ManualClock::new(Tick(0));
     let slow = Policy::token_bucket(1).per(Ticks(100)).build().expect("valid");
     let store = MemoryStore::new(Capacity::of(10), &clock);
-    let limiter = RateLimiter::tiered_in("api", Tiers::new(slow), store);
+    let limiter = RateLimiter::in_store("api", Tiers::new(slow), store);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
     for _ in 0..3 {
@@ -268,7 +299,7 @@ fn a_change_of_policy_asks_the_head_again() {
     let times: Vec<_> = served.iter().map(|(task, at, _)| (*task, at.0)).collect();
     assert_eq!(times, [(0, 55), (1, 65)], "half was left to earn, at the new rate");
     // Blocked while it waits: it can never be served, and is told so.
-    limiter.rules().set_override("a", Access::Blocked, None);
+    limiter.set_override("a", Access::Blocked, None);
     limiter.replace(&Tiers::new(Access::Unlimited));
     let refused = tasks.run();
     assert!(matches!(refused[..], [(2, Decision { allowed: false, retry_after: None, .. })]));
@@ -333,6 +364,28 @@ fn a_thread_can_wait_too() {
         "five waits of 2 ms, bar rounding"
     );
     assert!(limiter.block_until_ready("a", 1, Ticks(1)).is_ok_and(|told| !told.allowed));
+}
+
+/// Futures that wait can be spawned where futures must be `Send`.
+#[test]
+fn tokio_will_do() {
+    let policy = Policy::gcra(1_000).per_second().burst(1).build().expect("valid");
+    let limiter = Arc::new(RateLimiter::new(policy));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build();
+    runtime.expect("a runtime").block_on(async {
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move { limiter.until_ready("a", 1, FOREVER).await })
+            })
+            .collect();
+        for task in tasks {
+            assert!(task.await.expect("no panic").expect("short").allowed);
+        }
+        let limiter = limiter.clone();
+        let shaped = tokio::spawn(async move { limiter.shape("b").await });
+        assert!(shaped.await.expect("no panic").expect("short").allowed);
+    });
 }
 
 /// A waiter of the model: by whom it is known, and what it asks for.
