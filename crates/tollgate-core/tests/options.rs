@@ -282,3 +282,23 @@ fn a_charge_is_given_back_only_where_it_still_counts() {
         assert_eq!(told, dropped, "{kind} charged at {charged}, given back at {now}");
     }
 }
+
+/// B4: a thread that comes late with a change of policy does not take the key back in time.
+#[test]
+fn b4_a_late_change_of_policy_earns_nothing_twice() {
+    for from in Kind::ALL {
+        for to in Kind::ALL {
+            let old = Policy::of(from, 10).per(Ticks(10)).build().expect("valid");
+            let new = Policy::of(to, 10).per(Ticks(20)).build().expect("valid");
+            let mut state = old.first(Tick(100));
+            assert!(old.decide::<bool>(&mut state, Tick(100), 10));
+            let mut late = new.carry(&old, &state, Tick(91));
+            let mut in_time = new.carry(&old, &state, Tick(100));
+            for now in 100..140 {
+                let both = [&mut late, &mut in_time]
+                    .map(|state| new.decide::<Decision>(state, Tick(now), 1));
+                assert_eq!(both[0], both[1], "{from} to {to} at {now}");
+            }
+        }
+    }
+}

@@ -359,7 +359,24 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.settle(reservation, 0)
     }
 
-    /// The name of the policy.
+    /// [`cancel`](Self::cancel) at a time.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn cancel_at(
+        &self,
+        reservation: &mut Reservation,
+        now: Tick,
+    ) -> Result<S::Reply<Decision>, SettleError> {
+        self.settle_at(reservation, 0, now)
+    }
+
+    /// The time by the store's clock.
+    pub fn now(&self) -> Tick {
+        self.store.now()
+    }
+
+    /// Its name: that of the policy, where it has one.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

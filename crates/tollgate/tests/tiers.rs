@@ -95,6 +95,20 @@ fn overrides_come_before_tiers_and_end() {
     assert_eq!(kept, [(b"vip".to_vec().into(), vip)]);
 }
 
+/// What a refusal tells under an override that ends is when the cost fits after it.
+#[test]
+fn an_override_that_ends_is_not_waited_out() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(Tiers::new(bucket(100)), &clock);
+    let strict = Policy::token_bucket(1).per(Ticks(1_000_000)).build().expect("valid");
+    limiter.set_override("a", strict, Some(Tick(50)));
+    assert!(limiter.is_allowed("a").expect("short"));
+    let refused = limiter.check("a").expect("short");
+    assert_eq!(refused.retry_after, Some(Ticks(50)), "not a million");
+    assert!(!limiter.is_allowed_at("a", Tick(49)).expect("short"));
+    assert!(limiter.is_allowed_at("a", Tick(50)).expect("short"));
+}
+
 /// What was used before an override is earned back under it, at the old rate.
 #[test]
 fn who_was_unlimited_for_a_while_still_owes_what_it_had_used() {

@@ -320,8 +320,28 @@ fn verbs_of_a_single_policy() {
         assert_eq!((settled.remaining, settled.allowed), (0, true), "{kind}: in debt");
         assert!(!limiter.check_n("a", 0).expect("short").allowed, "{kind}: not even a look");
         assert_eq!(limiter.reset("a").expect("short").remaining, 10, "{kind}");
-        assert!(limiter.reset_at("a", Tick(100)).expect("short").allowed);
-        assert_eq!(limiter.store().usage().keys, 1, "{kind}");
+        // Every twin goes by the time it is given.
+        let used_at = |now| {
+            let stands = limiter.check_n_at("t", 0, Tick(now)).expect("short");
+            stands.limit - stands.remaining
+        };
+        assert!(limiter.check_n_at("t", 5, Tick(1_000)).expect("short").allowed);
+        let told = limiter.peek_at("t", Tick(1_400)).expect("short");
+        assert_eq!((told.remaining, told.limit), (9, 10), "{kind}: all was earned back by then");
+        let told = limiter.peek_n_at("t", 2, Tick(1_400)).expect("short");
+        assert_eq!(told.remaining, 8, "{kind}");
+        assert_eq!(limiter.peek_n("t", 3).map(|told| told.limit), Ok(10));
+        let told = limiter.refund_at("t", 1, Tick(1_001)).expect("short");
+        assert!(told.remaining >= 6 && used_at(1_002) <= 4, "{kind}");
+        let reserved = limiter.reserve_at("t", 4, Ticks(10), Tick(1_500)).expect("short");
+        let mut reservation = reserved.granted().expect("room");
+        assert_eq!(reservation.until(), Tick(1_510));
+        assert!(limiter.cancel_at(&mut reservation, Tick(1_511)).is_err(), "{kind}: too late");
+        assert!(limiter.cancel_at(&mut reservation, Tick(1_510)).is_ok(), "{kind}: in time");
+        assert!(limiter.check_n_at("t", 9, Tick(1_600)).expect("short").allowed);
+        assert_eq!(limiter.reset_at("t", Tick(1_601)).expect("short").remaining, 10, "{kind}");
+        assert_eq!(used_at(1_602), 0, "{kind}");
+        let _ = limiter.check_n("a", 1).expect("short");
         let refused = limiter.reserve("a", 11, Ticks(50)).expect("short");
         assert_eq!(refused.decision().retry_after, None);
         assert!(refused.granted().is_none());

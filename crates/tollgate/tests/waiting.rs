@@ -122,10 +122,11 @@ fn a_third_of_ten_thousand_leave_and_the_rest_are_served_at_the_exact_rate() {
     }
     assert!(tasks.run().is_empty());
     let mut served = Vec::new();
+    let mut left = 0;
     for turn in 0..3_333_usize {
         // From all over the line: its head, its end, and between.
         let leaves = turn * 7_919 % 10_000 / 3 * 3;
-        tasks.leave(leaves);
+        left += usize::from(tasks.leave(leaves));
         let end = Tick(clock.now().0 + 5);
         served.extend(tasks.run_until(&clock, end).into_iter().map(|(task, at, _)| (task, at)));
     }
@@ -135,7 +136,7 @@ fn a_third_of_ten_thousand_leave_and_the_rest_are_served_at_the_exact_rate() {
     let exact = served.iter().zip((1..).map(|turn| Tick(7 * turn)));
     let wrong = exact.into_iter().find(|((_, at), exact)| at != exact);
     assert_eq!(wrong, None, "one every seven ticks, whoever left");
-    assert!((6_000..10_000).contains(&served.len()), "{} were served", served.len());
+    assert!(left > 1_000 && served.len() + left == 10_000, "{left} left, {} served", served.len());
     assert!(tasks.running.is_empty() && limiter.is_allowed("a").expect("short"));
 }
 
@@ -160,7 +161,7 @@ fn nobody_polls() {
     assert!(polls.get() <= 3 * 100, "{} polls", polls.get());
 }
 
-/// The example of the issue: no two at 40.
+/// Booking into the future would serve the fifth and the sixth at 40.
 #[test]
 fn those_behind_one_who_leaves_move_up_and_nothing_is_booked() {
     for kind in Kind::ALL {
@@ -223,8 +224,8 @@ fn who_would_wait_too_long_is_refused_at_once_and_told_how_long() {
 /// C6: dropped after any number of polls, at any time, it was charged once or not at all.
 #[test]
 fn c6_a_dropped_future_is_charged_once_or_not_at_all() {
-    let mut all_served = 0;
     for kind in Kind::ALL {
+        let mut all_served = 0;
         for polls in 0..12 {
             let clock = ManualClock::new(Tick(0));
             let policy = Policy::of(kind, 4).per(Ticks(40)).build().expect("valid");
@@ -256,8 +257,8 @@ fn c6_a_dropped_future_is_charged_once_or_not_at_all() {
             assert_eq!(limiter.peek("a").expect("short").remaining, 3, "{kind}: nobody waits");
             all_served += usize::from(served[0] && served[1]);
         }
+        assert!(all_served > 0, "{kind} got so far");
     }
-    assert!(all_served >= 6, "each of the six got so far");
 }
 
 /// A refund, a reset or a settled cost is a reason for the head to ask again.
@@ -303,6 +304,49 @@ fn a_change_of_policy_asks_the_head_again() {
     limiter.replace(&Tiers::new(Access::Unlimited));
     let refused = tasks.run();
     assert!(matches!(refused[..], [(2, Decision { allowed: false, retry_after: None, .. })]));
+}
+
+/// The line knows that an override will end, and is served by what comes after it; and one that is set
+/// or taken back is noticed by those who wait.
+#[test]
+fn overrides_are_noticed_by_those_who_wait() {
+    let clock = ManualClock::new(Tick(0));
+    let policy = Policy::token_bucket(1).per(Ticks(10)).build().expect("valid");
+    let store = MemoryStore::new(Capacity::of(10), &clock);
+    let limiter = RateLimiter::in_store("api", Tiers::new(policy), store);
+    limiter.set_override("a", Access::Blocked, Some(Tick(100)));
+    let mut tasks = Tasks::new();
+    tasks.add(limiter.until_ready("a", 1, Ticks(105)));
+    tasks.add(limiter.until_ready("a", 1, Ticks(105)));
+    tasks.add(limiter.until_ready("a", 1, Ticks(110)));
+    let refused = tasks.run();
+    assert!(matches!(
+        refused[..],
+        [(1, Decision { allowed: false, retry_after: Some(Ticks(110)), .. })]
+    ));
+    let pro = limiter.tier("gold").expect_err("unknown");
+    assert_eq!(pro.to_string(), "no tier is named \"gold\"; there are no tiers");
+    limiter.set_override("a", Access::Unlimited, None);
+    assert_eq!(tasks.run().len(), 2, "at once");
+}
+
+/// A penalty counts who would wait too long, and not who waits.
+#[test]
+fn waiting_is_not_being_refused_but_giving_up_is() {
+    let clock = ManualClock::new(Tick(0));
+    let limit = Policy::fixed_window(1).per(Ticks(10));
+    let penalty = tollgate::Penalty::lasting(Ticks(500)).after(2);
+    let limiter = limiter(limit.penalty(penalty).build().expect("valid"), &clock);
+    assert!(limiter.is_allowed("a").expect("short"));
+    let mut tasks = Tasks::new();
+    tasks.add(limiter.until_ready("a", 1, FOREVER));
+    let served = tasks.run_until(&clock, Tick(10));
+    assert!(matches!(served[..], [(0, Tick(10), Decision { allowed: true, .. })]), "not punished");
+    for _ in 0..2 {
+        tasks.add(limiter.until_ready("a", 1, Ticks(3)));
+    }
+    let told: Vec<_> = tasks.run().into_iter().map(|(_, told)| told.retry_after).collect();
+    assert_eq!(told, [Some(Ticks(10)), Some(Ticks(500))]);
 }
 
 /// Whoever is only let in later than it would wait is refused when that is known.
@@ -363,7 +407,9 @@ fn a_thread_can_wait_too() {
         from.elapsed() >= std::time::Duration::from_millis(9),
         "five waits of 2 ms, bar rounding"
     );
-    assert!(limiter.block_until_ready("a", 1, Ticks(1)).is_ok_and(|told| !told.allowed));
+    let hourly = RateLimiter::new(Policy::gcra(1).per_hour().build().expect("valid"));
+    assert!(hourly.is_allowed("a").expect("short"));
+    assert!(hourly.block_until_ready("a", 1, Ticks(1)).is_ok_and(|told| !told.allowed));
 }
 
 /// Futures that wait can be spawned where futures must be `Send`.
@@ -382,9 +428,15 @@ fn tokio_will_do() {
         for task in tasks {
             assert!(task.await.expect("no panic").expect("short").allowed);
         }
-        let limiter = limiter.clone();
-        let shaped = tokio::spawn(async move { limiter.shape("b").await });
-        assert!(shaped.await.expect("no panic").expect("short").allowed);
+        let policy = Policy::leaky_bucket(1_000).per_second().build().expect("valid");
+        let outgoing = Arc::new(RateLimiter::new(policy));
+        let shaped = (0..3).map(|_| {
+            let outgoing = outgoing.clone();
+            tokio::spawn(async move { outgoing.shape("b").await })
+        });
+        for call in shaped.collect::<Vec<_>>() {
+            assert!(call.await.expect("no panic").expect("short").allowed);
+        }
     });
 }
 
