@@ -136,7 +136,7 @@ impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         access: impl Into<Access>,
         until: Option<Tick>,
     ) {
-        self.rules.set_override(key.as_ref(), Override { access: access.into(), until });
+        self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
         self.store.nudge_all();
     }
 

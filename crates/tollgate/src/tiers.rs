@@ -107,7 +107,7 @@ impl Tiers {
         self
     }
 
-    pub(crate) fn set_override(&self, key: &[u8], set: Override) {
+    pub(crate) fn set_override(&self, key: &[u8], set: &Override) {
         self.change_overrides(|overrides| {
             overrides.insert(key.into(), set.clone());
         });
