@@ -2,7 +2,8 @@
 //!
 //! Check, look, refund, settle and reset are all an [`Op`] on one or more [`Part`]s. The step is all
 //! or nothing: either every part that asks is admitted and all are charged, or none is. Whoever
-//! holds the states (a table behind a lock, a compare-and-set loop) runs this function on them.
+//! holds the states (a table behind a lock, a compare-and-set loop) runs this function on them, or its
+//! two halves part by part.
 
 use crate::{Algorithm, Answer, Cost, Outcome, Tick};
 
