@@ -28,12 +28,52 @@ pub struct Decision {
     pub refused_by: Option<usize>,
     /// Which [shadow](crate::LimitBuilder::shadow) limit would have refused, the first if several.
     pub shadow_refused_by: Option<usize>,
+    /// Who answered.
+    pub source: Source,
 }
 
-/// What a decision is wanted as: `bool` or [`Decision`].
+/// Who answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store that keeps the client's state.
+    #[default]
+    Store,
+    /// A limiter in this process, in place of a store that could not be asked.
+    Local,
+    /// Nobody: the store could not be asked, and everything is allowed meanwhile.
+    FailedOpen,
+    /// Nobody: the store could not be asked, and everything is refused meanwhile.
+    FailedClosed,
+}
+
+impl Source {
+    /// The name in metrics and replies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Local => "local",
+            Self::FailedOpen => "failed_open",
+            Self::FailedClosed => "failed_closed",
+        }
+    }
+}
+
+/// A decision, and when it was made: by the clock of whoever made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a decision that nobody reads limits nothing"]
+pub struct Timed {
+    /// The decision.
+    pub decision: Decision,
+    /// Its time.
+    pub at: Tick,
+}
+
+/// What a decision is wanted as: `bool`, [`Decision`] or [`Timed`].
 ///
 /// The point of the choice is cost: a `bool` needs no division.
-pub trait Answer: Sized {
+pub trait Answer: Sized + Send + 'static {
     /// Whether more is wanted than yes or no.
     const TELLS: bool;
 
@@ -47,8 +87,8 @@ pub trait Answer: Sized {
         shadow_refused_by: Option<usize>,
     ) -> Self;
 
-    /// What is wanted of a decision that was told in full.
-    fn of_decision(decision: Decision) -> Self;
+    /// What is wanted of a decision that was told in full, and when it was made.
+    fn of_decision(decision: Decision, now: Tick) -> Self;
 
     /// Whether the request may go ahead.
     fn is_allowed(&self) -> bool;
@@ -80,7 +120,7 @@ impl Answer for bool {
     }
 
     #[inline]
-    fn of_decision(decision: Decision) -> Self {
+    fn of_decision(decision: Decision, _: Tick) -> Self {
         decision.allowed
     }
 
@@ -128,10 +168,11 @@ impl Answer for Decision {
             delay: facts.delay,
             refused_by,
             shadow_refused_by,
+            source: Source::Store,
         }
     }
 
-    fn of_decision(decision: Decision) -> Self {
+    fn of_decision(decision: Decision, _: Tick) -> Self {
         decision
     }
 
@@ -150,6 +191,33 @@ impl Answer for Decision {
             delay: self.delay.max(other.delay),
             refused_by: self.refused_by.or(other.refused_by),
             shadow_refused_by: self.shadow_refused_by.or(other.shadow_refused_by),
+            source: if self.source == Source::Store { other.source } else { self.source },
         }
+    }
+}
+
+impl Answer for Timed {
+    const TELLS: bool = true;
+
+    fn of<A: Algorithm>(
+        rule: &A,
+        state: &A::State,
+        now: Tick,
+        outcome: Outcome,
+        shadow_refused_by: Option<usize>,
+    ) -> Self {
+        Self { decision: Decision::of(rule, state, now, outcome, shadow_refused_by), at: now }
+    }
+
+    fn of_decision(decision: Decision, now: Tick) -> Self {
+        Self { decision, at: now }
+    }
+
+    fn is_allowed(&self) -> bool {
+        self.decision.allowed
+    }
+
+    fn merge(self, other: Self) -> Self {
+        Self { decision: self.decision.merge(other.decision), at: self.at.max(other.at) }
     }
 }

@@ -61,7 +61,7 @@ pub use algorithm::{Algorithm, Facts, Fit, Used};
 pub use apply::{Applied, Op, Part, apply};
 pub use bucket::{Bucket, BucketState, Face, Level};
 pub use codec::DecodeError;
-pub use decision::{Answer, Decision, Outcome};
+pub use decision::{Answer, Decision, Outcome, Source, Timed};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{ArrivalTime, Gcra};
 pub use instruction::{Instruction, InstructionError};

@@ -2,7 +2,7 @@
 
 use tollgate_core::{
     Algorithm, Answer, ArrivalTime, Cost, Decision, DecodeError, Facts, Fit, Kind, Machine, Op,
-    Part, Policy, Simulator, Tick, Ticks, Used, apply, simulate,
+    Part, Policy, Simulator, Source, Tick, Ticks, Used, apply, simulate,
 };
 
 fn machine(kind: Kind, limit: Cost, window: u64) -> Machine {
@@ -111,6 +111,7 @@ fn answers_merge_into_the_tightest() {
         delay: Ticks::ZERO,
         refused_by: None,
         shadow_refused_by: None,
+        source: Source::Store,
     };
     let refused = Decision { allowed: false, refused_by: Some(1), ..decision(10, 0) };
     let shadowed = Decision { shadow_refused_by: Some(2), ..decision(10, 0) };

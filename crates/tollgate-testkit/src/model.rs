@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
-use tollgate_core::{Anchor, Cost, Decision, Kind, Numbers, Tick, Ticks};
+use tollgate_core::{Anchor, Cost, Decision, Kind, Numbers, Source, Tick, Ticks};
 
 /// A key's history under a limit.
 #[derive(Clone, Debug)]
@@ -217,6 +217,7 @@ impl Model {
             delay,
             refused_by: (!allowed).then_some(0),
             shadow_refused_by: None,
+            source: Source::Store,
         }
     }
 

@@ -67,7 +67,7 @@ impl InFlight {
     /// The key is too long, or there are too many clients.
     pub fn enter(&self, key: impl AsRef<[u8]>) -> Result<Option<Place>, StoreError> {
         let place = self.place(key.as_ref());
-        Ok(self.limiter.is_allowed(key)?.then(|| place.taken()))
+        Ok(self.limiter.is_allowed(key.as_ref())?.then(|| place.taken()))
     }
 
     /// Its part in a decision over several: see [`check_all`](crate::check_all).

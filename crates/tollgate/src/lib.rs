@@ -48,10 +48,10 @@ pub use limiter::{RateLimiter, SingleLimiter};
 pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
-pub use observer::{Event, NoObserver, Observer, Source};
+pub use observer::{Event, NoObserver, Observer};
 pub use reservation::{Reservation, Reserved, SettleError};
 pub use rules::Rules;
-pub use store::{MAX_KEY_BYTES, Store, StoreError};
+pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
 pub use tiers::{Access, Chosen, Kept, Override, Plan, Tier, Tiers, UnknownTier};
 pub use together::{Ask, Together, check_all, check_all_at};

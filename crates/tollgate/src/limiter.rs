@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick, Ticks};
+use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick, Ticks, Timed};
 
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Capacity, MemoryStore, PolicyStore};
-use crate::observer::{Event, NoObserver, Observer, Source, notify};
+use crate::observer::{Event, NoObserver, Observer, notify};
 use crate::reservation::{Reservation, Reserved, SettleError};
 use crate::rules::Rules;
 use crate::store::{MAX_KEY_BYTES, Store};
@@ -68,7 +68,7 @@ impl<S: Store<Policy>> RateLimiter<Policy, S> {
     }
 }
 
-impl<A: Algorithm> RateLimiter<A, MemoryStore<A>> {
+impl<A: Algorithm + Sync> RateLimiter<A, MemoryStore<A>> {
     /// A limiter in memory for an algorithm of one's own. `examples/own_algorithm.rs` has one.
     #[must_use]
     pub fn of_algorithm(name: impl Into<Arc<str>>, rule: A) -> Self {
@@ -167,39 +167,56 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
 impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// May this client do this now? Uses 1 if so.
     #[inline]
-    pub fn check(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
-        self.check_key(key.as_ref(), 1, None)
+    pub fn check<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, Decision> {
+        self.check_key(key, 1, None)
     }
 
     /// [`check`](Self::check) at a time.
     #[inline]
-    pub fn check_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
-        self.check_key(key.as_ref(), 1, Some(now))
+    pub fn check_at<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
+        now: Tick,
+    ) -> S::Reply<'a, Decision> {
+        self.check_key(key, 1, Some(now))
     }
 
     /// May this client use this much now? A cost of 0 looks, and uses nothing: it is allowed unless the
     /// client is in debt, in a penalty or blocked.
     #[inline]
-    pub fn check_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
-        self.check_key(key.as_ref(), cost, None)
+    pub fn check_n<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
+        cost: Cost,
+    ) -> S::Reply<'a, Decision> {
+        self.check_key(key, cost, None)
     }
 
     /// [`check_n`](Self::check_n) at a time.
     #[inline]
-    pub fn check_n_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
-        self.check_key(key.as_ref(), cost, Some(now))
+    pub fn check_n_at<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
+        cost: Cost,
+        now: Tick,
+    ) -> S::Reply<'a, Decision> {
+        self.check_key(key, cost, Some(now))
     }
 
     /// [`check`](Self::check), when yes or no will do: nothing is divided.
     #[inline]
-    pub fn is_allowed(&self, key: impl AsRef<[u8]>) -> S::Reply<bool> {
-        self.check_key(key.as_ref(), 1, None)
+    pub fn is_allowed<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, bool> {
+        self.check_key(key, 1, None)
     }
 
     /// [`is_allowed`](Self::is_allowed) at a time.
     #[inline]
-    pub fn is_allowed_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<bool> {
-        self.check_key(key.as_ref(), 1, Some(now))
+    pub fn is_allowed_at<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
+        now: Tick,
+    ) -> S::Reply<'a, bool> {
+        self.check_key(key, 1, Some(now))
     }
 
     /// Decides for many keys as if one by one in order, but waits for their memory all at once.
@@ -213,16 +230,19 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(answers, [true, true, false]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn check_many<T: Answer>(&self, keys: &[impl AsRef<[u8]>]) -> S::Reply<Vec<T>> {
+    pub fn check_many<'a, T: Answer>(
+        &'a self,
+        keys: &'a [impl AsRef<[u8]> + Sync],
+    ) -> S::Reply<'a, Vec<T>> {
         self.apply_many(keys, None)
     }
 
     /// [`check_many`](Self::check_many) at a time.
-    pub fn check_many_at<T: Answer>(
-        &self,
-        keys: &[impl AsRef<[u8]>],
+    pub fn check_many_at<'a, T: Answer>(
+        &'a self,
+        keys: &'a [impl AsRef<[u8]> + Sync],
         now: Tick,
-    ) -> S::Reply<Vec<T>> {
+    ) -> S::Reply<'a, Vec<T>> {
         self.apply_many(keys, Some(now))
     }
 
@@ -234,22 +254,27 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.peek("alice")?.allowed && limiter.peek("alice")?.allowed);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn peek(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
+    pub fn peek(&self, key: impl AsRef<[u8]>) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Peek(1), None)
     }
 
     /// [`peek`](Self::peek) at a time.
-    pub fn peek_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
+    pub fn peek_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Peek(1), Some(now))
     }
 
     /// What a check of a cost would answer.
-    pub fn peek_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
+    pub fn peek_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Peek(cost), None)
     }
 
     /// [`peek_n`](Self::peek_n) at a time.
-    pub fn peek_n_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
+    pub fn peek_n_at(
+        &self,
+        key: impl AsRef<[u8]>,
+        cost: Cost,
+        now: Tick,
+    ) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Peek(cost), Some(now))
     }
 
@@ -264,22 +289,27 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(limiter.refund("alice", 2)?.remaining, 4);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn refund(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<Decision> {
+    pub fn refund(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), None)
     }
 
     /// [`refund`](Self::refund) at a time.
-    pub fn refund_at(&self, key: impl AsRef<[u8]>, cost: Cost, now: Tick) -> S::Reply<Decision> {
+    pub fn refund_at(
+        &self,
+        key: impl AsRef<[u8]>,
+        cost: Cost,
+        now: Tick,
+    ) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), Some(now))
     }
 
     /// Makes a client fresh: nothing used, no penalty.
-    pub fn reset(&self, key: impl AsRef<[u8]>) -> S::Reply<Decision> {
+    pub fn reset(&self, key: impl AsRef<[u8]>) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Reset, None)
     }
 
     /// [`reset`](Self::reset) at a time.
-    pub fn reset_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<Decision> {
+    pub fn reset_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Reset, Some(now))
     }
 
@@ -298,29 +328,24 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reserve(
-        &self,
-        key: impl AsRef<[u8]>,
+    pub fn reserve<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
-    ) -> S::Reply<Reserved> {
-        self.reserve_at(key, estimate, time_to_live, self.store.now())
+    ) -> S::Reply<'a, Reserved> {
+        self.reserve_key(key, estimate, time_to_live.into(), None)
     }
 
     /// [`reserve`](Self::reserve) at a time.
-    pub fn reserve_at(
-        &self,
-        key: impl AsRef<[u8]>,
+    pub fn reserve_at<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
         now: Tick,
-    ) -> S::Reply<Reserved> {
-        let key = key.as_ref();
-        let rule = self.rules.choose(key);
-        let charged = if rule.charges(now) { estimate } else { 0 };
-        let reservation = Reservation::new(key, charged, now, time_to_live.into());
-        let reply = self.check_under(&rule, key, estimate, Some(now));
-        S::map(reply, |decision| Reserved::new(decision, reservation))
+    ) -> S::Reply<'a, Reserved> {
+        self.reserve_key(key, estimate, time_to_live.into(), Some(now))
     }
 
     /// Charges what a reservation of this limiter cost in the end instead of its estimate: gives back
@@ -333,8 +358,9 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         &self,
         reservation: &mut Reservation,
         actual: Cost,
-    ) -> Result<S::Reply<Decision>, SettleError> {
-        self.settle_at(reservation, actual, self.store.now())
+    ) -> Result<S::Reply<'_, Decision>, SettleError> {
+        let op = reservation.settle(actual, self.store.now())?;
+        Ok(self.quietly(reservation.key(), op, None))
     }
 
     /// [`settle`](Self::settle) at a time.
@@ -346,7 +372,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         reservation: &mut Reservation,
         actual: Cost,
         now: Tick,
-    ) -> Result<S::Reply<Decision>, SettleError> {
+    ) -> Result<S::Reply<'_, Decision>, SettleError> {
         let op = reservation.settle(actual, now)?;
         Ok(self.quietly(reservation.key(), op, Some(now)))
     }
@@ -355,7 +381,10 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     ///
     /// # Errors
     /// It has been settled, or its time to live is over. Nothing changes.
-    pub fn cancel(&self, reservation: &mut Reservation) -> Result<S::Reply<Decision>, SettleError> {
+    pub fn cancel(
+        &self,
+        reservation: &mut Reservation,
+    ) -> Result<S::Reply<'_, Decision>, SettleError> {
         self.settle(reservation, 0)
     }
 
@@ -367,7 +396,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         &self,
         reservation: &mut Reservation,
         now: Tick,
-    ) -> Result<S::Reply<Decision>, SettleError> {
+    ) -> Result<S::Reply<'_, Decision>, SettleError> {
         self.settle_at(reservation, 0, now)
     }
 
@@ -393,73 +422,117 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     }
 
     /// An operation that is no request, of which nobody is told.
-    fn quietly(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<Decision> {
-        self.store.apply(&self.rules.choose(key), key, op, now)
+    fn quietly(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<'_, Decision> {
+        self.store.apply(self.rules.choose(key), key, op, now)
     }
 
     #[inline]
-    fn check_key<T: Answer>(&self, key: &[u8], cost: Cost, now: Option<Tick>) -> S::Reply<T> {
-        self.check_under(&self.rules.choose(key), key, cost, now)
-    }
-
-    #[inline]
-    fn check_under<T: Answer>(
-        &self,
-        rule: &R::Rule,
-        key: &[u8],
+    fn check_key<'a, T: Answer>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
         cost: Cost,
         now: Option<Tick>,
-    ) -> S::Reply<T> {
+    ) -> S::Reply<'a, T> {
+        self.check_under(self.rules.choose(key.as_ref()), key, cost, now)
+    }
+
+    #[inline]
+    fn check_under<'a, T: Answer>(
+        &'a self,
+        rule: R::Chosen<'a>,
+        key: impl AsRef<[u8]> + Send + 'a,
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> S::Reply<'a, T> {
         let op = Op::Check(cost);
         if !O::OBSERVES {
-            return self.store.apply::<T>(rule, key, op, now);
+            return self.store.apply::<T>(rule, key.as_ref(), op, now);
         }
-        S::map(self.store.apply::<Decision>(rule, key, op, now), |decision| {
-            self.tell(rule, key, cost, &decision);
-            T::of_decision(decision)
+        let told = self.told();
+        let reply = self.store.apply::<Timed>(rule.clone(), key.as_ref(), op, now);
+        S::map(reply, move |Timed { decision, at }| {
+            told.of(&*rule, key.as_ref(), cost, &decision, at);
+            T::of_decision(decision, at)
         })
     }
 
-    fn apply_many<T: Answer>(
-        &self,
-        keys: &[impl AsRef<[u8]>],
+    fn reserve_key<'a>(
+        &'a self,
+        key: impl AsRef<[u8]> + Send + 'a,
+        estimate: Cost,
+        time_to_live: Ticks,
         now: Option<Tick>,
-    ) -> S::Reply<Vec<T>> {
+    ) -> S::Reply<'a, Reserved> {
+        let owned: Box<[u8]> = key.as_ref().into();
+        let rule = self.rules.choose(key.as_ref());
+        let reply = self.check_under(rule.clone(), key, estimate, now);
+        S::map(reply, move |Timed { decision, at }| {
+            let charged = if rule.charges(at) { estimate } else { 0 };
+            Reserved::new(decision, Reservation::new(owned, charged, at, time_to_live))
+        })
+    }
+
+    fn apply_many<'a, T: Answer>(
+        &'a self,
+        keys: &'a [impl AsRef<[u8]> + Sync],
+        now: Option<Tick>,
+    ) -> S::Reply<'a, Vec<T>> {
         let Some(rule) = self.rules.same_for_all() else {
             if let Some(long) = keys.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
                 // Its error is that of all, and comes before anybody is charged.
-                return S::map(self.check_key::<T>(long.as_ref(), 0, now), |_| Vec::new());
+                return S::map(self.check_key::<T>(long, 0, now), |_| Vec::new());
             }
-            return S::gather(keys.iter().map(|key| self.check_key(key.as_ref(), 1, now)));
+            return S::gather(keys.iter().map(|key| self.check_key(key, 1, now)));
         };
         if !O::OBSERVES {
             return self.store.check_many(rule, keys, 1, now);
         }
-        S::map(self.store.check_many::<Decision, _>(rule, keys, 1, now), |decisions| {
-            for (key, decision) in keys.iter().zip(&decisions) {
-                self.tell(rule, key.as_ref(), 1, decision);
-            }
-            decisions.into_iter().map(T::of_decision).collect()
+        let told = self.told();
+        S::map(self.store.check_many::<Timed, _>(rule, keys, 1, now), move |decisions| {
+            let each = keys.iter().zip(decisions);
+            each.map(|(key, Timed { decision, at })| {
+                told.of(rule, key.as_ref(), 1, &decision, at);
+                T::of_decision(decision, at)
+            })
+            .collect()
         })
     }
 
-    /// Tells whoever observes.
-    pub(crate) fn tell(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision) {
+    /// Whoever observes.
+    pub(crate) fn told(&self) -> Told<'_, O> {
+        Told { policy: &self.name, observer: &self.observer }
+    }
+}
+
+/// Who is told of a limiter's decisions.
+pub(crate) struct Told<'a, O> {
+    policy: &'a str,
+    observer: &'a O,
+}
+
+impl<O: Observer> Told<'_, O> {
+    pub(crate) fn of<A: Algorithm>(
+        &self,
+        rule: &A,
+        key: &[u8],
+        cost: Cost,
+        decision: &Decision,
+        at: Tick,
+    ) {
         if !O::OBSERVES {
             return;
         }
-        let now = self.store.now();
-        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, now));
+        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
         let event = Event {
-            policy: &self.name,
+            policy: self.policy,
             key,
             cost,
             allowed: decision.allowed,
             refused_by: name(decision.refused_by),
             shadow_refused_by: name(decision.shadow_refused_by),
-            source: Source::Store,
+            source: decision.source,
         };
-        notify(&self.observer, &event);
+        notify(self.observer, &event);
     }
 }
 

@@ -343,5 +343,6 @@ fn behind<A: Algorithm>(
         delay: Ticks::ZERO,
         refused_by: None,
         shadow_refused_by: None,
+        source: tollgate_core::Source::Store,
     }
 }

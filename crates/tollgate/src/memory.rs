@@ -11,7 +11,7 @@ use tollgate_core::{
 use crate::clock::{Alarm, Clock, SystemClock};
 use crate::hash::KeyHasher;
 use crate::line::{Joined, Line, Ticket, Turn};
-use crate::store::{MAX_KEY_BYTES, Store, StoreError};
+use crate::store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 use crate::table::{Fingerprint, Found, Full, Locks, Spot, Table, Usage, WhenFull};
 use crate::together::JointStore;
 use crate::waiting::WaitingStore;
@@ -189,7 +189,7 @@ impl<S: Clone> Keys<S> {
             return None;
         }
         let told = self.line.answer((&self.table, rule), spot, cost, now)?;
-        Some(told.map(T::of_decision))
+        Some(told.map(|decision| T::of_decision(decision, now)))
     }
 }
 
@@ -348,27 +348,27 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 }
 
 impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
-    type Reply<T> = Result<T, StoreError>;
+    type Reply<'a, T: 'a> = Result<T, StoreError>;
 
     #[inline]
-    fn apply<T: Answer>(
-        &self,
-        rule: &A,
+    fn apply<'a, T: Answer>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        self.front.apply(&self.keys, rule, key, op, now)
+        self.front.apply(&self.keys, &*rule, key, op, now)
     }
 
-    fn check_many<T: Answer, K: AsRef<[u8]>>(
-        &self,
-        rule: &A,
+    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
         keys: &[K],
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
-        self.front.check_many(&self.keys, rule, keys, cost, now)
+        self.front.check_many(&self.keys, &*rule, keys, cost, now)
     }
 
     fn now(&self) -> Tick {
@@ -376,11 +376,14 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 
     #[inline]
-    fn map<T, U>(reply: Result<T, StoreError>, make: impl FnOnce(T) -> U) -> Result<U, StoreError> {
+    fn map<'a, T: Send + 'a, U: Send + 'a>(
+        reply: Result<T, StoreError>,
+        make: impl FnOnce(T) -> U + Send + 'a,
+    ) -> Result<U, StoreError> {
         reply.map(make)
     }
 
-    fn gather<T>(
+    fn gather<'a, T: Send + 'a>(
         replies: impl Iterator<Item = Result<T, StoreError>>,
     ) -> Result<Vec<T>, StoreError> {
         replies.collect()
@@ -417,26 +420,28 @@ impl<C: Clock> PolicyStore<C> {
 }
 
 impl<C: Clock> Store<Policy> for PolicyStore<C> {
-    type Reply<T> = Result<T, StoreError>;
+    type Reply<'a, T: 'a> = Result<T, StoreError>;
 
     #[inline]
-    fn apply<T: Answer>(
-        &self,
-        policy: &Policy,
+    fn apply<'a, T: Answer>(
+        &'a self,
+        policy: impl Lent<Policy> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
+        let policy = &*policy;
         of_its_kind!(policy, &self.kinds, |rule, keys| self.front.apply(keys, rule, key, op, now))
     }
 
-    fn check_many<T: Answer, K: AsRef<[u8]>>(
-        &self,
-        policy: &Policy,
+    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+        &'a self,
+        policy: impl Lent<Policy> + 'a,
         keys: &[K],
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
+        let policy = &*policy;
         of_its_kind!(policy, &self.kinds, |rule, kept| {
             self.front.check_many(kept, rule, keys, cost, now)
         })
@@ -447,11 +452,14 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
     }
 
     #[inline]
-    fn map<T, U>(reply: Result<T, StoreError>, make: impl FnOnce(T) -> U) -> Result<U, StoreError> {
+    fn map<'a, T: Send + 'a, U: Send + 'a>(
+        reply: Result<T, StoreError>,
+        make: impl FnOnce(T) -> U + Send + 'a,
+    ) -> Result<U, StoreError> {
         reply.map(make)
     }
 
-    fn gather<T>(
+    fn gather<'a, T: Send + 'a>(
         replies: impl Iterator<Item = Result<T, StoreError>>,
     ) -> Result<Vec<T>, StoreError> {
         replies.collect()

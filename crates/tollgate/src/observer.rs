@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tollgate_core::Cost;
+use tollgate_core::{Cost, Source};
 
 /// A decision that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,24 +26,6 @@ pub struct Event<'a> {
     pub shadow_refused_by: Option<&'a str>,
     /// Who answered.
     pub source: Source,
-}
-
-/// Who answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Source {
-    /// The store.
-    Store,
-}
-
-impl Source {
-    /// The name in metrics and replies.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Store => "store",
-        }
-    }
 }
 
 /// Is told of every decision.
@@ -69,7 +51,7 @@ impl Source {
 /// assert_eq!(refusals.0.load(Ordering::Relaxed), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Observer {
+pub trait Observer: Sync {
     /// Whether there is anything to tell. Where there is not, nothing is prepared either.
     const OBSERVES: bool = true;
 
@@ -95,7 +77,7 @@ impl<O: Observer> Observer for &O {
     }
 }
 
-impl<O: Observer> Observer for std::sync::Arc<O> {
+impl<O: Observer + Send> Observer for std::sync::Arc<O> {
     const OBSERVES: bool = O::OBSERVES;
 
     fn decided(&self, event: &Event<'_>) {

@@ -55,9 +55,9 @@ impl Reserved {
 }
 
 impl Reservation {
-    pub(crate) fn new(key: &[u8], charged: Cost, at: Tick, time_to_live: Ticks) -> Self {
+    pub(crate) fn new(key: Box<[u8]>, charged: Cost, at: Tick, time_to_live: Ticks) -> Self {
         let until = at.after(time_to_live).unwrap_or(Tick(i64::MAX));
-        Self { key: key.into(), charged, at, until, settled: false }
+        Self { key, charged, at, until, settled: false }
     }
 
     /// Whose it is.

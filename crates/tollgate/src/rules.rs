@@ -5,17 +5,17 @@
 //!
 //! [`Tiers`]: crate::Tiers
 
-use std::ops::Deref;
-
 use tollgate_core::Algorithm;
+
+use crate::store::Lent;
 
 /// Chooses the rule for a key.
 pub trait Rules {
     /// What is chosen.
-    type Rule: Algorithm;
+    type Rule: Algorithm + Sync;
 
     /// How it is lent.
-    type Chosen<'a>: Deref<Target = Self::Rule>
+    type Chosen<'a>: Lent<Self::Rule> + Clone
     where
         Self: 'a;
 
@@ -26,7 +26,7 @@ pub trait Rules {
     fn same_for_all(&self) -> Option<&Self::Rule>;
 }
 
-impl<A: Algorithm> Rules for A {
+impl<A: Algorithm + Sync> Rules for A {
     type Rule = A;
     type Chosen<'a>
         = &'a A

@@ -6,55 +6,78 @@
 //! interface.
 
 use std::fmt;
+use std::ops::Deref;
 
 use tollgate_core::{Algorithm, Answer, Cost, Op, Tick};
 
 /// Keeps the states of keys, and decides on them.
 pub trait Store<A: Algorithm> {
     /// How an answer comes: [`Result`] from memory, a future of one from a network.
-    type Reply<T>;
+    type Reply<'a, T: 'a>;
 
     /// Carries out one operation on a key, atomically for that key: finds its state or makes one,
     /// decides, keeps what changed.
     ///
     /// Without `now` the store's own clock rules. Times that are given should go on, give or take a
     /// thread's lateness: where a key was dropped at a time, a new one starts no earlier.
-    fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> Self::Reply<T>;
+    fn apply<'a, T: Answer>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Self::Reply<'a, T>;
 
     /// Checks the same cost for many keys, as if one by one in order.
-    fn check_many<T: Answer, K: AsRef<[u8]>>(
-        &self,
-        rule: &A,
+    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
         keys: &[K],
         cost: Cost,
         now: Option<Tick>,
-    ) -> Self::Reply<Vec<T>>;
+    ) -> Self::Reply<'a, Vec<T>>;
 
     /// The time by which reservations lapse.
     fn now(&self) -> Tick;
 
     /// Makes something else of an answer on its way to the caller.
-    fn map<T, U>(reply: Self::Reply<T>, make: impl FnOnce(T) -> U) -> Self::Reply<U>;
+    fn map<'a, T: Send + 'a, U: Send + 'a>(
+        reply: Self::Reply<'a, T>,
+        make: impl FnOnce(T) -> U + Send + 'a,
+    ) -> Self::Reply<'a, U>;
 
     /// Several answers as one; if one of them failed, that it did.
-    fn gather<T>(replies: impl Iterator<Item = Self::Reply<T>>) -> Self::Reply<Vec<T>>;
+    fn gather<'a, T: Send + 'a>(
+        replies: impl Iterator<Item = Self::Reply<'a, T>>,
+    ) -> Self::Reply<'a, Vec<T>>;
 }
+
+/// A rule for one decision: borrowed, or chosen for it. A store that answers later keeps it until then.
+pub trait Lent<A>: Deref<Target = A> + Send + Sync {}
+
+impl<A, L: Deref<Target = A> + Send + Sync> Lent<A> for L {}
 
 /// A store may be lent.
 impl<A: Algorithm, S: Store<A>> Store<A> for &S {
-    type Reply<T> = S::Reply<T>;
+    type Reply<'a, T: 'a> = S::Reply<'a, T>;
 
-    fn apply<T: Answer>(&self, rule: &A, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<T> {
+    fn apply<'a, T: Answer>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> S::Reply<'a, T> {
         (**self).apply(rule, key, op, now)
     }
 
-    fn check_many<T: Answer, K: AsRef<[u8]>>(
-        &self,
-        rule: &A,
+    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
         keys: &[K],
         cost: Cost,
         now: Option<Tick>,
-    ) -> S::Reply<Vec<T>> {
+    ) -> S::Reply<'a, Vec<T>> {
         (**self).check_many(rule, keys, cost, now)
     }
 
@@ -62,11 +85,16 @@ impl<A: Algorithm, S: Store<A>> Store<A> for &S {
         (**self).now()
     }
 
-    fn map<T, U>(reply: S::Reply<T>, make: impl FnOnce(T) -> U) -> S::Reply<U> {
+    fn map<'a, T: Send + 'a, U: Send + 'a>(
+        reply: S::Reply<'a, T>,
+        make: impl FnOnce(T) -> U + Send + 'a,
+    ) -> S::Reply<'a, U> {
         S::map(reply, make)
     }
 
-    fn gather<T>(replies: impl Iterator<Item = S::Reply<T>>) -> S::Reply<Vec<T>> {
+    fn gather<'a, T: Send + 'a>(
+        replies: impl Iterator<Item = S::Reply<'a, T>>,
+    ) -> S::Reply<'a, Vec<T>> {
         S::gather(replies)
     }
 }

@@ -481,7 +481,7 @@ impl Algorithm for Plan {
 }
 
 /// A plan that was chosen for one decision.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Chosen(Plan);
 
 impl Deref for Chosen {

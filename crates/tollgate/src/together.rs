@@ -153,12 +153,13 @@ const NOTHING_ASKED: Decision = Decision {
     delay: tollgate_core::Ticks::ZERO,
     refused_by: None,
     shadow_refused_by: None,
+    source: tollgate_core::Source::Store,
 };
 
 /// A store whose keys can be decided on together with those of others: the memory stores. Not exported:
 /// places and locks of one store mean nothing in another.
 pub trait JointStore<A: Algorithm>:
-    Store<A, Reply<Decision> = Result<Decision, StoreError>>
+    for<'a> Store<A, Reply<'a, Decision> = Result<Decision, StoreError>>
 {
     /// Where a key belongs.
     ///
@@ -386,6 +387,7 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
     }
 
     fn tell(&self, decision: &Decision) {
-        self.limiter.tell(&self.rule, &self.key, self.cost, decision);
+        let told = self.limiter.told();
+        told.of(&*self.rule, &self.key, self.cost, decision, self.now);
     }
 }

@@ -22,7 +22,7 @@ use crate::store::{Store, StoreError};
 
 /// A store in whose lines one can wait: the memory stores. Not exported: tickets are of one store.
 pub trait WaitingStore<A: Algorithm>:
-    Store<A, Reply<Decision> = Result<Decision, StoreError>>
+    for<'a> Store<A, Reply<'a, Decision> = Result<Decision, StoreError>>
 {
     /// What wakes those who wait.
     type Clock: Alarm;
@@ -115,7 +115,7 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         let rule = self.rules.choose(key);
         let ticket = match self.store.join(&rule, key, cost, max_wait)? {
             Joined::Decided(decision) => {
-                self.tell(&rule, key, cost, &decision);
+                self.told().of(&*rule, key, cost, &decision, self.store.now());
                 return Ok(decision);
             }
             Joined::Waiting(ticket) => ticket,
@@ -133,7 +133,7 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
                 match self.store.turn(&rule, ticket, context.waker())? {
                     Turn::Done(decision) => {
                         place.ticket = None;
-                        self.tell(&rule, key, cost, &decision);
+                        self.told().of(&*rule, key, cost, &decision, self.store.now());
                         return Poll::Ready(Ok(decision));
                     }
                     Turn::Behind => return Poll::Pending,
