@@ -5,10 +5,12 @@
 //! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
 //! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
 //! | `vectors.rs` | cases with their answers, kept in `vectors/` |
+//! | `servers/` | real Redis and Valkey servers, clusters, sentinels, and a proxy that fails |
 
 use proptest::prelude::ProptestConfig;
 
 mod model;
+pub mod servers;
 mod traces;
 mod vectors;
 

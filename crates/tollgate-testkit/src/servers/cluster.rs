@@ -1,0 +1,318 @@
+//! A cluster: slots, failover, migration.
+
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::flavor::Flavor;
+use super::server::{Kind, Server};
+use super::waiting::{PATIENCE, PAUSE, wait_until};
+
+/// How many slots there are.
+const SLOTS: u16 = 16_384;
+
+/// How long a handshake may take until it is begun again.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+
+/// A cluster. Nodes have indices: the first are primaries at the start, then come the replicas of
+/// the first primary, those of the second, and so on. A node keeps its index whatever it becomes.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Server>,
+    ids: Vec<String>,
+}
+
+/// Its life.
+impl Cluster {
+    /// Starts a cluster and waits until every node says that all is well. A node is held for dead
+    /// after a second.
+    #[must_use]
+    pub fn start(flavor: Flavor, primaries: usize, replicas_each: usize) -> Self {
+        Self::with(flavor, primaries, replicas_each, &[])
+    }
+
+    /// Starts a cluster with more settings for every node.
+    ///
+    /// # Panics
+    ///
+    /// If the nodes do not find together.
+    #[must_use]
+    pub fn with(
+        flavor: Flavor,
+        primaries: usize,
+        replicas_each: usize,
+        arguments: &[&str],
+    ) -> Self {
+        let count = primaries * (1 + replicas_each);
+        let nodes: Vec<Server> = thread::scope(|scope| {
+            let start = || Server::of(Kind::ClusterNode, flavor, arguments);
+            let starting: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
+            starting.into_iter().map(|node| node.join().expect("a node starts")).collect()
+        });
+        let ids = nodes.iter().map(|node| node.ask(&["CLUSTER", "MYID"])).collect();
+        let cluster = Self { nodes, ids };
+        cluster.share_slots(primaries);
+        cluster.introduce();
+        for replica in primaries..count {
+            let primary = (replica - primaries) / replicas_each;
+            cluster.nodes[replica].ask::<()>(&["CLUSTER", "REPLICATE", &cluster.ids[primary]]);
+        }
+        wait_until("every node knows the replicas", PATIENCE, || {
+            cluster.views().all(|view| {
+                view.iter().filter(|line| line.primary.is_some()).count() == count - primaries
+            })
+        });
+        for replica in &cluster.nodes[primaries..] {
+            replica.wait_until_linked();
+        }
+        cluster.wait_until_ok(PATIENCE);
+        cluster
+    }
+
+    fn share_slots(&self, primaries: usize) {
+        let first = |primary: usize| usize::from(SLOTS) * primary / primaries;
+        for (index, node) in self.nodes.iter().enumerate() {
+            // Different from the start, or nodes would have to find out who gives way.
+            node.ask::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            if index < primaries {
+                let (from, to) = (first(index).to_string(), (first(index + 1) - 1).to_string());
+                node.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
+            }
+        }
+    }
+
+    fn introduce(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.all_know_all() {
+            assert!(Instant::now() < deadline, "the nodes of a cluster do not meet");
+            for node in &self.nodes[1..] {
+                let (port, bus) = (node.port().to_string(), node.bus_port().to_string());
+                self.nodes[0].ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            }
+            let again = Instant::now() + HANDSHAKE;
+            while !self.all_know_all() && Instant::now() < again {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn all_know_all(&self) -> bool {
+        self.views().all(|view| {
+            let known: HashSet<_> = view.iter().map(|line| &line.id).collect();
+            self.ids.iter().all(|id| known.contains(id))
+        })
+    }
+
+    /// Ends a node at once, as a crash would.
+    pub fn kill(&self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Waits until every node that runs says that the cluster is well and that the nodes that run
+    /// have all slots: after a primary's end, until its replica has taken over.
+    ///
+    /// # Panics
+    ///
+    /// If that takes longer.
+    pub fn wait_until_ok(&self, within: Duration) {
+        wait_until("the cluster is well", within, || {
+            let info = |node: &Server| node.ask::<String>(&["CLUSTER", "INFO"]);
+            self.running().all(|node| info(node).contains("cluster_state:ok"))
+                && self.views().all(|view| self.covers_all_slots(&view))
+        });
+    }
+
+    fn covers_all_slots(&self, view: &[Line]) -> bool {
+        let served: usize = view
+            .iter()
+            .filter(|line| self.index_of(&line.id).is_some_and(|i| self.nodes[i].is_running()))
+            .flat_map(|line| &line.slots)
+            .map(ExactSizeIterator::len)
+            .sum();
+        served == usize::from(SLOTS)
+    }
+}
+
+/// Who has what.
+impl Cluster {
+    /// Where its nodes are, the running ones and the others.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    /// Its nodes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// The slot of a key.
+    ///
+    /// # Panics
+    ///
+    /// If no node runs.
+    #[must_use]
+    pub fn slot_of(&self, key: impl AsRef<[u8]>) -> u16 {
+        let node = self.running().next().expect("a node runs");
+        node.ask(&[b"CLUSTER", b"KEYSLOT".as_slice(), key.as_ref()])
+    }
+
+    /// The index of the primary that has a slot, as the nodes know now. Where they differ, the
+    /// newest claim holds.
+    ///
+    /// # Panics
+    ///
+    /// If no node knows one.
+    #[must_use]
+    pub fn primary_of(&self, slot: u16) -> usize {
+        self.views()
+            .flatten()
+            .filter(|line| line.slots.iter().any(|slots| slots.contains(&slot)))
+            .max_by_key(|line| line.epoch)
+            .and_then(|line| self.index_of(&line.id))
+            .expect("somebody has the slot")
+    }
+
+    /// The index of a running replica of a node.
+    #[must_use]
+    pub fn replica_of(&self, primary: usize) -> Option<usize> {
+        self.views()
+            .flatten()
+            .find(|line| line.is_own && line.primary.as_ref() == Some(&self.ids[primary]))
+            .and_then(|line| self.index_of(&line.id))
+    }
+
+    /// The keys that would stay for ever, of all primaries that run.
+    #[must_use]
+    pub fn keys_without_ttl(&self) -> Vec<Vec<u8>> {
+        self.views()
+            .flatten()
+            .filter(|line| line.is_own && line.primary.is_none())
+            .filter_map(|line| self.index_of(&line.id))
+            .flat_map(|index| self.nodes[index].keys_without_ttl())
+            .collect()
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.is_running())
+    }
+
+    /// What each running node knows of all.
+    fn views(&self) -> impl Iterator<Item = Vec<Line>> {
+        self.running().map(|node| {
+            let text: String = node.ask(&["CLUSTER", "NODES"]);
+            text.lines().filter_map(Line::of).collect()
+        })
+    }
+
+    fn index_of(&self, id: &str) -> Option<usize> {
+        self.ids.iter().position(|known| known == id)
+    }
+}
+
+/// Moving slots, in the steps of an operator: between them a slot is in two places.
+impl Cluster {
+    /// Opens a slot on both sides. From now on its primary sends clients on (`ASK`) for keys that
+    /// it has not.
+    pub fn begin_migration(&self, slot: u16, to: usize) {
+        let from = self.primary_of(slot);
+        self.set_slot(to, slot, &["IMPORTING", &self.ids[from]]);
+        self.set_slot(from, slot, &["MIGRATING", &self.ids[to]]);
+    }
+
+    /// Moves the keys of an open slot.
+    pub fn migrate_keys(&self, slot: u16, to: usize) {
+        let from = &self.nodes[self.primary_of(slot)];
+        let (slot, port) = (slot.to_string(), self.nodes[to].port().to_string());
+        loop {
+            let keys: Vec<Vec<u8>> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            if keys.is_empty() {
+                return;
+            }
+            let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
+            let words =
+                migrate.into_iter().map(str::as_bytes).chain(keys.iter().map(Vec::as_slice));
+            from.ask::<String>(&words.collect::<Vec<_>>());
+        }
+    }
+
+    /// Gives an open slot to its new primary. The two know at once; the others hear of it.
+    pub fn end_migration(&self, slot: u16, to: usize) {
+        let from = self.primary_of(slot);
+        self.set_slot(to, slot, &["NODE", &self.ids[to]]);
+        self.set_slot(from, slot, &["NODE", &self.ids[to]]);
+    }
+
+    /// Moves a slot: all three steps.
+    pub fn migrate(&self, slot: u16, to: usize) {
+        self.begin_migration(slot, to);
+        self.migrate_keys(slot, to);
+        self.end_migration(slot, to);
+    }
+
+    fn set_slot(&self, node: usize, slot: u16, state: &[&str]) {
+        let slot = slot.to_string();
+        self.nodes[node].ask::<()>(&[&["CLUSTER", "SETSLOT", &slot], state].concat());
+    }
+}
+
+/// A line of `CLUSTER NODES`: what one node knows of another, or of itself.
+#[derive(Debug)]
+struct Line {
+    id: String,
+    is_own: bool,
+    primary: Option<String>,
+    epoch: u64,
+    slots: Vec<RangeInclusive<u16>>,
+}
+
+impl Line {
+    /// None for a node that is only about to be known.
+    fn of(line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [id, _address, flags, primary, _ping, _pong, epoch, _link, slots @ ..] = &words[..]
+        else {
+            return None;
+        };
+        let flags: Vec<&str> = flags.split(',').collect();
+        if flags.contains(&"handshake") {
+            return None;
+        }
+        Some(Self {
+            id: (*id).to_owned(),
+            is_own: flags.contains(&"myself"),
+            primary: (*primary != "-").then(|| (*primary).to_owned()),
+            epoch: epoch.parse().ok()?,
+            slots: slots.iter().filter_map(|slots| range(slots)).collect(),
+        })
+    }
+}
+
+/// `5` or `5-9`; none for `[5->-…]`, a slot that is open.
+fn range(slots: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_who_has_which_slots() {
+        let line = Line::of(
+            "07c3 127.0.0.1:30004@31004,host myself,master - 0 1426238317239 4 connected \
+             0-5 93 [94->-e7d1]",
+        )
+        .expect("a whole line");
+        assert_eq!((line.id.as_str(), line.is_own, line.epoch), ("07c3", true, 4));
+        assert_eq!(line.primary, None);
+        assert_eq!(line.slots, [0..=5, 93..=93]);
+
+        let replica = "e7d1 :0@0 slave,fail 07c3 0 0 4 disconnected";
+        assert_eq!(Line::of(replica).expect("a whole line").primary.as_deref(), Some("07c3"));
+        assert!(Line::of("e7d1 :0@0 handshake - 0 0 0 connected").is_none());
+    }
+}
