@@ -14,6 +14,7 @@ use core::marker::PhantomData;
 
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::codec::{self, DecodeError, Reader};
+use crate::exchange;
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
 
@@ -121,6 +122,41 @@ impl<F: Face, N: Level> Bucket<F, N> {
     /// L′, the denominator of the fraction in [`empty_at`](Self::empty_at).
     pub(crate) const fn drain(&self) -> u64 {
         self.drain
+    }
+
+    /// W′: what one unit of cost adds to the level.
+    pub(crate) const fn unit(&self) -> u64 {
+        self.unit
+    }
+
+    /// Whether its levels need two numbers outside.
+    pub(crate) fn is_deep(&self) -> bool {
+        self.ceiling.into() > exchange::LARGEST.into()
+    }
+
+    pub(crate) fn put_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
+        let level: u128 = state.level.into();
+        out.push(state.last.0.into());
+        if self.is_deep() {
+            out.push((level >> exchange::LIMB_BITS).cast_signed());
+        }
+        out.push((level & (exchange::limb(self.is_deep()))).cast_signed());
+    }
+
+    pub(crate) fn take_numbers(
+        &self,
+        numbers: &mut exchange::Numbers<'_>,
+    ) -> Result<BucketState<N>, DecodeError> {
+        let last = numbers.tick("last change")?;
+        let high: u128 = if self.is_deep() { numbers.next("level")? } else { 0 };
+        let low: u128 = numbers.next("level")?;
+        let level = high
+            .checked_mul(1 << exchange::LIMB_BITS)
+            .and_then(|level| level.checked_add(low))
+            .and_then(|level| N::try_from(level).ok())
+            .filter(|level| *level <= self.ceiling)
+            .ok_or(DecodeError::Field { name: "level" })?;
+        Ok(BucketState { last, level })
     }
 }
 

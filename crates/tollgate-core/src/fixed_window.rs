@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::codec::{self, DecodeError, Reader};
+use crate::exchange;
 use crate::limit::{Anchor, Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
 
@@ -79,6 +80,35 @@ impl FixedWindow {
             let into = state.into + now.since(state.last).0;
             *state = FixedWindowState { last: state.last.max(now), into, count: new };
         }
+    }
+
+    pub(crate) fn put_numbers(&self, state: &FixedWindowState, out: &mut Vec<i128>) {
+        out.extend([i128::from(state.last.0), state.into.into(), state.count.into()]);
+    }
+
+    pub(crate) fn take_numbers(
+        &self,
+        numbers: &mut exchange::Numbers<'_>,
+    ) -> Result<FixedWindowState, DecodeError> {
+        self.valid(FixedWindowState {
+            last: numbers.tick("last change")?,
+            into: numbers.next("place in its window")?,
+            count: numbers.next("count")?,
+        })
+    }
+
+    /// A state that came from outside, if it is one that a decision can have left.
+    fn valid(&self, state: FixedWindowState) -> Result<FixedWindowState, DecodeError> {
+        let aligned = self.anchor == Anchor::Clock;
+        if state.into >= self.window
+            || (aligned && state.into != into_window(state.last, self.window))
+        {
+            return Err(DecodeError::Field { name: "place in its window" });
+        }
+        if state.count > self.ceiling {
+            return Err(DecodeError::Field { name: "count" });
+        }
+        Ok(state)
     }
 
     fn starting(&self, count: Cost, now: Tick) -> FixedWindowState {
@@ -205,16 +235,7 @@ impl Algorithm for FixedWindow {
             count: reader.number("count")?,
         };
         reader.end()?;
-        let aligned = self.anchor == Anchor::Clock;
-        if state.into >= self.window
-            || (aligned && state.into != into_window(state.last, self.window))
-        {
-            return Err(DecodeError::Field { name: "place in its window" });
-        }
-        if state.count > self.ceiling {
-            return Err(DecodeError::Field { name: "count" });
-        }
-        Ok(state)
+        self.valid(state)
     }
 }
 

@@ -30,6 +30,7 @@
 //! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
 //! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
+//! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
 //! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
@@ -42,6 +43,7 @@ mod apply;
 mod bucket;
 mod codec;
 mod decision;
+mod exchange;
 mod fixed_window;
 mod gcra;
 mod instruction;
@@ -62,6 +64,7 @@ pub use apply::{Applied, Op, Part, apply};
 pub use bucket::{Bucket, BucketState, Face, Level};
 pub use codec::DecodeError;
 pub use decision::{Answer, Decision, Outcome, Source, Timed};
+pub use exchange::{Constants, NotWhole, Script};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{ArrivalTime, Gcra};
 pub use instruction::{Instruction, InstructionError};

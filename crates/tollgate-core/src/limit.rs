@@ -12,6 +12,7 @@ use core::str::FromStr;
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::bucket::BucketState;
 use crate::codec::{self, DecodeError, Reader};
+use crate::exchange;
 use crate::fixed_window::{FixedWindow, FixedWindowState};
 use crate::gcra::Gcra;
 use crate::leaky_bucket::LeakyBucket;
@@ -79,6 +80,10 @@ impl Kind {
             Self::SlidingWindowLog => 5,
             Self::SlidingWindowCounter => 6,
         }
+    }
+
+    pub(crate) fn of_tag(tag: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.tag() == tag)
     }
 }
 
@@ -419,6 +424,19 @@ impl Limit {
         Ok(self.carry(&from, &from.decode_state(state)?, now))
     }
 
+    pub(crate) fn put_numbers(&self, state: &LimitState, out: &mut Vec<i128>) {
+        with!(self, state, |machine, state| machine.put_numbers(state, out), else {
+            self.put_numbers(&self.used_up(Tick(0)), out);
+        });
+    }
+
+    pub(crate) fn take_numbers(
+        &self,
+        numbers: &mut exchange::Numbers<'_>,
+    ) -> Result<LimitState, DecodeError> {
+        Ok(make!(self, |machine| machine.take_numbers(numbers)?))
+    }
+
     fn decode_state(&self, bytes: &[u8]) -> Result<LimitState, DecodeError> {
         Ok(make!(self, |machine| machine.decode(bytes)?))
     }
@@ -536,10 +554,7 @@ impl Algorithm for Limit {
 fn read_numbers(bytes: &[u8]) -> Result<(Numbers, &[u8]), DecodeError> {
     let mut reader = Reader(bytes);
     let tag = reader.byte()?;
-    let kind = Kind::ALL
-        .into_iter()
-        .find(|kind| kind.tag() == tag)
-        .ok_or(DecodeError::Field { name: "algorithm" })?;
+    let kind = Kind::of_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
     let (limit, window) = (reader.number("limit")?, Ticks(reader.number("window")?));
     let (burst, debt) = (reader.number("burst")?, reader.number("debt")?);
     let anchor = match reader.byte()? {

@@ -97,7 +97,7 @@ impl Policy {
         Ok(Self::new(name.into(), limits.into()))
     }
 
-    fn new(name: Box<str>, limits: Box<[Limit]>) -> Self {
+    pub(crate) fn new(name: Box<str>, limits: Box<[Limit]>) -> Self {
         let is_plain = matches!(&*limits, [limit] if limit.is_plain());
         Self { name, limits, is_plain }
     }

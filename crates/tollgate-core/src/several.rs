@@ -17,9 +17,9 @@ use crate::{Cost, Tick, Ticks};
 /// How a key stands under one limit of a [`Policy`].
 #[derive(Clone, Debug)]
 pub struct Standing {
-    state: LimitState,
+    pub(crate) state: LimitState,
     /// Refusals and penalties; always `None` for limits without a penalty.
-    record: Option<Record>,
+    pub(crate) record: Option<Record>,
 }
 
 impl From<LimitState> for Standing {

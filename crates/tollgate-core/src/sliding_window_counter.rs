@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
+use crate::exchange;
 use crate::fixed_window::{forced, into_window};
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
@@ -103,6 +104,31 @@ impl SlidingWindowCounter {
         let below = (u128::from(room) + 1) * u128::from(self.window) - 1;
         let weight = below.checked_div(u128::from(previous)).map_or(u64::MAX, saturate);
         self.window.saturating_sub(weight)
+    }
+
+    pub(crate) fn put_numbers(&self, state: &SlidingWindowCounterState, out: &mut Vec<i128>) {
+        out.extend([i128::from(state.last.0), state.count.into(), state.previous.into()]);
+    }
+
+    pub(crate) fn take_numbers(
+        &self,
+        numbers: &mut exchange::Numbers<'_>,
+    ) -> Result<SlidingWindowCounterState, DecodeError> {
+        let last = numbers.tick("last change")?;
+        self.valid(last, numbers.next("count")?, numbers.next("count")?)
+    }
+
+    /// A state that came from outside, if it is one that a decision can have left.
+    fn valid(
+        &self,
+        last: Tick,
+        count: Cost,
+        previous: Cost,
+    ) -> Result<SlidingWindowCounterState, DecodeError> {
+        if count > self.ceiling || previous > self.ceiling {
+            return Err(DecodeError::Field { name: "count" });
+        }
+        Ok(SlidingWindowCounterState { previous, ..self.starting(count, last) })
     }
 
     fn starting(&self, count: Cost, now: Tick) -> SlidingWindowCounterState {
@@ -261,9 +287,6 @@ impl Algorithm for SlidingWindowCounter {
         let count = reader.number("count")?;
         let previous = reader.number("previous count")?;
         reader.end()?;
-        if count > self.ceiling || previous > self.ceiling {
-            return Err(DecodeError::Field { name: "count" });
-        }
-        Ok(SlidingWindowCounterState { previous, ..self.starting(count, last) })
+        self.valid(last, count, previous)
     }
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, Used};
 use crate::codec::{self, DecodeError, Reader};
+use crate::exchange;
 use crate::fixed_window::forced;
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
@@ -94,6 +95,35 @@ impl SlidingWindowLog {
         } else {
             Ticks(self.window - now.since(entry).0)
         }
+    }
+
+    pub(crate) fn put_numbers(&self, state: &SlidingWindowLogState, out: &mut Vec<i128>) {
+        out.extend([i128::from(state.last.0), 0, state.entries.len() as i128]);
+        for &(tick, total) in &state.entries {
+            out.extend([i128::from(tick.0), total.wrapping_sub(state.before).into()]);
+        }
+    }
+
+    pub(crate) fn take_numbers(
+        &self,
+        numbers: &mut exchange::Numbers<'_>,
+    ) -> Result<SlidingWindowLogState, DecodeError> {
+        let (last, before) = (numbers.tick("last change")?, numbers.next("total before")?);
+        let count: u64 = numbers.next("number of entries")?;
+        let mut entries = VecDeque::new();
+        let (mut earlier, mut sum) = (None, before);
+        for _ in 0..count {
+            let (tick, total) = (numbers.tick("entry's age")?, numbers.next("entry's cost")?);
+            if earlier >= Some(tick) || tick > last {
+                return Err(DecodeError::Field { name: "entry's age" });
+            }
+            if total <= sum || total - before > self.ceiling {
+                return Err(DecodeError::Field { name: "entry's cost" });
+            }
+            entries.push_back((tick, total));
+            (earlier, sum) = (Some(tick), total);
+        }
+        Ok(SlidingWindowLogState { last, before, entries })
     }
 
     fn starting(count: Cost, now: Tick) -> SlidingWindowLogState {

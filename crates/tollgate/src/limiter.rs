@@ -498,6 +498,11 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
+    /// Tells whoever observes of a decision that was made outside: for stores that decide on several keys.
+    pub fn observe(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision, at: Tick) {
+        self.told().of(rule, key, cost, decision, at);
+    }
+
     /// Whoever observes.
     pub(crate) fn told(&self) -> Told<'_, O> {
         Told { policy: &self.name, observer: &self.observer }

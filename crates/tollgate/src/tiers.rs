@@ -217,11 +217,40 @@ impl Under {
 }
 
 impl Plan {
-    fn access(&self, now: Tick) -> &Access {
+    /// A plan without an override.
+    #[must_use]
+    pub fn of(access: impl Into<Access>) -> Self {
+        Self { set: None, access: access.into() }
+    }
+
+    /// What the client gets at a time.
+    #[must_use]
+    pub fn access(&self, now: Tick) -> &Access {
         match &self.set {
             Some(set) if set.is_in_force(now) => &set.access,
             _ => &self.access,
         }
+    }
+
+    /// The same plan with other policies and another count of time, for a store that has its own.
+    ///
+    /// # Errors
+    /// What `policy` says.
+    pub fn with<E>(
+        &self,
+        policy: impl Fn(&Arc<Policy>) -> Result<Arc<Policy>, E>,
+        time: impl Fn(Tick) -> Tick,
+    ) -> Result<Self, E> {
+        let access = |access: &Access| match access {
+            Access::Limited(limited) => policy(limited).map(Access::Limited),
+            Access::Unlimited => Ok(Access::Unlimited),
+            Access::Blocked => Ok(Access::Blocked),
+        };
+        let set = self
+            .set
+            .as_ref()
+            .map(|set| Ok(Override { access: access(&set.access)?, until: set.until.map(&time) }));
+        Ok(Self { set: set.transpose()?, access: access(&self.access)? })
     }
 
     /// The policy at a time, with a state that was brought under it.
@@ -239,6 +268,18 @@ impl Plan {
 }
 
 impl Kept {
+    /// What was used under some policies, the one it was last asked for first.
+    #[must_use]
+    pub fn of(under: impl IntoIterator<Item = (Arc<Policy>, Box<[Standing]>)>) -> Self {
+        let under = under.into_iter().map(|(policy, standings)| Under { policy, standings });
+        Self(under.collect())
+    }
+
+    /// What was used under each policy, the one it was last asked for first.
+    pub fn policies(&self) -> impl ExactSizeIterator<Item = (&Arc<Policy>, &Box<[Standing]>)> {
+        self.0.iter().map(|under| (&under.policy, &under.standings))
+    }
+
     fn under(policy: &Arc<Policy>, standings: Box<[Standing]>) -> Self {
         Self(vec![Under { policy: policy.clone(), standings }])
     }

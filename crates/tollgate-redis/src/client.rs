@@ -1,0 +1,371 @@
+//! The way to Redis, shared by all stores of a process.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwapOption;
+use redis::{Client, ConnectionInfo, ErrorKind, RedisResult, ServerErrorKind, Value};
+
+use crate::address::Address;
+use crate::error::{AddressError, Error};
+use crate::failure::OnFailure;
+use crate::key::Key;
+use crate::node::Failure;
+use crate::routes::Routes;
+use crate::script::{By, Script};
+use crate::store::RedisStore;
+
+/// How to use Redis.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// What all keys begin with. Without braces, which would choose a cluster's slot.
+    pub prefix: String,
+    /// How long a decision may take: after that the failure policy decides.
+    pub budget: Duration,
+    /// How many connections there are to each server. One carries many calls at once.
+    pub connections: usize,
+    /// The certificates, in PEM, of who may vouch for a server, if they are not the system's.
+    pub root_certificates: Option<Vec<u8>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            prefix: "tollgate:".into(),
+            budget: Duration::from_millis(50),
+            connections: 1,
+            root_certificates: None,
+        }
+    }
+}
+
+impl Options {
+    /// Another prefix of keys.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Another time budget a decision.
+    #[must_use]
+    pub const fn budget(mut self, budget: Duration) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// Several connections to each server.
+    #[must_use]
+    pub const fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Certificates, in PEM, of one's own authority.
+    #[must_use]
+    pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificates = Some(pem.into());
+        self
+    }
+
+    pub(crate) fn client(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        #[cfg(feature = "tls")]
+        if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
+            // Whoever has chosen a provider before keeps it.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            return Client::build_with_tls(
+                info,
+                redis::TlsCertificates {
+                    client_tls: None,
+                    root_cert: self.root_certificates.clone(),
+                },
+            );
+        }
+        Client::open(info)
+    }
+}
+
+/// Redis, Valkey, their sentinels or a cluster of them.
+///
+/// It is cheap to clone, and all clones share their connections. Nothing is connected before the first
+/// decision, and a server that is away is no error: the [failure policy](OnFailure) decides until it is back.
+#[derive(Clone)]
+pub struct Redis {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) options: Options,
+    pub(crate) counters: Arc<Counters>,
+    address: Address,
+    routes: Arc<Routes>,
+    /// What the server's clock is ahead of ours, in microseconds.
+    ahead: AtomicI64,
+    is_checked: AtomicBool,
+}
+
+impl Redis {
+    /// Redis at an address: `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,
+    /// `redis+cluster://HOST,HOST`, `redis+sentinel://HOST,HOST/NAME`, `unix:///PATH`.
+    ///
+    /// # Errors
+    /// It is no such address.
+    pub fn open(address: &str) -> Result<Self, AddressError> {
+        Self::with(address, Options::default())
+    }
+
+    /// The same, with options.
+    ///
+    /// # Errors
+    /// It is no such address, or the prefix has braces in it.
+    ///
+    /// ```
+    /// use tollgate_redis::{Options, Redis};
+    ///
+    /// let options = Options::default().prefix("shop:");
+    /// let redis = Redis::with("redis://alice:secret@10.0.0.7:6379/2", options)?;
+    /// assert!(!format!("{redis:?}").contains("secret"));
+    /// # Ok::<(), tollgate_redis::AddressError>(())
+    /// ```
+    pub fn with(address: &str, options: Options) -> Result<Self, AddressError> {
+        let parsed = Address::parse(address)?;
+        let error = |reason: String| AddressError {
+            address: parsed.to_string().into(),
+            reason: reason.into(),
+        };
+        if options.prefix.contains(['{', '}']) {
+            let prefix = &options.prefix;
+            return Err(error(format!("the prefix {prefix:?} has braces, which choose a slot")));
+        }
+        let counters = Arc::new(Counters::default());
+        let routes = Routes::new(parsed.clone(), options.clone(), counters.clone())
+            .map_err(|failure| error(failure.to_string()))?;
+        let routes = Arc::new(routes);
+        let inner = Inner {
+            options,
+            counters,
+            address: parsed,
+            routes,
+            ahead: AtomicI64::new(0),
+            is_checked: AtomicBool::new(false),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A store for the keys of a policy, by its name. Limiters of the same name share their clients' quotas,
+    /// in whatever process they are.
+    #[must_use]
+    pub fn store(&self, name: impl Into<Arc<str>>) -> RedisStore {
+        RedisStore::new(self.clone(), name.into(), OnFailure::default())
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = self.inner.counters.snapshot();
+        counts.is_open = self.inner.routes.is_open();
+        counts
+    }
+
+    /// Why Redis could not decide the last time it could not.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Arc<Error>> {
+        self.inner.counters.last_error.load_full()
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.inner.routes.is_cluster()
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.inner.options.budget
+    }
+
+    pub(crate) fn key(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
+        Key::new(&self.inner.options.prefix, policy, client)
+    }
+
+    /// Runs a script on keys of one slot, once. If the server has forgotten it, it is told again: it was not
+    /// run then.
+    pub(crate) async fn run(
+        &self,
+        script: &Script,
+        keys: &[&Key],
+        arguments: &[&[u8]],
+        deadline: Instant,
+    ) -> Result<Vec<Value>, Error> {
+        self.check_server();
+        let slot = keys.first().map_or(0, |key| key.slot);
+        let names: Vec<&[u8]> = keys.iter().map(|key| &key.name[..]).collect();
+        let call = |by| script.call(&names, arguments, by);
+        let routes = &self.inner.routes;
+        let mut result = routes.send(slot, &call(By::Name), deadline).await;
+        if let Err(Failure::Refused(error)) = &result
+            && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+        {
+            self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
+            result = routes.send(slot, &call(By::Text), deadline).await;
+        }
+        match result {
+            Ok(Value::Array(values)) => Ok(values),
+            Ok(_) => Err(Error::Server { message: "the reply is not a script's".into() }),
+            Err(Failure::Refused(error)) => {
+                let first_line = error.to_string();
+                let first_line = first_line.lines().next().unwrap_or_default();
+                Err(Error::Server {
+                    message: first_line.chars().take(200).collect::<String>().into(),
+                })
+            }
+            Err(failure) => Err(Error::Unavailable {
+                sent: matches!(failure, Failure::Lost(_)),
+                reason: failure.to_string().into(),
+            }),
+        }
+    }
+
+    /// Notes the server's time, in microseconds, as a reply told it.
+    pub(crate) fn heard(&self, time: i64) {
+        self.inner.ahead.store(time.saturating_sub(wall()), Ordering::Relaxed);
+    }
+
+    /// About what time the server has, in microseconds.
+    pub(crate) fn now(&self) -> i64 {
+        wall().saturating_add(self.inner.ahead.load(Ordering::Relaxed))
+    }
+
+    /// Looks once whether the server may drop keys before they expire, and says so.
+    fn check_server(&self) {
+        if self.inner.is_checked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let redis = self.clone();
+        tokio::spawn(async move {
+            let command = redis::cmd("CONFIG").arg("GET").arg("maxmemory-policy").take();
+            let deadline = Instant::now() + Duration::from_secs(1);
+            match redis.inner.routes.send(0, &command, deadline).await {
+                Ok(reply) => {
+                    if let Some(policy) = dropping(&reply) {
+                        redis.inner.counters.eviction_warnings.fetch_add(1, Ordering::Relaxed);
+                        tracing::warn!(
+                            address = %redis.inner.address,
+                            policy,
+                            "redis may drop keys before they expire, and with them what clients have \
+                             used; set maxmemory-policy to noeviction"
+                        );
+                    }
+                }
+                // Not allowed to look: nothing can be said.
+                Err(Failure::Refused(_)) => {}
+                Err(_) => redis.inner.is_checked.store(false, Ordering::Relaxed),
+            }
+        });
+    }
+}
+
+/// The eviction policy in a reply, if it is one that drops keys.
+fn dropping(reply: &Value) -> Option<String> {
+    let policy = match reply {
+        Value::Array(pair) => pair.get(1)?,
+        Value::Map(pairs) => &pairs.first()?.1,
+        _ => return None,
+    };
+    let Value::BulkString(policy) = policy else { return None };
+    (policy != b"noeviction").then(|| String::from_utf8_lossy(policy).into_owned())
+}
+
+fn wall() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("address", &self.inner.address).finish_non_exhaustive()
+    }
+}
+
+/// What happened, counted while it does.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) calls: AtomicU64,
+    pub(crate) timeouts: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) breaker_opened: AtomicU64,
+    pub(crate) redirections: AtomicU64,
+    pub(crate) reloads: AtomicU64,
+    pub(crate) contended: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) allowed: AtomicU64,
+    pub(crate) denied: AtomicU64,
+    pub(crate) local: AtomicU64,
+    pub(crate) returned: AtomicU64,
+    pub(crate) eviction_warnings: AtomicU64,
+    pub(crate) last_error: ArcSwapOption<Error>,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Calls that were sent.
+    pub calls: u64,
+    /// Calls whose reply did not come in time.
+    pub timeouts: u64,
+    /// Connections that were made.
+    pub connections: u64,
+    /// How often a server was left alone because it did not answer.
+    pub breaker_opened: u64,
+    /// Whether one is now.
+    pub is_open: bool,
+    /// Calls that were sent on to another server of the cluster.
+    pub redirections: u64,
+    /// Scripts that a server had forgotten and was told again.
+    pub reloads: u64,
+    /// Writes that were tried again because somebody else had written.
+    pub contended: u64,
+    /// Decisions that the server could not make, for whatever reason.
+    pub errors: u64,
+    /// Of those, the ones that were [allowed](OnFailure::Allow).
+    pub allowed: u64,
+    /// The ones that were [denied](OnFailure::Deny).
+    pub denied: u64,
+    /// The ones that were made [in this process](OnFailure::Local).
+    pub local: u64,
+    /// Clients whose use in this process was charged in Redis when it was back.
+    pub returned: u64,
+    /// Whether the server was found to drop keys before they expire.
+    pub eviction_warnings: u64,
+}
+
+impl Counters {
+    fn snapshot(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            calls: read(&self.calls),
+            timeouts: read(&self.timeouts),
+            connections: read(&self.connections),
+            breaker_opened: read(&self.breaker_opened),
+            is_open: false,
+            redirections: read(&self.redirections),
+            reloads: read(&self.reloads),
+            contended: read(&self.contended),
+            errors: read(&self.errors),
+            allowed: read(&self.allowed),
+            denied: read(&self.denied),
+            local: read(&self.local),
+            returned: read(&self.returned),
+            eviction_warnings: read(&self.eviction_warnings),
+        }
+    }
+}

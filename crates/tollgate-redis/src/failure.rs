@@ -1,0 +1,194 @@
+//! What is decided when Redis cannot be asked.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use tollgate::{
+    Access, Capacity, Cost, Decision, Kind, MemoryStore, Op, Plan, Policy, PolicyError, Source,
+    Store as _, SystemClock, Tick, Ticks,
+};
+
+/// What to decide while Redis cannot be asked, does not answer in time, or answers with an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnFailure {
+    /// Everything is allowed. For limits that protect little, where being away would cost more.
+    #[default]
+    Allow,
+    /// Everything is refused. For limits that protect much: logins, payments.
+    Deny,
+    /// This process decides by itself, for its share of the quota. What it admitted is charged in Redis when it
+    /// is back.
+    Local {
+        /// How many processes share the quota.
+        instances: u32,
+    },
+}
+
+/// The limiter in this process that decides meanwhile.
+pub(crate) struct Local {
+    instances: u32,
+    store: OnceLock<MemoryStore<Plan>>,
+    /// The clients it decided on, until that is charged in Redis.
+    clients: Mutex<HashSet<Box<[u8]>>>,
+}
+
+/// How many clients are decided on locally. More are refused: what they used could not be charged later.
+const MAX_CLIENTS: usize = 100_000;
+
+impl Local {
+    pub(crate) fn new(instances: u32) -> Self {
+        Self { instances: instances.max(1), store: OnceLock::new(), clients: Mutex::default() }
+    }
+
+    fn store(&self) -> &MemoryStore<Plan> {
+        self.store.get_or_init(|| MemoryStore::new(Capacity::of(MAX_CLIENTS), SystemClock::new()))
+    }
+
+    /// Decides for this process's share.
+    pub(crate) fn decide(&self, plan: &Plan, client: &[u8], op: Op, now: Option<Tick>) -> Decision {
+        let share = |policy: &Arc<Policy>| share_of(policy, self.instances).map(Arc::new);
+        let Ok(plan) = plan.with(share, |time| time) else { return refused(plan, Tick(0)) };
+        if !self.note(client) {
+            return refused(&plan, Tick(0));
+        }
+        let decided = self.store().apply::<Decision>(&plan, client, op, now);
+        match decided {
+            Ok(decision) => Decision { source: Source::Local, ..decision },
+            Err(_) => refused(&plan, Tick(0)),
+        }
+    }
+
+    fn note(&self, client: &[u8]) -> bool {
+        let mut clients = self.clients();
+        if clients.contains(client) {
+            return true;
+        }
+        clients.len() < MAX_CLIENTS && clients.insert(client.into())
+    }
+
+    /// Takes what a client has used here, to be charged in Redis.
+    pub(crate) fn take(&self, plan: &Plan, client: &[u8]) -> Option<Cost> {
+        if self.store.get().is_none() || !self.clients().remove(client) {
+            return None;
+        }
+        let share = |policy: &Arc<Policy>| share_of(policy, self.instances).map(Arc::new);
+        let plan = plan.with(share, |time| time).ok()?;
+        let stands = self.store().apply::<Decision>(&plan, client, Op::Peek(1), None).ok()?;
+        let _ = self.store().apply::<bool>(&plan, client, Op::Reset, None);
+        Some(stands.limit - stands.remaining).filter(|used| *used > 0)
+    }
+
+    /// Puts back what could not be charged.
+    pub(crate) fn put_back(&self, plan: &Plan, client: &[u8], used: Cost) {
+        let _ = self.decide(plan, client, Op::Force(used.into()), None);
+    }
+
+    /// Some of the clients that were decided on here.
+    pub(crate) fn clients_left(&self, at_most: usize) -> Vec<Box<[u8]>> {
+        self.clients().iter().take(at_most).cloned().collect()
+    }
+
+    pub(crate) fn is_unused(&self) -> bool {
+        self.store.get().is_none() || self.clients().is_empty()
+    }
+
+    fn clients(&self) -> std::sync::MutexGuard<'_, HashSet<Box<[u8]>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One process's share of a quota: all of them together admit no more than the whole.
+fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
+    let instances = Cost::from(instances);
+    let limits = policy.limits().iter().map(|limit| {
+        let numbers = limit.numbers();
+        let mut share = Policy::of(numbers.kind, numbers.limit).named(limit.name());
+        if numbers.kind.is_bucket() {
+            share = share
+                .per(Ticks(numbers.window.0.saturating_mul(instances)))
+                .burst((numbers.burst / instances).max(1));
+        } else {
+            // Less than one each: one, in so many windows as make it a share.
+            let each = numbers.limit / instances;
+            let windows = if each == 0 { instances.div_ceil(numbers.limit) } else { 1 };
+            share = Policy::of(numbers.kind, each.max(1))
+                .per(Ticks(numbers.window.0.saturating_mul(windows)))
+                .named(limit.name());
+            if numbers.kind == Kind::FixedWindow {
+                share = share.anchor(numbers.anchor);
+            }
+        }
+        if let Some(penalty) = limit.penalty() {
+            share = share.penalty(*penalty);
+        }
+        if limit.is_shadow() { share.shadow() } else { share }
+    });
+    Policy::all_of(policy.name(), limits)
+}
+
+/// The answer where everything is allowed meanwhile. How much is left nobody knows.
+pub(crate) fn allowed(plan: &Plan, now: Tick) -> Decision {
+    Decision { allowed: true, source: Source::FailedOpen, ..refused(plan, now) }
+}
+
+/// The answer where everything is refused meanwhile. When it would be allowed nobody knows: a second is tried.
+pub(crate) fn refused(plan: &Plan, now: Tick) -> Decision {
+    let limit = match plan.access(now) {
+        Access::Limited(policy) => tollgate::Algorithm::capacity(&**policy),
+        Access::Unlimited => Cost::MAX,
+        Access::Blocked => 0,
+    };
+    Decision {
+        allowed: false,
+        limit,
+        remaining: 0,
+        retry_after: Some(Ticks(RETRY_AFTER)),
+        reset_after: Ticks::ZERO,
+        delay: Ticks::ZERO,
+        refused_by: None,
+        shadow_refused_by: None,
+        source: Source::FailedClosed,
+    }
+}
+
+const RETRY_AFTER: u64 = 1_000_000_000;
+
+/// Lets something be said once a second.
+pub(crate) struct Seldom(AtomicU64);
+
+impl Seldom {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    pub(crate) fn may(&self) -> bool {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let second = START.elapsed().as_secs() + 1;
+        self.0.swap(second, Ordering::Relaxed) != second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_to_the_whole() {
+        let policy = Policy::all_of(
+            "api",
+            [
+                Policy::token_bucket(100).per(Ticks(60)).burst(40),
+                Policy::fixed_window(10).per(Ticks(60)),
+                Policy::sliding_window_log(3).per(Ticks(60)),
+            ],
+        )
+        .unwrap();
+        let share = share_of(&policy, 4).unwrap();
+        let numbers = share.limits().iter().map(|limit| *limit.numbers());
+        let told: Vec<_> = numbers.map(|n| (n.limit, n.window.0, n.burst)).collect();
+        assert_eq!(told, [(100, 240, 10), (2, 60, 2), (1, 120, 1)]);
+    }
+}

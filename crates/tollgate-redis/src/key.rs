@@ -1,0 +1,100 @@
+//! What a client's key is called in Redis.
+//!
+//! `PREFIX{TAG}LENGTH:POLICY=CLIENT`, or `PREFIX{TAG}LENGTH:POLICY#DIGEST` for a long one. The length is that
+//! of the policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a
+//! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
+//! putting braces into its name, and all policies of one client are in one place.
+
+use sha2::{Digest as _, Sha256};
+use tollgate::MAX_KEY_BYTES;
+
+use crate::Error;
+
+/// The longest client that is written out. Of longer ones there is a digest.
+const LONGEST: usize = 128;
+
+/// A key in Redis, and its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) name: Vec<u8>,
+    pub(crate) slot: u16,
+}
+
+impl Key {
+    pub(crate) fn new(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
+        if client.len() > MAX_KEY_BYTES {
+            return Err(Error::KeyTooLong { bytes: client.len() });
+        }
+        let tag = format!("{:04x}", xxhash_rust::xxh3::xxh3_64(client) & 0xffff);
+        let mut name = Vec::with_capacity(prefix.len() + policy.len() + client.len() + 16);
+        name.extend_from_slice(prefix.as_bytes());
+        name.extend_from_slice(format!("{{{tag}}}{}:{policy}", policy.len()).as_bytes());
+        if client.len() > LONGEST {
+            name.push(b'#');
+            name.extend(
+                Sha256::digest(client).iter().flat_map(|byte| [hex(byte >> 4), hex(byte & 15)]),
+            );
+        } else {
+            name.push(b'=');
+            name.extend_from_slice(client);
+        }
+        Ok(Self { name, slot: slot(tag.as_bytes()) })
+    }
+}
+
+const fn hex(digit: u8) -> u8 {
+    if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }
+}
+
+/// The slot of a hash tag in a cluster.
+pub(crate) fn slot(tag: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(tag) % 16384
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(policy: &str, client: &str) -> String {
+        String::from_utf8(Key::new("tg:", policy, client.as_bytes()).unwrap().name).unwrap()
+    }
+
+    #[test]
+    fn different_policies_and_clients_never_share_a_key() {
+        assert_ne!(name("a:b", "c"), name("a", "b:c"));
+        assert_ne!(name("a", "=b"), name("a=", "b"));
+        assert_ne!(name("a=b", "c"), name("a", "b=c"));
+        // A digest written out is another client than the one it is of.
+        let long = name("a", &"x".repeat(129));
+        let digest = long.split_once('#').unwrap().1;
+        assert_ne!(name("a", digest), long);
+        assert_ne!(name("a", &"x".repeat(129)), name("a", &"x".repeat(130)));
+    }
+
+    #[test]
+    fn a_client_cannot_choose_its_slot() {
+        for client in ["{x}1", "{x}2", "a{x}b", "{}", "}{"] {
+            let key = Key::new("tg:", "api", client.as_bytes()).unwrap();
+            let text = String::from_utf8(key.name).unwrap();
+            let tag = text.split_once('{').unwrap().1.split_once('}').unwrap().0;
+            assert_eq!(tag.len(), 4, "{text}");
+            assert_eq!(key.slot, slot(tag.as_bytes()), "{text}");
+        }
+        let slots = ["{x}1", "{x}2", "{x}3"]
+            .map(|client| Key::new("", "", client.as_bytes()).unwrap().slot);
+        assert!(slots[0] != slots[1] || slots[1] != slots[2]);
+    }
+
+    #[test]
+    fn slots_are_those_of_the_cluster_specification() {
+        assert_eq!(slot(b"123456789"), 0x31c3);
+    }
+
+    #[test]
+    fn a_key_that_is_too_long_is_refused() {
+        assert_eq!(
+            Key::new("", "", &vec![0; MAX_KEY_BYTES + 1]),
+            Err(Error::KeyTooLong { bytes: MAX_KEY_BYTES + 1 })
+        );
+    }
+}

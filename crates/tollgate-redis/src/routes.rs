@@ -1,0 +1,289 @@
+//! Which server has a key, and what to do when it is another one.
+//!
+//! The client of the `redis` crate for clusters sends a call again when a connection breaks, and a charge
+//! would then be charged twice; told not to, it follows no redirection either. So redirections are followed
+//! here: a call that was answered with MOVED or ASK was not carried out, and goes to the server that the
+//! answer names. A call whose reply was lost is never sent again.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{
+    Cmd, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value,
+};
+
+use crate::address::{Address, Shape};
+use crate::client::{Counters, Options};
+use crate::node::{Failure, Node};
+
+/// The way to the servers.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    address: Address,
+    options: Options,
+    counters: Arc<Counters>,
+    nodes: Mutex<HashMap<(String, u16), Arc<Node>>>,
+    /// The server of all keys, where there is one.
+    only: Mutex<Option<Arc<Node>>>,
+    /// In a cluster: the server of each slot.
+    slots: Mutex<Slots>,
+    is_asking: AtomicBool,
+    asked: Mutex<Option<Instant>>,
+}
+
+/// Ranges of slots, each with its server.
+#[derive(Debug, Default)]
+struct Slots {
+    ranges: Vec<(u16, u16, Arc<Node>)>,
+    /// Slots that were found elsewhere since.
+    moved: HashMap<u16, Arc<Node>>,
+}
+
+/// How many redirections are followed.
+const MAX_REDIRECTIONS: usize = 5;
+/// How often the map of servers is asked for at most.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// How long that may take: nobody's decision waits for it but the first.
+const MAP_BUDGET: Duration = Duration::from_millis(500);
+
+impl Routes {
+    pub(crate) fn new(
+        address: Address,
+        options: Options,
+        counters: Arc<Counters>,
+    ) -> Result<Self, RedisError> {
+        let only = match address.shape {
+            Shape::One => Some(Arc::new(Node::new(address.template.clone(), &options, &counters)?)),
+            Shape::Cluster { .. } | Shape::Sentinel { .. } => None,
+        };
+        Ok(Self {
+            address,
+            options,
+            counters,
+            nodes: Mutex::default(),
+            only: Mutex::new(only),
+            slots: Mutex::default(),
+            is_asking: AtomicBool::new(false),
+            asked: Mutex::new(None),
+        })
+    }
+
+    pub(crate) const fn is_cluster(&self) -> bool {
+        matches!(self.address.shape, Shape::Cluster { .. })
+    }
+
+    /// Whether some server is left alone because it does not answer.
+    pub(crate) fn is_open(&self) -> bool {
+        let only = lock(&self.only).as_ref().is_some_and(|node| node.is_open());
+        only || lock(&self.nodes).values().any(|node| node.is_open())
+    }
+
+    /// Sends a command that concerns a slot, and waits for its reply.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        slot: u16,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        let mut node = self.node_of(slot, deadline).await?;
+        let mut is_moving = false;
+        for _ in 0..=MAX_REDIRECTIONS {
+            let failure = match node.send(command, is_moving, deadline).await {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            let Failure::Refused(error) = &failure else {
+                self.ask_for_map();
+                return Err(failure);
+            };
+            match error.kind() {
+                ErrorKind::Server(kind @ (ServerErrorKind::Moved | ServerErrorKind::Ask)) => {
+                    self.counters.redirections.fetch_add(1, Ordering::Relaxed);
+                    is_moving = kind == ServerErrorKind::Ask;
+                    let Some(other) = self.named_in(error) else { return Err(failure) };
+                    node = other;
+                    if !is_moving {
+                        lock(&self.slots).moved.insert(slot, node.clone());
+                        self.ask_for_map();
+                    }
+                }
+                ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
+                    // It was a primary once: the address may lead to another server by now.
+                    node.reconnect("the server is a replica now");
+                    self.ask_for_map();
+                    return Err(failure);
+                }
+                ErrorKind::Server(ServerErrorKind::ClusterDown) => {
+                    self.ask_for_map();
+                    return Err(failure);
+                }
+                _ => return Err(failure),
+            }
+        }
+        Err(Failure::NotSent("sent from server to server too often".into()))
+    }
+
+    async fn node_of(self: &Arc<Self>, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
+        loop {
+            if let Some(node) = self.known(slot) {
+                return Ok(node);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(found) = tokio::time::timeout(left, self.read_map()).await else {
+                return Err(Failure::NotSent(
+                    "it is not known yet which server has the key".into(),
+                ));
+            };
+            found?;
+            if self.known(slot).is_none() {
+                return Err(Failure::NotSent("no server has the key's slot".into()));
+            }
+        }
+    }
+
+    fn known(&self, slot: u16) -> Option<Arc<Node>> {
+        if !self.is_cluster() {
+            return lock(&self.only).clone();
+        }
+        let slots = lock(&self.slots);
+        let range = || slots.ranges.iter().find(|(from, to, _)| (*from..=*to).contains(&slot));
+        slots.moved.get(&slot).or_else(|| range().map(|(_, _, node)| node)).cloned()
+    }
+
+    /// The server that a redirection names.
+    fn named_in(&self, error: &RedisError) -> Option<Arc<Node>> {
+        let (address, _) = error.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        self.node(host, port.parse().ok()?).ok()
+    }
+
+    fn node(&self, host: &str, port: u16) -> Result<Arc<Node>, Failure> {
+        let mut nodes = lock(&self.nodes);
+        if let Some(node) = nodes.get(&(host.to_owned(), port)) {
+            return Ok(node.clone());
+        }
+        let info = self.address.to(host, port);
+        let node = Node::new(info, &self.options, &self.counters).map_err(Failure::Refused)?;
+        let node = Arc::new(node);
+        nodes.insert((host.to_owned(), port), node.clone());
+        Ok(node)
+    }
+
+    /// Has the map of servers read in the background, if nobody is at it and it was not just read.
+    fn ask_for_map(self: &Arc<Self>) {
+        if matches!(self.address.shape, Shape::One) {
+            return;
+        }
+        let now = Instant::now();
+        let mut asked = lock(&self.asked);
+        let is_recent = asked.is_some_and(|asked| now.duration_since(asked) < ASK_AGAIN_AFTER);
+        if is_recent || self.is_asking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        *asked = Some(now);
+        drop(asked);
+        let routes = self.clone();
+        tokio::spawn(async move {
+            let read = tokio::time::timeout(MAP_BUDGET, routes.read_map()).await;
+            routes.is_asking.store(false, Ordering::Release);
+            if !matches!(read, Ok(Ok(()))) {
+                tracing::warn!(address = %routes.address, "nobody tells where the servers are");
+            }
+        });
+    }
+
+    async fn read_map(self: &Arc<Self>) -> Result<(), Failure> {
+        match &self.address.shape {
+            Shape::One => Ok(()),
+            Shape::Cluster { seeds } => self.read_slots(seeds).await,
+            Shape::Sentinel { sentinels, name } => self.find_primary(sentinels, name).await,
+        }
+    }
+
+    /// Asks the servers that are known, then those that were given, for the map of slots.
+    async fn read_slots(&self, seeds: &[(String, u16)]) -> Result<(), Failure> {
+        let mut known: Vec<_> = lock(&self.nodes).keys().cloned().collect();
+        known.extend(seeds.iter().cloned());
+        let mut last = Failure::NotSent("no server is known".into());
+        for (host, port) in known {
+            let node = self.node(&host, port)?;
+            let command = redis::cmd("CLUSTER").arg("SLOTS").take();
+            match node.send(&command, false, Instant::now() + self.options.budget * 2).await {
+                Ok(reply) => {
+                    let ranges = self.ranges(&reply, &host);
+                    if !ranges.is_empty() {
+                        *lock(&self.slots) = Slots { ranges, moved: HashMap::new() };
+                        return Ok(());
+                    }
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    fn ranges(&self, reply: &Value, asked: &str) -> Vec<(u16, u16, Arc<Node>)> {
+        let Value::Array(ranges) = reply else { return Vec::new() };
+        let read = |range: &Value| {
+            let Value::Array(fields) = range else { return None };
+            let [Value::Int(from), Value::Int(to), Value::Array(primary), ..] = &fields[..] else {
+                return None;
+            };
+            let (host, port) = (text(primary.first()?)?, primary.get(1)?);
+            let Value::Int(port) = port else { return None };
+            // An empty host means the one that was asked.
+            let host = if host.is_empty() { asked.to_owned() } else { host };
+            let node = self.node(&host, u16::try_from(*port).ok()?).ok()?;
+            Some((u16::try_from(*from).ok()?, u16::try_from(*to).ok()?, node))
+        };
+        ranges.iter().filter_map(read).collect()
+    }
+
+    /// Asks the sentinels in turn who the primary is.
+    async fn find_primary(&self, sentinels: &[(String, u16)], name: &str) -> Result<(), Failure> {
+        let mut last = Failure::NotSent("no sentinel is known".into());
+        for (host, port) in sentinels {
+            let info = self.sentinel(host, *port);
+            let sentinel =
+                Node::new(info, &self.options, &self.counters).map_err(Failure::Refused)?;
+            let mut command = redis::cmd("SENTINEL");
+            command.arg("get-master-addr-by-name").arg(name);
+            let budget = self.options.budget * 2;
+            match sentinel.send(&command, false, Instant::now() + budget).await {
+                Ok(Value::Array(found)) => {
+                    let host = found.first().and_then(text);
+                    let port = found.get(1).and_then(text).and_then(|port| port.parse().ok());
+                    if let (Some(host), Some(port)) = (host, port) {
+                        *lock(&self.only) = Some(self.node(&host, port)?);
+                        return Ok(());
+                    }
+                }
+                Ok(_) => {
+                    last = Failure::NotSent(format!("no sentinel knows a primary {name:?}").into());
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// Sentinels have no databases, and their own passwords if any.
+    fn sentinel(&self, host: &str, port: u16) -> ConnectionInfo {
+        self.address.to(host, port).set_redis_settings(RedisConnectionInfo::default())
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn lock<T: fmt::Debug>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,152 @@
+//! The scripts that run inside Redis: the core's algorithms in Lua.
+//!
+//! A script is put together from the files in `scripts/`: how to read a key, the kinds of limits that a
+//! policy has, and what is to be done. So there are few scripts, one for each set of kinds, and a policy's
+//! numbers are arguments: no key, no number and no name is ever part of a script's text.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use redis::Cmd;
+use tollgate::{Constants, Policy};
+
+const OPEN: &str = include_str!("scripts/open.lua");
+const PRODUCT: &str = include_str!("scripts/product.lua");
+const READ: &str = include_str!("scripts/read.lua");
+const CHECK: &str = include_str!("scripts/check.lua");
+const FORCE: &str = include_str!("scripts/force.lua");
+const CLOSE: &str = include_str!("scripts/close.lua");
+const KINDS: [&str; 5] = [
+    include_str!("scripts/bucket.lua"),
+    include_str!("scripts/deep_bucket.lua"),
+    include_str!("scripts/fixed_window.lua"),
+    include_str!("scripts/sliding_window_counter.lua"),
+    include_str!("scripts/sliding_window_log.lua"),
+];
+
+/// Reads some keys, or writes them if they are still what they were.
+pub(crate) static COMPARE_AND_SET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/compare_and_set.lua")));
+
+/// Takes, prolongs or gives back places of requests in flight.
+pub(crate) static PLACES: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/places.lua")));
+
+/// A script, and the name that a server knows it by once it has seen it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    text: String,
+    hash: String,
+}
+
+impl Script {
+    fn new(text: &str) -> Self {
+        Self { text: text.into(), hash: redis::Script::new(text).get_hash().into() }
+    }
+
+    /// A call of it, by its name or by its text.
+    pub(crate) fn call(&self, keys: &[&[u8]], arguments: &[&[u8]], by: By) -> Cmd {
+        let mut command = match by {
+            By::Name => redis::cmd("EVALSHA").arg(&self.hash).take(),
+            By::Text => redis::cmd("EVAL").arg(&self.text).take(),
+        };
+        command.arg(keys.len()).arg(keys).arg(arguments);
+        command
+    }
+}
+
+/// How a server is told which script to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Name,
+    Text,
+}
+
+/// What the scripts of a policy are, and what they are given.
+#[derive(Debug)]
+pub(crate) struct Scripted {
+    /// Asks, and charges if all limits admit.
+    pub(crate) check: Arc<Script>,
+    /// Charges without asking, or gives back; where the kinds can do that in Lua.
+    pub(crate) force: Option<Arc<Script>>,
+    /// The constants of all limits, in doubles.
+    pub(crate) constants: Vec<u8>,
+}
+
+/// Which files a script is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Recipe {
+    /// A bit for each kind.
+    kinds: u8,
+    has_penalty: bool,
+    is_check: bool,
+}
+
+impl Scripted {
+    /// The scripts of a policy; `None` if its numbers are not exact in doubles.
+    pub(crate) fn new(policy: &Policy) -> Option<Self> {
+        let limits = policy.script()?.limits;
+        let kinds = limits.iter().fold(0, |kinds, limit| kinds | 1 << (limit[0] - 1));
+        let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
+        let recipe = |is_check| Recipe { kinds, has_penalty, is_check };
+        let forces = kinds & (DEEP_BUCKET | LOG) == 0;
+        Some(Self {
+            check: made(recipe(true)),
+            force: forces.then(|| made(recipe(false))),
+            constants: limits.iter().flat_map(doubles).collect(),
+        })
+    }
+}
+
+/// The kinds that are charged without asking by compare-and-set: one would have to divide numbers of two
+/// doubles, the other to take a list apart.
+const DEEP_BUCKET: u8 = 1 << 1;
+const LOG: u8 = 1 << 4;
+
+fn doubles(limit: &Constants) -> impl Iterator<Item = u8> {
+    limit.iter().flat_map(|number| double(i128::from(*number)))
+}
+
+/// A whole number as Lua's `struct` packs it. It is one that a double holds exactly.
+pub(crate) fn double(number: i128) -> [u8; 8] {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "at most 2⁵² in magnitude, or it is not scripted"
+    )]
+    let double = number as f64;
+    double.to_be_bytes()
+}
+
+/// The number that a double is; `None` if it is no whole one that is exact.
+pub(crate) fn whole(bytes: [u8; 8]) -> Option<i128> {
+    let double = f64::from_be_bytes(bytes);
+    if double.abs() > 9_007_199_254_740_992.0 || double.fract() != 0.0 {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "whole, and within the range")]
+    Some(double as i128)
+}
+
+/// The script of a recipe, made once.
+fn made(recipe: Recipe) -> Arc<Script> {
+    static MADE: LazyLock<Mutex<HashMap<Recipe, Arc<Script>>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    made.entry(recipe).or_insert_with(|| Arc::new(Script::new(&text(recipe)))).clone()
+}
+
+fn text(recipe: Recipe) -> String {
+    let mut text = String::from(OPEN);
+    let kinds = (0..KINDS.len()).filter(|kind| recipe.kinds & 1 << kind != 0);
+    if recipe.kinds & 0b1010 != 0 {
+        text += PRODUCT;
+    }
+    kinds.for_each(|kind| text += KINDS[kind]);
+    text += READ;
+    text += if recipe.is_check { CHECK } else { FORCE };
+    text += CLOSE;
+    if recipe.has_penalty {
+        // What concerns penalties is commented out in the files: most policies have none.
+        text = text.replace("--[[penalty", "").replace("penalty]]", "");
+    }
+    text
+}

@@ -1,0 +1,43 @@
+-- Asks all limits, and charges all or none.
+--
+-- Replies whether it was allowed, the time, the first shadow limit that would have refused (-1 if none), and
+-- the state; or -1, the time and the value, if the value is not one that this script can decide on.
+local cost = tonumber(ARGV[3])
+local lets, found = {}, {}
+local allowed, shadow = true, -1
+for i = 1, limits do
+  local c, s = C[i], S[i]
+  lets[i], found[i] = kinds[c[1]].admits(c, s, cost)
+  --[[penalty
+  if s.refusals == -1 and s.time > now then
+    lets[i] = false
+  end
+  penalty]]
+  if not lets[i] then
+    if c[8] == 0 then
+      allowed = false
+    elseif shadow < 0 then
+      shadow = i - 1
+    end
+  end
+end
+
+local changed = allowed or rebased
+for i = 1, limits do
+  local c, s = C[i], S[i]
+  if allowed and lets[i] then
+    kinds[c[1]].charge(c, s, cost, found[i])
+  --[[penalty
+  elseif c[9] > 0 and not lets[i] and cost <= c[2] and not (s.refusals == -1 and s.time > now) then
+    changed = true
+    if s.refusals >= 0 and now - s.time < c[3] then
+      s.refusals = s.refusals + 1
+    else
+      s.time, s.refusals = now, 1
+    end
+    if s.refusals >= c[10] then
+      s.time, s.refusals = now + c[9], -1
+    end
+  penalty]]
+  end
+end

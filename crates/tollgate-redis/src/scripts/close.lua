@@ -1,0 +1,37 @@
+-- Writes what changed, with an expiry, and replies.
+if changed then
+  local new, fresh_at = head, now
+  for i = 1, limits do
+    local c, s = C[i], S[i]
+    local kind = kinds[c[1]]
+    new = new .. kind.write(s)
+    local over = kind.fresh_at(c, s)
+    --[[penalty
+    if c[9] > 0 then
+      new = new .. pack_numbers('>dd', s.time, s.refusals)
+      local ends = s.refusals == -1 and s.time or s.refusals >= 0 and s.time + c[3] or now
+      over = ends > over and ends or over
+    end
+    penalty]]
+    fresh_at = over > fresh_at and over or fresh_at
+  end
+  if is_given then
+    -- Whoever gives the time may take longer than it says.
+    redis.call('SET', KEYS[1], new, 'PX', 86400000)
+  elseif fresh_at > now then
+    redis.call('SET', KEYS[1], new, 'PXAT', math.floor(fresh_at / 1000) + 1)
+  else
+    redis.call('DEL', KEYS[1])
+  end
+end
+local reply = {allowed and 1 or 0, now, shadow}
+for i = 1, limits do
+  local c, s = C[i], S[i]
+  kinds[c[1]].tell(c, s, reply, cost)
+  --[[penalty
+  if c[9] > 0 then
+    reply[#reply + 1], reply[#reply + 2] = s.time, s.refusals
+  end
+  penalty]]
+end
+return reply

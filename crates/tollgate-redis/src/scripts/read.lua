@@ -1,0 +1,48 @@
+-- Reads the state of every limit, and brings it to the present if the clock was set back.
+local limits = #constants / 80
+local C, S = {}, {}
+local at = #head + 1
+local rebased = false
+for i = 1, limits do
+  local c = {unpack_numbers('>dddddddddd', constants, i * 80 - 79)}
+  local kind = kinds[c[1]]
+  local s
+  if value then
+    s = kind.read(at)
+    at = at + 8 * (s.width or kind.width)
+  else
+    s = kind.first(c)
+  end
+  if kind.set_back(c, s) then
+    if not kind.rebase then
+      return {-1, now, value}
+    end
+    kind.rebase(c, s)
+    rebased = true
+  end
+  if kind.is_full and kind.is_full(s) then
+    return {-1, now, value}
+  end
+  C[i], S[i] = c, s
+  --[[penalty
+  if c[9] > 0 then
+    local time, refusals = 0, -2
+    if value then
+      time, refusals = unpack_numbers('>dd', value, at)
+      at = at + 16
+    end
+    if refusals >= 0 and time - now > c[3] then
+      rebased = true
+      time = now
+      refusals = refusals < c[10] and refusals or c[10] - 1
+    elseif refusals == -1 and time - now > c[9] + c[3] then
+      rebased = true
+      time = now + c[9]
+    end
+    s.time, s.refusals = time, refusals
+  end
+  penalty]]
+end
+if value and at ~= #value + 1 then
+  error('the value has another length')
+end

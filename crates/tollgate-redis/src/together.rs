@@ -1,0 +1,314 @@
+//! Several keys in one decision: this user, this address, this route; all or nothing.
+//!
+//! Where all keys are on one server and, in a cluster, in one slot (all policies of one client are), it is one
+//! atomic step. Elsewhere they are taken in order, and given back if a later one refuses: that never admits too
+//! much, but others may be refused in the moment in between.
+
+use std::fmt;
+
+use tollgate::{
+    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Tick,
+    Ticks, Timed,
+};
+
+use crate::error::Error;
+use crate::key::Key;
+use crate::store::{Judge as _, RedisStore, Reply, Shareable, changed};
+use crate::transaction::{Seen, Write};
+
+/// One key's part in a decision over several.
+#[must_use = "it is only asked by `check_all`"]
+pub struct Ask<'a> {
+    part: Box<dyn Joint + 'a>,
+}
+
+/// What came of asking several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a decision that nobody reads limits nothing"]
+pub struct Together {
+    /// The answer of all: allowed if all allow, the least remaining, the longest wait.
+    pub decision: Decision,
+    /// The first that refused, by its place among those that were asked.
+    pub refused_ask: Option<usize>,
+}
+
+impl<'a> Ask<'a> {
+    /// A limiter's part, for a cost of 1.
+    ///
+    /// # Errors
+    /// The key is too long, or the policy is not in microseconds.
+    pub fn of<R, O>(
+        limiter: &'a RateLimiter<R, RedisStore, O>,
+        key: impl AsRef<[u8]>,
+    ) -> Result<Self, Error>
+    where
+        R: Rules + Sync,
+        R::Rule: Shareable,
+        O: Observer,
+    {
+        let client = key.as_ref();
+        let rule = limiter.rules().choose(client);
+        let judge = rule.judge(limiter.store())?;
+        let key = limiter.store().key(client)?;
+        let part = Asking { limiter, rule, judge, client: client.into(), key, cost: 1 };
+        Ok(Self { part: Box::new(part) })
+    }
+
+    /// The same for another cost.
+    pub fn cost(mut self, cost: Cost) -> Self {
+        self.part.set_cost(cost);
+        self
+    }
+}
+
+/// Decides over several keys at once: all are charged, or none is.
+///
+/// A key that is asked for twice is asked for both costs. If Redis cannot be asked, each decides by its own
+/// failure policy.
+///
+/// ```no_run
+/// use tollgate::{Policy, RateLimiter};
+/// use tollgate_redis::{Ask, Redis, check_all};
+///
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// let redis = Redis::open("redis://127.0.0.1:6379")?;
+/// let users = Policy::token_bucket(5).per_minute().build()?;
+/// let users = RateLimiter::with_store(users, redis.store("users"));
+/// let addresses = Policy::sliding_window_log(1).per_minute().build()?;
+/// let addresses = RateLimiter::with_store(addresses, redis.store("addresses"));
+/// let asked = check_all([Ask::of(&users, "alice")?, Ask::of(&addresses, "192.0.2.1")?]).await?;
+/// assert!(asked.decision.allowed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// What was charged could not be given back.
+pub async fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<Together, Error> {
+    let mut asks: Vec<Ask<'a>> = asks.into_iter().collect();
+    // The same key twice is one key with both costs: the first asks for both.
+    let mut parts: Vec<usize> = Vec::new();
+    for index in 0..asks.len() {
+        let same = parts.iter().find(|part| asks[**part].part.key() == asks[index].part.key());
+        match same {
+            Some(&first) => {
+                let both = asks[first].part.cost().saturating_add(asks[index].part.cost());
+                asks[first].part.set_cost(both);
+            }
+            None => parts.push(index),
+        }
+    }
+    let Some(&first) = parts.first() else { return Ok(NOTHING_ASKED) };
+    let joint: Vec<&(dyn Joint + 'a)> = parts.iter().map(|part| &*asks[*part].part).collect();
+    let (redis, slot) = (asks[first].part.store().redis(), asks[first].part.key().slot);
+    let in_one_step = joint.iter().all(|part| {
+        part.store().redis().is(redis) && (!redis.is_cluster() || part.key().slot == slot)
+    });
+    let decided = if in_one_step { at_once(&joint).await } else { in_order(&joint).await };
+    let told = match decided {
+        Ok(told) => told,
+        Err(error) => {
+            let each = joint.iter().map(|part| part.fall_back(error.clone()));
+            each.collect::<Result<Vec<_>, _>>()?
+        }
+    };
+    let refused = told.iter().position(|timed| !timed.decision.allowed);
+    let go = refused.is_none();
+    for (part, timed) in joint.iter().zip(&told) {
+        part.tell(&Decision { allowed: go, ..timed.decision }, timed.at);
+    }
+    let refused_by = refused.and_then(|part| told[part].decision.refused_by);
+    let all = told.into_iter().map(|timed| timed.decision).reduce(Decision::merge);
+    let decision = all.map(|all| Decision { allowed: go, refused_by, ..all });
+    Ok(Together {
+        decision: decision.unwrap_or(NOTHING_ASKED.decision),
+        refused_ask: refused.map(|part| parts[part]),
+    })
+}
+
+/// The answer to no question.
+const NOTHING_ASKED: Together = Together {
+    decision: Decision {
+        allowed: true,
+        limit: Cost::MAX,
+        remaining: Cost::MAX,
+        retry_after: Some(Ticks::ZERO),
+        reset_after: Ticks::ZERO,
+        delay: Ticks::ZERO,
+        refused_by: None,
+        shadow_refused_by: None,
+        source: tollgate::Source::Store,
+    },
+    refused_ask: None,
+};
+
+/// All in one atomic step. Those that did not refuse are told as allowed.
+async fn at_once(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
+    let redis = joint[0].store().redis();
+    let keys: Vec<&Key> = joint.iter().map(|part| part.key()).collect();
+    let deadline = redis.deadline();
+    for part in joint {
+        part.give_in(deadline).await?;
+    }
+    let decide = |seen: &Seen| {
+        let mut go = true;
+        for (part, value) in joint.iter().zip(&seen.values) {
+            go &= part.agrees(value, seen.now)?;
+        }
+        let mut answers = Vec::with_capacity(joint.len());
+        let mut writes = Vec::with_capacity(joint.len());
+        let mut is_changed = false;
+        for (part, value) in joint.iter().zip(&seen.values) {
+            let (write, changes, answer) = part.step(value, seen.now, go)?;
+            is_changed |= changes;
+            writes.push(write);
+            answers.push(answer);
+        }
+        Ok((is_changed.then_some(writes), answers))
+    };
+    redis.transact(&keys, None, None, deadline, decide).await
+}
+
+/// One after the other, and back again if one refuses.
+async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
+    let mut told: Vec<Timed> = Vec::new();
+    let mut failed = None;
+    for part in joint {
+        match part.check().await {
+            Ok(timed) => {
+                told.push(timed);
+                if !timed.decision.allowed {
+                    break;
+                }
+            }
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
+    }
+    let is_refused = told.last().is_some_and(|timed| !timed.decision.allowed);
+    if failed.is_some() || is_refused {
+        let taken = joint.iter().zip(&mut told).filter(|(_, timed)| timed.decision.allowed);
+        for (part, timed) in taken {
+            *timed = part.give_back(timed.at).await?;
+        }
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(told),
+    }
+}
+
+/// What can be asked together with others.
+trait Joint: Send + Sync {
+    fn key(&self) -> &Key;
+    fn store(&self) -> &RedisStore;
+    fn cost(&self) -> Cost;
+    fn set_cost(&mut self, cost: Cost);
+    /// Charges what was used here while Redis was away.
+    fn give_in(&self, deadline: std::time::Instant) -> Reply<'_, ()>;
+    /// Whether a key with this value has nothing against its cost.
+    fn agrees(&self, value: &[u8], now: i64) -> Result<bool, Error>;
+    /// What becomes of it, whether that is anything new, and how it stands.
+    fn step(&self, value: &[u8], now: i64, go: bool) -> Result<(Write, bool, Timed), Error>;
+    fn check(&self) -> Reply<'_, Timed>;
+    fn give_back(&self, charged: Tick) -> Reply<'_, Timed>;
+    fn fall_back(&self, error: Error) -> Result<Timed, Error>;
+    fn tell(&self, decision: &Decision, at: Tick);
+}
+
+struct Asking<'a, R: Rules + 'a, O>
+where
+    R::Rule: Shareable,
+{
+    limiter: &'a RateLimiter<R, RedisStore, O>,
+    rule: R::Chosen<'a>,
+    judge: <R::Rule as Shareable>::Judge,
+    client: Box<[u8]>,
+    key: Key,
+    cost: Cost,
+}
+
+impl<R, O> Joint for Asking<'_, R, O>
+where
+    R: Rules + Sync,
+    R::Rule: Shareable,
+    O: Observer,
+{
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn store(&self) -> &RedisStore {
+        self.limiter.store()
+    }
+
+    fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    fn set_cost(&mut self, cost: Cost) {
+        self.cost = cost;
+    }
+
+    fn give_in(&self, deadline: std::time::Instant) -> Reply<'_, ()> {
+        Box::pin(self.store().give_in(&*self.rule, &self.client, deadline))
+    }
+
+    fn agrees(&self, value: &[u8], now: i64) -> Result<bool, Error> {
+        let (rule, now) = (self.judge.rule(), Tick(now));
+        let mut state =
+            if value.is_empty() { rule.first(now) } else { self.judge.read(value, now)? };
+        Ok(Part { rule, state: &mut state, op: Op::Check(self.cost) }.admits(now))
+    }
+
+    fn step(&self, value: &[u8], now: i64, go: bool) -> Result<(Write, bool, Timed), Error> {
+        let (rule, now) = (self.judge.rule(), Tick(now));
+        let mut state =
+            if value.is_empty() { rule.first(now) } else { self.judge.read(value, now)? };
+        let before = if value.is_empty() { self.judge.write(&state) } else { value.to_vec() };
+        let mut part = Part { rule, state: &mut state, op: Op::Check(self.cost) };
+        let (timed, _) = part.step::<Timed>(now, go);
+        let told = self.store().told(timed);
+        Ok(match changed(&self.judge, &state, &before).and_then(|mut writes| writes.pop()) {
+            Some(write) => (write, true, told),
+            None => {
+                let fresh_at = rule.fresh_at(&state).map(|fresh| fresh.0);
+                (Write { value: value.to_vec(), fresh_at }, false, told)
+            }
+        })
+    }
+
+    fn check(&self) -> Reply<'_, Timed> {
+        Box::pin(async move {
+            let deadline = self.store().redis().deadline();
+            self.give_in(deadline).await?;
+            self.store().ask(&self.judge, &self.key, Op::Check(self.cost), None, deadline).await
+        })
+    }
+
+    fn give_back(&self, charged: Tick) -> Reply<'_, Timed> {
+        Box::pin(async move {
+            let op = Op::GiveBack { amount: self.cost, charged };
+            let deadline = self.store().redis().deadline();
+            self.store().ask(&self.judge, &self.key, op, None, deadline).await
+        })
+    }
+
+    fn fall_back(&self, error: Error) -> Result<Timed, Error> {
+        let op = Op::Check(self.cost);
+        self.store().fall_back(error, &*self.rule, &self.client, op, None)
+    }
+
+    fn tell(&self, decision: &Decision, at: Tick) {
+        self.limiter.observe(&*self.rule, &self.client, self.cost, decision, at);
+    }
+}
+
+impl fmt::Debug for Ask<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ask").field("cost", &self.part.cost()).finish_non_exhaustive()
+    }
+}
