@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use redis::Cmd;
-use tollgate::{Constants, Policy};
+use tollgate::Policy;
 
 const OPEN: &str = include_str!("scripts/open.lua");
 const PRODUCT: &str = include_str!("scripts/product.lua");
@@ -22,6 +22,15 @@ const KINDS: [&str; 5] = [
     include_str!("scripts/fixed_window.lua"),
     include_str!("scripts/sliding_window_counter.lua"),
     include_str!("scripts/sliding_window_log.lua"),
+];
+
+/// The same of one limit without options, by its kind: nearly every policy is one of these.
+const ONES: [&str; 5] = [
+    include_str!("scripts/one_bucket.lua"),
+    "",
+    include_str!("scripts/one_fixed_window.lua"),
+    include_str!("scripts/one_sliding_window_counter.lua"),
+    "",
 ];
 
 /// Reads some keys, or writes them if they are still what they were.
@@ -70,7 +79,7 @@ pub(crate) struct Scripted {
     /// Charges without asking, or gives back; where the kinds can do that in Lua.
     pub(crate) force: Option<Arc<Script>>,
     /// The constants of all limits, in doubles.
-    pub(crate) constants: Vec<u8>,
+    constants: Vec<u8>,
 }
 
 /// Which files a script is made of.
@@ -80,6 +89,8 @@ struct Recipe {
     kinds: u8,
     has_penalty: bool,
     is_check: bool,
+    /// Whether it is for one limit without options.
+    is_plain: bool,
 }
 
 impl Scripted {
@@ -88,13 +99,22 @@ impl Scripted {
         let limits = policy.script()?.limits;
         let kinds = limits.iter().fold(0, |kinds, limit| kinds | 1 << (limit[0] - 1));
         let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
-        let recipe = |is_check| Recipe { kinds, has_penalty, is_check };
+        let is_plain = policy.plain().is_some();
+        let recipe = |is_check| Recipe { kinds, has_penalty, is_check, is_plain };
         let forces = kinds & (DEEP_BUCKET | LOG) == 0;
         Some(Self {
             check: made(recipe(true)),
             force: forces.then(|| made(recipe(false))),
-            constants: limits.iter().flat_map(doubles).collect(),
+            constants: limits.iter().flatten().flat_map(|n| double(i128::from(*n))).collect(),
         })
+    }
+
+    /// The numbers that a script is given: an amount, and the constants.
+    pub(crate) fn numbers(&self, amount: i64) -> Vec<u8> {
+        let mut numbers = Vec::with_capacity(8 + self.constants.len());
+        numbers.extend(double(i128::from(amount)));
+        numbers.extend(&self.constants);
+        numbers
     }
 }
 
@@ -102,10 +122,7 @@ impl Scripted {
 /// doubles, the other to take a list apart.
 const DEEP_BUCKET: u8 = 1 << 1;
 const LOG: u8 = 1 << 4;
-
-fn doubles(limit: &Constants) -> impl Iterator<Item = u8> {
-    limit.iter().flat_map(|number| double(i128::from(*number)))
-}
+const COUNTER: u8 = 1 << 3;
 
 /// A whole number as Lua's `struct` packs it. It is one that a double holds exactly.
 pub(crate) fn double(number: i128) -> [u8; 8] {
@@ -135,11 +152,14 @@ fn made(recipe: Recipe) -> Arc<Script> {
 }
 
 fn text(recipe: Recipe) -> String {
-    let mut text = String::from(OPEN);
     let kinds = (0..KINDS.len()).filter(|kind| recipe.kinds & 1 << kind != 0);
-    if recipe.kinds & 0b1010 != 0 {
-        text += PRODUCT;
+    let product = if recipe.kinds & (DEEP_BUCKET | COUNTER) != 0 { PRODUCT } else { "" };
+    let one = kinds.clone().map(|kind| ONES[kind]).next().unwrap_or_default();
+    if recipe.is_plain && recipe.is_check && !one.is_empty() {
+        // Only where two products seem equal: seldom, and what is not made costs nothing.
+        return one.replace("--product--", product);
     }
+    let mut text = format!("{OPEN}{product}");
     kinds.for_each(|kind| text += KINDS[kind]);
     text += READ;
     text += if recipe.is_check { CHECK } else { FORCE };

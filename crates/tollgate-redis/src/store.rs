@@ -22,7 +22,7 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::failure::{Local, OnFailure, Seldom, allowed, refused};
 use crate::key::Key;
-use crate::script::Scripted;
+use crate::script::{Script, Scripted};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
 
@@ -456,14 +456,17 @@ async fn decide<J: Judge>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     let mut seen = None;
-    if let Some((script, amount, charged)) = call_of(judge, op, given) {
-        let prepared = judge.script().unwrap_or_else(|| unreachable!("it has a script"));
-        let constants = prepared.scripted.as_ref().map_or(&[][..], |scripted| &scripted.constants);
-        let amount = amount.to_string();
-        let time = given.map(|given| given.to_string()).unwrap_or_default();
-        let mut arguments = vec![&prepared.head[..], constants, amount.as_bytes(), time.as_bytes()];
+    if let Some(Call { prepared, script, numbers, charged }) = call_of(judge, op, given) {
+        let time = given.map(|given| given.to_string());
         let charged = charged.map(|charged| charged.to_string());
-        arguments.extend(charged.as_ref().map(|charged| charged.as_bytes()));
+        let mut arguments = vec![&prepared.head[..], &numbers];
+        match (&time, &charged) {
+            (None, None) => {}
+            (time, charged) => {
+                arguments.push(time.as_ref().map_or(&[], |time| time.as_bytes()));
+                arguments.extend(charged.as_ref().map(|charged| charged.as_bytes()));
+            }
+        }
         let reply = redis.run(script, &[key], &arguments, deadline).await?;
         match read_reply(reply)? {
             Scripts::Decided { is_allowed, now, shadow, numbers } => {
@@ -484,33 +487,38 @@ async fn decide<J: Judge>(
     redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await
 }
 
-/// The script for an operation and its numbers, if it is one that a script does.
-fn call_of<J: Judge>(
-    judge: &J,
-    op: Op,
-    given: Option<i64>,
-) -> Option<(&crate::script::Script, i64, Option<i64>)> {
-    let scripted = judge.script()?.scripted.as_ref()?;
+/// A call of a script.
+struct Call<'a> {
+    prepared: &'a Prepared,
+    script: &'a Script,
+    numbers: Vec<u8>,
+    charged: Option<i64>,
+}
+
+/// The call for an operation, if it is one that a script does.
+fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<Call<'_>> {
+    // More than the greatest number is more than there ever is.
+    const MOST: i64 = 1 << 52;
+    let prepared = judge.script()?;
+    let scripted = prepared.scripted.as_ref()?;
     if !given.is_none_or(Numbers::takes) {
         return None;
     }
-    // More than the greatest number is more than there ever is.
-    const MOST: i64 = 1 << 52;
-    let call = match op {
+    let (script, amount, charged) = match op {
         Op::Check(cost @ 1..) => {
-            (&*scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::takes(*cost))?, None)
+            (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::takes(*cost))?, None)
         }
         Op::Force(amount) if amount != 0 => {
             let amount = i64::try_from(amount.clamp(-i128::from(MOST), MOST.into())).ok()?;
-            (&**scripted.force.as_ref()?, amount, None)
+            (scripted.force.as_ref()?, amount, None)
         }
         Op::GiveBack { amount: amount @ 1.., charged } if Numbers::takes(charged.0) => {
             let amount = i64::try_from(amount).map_or(MOST, |amount| amount.min(MOST));
-            (&**scripted.force.as_ref()?, -amount, Some(charged.0))
+            (scripted.force.as_ref()?, -amount, Some(charged.0))
         }
         _ => return None,
     };
-    Some(call)
+    Some(Call { prepared, script, numbers: scripted.numbers(amount), charged })
 }
 
 /// What a script replied.

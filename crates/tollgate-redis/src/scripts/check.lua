@@ -2,7 +2,6 @@
 --
 -- Replies whether it was allowed, the time, the first shadow limit that would have refused (-1 if none), and
 -- the state; or -1, the time and the value, if the value is not one that this script can decide on.
-local cost = tonumber(ARGV[3])
 local lets, found = {}, {}
 local allowed, shadow = true, -1
 for i = 1, limits do

@@ -15,7 +15,7 @@ if changed then
     penalty]]
     fresh_at = over > fresh_at and over or fresh_at
   end
-  if is_given then
+  if given then
     -- Whoever gives the time may take longer than it says.
     redis.call('SET', KEYS[1], new, 'PX', 86400000)
   elseif fresh_at > now then

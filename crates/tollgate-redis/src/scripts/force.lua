@@ -1,9 +1,9 @@
 -- Charges all limits without asking, or gives back.
 --
--- ARGV[5]  when the amount was charged that is given back; nothing if it is not known
+-- ARGV[4]  when the amount was charged that is given back; none if it is not known
 --
 -- Replies as a check that was allowed.
-local amount, charged = tonumber(ARGV[3]), tonumber(ARGV[5])
+local amount, charged = cost, ARGV[4] and tonumber(ARGV[4])
 for i = 1, limits do
   local c = C[i]
   if charged then
@@ -12,4 +12,5 @@ for i = 1, limits do
     kinds[c[1]].force(c, S[i], amount)
   end
 end
-local allowed, shadow, changed, cost = true, -1, true, 0
+local allowed, shadow, changed = true, -1, true
+cost = 0

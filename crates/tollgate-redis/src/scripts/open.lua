@@ -2,21 +2,22 @@
 --
 -- KEYS[1]  the key
 -- ARGV[1]  how a value begins that was left under this policy
--- ARGV[2]  the constants of its limits, ten doubles each
--- ARGV[3]  the cost or amount
--- ARGV[4]  the time, or nothing if it is the server's
+-- ARGV[2]  the cost or amount, then the constants of its limits, ten each, all as doubles
+-- ARGV[3]  the time; nothing or none if it is the server's
 --
 -- A limit is decided on by its kind, with its constants c and its state s, two lists of numbers.
 -- All of them are whole and at most 2^52, so that sums are exact; products are taken with care.
-local head, constants = ARGV[1], ARGV[2]
+local head, numbers, given = ARGV[1], ARGV[2], ARGV[3]
+if given == '' then
+  given = nil
+end
 local unpack_numbers, pack_numbers = struct.unpack, struct.pack
 local kinds = {}
 
 local value = redis.call('GET', KEYS[1])
 local now
-local is_given = ARGV[4] ~= ''
-if is_given then
-  now = tonumber(ARGV[4])
+if given then
+  now = tonumber(given)
 else
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]

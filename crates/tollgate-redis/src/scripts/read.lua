@@ -1,10 +1,11 @@
 -- Reads the state of every limit, and brings it to the present if the clock was set back.
-local limits = #constants / 80
+local cost = unpack_numbers('>d', numbers)
+local limits = (#numbers - 8) / 80
 local C, S = {}, {}
 local at = #head + 1
 local rebased = false
 for i = 1, limits do
-  local c = {unpack_numbers('>dddddddddd', constants, i * 80 - 79)}
+  local c = {unpack_numbers('>dddddddddd', numbers, i * 80 - 71)}
   local kind = kinds[c[1]]
   local s
   if value then

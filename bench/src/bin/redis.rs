@@ -1,0 +1,266 @@
+//! The store on Redis: decisions a second, how long the slow ones take, and what they cost the server.
+//!
+//! Beside it, in the same rounds: a minimal GCRA script (TIME, GET, SET with PX; floating point, no state but an
+//! arrival time, nothing told but yes or no) and Redis's own INCR, which decides nothing. Each has the same number
+//! of connections and of calls in flight.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+use tollgate::{Kind, Policy, RateLimiter};
+use tollgate_bench::workload::quick;
+use tollgate_redis::{OnFailure, Options, Redis, RedisStore};
+use tollgate_testkit::servers::{Flavor, Server};
+
+const ROUNDS: usize = 5;
+/// Short ones: what else the machine does shows in most of them.
+const COST_ROUNDS: usize = 15;
+const CLIENTS: u64 = 10_000;
+
+/// What a limiter at its least would run.
+const MINIMAL_GCRA: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local tat = tonumber(redis.call('GET', KEYS[1]) or now)
+if tat < now then tat = now end
+local new = tat + tonumber(ARGV[1])
+if new - now > tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], string.format('%.0f', new), 'PX', math.ceil((new - now) / 1000))
+return 1";
+
+type Limiter = RateLimiter<Policy, RedisStore>;
+
+#[derive(Clone)]
+enum Entrant {
+    Tollgate(Arc<Limiter>),
+    Minimal { connections: Vec<MultiplexedConnection>, hash: Arc<str> },
+    Incr { connections: Vec<MultiplexedConnection> },
+}
+
+impl Entrant {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Tollgate(_) => "tollgate",
+            Self::Minimal { .. } => "minimal-gcra",
+            Self::Incr { .. } => "incr",
+        }
+    }
+
+    /// One decision for a client; it must be a yes.
+    async fn ask(&self, lane: usize, client: u64) {
+        let key = format!("client-{client}");
+        match self {
+            Self::Tollgate(limiter) => {
+                let decision = limiter.check(&key).await.expect("a decision");
+                assert!(decision.allowed && decision.source.name() == "store", "{decision:?}");
+            }
+            Self::Minimal { connections, hash } => {
+                let mut call = redis::cmd("EVALSHA");
+                call.arg(&**hash).arg(1).arg(key).arg(INTERVAL).arg(BURST);
+                let mut connection = connections[lane % connections.len()].clone();
+                let reply = connection.send_packed_command(&call).await.expect("a reply");
+                assert_eq!(reply, Value::Int(1));
+            }
+            Self::Incr { connections } => {
+                let mut connection = connections[lane % connections.len()].clone();
+                let call = redis::cmd("INCR").arg(key).take();
+                assert!(matches!(connection.send_packed_command(&call).await, Ok(Value::Int(_))));
+            }
+        }
+    }
+}
+
+/// A request every 10 µs, an hour of them at once: so that all are admitted.
+const INTERVAL: u64 = 10;
+const BURST: u64 = 3_600_000_000;
+
+fn policy(kind: Kind) -> Policy {
+    // A log has an entry for each: 200 here in the end.
+    let limit = if kind == Kind::SlidingWindowLog { 1000 } else { 360_000_000 };
+    Policy::of(kind, limit).per_hour().build().expect("a policy")
+}
+
+struct Measured {
+    per_second: f64,
+    p99_us: f64,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        for flavor in Flavor::ALL {
+            let server = Server::start(flavor);
+            if flavor == Flavor::Redis && std::env::args().nth(1).as_deref() != Some("costs") {
+                println!("decisions a second and p99, {}", flavor.name());
+                println!(
+                    "{:<18}{:>12}{:>10}{:>16}{:>10}{:>12}{:>10}",
+                    "case", "tollgate", "p99 µs", "minimal-gcra", "p99 µs", "incr", "p99 µs"
+                );
+                for connections in [1, 8] {
+                    for in_flight in [1, 16, 256] {
+                        contest(&server, connections, in_flight).await?;
+                    }
+                }
+            }
+            println!(
+                "cost on the server, {} (its own INFO commandstats), µs a call",
+                flavor.name()
+            );
+            costs(&server).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn contest(
+    server: &Server,
+    connections: usize,
+    in_flight: usize,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let entrants = entrants(server, connections, Kind::TokenBucket).await?;
+    let mut best: Vec<Measured> = Vec::new();
+    let rounds = if quick() { 1 } else { ROUNDS };
+    for round in 0..rounds {
+        for (index, entrant) in entrants.iter().enumerate() {
+            server.ask::<()>(&["FLUSHALL"]);
+            let measured = load(entrant, in_flight).await;
+            if round == 0 {
+                best.push(measured);
+            } else if measured.per_second > best[index].per_second {
+                best[index] = measured;
+            }
+        }
+    }
+    let case = format!("c{connections}-inflight{in_flight}");
+    print!("{case:<18}");
+    for (measured, widths) in best.iter().zip([(12, 10), (16, 10), (12, 10)]) {
+        print!(
+            "{:>w$.0}{:>p$.0}",
+            measured.per_second,
+            measured.p99_us,
+            w = widths.0,
+            p = widths.1
+        );
+    }
+    println!();
+    for (entrant, measured) in entrants.iter().zip(&best).skip(1) {
+        println!("ratio {case} {} {:.2}", entrant.name(), best[0].per_second / measured.per_second);
+    }
+    Ok(())
+}
+
+async fn entrants(
+    server: &Server,
+    connections: usize,
+    kind: Kind,
+) -> Result<Vec<Entrant>, Box<dyn std::error::Error>> {
+    let options = Options::default().connections(connections).budget(Duration::from_secs(5));
+    let redis = Redis::with(&server.url(), options)?;
+    let store = redis.store("bench").on_failure(OnFailure::Deny);
+    let limiter = Arc::new(RateLimiter::with_store(policy(kind), store));
+    let client = redis::Client::open(server.url())?;
+    let mut links = Vec::new();
+    for _ in 0..connections {
+        links.push(client.get_multiplexed_async_connection().await?);
+    }
+    let load = redis::cmd("SCRIPT").arg("LOAD").arg(MINIMAL_GCRA).take();
+    let hash = match links[0].send_packed_command(&load).await? {
+        Value::BulkString(hash) => String::from_utf8(hash)?.into(),
+        other => return Err(format!("SCRIPT LOAD answered {other:?}").into()),
+    };
+    Ok(vec![
+        Entrant::Tollgate(limiter),
+        Entrant::Minimal { connections: links.clone(), hash },
+        Entrant::Incr { connections: links },
+    ])
+}
+
+/// So many lanes, each of which asks again as soon as it is answered.
+async fn load(entrant: &Entrant, in_flight: usize) -> Measured {
+    let length = Duration::from_millis(if quick() { 100 } else { 1000 });
+    entrant.ask(0, 0).await;
+    let start = Instant::now();
+    let lanes = (0..in_flight).map(|lane| {
+        let entrant = entrant.clone();
+        tokio::spawn(async move {
+            let mut random = fastrand::Rng::with_seed(lane as u64);
+            let mut waits = Vec::new();
+            while start.elapsed() < length {
+                let asked = Instant::now();
+                entrant.ask(lane, random.u64(0..CLIENTS)).await;
+                waits.push(asked.elapsed());
+            }
+            waits
+        })
+    });
+    let mut waits: Vec<Duration> = Vec::new();
+    for lane in join_all(lanes).await {
+        waits.extend(lane.expect("a lane that ends"));
+    }
+    let took = start.elapsed();
+    waits.sort_unstable();
+    Measured {
+        per_second: waits.len() as f64 / took.as_secs_f64(),
+        p99_us: waits[waits.len() * 99 / 100].as_secs_f64() * 1e6,
+    }
+}
+
+/// What a call costs the server, as it says itself: the best of some rounds, all entrants in each.
+async fn costs(server: &Server) -> Result<(), Box<dyn std::error::Error>> {
+    let mut best: Vec<(String, f64, f64)> = Vec::new();
+    for _ in 0..if quick() { 1 } else { COST_ROUNDS } {
+        let minimal = entrants(server, 1, Kind::TokenBucket).await?.swap_remove(1);
+        let incr = entrants(server, 1, Kind::TokenBucket).await?.swap_remove(2);
+        let mut measured = vec![cost(server, "minimal-gcra", &minimal, "evalsha").await];
+        measured.push(cost(server, "incr", &incr, "incr").await);
+        for kind in Kind::ALL {
+            let tollgate = entrants(server, 1, kind).await?.swap_remove(0);
+            measured.push(cost(server, kind.name(), &tollgate, "evalsha").await);
+        }
+        for (index, found) in measured.into_iter().enumerate() {
+            match best.get_mut(index) {
+                None => best.push(found),
+                Some(before) if found.1 < before.1 => *before = found,
+                Some(_) => {}
+            }
+        }
+    }
+    let minimal = best[0].1;
+    for (name, micros, calls) in &best {
+        println!("{name:<24}{micros:>8.2} µs{calls:>8.3} calls a decision");
+    }
+    for (name, micros, _) in &best[2..] {
+        println!(
+            "ratio server-cost-{name}-{} minimal-gcra {:.2}",
+            server.flavor().name(),
+            micros / minimal
+        );
+    }
+    Ok(())
+}
+
+async fn cost(server: &Server, name: &str, entrant: &Entrant, command: &str) -> (String, f64, f64) {
+    const CALLS: u64 = 4000;
+    server.ask::<()>(&["FLUSHALL"]);
+    // Every client is known, and the script is.
+    let calls = CALLS;
+    for round in [0, 1] {
+        if round == 1 {
+            server.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        }
+        for some in (0..calls).collect::<Vec<_>>().chunks(64) {
+            join_all(some.iter().map(|call| entrant.ask(0, call % 200))).await;
+        }
+    }
+    let stats = server.info("commandstats");
+    let stat = &stats[&format!("cmdstat_{command}")];
+    let field = |name: &str| -> f64 {
+        let value = stat.split(',').find_map(|field| field.strip_prefix(name));
+        value.and_then(|value| value.strip_prefix('=')).expect("a field").parse().expect("a number")
+    };
+    let sent: f64 = field("calls");
+    (name.to_owned(), field("usec_per_call"), sent / calls as f64)
+}
