@@ -24,8 +24,10 @@ pub struct Textbook {
 /// A client's tokens and the time up to which refills have been settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextbookState {
-    tokens: i64,
-    last: Tick,
+    /// What it may use at once.
+    pub tokens: i64,
+    /// Up to when refills have been settled.
+    pub last: Tick,
 }
 
 /// The answer to an instruction.

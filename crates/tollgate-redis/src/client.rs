@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::join_all;
 use redis::{Client, ConnectionInfo, ErrorKind, RedisResult, ServerErrorKind, Value};
 
 use crate::address::Address;
@@ -220,18 +221,21 @@ impl Redis {
         match result {
             Ok(Value::Array(values)) => Ok(values),
             Ok(_) => Err(Error::Server { message: "the reply is not a script's".into() }),
-            Err(Failure::Refused(error)) => {
-                let first_line = error.to_string();
-                let first_line = first_line.lines().next().unwrap_or_default();
-                Err(Error::Server {
-                    message: first_line.chars().take(200).collect::<String>().into(),
-                })
-            }
-            Err(failure) => Err(Error::Unavailable {
-                sent: matches!(failure, Failure::Lost(_)),
-                reason: failure.to_string().into(),
-            }),
+            Err(failure) => Err(error_of(failure)),
         }
+    }
+
+    /// Removes keys, many at a time.
+    pub(crate) async fn remove(&self, keys: &[Key]) -> Result<(), Error> {
+        for some in keys.chunks(256) {
+            let deadline = self.deadline();
+            let each = some.iter().map(|key| async move {
+                let command = redis::cmd("UNLINK").arg(&key.name).take();
+                self.inner.routes.send(key.slot, &command, deadline).await.map_err(error_of)
+            });
+            join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        }
+        Ok(())
     }
 
     /// Notes the server's time, in microseconds, as a reply told it.
@@ -270,6 +274,20 @@ impl Redis {
                 Err(_) => redis.inner.is_checked.store(false, Ordering::Relaxed),
             }
         });
+    }
+}
+
+/// What the caller is told of a failure.
+fn error_of(failure: Failure) -> Error {
+    match failure {
+        Failure::Refused(error) => {
+            // A server may say much; the first line tells what it is about.
+            let text = error.to_string();
+            let first_line = text.lines().next().unwrap_or_default();
+            Error::Server { message: first_line.chars().take(200).collect::<String>().into() }
+        }
+        Failure::NotSent(reason) => Error::Unavailable { reason: (&*reason).into(), sent: false },
+        Failure::Lost(reason) => Error::Unavailable { reason: (&*reason).into(), sent: true },
     }
 }
 

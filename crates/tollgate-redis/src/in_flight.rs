@@ -109,10 +109,9 @@ impl Place {
         self.renewal = Some(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(of.lease / 3).await;
-                match of.ask("keep", &key, &who).await {
-                    Ok((false, _)) => return,
-                    // Tried again in time, or it lapses.
-                    Ok((true, _)) | Err(_) => {}
+                // What fails is tried again in time, or it lapses.
+                if let Ok((false, _)) = of.ask("keep", &key, &who).await {
+                    return;
                 }
             }
         }));

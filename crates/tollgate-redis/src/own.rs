@@ -42,6 +42,14 @@ impl OwnStore {
         Self(redis.store(name))
     }
 
+    /// Removes whatever is kept of some clients, as if they had never come.
+    ///
+    /// # Errors
+    /// A key is too long, or Redis could not be asked; some may be gone then.
+    pub async fn forget(&self, clients: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<(), Error> {
+        self.0.forget(clients).await
+    }
+
     /// The same for those who give the time with every call, in ticks of their own.
     #[must_use]
     pub fn in_ticks(self) -> Self {

@@ -114,6 +114,16 @@ impl RedisStore {
         &self.shared.name
     }
 
+    /// Removes whatever is kept of some clients, as if they had never come.
+    ///
+    /// # Errors
+    /// A key is too long, or Redis could not be asked; some may be gone then.
+    pub async fn forget(&self, clients: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<(), Error> {
+        let keys = clients.into_iter().map(|client| self.key(client.as_ref()));
+        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        self.shared.redis.remove(&keys).await
+    }
+
     pub(crate) fn key(&self, client: &[u8]) -> Result<Key, Error> {
         self.shared.redis.key(&self.shared.name, client)
     }
@@ -464,11 +474,11 @@ async fn decide<J: Judge>(
             (None, None) => {}
             (time, charged) => {
                 arguments.push(time.as_ref().map_or(&[], |time| time.as_bytes()));
-                arguments.extend(charged.as_ref().map(|charged| charged.as_bytes()));
+                arguments.extend(charged.as_ref().map(String::as_bytes));
             }
         }
         let reply = redis.run(script, &[key], &arguments, deadline).await?;
-        match read_reply(reply)? {
+        match read_reply(&reply)? {
             Scripts::Decided { is_allowed, now, shadow, numbers } => {
                 if given.is_none() {
                     redis.heard(now);
@@ -533,12 +543,12 @@ enum Scripts {
     Left(Seen),
 }
 
-fn read_reply(reply: Vec<Value>) -> Result<Scripts, Error> {
+fn read_reply(reply: &[Value]) -> Result<Scripts, Error> {
     let int = |value: &Value| match value {
         Value::Int(number) => Ok(*number),
         _ => Err(unexpected()),
     };
-    if let [Value::Int(-1), now, value] = &reply[..] {
+    if let [Value::Int(-1), now, value] = reply {
         let Value::BulkString(value) = value else { return Err(unexpected()) };
         return Ok(Scripts::Left(Seen { now: int(now)?, values: vec![value.clone()] }));
     }

@@ -42,6 +42,7 @@ fn length(bytes: &[u8]) -> [u8; 4] {
 }
 
 /// A value for a state, which scripts can decide on if it has numbers for them.
+#[expect(clippy::borrowed_box, reason = "it is the policy's state")]
 pub(crate) fn write(policy: &Policy, state: &Box<[Standing]>) -> Vec<u8> {
     let numbers = policy.numbers_of_state(state);
     if policy.script().is_some() && numbers.iter().all(|number| number.unsigned_abs() <= 1 << 53) {

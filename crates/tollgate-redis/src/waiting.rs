@@ -85,7 +85,6 @@ where
 }
 
 /// Up to a twentieth more, at most 10 ms.
-#[expect(clippy::float_arithmetic, reason = "a random wait, not a decision")]
 fn a_little_more(wait: Duration) -> Duration {
     let more = (wait / 20).min(Duration::from_millis(10));
     wait + more.mul_f64(fastrand::f64()) + Duration::from_micros(1)

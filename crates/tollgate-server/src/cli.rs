@@ -54,6 +54,13 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "WHERE", value_enum)]
     pub(crate) anchor: Option<WindowAnchor>,
 
+    /// Keep the clients in Redis or Valkey, under names of this run that are removed at its end
+    ///
+    /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`. The
+    /// times are those of the trace.
+    #[arg(long, value_name = "URL", verbatim_doc_comment)]
+    pub(crate) store: Option<String>,
+
     /// Print each decision as a line of JSON, with times in units of the trace
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,6 +7,7 @@
 mod clients;
 mod engine;
 mod lines;
+mod remote;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,10 +19,12 @@ use crate::cli::Replay;
 use clients::{Batch, Clients};
 use engine::{Engine, Rule};
 use lines::Lines;
+use remote::Remote;
 
 /// Decides the trace. What was decided before an error is printed before the error is.
 pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
     let rule = Rule::new(options)?;
+    let store = options.store.as_deref().map(Remote::open).transpose()?;
     let input: Box<dyn Read> = match &options.file {
         None => Box::new(io::stdin().lock()),
         Some(path) => {
@@ -29,7 +32,7 @@ pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
             Box::new(File::open(path).with_context(|| format!("cannot open {shown}"))?)
         }
     };
-    match replay(&rule, Lines::new(input), io::stdout().lock()) {
+    match replay(&rule, store, Lines::new(input), io::stdout().lock()) {
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => Ok(()),
         result => result,
@@ -40,12 +43,17 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn replay(rule: &Rule, mut lines: Lines<impl Read>, mut output: impl Write) -> anyhow::Result<()> {
+fn replay(
+    rule: &Rule,
+    store: Option<Remote>,
+    mut lines: Lines<impl Read>,
+    mut output: impl Write,
+) -> anyhow::Result<()> {
     let capacity = number(&mut lines, "the capacity, a whole 64-bit number")?;
     rule.accepts("limit", capacity).with_context(|| lines.place())?;
     let window = number(&mut lines, "the window, a whole 64-bit number")?;
     rule.accepts("window", window).with_context(|| lines.place())?;
-    let mut engine = rule.engine(capacity, window).with_context(|| lines.place())?;
+    let mut engine = rule.engine(capacity, window, store).with_context(|| lines.place())?;
     let expected = "the number of instructions, a whole number, 0 or more";
     let count = number(&mut lines, expected)?;
     let Ok(count) = u64::try_from(count) else {
@@ -90,7 +98,7 @@ fn decide_here(
                 Some(Instruction::Other) => {}
                 Some(Instruction::Request { client, now, cost }) => {
                     if batch.is_full() {
-                        engine.decide(batch.resolve(clients), answers);
+                        engine.decide(batch.resolve(clients), answers)?;
                     }
                     batch.add(clients, client, now, cost);
                 }
@@ -100,10 +108,10 @@ fn decide_here(
         Ok(())
     };
     let result = read();
-    engine.decide(batch.resolve(clients), answers);
+    let decided = engine.decide(batch.resolve(clients), answers);
     let place = here.place();
     lines.take(place);
-    result
+    result.and(decided)
 }
 
 /// The number on the next line that is not blank.

@@ -6,6 +6,7 @@ use tollgate_core::{
 };
 
 use super::clients::Request;
+use super::remote::Remote;
 use crate::cli::Replay;
 
 /// What the options ask for; the numbers are still to be read.
@@ -17,7 +18,7 @@ pub(super) enum Rule {
 /// A rule with its numbers and its clients' states.
 pub(super) trait Engine {
     /// Decides requests in order, and appends a line for each.
-    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>);
+    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()>;
 }
 
 impl Rule {
@@ -63,12 +64,16 @@ impl Rule {
         &self,
         capacity: i64,
         window: i64,
+        store: Option<Remote>,
     ) -> Result<Box<dyn Engine>, PolicyError> {
         match *self {
             Self::Textbook { burst } => {
                 let burst =
                     burst.map_or(capacity, |burst| i64::try_from(burst).unwrap_or(i64::MAX));
                 let rule = Textbook::new(capacity, window).burst(burst);
+                if let Some(store) = store {
+                    return Ok(Box::new(store.textbook(rule)));
+                }
                 Ok(Box::new(TextbookEngine { rule, states: Vec::new() }))
             }
             Self::Production { kind, burst, anchor, json } => {
@@ -77,6 +82,9 @@ impl Rule {
                 let mut builder = Policy::of(kind, limit).per(window).anchor(anchor);
                 if let Some(burst) = burst {
                     builder = builder.burst(burst);
+                }
+                if let Some(store) = store {
+                    return Ok(Box::new(store.production(builder.build()?, json)));
                 }
                 // The algorithm is chosen here once, not with every request.
                 Ok(match *builder.limit()?.machine() {
@@ -101,7 +109,7 @@ struct TextbookEngine {
 }
 
 impl Engine for TextbookEngine {
-    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) {
+    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
         for &Request { client, now, cost } in requests {
             // Clients are numbered as they come, so a new one is the next.
             if client == self.states.len() {
@@ -109,6 +117,7 @@ impl Engine for TextbookEngine {
             }
             verdict(self.rule.decide(&mut self.states[client], now, cost), answers);
         }
+        Ok(())
     }
 }
 
@@ -122,7 +131,7 @@ fn production<A: Algorithm + 'static>(rule: A, json: bool) -> Box<dyn Engine> {
 }
 
 impl<A: Algorithm> Engine for ProductionEngine<A> {
-    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) {
+    fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
         for &Request { client, now, cost } in requests {
             if self.json {
                 as_json(&self.simulator.step(client, now, cost), answers);
@@ -130,16 +139,17 @@ impl<A: Algorithm> Engine for ProductionEngine<A> {
                 verdict(self.simulator.step(client, now, cost), answers);
             }
         }
+        Ok(())
     }
 }
 
 #[inline]
-fn verdict(allowed: bool, answers: &mut Vec<u8>) {
+pub(super) fn verdict(allowed: bool, answers: &mut Vec<u8>) {
     answers.extend_from_slice(if allowed { b"allow\n" } else { b"deny\n" });
 }
 
 /// The decision as a line of JSON, times in ticks.
-fn as_json(decision: &Decision, answers: &mut Vec<u8>) {
+pub(super) fn as_json(decision: &Decision, answers: &mut Vec<u8>) {
     let mut digits = itoa::Buffer::new();
     let mut field = |name: &str, value: u64| {
         answers.extend_from_slice(name.as_bytes());
