@@ -205,7 +205,7 @@ impl Redis {
         keys: &[&Key],
         arguments: &[&[u8]],
         deadline: Instant,
-    ) -> Result<Vec<Value>, Error> {
+    ) -> Result<Value, Error> {
         self.check_server();
         let slot = keys.first().map_or(0, |key| key.slot);
         let names: Vec<&[u8]> = keys.iter().map(|key| &key.name[..]).collect();
@@ -218,11 +218,7 @@ impl Redis {
             self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
             result = routes.send(slot, &call(By::Text), deadline).await;
         }
-        match result {
-            Ok(Value::Array(values)) => Ok(values),
-            Ok(_) => Err(Error::Server { message: "the reply is not a script's".into() }),
-            Err(failure) => Err(error_of(failure)),
-        }
+        result.map_err(error_of)
     }
 
     /// Removes keys, many at a time.

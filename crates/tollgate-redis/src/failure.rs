@@ -1,6 +1,6 @@
 //! What is decided when Redis cannot be asked.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -28,11 +28,13 @@ pub enum OnFailure {
 }
 
 /// The limiter in this process that decides meanwhile.
+///
+/// What it knows of a client stays when Redis is back: the next outage is no reason for another burst.
 pub(crate) struct Local {
     instances: u32,
     store: OnceLock<MemoryStore<Plan>>,
-    /// The clients it decided on, until that is charged in Redis.
-    clients: Mutex<HashSet<Box<[u8]>>>,
+    /// What clients used here, until that is charged in Redis.
+    owed: Mutex<HashMap<Box<[u8]>, Cost>>,
 }
 
 /// How many clients are decided on locally. More are refused: what they used could not be charged later.
@@ -40,7 +42,7 @@ const MAX_CLIENTS: usize = 100_000;
 
 impl Local {
     pub(crate) fn new(instances: u32) -> Self {
-        Self { instances: instances.max(1), store: OnceLock::new(), clients: Mutex::default() }
+        Self { instances: instances.max(1), store: OnceLock::new(), owed: Mutex::default() }
     }
 
     fn store(&self) -> &MemoryStore<Plan> {
@@ -49,54 +51,73 @@ impl Local {
 
     /// Decides for this process's share.
     pub(crate) fn decide(&self, plan: &Plan, client: &[u8], op: Op, now: Option<Tick>) -> Decision {
-        let share = |policy: &Arc<Policy>| share_of(policy, self.instances).map(Arc::new);
-        let Ok(plan) = plan.with(share, |time| time) else { return refused(plan, Tick(0)) };
-        if !self.note(client) {
-            return refused(&plan, Tick(0));
+        let Ok(share) = self.share(plan) else { return refused(plan, Tick(0)) };
+        let is_known_or_fits = {
+            let owed = self.owed();
+            owed.len() < MAX_CLIENTS || owed.contains_key(client)
+        };
+        if !is_known_or_fits {
+            return refused(&share, Tick(0));
         }
-        let decided = self.store().apply::<Decision>(&plan, client, op, now);
-        match decided {
-            Ok(decision) => Decision { source: Source::Local, ..decision },
-            Err(_) => refused(&plan, Tick(0)),
+        match self.store().apply::<Decision>(&share, client, op, now) {
+            Ok(decision) => {
+                self.note(client, op, decision.allowed);
+                Decision { source: Source::Local, ..decision }
+            }
+            Err(_) => refused(&share, Tick(0)),
         }
     }
 
-    fn note(&self, client: &[u8]) -> bool {
-        let mut clients = self.clients();
-        if clients.contains(client) {
-            return true;
-        }
-        clients.len() < MAX_CLIENTS && clients.insert(client.into())
+    fn share(&self, plan: &Plan) -> Result<Plan, PolicyError> {
+        plan.with(|policy| share_of(policy, self.instances).map(Arc::new), |time| time)
     }
 
-    /// Takes what a client has used here, to be charged in Redis.
+    fn note(&self, client: &[u8], op: Op, is_allowed: bool) {
+        let amount = match op {
+            Op::Check(cost) if is_allowed => cost.into(),
+            Op::Force(amount) => amount,
+            Op::GiveBack { amount, .. } => -i128::from(amount),
+            Op::Check(_) | Op::Peek(_) | Op::Reset => 0,
+        };
+        let mut owed = self.owed();
+        let before = owed.get(client).copied().unwrap_or(0);
+        let after = i128::from(before).saturating_add(amount).max(0);
+        match Cost::try_from(after).unwrap_or(Cost::MAX) {
+            0 => owed.remove(client),
+            after => owed.insert(client.into(), after),
+        };
+    }
+
+    pub(crate) fn owes(&self, client: &[u8]) -> bool {
+        self.owed().contains_key(client)
+    }
+
+    /// Takes what a client has used here and not earned back, to be charged in Redis. Here it stays used.
     pub(crate) fn take(&self, plan: &Plan, client: &[u8]) -> Option<Cost> {
-        if self.store.get().is_none() || !self.clients().remove(client) {
-            return None;
-        }
-        let share = |policy: &Arc<Policy>| share_of(policy, self.instances).map(Arc::new);
-        let plan = plan.with(share, |time| time).ok()?;
-        let stands = self.store().apply::<Decision>(&plan, client, Op::Peek(1), None).ok()?;
-        let _ = self.store().apply::<bool>(&plan, client, Op::Reset, None);
-        Some(stands.limit - stands.remaining).filter(|used| *used > 0)
+        let owed = self.owed().remove(client)?;
+        let stands = self.share(plan).ok().and_then(|share| {
+            self.store().apply::<Decision>(&share, client, Op::Peek(0), None).ok()
+        });
+        let used = stands.map_or(owed, |stands| stands.limit - stands.remaining);
+        Some(owed.min(used)).filter(|used| *used > 0)
     }
 
     /// Puts back what could not be charged.
-    pub(crate) fn put_back(&self, plan: &Plan, client: &[u8], used: Cost) {
-        let _ = self.decide(plan, client, Op::Force(used.into()), None);
+    pub(crate) fn put_back(&self, client: &[u8], used: Cost) {
+        self.note(client, Op::Force(used.into()), true);
     }
 
     /// Some of the clients that were decided on here.
     pub(crate) fn clients_left(&self, at_most: usize) -> Vec<Box<[u8]>> {
-        self.clients().iter().take(at_most).cloned().collect()
+        self.owed().keys().take(at_most).cloned().collect()
     }
 
     pub(crate) fn is_unused(&self) -> bool {
-        self.store.get().is_none() || self.clients().is_empty()
+        self.store.get().is_none() || self.owed().is_empty()
     }
 
-    fn clients(&self) -> std::sync::MutexGuard<'_, HashSet<Box<[u8]>>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<Box<[u8]>, Cost>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -79,9 +79,10 @@ impl InFlight {
         let arguments = [verb, who, &places, &lease, ""].map(|argument: &str| argument.as_bytes());
         let deadline = self.redis.deadline();
         let reply = self.redis.run(&PLACES, &[key], &arguments, deadline).await?;
-        match &reply[..] {
+        let Value::Array(reply) = reply else { return Err(unexpected()) };
+        match reply[..] {
             [Value::Int(is_in), Value::Int(taken)] => {
-                Ok((*is_in == 1, u64::try_from(*taken).unwrap_or(0)))
+                Ok((is_in == 1, u64::try_from(taken).unwrap_or(0)))
             }
             _ => Err(unexpected()),
         }

@@ -272,12 +272,14 @@ impl RedisStore {
         if self.shared.local.is_unused() {
             return Ok(());
         }
-        let plan = rule.plan();
+        if !self.shared.local.owes(client) {
+            return Ok(());
+        }
+        let (judge, key, plan) = (rule.judge(self)?, self.key(client)?, rule.plan());
+        // A look first: what is sent to a server that does not answer is lost, or is charged later.
+        let _ = self.ask(&judge, &key, Op::Peek(0), None, deadline).await?;
         let Some(used) = self.shared.local.take(&plan, client) else { return Ok(()) };
-        let charged = async {
-            let (judge, key) = (rule.judge(self)?, self.key(client)?);
-            self.ask(&judge, &key, Op::Force(used.into()), None, deadline).await
-        };
+        let charged = self.ask(&judge, &key, Op::Force(used.into()), None, deadline);
         match charged.await {
             Ok(_) => {
                 self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
@@ -286,7 +288,7 @@ impl RedisStore {
             // It may have been charged: it is not charged again.
             Err(error @ Error::Unavailable { sent: true, .. }) => Err(error),
             Err(error) => {
-                self.shared.local.put_back(&plan, client, used);
+                self.shared.local.put_back(client, used);
                 Err(error)
             }
         }
@@ -478,7 +480,7 @@ async fn decide<J: Judge>(
             }
         }
         let reply = redis.run(script, &[key], &arguments, deadline).await?;
-        match read_reply(&reply)? {
+        match read_reply(reply)? {
             Scripts::Decided { is_allowed, now, shadow, numbers } => {
                 if given.is_none() {
                     redis.heard(now);
@@ -543,23 +545,28 @@ enum Scripts {
     Left(Seen),
 }
 
-fn read_reply(reply: &[Value]) -> Result<Scripts, Error> {
-    let int = |value: &Value| match value {
-        Value::Int(number) => Ok(*number),
+fn read_reply(reply: Value) -> Result<Scripts, Error> {
+    match reply {
+        Value::BulkString(bytes) => {
+            let numbers = value::numbers(&bytes)?;
+            let [is_allowed, now, shadow, numbers @ ..] = &numbers[..] else {
+                return Err(unexpected());
+            };
+            Ok(Scripts::Decided {
+                is_allowed: *is_allowed == 1,
+                now: i64::try_from(*now).map_err(|_| unexpected())?,
+                shadow: usize::try_from(*shadow).ok(),
+                numbers: numbers.into(),
+            })
+        }
+        Value::Array(mut left) => match (left.pop(), left.pop()) {
+            (Some(Value::BulkString(value)), Some(Value::Int(now))) => {
+                Ok(Scripts::Left(Seen { now, values: vec![value] }))
+            }
+            _ => Err(unexpected()),
+        },
         _ => Err(unexpected()),
-    };
-    if let [Value::Int(-1), now, value] = reply {
-        let Value::BulkString(value) = value else { return Err(unexpected()) };
-        return Ok(Scripts::Left(Seen { now: int(now)?, values: vec![value.clone()] }));
     }
-    let numbers: Vec<i64> = reply.iter().map(int).collect::<Result<_, _>>()?;
-    let [is_allowed, now, shadow, numbers @ ..] = &numbers[..] else { return Err(unexpected()) };
-    Ok(Scripts::Decided {
-        is_allowed: *is_allowed == 1,
-        now: *now,
-        shadow: usize::try_from(*shadow).ok(),
-        numbers: numbers.iter().copied().map(i128::from).collect(),
-    })
 }
 
 /// Decides here on what was read.

@@ -87,6 +87,7 @@ impl Redis {
         deadline: Instant,
     ) -> Result<Option<Seen>, Error> {
         let reply = self.run(&COMPARE_AND_SET, keys, arguments, deadline).await?;
+        let Value::Array(reply) = reply else { return Err(unexpected()) };
         let mut values = reply.into_iter();
         let (Some(Value::Int(is_written)), Some(time)) = (values.next(), values.next()) else {
             return Err(unexpected());

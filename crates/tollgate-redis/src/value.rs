@@ -95,19 +95,22 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<Under>, DecodeError> {
             let state = if format == WIDE {
                 policy.decode(rest)?
             } else {
-                let (doubles, extra) = rest.as_chunks::<8>();
-                if !extra.is_empty() {
-                    return Err(DecodeError::Trailing { extra: extra.len() });
-                }
-                let numbers: Option<Vec<i128>> =
-                    doubles.iter().map(|double| whole(*double)).collect();
-                let numbers = numbers.ok_or(DecodeError::Field { name: "number" })?;
-                policy.state_of_numbers(&numbers)?
+                policy.state_of_numbers(&numbers(rest)?)?
             };
             Ok(vec![(Arc::new(policy), state)])
         }
         _ => Err(DecodeError::Field { name: "format" }),
     }
+}
+
+/// The numbers that some doubles are.
+pub(crate) fn numbers(bytes: &[u8]) -> Result<Vec<i128>, DecodeError> {
+    let (doubles, extra) = bytes.as_chunks::<8>();
+    if !extra.is_empty() {
+        return Err(DecodeError::Trailing { extra: extra.len() });
+    }
+    let numbers = doubles.iter().map(|double| whole(*double));
+    numbers.collect::<Option<_>>().ok_or(DecodeError::Field { name: "number" })
 }
 
 /// Takes bytes with their length before them.

@@ -1,7 +1,7 @@
 -- Asks all limits, and charges all or none.
 --
--- Replies whether it was allowed, the time, the first shadow limit that would have refused (-1 if none), and
--- the state; or -1, the time and the value, if the value is not one that this script can decide on.
+-- Replies, in doubles, whether it was allowed, the time, the first shadow limit that would have refused (-1 if
+-- none), and the state; or a list of -1, the time and the value, if the value is not one that it can decide on.
 local lets, found = {}, {}
 local allowed, shadow = true, -1
 for i = 1, limits do

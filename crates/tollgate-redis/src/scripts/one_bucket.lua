@@ -29,7 +29,7 @@ if value then
   end
 end
 if cost > capacity or level > (capacity - cost) * unit then
-  return {0, now, -1, last, level}
+  return struct.pack('>ddddd', 0, now, -1, last, level)
 end
 level = level + cost * unit
 value = head .. struct.pack('>dd', last, level)
@@ -39,4 +39,4 @@ else
   local fresh_at = last + math.ceil(level / drain)
   redis.call('SET', KEYS[1], value, 'PXAT', math.floor(fresh_at / 1000) + 1)
 end
-return {1, now, -1, last, level}
+return struct.pack('>ddddd', 1, now, -1, last, level)

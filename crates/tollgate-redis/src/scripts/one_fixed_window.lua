@@ -34,7 +34,7 @@ if not value or into >= window or count == 0 then
   end
 end
 if count > limit - cost then
-  return {0, now, -1, last, into, count}
+  return struct.pack('>dddddd', 0, now, -1, last, into, count)
 end
 count = count + cost
 value = head .. struct.pack('>ddd', last, into, count)
@@ -43,4 +43,4 @@ if given then
 else
   redis.call('SET', KEYS[1], value, 'PXAT', math.floor((last + window - into) / 1000) + 1)
 end
-return {1, now, -1, last, into, count}
+return struct.pack('>dddddd', 1, now, -1, last, into, count)

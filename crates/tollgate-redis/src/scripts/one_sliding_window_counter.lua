@@ -49,7 +49,7 @@ if room >= 0 and weighted == allowed and weighted > 0 then
   fits = weighted_high < allowed_high or (weighted_high == allowed_high and weighted_low < allowed_low)
 end
 if not fits then
-  return {0, now, -1, last, count, previous}
+  return struct.pack('>dddddd', 0, now, -1, last, count, previous)
 end
 count = count + cost
 value = head .. struct.pack('>ddd', last, count, previous)
@@ -58,4 +58,4 @@ if given then
 else
   redis.call('SET', KEYS[1], value, 'PXAT', math.floor((last + 2 * window - into) / 1000) + 1)
 end
-return {1, now, -1, last, count, previous}
+return struct.pack('>dddddd', 1, now, -1, last, count, previous)

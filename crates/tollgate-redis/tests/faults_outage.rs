@@ -1,0 +1,339 @@
+//! Redis is away, slow, or somewhere else: what is decided meanwhile, and how it comes back.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{
+    assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
+};
+use futures_util::future::join_all;
+use tollgate::{Source, Ticks};
+use tollgate_redis::{Error, OnFailure, Redis};
+use tollgate_testkit::servers::{Flavor, Proxy, Sentinel, Server};
+
+/// What a decision may take beyond its budget of 50 ms, on a machine that builds meanwhile.
+const SLACK: Duration = Duration::from_millis(100);
+const BUDGET: Duration = Duration::from_millis(50);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f1_a_server_that_is_absent_at_the_start_is_found_when_it_comes() {
+    let server = Server::start(Flavor::Redis);
+    server.kill();
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(3), OnFailure::Deny);
+    let start = Instant::now();
+    let decision = limiter.check("alice").await.unwrap();
+    assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+    assert_eq!(redis.counts().denied, 1, "it says so");
+    let error = redis.last_error().expect("it says why");
+    assert!(matches!(&*error, Error::Unavailable { sent: false, .. }), "{error}");
+
+    server.restart();
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().remaining, 2);
+    assert!(!redis.counts().is_open);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f2_a_killed_server_costs_no_decision_more_than_its_budget() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    server.kill();
+    for _ in 0..50 {
+        let start = Instant::now();
+        let decision = limiter.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+        assert_eq!(decision.retry_after, Some(Ticks(1_000_000_000)), "it says when to try again");
+        assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    }
+    server.restart();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 1_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f3_a_frozen_server_is_left_alone_and_nothing_piles_up() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(10_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    server.freeze();
+    // A hundred at once: all are decided within the budget, not one after the other.
+    let start = Instant::now();
+    let decisions = join_all((0..100).map(|_| limiter.check("alice"))).await;
+    assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    assert!(decisions.iter().all(|decided| !decided.as_ref().unwrap().allowed));
+    let counts = redis.counts();
+    assert!(counts.breaker_opened == 1 && counts.is_open, "{counts:?}");
+
+    // From now on nobody waits for it, but for a probe now and then, and hardly anything is sent.
+    let (before, start) = (redis.counts().calls, Instant::now());
+    let (mut waited, mut asked) = (0, 0);
+    while start.elapsed() < Duration::from_millis(500) {
+        let one = Instant::now();
+        assert_eq!(limiter.check("alice").await.unwrap().source, Source::FailedClosed);
+        waited += u32::from(one.elapsed() > Duration::from_millis(5));
+        asked += 1;
+        tokio::task::yield_now().await;
+    }
+    assert!(asked > 500, "{asked}");
+    assert!(waited <= 10, "{waited} of {asked} waited");
+    let sent = redis.counts().calls - before;
+    assert!(sent <= 5, "{sent} calls to a frozen server");
+
+    server.thaw();
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert!(!redis.counts().is_open);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_each_limit_has_its_own_failure_policy_which_is_counted_and_told() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let allow = limiter(&redis, burst(4), OnFailure::Allow);
+    let deny = limiter(&redis, burst(4), OnFailure::Deny);
+    let local = limiter(&redis, burst(4), OnFailure::Local { instances: 2 });
+    server.kill();
+    for _ in 0..3 {
+        let decision = allow.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (true, Source::FailedOpen));
+    }
+    for _ in 0..5 {
+        let decision = deny.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+    }
+    let mut admitted = 0;
+    for _ in 0..7 {
+        let decision = local.check("alice").await.unwrap();
+        assert_eq!((decision.limit, decision.source), (2, Source::Local), "half of the quota");
+        admitted += u32::from(decision.allowed);
+    }
+    assert_eq!(admitted, 2);
+    let counts = redis.counts();
+    assert_eq!((counts.allowed, counts.denied, counts.local), (3, 5, 7));
+    assert_eq!(counts.errors, 15);
+}
+
+/// What has no answer but "done" is an error while nobody can do it, except where this process can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_a_refund_that_nobody_can_make_is_an_error() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    server.kill();
+    for on_failure in [OnFailure::Allow, OnFailure::Deny] {
+        let limiter = limiter(&redis, burst(4), on_failure);
+        let refund = limiter.refund("alice", 1).await;
+        assert!(matches!(refund, Err(Error::Unavailable { .. })), "{refund:?}");
+        let reset = limiter.reset("alice").await;
+        assert!(matches!(reset, Err(Error::Unavailable { .. })), "{reset:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f5_a_primary_that_became_a_replica_is_left_for_the_new_one() {
+    let old = Server::start(Flavor::Redis);
+    let new = Server::replica_of(&old);
+    let proxy = Proxy::start(&old.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, count(10), OnFailure::Deny);
+    until("two are charged", async || {
+        (limiter.check("alice").await.ok()?.remaining <= 8).then_some(())
+    })
+    .await;
+    let before = limiter.peek_n("alice", 0).await.unwrap();
+    new.wait_until_caught_up_with(&old);
+    new.promote();
+    proxy.point_to(&new.address());
+    // The connection stays open and leads to the old one, which takes no writes any more.
+    old.demote_to(&new);
+
+    let refused = limiter.check("alice").await.unwrap();
+    assert_eq!(refused.source, Source::FailedClosed);
+    let error = redis.last_error().expect("it says why").to_string();
+    assert!(error.contains("READONLY") || error.contains("read only"), "{error}");
+    let decision = until("the new primary decides", async || {
+        limiter.check("alice").await.ok().filter(|decision| decision.source == Source::Store)
+    })
+    .await;
+    assert_eq!(decision.remaining, before.remaining - 1, "the state went with it");
+    assert!(proxy.connections().len() >= 2, "it connected again");
+    assert_all_expire(&new);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_another_server_behind_the_same_address_is_found() {
+    let (first, second) = (Server::start(Flavor::Redis), Server::start(Flavor::Redis));
+    let proxy = Proxy::start(&first.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().remaining, 9);
+    proxy.point_to(&second.address());
+    first.kill();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 10, "it is another");
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert_all_expire(&second);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_the_primary_that_sentinels_name_is_followed() {
+    let watching = Sentinel::start(Flavor::Redis, 1);
+    let redis = Redis::open(&sentinel_url(&watching)).unwrap();
+    let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    until("ten are charged", async || {
+        (limiter.check("alice").await.ok()?.remaining <= 990).then_some(())
+    })
+    .await;
+    let charged = limiter.peek_n("alice", 0).await.unwrap();
+    let (primary, replica) = (watching.primary_server(), &watching.servers()[1]);
+    replica.wait_until_caught_up_with(primary);
+    let start = Instant::now();
+    primary.kill();
+    let back = until_the_store_answers(&limiter, "alice").await;
+    println!("sentinel failover: decided by the failure policy for {:?}", start.elapsed());
+    assert_eq!(back, charged.remaining, "the state went with it");
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert_eq!(watching.primary(), replica.address());
+    assert_all_expire(replica);
+}
+
+/// Forty processes lose their server at one moment and keep asking.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_a_fleet_does_not_come_back_in_step() {
+    const FLEET: usize = 40;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet: Vec<_> = (0..FLEET).map(|_| Redis::open(&proxy.url()).unwrap()).collect();
+    let fleet: Vec<_> =
+        fleet.iter().map(|redis| Arc::new(limiter(redis, burst(10), OnFailure::Deny))).collect();
+    join_all(fleet.iter().map(|one| until_the_store_answers(one, "alice"))).await;
+    proxy.refuse(true);
+    proxy.cut();
+    let start = Instant::now();
+    let asking = fleet.iter().cloned().map(|one| {
+        tokio::spawn(async move {
+            while start.elapsed() < Duration::from_millis(2_500) {
+                let _ = one.check("alice").await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    });
+    join_all(asking).await;
+    let tries: Vec<Duration> = proxy
+        .connections()
+        .into_iter()
+        .filter_map(|at| at.checked_duration_since(start))
+        .filter(|after| *after < Duration::from_millis(2_500))
+        .collect();
+    // They began in step: the first pauses are short, and spread them.
+    let later: Vec<_> = tries.iter().filter(|after| after.as_millis() >= 400).collect();
+    let busiest = later.iter().map(|from| {
+        let until = **from + Duration::from_millis(10);
+        later.iter().filter(|after| ***after >= **from && ***after < until).count()
+    });
+    let busiest = busiest.max().unwrap_or_default();
+    println!("reconnects: {} in all, {} later, {busiest} in 10 ms", tries.len(), later.len());
+    assert!(later.len() >= FLEET, "they do try again: {}", later.len());
+    assert!(busiest <= FLEET / 2, "{busiest} of {FLEET} within 10 ms");
+    assert!(tries.len() <= FLEET * 14, "{} attempts in 2.5 s", tries.len());
+    proxy.refuse(false);
+    join_all(fleet.iter().map(|one| until_the_store_answers(one, "alice"))).await;
+}
+
+/// What this process admitted meanwhile is charged before anything else is: it is not given out twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet = [patient(&proxy.url()), patient(&proxy.url())];
+    let on_failure = OnFailure::Local { instances: 2 };
+    let limiters = fleet.each_ref().map(|redis| limiter(redis, count(20), on_failure));
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "alice").await;
+    }
+    proxy.refuse(true);
+    proxy.cut();
+    let mut admitted = 0;
+    for limiter in &limiters {
+        for client in ["alice", "alice", "bob"] {
+            let decision = limiter.check_n(client, 4).await.unwrap();
+            assert_eq!(
+                decision.source,
+                Source::Local,
+                "{:?}",
+                limiter.store().redis().last_error()
+            );
+            admitted += u64::from(decision.allowed && client == "alice") * 4;
+        }
+    }
+    assert_eq!(admitted, 16, "eight here, eight there, of ten each");
+    proxy.refuse(false);
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "carol").await;
+    }
+    // Bob comes to neither: what he used is charged in the background.
+    for redis in &fleet {
+        until("all is charged", async || (redis.counts().returned == 2).then_some(())).await;
+    }
+    while limiters[0].check("alice").await.unwrap().allowed {
+        admitted += 1;
+    }
+    assert_eq!(admitted, 20, "the quota, once");
+    assert_eq!(limiters[1].peek_n("bob", 0).await.unwrap().remaining, 12);
+    assert!(fleet.iter().all(|redis| redis.counts().returned == 2), "once each");
+    assert_all_expire(&server);
+}
+
+/// The charge is on its way to a server that does not answer: nobody knows whether it arrives. Meanwhile this
+/// process must not take its own quota for unused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_a_charge_that_may_be_lost_does_not_renew_the_quota_here() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, count(10), OnFailure::Local { instances: 1 });
+    until_the_store_answers(&limiter, "alice").await;
+    server.freeze();
+    let mut admitted = 0;
+    for _ in 0..12 {
+        let decision = limiter.check_n("alice", 5).await.unwrap();
+        assert_eq!(decision.source, Source::Local);
+        admitted += u64::from(decision.allowed) * 5;
+    }
+    assert_eq!(admitted, 10, "the quota of this process, once");
+    server.thaw();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 0, "and in Redis");
+    assert_all_expire(&server);
+}
+
+/// Off and on again: an outage is no reason for another burst.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_every_outage_is_the_same_quota() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = patient(&proxy.url());
+    let limiter = limiter(&redis, count(10), OnFailure::Local { instances: 1 });
+    let mut admitted = 0;
+    for _ in 0..3 {
+        until_the_store_answers(&limiter, "alice").await;
+        proxy.refuse(true);
+        proxy.cut();
+        for _ in 0..4 {
+            let decision = limiter.check_n("alice", 4).await.unwrap();
+            assert_eq!(decision.source, Source::Local);
+            admitted += u64::from(decision.allowed) * 4;
+        }
+        proxy.refuse(false);
+    }
+    assert_eq!(admitted, 8, "twice four of ten");
+    let back = until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(back, 2, "charged once");
+    assert_all_expire(&server);
+}
