@@ -1,5 +1,6 @@
 -- A check of one bucket without options, in one go: what open, bucket, read, check and close do together, at
 -- half the cost.
+local EXACT = 9007199254740992
 local head, given = ARGV[1], ARGV[3]
 local cost, _, capacity, window, start, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
 local value = redis.call('GET', KEYS[1])
@@ -17,6 +18,10 @@ if value then
     return {-1, now, value}
   end
   last, level = struct.unpack('>dd', value, length + 1)
+  -- What is no number, or none that is exact, is not decided on here.
+  if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) then
+    return {-1, now, value}
+  end
   if now > last then
     -- Beyond 2^53 the product is rounded, but every level is less than that.
     local drained = (now - last) * drain

@@ -1,5 +1,6 @@
 -- A check of one fixed window without options, in one go: what open, fixed_window, read, check and close do
 -- together, at half the cost.
+local EXACT = 9007199254740992
 local head, given = ARGV[1], ARGV[3]
 local cost, _, limit, window, start, _, anchor = struct.unpack('>ddddddd', ARGV[2])
 local value = redis.call('GET', KEYS[1])
@@ -17,6 +18,10 @@ if value then
     return {-1, now, value}
   end
   last, into, count = struct.unpack('>ddd', value, length + 1)
+  -- What is no number, or none that is exact, is not decided on here.
+  if not (count >= 0 and count <= EXACT and into >= 0 and into <= EXACT and last >= -EXACT and last <= EXACT) then
+    return {-1, now, value}
+  end
   if now > last then
     into = into + now - last
     last = now

@@ -1,5 +1,6 @@
 -- A check of one sliding window counter without options, in one go: what open, sliding_window_counter, read,
 -- check and close do together, at half the cost.
+local EXACT = 9007199254740992
 local head, given = ARGV[1], ARGV[3]
 local cost, _, limit, window, start = struct.unpack('>ddddd', ARGV[2])
 local value = redis.call('GET', KEYS[1])
@@ -17,6 +18,10 @@ if value then
     return {-1, now, value}
   end
   last, count, previous = struct.unpack('>ddd', value, length + 1)
+  -- What is no number, or none that is exact, is not decided on here.
+  if not (count >= 0 and count <= EXACT and previous >= 0 and previous <= EXACT and last >= -EXACT and last <= EXACT) then
+    return {-1, now, value}
+  end
   if last - now > window and count + previous > 0 then
     return {-1, now, value}
   end

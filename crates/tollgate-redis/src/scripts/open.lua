@@ -7,6 +7,7 @@
 --
 -- A limit is decided on by its kind, with its constants c and its state s, two lists of numbers.
 -- All of them are whole and at most 2^52, so that sums are exact; products are taken with care.
+local EXACT = 9007199254740992
 local head, numbers, given = ARGV[1], ARGV[2], ARGV[3]
 if given == '' then
   given = nil

@@ -11,6 +11,12 @@ for i = 1, limits do
   if value then
     s = kind.read(at)
     at = at + 8 * (s.width or kind.width)
+    -- What is no number, or none that is exact, is not decided on here. Only the first is a time.
+    for j = 1, #s do
+      if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) then
+        return {-1, now, value}
+      end
+    end
   else
     s = kind.first(c)
   end
@@ -31,6 +37,9 @@ for i = 1, limits do
     if value then
       time, refusals = unpack_numbers('>dd', value, at)
       at = at + 16
+      if not (refusals >= -2 and refusals <= EXACT and time >= -EXACT and time <= EXACT) then
+        return {-1, now, value}
+      end
     end
     if refusals >= 0 and time - now > c[3] then
       rebased = true

@@ -1,7 +1,11 @@
 -- Sliding window log: {last change, total before the first entry, number of entries}, then of each entry its
 -- time and the total after it, the oldest first. The entries stay in their string, s.entries.
 local function log_entry(s, index)
-  return unpack_numbers('>dd', s.entries, index * 16 - 15)
+  local tick, total = unpack_numbers('>dd', s.entries, index * 16 - 15)
+  if not (tick >= -EXACT and tick <= EXACT and total >= 0 and total <= EXACT) then
+    error('the log has an entry that is none')
+  end
+  return tick, total
 end
 local function log_total(s, index)
   if index == 0 then

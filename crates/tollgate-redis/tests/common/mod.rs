@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each file of tests uses what it needs")]
 
+pub(crate) mod log;
+
 use std::time::{Duration, Instant};
 
 use tollgate::{Anchor, Cost, Policy, RateLimiter, Source};
