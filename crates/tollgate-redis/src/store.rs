@@ -206,7 +206,7 @@ impl RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
-        let judge = rule.judge(self)?;
+        let judge = rule.judge(self, now)?;
         let deadline = self.shared.redis.deadline();
         let result = match self.give_in(rule, client, deadline).await {
             Ok(()) => self.ask(&judge, key, op, now, deadline).await,
@@ -275,7 +275,7 @@ impl RedisStore {
         if !self.shared.local.owes(client) {
             return Ok(());
         }
-        let (judge, key, plan) = (rule.judge(self)?, self.key(client)?, rule.plan());
+        let (judge, key, plan) = (rule.judge(self, None)?, self.key(client)?, rule.plan());
         // A look first: what is sent to a server that does not answer is lost, or is charged later.
         let _ = self.ask(&judge, &key, Op::Peek(0), None, deadline).await?;
         let Some(used) = self.shared.local.take(&plan, client) else { return Ok(()) };
@@ -323,11 +323,11 @@ pub trait Shareable: Algorithm + Sync {
     #[expect(private_bounds, reason = "nobody else decides by it")]
     type Judge: Judge;
 
-    /// The rule in Redis's ticks.
+    /// The rule in Redis's ticks, for a decision at a time.
     ///
     /// # Errors
     /// It is not in microseconds.
-    fn judge(&self, store: &RedisStore) -> Result<Self::Judge, Error>;
+    fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<Self::Judge, Error>;
 
     /// The same as a plan.
     fn plan(&self) -> Plan;
@@ -336,7 +336,7 @@ pub trait Shareable: Algorithm + Sync {
 impl Shareable for Policy {
     type Judge = ByPolicy;
 
-    fn judge(&self, store: &RedisStore) -> Result<ByPolicy, Error> {
+    fn judge(&self, store: &RedisStore, _: Option<Tick>) -> Result<ByPolicy, Error> {
         Ok(ByPolicy(store.prepare(self)?))
     }
 
@@ -348,10 +348,12 @@ impl Shareable for Policy {
 impl Shareable for Plan {
     type Judge = ByPlan;
 
-    fn judge(&self, store: &RedisStore) -> Result<ByPlan, Error> {
+    /// If the server's time rules, an override that ends just now may still be taken as in force, or not any more.
+    fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<ByPlan, Error> {
         let in_redis = |policy: &Arc<Policy>| store.prepare(policy).map(|p| p.policy.clone());
         let plan = self.with(in_redis, |time| store.in_redis(time))?;
-        let script = match self.access(store.outside(Tick(store.shared.redis.now()))) {
+        let now = now.unwrap_or_else(|| store.outside(Tick(store.shared.redis.now())));
+        let script = match self.access(now) {
             Access::Limited(policy) => Some(store.prepare(policy)?),
             Access::Unlimited | Access::Blocked => None,
         };
@@ -449,8 +451,13 @@ impl Judge for ByPlan {
         Kept::of(self.script.iter().map(|script| (script.policy.clone(), standings.clone())))
     }
 
+    /// Policies that are the plan's own are known by their limits: in the value they have no names.
     fn read(&self, value: &[u8], _: Tick) -> Result<Kept, Error> {
-        Ok(Kept::of(value::read(value)?))
+        let under = value::read(value)?.into_iter().map(|(policy, standings)| {
+            let own = self.plan.policies().find(|own| own.limits() == policy.limits());
+            (own.unwrap_or(&policy).clone(), standings)
+        });
+        Ok(Kept::of(under))
     }
 
     fn write(&self, kept: &Kept) -> Vec<u8> {

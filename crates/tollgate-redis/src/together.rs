@@ -4,11 +4,12 @@
 //! atomic step. Elsewhere they are taken in order, and given back if a later one refuses: that never admits too
 //! much, but others may be refused in the moment in between.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Tick,
-    Ticks, Timed,
+    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Store,
+    Tick, Ticks, Timed,
 };
 
 use crate::error::Error;
@@ -37,19 +38,20 @@ impl<'a> Ask<'a> {
     ///
     /// # Errors
     /// The key is too long, or the policy is not in microseconds.
-    pub fn of<R, O>(
-        limiter: &'a RateLimiter<R, RedisStore, O>,
+    pub fn of<R, S, O>(
+        limiter: &'a RateLimiter<R, S, O>,
         key: impl AsRef<[u8]>,
     ) -> Result<Self, Error>
     where
         R: Rules + Sync,
         R::Rule: Shareable,
+        S: Store<R::Rule> + Borrow<RedisStore> + Sync,
         O: Observer,
     {
         let client = key.as_ref();
         let rule = limiter.rules().choose(client);
-        let judge = rule.judge(limiter.store())?;
-        let key = limiter.store().key(client)?;
+        let judge = rule.judge(limiter.store().borrow(), None)?;
+        let key = limiter.store().borrow().key(client)?;
         let part = Asking { limiter, rule, judge, client: client.into(), key, cost: 1 };
         Ok(Self { part: Box::new(part) })
     }
@@ -219,11 +221,11 @@ trait Joint: Send + Sync {
     fn tell(&self, decision: &Decision, at: Tick);
 }
 
-struct Asking<'a, R: Rules + 'a, O>
+struct Asking<'a, R: Rules + 'a, S, O>
 where
     R::Rule: Shareable,
 {
-    limiter: &'a RateLimiter<R, RedisStore, O>,
+    limiter: &'a RateLimiter<R, S, O>,
     rule: R::Chosen<'a>,
     judge: <R::Rule as Shareable>::Judge,
     client: Box<[u8]>,
@@ -231,10 +233,11 @@ where
     cost: Cost,
 }
 
-impl<R, O> Joint for Asking<'_, R, O>
+impl<R, S, O> Joint for Asking<'_, R, S, O>
 where
     R: Rules + Sync,
     R::Rule: Shareable,
+    S: Store<R::Rule> + Borrow<RedisStore> + Sync,
     O: Observer,
 {
     fn key(&self) -> &Key {
@@ -242,7 +245,7 @@ where
     }
 
     fn store(&self) -> &RedisStore {
-        self.limiter.store()
+        self.limiter.store().borrow()
     }
 
     fn cost(&self) -> Cost {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tollgate::{Cost, Decision, Observer, RateLimiter, Rules, Store, Ticks};
 
 use crate::error::Error;
-use crate::store::{RedisStore, Reply};
+use crate::store::Reply;
 
 /// Waiting, for limiters on Redis.
 pub trait Waiting {
@@ -39,11 +39,11 @@ pub trait Waiting {
     ) -> impl Future<Output = Result<Decision, Error>> + Send;
 }
 
-impl<R, O> Waiting for RateLimiter<R, RedisStore, O>
+impl<R, S, O> Waiting for RateLimiter<R, S, O>
 where
     R: Rules + Sync,
+    S: for<'a> Store<R::Rule, Reply<'a, Decision> = Reply<'a, Decision>> + Sync,
     O: Observer,
-    RedisStore: for<'a> Store<R::Rule, Reply<'a, Decision> = Reply<'a, Decision>>,
 {
     async fn until_ready(
         &self,

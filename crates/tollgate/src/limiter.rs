@@ -12,7 +12,6 @@ use crate::reservation::{Reservation, Reserved, SettleError};
 use crate::rules::Rules;
 use crate::store::{MAX_KEY_BYTES, Store};
 use crate::tiers::{Access, Override, Plan, Tier, Tiers, UnknownTier};
-use crate::waiting::WaitingStore;
 
 /// Decides for any number of clients, each under its own key.
 ///
@@ -105,7 +104,7 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     }
 }
 
-impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
+impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// Puts other rules in force: decisions that begin from now on are made under them, those that
     /// have begun are not disturbed. What clients have used stays used, and whoever waits is served by
     /// the new rules. The limiter keeps its own overrides and its resolver, whatever the others have.
@@ -122,7 +121,7 @@ impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// ```
     pub fn replace(&self, tiers: &Tiers) {
         self.rules.replace(tiers);
-        self.store.nudge_all();
+        self.store.rules_changed();
     }
 
     /// Gives a client something else than its tier, for good or until a time by the store's clock
@@ -137,13 +136,13 @@ impl<S: WaitingStore<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         until: Option<Tick>,
     ) {
         self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
-        self.store.nudge_all();
+        self.store.rules_changed();
     }
 
     /// Takes an override back; says whether there was one.
     pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
         let was_there = self.rules.remove_override(key.as_ref());
-        self.store.nudge_all();
+        self.store.rules_changed();
         was_there
     }
 

@@ -375,6 +375,10 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         self.front.now()
     }
 
+    fn rules_changed(&self) {
+        self.keys.line.nudge_all();
+    }
+
     #[inline]
     fn map<'a, T: Send + 'a, U: Send + 'a>(
         reply: Result<T, StoreError>,
@@ -451,6 +455,10 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         self.front.now()
     }
 
+    fn rules_changed(&self) {
+        of_any_kind!(&self.kinds, |keys| keys.line.nudge_all());
+    }
+
     #[inline]
     fn map<'a, T: Send + 'a, U: Send + 'a>(
         reply: Result<T, StoreError>,
@@ -490,10 +498,6 @@ impl<A: Algorithm, C: Alarm> WaitingStore<A> for MemoryStore<A, C> {
     fn leave(&self, ticket: &Ticket) {
         self.keys.line.leave(ticket);
     }
-
-    fn nudge_all(&self) {
-        self.keys.line.nudge_all();
-    }
 }
 
 impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
@@ -521,10 +525,6 @@ impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
 
     fn leave(&self, ticket: &Ticket) {
         of_any_kind!(&self.kinds, |keys| keys.line.leave(ticket));
-    }
-
-    fn nudge_all(&self) {
-        of_any_kind!(&self.kinds, |keys| keys.line.nudge_all());
     }
 }
 

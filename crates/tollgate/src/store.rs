@@ -40,6 +40,9 @@ pub trait Store<A: Algorithm> {
     /// The time by which reservations lapse.
     fn now(&self) -> Tick;
 
+    /// Is told that the rules have changed: whoever waits for a turn may have it sooner.
+    fn rules_changed(&self) {}
+
     /// Makes something else of an answer on its way to the caller.
     fn map<'a, T: Send + 'a, U: Send + 'a>(
         reply: Self::Reply<'a, T>,
@@ -83,6 +86,10 @@ impl<A: Algorithm, S: Store<A>> Store<A> for &S {
 
     fn now(&self) -> Tick {
         (**self).now()
+    }
+
+    fn rules_changed(&self) {
+        (**self).rules_changed();
     }
 
     fn map<'a, T: Send + 'a, U: Send + 'a>(

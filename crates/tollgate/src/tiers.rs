@@ -232,6 +232,15 @@ impl Plan {
         }
     }
 
+    /// Its policies: of the override, and without it.
+    pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        let set = self.set.as_ref().map(|set| &set.access);
+        set.into_iter().chain([&self.access]).filter_map(|access| match access {
+            Access::Limited(policy) => Some(policy),
+            Access::Unlimited | Access::Blocked => None,
+        })
+    }
+
     /// The same plan with other policies and another count of time, for a store that has its own.
     ///
     /// # Errors

@@ -45,9 +45,6 @@ pub trait WaitingStore<A: Algorithm>:
 
     /// Leaves the line.
     fn leave(&self, ticket: &Ticket);
-
-    /// Has all who are first in their lines ask again, because their rule has changed.
-    fn nudge_all(&self);
 }
 
 impl<A: Algorithm, S: WaitingStore<A>> WaitingStore<A> for &S {
@@ -73,10 +70,6 @@ impl<A: Algorithm, S: WaitingStore<A>> WaitingStore<A> for &S {
 
     fn leave(&self, ticket: &Ticket) {
         (**self).leave(ticket);
-    }
-
-    fn nudge_all(&self) {
-        (**self).nudge_all();
     }
 }
 
