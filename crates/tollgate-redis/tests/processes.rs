@@ -1,0 +1,128 @@
+//! Eight processes share one quota: together they are admitted exactly what one would be.
+//!
+//! The processes are this test program itself, run again for [`one_of_the_processes`].
+
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::{Kind, Policy, RateLimiter, Source, Ticks};
+use tollgate_redis::{OnFailure, Options, Redis, RedisStore};
+use tollgate_testkit::servers::{Flavor, Server};
+
+const PROCESSES: usize = 8;
+/// How many ask at once in each.
+const TASKS: usize = 4;
+const LIMIT: u64 = 1000;
+/// So long that nothing comes back and no window ends while the test runs.
+const WINDOW: Ticks = Ticks(1000 * 86_400 * 1_000_000_000);
+/// Where a process finds the server.
+const ADDRESS: &str = "TOLLGATE_PROCESSES_ADDRESS";
+
+#[test]
+fn on_redis_they_are_admitted_exactly_the_bound() {
+    share_one_quota(Flavor::Redis);
+}
+
+#[test]
+fn on_valkey_they_are_admitted_exactly_the_bound() {
+    share_one_quota(Flavor::Valkey);
+}
+
+fn share_one_quota(flavor: Flavor) {
+    let server = Server::start(flavor);
+    let mut processes: Vec<Process> =
+        (0..PROCESSES).map(|_| Process::start(&server.url())).collect();
+    // All at once, for each algorithm.
+    for kind in Kind::ALL {
+        processes
+            .iter_mut()
+            .for_each(|process| assert_eq!(process.hear(), format!("ready {kind}")));
+        processes.iter_mut().for_each(Process::go);
+        let admitted: Vec<u64> = processes
+            .iter_mut()
+            .map(|process| process.hear().parse().expect("what it was admitted"))
+            .collect();
+        assert_eq!(admitted.iter().sum::<u64>(), LIMIT, "{kind}: {admitted:?}");
+        let served = admitted.iter().filter(|admitted| **admitted > 0).count();
+        assert!(served > 1, "{kind}: they did not ask at once: {admitted:?}");
+    }
+    for mut process in processes {
+        assert!(process.child.wait().expect("it is our child").success());
+    }
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    assert_eq!(keys.len(), Kind::ALL.len(), "one key an algorithm: {keys:?}");
+    assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
+}
+
+/// One of the processes, as the test sees it.
+struct Process {
+    child: Child,
+    says: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(address: &str) -> Self {
+        let mut child = Command::new(env::current_exe().expect("this program has a path"))
+            .args(["one_of_the_processes", "--exact", "--ignored", "--nocapture", "-q"])
+            .env(ADDRESS, address)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program can be run again");
+        let says = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, says }
+    }
+
+    /// Waits for what it says next, behind what the test harness says.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let length = self.says.read_line(&mut line).expect("what it says is text");
+            assert!(length > 0, "a process has ended: {:?}", self.child.wait());
+            if let Some((_, said)) = line.split_once("says: ") {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    fn go(&mut self) {
+        let stdin = self.child.stdin.as_mut().expect("it is piped");
+        stdin.write_all(b"go\n").expect("it listens");
+    }
+}
+
+/// Asks for each algorithm's key until it is refused.
+#[test]
+#[ignore = "run by the tests above, as a process of its own"]
+fn one_of_the_processes() {
+    let Ok(address) = env::var(ADDRESS) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = Redis::with(&address, Options::default().budget(Duration::from_secs(20))).unwrap();
+    for kind in Kind::ALL {
+        let policy = Policy::of(kind, LIMIT).per(WINDOW).named(kind.name()).build().unwrap();
+        let store = redis.store(kind.name()).on_failure(OnFailure::Deny);
+        let limiter = RateLimiter::with_store(policy, store);
+        // It is connected then, and nobody has begun.
+        assert_eq!(runtime.block_on(limiter.peek_n("everybody", 0)).unwrap().remaining, LIMIT);
+        println!("says: ready {kind}");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        let admitted = runtime.block_on(join_all((0..TASKS).map(|_| until_refused(&limiter))));
+        println!("says: {}", admitted.iter().sum::<u64>());
+    }
+}
+
+async fn until_refused(limiter: &RateLimiter<Policy, RedisStore>) -> u64 {
+    let mut admitted = 0;
+    loop {
+        let decision = limiter.check("everybody").await.expect("failures are denials");
+        assert_eq!(decision.source, Source::Store);
+        if !decision.allowed {
+            return admitted;
+        }
+        admitted += 1;
+    }
+}
