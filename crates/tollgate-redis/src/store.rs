@@ -4,6 +4,7 @@
 //! the answer from them: so whatever is told is what the core would tell. Where a script does not decide, the
 //! value comes back instead, and is decided on here, by compare-and-set.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -626,7 +627,8 @@ impl<A: Shareable> Store<A> for RedisStore {
         })
     }
 
-    /// All are sent before the first is answered: one round trip to each server.
+    /// All keys are asked for before the first is answered: one round trip to each server. A key that comes
+    /// several times is asked for one time after the other, or its answers would be in any order.
     fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
         &'a self,
         rule: impl Lent<A> + 'a,
@@ -640,13 +642,24 @@ impl<A: Shareable> Store<A> for RedisStore {
         });
         let keys = each.collect::<Result<Vec<_>, _>>();
         Box::pin(async move {
-            let (keys, rule) = (keys?, &*rule);
+            let (keys, rule) = (&keys?, &*rule);
             let op = Op::Check(cost);
-            let each = keys.iter().map(|(client, key)| self.decide(rule, client, key, op, now));
-            let decided = join_all(each).await.into_iter();
-            decided
-                .map(|timed| timed.map(|timed| T::of_decision(timed.decision, timed.at)))
-                .collect()
+            let mut places: HashMap<&[u8], Vec<usize>> = HashMap::with_capacity(keys.len());
+            for (place, (client, _)) in keys.iter().enumerate() {
+                places.entry(client).or_default().push(place);
+            }
+            let each = places.into_iter().map(|(client, places)| async move {
+                let mut decided = Vec::with_capacity(places.len());
+                for place in places {
+                    let timed = self.decide(rule, client, &keys[place].1, op, now).await?;
+                    decided.push((place, T::of_decision(timed.decision, timed.at)));
+                }
+                Ok(decided)
+            });
+            let decided = join_all(each).await.into_iter().collect::<Result<Vec<_>, Error>>()?;
+            let mut decided: Vec<_> = decided.into_iter().flatten().collect();
+            decided.sort_unstable_by_key(|(place, _)| *place);
+            Ok(decided.into_iter().map(|(_, answer)| answer).collect())
         })
     }
 
