@@ -644,22 +644,12 @@ impl<A: Shareable> Store<A> for RedisStore {
         Box::pin(async move {
             let (keys, rule) = (&keys?, &*rule);
             let op = Op::Check(cost);
-            let mut places: HashMap<&[u8], Vec<usize>> = HashMap::with_capacity(keys.len());
-            for (place, (client, _)) in keys.iter().enumerate() {
-                places.entry(client).or_default().push(place);
-            }
-            let each = places.into_iter().map(|(client, places)| async move {
-                let mut decided = Vec::with_capacity(places.len());
-                for place in places {
-                    let timed = self.decide(rule, client, &keys[place].1, op, now).await?;
-                    decided.push((place, T::of_decision(timed.decision, timed.at)));
-                }
-                Ok(decided)
+            let each = keys.iter().map(|(client, key)| {
+                let decided = self.decide(rule, client, key, op, now);
+                (&**client, decided)
             });
-            let decided = join_all(each).await.into_iter().collect::<Result<Vec<_>, Error>>()?;
-            let mut decided: Vec<_> = decided.into_iter().flatten().collect();
-            decided.sort_unstable_by_key(|(place, _)| *place);
-            Ok(decided.into_iter().map(|(_, answer)| answer).collect())
+            let decided = in_order(each.collect()).await?.into_iter();
+            Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })
     }
 
@@ -674,10 +664,32 @@ impl<A: Shareable> Store<A> for RedisStore {
         Box::pin(async move { reply.await.map(make) })
     }
 
-    fn gather<'a, T: Send + 'a>(replies: impl Iterator<Item = Reply<'a, T>>) -> Reply<'a, Vec<T>> {
-        let all = join_all(replies);
-        Box::pin(async move { all.await.into_iter().collect() })
+    fn gather<'a, T: Send + 'a>(
+        replies: impl Iterator<Item = (&'a [u8], Reply<'a, T>)>,
+    ) -> Reply<'a, Vec<T>> {
+        Box::pin(in_order(replies.collect::<Vec<_>>()))
     }
+}
+
+/// Waits for many answers at once, but for those of one key one after the other: else they would be in any order.
+async fn in_order<T>(
+    replies: Vec<(&[u8], impl Future<Output = Result<T, Error>>)>,
+) -> Result<Vec<T>, Error> {
+    let mut by_key: HashMap<&[u8], Vec<_>> = HashMap::with_capacity(replies.len());
+    for (place, (key, reply)) in replies.into_iter().enumerate() {
+        by_key.entry(key).or_default().push((place, reply));
+    }
+    let each = by_key.into_values().map(|replies| async move {
+        let mut answers = Vec::with_capacity(replies.len());
+        for (place, reply) in replies {
+            answers.push((place, reply.await?));
+        }
+        Ok(answers)
+    });
+    let answers = join_all(each).await.into_iter().collect::<Result<Vec<_>, Error>>()?;
+    let mut answers: Vec<_> = answers.into_iter().flatten().collect();
+    answers.sort_unstable_by_key(|(place, _)| *place);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
 impl fmt::Debug for RedisStore {

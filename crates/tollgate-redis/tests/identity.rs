@@ -2,6 +2,13 @@
 //!
 //! `TOLLGATE_IDENTITY_STEPS` says how many steps an algorithm; `scripts/identity` runs a million.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]"
+)]
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
