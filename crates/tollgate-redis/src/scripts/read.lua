@@ -28,7 +28,7 @@ for i = 1, limits do
     rebased = true
   end
   if kind.is_full and kind.is_full(s) then
-    return {-1, now, value}
+    return {-1, now, value or ''}
   end
   C[i], S[i] = c, s
   --[[penalty
