@@ -3,6 +3,7 @@
 //! Flags are parsed in `cli.rs`; each command is a module with one `run`.
 
 mod cli;
+mod config;
 mod replay;
 
 use std::io::Write as _;
