@@ -4,6 +4,8 @@
 
 mod cli;
 mod config;
+mod gate;
+mod metrics;
 mod replay;
 
 use std::io::Write as _;

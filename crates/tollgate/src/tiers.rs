@@ -107,6 +107,13 @@ impl Tiers {
         self
     }
 
+    /// The same rules for another limiter: base and tiers, without overrides and resolver.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let book = Book { overrides: Arc::default(), ..Book::clone(&self.book.load()) };
+        Self { book: ArcSwap::from_pointee(book), resolver: None }
+    }
+
     pub(crate) fn set_override(&self, key: &[u8], set: &Override) {
         self.change_overrides(|overrides| {
             overrides.insert(key.into(), set.clone());
