@@ -67,6 +67,35 @@ impl Config {
     }
 }
 
+/// `tollgate check-config`: says what is wrong, or what it comes to.
+pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let config = Config::read(path)?;
+    let mut out = std::io::stdout().lock();
+    let listener =
+        |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
+    writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;
+    writeln!(out, "resp {}", listener(&config.resp, DEFAULT_RESP))?;
+    writeln!(out, "store {}", config.store.as_deref().map_or("memory", redacted))?;
+    let token = if config.admin_token.is_some() { "by token" } else { "from this machine only" };
+    writeln!(out, "admin {token}")?;
+    for (name, policy) in &config.policies {
+        writeln!(out, "policy {name}: {}", policy.tiers.base())?;
+        for (tier, access) in policy.tiers.by_name() {
+            writeln!(out, "policy {name}, tier {tier}: {access}")?;
+        }
+        for (key, access) in &policy.overrides {
+            writeln!(out, "policy {name}, override {}: {access}", String::from_utf8_lossy(key))?;
+        }
+    }
+    Ok(())
+}
+
+/// An address without what stands before its host.
+fn redacted(address: &str) -> &str {
+    address.rsplit_once('@').map_or(address, |(_, host)| host)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
