@@ -16,7 +16,7 @@ use tollgate::{Access, Cost, Tiers};
 use tollgate_redis::OnFailure;
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
-pub(crate) use mistake::Mistake;
+pub(crate) use mistake::{Mistake, with_nearest};
 
 /// A configuration that works.
 #[derive(Debug, Default)]

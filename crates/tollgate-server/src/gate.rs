@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tollgate::{
-    Access, Algorithm as _, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter,
-    Rules as _, StoreError, SystemClock, Tick, Tiers, UnknownTier,
+    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
+    StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
 use tollgate_redis::{Redis, RedisStore};
 
@@ -87,7 +87,7 @@ pub(crate) enum Verb {
 pub(crate) struct Answer {
     pub(crate) entry: Arc<Entry>,
     pub(crate) decision: Decision,
-    /// The limit that refused, by its name.
+    /// The limit that refused, by its name, where there are several.
     pub(crate) refused_by: Option<Box<str>>,
 }
 
@@ -232,7 +232,11 @@ impl Gate {
         match &entry.limiter {
             Limiter::Memory(limiter) => {
                 let told = in_memory(limiter, verb, ask.key, cost, ask.tier);
-                Asked::Now(told.map(|decision| self.told(entry.clone(), verb, ask.key, decision)))
+                Asked::Now(
+                    told.map(|decision| {
+                        self.told(entry.clone(), verb, ask.key, ask.tier, decision)
+                    }),
+                )
             }
             Limiter::Redis(limiter) => {
                 let (gate, limiter, key) =
@@ -240,7 +244,7 @@ impl Gate {
                 let tier = ask.tier.map(Box::<str>::from);
                 Asked::Later(Box::pin(async move {
                     let told = in_redis(&limiter, verb, &key, cost, tier.as_deref()).await;
-                    told.map(|decision| gate.told(entry, verb, &key, decision))
+                    told.map(|decision| gate.told(entry, verb, &key, tier.as_deref(), decision))
                 }))
             }
         }
@@ -263,11 +267,19 @@ impl Gate {
         Ok(Together { decision, refused, entry: entry.clone() })
     }
 
-    fn told(&self, entry: Arc<Entry>, verb: Verb, key: &[u8], decision: Decision) -> Answer {
+    fn told(
+        &self,
+        entry: Arc<Entry>,
+        verb: Verb,
+        key: &[u8],
+        tier: Option<&str>,
+        decision: Decision,
+    ) -> Answer {
         if verb == Verb::Check {
             self.note(&entry, key, &decision);
         }
-        let refused_by = decision.refused_by.map(|limit| entry.limiter.limit_name(key, limit));
+        let refused_by =
+            decision.refused_by.and_then(|limit| entry.limiter.limit_name(key, tier, limit));
         Answer { entry, decision, refused_by }
     }
 
@@ -425,11 +437,38 @@ impl Limiter {
         }
     }
 
-    fn limit_name(&self, key: &[u8], limit: usize) -> Box<str> {
-        let now = self.now();
+    /// What clients get that have neither a tier nor an override.
+    pub(crate) fn base(&self) -> Access {
         match self {
-            Self::Memory(limiter) => limiter.rules().choose(key).limit_name(limit, now).into(),
-            Self::Redis(limiter) => limiter.rules().choose(key).limit_name(limit, now).into(),
+            Self::Memory(limiter) => limiter.rules().base(),
+            Self::Redis(limiter) => limiter.rules().base(),
+        }
+    }
+
+    /// What a client gets now: by a tier if one is named, and by its override.
+    pub(crate) fn access(&self, key: &[u8], tier: Option<&str>) -> Result<Access, UnknownTier> {
+        let now = self.now();
+        let plan = match (self, tier) {
+            (Self::Memory(limiter), None) => limiter.rules().choose(key),
+            (Self::Memory(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
+            (Self::Redis(limiter), None) => limiter.rules().choose(key),
+            (Self::Redis(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
+        };
+        Ok(plan.access(now).clone())
+    }
+
+    /// The name of a limit of a client, where it has several.
+    pub(crate) fn limit_name(
+        &self,
+        key: &[u8],
+        tier: Option<&str>,
+        limit: usize,
+    ) -> Option<Box<str>> {
+        match self.access(key, tier) {
+            Ok(Access::Limited(policy)) if policy.limits().len() > 1 => {
+                policy.limits().get(limit).map(|limit| limit.name().into())
+            }
+            _ => None,
         }
     }
 }
