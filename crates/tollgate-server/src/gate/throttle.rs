@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::{
     Access, Capacity, Cost, Decision, MemoryStore, Op, Plan, Policy, PolicyError, Store as _,
@@ -28,7 +28,7 @@ pub(crate) struct ThrottleArguments {
     pub(crate) period_s: u64,
 }
 
-/// How many sets of numbers a thread remembers.
+/// How many sets of numbers are remembered.
 const REMEMBERED: usize = 1024;
 
 impl Throttle {
@@ -65,26 +65,35 @@ impl Throttle {
 }
 
 impl ThrottleArguments {
+    /// The policy of these numbers: the same one for all threads, so that a client's state knows it when it sees it.
     fn policy(self) -> Result<Arc<Policy>, PolicyError> {
+        type Known = HashMap<ThrottleArguments, Arc<Policy>, foldhash::fast::RandomState>;
         thread_local! {
-            static KNOWN: RefCell<HashMap<ThrottleArguments, Arc<Policy>>> = RefCell::default();
+            static NEAR: RefCell<Known> = RefCell::default();
         }
-        KNOWN.with_borrow_mut(|known| {
-            if let Some(policy) = known.get(&self) {
+        static SHARED: Mutex<Option<Known>> = Mutex::new(None);
+        NEAR.with_borrow_mut(|near| {
+            if let Some(policy) = near.get(&self) {
                 return Ok(policy.clone());
             }
-            let window = Ticks(self.period_s.saturating_mul(1_000_000_000));
-            let policy = Policy::gcra(self.count)
-                .per(window)
-                .burst(self.max_burst.saturating_add(1))
-                .debt(0)
-                .build()?;
-            if known.len() >= REMEMBERED {
-                known.clear();
+            let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+            let shared = shared.get_or_insert_default();
+            let policy = match shared.get(&self) {
+                Some(policy) => policy.clone(),
+                None => Arc::new(self.build()?),
+            };
+            for known in [shared, near] {
+                if known.len() >= REMEMBERED {
+                    known.clear();
+                }
+                known.insert(self, policy.clone());
             }
-            let policy = Arc::new(policy);
-            known.insert(self, policy.clone());
             Ok(policy)
         })
+    }
+
+    fn build(self) -> Result<Policy, PolicyError> {
+        let window = Ticks(self.period_s.saturating_mul(1_000_000_000));
+        Policy::gcra(self.count).per(window).burst(self.max_burst.saturating_add(1)).debt(0).build()
     }
 }

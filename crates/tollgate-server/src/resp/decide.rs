@@ -1,5 +1,6 @@
 //! The commands that decide: redis-cell's `CL.THROTTLE`, and `TOLLGATE.*` for the policies of the configuration.
 
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ pub(super) enum Ran {
 
 /// The greatest number an argument may be: RESP has no greater integers.
 const MAX_NUMBER: u64 = i64::MAX as u64;
+/// The longest period in seconds whose nanoseconds can be counted: 292 years.
+const MAX_PERIOD_S: u64 = MAX_NUMBER / NANOS_PER_SECOND;
 /// The longest name of a policy or a tier that is looked up, in bytes.
 const MAX_NAME: usize = 255;
 
@@ -49,11 +52,12 @@ fn throttle_arguments(
         return Err(Mistake::Usage("CL.THROTTLE key max_burst count period [quantity]"));
     };
     let arguments = ThrottleArguments {
-        max_burst: number("max_burst", max_burst, 0)?,
-        count: number("count", count, 1)?,
-        period_s: number("period", period, 1)?,
+        max_burst: number("max_burst", max_burst, 0..=MAX_NUMBER)?,
+        count: number("count", count, 1..=MAX_NUMBER)?,
+        period_s: number("period", period, 1..=MAX_PERIOD_S)?,
     };
-    let quantity = words.at(5).map_or(Ok(1), |quantity| number("quantity", quantity, 0))?;
+    let quantity =
+        words.at(5).map_or(Ok(1), |quantity| number("quantity", quantity, 0..=MAX_NUMBER))?;
     Ok((key, arguments, quantity))
 }
 
@@ -77,7 +81,9 @@ fn question(verb: Verb, words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
     let (Some(policy), Some(key)) = (words.at(1), words.at(2)) else { return Err(usage) };
     let mut ask = Ask { policy: name("policy", policy)?, key, cost: None, tier: None };
     match (verb, words.at(3)) {
-        (Verb::Refund, Some(cost)) if words.len() == 4 => ask.cost = Some(number("n", cost, 0)?),
+        (Verb::Refund, Some(cost)) if words.len() == 4 => {
+            ask.cost = Some(number("n", cost, 0..=MAX_NUMBER)?)
+        }
         (Verb::Refund, _) | (Verb::Reset, Some(_)) => return Err(usage),
         (Verb::Reset, None) => {}
         (Verb::Check | Verb::Peek, _) => {
@@ -87,7 +93,7 @@ fn question(verb: Verb, words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
                     (option, Some(cost))
                         if option.eq_ignore_ascii_case(b"COST") && ask.cost.is_none() =>
                     {
-                        ask.cost = Some(number("COST", cost, 0)?);
+                        ask.cost = Some(number("COST", cost, 0..=MAX_NUMBER)?);
                     }
                     (option, Some(tier))
                         if option.eq_ignore_ascii_case(b"TIER") && ask.tier.is_none() =>
@@ -167,10 +173,10 @@ fn write_decision(decision: &Decision, out: &mut Output) {
 }
 
 /// What is wrong with a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Mistake<'a> {
     Usage(&'static str),
-    Number { what: &'static str, found: &'a [u8], least: u64 },
+    Number { what: &'static str, found: &'a [u8], range: RangeInclusive<u64> },
     Name { what: &'static str, found: &'a [u8] },
 }
 
@@ -180,9 +186,9 @@ impl Mistake<'_> {
             Self::Usage(usage) => {
                 out.error("ERR", format_args!("wrong arguments; use {usage}"));
             }
-            Self::Number { what, found, least } => {
-                let found = Quoted(found);
-                let use_ = format_args!("use a whole number from {least} to {MAX_NUMBER}");
+            Self::Number { what, found, range } => {
+                let (found, least, most) = (Quoted(found), range.start(), range.end());
+                let use_ = format_args!("use a whole number from {least} to {most}");
                 out.error("ERR", format_args!("{what} is {found}; {use_}"));
             }
             Self::Name { what, found } => {
@@ -194,14 +200,18 @@ impl Mistake<'_> {
 }
 
 /// A whole number in digits and nothing else: no sign, no space, no exponent.
-fn number<'a>(what: &'static str, found: &'a [u8], least: u64) -> Result<u64, Mistake<'a>> {
+fn number<'a>(
+    what: &'static str,
+    found: &'a [u8],
+    range: RangeInclusive<u64>,
+) -> Result<u64, Mistake<'a>> {
     let digits = found.iter().try_fold(0_u64, |value, byte| {
         let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
         value.checked_mul(10)?.checked_add(digit)
     });
     match digits {
-        Some(value) if (least..=MAX_NUMBER).contains(&value) && !found.is_empty() => Ok(value),
-        _ => Err(Mistake::Number { what, found, least }),
+        Some(value) if range.contains(&value) && !found.is_empty() => Ok(value),
+        _ => Err(Mistake::Number { what, found, range }),
     }
 }
 
@@ -275,8 +285,8 @@ mod tests {
 
     #[test]
     fn a14_numbers_are_digits_and_nothing_else() {
-        assert_eq!(number("n", b"0", 0), Ok(0));
-        assert_eq!(number("n", b"9223372036854775807", 0), Ok(MAX_NUMBER));
+        assert_eq!(number("n", b"0", 0..=MAX_NUMBER), Ok(0));
+        assert_eq!(number("n", b"9223372036854775807", 0..=MAX_NUMBER), Ok(MAX_NUMBER));
         let refused: [&[u8]; 14] = [
             b"",
             b"-1",
@@ -294,9 +304,10 @@ mod tests {
             b"18446744073709551617",
         ];
         for found in refused {
-            let mistake = Mistake::Number { what: "n", found, least: 0 };
-            assert_eq!(number("n", found, 0), Err(mistake));
+            let mistake = Mistake::Number { what: "n", found, range: 0..=MAX_NUMBER };
+            assert_eq!(number("n", found, 0..=MAX_NUMBER), Err(mistake));
         }
-        assert!(number("n", b"0", 1).is_err());
+        assert!(number("n", b"0", 1..=MAX_NUMBER).is_err());
+        assert!(number("n", b"2", 0..=1).is_err());
     }
 }
