@@ -31,9 +31,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::Response;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::service::service_fn;
+use hyper::{Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use prometheus_client::metrics::gauge::Gauge;
@@ -48,6 +49,8 @@ const SURFACE: &str = "http";
 const HEAD: Duration = Duration::from_secs(60);
 /// The most that the head of a request may have, in bytes.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// How long HTTP/1 clients are still answered after the server was told to stop.
+const FAREWELL: Duration = Duration::from_millis(500);
 /// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(10);
@@ -65,6 +68,7 @@ struct Caller {
     peer: Peer,
     latency: Histogram,
     has_asked: AtomicBool,
+    is_http2: AtomicBool,
 }
 
 /// Serves a connection until either end closes it.
@@ -78,14 +82,20 @@ pub(crate) async fn serve_connection(
     let connections = metrics.connections.get_or_create_owned(&SurfaceLabels { surface: SURFACE });
     let _open = Open::count(connections);
     let latency = metrics.latency(SURFACE);
-    let caller = Arc::new(Caller { shared, peer, latency, has_asked: AtomicBool::new(false) });
+    let caller = Arc::new(Caller {
+        shared,
+        peer,
+        latency,
+        has_asked: AtomicBool::new(false),
+        is_http2: AtomicBool::new(false),
+    });
     let answers = service_fn({
         let caller = caller.clone();
         move |request| serve(caller.clone(), request)
     });
     let protocol = protocol();
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answers));
-    let mut stopped = pin!(stop.wait_for(|stop| *stop));
+    let mut stopped = pin!(farewell(&mut stop, &caller));
     // Which protocol it is to be is awaited without a deadline of its own.
     let mut begun = pin!(tokio::time::sleep(HEAD));
     let (mut is_stopping, mut has_begun) = (false, false);
@@ -98,7 +108,7 @@ pub(crate) async fn serve_connection(
                 }
                 return;
             }
-            _ = &mut stopped, if !is_stopping => {
+            () = &mut stopped, if !is_stopping => {
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
@@ -109,6 +119,17 @@ pub(crate) async fn serve_connection(
                 }
             }
         }
+    }
+}
+
+/// Waits until it is time to end a connection. HTTP/2 tells its client which requests still count. HTTP/1 cannot: a
+/// request may be on its way while the connection is closed. So its clients have a moment in which the next reply
+/// tells them to go.
+async fn farewell(stop: &mut Stop, caller: &Caller) {
+    // Whoever could say so has gone: then it is time as well.
+    let _ = stop.wait_for(|stop| *stop).await;
+    if !caller.is_http2.load(Ordering::Relaxed) {
+        tokio::time::sleep(FAREWELL).await;
     }
 }
 
@@ -138,7 +159,14 @@ async fn serve(
 ) -> Result<Reply, Infallible> {
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
-    let reply = routes::reply(&caller, request).await;
+    let is_http2 = request.version() == Version::HTTP_2;
+    if is_http2 {
+        caller.is_http2.store(true, Ordering::Relaxed);
+    }
+    let mut reply = routes::reply(&caller, request).await;
+    if !is_http2 && !caller.shared.is_ready.load(Ordering::Relaxed) {
+        reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     observe(&caller.latency, began.elapsed());
     Ok(reply)
 }

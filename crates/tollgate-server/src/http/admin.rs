@@ -9,6 +9,7 @@ use std::sync::Arc;
 use hyper::header::{self, HeaderMap};
 use hyper::http::request::Parts;
 use hyper::{StatusCode, Uri};
+use tollgate::Decision;
 
 use super::answer::{self, More};
 use super::problem::Problem;
@@ -98,7 +99,7 @@ pub(super) fn list<T>(out: &mut Vec<u8>, items: &[T], write: impl Fn(&mut Vec<u8
     out.push(b']');
 }
 
-/// One client in every policy.
+/// One client in every policy: whether its next request would be admitted, and how much it has left now.
 pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["key"])?;
     let key = query.required("key")?;
@@ -108,12 +109,19 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     out.extend_from_slice(br#","policies":["#);
     for (index, entry) in gate.policies().iter().enumerate() {
         let ask = Ask { policy: &entry.name, key, cost: None, tier: None };
-        let told = gate.ask(Verb::Peek, ask).answer().await?;
+        let next = gate.ask(Verb::Peek, ask).answer().await?;
+        let now = gate.ask(Verb::Peek, Ask { cost: Some(0), ..ask }).answer().await?.decision;
         if index > 0 {
             out.push(b',');
         }
-        let more = More { refused_by: told.refused_by.as_deref(), ..More::default() };
-        answer::decision(&mut out, &entry.name, &told.decision, &more);
+        let more = More { refused_by: next.refused_by.as_deref(), ..More::default() };
+        let shown = Decision {
+            limit: now.limit,
+            remaining: now.remaining,
+            reset_after: now.reset_after,
+            ..next.decision
+        };
+        answer::decision(&mut out, &entry.name, &shown, &more);
     }
     out.extend_from_slice(b"]}");
     Ok(answer::json(out))

@@ -205,6 +205,10 @@ impl<'de> Deserialize<'de> for Whole {
             fn visit_u64<E>(self, number: u64) -> Result<Whole, E> {
                 Ok(Whole(number))
             }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole, E> {
+                Err(E::invalid_value(de::Unexpected::Signed(number), &self))
+            }
         }
 
         deserializer.deserialize_u64(Digits)
