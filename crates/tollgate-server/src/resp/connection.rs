@@ -91,10 +91,10 @@ impl Serving {
                         continue;
                     }
                 },
-                // What has come is still answered; what has not is not waited for.
+                // What has come is still answered, what has not is not waited for: the sockets are looked at once more.
                 Some(since) if since.elapsed() < LINGER => {
-                    let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.input));
-                    match read.now_or_never() {
+                    tokio::task::yield_now().await;
+                    match self.stream.read_buf(&mut self.input).now_or_never() {
                         Some(read) => read?,
                         None => return self.part().await,
                     }

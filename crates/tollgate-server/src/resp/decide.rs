@@ -82,7 +82,7 @@ fn question(verb: Verb, words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
     let mut ask = Ask { policy: name("policy", policy)?, key, cost: None, tier: None };
     match (verb, words.at(3)) {
         (Verb::Refund, Some(cost)) if words.len() == 4 => {
-            ask.cost = Some(number("n", cost, 0..=MAX_NUMBER)?)
+            ask.cost = Some(number("n", cost, 0..=MAX_NUMBER)?);
         }
         (Verb::Refund, _) | (Verb::Reset, Some(_)) => return Err(usage),
         (Verb::Reset, None) => {}

@@ -409,11 +409,11 @@ mod tests {
     }
 
     /// What is told of input that comes in these pieces; and the most that was kept of it.
-    fn told<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Told>, usize) {
+    fn told(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> (Vec<Told>, usize) {
         let mut parser = Parser::default();
         let (mut kept, mut most, mut told) = (Vec::new(), 0, Vec::new());
         for piece in pieces {
-            kept.extend_from_slice(piece);
+            kept.extend_from_slice(piece.as_ref());
             loop {
                 let (used, parsed) = parser.next(&kept);
                 match parsed {
