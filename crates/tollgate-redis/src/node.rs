@@ -142,9 +142,10 @@ impl Node {
         }
     }
 
-    /// Forgets its connections: the server said that it is not the right one any more.
+    /// Forgets its connections: the server said that it is not the right one any more. The next one is made
+    /// after a pause: it may well be the same server for a while.
     pub(crate) fn reconnect(&self, reason: &str) {
-        self.links.iter().for_each(|link| link.drop_connection(None, reason));
+        self.links.iter().for_each(|link| link.rest(reason));
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -258,6 +259,16 @@ impl Link {
                 Err(_) => State::down(tries, "connecting takes too long"),
             };
             link.state.send_replace(state);
+        });
+    }
+
+    fn rest(&self, reason: &str) {
+        self.state.send_if_modified(|state| {
+            let is_up = matches!(state, State::Up { .. });
+            if is_up {
+                *state = State::down(0, reason);
+            }
+            is_up
         });
     }
 

@@ -159,7 +159,9 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
         <RedisStore as Store<Policy>>::map(reply, make)
     }
 
-    fn gather<'a, T: Send + 'a>(replies: impl Iterator<Item = Reply<'a, T>>) -> Reply<'a, Vec<T>> {
+    fn gather<'a, T: Send + 'a>(
+        replies: impl Iterator<Item = (&'a [u8], Reply<'a, T>)>,
+    ) -> Reply<'a, Vec<T>> {
         <RedisStore as Store<Policy>>::gather(replies)
     }
 }

@@ -4,6 +4,7 @@
 //! the answer from them: so whatever is told is what the core would tell. Where a script does not decide, the
 //! value comes back instead, and is decided on here, by compare-and-set.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -626,7 +627,8 @@ impl<A: Shareable> Store<A> for RedisStore {
         })
     }
 
-    /// All are sent before the first is answered: one round trip to each server.
+    /// All keys are asked for before the first is answered: one round trip to each server. A key that comes
+    /// several times is asked for one time after the other, or its answers would be in any order.
     fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
         &'a self,
         rule: impl Lent<A> + 'a,
@@ -640,13 +642,14 @@ impl<A: Shareable> Store<A> for RedisStore {
         });
         let keys = each.collect::<Result<Vec<_>, _>>();
         Box::pin(async move {
-            let (keys, rule) = (keys?, &*rule);
+            let (keys, rule) = (&keys?, &*rule);
             let op = Op::Check(cost);
-            let each = keys.iter().map(|(client, key)| self.decide(rule, client, key, op, now));
-            let decided = join_all(each).await.into_iter();
-            decided
-                .map(|timed| timed.map(|timed| T::of_decision(timed.decision, timed.at)))
-                .collect()
+            let each = keys.iter().map(|(client, key)| {
+                let decided = self.decide(rule, client, key, op, now);
+                (&**client, decided)
+            });
+            let decided = in_order(each.collect()).await?.into_iter();
+            Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })
     }
 
@@ -661,10 +664,32 @@ impl<A: Shareable> Store<A> for RedisStore {
         Box::pin(async move { reply.await.map(make) })
     }
 
-    fn gather<'a, T: Send + 'a>(replies: impl Iterator<Item = Reply<'a, T>>) -> Reply<'a, Vec<T>> {
-        let all = join_all(replies);
-        Box::pin(async move { all.await.into_iter().collect() })
+    fn gather<'a, T: Send + 'a>(
+        replies: impl Iterator<Item = (&'a [u8], Reply<'a, T>)>,
+    ) -> Reply<'a, Vec<T>> {
+        Box::pin(in_order(replies.collect::<Vec<_>>()))
     }
+}
+
+/// Waits for many answers at once, but for those of one key one after the other: else they would be in any order.
+async fn in_order<T>(
+    replies: Vec<(&[u8], impl Future<Output = Result<T, Error>>)>,
+) -> Result<Vec<T>, Error> {
+    let mut by_key: HashMap<&[u8], Vec<_>> = HashMap::with_capacity(replies.len());
+    for (place, (key, reply)) in replies.into_iter().enumerate() {
+        by_key.entry(key).or_default().push((place, reply));
+    }
+    let each = by_key.into_values().map(|replies| async move {
+        let mut answers = Vec::with_capacity(replies.len());
+        for (place, reply) in replies {
+            answers.push((place, reply.await?));
+        }
+        Ok(answers)
+    });
+    let answers = join_all(each).await.into_iter().collect::<Result<Vec<_>, Error>>()?;
+    let mut answers: Vec<_> = answers.into_iter().flatten().collect();
+    answers.sort_unstable_by_key(|(place, _)| *place);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
 impl fmt::Debug for RedisStore {

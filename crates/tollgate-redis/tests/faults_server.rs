@@ -183,7 +183,7 @@ async fn f14_a_corrupt_value_is_nobody_s_state() {
         if good[1] == b'n' {
             let numbers = (good.len() - numbers_begin(&good)) / 8;
             for place in 1..=numbers {
-                for wrong in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e300, -1e300] {
+                for wrong in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e300, -1e300, 0.5] {
                     values
                         .push((format!("{wrong} {place} from the end"), number(place * 8, wrong)));
                 }

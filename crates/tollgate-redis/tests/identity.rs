@@ -2,6 +2,13 @@
 //!
 //! `TOLLGATE_IDENTITY_STEPS` says how many steps an algorithm; `scripts/identity` runs a million.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]"
+)]
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -24,6 +31,19 @@ async fn redis_answers_as_the_core_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn valkey_answers_as_the_core_does() {
     compare(Flavor::Valkey).await;
+}
+
+/// Found by a long run: a new key whose log has more than a script counts exactly.
+#[tokio::test]
+async fn a_new_key_that_a_script_cannot_decide_on_is_decided() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let store = redis.store("log").on_failure(OnFailure::Deny).in_ticks();
+    let log = Policy::sliding_window_log(1 << 52).per(Ticks(24)).debt(0).starting_with(1 << 50);
+    let policy = log.build().unwrap();
+    let told =
+        store.apply::<Decision>(&policy, b"alice", Op::Check(1), Some(Tick(0))).await.unwrap();
+    assert_eq!((told.allowed, told.remaining), (true, (1 << 50) - 1), "{:?}", redis.last_error());
 }
 
 async fn compare(flavor: Flavor) {

@@ -1,5 +1,12 @@
 //! Tiers and overrides on Redis: the same answers as in memory, whoever moves where.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]"
+)]
+
 use tollgate::{
     Access, Capacity, Decision, ManualClock, MemoryStore, Observer, Penalty, Plan, Policy,
     RateLimiter, Rules, Store, Tick, Ticks, Tiers,
@@ -43,6 +50,21 @@ async fn tiers_overrides_and_changes_are_answered_as_in_memory() {
         }
         assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
     }
+}
+
+#[tokio::test]
+async fn a_client_that_comes_several_times_among_many_is_answered_in_order() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let base = Policy::token_bucket(100).per_hour().build().unwrap();
+    let limiter = RateLimiter::in_store(
+        "api",
+        Tiers::new(base),
+        redis.store("api").on_failure(OnFailure::Deny),
+    );
+    let answers: Vec<Decision> = limiter.check_many(&["a"; 40]).await.unwrap();
+    let left: Vec<u64> = answers.iter().map(|decision| decision.remaining).collect();
+    assert_eq!(left, (60..100).rev().collect::<Vec<_>>());
 }
 
 async fn one_history(redis: &Redis, seed: u64) {

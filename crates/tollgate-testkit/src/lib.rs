@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `contract.rs` | what every store does, whatever it is made of |
 //! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
 //! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
 //! | `vectors.rs` | cases with their answers, kept in `vectors/` |
@@ -9,6 +10,7 @@
 
 use proptest::prelude::ProptestConfig;
 
+pub mod contract;
 mod model;
 pub mod servers;
 mod traces;

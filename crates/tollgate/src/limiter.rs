@@ -481,7 +481,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
                 // Its error is that of all, and comes before anybody is charged.
                 return S::map(self.check_key::<T>(long, 0, now), |_| Vec::new());
             }
-            return S::gather(keys.iter().map(|key| self.check_key(key, 1, now)));
+            return S::gather(keys.iter().map(|key| (key.as_ref(), self.check_key(key, 1, now))));
         };
         if !O::OBSERVES {
             return self.store.check_many(rule, keys, 1, now);

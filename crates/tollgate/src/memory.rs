@@ -388,9 +388,9 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 
     fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = Result<T, StoreError>>,
+        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
     ) -> Result<Vec<T>, StoreError> {
-        replies.collect()
+        replies.map(|(_, reply)| reply).collect()
     }
 }
 
@@ -468,9 +468,9 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
     }
 
     fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = Result<T, StoreError>>,
+        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
     ) -> Result<Vec<T>, StoreError> {
-        replies.collect()
+        replies.map(|(_, reply)| reply).collect()
     }
 }
 

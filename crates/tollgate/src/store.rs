@@ -49,9 +49,10 @@ pub trait Store<A: Algorithm> {
         make: impl FnOnce(T) -> U + Send + 'a,
     ) -> Self::Reply<'a, U>;
 
-    /// Several answers as one; if one of them failed, that it did.
+    /// Several answers as one, each with the key it is about: those of one key in their order. If one of them
+    /// failed, that it did.
     fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = Self::Reply<'a, T>>,
+        replies: impl Iterator<Item = (&'a [u8], Self::Reply<'a, T>)>,
     ) -> Self::Reply<'a, Vec<T>>;
 }
 
@@ -100,7 +101,7 @@ impl<A: Algorithm, S: Store<A>> Store<A> for &S {
     }
 
     fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = S::Reply<'a, T>>,
+        replies: impl Iterator<Item = (&'a [u8], S::Reply<'a, T>)>,
     ) -> S::Reply<'a, Vec<T>> {
         S::gather(replies)
     }

@@ -18,8 +18,8 @@ if value then
     return {-1, now, value}
   end
   last, level = struct.unpack('>dd', value, length + 1)
-  -- What is no number, or none that is exact, is not decided on here.
-  if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) then
+  -- What is no number, or none that is whole and exact, is not decided on here.
+  if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) or level % 1 + last % 1 > 0 then
     return {-1, now, value}
   end
   if now > last then

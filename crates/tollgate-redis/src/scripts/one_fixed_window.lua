@@ -18,8 +18,9 @@ if value then
     return {-1, now, value}
   end
   last, into, count = struct.unpack('>ddd', value, length + 1)
-  -- What is no number, or none that is exact, is not decided on here.
-  if not (count >= 0 and count <= EXACT and into >= 0 and into <= EXACT and last >= -EXACT and last <= EXACT) then
+  -- What is no number, or none that is whole and exact, is not decided on here.
+  if not (count >= 0 and count <= EXACT and into >= 0 and into <= EXACT and last >= -EXACT and last <= EXACT)
+    or count % 1 + into % 1 + last % 1 > 0 then
     return {-1, now, value}
   end
   if now > last then

@@ -18,8 +18,9 @@ if value then
     return {-1, now, value}
   end
   last, count, previous = struct.unpack('>ddd', value, length + 1)
-  -- What is no number, or none that is exact, is not decided on here.
-  if not (count >= 0 and count <= EXACT and previous >= 0 and previous <= EXACT and last >= -EXACT and last <= EXACT) then
+  -- What is no number, or none that is whole and exact, is not decided on here.
+  if not (count >= 0 and count <= EXACT and previous >= 0 and previous <= EXACT and last >= -EXACT and last <= EXACT)
+    or count % 1 + previous % 1 + last % 1 > 0 then
     return {-1, now, value}
   end
   if last - now > window and count + previous > 0 then

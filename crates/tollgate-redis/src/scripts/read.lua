@@ -11,9 +11,9 @@ for i = 1, limits do
   if value then
     s = kind.read(at)
     at = at + 8 * (s.width or kind.width)
-    -- What is no number, or none that is exact, is not decided on here. Only the first is a time.
+    -- What is no number, or none that is whole and exact, is not decided on here. Only the first is a time.
     for j = 1, #s do
-      if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) then
+      if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) or s[j] % 1 > 0 then
         return {-1, now, value}
       end
     end
@@ -28,7 +28,7 @@ for i = 1, limits do
     rebased = true
   end
   if kind.is_full and kind.is_full(s) then
-    return {-1, now, value}
+    return {-1, now, value or ''}
   end
   C[i], S[i] = c, s
   --[[penalty
@@ -37,7 +37,8 @@ for i = 1, limits do
     if value then
       time, refusals = unpack_numbers('>dd', value, at)
       at = at + 16
-      if not (refusals >= -2 and refusals <= EXACT and time >= -EXACT and time <= EXACT) then
+      if not (refusals >= -2 and refusals <= EXACT and time >= -EXACT and time <= EXACT)
+        or refusals % 1 + time % 1 > 0 then
         return {-1, now, value}
       end
     end

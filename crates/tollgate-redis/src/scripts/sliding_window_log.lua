@@ -2,7 +2,7 @@
 -- time and the total after it, the oldest first. The entries stay in their string, s.entries.
 local function log_entry(s, index)
   local tick, total = unpack_numbers('>dd', s.entries, index * 16 - 15)
-  if not (tick >= -EXACT and tick <= EXACT and total >= 0 and total <= EXACT) then
+  if not (tick >= -EXACT and tick <= EXACT and total >= 0 and total <= EXACT) or tick % 1 + total % 1 > 0 then
     error('the log has an entry that is none')
   end
   return tick, total

@@ -81,6 +81,22 @@ pub(crate) struct Outcome {
     pub(crate) charged_too_much: i64,
     /// Of each process.
     pub(crate) counts: Vec<Counts>,
+    /// What should have been, and was not.
+    pub(crate) complaints: Vec<String>,
+}
+
+impl Outcome {
+    pub(crate) fn must(&mut self, holds: bool, what: &str) {
+        if !holds {
+            self.complaints.push(what.into());
+        }
+    }
+
+    /// Nobody can have noticed the fault: the store decided everything, and charged what it admitted.
+    pub(crate) fn must_not_show(&mut self) {
+        self.must(self.failed == 0, "the store decides everything");
+        self.must(self.charged_too_much == 0, "what was charged is what was admitted");
+    }
 }
 
 pub(crate) fn key(index: usize) -> String {
@@ -198,11 +214,10 @@ impl Load {
             gap = gap.max(longest_gap(&decided, end));
         }
         let slowest = told.iter().map(|told| told.reply - told.call).max().expect("some asked");
-        assert!(slowest < budget + SLACK, "a decision took {slowest:?} for a budget of {budget:?}");
         let meter = runtime.block_on(processes[0].meter.peek_n(METER, 0)).expect("a short key");
         let of_meter = told.iter().filter(|told| told.key.is_none() && told.decision.allowed);
         let on_meter: u64 = of_meter.map(|told| told.cost).sum();
-        Outcome {
+        let mut outcome = Outcome {
             over,
             gap,
             slowest,
@@ -211,7 +226,10 @@ impl Load {
             charged_too_much: (meter.limit - meter.remaining).cast_signed()
                 - on_meter.cast_signed(),
             counts: processes.iter().map(|process| process.redis.counts()).collect(),
-        }
+            complaints: Vec::new(),
+        };
+        outcome.must(slowest < budget + SLACK, "decisions keep within their time budget");
+        outcome
     }
 }
 

@@ -1,0 +1,85 @@
+//! The stores in memory do what every store does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use tollgate::{
+    Capacity, Cost, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore, Store as _, Tick,
+    Timed, block_on,
+};
+use tollgate_testkit::contract::Subject;
+
+fn clock() -> ManualClock {
+    ManualClock::new(Tick(0))
+}
+
+/// A store for one policy: one for each that is asked for.
+#[derive(Default)]
+struct OfOnePolicy {
+    stores: Mutex<HashMap<String, Arc<PolicyStore<ManualClock>>>>,
+}
+
+impl OfOnePolicy {
+    fn store(&self, policy: &Policy) -> Arc<PolicyStore<ManualClock>> {
+        let mut stores = self.stores.lock().expect("nobody panicked");
+        let new = || Arc::new(PolicyStore::new(policy, Capacity::of(1000), clock()));
+        stores.entry(format!("{policy:?}")).or_insert_with(new).clone()
+    }
+}
+
+impl Subject for OfOnePolicy {
+    async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
+        self.store(policy).apply(policy, key, op, Some(now)).expect("there is room")
+    }
+
+    async fn check_many(
+        &self,
+        policy: &Policy,
+        keys: &[&[u8]],
+        cost: Cost,
+        now: Tick,
+    ) -> Vec<Timed> {
+        self.store(policy).check_many(policy, keys, cost, Some(now)).expect("there is room")
+    }
+}
+
+/// The store of tiers, for any policy.
+struct OfPlans(MemoryStore<Plan, ManualClock>);
+
+impl Subject for OfPlans {
+    async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
+        let plan = Plan::of(policy.clone());
+        self.0.apply(&plan, key, op, Some(now)).expect("there is room")
+    }
+
+    async fn check_many(
+        &self,
+        policy: &Policy,
+        keys: &[&[u8]],
+        cost: Cost,
+        now: Tick,
+    ) -> Vec<Timed> {
+        let plan = Plan::of(policy.clone());
+        self.0.check_many(&plan, keys, cost, Some(now)).expect("there is room")
+    }
+}
+
+mod of_one_policy {
+    use super::*;
+
+    fn on_an_empty_store(behaviour: impl AsyncFnOnce(&OfOnePolicy)) {
+        block_on(behaviour(&OfOnePolicy::default()));
+    }
+
+    tollgate_testkit::store_contract!(on_an_empty_store, one policy);
+}
+
+mod of_plans {
+    use super::*;
+
+    fn on_an_empty_store(behaviour: impl AsyncFnOnce(&OfPlans)) {
+        block_on(behaviour(&OfPlans(MemoryStore::new(Capacity::of(1000), clock()))));
+    }
+
+    tollgate_testkit::store_contract!(on_an_empty_store);
+}
