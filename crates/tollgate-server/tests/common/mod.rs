@@ -53,8 +53,10 @@ impl Served {
             match line.trim_end().split_once(' ') {
                 Some(("http", address)) => http = address.to_owned(),
                 Some(("resp", address)) => resp = address.to_owned(),
-                Some(("tollgate", "ready")) => break,
-                _ => panic!("it said {line:?} before it was ready"),
+                said => {
+                    assert_eq!(said, Some(("tollgate", "ready")), "it said {line:?}");
+                    break;
+                }
             }
         }
         Self { child, _output: output, http, resp, config }
