@@ -263,7 +263,9 @@ fn a_proxy_is_told_to_pass_and_then_to_refuse() {
     assert!(x.field("x-ratelimit-limit").is_some() && x.field("ratelimit").is_none());
     let none = authorize("?headers=none");
     assert!(none.field("x-ratelimit-limit").is_none() && none.field("retry-after").is_some());
-    for wrong in ["?deny=200", "?deny=x", "?headers=y", "?cost=-1", "?tier=gold", "?dney=403"] {
+    for wrong in
+        ["?deny=200", "?deny=500", "?deny=x", "?headers=y", "?cost=-1", "?tier=gold", "?dney=403"]
+    {
         assert_eq!(authorize(wrong).status, 400, "{wrong}");
     }
 }

@@ -120,9 +120,9 @@ fn key(caller: &Caller, entry: &Entry, request: &Parts) -> Result<Vec<u8>, Probl
 fn deny(query: &Query) -> Result<Option<StatusCode>, Problem> {
     let Some(given) = query.number("deny")? else { return Ok(None) };
     let status = u16::try_from(given).ok().and_then(|status| StatusCode::from_u16(status).ok());
-    let refusing = status.filter(|status| status.is_client_error() || status.is_server_error());
-    let told =
-        || Problem::bad(format!("deny={given} refuses nothing; use a status from 400 to 599"));
+    // A refusal is no failure of the server, whatever it is called.
+    let refusing = status.filter(StatusCode::is_client_error);
+    let told = || Problem::bad(format!("deny={given} is no refusal; use a status from 400 to 499"));
     refusing.map(Some).ok_or_else(told)
 }
 

@@ -305,7 +305,7 @@ mod tests {
         key: Option<Text<'a>>,
         #[serde(default, deserialize_with = "field::cost")]
         cost: Option<Whole>,
-        items: Option<Items<Said<'a>>>,
+        items: Option<Items<Self>>,
     }
 
     #[track_caller]

@@ -1,5 +1,6 @@
 //! HTTP as it is on the wire: what is sent is said in full, what comes back is read in full.
 #![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
