@@ -34,7 +34,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Where to listen for HTTP: HOST:PORT or unix:/path; port 0 picks a free one [default: 127.0.0.1:8080]
+    /// Where to listen for HTTP: `HOST:PORT` or `unix:/path`; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP")]
     pub(crate) http: Option<String>,
 

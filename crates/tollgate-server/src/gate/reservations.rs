@@ -71,22 +71,21 @@ impl Reservations {
         number: u128,
         actual: Cost,
     ) -> Result<(Arc<Entry>, Decision), SettleFailure> {
-        let (entry, mut reservation, until) = {
+        let (entry, mut reservation) = {
             let mut kept = self.kept();
             match kept.get(&number) {
-                None => return Err(SettleFailure::Unknown),
+                Some(Kept::Open { .. }) => {}
                 Some(Kept::Settled { entry, until }) if entry.limiter.now() <= *until => {
                     return Err(SettleFailure::AlreadySettled);
                 }
-                Some(Kept::Settled { .. }) => return Err(SettleFailure::Unknown),
-                Some(Kept::Open { .. }) => {}
+                None | Some(Kept::Settled { .. }) => return Err(SettleFailure::Unknown),
             }
             let Some(Kept::Open { entry, reservation, until }) = kept.remove(&number) else {
                 return Err(SettleFailure::Unknown);
             };
             // From now on, whoever comes with it comes second.
             kept.insert(number, Kept::Settled { entry: entry.clone(), until });
-            (entry, reservation, until)
+            (entry, reservation)
         };
         let settled = match &entry.limiter {
             Limiter::Memory(limiter) => match limiter.settle(&mut reservation, actual) {
@@ -98,7 +97,6 @@ impl Reservations {
                 Err(error) => return Err(self.lapsed(number, &error)),
             },
         };
-        let _ = until;
         settled.map(|decision| (entry, decision)).map_err(SettleFailure::Store)
     }
 
