@@ -123,6 +123,26 @@ impl Policy {
     }
 }
 
+/// What it limits, in words; where a tick is a nanosecond.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, limit) in self.limits.iter().enumerate() {
+            let numbers = limit.numbers();
+            if place > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{} {} per {:?}", numbers.kind, numbers.limit, numbers.window.as_duration())?;
+            if numbers.burst != numbers.limit {
+                write!(f, " burst {}", numbers.burst)?;
+            }
+            if limit.is_shadow() {
+                f.write_str(" (shadow)")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A limit being described. Nothing is checked until it is [made](Self::build).
 #[derive(Clone, Debug)]
 #[must_use = "a description limits nothing until it is built"]

@@ -16,7 +16,107 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Serve(Serve),
+    CheckConfig(CheckConfig),
+    Check(Check),
     Replay(Replay),
+    Completions(Completions),
+}
+
+/// Serve decisions over HTTP and RESP.
+///
+/// Without a configuration it listens on loopback with a policy to try things with, and says what to try. Prints the
+/// addresses it listens on, one a line, then `tollgate ready`. Stops on SIGTERM or SIGINT when its connections have
+/// ended, reads its configuration anew on SIGHUP and when the file changes.
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    /// The configuration, in TOML
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Where to listen for HTTP: `HOST:PORT` or `unix:/path`; port 0 picks a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP")]
+    pub(crate) http: Option<String>,
+
+    /// Where to listen for RESP [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP")]
+    pub(crate) resp: Option<String>,
+
+    /// Where clients are kept: `memory`, or redis://, rediss://, redis+cluster:// or redis+sentinel:// [default: memory]
+    #[arg(
+        long,
+        value_name = "STORE",
+        env = "TOLLGATE_STORE",
+        hide_env_values = true,
+        verbatim_doc_comment
+    )]
+    pub(crate) store: Option<String>,
+
+    /// The most clients that are kept in memory, for each policy
+    #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", default_value_t = 1_000_000)]
+    pub(crate) max_keys: usize,
+
+    /// How much is logged
+    #[arg(long, value_name = "LEVEL", env = "TOLLGATE_LOG", value_enum, default_value_t = LogLevel::Info)]
+    pub(crate) log: LogLevel,
+
+    /// How it is logged, to standard error
+    #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Say what is wrong with a configuration, or what it comes to.
+#[derive(Args, Debug)]
+pub(crate) struct CheckConfig {
+    /// The configuration, in TOML
+    pub(crate) file: PathBuf,
+}
+
+/// Ask a server whether a client may do something now: exit code 0 if so, 1 if not, 2 if it cannot be asked.
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    /// The policy
+    pub(crate) policy: String,
+
+    /// The client
+    pub(crate) key: String,
+
+    /// How much is asked for [default: the policy's]
+    #[arg(long, value_name = "N")]
+    pub(crate) cost: Option<Cost>,
+
+    /// The client's tier
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tier: Option<String>,
+
+    /// Where the server listens for RESP
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP", default_value = "127.0.0.1:6380")]
+    pub(crate) resp: String,
+
+    /// Print nothing
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}
+
+/// Print completions for a shell.
+#[derive(Args, Debug)]
+pub(crate) struct Completions {
+    pub(crate) shell: clap_complete::Shell,
 }
 
 /// Decide a trace of requests in virtual time.

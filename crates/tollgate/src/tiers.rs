@@ -27,6 +27,16 @@ pub enum Access {
     Blocked,
 }
 
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limited(policy) => policy.fmt(f),
+            Self::Unlimited => f.write_str("unlimited"),
+            Self::Blocked => f.write_str("blocked"),
+        }
+    }
+}
+
 impl From<Policy> for Access {
     fn from(policy: Policy) -> Self {
         Self::Limited(Arc::new(policy))
@@ -105,6 +115,29 @@ impl Tiers {
     ) -> Self {
         self.resolver = Some(Box::new(resolver));
         self
+    }
+
+    /// What clients without a tier get.
+    #[must_use]
+    pub fn base(&self) -> Access {
+        self.book.load().base.clone()
+    }
+
+    /// The tiers and what they get, by name.
+    #[must_use]
+    pub fn by_name(&self) -> Vec<(Box<str>, Access)> {
+        let book = self.book.load();
+        let mut tiers: Vec<_> =
+            book.tiers.iter().map(|(name, access)| (name.clone(), access.clone())).collect();
+        tiers.sort_by(|(one, _), (other, _)| one.cmp(other));
+        tiers
+    }
+
+    /// The same rules for another limiter: base and tiers, without overrides and resolver.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let book = Book { overrides: Arc::default(), ..Book::clone(&self.book.load()) };
+        Self { book: ArcSwap::from_pointee(book), resolver: None }
     }
 
     pub(crate) fn set_override(&self, key: &[u8], set: &Override) {

@@ -1,0 +1,188 @@
+//! What the server is told to do: a TOML file, read whole or not at all.
+//!
+//! `file.rs` is the file as it is written, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it
+//! and where. Whoever has a [`Config`] has one that works.
+
+mod file;
+mod mistake;
+mod policies;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use tollgate::{Access, Cost, Tiers};
+use tollgate_redis::OnFailure;
+
+pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
+pub(crate) use mistake::{Mistake, with_nearest};
+
+/// A configuration that works.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) http: Option<String>,
+    pub(crate) resp: Option<String>,
+    pub(crate) store: Option<String>,
+    pub(crate) admin_token: Option<Box<str>>,
+    pub(crate) trusted_proxies: Vec<IpNet>,
+    pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
+}
+
+/// A policy and what the surfaces need to know of it.
+#[derive(Debug)]
+pub(crate) struct PolicyConfig {
+    /// Its rules, with the tiers.
+    pub(crate) tiers: Tiers,
+    /// What single clients get instead.
+    pub(crate) overrides: Vec<(Box<[u8]>, Access)>,
+    /// What a request uses that does not say.
+    pub(crate) cost: Cost,
+    /// Where `authorize` finds the client.
+    pub(crate) key: KeySource,
+    pub(crate) on_failure: OnFailure,
+}
+
+impl Config {
+    /// Reads a file.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| anyhow::anyhow!("cannot read {name}: {error}"))?;
+        Self::parse(&text).map_err(|mistake| mistake.in_file(&name.to_string()).into())
+    }
+
+    /// Reads a text.
+    pub(crate) fn parse(text: &str) -> Result<Self, Mistake> {
+        let file: file::File =
+            toml::from_str(text).map_err(|error| Mistake::of_toml(text, &error))?;
+        file.check(text)
+    }
+
+    /// What is served without a file: a policy to try things with.
+    pub(crate) fn demo() -> Self {
+        const DEMO: &str = include_str!("demo.toml");
+        Self::parse(DEMO)
+            .unwrap_or_else(|mistake| unreachable!("the demo is a configuration: {mistake}"))
+    }
+}
+
+/// `tollgate check-config`: says what is wrong, or what it comes to.
+pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let config = Config::read(path)?;
+    let mut out = std::io::stdout().lock();
+    let listener =
+        |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
+    writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;
+    writeln!(out, "resp {}", listener(&config.resp, DEFAULT_RESP))?;
+    writeln!(out, "store {}", config.store.as_deref().map_or("memory", redacted))?;
+    let token = if config.admin_token.is_some() { "by token" } else { "from this machine only" };
+    writeln!(out, "admin {token}")?;
+    for (name, policy) in &config.policies {
+        writeln!(out, "policy {name}: {}", policy.tiers.base())?;
+        for (tier, access) in policy.tiers.by_name() {
+            writeln!(out, "policy {name}, tier {tier}: {access}")?;
+        }
+        for (key, access) in &policy.overrides {
+            writeln!(out, "policy {name}, override {}: {access}", String::from_utf8_lossy(key))?;
+        }
+    }
+    Ok(())
+}
+
+/// An address without what stands before its host.
+fn redacted(address: &str) -> &str {
+    address.rsplit_once('@').map_or(address, |(_, host)| host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_is_a_configuration() {
+        assert!(Config::demo().policies.contains_key("demo"));
+    }
+
+    #[track_caller]
+    fn says(text: &str, expected: &str) {
+        let mistake = Config::parse(text).map(|_| ()).expect_err("a mistake");
+        assert_eq!(mistake.in_file("tollgate.toml").to_string(), expected);
+    }
+
+    #[test]
+    fn g6_a_misspelled_field_is_told_with_its_line_and_the_nearest_right_name() {
+        says(
+            "[policies.api]\nlimit = 100\nwindw = \"1m\"\n",
+            "tollgate.toml:3:1: unknown field `windw`; did you mean `window`?",
+        );
+        says(
+            "[polices.api]\n",
+            "tollgate.toml:1:2: unknown field `polices`; did you mean `policies`?",
+        );
+        says(
+            "[policies.api]\nlimit = 1\nwindow = \"1m\"\nlimit = 2\n",
+            "tollgate.toml:4:1: duplicate key",
+        );
+        says(
+            "[policies.api]\nalgorithm = \"token_bukcet\"\nlimit = 1\nwindow = \"1m\"\n",
+            "tollgate.toml:2:13: unknown variant `token_bukcet`; did you mean `token_bucket`?",
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_decided_exactly_is_refused_with_its_place() {
+        says(
+            "[policies.api]\nlimit = 0\nwindow = \"1m\"\n",
+            "tollgate.toml:1:1: policy \"api\": limit 0 admits nothing; use at least 1",
+        );
+        says(
+            "[policies.api]\nlimit = 5\n",
+            "tollgate.toml:1:1: policy \"api\": limit 5 has no window; say per second, per minute or per what",
+        );
+        says(
+            "[policies.api]\nwindow = \"1m\"\n",
+            "tollgate.toml:1:1: policy \"api\" has no limit; give `limit` and `window`, or `[[policies.api.limits]]`",
+        );
+        says(
+            "[policies.api]\nlimit = 1\nwindow = \"soon\"\n",
+            "tollgate.toml:3:10: found \"soon\"; expected a time such as \"30s\", \"1m\" or \"1h\"",
+        );
+        says(
+            "[policies.api]\nlimit = -1\nwindow = \"1m\"\n",
+            "tollgate.toml:2:9: invalid value: integer `-1`, expected u64",
+        );
+    }
+
+    #[test]
+    fn tiers_and_overrides_take_over_what_they_do_not_say() {
+        let text = r#"
+            [policies.api]
+            algorithm = "token_bucket"
+            limit = 100
+            window = "1m"
+            burst = 200
+            [policies.api.tiers.pro]
+            limit = 1000
+            burst = 2000
+            [policies.api.overrides."alice"]
+            limit = 7
+            [policies.api.overrides."mallory"]
+            access = "blocked"
+        "#;
+        let config = Config::parse(text).expect("a configuration");
+        let api = &config.policies["api"];
+        let shown = format!("{:?}", api.tiers);
+        assert!(shown.contains("limit: 1000") && shown.contains("burst: 2000"), "{shown}");
+        assert_eq!(api.overrides.len(), 2);
+        assert_eq!(api.overrides[1].1, Access::Blocked);
+        let Access::Limited(alice) = &api.overrides[0].1 else { panic!("{:?}", api.overrides) };
+        let numbers = alice.limits()[0].numbers();
+        // A limit of its own has a burst of its own, unless it says otherwise.
+        assert_eq!(
+            (numbers.limit, numbers.burst, numbers.window.as_duration().as_secs()),
+            (7, 7, 60)
+        );
+    }
+}

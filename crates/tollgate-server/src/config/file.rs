@@ -1,0 +1,214 @@
+//! The file as it is written: every field it may have, and no other.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use toml::Spanned;
+
+use super::mistake::Mistake;
+use super::{Config, policies};
+
+pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
+pub(crate) const DEFAULT_RESP: &str = "127.0.0.1:6380";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    #[serde(default)]
+    listen: Listen,
+    store: Option<String>,
+    #[serde(default)]
+    admin: Admin,
+    #[serde(default)]
+    trusted_proxies: Vec<IpNet>,
+    #[serde(default)]
+    policies: BTreeMap<String, Spanned<PolicyTable>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listen {
+    http: Option<String>,
+    resp: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Admin {
+    token: Option<Box<str>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PolicyTable {
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) limit: Option<u64>,
+    pub(super) window: Option<Window>,
+    pub(super) burst: Option<u64>,
+    pub(super) anchor: Option<Anchor>,
+    pub(super) penalty: Option<Penalty>,
+    #[serde(default)]
+    pub(super) shadow: bool,
+    #[serde(default)]
+    pub(super) limits: Vec<LimitTable>,
+    #[serde(default)]
+    pub(super) tiers: BTreeMap<String, AccessTable>,
+    #[serde(default)]
+    pub(super) overrides: BTreeMap<String, AccessTable>,
+    pub(super) cost: Option<u64>,
+    #[serde(default)]
+    pub(super) key: KeySource,
+    #[serde(default)]
+    pub(super) on_store_error: OnStoreError,
+    /// How many servers share the quota, for `on_store_error = "local"`.
+    pub(super) instances: Option<u32>,
+}
+
+/// One of several limits.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LimitTable {
+    pub(super) name: String,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) limit: Option<u64>,
+    pub(super) window: Option<Window>,
+    pub(super) burst: Option<u64>,
+    pub(super) anchor: Option<Anchor>,
+    pub(super) penalty: Option<Penalty>,
+    #[serde(default)]
+    pub(super) shadow: bool,
+}
+
+/// A tier or an override: what it says, and the policy's for the rest.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AccessTable {
+    pub(super) access: Option<Access>,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) limit: Option<u64>,
+    pub(super) window: Option<Window>,
+    pub(super) burst: Option<u64>,
+    pub(super) anchor: Option<Anchor>,
+    pub(super) penalty: Option<Penalty>,
+    #[serde(default)]
+    pub(super) limits: Vec<LimitTable>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Access {
+    Unlimited,
+    Blocked,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Algorithm {
+    TokenBucket,
+    Gcra,
+    LeakyBucket,
+    FixedWindow,
+    SlidingWindowLog,
+    SlidingWindowCounter,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Anchor {
+    Clock,
+    FirstRequest,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Penalty {
+    pub(super) after: u64,
+    pub(super) lasts: Window,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OnStoreError {
+    #[default]
+    Allow,
+    Deny,
+    Local,
+}
+
+/// A time such as `"1m"`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Window {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Window;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a time such as \"30s\", \"1m\" or \"1h\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Window, E> {
+                let expected = "expected a time such as \"30s\", \"1m\" or \"1h\"";
+                let span = humantime::parse_duration(text);
+                span.map(Window).map_err(|_| E::custom(format_args!("found {text:?}; {expected}")))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// Where `authorize` finds the client: `"ip"` or `"header:NAME"`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum KeySource {
+    #[default]
+    Address,
+    Header(Box<str>),
+}
+
+impl<'de> Deserialize<'de> for KeySource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let error = || {
+            let expected = "expected \"ip\" or \"header:NAME\"";
+            de::Error::custom(format_args!("found {text:?}; {expected}"))
+        };
+        match text.split_once(':') {
+            None if text == "ip" => Ok(Self::Address),
+            Some(("header", name)) => {
+                let name = hyper::header::HeaderName::try_from(name).map_err(|_| error())?;
+                Ok(Self::Header(name.as_str().into()))
+            }
+            _ => Err(error()),
+        }
+    }
+}
+
+impl File {
+    /// Makes rules of what is written.
+    pub(super) fn check(self, text: &str) -> Result<Config, Mistake> {
+        let mut all = BTreeMap::new();
+        for (name, table) in self.policies {
+            let at = table.span().start;
+            let made = policies::make(&name, table.into_inner());
+            let policy = made.map_err(|reason| Mistake::at(text, at, reason))?;
+            all.insert(Arc::from(name), policy);
+        }
+        Ok(Config {
+            http: self.listen.http,
+            resp: self.listen.resp,
+            store: self.store,
+            admin_token: self.admin.token,
+            trusted_proxies: self.trusted_proxies,
+            policies: all,
+        })
+    }
+}

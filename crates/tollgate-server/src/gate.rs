@@ -1,0 +1,514 @@
+//! The policies in force and the store behind them: what every surface asks.
+//!
+//! Surfaces translate their wire to a question and the answer back; whatever is decided is decided here. From memory
+//! an answer is there at once, from Redis it comes later: [`Asked`] is either, so that a pipeline of questions to
+//! memory costs no more than the decisions.
+
+mod hot;
+mod reservations;
+mod throttle;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tollgate::{
+    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
+    StoreError, SystemClock, Tick, Tiers, UnknownTier,
+};
+use tollgate_redis::{Redis, RedisStore};
+
+use crate::config::{Config, KeySource, PolicyConfig};
+use crate::metrics::{Metrics, PolicyMetrics};
+
+pub(crate) use hot::{Hot, HotClient};
+pub(crate) use reservations::{Reservations, SettleFailure};
+pub(crate) use throttle::{Throttle, ThrottleArguments};
+
+/// The policies in force and the store behind them.
+pub(crate) struct Gate {
+    policies: ArcSwap<Policies>,
+    backend: Backend,
+    pub(crate) throttle: Throttle,
+    pub(crate) reservations: Reservations,
+    pub(crate) hot: Hot,
+    pub(crate) metrics: Metrics,
+}
+
+type Policies = HashMap<Arc<str>, Arc<Entry>>;
+
+/// Where clients are kept.
+pub(crate) enum Backend {
+    Memory { max_keys: usize },
+    Redis(Redis),
+}
+
+/// A policy in force.
+pub(crate) struct Entry {
+    pub(crate) name: Arc<str>,
+    pub(crate) limiter: Limiter,
+    pub(crate) cost: Cost,
+    pub(crate) key: KeySource,
+    metrics: PolicyMetrics,
+    /// The overrides that the configuration gave, to be taken back when it no longer does.
+    configured: Vec<Box<[u8]>>,
+}
+
+/// Its limiter. It outlives changes of the configuration, and with it what clients have used.
+#[derive(Clone)]
+pub(crate) enum Limiter {
+    Memory(Arc<RateLimiter<Tiers, MemoryStore<Plan>>>),
+    Redis(Arc<RateLimiter<Tiers, RedisStore>>),
+}
+
+/// A question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) policy: &'a str,
+    pub(crate) key: &'a [u8],
+    /// The policy's own if it is not said.
+    pub(crate) cost: Option<Cost>,
+    pub(crate) tier: Option<&'a str>,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Check,
+    Peek,
+    Refund,
+    Reset,
+}
+
+/// What was decided, and under which policy.
+#[derive(Clone)]
+pub(crate) struct Answer {
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) decision: Decision,
+    /// The limit that refused, by its name, where there are several.
+    pub(crate) refused_by: Option<Box<str>>,
+}
+
+/// Several questions decided as one.
+pub(crate) struct Together {
+    pub(crate) decision: Decision,
+    /// Which of the questions was refused.
+    pub(crate) refused: Option<usize>,
+    /// The policy of the first that refused, or of the first.
+    pub(crate) entry: Arc<Entry>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AskError {
+    UnknownPolicy {
+        name: Box<str>,
+        nearest: Option<Arc<str>>,
+    },
+    UnknownTier(UnknownTier),
+    KeyTooLong {
+        bytes: usize,
+    },
+    /// The store could not do it.
+    Store(Box<str>),
+}
+
+/// An answer, now or later.
+pub(crate) enum Asked<T> {
+    Now(Result<T, AskError>),
+    Later(Pin<Box<dyn Future<Output = Result<T, AskError>> + Send>>),
+}
+
+impl<T> Asked<T> {
+    pub(crate) async fn answer(self) -> Result<T, AskError> {
+        match self {
+            Self::Now(answer) => answer,
+            Self::Later(answer) => answer.await,
+        }
+    }
+}
+
+impl Gate {
+    pub(crate) fn new(config: &Config, backend: Backend, metrics: Metrics) -> Self {
+        let throttle = match &backend {
+            Backend::Memory { max_keys } => Throttle::in_memory(*max_keys),
+            Backend::Redis(redis) => Throttle::in_redis(redis),
+        };
+        let gate = Self {
+            policies: ArcSwap::default(),
+            backend,
+            throttle,
+            reservations: Reservations::default(),
+            hot: Hot::default(),
+            metrics,
+        };
+        gate.put_in_force(config);
+        gate
+    }
+
+    /// Puts a configuration in force, whole. What clients have used stays used; overrides that were set at run time
+    /// stay.
+    pub(crate) fn put_in_force(&self, config: &Config) {
+        let old = self.policies.load();
+        let new = config.policies.iter().map(|(name, policy)| {
+            let entry = self.entry(name, policy, old.get(name).map(|entry| &**entry));
+            (name.clone(), Arc::new(entry))
+        });
+        self.policies.store(Arc::new(new.collect()));
+    }
+
+    fn entry(&self, name: &Arc<str>, policy: &PolicyConfig, old: Option<&Entry>) -> Entry {
+        let limiter = match old {
+            Some(old) => {
+                old.limiter.replace(&policy.tiers);
+                old.limiter.clone()
+            }
+            None => self.limiter(name, policy),
+        };
+        for gone in old.iter().flat_map(|old| &old.configured) {
+            limiter.remove_override(gone);
+        }
+        for (key, access) in &policy.overrides {
+            limiter.set_override(key, access.clone(), None);
+        }
+        Entry {
+            name: name.clone(),
+            limiter,
+            cost: policy.cost,
+            key: policy.key.clone(),
+            metrics: self.metrics.of_policy(name),
+            configured: policy.overrides.iter().map(|(key, _)| key.clone()).collect(),
+        }
+    }
+
+    fn limiter(&self, name: &Arc<str>, policy: &PolicyConfig) -> Limiter {
+        let tiers = policy.tiers.copy();
+        match &self.backend {
+            Backend::Memory { max_keys } => {
+                let store = MemoryStore::new(Capacity::of(*max_keys), SystemClock::new());
+                Limiter::Memory(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)))
+            }
+            Backend::Redis(redis) => {
+                let store = redis.store(name.clone()).on_failure(policy.on_failure);
+                Limiter::Redis(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)))
+            }
+        }
+    }
+
+    /// A policy by its name.
+    pub(crate) fn policy(&self, name: &str) -> Result<Arc<Entry>, AskError> {
+        let policies = self.policies.load();
+        policies.get(name).cloned().ok_or_else(|| {
+            let near =
+                policies.keys().map(|known| (strsim::damerau_levenshtein(name, known), known));
+            let near = near.filter(|(distance, known)| *distance <= known.len() / 3 + 1).min();
+            AskError::UnknownPolicy {
+                name: name.into(),
+                nearest: near.map(|(_, near)| near.clone()),
+            }
+        })
+    }
+
+    /// All policies, by name.
+    pub(crate) fn policies(&self) -> Vec<Arc<Entry>> {
+        let mut all: Vec<_> = self.policies.load().values().cloned().collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
+
+    pub(crate) const fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Asks one question.
+    pub(crate) fn ask(self: &Arc<Self>, verb: Verb, ask: Ask<'_>) -> Asked<Answer> {
+        let entry = match self.policy(ask.policy) {
+            Ok(entry) => entry,
+            Err(error) => return Asked::Now(Err(error)),
+        };
+        let cost = ask.cost.unwrap_or(entry.cost);
+        match &entry.limiter {
+            Limiter::Memory(limiter) => {
+                let told = in_memory(limiter, verb, ask.key, cost, ask.tier);
+                Asked::Now(
+                    told.map(|decision| {
+                        self.told(entry.clone(), verb, ask.key, ask.tier, decision)
+                    }),
+                )
+            }
+            Limiter::Redis(limiter) => {
+                let (gate, limiter, key) =
+                    (self.clone(), limiter.clone(), Box::<[u8]>::from(ask.key));
+                let tier = ask.tier.map(Box::<str>::from);
+                Asked::Later(Box::pin(async move {
+                    let told = in_redis(&limiter, verb, &key, cost, tier.as_deref()).await;
+                    told.map(|decision| gate.told(entry, verb, &key, tier.as_deref(), decision))
+                }))
+            }
+        }
+    }
+
+    /// Asks several questions as one: all are charged, or none is.
+    pub(crate) async fn ask_all(&self, asks: &[Ask<'_>]) -> Result<Together, AskError> {
+        let entries =
+            asks.iter().map(|ask| self.policy(ask.policy)).collect::<Result<Vec<_>, _>>()?;
+        let (decision, refused) = match &self.backend {
+            Backend::Memory { .. } => all_in_memory(asks, &entries)?,
+            Backend::Redis(_) => all_in_redis(asks, &entries).await?,
+        };
+        for (ask, entry) in asks.iter().zip(&entries) {
+            self.note(entry, ask.key, &decision);
+        }
+        let Some(entry) = entries.get(refused.unwrap_or(0)) else {
+            return Err(AskError::Store("nothing was asked".into()));
+        };
+        Ok(Together { decision, refused, entry: entry.clone() })
+    }
+
+    fn told(
+        &self,
+        entry: Arc<Entry>,
+        verb: Verb,
+        key: &[u8],
+        tier: Option<&str>,
+        decision: Decision,
+    ) -> Answer {
+        if verb == Verb::Check {
+            self.note(&entry, key, &decision);
+        }
+        let refused_by =
+            decision.refused_by.and_then(|limit| entry.limiter.limit_name(key, tier, limit));
+        Answer { entry, decision, refused_by }
+    }
+
+    /// Counts a decision.
+    pub(crate) fn note(&self, entry: &Entry, key: &[u8], decision: &Decision) {
+        entry.metrics.decided(decision);
+        self.hot.note(&entry.name, key, decision.allowed);
+    }
+}
+
+fn in_memory(
+    limiter: &RateLimiter<Tiers, MemoryStore<Plan>>,
+    verb: Verb,
+    key: &[u8],
+    cost: Cost,
+    tier: Option<&str>,
+) -> Result<Decision, AskError> {
+    Ok(match (tier, verb) {
+        (None, Verb::Check) => limiter.check_n(key, cost),
+        (None, Verb::Peek) => limiter.peek_n(key, cost),
+        (None, Verb::Refund) => limiter.refund(key, cost),
+        (None, Verb::Reset) => limiter.reset(key),
+        (Some(tier), verb) => {
+            let limiter = limiter.tier(tier)?;
+            match verb {
+                Verb::Check => limiter.check_n(key, cost),
+                Verb::Peek => limiter.peek_n(key, cost),
+                Verb::Refund => limiter.refund(key, cost),
+                Verb::Reset => limiter.reset(key),
+            }
+        }
+    }?)
+}
+
+async fn in_redis(
+    limiter: &RateLimiter<Tiers, RedisStore>,
+    verb: Verb,
+    key: &[u8],
+    cost: Cost,
+    tier: Option<&str>,
+) -> Result<Decision, AskError> {
+    Ok(match (tier, verb) {
+        (None, Verb::Check) => limiter.check_n(key, cost).await,
+        (None, Verb::Peek) => limiter.peek_n(key, cost).await,
+        (None, Verb::Refund) => limiter.refund(key, cost).await,
+        (None, Verb::Reset) => limiter.reset(key).await,
+        (Some(tier), verb) => {
+            let limiter = limiter.tier(tier)?;
+            match verb {
+                Verb::Check => limiter.check_n(key, cost).await,
+                Verb::Peek => limiter.peek_n(key, cost).await,
+                Verb::Refund => limiter.refund(key, cost).await,
+                Verb::Reset => limiter.reset(key).await,
+            }
+        }
+    }?)
+}
+
+fn all_in_memory(
+    asks: &[Ask<'_>],
+    entries: &[Arc<Entry>],
+) -> Result<(Decision, Option<usize>), AskError> {
+    let limiters = entries.iter().filter_map(|entry| match &entry.limiter {
+        Limiter::Memory(limiter) => Some(limiter),
+        Limiter::Redis(_) => None,
+    });
+    // Limiters of a tier are made for the occasion, and must outlive what is asked of them.
+    let tiered = limiters
+        .clone()
+        .zip(asks)
+        .map(|(limiter, ask)| ask.tier.map(|tier| limiter.tier(tier)).transpose());
+    let tiered = tiered.collect::<Result<Vec<_>, _>>()?;
+    let parts =
+        limiters.zip(&tiered).zip(asks).zip(entries).map(|(((limiter, tier), ask), entry)| {
+            let part = match tier {
+                Some(tier) => tier.ask(ask.key),
+                None => limiter.ask(ask.key),
+            };
+            part.map(|part| part.cost(ask.cost.unwrap_or(entry.cost)))
+        });
+    let told = tollgate::check_all(parts.collect::<Result<Vec<_>, _>>()?)?;
+    Ok((told.decision, told.refused_ask))
+}
+
+async fn all_in_redis(
+    asks: &[Ask<'_>],
+    entries: &[Arc<Entry>],
+) -> Result<(Decision, Option<usize>), AskError> {
+    let limiters = entries.iter().filter_map(|entry| match &entry.limiter {
+        Limiter::Redis(limiter) => Some(limiter),
+        Limiter::Memory(_) => None,
+    });
+    let tiered = limiters
+        .clone()
+        .zip(asks)
+        .map(|(limiter, ask)| ask.tier.map(|tier| limiter.tier(tier)).transpose());
+    let tiered = tiered.collect::<Result<Vec<_>, _>>()?;
+    let parts =
+        limiters.zip(&tiered).zip(asks).zip(entries).map(|(((limiter, tier), ask), entry)| {
+            let part = match tier {
+                Some(tier) => tollgate_redis::Ask::of(tier, ask.key),
+                None => tollgate_redis::Ask::of(&**limiter, ask.key),
+            };
+            part.map(|part| part.cost(ask.cost.unwrap_or(entry.cost)))
+        });
+    let told = tollgate_redis::check_all(parts.collect::<Result<Vec<_>, _>>()?).await?;
+    Ok((told.decision, told.refused_ask))
+}
+
+impl Limiter {
+    fn replace(&self, tiers: &Tiers) {
+        match self {
+            Self::Memory(limiter) => limiter.replace(tiers),
+            Self::Redis(limiter) => limiter.replace(tiers),
+        }
+    }
+
+    /// Gives a client something else than its tier.
+    pub(crate) fn set_override(&self, key: &[u8], access: Access, until: Option<Tick>) {
+        match self {
+            Self::Memory(limiter) => limiter.set_override(key, access, until),
+            Self::Redis(limiter) => limiter.set_override(key, access, until),
+        }
+    }
+
+    /// Takes it back; says whether there was one.
+    pub(crate) fn remove_override(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Memory(limiter) => limiter.remove_override(key),
+            Self::Redis(limiter) => limiter.remove_override(key),
+        }
+    }
+
+    /// All overrides that have not ended.
+    pub(crate) fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
+        match self {
+            Self::Memory(limiter) => limiter.overrides(),
+            Self::Redis(limiter) => limiter.overrides(),
+        }
+    }
+
+    /// The time by the store's clock, in nanoseconds.
+    pub(crate) fn now(&self) -> Tick {
+        match self {
+            Self::Memory(limiter) => limiter.now(),
+            Self::Redis(limiter) => limiter.now(),
+        }
+    }
+
+    /// How many clients are kept here, and how many were pushed out; nobody knows of Redis.
+    pub(crate) fn usage(&self) -> Option<tollgate::Usage> {
+        match self {
+            Self::Memory(limiter) => Some(limiter.store().usage()),
+            Self::Redis(_) => None,
+        }
+    }
+
+    /// What clients get that have neither a tier nor an override.
+    pub(crate) fn base(&self) -> Access {
+        match self {
+            Self::Memory(limiter) => limiter.rules().base(),
+            Self::Redis(limiter) => limiter.rules().base(),
+        }
+    }
+
+    /// What a client gets now: by a tier if one is named, and by its override.
+    pub(crate) fn access(&self, key: &[u8], tier: Option<&str>) -> Result<Access, UnknownTier> {
+        let now = self.now();
+        let plan = match (self, tier) {
+            (Self::Memory(limiter), None) => limiter.rules().choose(key),
+            (Self::Memory(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
+            (Self::Redis(limiter), None) => limiter.rules().choose(key),
+            (Self::Redis(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
+        };
+        Ok(plan.access(now).clone())
+    }
+
+    /// The name of a limit of a client, where it has several.
+    pub(crate) fn limit_name(
+        &self,
+        key: &[u8],
+        tier: Option<&str>,
+        limit: usize,
+    ) -> Option<Box<str>> {
+        match self.access(key, tier) {
+            Ok(Access::Limited(policy)) if policy.limits().len() > 1 => {
+                policy.limits().get(limit).map(|limit| limit.name().into())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<StoreError> for AskError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            other => Self::Store(other.to_string().into()),
+        }
+    }
+}
+
+impl From<tollgate_redis::Error> for AskError {
+    fn from(error: tollgate_redis::Error) -> Self {
+        match error {
+            tollgate_redis::Error::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            other => Self::Store(other.to_string().into()),
+        }
+    }
+}
+
+impl From<UnknownTier> for AskError {
+    fn from(unknown: UnknownTier) -> Self {
+        Self::UnknownTier(unknown)
+    }
+}
+
+impl fmt::Display for AskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownPolicy { name, nearest: Some(nearest) } => {
+                write!(f, "no policy is named {name:?}; did you mean {nearest:?}?")
+            }
+            Self::UnknownPolicy { name, nearest: None } => write!(f, "no policy is named {name:?}"),
+            Self::UnknownTier(unknown) => unknown.fmt(f),
+            Self::KeyTooLong { bytes } => StoreError::KeyTooLong { bytes: *bytes }.fmt(f),
+            Self::Store(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for AskError {}

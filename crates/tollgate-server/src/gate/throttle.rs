@@ -1,0 +1,99 @@
+//! Limits that come with the request: `CL.THROTTLE`.
+//!
+//! A client is known by its key alone, whatever numbers come with it: what it used under some stays used under others.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tollgate::{
+    Access, Capacity, Cost, Decision, MemoryStore, Op, Plan, Policy, PolicyError, Store as _,
+    SystemClock, Ticks,
+};
+use tollgate_redis::{OnFailure, Redis, RedisStore};
+
+use super::{AskError, Asked};
+
+/// Limits that come with the request.
+pub(crate) enum Throttle {
+    Memory(Box<MemoryStore<Plan>>),
+    Redis(RedisStore),
+}
+
+/// The numbers of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ThrottleArguments {
+    pub(crate) max_burst: u64,
+    pub(crate) count: u64,
+    pub(crate) period_s: u64,
+}
+
+/// How many sets of numbers are remembered.
+const REMEMBERED: usize = 1024;
+
+impl Throttle {
+    pub(super) fn in_memory(max_keys: usize) -> Self {
+        Self::Memory(Box::new(MemoryStore::new(Capacity::of(max_keys), SystemClock::new())))
+    }
+
+    /// No policy of a configuration has a control character in its name.
+    pub(super) fn in_redis(redis: &Redis) -> Self {
+        Self::Redis(redis.store("\u{1}throttle").on_failure(OnFailure::Allow))
+    }
+
+    /// Decides; the error is that of the numbers.
+    pub(crate) fn ask(
+        &self,
+        key: &[u8],
+        arguments: ThrottleArguments,
+        quantity: Cost,
+    ) -> Result<Asked<Decision>, PolicyError> {
+        let plan = Plan::of(Access::Limited(arguments.policy()?));
+        let op = Op::Check(quantity);
+        Ok(match self {
+            Self::Memory(store) => {
+                Asked::Now(store.apply(&plan, key, op, None).map_err(AskError::from))
+            }
+            Self::Redis(store) => {
+                let (store, key) = (store.clone(), Box::<[u8]>::from(key));
+                Asked::Later(Box::pin(async move {
+                    store.apply(&plan, &key, op, None).await.map_err(AskError::from)
+                }))
+            }
+        })
+    }
+}
+
+impl ThrottleArguments {
+    /// The policy of these numbers: the same one for all threads, so that a client's state knows it when it sees it.
+    fn policy(self) -> Result<Arc<Policy>, PolicyError> {
+        type Known = HashMap<ThrottleArguments, Arc<Policy>, foldhash::fast::RandomState>;
+        thread_local! {
+            static NEAR: RefCell<Known> = RefCell::default();
+        }
+        static SHARED: Mutex<Option<Known>> = Mutex::new(None);
+        NEAR.with_borrow_mut(|near| {
+            if let Some(policy) = near.get(&self) {
+                return Ok(policy.clone());
+            }
+            let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+            let shared = shared.get_or_insert_default();
+            let policy = match shared.get(&self) {
+                Some(policy) => policy.clone(),
+                None => Arc::new(self.build()?),
+            };
+            for known in [shared, near] {
+                if known.len() >= REMEMBERED {
+                    known.clear();
+                }
+                known.insert(self, policy.clone());
+            }
+            Ok(policy)
+        })
+    }
+
+    fn build(self) -> Result<Policy, PolicyError> {
+        let window = Ticks(self.period_s.saturating_mul(1_000_000_000));
+        Policy::gcra(self.count).per(window).burst(self.max_burst.saturating_add(1)).debt(0).build()
+    }
+}

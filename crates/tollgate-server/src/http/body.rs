@@ -1,0 +1,362 @@
+//! Bodies: read within bounds of size and time, and taken at their word.
+//!
+//! JSON objects only, with known fields, each once, of the right type. What is wrong is told with its place, and
+//! before anything is done about the rest.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::StatusCode;
+use hyper::body::{Body as _, Incoming};
+use hyper::header;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use super::problem::Problem;
+use crate::config::with_nearest;
+
+/// The longest body, in bytes.
+const MAX_BYTES: usize = 1024 * 1024;
+/// How long a client may take to send one.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How much of a body that is too long is read past, so that the client hears why.
+const MAX_SKIPPED_BYTES: usize = 16 * 1024 * 1024;
+/// The longest complaint in which a nearest name is looked for.
+const MAX_COMPLAINT_BYTES: usize = 1024;
+
+/// Reads a body whole.
+pub(super) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
+    let too_long = body.size_hint().lower() > MAX_BYTES as u64;
+    if !too_long {
+        match tokio::time::timeout(DEADLINE, collected(&mut body)).await {
+            Ok(Ok(Some(bytes))) => return Ok(bytes),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => {
+                return Err(Problem::bad(format!("the body cannot be read: {error}")));
+            }
+            Err(_) => {
+                let detail = format!("the body did not come within {} s", DEADLINE.as_secs());
+                return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+                    .with(header::CONNECTION, "close"));
+            }
+        }
+    }
+    // Closed upon at once, a client that still writes would never read the answer.
+    tokio::spawn(tokio::time::timeout(DEADLINE, skip(body)));
+    Err(Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the body has more than {MAX_BYTES} bytes"),
+    ))
+}
+
+/// All of it; `None` if it is too long.
+async fn collected(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    let Some(first) = next(body).await? else { return Ok(Some(Bytes::new())) };
+    if body.is_end_stream() {
+        return Ok((first.len() <= MAX_BYTES).then_some(first));
+    }
+    let mut all = BytesMut::from(first);
+    while let Some(more) = next(body).await? {
+        if all.len() + more.len() > MAX_BYTES {
+            return Ok(None);
+        }
+        all.extend_from_slice(&more);
+    }
+    Ok(Some(all.freeze()))
+}
+
+async fn skip(mut body: Incoming) {
+    let mut skipped = 0;
+    while let Ok(Some(bytes)) = next(&mut body).await {
+        skipped += bytes.len();
+        if skipped > MAX_SKIPPED_BYTES {
+            return;
+        }
+    }
+}
+
+/// The next piece of data; trailers are nobody's.
+async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    while let Some(frame) = body.frame().await.transpose()? {
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// What a body says.
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+    let parsed = serde_json::from_slice::<Object<T>>(body);
+    parsed.map(|Object(said)| said).map_err(|error| {
+        let (complaint, place) = told(&error);
+        let place = place
+            .map_or(String::new(), |(line, column)| format!(" (line {line}, column {column})"));
+        Problem::bad(format!("{complaint}{place}"))
+    })
+}
+
+/// A complaint with the nearest right name, and its place.
+fn told(error: &dyn fmt::Display) -> (String, Option<(usize, usize)>) {
+    let error = error.to_string();
+    let place = error.rsplit_once(" at line ").and_then(|(complaint, place)| {
+        let (line, column) = place.split_once(" column ")?;
+        Some((complaint, (line.parse().ok()?, column.parse().ok()?)))
+    });
+    let (complaint, place) = match place {
+        Some((complaint, place)) => (complaint, Some(place)),
+        None => (error.as_str(), None),
+    };
+    if complaint.len() > MAX_COMPLAINT_BYTES {
+        return (complaint.to_owned(), place);
+    }
+    (with_nearest(complaint), place)
+}
+
+/// The same complaint about a part, in front of which it is named.
+fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
+    match told(error) {
+        (complaint, None) => E::custom(format_args!("{part}: {complaint}")),
+        (complaint, Some((line, column))) => {
+            // Written so that serde_json finds the place again.
+            E::custom(format_args!("{part}: {complaint} at line {line} column {column}"))
+        }
+    }
+}
+
+/// An object, and not a list of its fields' values.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// A string, in the body where it can be.
+#[derive(Debug)]
+pub(super) struct Text<'a>(Cow<'a, str>);
+
+impl std::ops::Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+
+        deserializer.deserialize_str(Either)
+    }
+}
+
+/// A whole number, written as one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whole(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Digits;
+
+        impl Visitor<'_> for Digits {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {}", u64::MAX)
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Whole, E> {
+                Ok(Whole(number))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole, E> {
+                Err(E::invalid_value(de::Unexpected::Signed(number), &self))
+            }
+        }
+
+        deserializer.deserialize_u64(Digits)
+    }
+}
+
+/// A list of objects; a mistake is told with the index of its item.
+#[derive(Debug)]
+pub(super) struct Items<T>(pub(super) Vec<T>);
+
+/// The longest list.
+const MAX_ITEMS: usize = 10_000;
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Each<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Each<T> {
+            type Value = Items<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items<T>, A::Error> {
+                let mut items = Vec::new();
+                loop {
+                    let next = seq.next_element::<Object<T>>();
+                    match next
+                        .map_err(|error| about(format_args!("item {}", items.len()), &error))?
+                    {
+                        None => return Ok(Items(items)),
+                        Some(_) if items.len() == MAX_ITEMS => {
+                            return Err(de::Error::custom(format_args!(
+                                "more than {MAX_ITEMS} items; send them in several requests"
+                            )));
+                        }
+                        Some(Object(item)) => items.push(item),
+                    }
+                }
+            }
+        }
+
+        deserializer.deserialize_seq(Each(PhantomData))
+    }
+}
+
+/// Reads a field that is there: `null` is not left out, it is a mistake. The field is named in the complaint.
+macro_rules! field {
+    ($($name:ident: $type:ty),* $(,)?) => {
+        pub(super) mod field {
+            use super::*;
+            $(pub(in super::super) fn $name<'de, D: Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<Option<$type>, D::Error> {
+                <$type>::deserialize(deserializer)
+                    .map(Some)
+                    .map_err(|error| about(concat!("`", stringify!($name), "`"), &error))
+            })*
+        }
+    };
+}
+
+field! {
+    policy: Text<'de>,
+    key: Text<'de>,
+    tier: Text<'de>,
+    reservation: Text<'de>,
+    access: Text<'de>,
+    algorithm: Text<'de>,
+    window: Text<'de>,
+    cost: Whole,
+    ttl_ms: Whole,
+    actual: Whole,
+    limit: Whole,
+    burst: Whole,
+    expires_in_ms: Whole,
+}
+
+/// What a field says that must be there.
+pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Problem> {
+    field.ok_or_else(|| Problem::bad(format!("missing field `{name}`")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "most of it is only read to be refused")]
+    struct Said<'a> {
+        #[serde(borrow, default, deserialize_with = "field::key")]
+        key: Option<Text<'a>>,
+        #[serde(default, deserialize_with = "field::cost")]
+        cost: Option<Whole>,
+        items: Option<Items<Self>>,
+    }
+
+    #[track_caller]
+    fn says(body: &str, expected: &str) {
+        let problem = parse::<Said<'_>>(body.as_bytes()).map(|_| ()).unwrap_err();
+        let shown = format!("{problem:?}");
+        assert!(shown.contains(&format!("{expected:?}")), "{shown}");
+    }
+
+    #[test]
+    fn e15_a_mistake_is_told_with_its_place() {
+        says("", "EOF while parsing a value (line 1, column 0)");
+        says("[]", "invalid type: sequence, expected an object (line 1, column 0)");
+        says(r#"{"key":"a","key":"b"}"#, "duplicate field `key` (line 1, column 16)");
+        says(r#"{"kye":"a"}"#, "unknown field `kye`; did you mean `key`? (line 1, column 6)");
+        says(
+            r#"{"items":[{"key":"a"},{"kye":"b"}]}"#,
+            "item 1: unknown field `kye`; did you mean `key`? (line 1, column 28)",
+        );
+        says(r#"{"key":null}"#, "`key`: invalid type: null, expected a string (line 1, column 11)");
+        says(r#"{"cost":1e400}"#, "`cost`: number out of range (line 1, column 13)");
+        says(r#"{"key":"a"} x"#, "trailing characters (line 1, column 13)");
+    }
+
+    #[test]
+    fn a6_a14_only_whole_numbers_are_numbers() {
+        for bad in [
+            "-1",
+            "1.5",
+            "1e3",
+            "1.0",
+            "18446744073709551616",
+            "\"1\"",
+            "NaN",
+            "0x10",
+            "01",
+            "+1",
+            "[1]",
+        ] {
+            let body = format!(r#"{{"cost":{bad}}}"#);
+            assert!(parse::<Said<'_>>(body.as_bytes()).is_err(), "{bad}");
+        }
+        let most = parse::<Said<'_>>(br#"{"cost":18446744073709551615}"#).unwrap();
+        assert_eq!(most.cost.map(|cost| cost.0), Some(u64::MAX));
+    }
+
+    #[test]
+    fn e15_depth_is_no_danger() {
+        let deep = format!(r#"{{"key":{}"#, "[".repeat(500_000));
+        assert!(parse::<Said<'_>>(deep.as_bytes()).is_err());
+        let deep = format!("{}1{}", r#"{"items":["#.repeat(50_000), "]}".repeat(50_000));
+        assert!(parse::<Said<'_>>(deep.as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! What stands behind the `?`, and names in a path: percent-decoding, and no parameter that nobody reads.
+
+use super::problem::Problem;
+
+/// The parameters of a query, decoded.
+pub(super) struct Query(Vec<(String, Vec<u8>)>);
+
+impl Query {
+    /// Reads a query whose parameters are all known, each given once at most.
+    pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
+        let mut read = Vec::new();
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = String::from_utf8_lossy(&decoded(name, true)?).into_owned();
+            if !known.contains(&name.as_str()) {
+                let there_is = match known {
+                    [] => "there is none".to_owned(),
+                    known => format!("there is {}", known.join(", ")),
+                };
+                return Err(Problem::bad(format!("unknown parameter {name:?}; {there_is}")));
+            }
+            if read.iter().any(|(other, _)| *other == name) {
+                return Err(Problem::bad(format!("parameter {name:?} is given twice")));
+            }
+            read.push((name, decoded(value, true)?));
+        }
+        Ok(Self(read))
+    }
+
+    pub(super) fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_slice())
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<&str>, Problem> {
+        let text = self.bytes(name).map(std::str::from_utf8).transpose();
+        text.map_err(|_| Problem::bad(format!("parameter {name:?} is not UTF-8")))
+    }
+
+    /// A parameter that must be there.
+    pub(super) fn required(&self, name: &str) -> Result<&[u8], Problem> {
+        self.bytes(name).ok_or_else(|| Problem::bad(format!("parameter {name:?} is missing")))
+    }
+
+    /// A whole number, in digits.
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = digits.and_then(|digits| digits.parse().ok());
+        number.map(Some).ok_or_else(|| {
+            let expected = format!("expected a whole number from 0 to {}", u64::MAX);
+            Problem::bad(format!("parameter {name:?}: found {text:?}; {expected}"))
+        })
+    }
+}
+
+/// Bytes out of their percent-encoding; in a query a `+` is a space.
+pub(super) fn decoded(text: &str, is_query: bool) -> Result<Vec<u8>, Problem> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        match byte {
+            b'%' => {
+                let digits = after.first_chunk::<2>().and_then(|digits| {
+                    let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+                    u8::try_from(high? * 16 + low?).ok()
+                });
+                let expected = "expected two hexadecimal digits behind each %";
+                out.push(digits.ok_or_else(|| Problem::bad(format!("{text:?}: {expected}")))?);
+                rest = &after[2..];
+            }
+            b'+' if is_query => out.push(b' '),
+            _ => out.push(*byte),
+        }
+    }
+    Ok(out)
+}
+
+/// Bytes as a query takes them.
+pub(super) fn encoded(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(decoded(&encoded(&all), true).unwrap(), all);
+        assert_eq!(decoded("a+b%20c", true).unwrap(), b"a b c");
+        assert_eq!(decoded("a+b", false).unwrap(), b"a+b");
+        for broken in ["%", "%4", "%zz", "a%+1"] {
+            assert!(decoded(broken, true).is_err(), "{broken}");
+        }
+    }
+
+    #[test]
+    fn a14_a_number_is_digits_and_nothing_else() {
+        let number =
+            |text: &str| Query::parse(Some(text), &["cost"]).and_then(|q| q.number("cost"));
+        assert_eq!(number("cost=18446744073709551615").unwrap(), Some(u64::MAX));
+        assert_eq!(number("").unwrap(), None);
+        for bad in ["-1", "%2B1", "+1", "1e3", "0x10", "inf", "nan", "", "18446744073709551616"] {
+            assert!(number(&format!("cost={bad}")).is_err(), "{bad}");
+        }
+        assert!(number("cost=1&cost=2").is_err());
+        assert!(number("csot=1").is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! What clients ask: check, peek, refund and reset, one by one or in lists, and reservations.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::{StreamExt as _, stream};
+use hyper::StatusCode;
+use serde::Deserialize;
+use tollgate::{MAX_KEY_BYTES, Ticks};
+
+use super::Reply;
+use super::answer::{self, More};
+use super::body::{self, Items, Text, Whole, field, required};
+use super::problem::Problem;
+use crate::gate::{Answer, Ask, AskError, Gate, SettleFailure, Verb};
+
+/// The longest name of a policy, in bytes. Longer ones are not even compared.
+const MAX_POLICY_BYTES: usize = 128;
+/// The longest time to live of a reservation: all of them are kept that long.
+const MAX_TTL_MS: u64 = 24 * 60 * 60 * 1000;
+const NANOS_A_MILLI: u64 = 1_000_000;
+/// How many questions of a list are with the store at a time.
+const IN_FLIGHT: usize = 64;
+
+/// One question, or one of a list.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question<'a> {
+    #[serde(borrow, default, deserialize_with = "field::policy")]
+    policy: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "field::key")]
+    key: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "field::cost")]
+    cost: Option<Whole>,
+    #[serde(borrow, default, deserialize_with = "field::tier")]
+    tier: Option<Text<'a>>,
+}
+
+/// One question, or a list.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Questions<'a> {
+    #[serde(borrow, default, deserialize_with = "field::policy")]
+    policy: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "field::key")]
+    key: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "field::cost")]
+    cost: Option<Whole>,
+    #[serde(borrow, default, deserialize_with = "field::tier")]
+    tier: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "items")]
+    checks: Option<Items<Question<'a>>>,
+    #[serde(borrow, default, deserialize_with = "items")]
+    all: Option<Items<Question<'a>>>,
+}
+
+fn items<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Items<Question<'de>>>, D::Error> {
+    Items::deserialize(deserializer).map(Some)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reserve<'a> {
+    #[serde(borrow, default, deserialize_with = "field::policy")]
+    policy: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "field::key")]
+    key: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "field::cost")]
+    cost: Option<Whole>,
+    #[serde(borrow, default, deserialize_with = "field::tier")]
+    tier: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "field::ttl_ms")]
+    ttl_ms: Option<Whole>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settle<'a> {
+    #[serde(borrow, default, deserialize_with = "field::reservation")]
+    reservation: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "field::actual")]
+    actual: Option<Whole>,
+}
+
+impl Question<'_> {
+    fn ask(&self) -> Result<Ask<'_>, Problem> {
+        let policy = self.policy.as_deref();
+        Ok(Ask {
+            policy: known_length(required(policy, "policy")?)?,
+            key: required(self.key.as_deref(), "key")?.as_bytes(),
+            cost: self.cost.map(|cost| cost.0),
+            tier: self.tier.as_deref(),
+        })
+    }
+}
+
+/// A policy's name that is worth looking up.
+pub(super) fn known_length(policy: &str) -> Result<&str, Problem> {
+    if policy.len() <= MAX_POLICY_BYTES {
+        return Ok(policy);
+    }
+    let bytes = policy.len();
+    let detail =
+        format!("no policy has a name of {bytes} bytes; they have {MAX_POLICY_BYTES} at most");
+    Err(Problem::new(StatusCode::NOT_FOUND, detail))
+}
+
+/// Check, peek, refund, reset.
+pub(super) async fn ask(gate: &Arc<Gate>, verb: Verb, body: &[u8]) -> Result<Reply, Problem> {
+    let Questions { policy, key, cost, tier, checks, all } = body::parse(body)?;
+    let one = Question { policy, key, cost, tier };
+    let is_one =
+        one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
+    match (is_one, checks, all) {
+        (_, None, None) => {
+            let told = gate.ask(verb, one.ask()?).answer().await?;
+            let mut out = Vec::with_capacity(answer::BYTES);
+            write(&mut out, &told);
+            Ok(answer::json(out))
+        }
+        (false, Some(Items(items)), None) => each(gate, verb, &items).await,
+        (false, None, Some(Items(items))) if verb == Verb::Check => together(gate, &items).await,
+        (false, None, Some(_)) => Err(Problem::bad("`all` is for check; send `checks`")),
+        _ => Err(Problem::bad("`checks` and `all` stand alone; send one of them, or one question")),
+    }
+}
+
+/// Asks the questions of a list, each by itself.
+async fn each(gate: &Arc<Gate>, verb: Verb, items: &[Question<'_>]) -> Result<Reply, Problem> {
+    let asks = all_known(gate, items)?;
+    // What is asked about one client is asked in order; the order of others' nobody can tell.
+    let mut clients = HashSet::with_capacity(asks.len());
+    let are_others = asks.iter().all(|ask| clients.insert((ask.policy, ask.key)));
+    let answers: Vec<_> = asks.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
+    let mut answers = stream::iter(answers).buffered(if are_others { IN_FLIGHT } else { 1 });
+    let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
+    out.extend_from_slice(br#"{"results":["#);
+    let mut index = 0;
+    while let Some(told) = answers.next().await {
+        if index > 0 {
+            out.push(b',');
+        }
+        write(&mut out, &told.map_err(|error| Problem::from(error).of_item(index))?);
+        index += 1;
+    }
+    out.extend_from_slice(b"]}");
+    Ok(answer::json(out))
+}
+
+/// Asks them as one.
+async fn together(gate: &Arc<Gate>, items: &[Question<'_>]) -> Result<Reply, Problem> {
+    if items.is_empty() {
+        return Err(Problem::bad("`all` is empty; ask at least one question"));
+    }
+    let asks = all_known(gate, items)?;
+    let told = gate.ask_all(&asks).await?;
+    let mut out = Vec::with_capacity(answer::BYTES);
+    let more = More { refused: told.refused, ..More::default() };
+    answer::decision(&mut out, &told.entry.name, &told.decision, &more);
+    Ok(answer::json(out))
+}
+
+/// The questions of a list, if all can be asked: else nothing is charged.
+fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>, Problem> {
+    let asks = items.iter().enumerate().map(|(index, item)| {
+        let ask = item.ask().and_then(|ask| {
+            let entry = gate.policy(ask.policy)?;
+            if let Some(tier) = ask.tier {
+                entry.limiter.access(ask.key, Some(tier)).map_err(AskError::from)?;
+            }
+            match ask.key.len() {
+                ..=MAX_KEY_BYTES => Ok(ask),
+                bytes => Err(AskError::KeyTooLong { bytes }.into()),
+            }
+        });
+        ask.map_err(|problem| problem.of_item(index))
+    });
+    asks.collect()
+}
+
+fn write(out: &mut Vec<u8>, told: &Answer) {
+    let more = More { refused_by: told.refused_by.as_deref(), ..More::default() };
+    answer::decision(out, &told.entry.name, &told.decision, &more);
+}
+
+/// Charges an estimate that is settled later.
+pub(super) async fn reserve(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
+    let Reserve { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
+    let question = Question { policy, key, cost, tier };
+    let ask = question.ask()?;
+    let Whole(ttl_ms) = required(ttl_ms, "ttl_ms")?;
+    if !(1..=MAX_TTL_MS).contains(&ttl_ms) {
+        return Err(Problem::bad(format!("ttl_ms {ttl_ms} is not from 1 to {MAX_TTL_MS}")));
+    }
+    let entry = gate.policy(ask.policy)?;
+    let estimate = ask.cost.unwrap_or(entry.cost);
+    let time_to_live = Ticks(ttl_ms * NANOS_A_MILLI);
+    let reserving = gate.reservations.reserve(&entry, ask.key, ask.tier, estimate, time_to_live);
+    let (decision, reservation) = reserving.await?;
+    gate.note(&entry, ask.key, &decision);
+    let refused_by =
+        decision.refused_by.and_then(|limit| entry.limiter.limit_name(ask.key, ask.tier, limit));
+    let more = More { reservation, refused_by: refused_by.as_deref(), ..More::default() };
+    let mut out = Vec::with_capacity(answer::BYTES);
+    answer::decision(&mut out, &entry.name, &decision, &more);
+    Ok(answer::json(out))
+}
+
+/// Charges what it cost.
+pub(super) async fn settle(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
+    let Settle { reservation, actual } = body::parse(body)?;
+    let reservation = required(reservation, "reservation")?;
+    let Whole(actual) = required(actual, "actual")?;
+    let unknown = || {
+        let detail = "no such reservation; it has lapsed, or another server made it";
+        Problem::new(StatusCode::NOT_FOUND, detail)
+    };
+    let is_written = reservation.len() == 32 && !reservation.starts_with('+');
+    let number = u128::from_str_radix(&reservation, 16).ok().filter(|_| is_written);
+    match gate.reservations.settle(number.ok_or_else(unknown)?, actual).await {
+        Ok((entry, decision)) => {
+            let mut out = Vec::with_capacity(answer::BYTES);
+            answer::decision(&mut out, &entry.name, &decision, &More::default());
+            Ok(answer::json(out))
+        }
+        Err(SettleFailure::Unknown) => Err(unknown()),
+        Err(SettleFailure::AlreadySettled) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "the reservation was settled before; settle each one once",
+        )),
+        Err(SettleFailure::Store(error)) => Err(error.into()),
+    }
+}

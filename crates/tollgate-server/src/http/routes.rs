@@ -1,0 +1,156 @@
+//! What is served where, by which methods, and to whom.
+
+use std::sync::atomic::Ordering;
+
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{Request, StatusCode};
+
+use super::problem::Problem;
+use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
+use crate::gate::Verb;
+
+/// A place that is served.
+#[derive(Clone, Copy)]
+enum Route<'a> {
+    Hello,
+    Ask(Verb),
+    Reserve,
+    Settle,
+    Authorize(&'a str),
+    Live,
+    Ready,
+    Metrics,
+    OpenApi,
+    Hot,
+    Client,
+    Overrides,
+    Reload,
+}
+
+const OPENAPI: &str = include_str!("openapi.json");
+
+const HELLO: &str = "\
+This is Tollgate, a rate limiter.
+
+  POST /v1/check               may this client do this now?
+  POST /v1/peek                the same, without charging
+  POST /v1/reserve, /v1/settle charge an estimate, then what it cost
+  GET  /v1/authorize/{policy}  for proxies
+  GET  /livez, /readyz         is it there, does it want requests
+  GET  /metrics                for Prometheus
+  GET  /openapi.json           all of it, in detail
+
+For the operator (from this machine, or with the token of the configuration):
+
+  POST /v1/refund, /v1/reset   give back, start over
+  GET  /v1/admin/hot           the busiest and the most refused clients
+  GET  /v1/admin/client?key=   one client in every policy
+  GET, PUT, DELETE /v1/admin/overrides
+  POST /v1/admin/reload        read the configuration anew
+
+Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' http://127.0.0.1:8080/v1/check
+";
+
+impl<'a> Route<'a> {
+    fn of(path: &'a str) -> Option<Self> {
+        Some(match path {
+            "/v1/check" => Self::Ask(Verb::Check),
+            "/v1/peek" => Self::Ask(Verb::Peek),
+            "/v1/refund" => Self::Ask(Verb::Refund),
+            "/v1/reset" => Self::Ask(Verb::Reset),
+            "/v1/reserve" => Self::Reserve,
+            "/v1/settle" => Self::Settle,
+            "/" => Self::Hello,
+            "/livez" => Self::Live,
+            "/readyz" => Self::Ready,
+            "/metrics" => Self::Metrics,
+            "/openapi.json" => Self::OpenApi,
+            "/v1/admin/hot" => Self::Hot,
+            "/v1/admin/client" => Self::Client,
+            "/v1/admin/overrides" => Self::Overrides,
+            "/v1/admin/reload" => Self::Reload,
+            _ => {
+                let policy = path.strip_prefix("/v1/authorize/")?;
+                Self::Authorize(
+                    Some(policy).filter(|name| !name.is_empty() && !name.contains('/'))?,
+                )
+            }
+        })
+    }
+
+    const fn methods(self) -> &'static str {
+        match self {
+            Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload => "POST",
+            Self::Authorize(_) => "GET, HEAD, POST",
+            Self::Overrides => "GET, PUT, DELETE",
+            Self::Hello
+            | Self::Live
+            | Self::Ready
+            | Self::Metrics
+            | Self::OpenApi
+            | Self::Hot
+            | Self::Client => "GET, HEAD",
+        }
+    }
+
+    const fn is_for_operators(self) -> bool {
+        matches!(
+            self,
+            Self::Ask(Verb::Refund | Verb::Reset)
+                | Self::Hot
+                | Self::Client
+                | Self::Overrides
+                | Self::Reload
+        )
+    }
+}
+
+pub(super) async fn reply(caller: &Caller, request: Request<Incoming>) -> Reply {
+    served(caller, request).await.unwrap_or_else(Problem::reply)
+}
+
+async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Problem> {
+    let (request, body) = request.into_parts();
+    let route = Route::of(request.uri.path()).ok_or_else(|| {
+        Problem::new(StatusCode::NOT_FOUND, "nothing is served here; / says what is")
+    })?;
+    let methods = route.methods();
+    if !methods.split(", ").any(|method| method == request.method) {
+        let detail = format!("{} is not served here; use {methods}", request.method);
+        return Err(
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail).with(header::ALLOW, methods)
+        );
+    }
+    let shared = &caller.shared;
+    let gate = &shared.gate;
+    if route.is_for_operators() {
+        admin::admit(caller, &request.headers)?;
+    }
+    match route {
+        Route::Ask(verb) => questions::ask(gate, verb, &body::read(body).await?).await,
+        Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
+        Route::Reserve => questions::reserve(gate, &body::read(body).await?).await,
+        Route::Settle => questions::settle(gate, &body::read(body).await?).await,
+        Route::Hello => Ok(text(HELLO)),
+        Route::Live => Ok(text("alive\n")),
+        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text("ready\n")),
+        Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
+        Route::Metrics => {
+            let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            let metrics = gate.metrics.render(gate);
+            Ok(answer::with_type(metrics, HeaderValue::from_static(open_metrics)))
+        }
+        Route::OpenApi => {
+            Ok(answer::with_type(OPENAPI, HeaderValue::from_static("application/json")))
+        }
+        Route::Hot => admin::hot(gate, &request),
+        Route::Client => admin::client(gate, &request).await,
+        Route::Overrides => overrides::reply(gate, &request, body).await,
+        Route::Reload => admin::reload(shared).await,
+    }
+}
+
+fn text(text: &'static str) -> Reply {
+    answer::with_type(text, HeaderValue::from_static("text/plain; charset=utf-8"))
+}

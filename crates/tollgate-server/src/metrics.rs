@@ -1,0 +1,134 @@
+//! What is counted, as Prometheus reads it. No client is ever a label.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tollgate::{Decision, Source};
+
+use crate::gate::{Backend, Gate};
+
+/// What is counted.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    decisions: Family<DecisionLabels, Counter>,
+    latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
+    pub(crate) reloads: Family<OutcomeLabels, Counter>,
+    pub(crate) connections: Family<SurfaceLabels, Gauge>,
+    registry: Arc<Registry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DecisionLabels {
+    policy: String,
+    outcome: &'static str,
+    source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct SurfaceLabels {
+    pub(crate) surface: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OutcomeLabels {
+    pub(crate) outcome: &'static str,
+}
+
+/// The counters of one policy, found once.
+pub(crate) struct PolicyMetrics {
+    /// By outcome and source.
+    decisions: [[Counter; SOURCES.len()]; 2],
+}
+
+const SOURCES: [Source; 4] =
+    [Source::Store, Source::Local, Source::FailedOpen, Source::FailedClosed];
+
+/// From 1 µs to 1 s.
+const BUCKETS: [f64; 13] =
+    [1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.25, 1.0];
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("tollgate");
+        let decisions = Family::default();
+        registry.register("decisions", "Decisions made", decisions.clone());
+        let make: fn() -> Histogram = || Histogram::new(BUCKETS);
+        let latency = Family::new_with_constructor(make);
+        registry.register("request_seconds", "How long requests took", latency.clone());
+        let reloads = Family::default();
+        registry.register("reloads", "Configurations read anew", reloads.clone());
+        let connections = Family::default();
+        registry.register("connections", "Connections that are open", connections.clone());
+        Self { decisions, latency, reloads, connections, registry: Arc::new(registry) }
+    }
+
+    pub(crate) fn of_policy(&self, policy: &str) -> PolicyMetrics {
+        let counter = |outcome, source: Source| {
+            let labels =
+                DecisionLabels { policy: policy.to_owned(), outcome, source: source.name() };
+            self.decisions.get_or_create_owned(&labels)
+        };
+        let by_source = |outcome| SOURCES.map(|source| counter(outcome, source));
+        PolicyMetrics { decisions: [by_source("refused"), by_source("allowed")] }
+    }
+
+    /// A surface's histogram, found once.
+    pub(crate) fn latency(&self, surface: &'static str) -> Histogram {
+        self.latency.get_or_create_owned(&SurfaceLabels { surface })
+    }
+
+    /// All of it, as text.
+    pub(crate) fn render(&self, gate: &Gate) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = text::encode_registry(&mut out, &self.registry);
+        let _ = writeln!(out, "# TYPE tollgate_build_info gauge");
+        let version = env!("CARGO_PKG_VERSION");
+        let _ = writeln!(out, "tollgate_build_info{{version=\"{version}\"}} 1");
+        let _ = writeln!(out, "# TYPE tollgate_keys_live gauge");
+        let _ = writeln!(out, "# TYPE tollgate_evictions counter");
+        for entry in gate.policies() {
+            let Some(usage) = entry.limiter.usage() else { continue };
+            let policy = entry.name.replace('\\', "\\\\").replace('"', "\\\"");
+            let _ = writeln!(out, "tollgate_keys_live{{policy=\"{policy}\"}} {}", usage.keys);
+            let _ =
+                writeln!(out, "tollgate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
+        }
+        if let Backend::Redis(redis) = gate.backend() {
+            let counts = redis.counts();
+            let mut line = |name: &str, value: u64| {
+                let _ = writeln!(out, "tollgate_store_{name} {value}");
+            };
+            line("calls_total", counts.calls);
+            line("timeouts_total", counts.timeouts);
+            line("errors_total", counts.errors);
+            line("breaker_opened_total", counts.breaker_opened);
+            line("breaker_open", counts.is_open.into());
+            line("connections_total", counts.connections);
+            line("redirections_total", counts.redirections);
+        }
+        // The end mark belongs behind everything.
+        out = out.replace("# EOF\n", "");
+        out.push_str("# EOF\n");
+        out
+    }
+}
+
+impl PolicyMetrics {
+    pub(crate) fn decided(&self, decision: &Decision) {
+        let source = SOURCES.iter().position(|source| *source == decision.source).unwrap_or(0);
+        self.decisions[usize::from(decision.allowed)][source].inc();
+    }
+}
+
+/// How long something took, into a histogram.
+pub(crate) fn observe(histogram: &Histogram, took: Duration) {
+    histogram.observe(took.as_secs_f64());
+}

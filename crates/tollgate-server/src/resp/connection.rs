@@ -1,0 +1,246 @@
+//! Reading, deciding and writing in step.
+//!
+//! Everything that has come is decided, then the replies are written, then more is read: whoever does not take replies
+//! is not read from, and holds no more memory than two buffers. Decisions of a store across the network run side by
+//! side, and their replies go out in the order of the questions.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf as _, BytesMut};
+use futures_util::stream::{FuturesOrdered, StreamExt as _};
+use futures_util::{FutureExt as _, future};
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::commands::{self, Session};
+use super::decide::Ran;
+use super::parse::{Parsed, Parser};
+use super::reply::Output;
+use crate::metrics;
+use crate::server::{Connection, Peer, Shared, Stop};
+
+/// How much is read at a time: less while little comes.
+const READ_LEAST: usize = 4 << 10;
+const READ_MOST: usize = 64 << 10;
+/// Replies are written when there are so many bytes of them, before more is decided.
+const WRITE_AT: usize = 64 << 10;
+/// How many decisions of a store across the network a connection waits for at once.
+const AT_ONCE: usize = 256;
+/// How long a client may take nothing of its replies before it is given up.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long a client that is sent off may go on sending.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The replies that are to come, in order.
+type Pending = FuturesOrdered<
+    future::Either<std::pin::Pin<Box<dyn Future<Output = Vec<u8>> + Send>>, future::Ready<Vec<u8>>>,
+>;
+
+/// Serves a connection until either end closes it.
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    stream: Box<dyn Connection>,
+    peer: Peer,
+    stop: Stop,
+) {
+    let latency = shared.gate.metrics.latency("resp");
+    let serving = Serving {
+        stream,
+        input: BytesMut::new(),
+        parser: Parser::default(),
+        output: Output::default(),
+        pending: Pending::new(),
+        session: Session::new(shared, peer),
+        latency,
+    };
+    // Whoever went away in the midst of it is not told.
+    let _ = serving.run(stop).await;
+}
+
+struct Serving {
+    stream: Box<dyn Connection>,
+    input: BytesMut,
+    parser: Parser,
+    output: Output,
+    pending: Pending,
+    session: Session,
+    latency: Histogram,
+}
+
+impl Serving {
+    async fn run(mut self, mut stop: Stop) -> io::Result<()> {
+        let mut chunk = READ_LEAST;
+        // Made once: it is asked at every read.
+        let stopped = async move {
+            // If nobody can tell it any more, it is over too.
+            let _ = stop.wait_for(|stop| *stop).await;
+        };
+        tokio::pin!(stopped);
+        let mut is_stopping = None;
+        loop {
+            self.input.reserve(chunk);
+            let room = self.input.capacity() - self.input.len();
+            let read = match is_stopping {
+                None => tokio::select! {
+                    biased;
+                    read = self.stream.read_buf(&mut self.input) => read?,
+                    () = &mut stopped => {
+                        is_stopping = Some(Instant::now());
+                        continue;
+                    }
+                },
+                // What has come is still answered, what has not is not waited for: the sockets are looked at once more.
+                Some(since) if since.elapsed() < LINGER => {
+                    tokio::task::yield_now().await;
+                    match self.stream.read_buf(&mut self.input).now_or_never() {
+                        Some(read) => read?,
+                        None => return self.part().await,
+                    }
+                }
+                Some(_) => return self.part().await,
+            };
+            if read == 0 {
+                return Ok(());
+            }
+            chunk = if read == room { (2 * chunk).min(READ_MOST) } else { chunk };
+            let began = Instant::now();
+            let goes_on = self.answer().await?;
+            metrics::observe(&self.latency, began.elapsed());
+            write(&mut self.stream, &mut self.output.bytes).await?;
+            if !goes_on {
+                return self.part().await;
+            }
+        }
+    }
+
+    /// Answers every command that has come whole; whether the connection goes on.
+    async fn answer(&mut self) -> io::Result<bool> {
+        let Self { stream, input, parser, output, pending, session, .. } = self;
+        let mut done = 0;
+        let goes_on = loop {
+            let (used, parsed) = parser.next(&input[done..]);
+            match parsed {
+                Parsed::Command(words) => {
+                    if !pending.is_empty() {
+                        let room = if commands::may_overlap(words) { AT_ONCE } else { 1 };
+                        while pending.len() >= room {
+                            take(pending, output).await;
+                        }
+                    }
+                    if pending.is_empty() {
+                        match session.run(words, output) {
+                            Ran::Done => {}
+                            Ran::Later(reply) => pending.push_back(future::Either::Left(reply)),
+                        }
+                    } else {
+                        // It waits behind the others.
+                        let mut behind = Output::new(output.protocol);
+                        pending.push_back(match session.run(words, &mut behind) {
+                            Ran::Done => future::Either::Right(future::ready(behind.bytes)),
+                            Ran::Later(reply) => future::Either::Left(reply),
+                        });
+                    }
+                    if session.is_over {
+                        break false;
+                    }
+                }
+                Parsed::Nothing => {}
+                Parsed::Incomplete => {
+                    done += used;
+                    break true;
+                }
+                Parsed::Wrong(error) => {
+                    while !pending.is_empty() {
+                        take(pending, output).await;
+                    }
+                    output.error("ERR", error);
+                    if error.closes() {
+                        break false;
+                    }
+                }
+            }
+            done += used;
+            if output.bytes.len() >= WRITE_AT {
+                write(stream, &mut output.bytes).await?;
+            }
+        };
+        while !pending.is_empty() {
+            take(pending, output).await;
+        }
+        input.advance(done);
+        Ok(goes_on)
+    }
+
+    /// Closes the connection so that what was written arrives: a system that closes on unread bytes takes replies back.
+    async fn part(mut self) -> io::Result<()> {
+        self.stream.shutdown().await?;
+        let mut unread = [0; 1024];
+        let drained = async {
+            while self.stream.read(&mut unread).await? > 0 {}
+            Ok(())
+        };
+        tokio::time::timeout(LINGER, drained).await.unwrap_or(Ok(()))
+    }
+}
+
+/// Takes the next reply that was waited for.
+async fn take(pending: &mut Pending, output: &mut Output) {
+    if let Some(reply) = pending.next().await {
+        output.bytes.extend_from_slice(&reply);
+    }
+}
+
+/// Writes all of it. A client that takes nothing for too long is given up.
+async fn write(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin + ?Sized),
+    bytes: &mut Vec<u8>,
+) -> io::Result<()> {
+    let mut written = 0;
+    while written < bytes.len() {
+        let rest = &bytes[written..];
+        // Mostly there is room, and no need for a timer.
+        let taken = match stream.write(rest).now_or_never() {
+            Some(taken) => taken?,
+            None => match tokio::time::timeout(STALLED, stream.write(rest)).await {
+                Ok(taken) => taken?,
+                Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+            },
+        };
+        if taken == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        written += taken;
+    }
+    bytes.clear();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn e12_a_client_that_takes_nothing_is_given_up() {
+        let (mut near, far) = tokio::io::duplex(64);
+        let began = tokio::time::Instant::now();
+        let error = write(&mut near, &mut vec![0; 1000]).await.expect_err("nobody reads");
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, STALLED));
+        drop(far);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_little_is_waited_for() {
+        let (mut near, mut far) = tokio::io::duplex(64);
+        let slow = tokio::spawn(async move {
+            let (mut taken, mut piece) = (0, [0; 64]);
+            while taken < 1000 {
+                tokio::time::sleep(STALLED - Duration::from_secs(1)).await;
+                taken += far.read(&mut piece).await.unwrap_or_default();
+            }
+        });
+        write(&mut near, &mut vec![0; 1000]).await.expect("it takes something each time");
+        slow.await.expect("it took all");
+    }
+}

@@ -1,0 +1,124 @@
+//! A Tollgate server as its users start it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A server that runs until it is dropped.
+pub(crate) struct Served {
+    child: Child,
+    /// Held open: a server whose output nobody can read would fail.
+    _output: BufReader<ChildStdout>,
+    http: String,
+    resp: String,
+    config: Option<PathBuf>,
+}
+
+/// How long a server may take to start and to stop.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Served {
+    /// Starts the binary on free ports of loopback, and waits until it is ready. Without a configuration it serves the
+    /// demo policy.
+    pub(crate) fn start(options: &[&str], config: Option<&str>) -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let config = config.map(|text| {
+            let started = STARTED.fetch_add(1, Ordering::Relaxed);
+            let name = format!("tollgate-test-{}-{started}.toml", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, text).expect("the configuration is written");
+            path
+        });
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.arg("serve");
+        for (flag, value) in [("--http", "127.0.0.1:0"), ("--resp", "127.0.0.1:0")] {
+            if !options.contains(&flag) {
+                command.args([flag, value]);
+            }
+        }
+        command.args(options);
+        if let Some(path) = &config {
+            command.arg("--config").arg(path);
+        }
+        command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the binary starts");
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (mut http, mut resp) = (String::new(), String::new());
+        loop {
+            let mut line = String::new();
+            output.read_line(&mut line).expect("it says where it listens");
+            match line.trim_end().split_once(' ') {
+                Some(("http", address)) => http = address.to_owned(),
+                Some(("resp", address)) => resp = address.to_owned(),
+                said => {
+                    assert_eq!(said, Some(("tollgate", "ready")), "it said {line:?}");
+                    break;
+                }
+            }
+        }
+        Self { child, _output: output, http, resp, config }
+    }
+
+    /// Where it listens for HTTP: `HOST:PORT` or `unix:/path`.
+    pub(crate) fn http(&self) -> &str {
+        &self.http
+    }
+
+    /// Where it listens for RESP.
+    pub(crate) fn resp(&self) -> &str {
+        &self.resp
+    }
+
+    /// The port on which it listens for RESP.
+    pub(crate) fn resp_port(&self) -> &str {
+        self.resp.rsplit_once(':').expect("a port").1
+    }
+
+    /// Its configuration, to be changed.
+    pub(crate) fn config(&self) -> &Path {
+        self.config.as_deref().expect("it was started with one")
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal, by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.pid().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("kill runs");
+        assert!(sent.success(), "SIG{name} was not sent");
+    }
+
+    /// Waits for its end; the exit code.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be asked") {
+                return status.code();
+            }
+            assert!(started.elapsed() < PATIENCE, "it goes on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Tells it to stop, and waits; the exit code.
+    pub(crate) fn stop(&mut self) -> Option<i32> {
+        self.signal("TERM");
+        self.ended()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(path) = &self.config {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
