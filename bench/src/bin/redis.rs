@@ -78,7 +78,7 @@ const INTERVAL: u64 = 10;
 const BURST: u64 = 3_600_000_000;
 
 fn policy(kind: Kind) -> Policy {
-    // A log has an entry for each: 200 here in the end.
+    // A log has an entry for each: 20 to 40 while it is measured.
     let limit = if kind == Kind::SlidingWindowLog { 1000 } else { 360_000_000 };
     Policy::of(kind, limit).per_hour().build().expect("a policy")
 }
