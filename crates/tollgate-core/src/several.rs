@@ -29,6 +29,12 @@ impl From<LimitState> for Standing {
 }
 
 impl Standing {
+    /// What the limit keeps.
+    #[must_use]
+    pub const fn state(&self) -> &LimitState {
+        &self.state
+    }
+
     /// How long a penalty still lasts.
     fn penalty(&self, now: Tick) -> Ticks {
         self.record.map_or(Ticks::ZERO, |record| record.wait(now))

@@ -3,6 +3,7 @@
 //! A value can be read by whoever finds it, whatever policies they have by then: so a change of policy keeps
 //! what clients have used, and two versions of a program can share a server.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate::{Algorithm as _, DecodeError, Policy, Standing};
@@ -57,15 +58,14 @@ pub(crate) fn write(policy: &Policy, state: &Box<[Standing]>) -> Vec<u8> {
 
 /// A value for a key that was asked for under some policies.
 pub(crate) fn write_all<'a>(
-    under: impl ExactSizeIterator<Item = (&'a Arc<Policy>, &'a Box<[Standing]>)>,
+    under: impl Iterator<Item = (&'a Arc<Policy>, Cow<'a, Box<[Standing]>>)>,
 ) -> Vec<u8> {
+    let mut values: Vec<_> = under.map(|(policy, state)| write(policy, &state)).collect();
+    if values.len() == 1 {
+        return values.remove(0);
+    }
     let mut out = vec![VERSION, SEVERAL];
-    let is_one = under.len() == 1;
-    for (policy, state) in under {
-        let value = write(policy, state);
-        if is_one {
-            return value;
-        }
+    for value in values {
         out.extend(length(&value));
         out.extend(value);
     }

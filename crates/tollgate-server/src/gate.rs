@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tollgate::{
-    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
-    StoreError, SystemClock, Tick, Tiers, UnknownTier,
+    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, PolicyError, RateLimiter,
+    Rules as _, StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
 use tollgate_redis::{Redis, RedisStore};
 
@@ -25,19 +25,27 @@ use crate::metrics::{Metrics, PolicyMetrics};
 
 pub(crate) use hot::{Hot, HotClient};
 pub(crate) use reservations::{Reservations, SettleFailure};
-pub(crate) use throttle::{Throttle, ThrottleArguments};
+use throttle::Throttle;
+pub(crate) use throttle::ThrottleArguments;
 
 /// The policies in force and the store behind them.
 pub(crate) struct Gate {
     policies: ArcSwap<Policies>,
     backend: Backend,
-    pub(crate) throttle: Throttle,
+    throttle: Throttle,
+    throttled: Throttled,
     pub(crate) reservations: Reservations,
     pub(crate) hot: Hot,
     pub(crate) metrics: Metrics,
 }
 
 type Policies = HashMap<Arc<str>, Arc<Entry>>;
+
+/// What is counted of limits that come with the request, as if they were a policy.
+struct Throttled {
+    name: Arc<str>,
+    metrics: PolicyMetrics,
+}
 
 /// Where clients are kept.
 pub(crate) enum Backend {
@@ -136,10 +144,13 @@ impl Gate {
             Backend::Memory { max_keys } => Throttle::in_memory(*max_keys),
             Backend::Redis(redis) => Throttle::in_redis(redis),
         };
+        let name = Arc::from("CL.THROTTLE");
+        let throttled = Throttled { metrics: metrics.of_policy(&name), name };
         let gate = Self {
             policies: ArcSwap::default(),
             backend,
             throttle,
+            throttled,
             reservations: Reservations::default(),
             hot: Hot::default(),
             metrics,
@@ -222,6 +233,43 @@ impl Gate {
         &self.backend
     }
 
+    /// Decides by limits that come with the request; the error is that of their numbers.
+    pub(crate) fn throttle(
+        self: &Arc<Self>,
+        key: &[u8],
+        arguments: ThrottleArguments,
+        quantity: Cost,
+    ) -> Result<Asked<Decision>, PolicyError> {
+        Ok(match self.throttle.ask(key, arguments, quantity)? {
+            Asked::Now(told) => Asked::Now(told.inspect(|decision| self.throttled(key, decision))),
+            Asked::Later(told) => {
+                let (gate, key) = (self.clone(), Box::<[u8]>::from(key));
+                Asked::Later(Box::pin(async move {
+                    told.await.inspect(|decision| gate.throttled(&key, decision))
+                }))
+            }
+        })
+    }
+
+    fn throttled(&self, key: &[u8], decision: &Decision) {
+        self.throttled.metrics.decided(decision);
+        self.hot.note(&self.throttled.name, key, decision.allowed);
+    }
+
+    /// Says that a key is about to be asked for by [`throttle`](Self::throttle).
+    pub(crate) fn foresee_throttle(&self, key: &[u8]) {
+        self.throttle.foresee(key);
+    }
+
+    /// Says that a key is about to be asked for.
+    pub(crate) fn foresee(&self, policy: &str, key: &[u8]) {
+        if let Some(entry) = self.policies.load().get(policy)
+            && let Limiter::Memory(limiter) = &entry.limiter
+        {
+            limiter.store().foresee(key);
+        }
+    }
+
     /// Asks one question.
     pub(crate) fn ask(self: &Arc<Self>, verb: Verb, ask: Ask<'_>) -> Asked<Answer> {
         let entry = match self.policy(ask.policy) {
@@ -229,25 +277,19 @@ impl Gate {
             Err(error) => return Asked::Now(Err(error)),
         };
         let cost = ask.cost.unwrap_or(entry.cost);
-        match &entry.limiter {
-            Limiter::Memory(limiter) => {
-                let told = in_memory(limiter, verb, ask.key, cost, ask.tier);
-                Asked::Now(
-                    told.map(|decision| {
-                        self.told(entry.clone(), verb, ask.key, ask.tier, decision)
-                    }),
-                )
-            }
+        let told = match &entry.limiter {
+            Limiter::Memory(limiter) => in_memory(limiter, verb, ask.key, cost, ask.tier),
             Limiter::Redis(limiter) => {
                 let (gate, limiter, key) =
                     (self.clone(), limiter.clone(), Box::<[u8]>::from(ask.key));
                 let tier = ask.tier.map(Box::<str>::from);
-                Asked::Later(Box::pin(async move {
+                return Asked::Later(Box::pin(async move {
                     let told = in_redis(&limiter, verb, &key, cost, tier.as_deref()).await;
                     told.map(|decision| gate.told(entry, verb, &key, tier.as_deref(), decision))
-                }))
+                }));
             }
-        }
+        };
+        Asked::Now(told.map(|decision| self.told(entry, verb, ask.key, ask.tier, decision)))
     }
 
     /// Asks several questions as one: all are charged, or none is.

@@ -486,6 +486,30 @@ fn e14_keys_are_bytes_of_any_kind() {
 }
 
 #[test]
+fn throttled_clients_are_counted_as_those_of_policies_are() {
+    let served = Served::start(&[], None);
+    // More than are looked at ahead, with something else among them.
+    let mut pipeline = Vec::new();
+    for _ in 0..40 {
+        pipeline.extend(command(&["CL.THROTTLE", "greedy", "4", "1", "60"]));
+        pipeline.extend(b"PING\r\n");
+    }
+    pipeline.extend(command(&["QUIT"]));
+    let replies = exchange(served.resp(), &pipeline);
+    assert_eq!(replies.matches("+PONG").count(), 40);
+    assert_eq!(replies.matches("*5\r\n:0\r\n").count(), 5);
+    let metrics = exchange(served.http(), b"GET /metrics HTTP/1.0\r\n\r\n");
+    for (outcome, count) in [("allowed", 5), ("refused", 35)] {
+        let line = format!(
+            "tollgate_decisions_total{{policy=\"CL.THROTTLE\",outcome=\"{outcome}\",source=\"store\"}} {count}\n"
+        );
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+    let hot = exchange(served.http(), b"GET /v1/admin/hot HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    assert!(hot.contains("\"greedy\""), "{hot}");
+}
+
+#[test]
 fn h8_a_policy_and_a_key_never_run_together() {
     for store in [None, Some(Server::start(Flavor::Redis))] {
         let url = store.as_ref().map(Server::url);

@@ -28,6 +28,7 @@
 mod clock;
 mod hash;
 mod in_flight;
+mod kept;
 mod key;
 mod limiter;
 mod line;
@@ -43,6 +44,7 @@ mod waiting;
 
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
+pub use kept::Kept;
 pub use key::joined_key;
 pub use limiter::{RateLimiter, SingleLimiter};
 pub use memory::{Capacity, MemoryStore, PolicyStore};
@@ -53,7 +55,7 @@ pub use reservation::{Reservation, Reserved, SettleError};
 pub use rules::Rules;
 pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
-pub use tiers::{Access, Chosen, Kept, Override, Plan, Tier, Tiers, UnknownTier};
+pub use tiers::{Access, Chosen, Override, Plan, Tier, Tiers, UnknownTier};
 pub use together::{Ask, Together, check_all, check_all_at};
 pub use tollgate_core::*;
 pub use waiting::block_on;

@@ -42,6 +42,13 @@ const REACH: usize = if cfg!(loom) { 1 } else { 31 };
 /// home, and the furthest of five million about 16 buckets; at 70 some would find no place in reach.
 const FILL: usize = 60;
 
+/// The bytes of a cache line, and how many lines of a bucket are fetched ahead: all, of buckets with states of up to
+/// 40 bytes.
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+const LINE: usize = 64;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+const FETCHED: usize = 4;
+
 /// How many buckets a new key sweeps in passing.
 const SWEEP: usize = 2;
 
@@ -791,11 +798,10 @@ impl<S> Pages<Bucket<S>> {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let bucket = std::ptr::from_ref(&self[index]).cast::<i8>();
-            // Safety: a prefetch reads nothing that can be observed, at any address; both lines are
-            // of a bucket that is there.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(bucket);
-                _mm_prefetch::<_MM_HINT_T0>(bucket.wrapping_add(64));
+            for line in 0..size_of::<Bucket<S>>().div_ceil(LINE).min(FETCHED) {
+                // Safety: a prefetch reads nothing that can be observed, at any address; these lines are
+                // of a bucket that is there.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(bucket.wrapping_add(LINE * line)) };
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -11,9 +11,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Standing, Tick, Used};
+use arc_swap::{ArcSwap, Guard};
+use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Tick, Used};
 
+use crate::kept::{Kept, Under};
 use crate::rules::Rules;
 
 /// What a client gets.
@@ -84,7 +85,8 @@ type Resolver = Box<dyn Fn(&[u8]) -> Option<Cow<'static, str>> + Send + Sync>;
 /// One version of all rules.
 #[derive(Clone, Debug)]
 struct Book {
-    base: Access,
+    /// Without a tier and without an override.
+    base: Plan,
     tiers: Arc<HashMap<Box<str>, Access>>,
     overrides: Arc<HashMap<Box<[u8]>, Override>>,
 }
@@ -93,7 +95,7 @@ impl Tiers {
     /// Rules for clients without a tier.
     #[must_use]
     pub fn new(base: impl Into<Access>) -> Self {
-        let book = Book { base: base.into(), tiers: Arc::default(), overrides: Arc::default() };
+        let book = Book { base: Plan::of(base), tiers: Arc::default(), overrides: Arc::default() };
         Self { book: ArcSwap::from_pointee(book), resolver: None }
     }
 
@@ -120,7 +122,7 @@ impl Tiers {
     /// What clients without a tier get.
     #[must_use]
     pub fn base(&self) -> Access {
-        self.book.load().base.clone()
+        self.book.load().base.access.clone()
     }
 
     /// The tiers and what they get, by name.
@@ -171,12 +173,15 @@ impl Tiers {
     pub(crate) fn replace(&self, new: &Self) {
         let new = new.book.load();
         self.book.rcu(|old| Book {
-            base: reused(&new.base, [&old.base].into_iter().chain(old.tiers.values())),
+            base: Plan::of(reused(
+                &new.base.access,
+                [&old.base.access].into_iter().chain(old.tiers.values()),
+            )),
             tiers: new
                 .tiers
                 .iter()
                 .map(|(name, access)| {
-                    let before = old.tiers.get(name).into_iter().chain([&old.base]);
+                    let before = old.tiers.get(name).into_iter().chain([&old.base.access]);
                     (name.clone(), reused(access, before))
                 })
                 .collect::<HashMap<_, _>>()
@@ -185,11 +190,14 @@ impl Tiers {
         });
     }
 
-    fn plan(&self, key: &[u8]) -> Plan {
+    fn plan(&self, key: &[u8]) -> Choice {
         let book = self.book.load();
         let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
-        let access = tier.and_then(|tier| book.tiers.get(&*tier));
-        book.plan(key, access.unwrap_or(&book.base))
+        match tier.and_then(|tier| book.tiers.get(&*tier)) {
+            Some(access) => Choice::Own(book.plan(key, access)),
+            None if book.overrides.is_empty() => Choice::Base(book),
+            None => Choice::Own(book.plan(key, &book.base.access)),
+        }
     }
 }
 
@@ -212,41 +220,6 @@ pub struct Plan {
     set: Option<Override>,
     /// What it gets without it.
     access: Access,
-}
-
-/// What a key has used under each policy it was asked for, the last one first.
-///
-/// Whatever is charged under one is charged under all: so what a key used stays used wherever it goes,
-/// going there and back changes nothing, and each policy goes on by its own rate.
-#[derive(Clone, Debug, Default)]
-pub struct Kept(Vec<Under>);
-
-/// How many policies a key is kept under: a client has few tiers, and rules seldom change before it is
-/// fresh again. Of more, the one under which least is used is forgotten.
-const MAX_POLICIES: usize = 4;
-
-/// What a key has used under a policy.
-#[derive(Clone, Debug)]
-struct Under {
-    policy: Arc<Policy>,
-    standings: Box<[Standing]>,
-}
-
-impl Under {
-    fn is(&self, policy: &Arc<Policy>) -> bool {
-        Arc::ptr_eq(&self.policy, policy) || self.policy == *policy
-    }
-
-    fn used(&self, now: Tick) -> Cost {
-        self.policy.used(&self.standings, now).rounded_up()
-    }
-
-    /// Brings it to a time that lies before its own, if the clock was set back.
-    fn rebase(&mut self, now: Tick) {
-        if self.policy.set_back(&self.standings, now) {
-            self.policy.rebase(&mut self.standings, now);
-        }
-    }
 }
 
 impl Plan {
@@ -297,84 +270,11 @@ impl Plan {
 
     /// The policy at a time, with a state that was brought under it.
     fn limited<'a>(&self, kept: &'a Kept, now: Tick) -> Option<&'a Under> {
-        self.charges(now).then(|| kept.0.first())?
-    }
-
-    fn limited_mut<'a>(&self, kept: &'a mut Kept, now: Tick) -> Option<&'a mut Under> {
-        self.charges(now).then(|| kept.0.first_mut())?
+        self.charges(now).then(|| kept.first())?
     }
 
     fn is_blocked(&self, now: Tick) -> bool {
         matches!(self.access(now), Access::Blocked)
-    }
-}
-
-impl Kept {
-    /// What was used under some policies, the one it was last asked for first.
-    #[must_use]
-    pub fn of(under: impl IntoIterator<Item = (Arc<Policy>, Box<[Standing]>)>) -> Self {
-        let under = under.into_iter().map(|(policy, standings)| Under { policy, standings });
-        Self(under.collect())
-    }
-
-    /// What was used under each policy, the one it was last asked for first.
-    pub fn policies(&self) -> impl ExactSizeIterator<Item = (&Arc<Policy>, &Box<[Standing]>)> {
-        self.0.iter().map(|under| (&under.policy, &under.standings))
-    }
-
-    fn under(policy: &Arc<Policy>, standings: Box<[Standing]>) -> Self {
-        Self(vec![Under { policy: policy.clone(), standings }])
-    }
-
-    /// Whether the policy is the one it was last asked for.
-    fn is_under(&self, policy: &Arc<Policy>) -> bool {
-        self.0.first().is_some_and(|under| under.is(policy))
-    }
-
-    /// Puts a policy first. One it was never asked for takes over from that under which most is used.
-    fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
-        if let Some(place) = self.0.iter().position(|under| under.is(policy)) {
-            self.0[..=place].rotate_right(1);
-            return;
-        }
-        self.0.iter_mut().for_each(|under| under.rebase(now));
-        let standings = match self.0.iter().max_by_key(|under| under.used(now)) {
-            Some(most) => policy.carry(&most.policy, &most.standings, now),
-            None => policy.first(now),
-        };
-        if self.0.len() == MAX_POLICIES
-            && let Some((least, _)) =
-                self.0.iter().enumerate().min_by_key(|(_, under)| under.used(now))
-        {
-            self.0.remove(least);
-        }
-        self.0.insert(0, Under { policy: policy.clone(), standings });
-    }
-
-    /// What has used nothing has no past: it may have been dropped meanwhile, and nobody may tell.
-    fn forget_if_fresh(&mut self, now: Tick) {
-        if self.0.len() > 1 && self.fresh_at().is_some_and(|fresh| fresh <= now) {
-            self.0.truncate(1);
-        }
-    }
-
-    fn fresh_at(&self) -> Option<Tick> {
-        self.0.iter().try_fold(Tick(i64::MIN), |last, under| {
-            Some(last.max(under.policy.fresh_at(&under.standings)?))
-        })
-    }
-
-    /// What is charged under the policy in force is charged under the others, too.
-    fn charge_others(&mut self, now: Tick, charge: impl Fn(&Policy, &mut Box<[Standing]>)) {
-        for under in self.0.iter_mut().skip(1) {
-            under.rebase(now);
-            charge(&under.policy, &mut under.standings);
-        }
-    }
-
-    fn fit(&self, now: Tick, cost: Cost) -> Fit {
-        let under = self.0.first();
-        under.map_or(Fit::Now, |under| under.policy.fit(&under.standings, now, cost))
     }
 }
 
@@ -391,24 +291,22 @@ impl Algorithm for Plan {
 
     fn fresh(&self, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => Kept::under(policy, policy.fresh(now)),
+            Access::Limited(policy) => Kept::fresh(policy, now),
             Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
     fn first(&self, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => Kept::under(policy, policy.first(now)),
+            Access::Limited(policy) => Kept::new(policy, now),
             Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
-        match (self.access(now), kept.0.first()) {
-            (Access::Limited(policy), Some(under)) => {
-                !kept.is_under(policy) || policy.set_back(&under.standings, now)
-            }
+        match (self.access(now), kept.first()) {
+            (Access::Limited(policy), Some(under)) => !kept.is_under(policy) || under.set_back(now),
             (Access::Limited(_), None) => true,
             (Access::Unlimited | Access::Blocked, _) => false,
         }
@@ -419,41 +317,29 @@ impl Algorithm for Plan {
     fn rebase(&self, kept: &mut Kept, now: Tick) {
         let Access::Limited(policy) = self.access(now) else { return };
         kept.bring_under(policy, now);
-        if let Some(under) = kept.0.first_mut() {
-            under.rebase(now);
-        }
+        kept.rebase_first(now);
     }
 
     fn admits(&self, kept: &Kept, now: Tick, cost: Cost) -> bool {
         match self.limited(kept, now) {
-            Some(under) => under.policy.admits(&under.standings, now, cost),
+            Some(under) => under.admits(now, cost),
             None => !self.is_blocked(now),
         }
     }
 
     fn admit(&self, kept: &mut Kept, now: Tick, cost: Cost) -> bool {
-        kept.forget_if_fresh(now);
-        let Some(under) = self.limited_mut(kept, now) else { return !self.is_blocked(now) };
-        let admitted = under.policy.admit(&mut under.standings, now, cost);
-        if admitted && cost > 0 {
-            kept.charge_others(now, |policy, standings| {
-                policy.charge(standings, now, cost.into());
-            });
-        }
-        admitted
+        let admitted = if self.charges(now) { kept.admit(now, cost) } else { None };
+        admitted.unwrap_or_else(|| !self.is_blocked(now))
     }
 
-    /// A refusal counts wherever the cost would have been refused.
     fn refuse(&self, kept: &mut Kept, now: Tick, cost: Cost) {
-        if let Some(under) = self.limited_mut(kept, now) {
-            under.policy.refuse(&mut under.standings, now, cost);
-            kept.charge_others(now, |policy, standings| policy.refuse(standings, now, cost));
+        if self.charges(now) {
+            kept.refuse(now, cost);
         }
     }
 
     fn refusing(&self, kept: &Kept, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
-        let under = self.limited(kept, now)?;
-        under.policy.refusing(&under.standings, now, cost, shadow)
+        self.limited(kept, now)?.refusing(now, cost, shadow)
     }
 
     fn limit_name(&self, limit: usize, now: Tick) -> &str {
@@ -470,7 +356,7 @@ impl Algorithm for Plan {
     /// Where an override ends before the cost fits, what comes after it decides.
     fn fit(&self, kept: &Kept, now: Tick, cost: Cost) -> Fit {
         let fit = match self.limited(kept, now) {
-            Some(under) => under.policy.fit(&under.standings, now, cost),
+            Some(under) => under.fit(now, cost),
             None if self.is_blocked(now) => Fit::Never,
             None => Fit::Now,
         };
@@ -484,7 +370,7 @@ impl Algorithm for Plan {
             Access::Limited(policy) => {
                 let mut kept = kept.clone();
                 kept.bring_under(policy, end);
-                kept.fit(end, cost)
+                kept.first().map_or(Fit::Now, |under| under.fit(end, cost))
             }
             Access::Unlimited => Fit::Now,
             Access::Blocked => Fit::Never,
@@ -501,30 +387,16 @@ impl Algorithm for Plan {
         if amount > 0 && !self.charges(now) {
             return 0;
         }
-        kept.forget_if_fresh(now);
-        let Some(under) = kept.0.first_mut() else { return amount.unsigned_abs() };
-        under.rebase(now);
-        let dropped = under.policy.charge(&mut under.standings, now, amount);
-        kept.charge_others(now, |policy, standings| {
-            policy.charge(standings, now, amount);
-        });
-        dropped
+        kept.charge(now, amount)
     }
 
     fn give_back(&self, kept: &mut Kept, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        kept.forget_if_fresh(now);
-        let Some(under) = kept.0.first_mut() else { return amount.into() };
-        under.rebase(now);
-        let dropped = under.policy.give_back(&mut under.standings, now, amount, charged);
-        kept.charge_others(now, |policy, standings| {
-            policy.give_back(standings, now, amount, charged);
-        });
-        dropped
+        kept.give_back(now, amount, charged)
     }
 
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {
         match self.limited(kept, now) {
-            Some(under) => under.policy.facts(&under.standings, now, admitted),
+            Some(under) => under.facts(now, admitted),
             None if self.is_blocked(now) => Facts::all_of(0),
             None => Facts::UNLIMITED,
         }
@@ -535,21 +407,20 @@ impl Algorithm for Plan {
     }
 
     fn used(&self, kept: &Kept, now: Tick) -> Used {
-        let used = kept.0.iter().map(|under| under.policy.used(&under.standings, now));
-        used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
+        kept.used(now)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Kept {
         match self.access(now) {
-            Access::Limited(policy) => Kept::under(policy, policy.with_used(used, now)),
+            Access::Limited(policy) => Kept::with_used(policy, used, now),
             Access::Unlimited | Access::Blocked => Kept::default(),
         }
     }
 
     /// What was used under the policy it was last asked for: for stores that keep a key under one.
     fn encode(&self, kept: &Kept, out: &mut Vec<u8>) {
-        if let Some(under) = kept.0.first() {
-            under.policy.encode(&under.standings, out);
+        if let Some(under) = kept.first() {
+            under.encode(out);
         }
     }
 
@@ -557,21 +428,38 @@ impl Algorithm for Plan {
     fn decode(&self, bytes: &[u8]) -> Result<Kept, DecodeError> {
         match &self.access {
             _ if bytes.is_empty() => Ok(Kept::default()),
-            Access::Limited(policy) => Ok(Kept::under(policy, policy.decode(bytes)?)),
+            Access::Limited(policy) => Ok(Kept::of([(policy.clone(), policy.decode(bytes)?)])),
             Access::Unlimited | Access::Blocked => Err(DecodeError::OtherLimit),
         }
     }
 }
 
 /// A plan that was chosen for one decision.
-#[derive(Clone, Debug)]
-pub struct Chosen(Plan);
+#[derive(Debug)]
+pub struct Chosen(Choice);
+
+#[derive(Debug)]
+enum Choice {
+    /// That of everybody, in the book: threads that lend it write to no memory they share.
+    Base(Guard<Arc<Book>>),
+    Own(Plan),
+}
+
+impl Clone for Chosen {
+    fn clone(&self) -> Self {
+        Self(Choice::Own(Plan::clone(self)))
+    }
+}
 
 impl Deref for Chosen {
     type Target = Plan;
 
+    #[inline]
     fn deref(&self) -> &Plan {
-        &self.0
+        match &self.0 {
+            Choice::Base(book) => &book.base,
+            Choice::Own(plan) => plan,
+        }
     }
 }
 
@@ -617,7 +505,8 @@ impl Rules for Tier<'_> {
 
     fn choose(&self, key: &[u8]) -> Chosen {
         let book = self.tiers.book.load();
-        Chosen(book.plan(key, book.tiers.get(&self.name).unwrap_or(&book.base)))
+        let access = book.tiers.get(&self.name).unwrap_or(&book.base.access);
+        Chosen(Choice::Own(book.plan(key, access)))
     }
 
     fn same_for_all(&self) -> Option<&Plan> {

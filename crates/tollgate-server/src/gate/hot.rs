@@ -6,8 +6,11 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use hashbrown::HashTable;
 
 /// How many clients are counted at a time.
 const CLIENTS: usize = 256;
@@ -34,14 +37,22 @@ impl Default for Counted {
     }
 }
 
-/// Counts of some clients.
+/// Counts of some clients. The counts lie together: the least of them is looked for with every new client.
 #[derive(Default)]
-struct Sketch(HashMap<(Arc<str>, Box<[u8]>), Count>);
+struct Sketch {
+    counts: Vec<u64>,
+    clients: Vec<Client>,
+    /// Their places, by hash.
+    places: HashTable<usize>,
+    hasher: foldhash::fast::RandomState,
+}
 
-#[derive(Clone, Copy, Default)]
-struct Count {
-    count: u64,
-    /// How much of it may be somebody else's.
+/// Whose count it is.
+struct Client {
+    policy: Arc<str>,
+    key: Vec<u8>,
+    hash: u64,
+    /// How much of the count may be somebody else's.
     error: u64,
 }
 
@@ -89,17 +100,17 @@ impl Hot {
     fn top(&self, which: usize, most: usize) -> Vec<HotClient> {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         counted.turn(Instant::now());
-        let mut all: HashMap<_, Count> = counted.before[which].0.clone();
-        for (client, count) in &counted.now[which].0 {
-            let sum = all.entry(client.clone()).or_default();
-            sum.count += count.count;
-            sum.error += count.error;
+        let mut all = HashMap::<(Arc<str>, Box<[u8]>), (u64, u64)>::new();
+        for sketch in [&counted.before[which], &counted.now[which]] {
+            for (client, count) in sketch.clients.iter().zip(&sketch.counts) {
+                let client_key = (client.policy.clone(), client.key.as_slice().into());
+                let sum = all.entry(client_key).or_default();
+                *sum = (sum.0 + count, sum.1 + client.error);
+            }
         }
         drop(counted);
-        let mut top: Vec<HotClient> = all
-            .into_iter()
-            .map(|((policy, key), Count { count, error })| HotClient { policy, key, count, error })
-            .collect();
+        let hot = |((policy, key), (count, error))| HotClient { policy, key, count, error };
+        let mut top: Vec<HotClient> = all.into_iter().map(hot).collect();
         top.sort_by(|one, other| other.count.cmp(&one.count).then_with(|| one.key.cmp(&other.key)));
         top.truncate(most);
         top
@@ -120,21 +131,39 @@ impl Counted {
 
 impl Sketch {
     fn add(&mut self, policy: &Arc<str>, key: &[u8]) {
-        // Looked up by a made pair: the sample is small.
-        let client = (policy.clone(), Box::<[u8]>::from(key));
-        if let Some(count) = self.0.get_mut(&client) {
-            count.count += u64::from(SAMPLED);
+        let hash = self.hasher.hash_one((&**policy, key));
+        let is_it = |place: &usize| {
+            let client: &Client = &self.clients[*place];
+            client.key == key && client.policy == *policy
+        };
+        if let Some(place) = self.places.find(hash, is_it) {
+            self.counts[*place] += u64::from(SAMPLED);
             return;
         }
-        let mut inherited = 0;
-        if self.0.len() >= CLIENTS
-            && let Some(least) =
-                self.0.iter().min_by_key(|(_, count)| count.count).map(|(client, _)| client.clone())
-        {
-            inherited = self.0.remove(&least).map_or(0, |count| count.count);
+        let place = if self.clients.len() < CLIENTS {
+            self.counts.push(0);
+            self.clients.push(Client { policy: policy.clone(), key: key.into(), hash, error: 0 });
+            self.clients.len() - 1
+        } else {
+            self.replace_least(policy, key, hash)
+        };
+        self.counts[place] += u64::from(SAMPLED);
+        self.places.insert_unique(hash, place, |place| self.clients[*place].hash);
+    }
+
+    /// Gives a client the place of the least counted, with its count; which one it is.
+    fn replace_least(&mut self, policy: &Arc<str>, key: &[u8], hash: u64) -> usize {
+        let least = self.counts.iter().copied().min().unwrap_or(0);
+        let place = self.counts.iter().position(|count| *count == least).unwrap_or(0);
+        let client = &mut self.clients[place];
+        if let Ok(gone) = self.places.find_entry(client.hash, |one| *one == place) {
+            gone.remove();
         }
-        let count = Count { count: inherited + u64::from(SAMPLED), error: inherited };
-        self.0.insert(client, count);
+        client.policy.clone_from(policy);
+        client.key.clear();
+        client.key.extend_from_slice(key);
+        (client.hash, client.error) = (hash, least);
+        place
     }
 }
 
@@ -161,7 +190,7 @@ mod tests {
         );
         assert_eq!(&*hot.most_refused(1)[0].key, b"greedy");
         let counted = hot.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(counted.now.iter().all(|sketch| sketch.0.len() <= CLIENTS));
+        assert!(counted.now.iter().all(|sketch| sketch.places.len() <= CLIENTS));
     }
 
     #[test]
@@ -170,8 +199,8 @@ mod tests {
         let policy = Arc::from("api");
         counted.now[0].add(&policy, b"alice");
         counted.turn(counted.since + SPAN);
-        assert_eq!((counted.now[0].0.len(), counted.before[0].0.len()), (0, 1));
+        assert_eq!((counted.now[0].places.len(), counted.before[0].places.len()), (0, 1));
         counted.turn(counted.since + 2 * SPAN);
-        assert_eq!((counted.now[0].0.len(), counted.before[0].0.len()), (0, 0));
+        assert_eq!((counted.now[0].places.len(), counted.before[0].places.len()), (0, 0));
     }
 }

@@ -15,7 +15,7 @@ use tollgate_redis::{OnFailure, Redis, RedisStore};
 use super::{AskError, Asked};
 
 /// Limits that come with the request.
-pub(crate) enum Throttle {
+pub(super) enum Throttle {
     Memory(Box<MemoryStore<Plan>>),
     Redis(RedisStore),
 }
@@ -27,6 +27,8 @@ pub(crate) struct ThrottleArguments {
     pub(crate) count: u64,
     pub(crate) period_s: u64,
 }
+
+type Known<T> = HashMap<ThrottleArguments, T, foldhash::fast::RandomState>;
 
 /// How many sets of numbers are remembered.
 const REMEMBERED: usize = 1024;
@@ -41,21 +43,27 @@ impl Throttle {
         Self::Redis(redis.store("\u{1}throttle").on_failure(OnFailure::Allow))
     }
 
+    /// Says that a key is about to be asked for.
+    pub(super) fn foresee(&self, key: &[u8]) {
+        if let Self::Memory(store) = self {
+            store.foresee(key);
+        }
+    }
+
     /// Decides; the error is that of the numbers.
-    pub(crate) fn ask(
+    pub(super) fn ask(
         &self,
         key: &[u8],
         arguments: ThrottleArguments,
         quantity: Cost,
     ) -> Result<Asked<Decision>, PolicyError> {
-        let plan = Plan::of(Access::Limited(arguments.policy()?));
         let op = Op::Check(quantity);
-        Ok(match self {
+        arguments.with_plan(|plan| match self {
             Self::Memory(store) => {
-                Asked::Now(store.apply(&plan, key, op, None).map_err(AskError::from))
+                Asked::Now(store.apply(plan, key, op, None).map_err(AskError::from))
             }
             Self::Redis(store) => {
-                let (store, key) = (store.clone(), Box::<[u8]>::from(key));
+                let (store, plan, key) = (store.clone(), plan.clone(), Box::<[u8]>::from(key));
                 Asked::Later(Box::pin(async move {
                     store.apply(&plan, &key, op, None).await.map_err(AskError::from)
                 }))
@@ -65,35 +73,40 @@ impl Throttle {
 }
 
 impl ThrottleArguments {
-    /// The policy of these numbers: the same one for all threads, so that a client's state knows it when it sees it.
-    fn policy(self) -> Result<Arc<Policy>, PolicyError> {
-        type Known = HashMap<ThrottleArguments, Arc<Policy>, foldhash::fast::RandomState>;
+    /// Runs with the plan of these numbers. Its policy is the same one for all threads, so that a client's state knows
+    /// it when it sees it; each thread holds it for itself, so that they do not count in the same place.
+    fn with_plan<R>(self, run: impl FnOnce(&Plan) -> R) -> Result<R, PolicyError> {
         thread_local! {
-            static NEAR: RefCell<Known> = RefCell::default();
+            static NEAR: RefCell<Known<Plan>> = RefCell::default();
         }
-        static SHARED: Mutex<Option<Known>> = Mutex::new(None);
         NEAR.with_borrow_mut(|near| {
-            if let Some(policy) = near.get(&self) {
-                return Ok(policy.clone());
+            if let Some(plan) = near.get(&self) {
+                return Ok(run(plan));
             }
-            let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-            let shared = shared.get_or_insert_default();
-            let policy = match shared.get(&self) {
-                Some(policy) => policy.clone(),
-                None => Arc::new(self.build()?),
-            };
-            for known in [shared, near] {
-                if known.len() >= REMEMBERED {
-                    known.clear();
-                }
-                known.insert(self, policy.clone());
-            }
-            Ok(policy)
+            let plan = Plan::of(Access::Limited(self.policy()?));
+            Ok(run(remember(near, self, plan)))
         })
+    }
+
+    fn policy(self) -> Result<Arc<Policy>, PolicyError> {
+        static SHARED: Mutex<Option<Known<Arc<Policy>>>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = shared.get_or_insert_default();
+        match shared.get(&self) {
+            Some(policy) => Ok(policy.clone()),
+            None => Ok(remember(shared, self, Arc::new(self.build()?)).clone()),
+        }
     }
 
     fn build(self) -> Result<Policy, PolicyError> {
         let window = Ticks(self.period_s.saturating_mul(1_000_000_000));
         Policy::gcra(self.count).per(window).burst(self.max_burst.saturating_add(1)).debt(0).build()
     }
+}
+
+fn remember<T>(known: &mut Known<T>, arguments: ThrottleArguments, what: T) -> &T {
+    if known.len() >= REMEMBERED {
+        known.clear();
+    }
+    known.entry(arguments).or_insert(what)
 }

@@ -92,6 +92,11 @@ impl Session {
         Self { shared, peer, id, name: Box::default(), token: None, is_over: false }
     }
 
+    /// Says that a command is about to be carried out.
+    pub(super) fn foresee(&self, words: Arguments<'_>) {
+        decide::foresee(&self.shared.gate, words);
+    }
+
     /// Carries out a command.
     pub(super) fn run(&mut self, words: Arguments<'_>, out: &mut Output) -> Ran {
         let mut upper = [0; LONGEST];

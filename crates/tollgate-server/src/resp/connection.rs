@@ -28,6 +28,8 @@ const READ_MOST: usize = 64 << 10;
 const WRITE_AT: usize = 64 << 10;
 /// How many decisions of a store across the network a connection waits for at once.
 const AT_ONCE: usize = 256;
+/// How many commands are looked at before they are carried out.
+const AHEAD: usize = 16;
 /// How long a client may take nothing of its replies before it is given up.
 const STALLED: Duration = Duration::from_secs(30);
 /// How long a client that is sent off may go on sending.
@@ -118,8 +120,11 @@ impl Serving {
     /// Answers every command that has come whole; whether the connection goes on.
     async fn answer(&mut self) -> io::Result<bool> {
         let Self { stream, input, parser, output, pending, session, .. } = self;
-        let mut done = 0;
+        let (mut done, mut foreseen) = (0, 0);
         let goes_on = loop {
+            if done >= foreseen {
+                foreseen = done + foresee(session, parser, &input[done..]);
+            }
             let (used, parsed) = parser.next(&input[done..]);
             match parsed {
                 Parsed::Command(words) => {
@@ -183,6 +188,20 @@ impl Serving {
         };
         tokio::time::timeout(LINGER, drained).await.unwrap_or(Ok(()))
     }
+}
+
+/// Looks at the next commands, so that what they need is there when they are carried out; how many bytes they have.
+fn foresee(session: &Session, parser: &Parser, input: &[u8]) -> usize {
+    let (mut scout, mut seen) = (Parser::default(), 0);
+    if parser.is_amid() {
+        return 0;
+    }
+    for _ in 0..AHEAD {
+        let (used, Parsed::Command(words)) = scout.next(&input[seen..]) else { break };
+        session.foresee(words);
+        seen += used;
+    }
+    seen
 }
 
 /// Takes the next reply that was waited for.

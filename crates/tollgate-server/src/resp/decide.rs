@@ -29,17 +29,31 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
 /// `CL.THROTTLE key max_burst count period [quantity]`
-pub(super) fn throttle(gate: &Gate, words: Arguments<'_>, out: &mut Output) -> Ran {
+pub(super) fn throttle(gate: &Arc<Gate>, words: Arguments<'_>, out: &mut Output) -> Ran {
     let (key, arguments, quantity) = match throttle_arguments(words) {
         Ok(read) => read,
         Err(mistake) => return mistake.told(out),
     };
-    match gate.throttle.ask(key, arguments, quantity) {
+    match gate.throttle(key, arguments, quantity) {
         Err(error) => {
             out.error("ERR", error);
             Ran::Done
         }
         Ok(asked) => told(asked, out, write_throttled),
+    }
+}
+
+/// Says which client a command will be about, if it decides.
+pub(super) fn foresee(gate: &Gate, words: Arguments<'_>) {
+    let is = |name: &[u8]| words.name().eq_ignore_ascii_case(name);
+    match (words.at(1), words.at(2)) {
+        (Some(key), Some(_)) if is(b"CL.THROTTLE") => gate.foresee_throttle(key),
+        (Some(policy), Some(key)) if is(b"TOLLGATE.CHECK") => {
+            if let Ok(policy) = std::str::from_utf8(policy) {
+                gate.foresee(policy, key);
+            }
+        }
+        _ => {}
     }
 }
 

@@ -148,6 +148,11 @@ impl Parser {
         }
     }
 
+    /// Whether a part of a command has been looked at already.
+    pub(super) const fn is_amid(&self) -> bool {
+        self.at > 0 || self.missing > 0
+    }
+
     /// Goes on with the arguments of an array; whether they are complete.
     fn arguments(&mut self, input: &[u8]) -> Result<bool, ProtocolError> {
         while self.missing > 0 {
