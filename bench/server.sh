@@ -6,7 +6,8 @@
 #   http                POST /v1/check
 #
 # Rivals: redis-server with PING (decides nothing) and with SET key value EX 60 (as long, and writes); redis-cell as a
-# module of redis-server, if REDIS_CELL names its file; throttlecrab-server (RESP and HTTP), if it can be installed.
+# module of redis-server, and throttlecrab-server (RESP and HTTP), both built from the crate registry into target/rivals
+# when they are missing; BENCH_NO_RIVALS leaves out those two where they are not built yet.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +20,22 @@ stop() { for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done; wait
 trap stop EXIT
 
 has() { command -v "$1" >/dev/null 2>&1; }
-has wrk || { [ "$(id -u)" -eq 0 ] && apt-get install -y -qq wrk >/dev/null; } || true
+# A command and the packages it is in, if it is missing and can be installed.
+need() { has "$1" || { [ "$(id -u)" -eq 0 ] && apt-get install -y -qq "${@:2}" >/dev/null; } || true; }
+need wrk wrk
+need redis-server redis-server
+need redis-benchmark redis-tools
+
+cell=target/rivals/redis-cell
+[ -f $cell.so ] || [ -n "${BENCH_NO_RIVALS-}" ] || {
+    # A library, which cargo installs only as somebody's dependency.
+    mkdir -p $cell/src
+    printf '[package]\nname = "rival"\nversion = "0.0.0"\nedition = "2024"\n[dependencies]\nredis-cell = "0.2.2"\n[workspace]\n' \
+        >$cell/Cargo.toml
+    : >$cell/src/lib.rs
+    cargo build -q --release --manifest-path $cell/Cargo.toml --target-dir $cell/target >&2 &&
+        cp $cell/target/release/libredis_cell.so $cell.so
+} || true
 
 cargo build -q --locked --release
 target/release/tollgate serve --http 127.0.0.1:0 --resp 127.0.0.1:0 --log error --config bench/server.toml >"$work/tollgate" &
@@ -29,21 +45,26 @@ tollgate_http=$(sed -n 's/^http //p' "$work/tollgate")
 tollgate_resp=$(sed -n 's/^resp .*://p' "$work/tollgate")
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+# Waits until a process answers on its port.
+answers() { until redis-cli -p "$2" ping >/dev/null 2>&1; do kill -0 "$1" && sleep 0.05; done; }
 redis_port=$(free_port)
-redis-server --port "$redis_port" --bind 127.0.0.1 --save "" --appendonly no \
-    ${REDIS_CELL:+--loadmodule "$REDIS_CELL"} >/dev/null &
+# The module leaves Rust's standard library to the system.
+LD_LIBRARY_PATH=$(rustc --print target-libdir) redis-server --port "$redis_port" --bind 127.0.0.1 --save "" --appendonly no \
+    $([ ! -f $cell.so ] || echo --loadmodule "$PWD/$cell.so") >/dev/null &
 pids+=($!)
-until redis-cli -p "$redis_port" ping >/dev/null 2>&1; do sleep 0.05; done
+answers $! "$redis_port"
 
 crab=target/rivals/bin/throttlecrab-server
-[ -x $crab ] || [ -n "${BENCH_NO_CRAB-}" ] ||
-    cargo install -q --root target/rivals throttlecrab-server >&2 || true
+[ -x $crab ] || [ -n "${BENCH_NO_RIVALS-}" ] || {
+    need protoc protobuf-compiler libprotobuf-dev
+    cargo install -q --root target/rivals throttlecrab-server >&2
+} || true
 if [ -x $crab ]; then
     crab_resp=$(free_port) crab_http=$(free_port)
     $crab --redis --redis-host 127.0.0.1 --redis-port "$crab_resp" --http --http-host 127.0.0.1 \
         --http-port "$crab_http" --log-level error >/dev/null 2>&1 &
     pids+=($!)
-    until redis-cli -p "$crab_resp" ping >/dev/null 2>&1; do sleep 0.05; done
+    answers $! "$crab_resp"
 fi
 
 throttle=(CL.THROTTLE key:__rand_int__ 1000000 1000000 60)
@@ -52,8 +73,8 @@ entrant() {
     case $1 in
     tollgate) echo "$tollgate_resp" "${throttle[@]}" ;;
     redis-ping) echo "$redis_port" PING ;;
-    redis-set-ex) echo "$redis_port" SET key:__rand_int__ value EX 60 ;;
-    redis-cell) [ -z "${REDIS_CELL-}" ] || echo "$redis_port" "${throttle[@]}" ;;
+    redis-set-ex) echo "$redis_port" SET set:__rand_int__ value EX 60 ;;
+    redis-cell) [ ! -f $cell.so ] || echo "$redis_port" "${throttle[@]}" ;;
     throttlecrab) [ ! -x $crab ] || echo "$crab_resp" THROTTLE key:__rand_int__ 1000000 1000000 60 ;;
     esac
 }
