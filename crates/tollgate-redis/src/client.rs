@@ -177,6 +177,15 @@ impl Redis {
         self.inner.counters.last_error.load_full()
     }
 
+    /// Asks whether the server is there, within the time budget.
+    ///
+    /// # Errors
+    /// It is not, or it will not be talked to.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let ping = redis::cmd("PING");
+        self.inner.routes.send(0, &ping, self.deadline()).await.map(|_| ()).map_err(error_of)
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
     }

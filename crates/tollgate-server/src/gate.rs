@@ -18,7 +18,7 @@ use tollgate::{
     Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
     StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
-use tollgate_redis::{Redis, RedisStore};
+use tollgate_redis::{OnFailure, Redis, RedisStore};
 
 use crate::config::{Config, KeySource, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
@@ -163,6 +163,7 @@ impl Gate {
         let limiter = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
+                old.limiter.set_on_failure(policy.on_failure);
                 old.limiter.clone()
             }
             None => self.limiter(name, policy),
@@ -394,6 +395,13 @@ impl Limiter {
         match self {
             Self::Memory(limiter) => limiter.replace(tiers),
             Self::Redis(limiter) => limiter.replace(tiers),
+        }
+    }
+
+    /// Memory does not fail.
+    fn set_on_failure(&self, on_failure: OnFailure) {
+        if let Self::Redis(limiter) = self {
+            limiter.store().set_on_failure(on_failure);
         }
     }
 

@@ -103,16 +103,19 @@ impl Metrics {
         }
         if let Backend::Redis(redis) = gate.backend() {
             let counts = redis.counts();
-            let mut line = |name: &str, value: u64| {
-                let _ = writeln!(out, "tollgate_store_{name} {value}");
+            let mut count = |name: &str, value: u64| {
+                let _ = writeln!(out, "# TYPE tollgate_store_{name} counter");
+                let _ = writeln!(out, "tollgate_store_{name}_total {value}");
             };
-            line("calls_total", counts.calls);
-            line("timeouts_total", counts.timeouts);
-            line("errors_total", counts.errors);
-            line("breaker_opened_total", counts.breaker_opened);
-            line("breaker_open", counts.is_open.into());
-            line("connections_total", counts.connections);
-            line("redirections_total", counts.redirections);
+            count("calls", counts.calls);
+            count("timeouts", counts.timeouts);
+            count("errors", counts.errors);
+            count("breaker_opened", counts.breaker_opened);
+            count("connections", counts.connections);
+            count("redirections", counts.redirections);
+            count("returned", counts.returned);
+            let _ = writeln!(out, "# TYPE tollgate_store_breaker_open gauge");
+            let _ = writeln!(out, "tollgate_store_breaker_open {}", u8::from(counts.is_open));
         }
         // The end mark belongs behind everything.
         out = out.replace("# EOF\n", "");

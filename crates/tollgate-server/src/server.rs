@@ -89,6 +89,11 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         "memory" => Backend::Memory { max_keys: options.max_keys },
         address => Backend::Redis(Redis::open(address)?),
     };
+    if let Backend::Redis(redis) = &backend
+        && let Err(error) = redis.ping().await
+    {
+        tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
+    }
     let (ask_reload, reloads) = mpsc::channel(8);
     let shared = Arc::new(Shared {
         gate: Arc::new(Gate::new(&config, backend, Metrics::new())),

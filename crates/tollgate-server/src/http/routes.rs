@@ -8,7 +8,7 @@ use hyper::{Request, StatusCode};
 
 use super::problem::Problem;
 use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
-use crate::gate::Verb;
+use crate::gate::{Backend, Verb};
 
 /// A place that is served.
 #[derive(Clone, Copy)]
@@ -29,6 +29,10 @@ enum Route<'a> {
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
+
+/// It decides without the store, too.
+const WITHOUT_STORE: &str =
+    "ready, but the store does not answer; policies decide by on_store_error\n";
 
 const HELLO: &str = "\
 This is Tollgate, a rate limiter.
@@ -134,7 +138,10 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Settle => questions::settle(gate, &body::read(body).await?).await,
         Route::Hello => Ok(text(HELLO)),
         Route::Live => Ok(text("alive\n")),
-        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text("ready\n")),
+        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text(match gate.backend() {
+            Backend::Redis(redis) if redis.counts().is_open => WITHOUT_STORE,
+            Backend::Redis(_) | Backend::Memory { .. } => "ready\n",
+        })),
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
