@@ -163,6 +163,12 @@ impl Redis {
         RedisStore::new(self.clone(), name.into(), OnFailure::default())
     }
 
+    /// Where it is, without its password.
+    #[must_use]
+    pub fn address(&self) -> impl fmt::Display + '_ {
+        &self.inner.address
+    }
+
     /// What has happened so far.
     #[must_use]
     pub fn counts(&self) -> Counts {

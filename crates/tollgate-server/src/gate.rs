@@ -22,6 +22,7 @@ use tollgate_redis::{OnFailure, Redis, RedisStore};
 
 use crate::config::{Config, KeySource, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
+use crate::traces;
 
 pub(crate) use hot::{Hot, HotClient};
 pub(crate) use reservations::{Reservations, SettleFailure};
@@ -287,6 +288,7 @@ impl Gate {
     /// Counts a decision.
     pub(crate) fn note(&self, entry: &Entry, key: &[u8], decision: &Decision) {
         entry.metrics.decided(decision);
+        traces::decided(&entry.name, decision);
         self.hot.note(&entry.name, key, decision.allowed);
     }
 }

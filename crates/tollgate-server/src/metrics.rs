@@ -21,6 +21,7 @@ pub(crate) struct Metrics {
     latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
     pub(crate) connections: Family<SurfaceLabels, Gauge>,
+    pub(crate) connections_refused: Counter,
     registry: Arc<Registry>,
 }
 
@@ -66,7 +67,14 @@ impl Metrics {
         registry.register("reloads", "Configurations read anew", reloads.clone());
         let connections = Family::default();
         registry.register("connections", "Connections that are open", connections.clone());
-        Self { decisions, latency, reloads, connections, registry: Arc::new(registry) }
+        let connections_refused = Counter::default();
+        registry.register(
+            "connections_refused",
+            "Connections that were one too many",
+            connections_refused.clone(),
+        );
+        let registry = Arc::new(registry);
+        Self { decisions, latency, reloads, connections, connections_refused, registry }
     }
 
     pub(crate) fn of_policy(&self, policy: &str) -> PolicyMetrics {

@@ -25,6 +25,15 @@ impl Served {
     /// Starts the binary on free ports of loopback, and waits until it is ready. Without a configuration it serves the
     /// demo policy.
     pub(crate) fn start(options: &[&str], config: Option<&str>) -> Self {
+        Self::with_variables(options, config, &[])
+    }
+
+    /// The same, with variables in its environment.
+    pub(crate) fn with_variables(
+        options: &[&str],
+        config: Option<&str>,
+        variables: &[(&str, &str)],
+    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let file = |extension: &str| {
@@ -48,6 +57,7 @@ impl Served {
         if let Some(path) = &config {
             command.arg("--config").arg(path);
         }
+        command.envs(variables.iter().copied());
         command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(std::fs::File::create(&log).expect("the log is written"));
         let mut child = command.spawn().expect("the binary starts");
