@@ -163,6 +163,12 @@ impl Redis {
         RedisStore::new(self.clone(), name.into(), OnFailure::default())
     }
 
+    /// Where it is, without its password.
+    #[must_use]
+    pub fn address(&self) -> impl fmt::Display + '_ {
+        &self.inner.address
+    }
+
     /// What has happened so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -175,6 +181,15 @@ impl Redis {
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<Error>> {
         self.inner.counters.last_error.load_full()
+    }
+
+    /// Asks whether the server is there, within the time budget.
+    ///
+    /// # Errors
+    /// It is not, or it will not be talked to.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let ping = redis::cmd("PING");
+        self.inner.routes.send(0, &ping, self.deadline()).await.map(|_| ()).map_err(error_of)
     }
 
     pub(crate) fn inner(&self) -> &Inner {

@@ -1,7 +1,7 @@
 //! What is decided when Redis cannot be asked.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -31,18 +31,67 @@ pub enum OnFailure {
 ///
 /// What it knows of a client stays when Redis is back: the next outage is no reason for another burst.
 pub(crate) struct Local {
-    instances: u32,
+    instances: AtomicU32,
     store: OnceLock<MemoryStore<Plan>>,
     /// What clients used here, until that is charged in Redis.
-    owed: Mutex<HashMap<Box<[u8]>, Cost>>,
+    owed: Mutex<HashMap<Box<[u8]>, Owed>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Owed {
+    cost: Cost,
+    /// Whether somebody is about to charge it. Until it is done, the client is decided on here.
+    is_being_charged: bool,
+}
+
+/// What became of asking for what a client used here.
+pub(crate) enum Taken<'a> {
+    /// It used nothing that is not charged.
+    Nothing,
+    /// Somebody else is about to charge it.
+    ByAnother,
+    Charge(Charge<'a>),
+}
+
+/// What a client used here, while it is charged in Redis. It is not owed any more afterwards, also if nobody knows
+/// whether it was charged: but for a charge that has [failed](Self::failed).
+pub(crate) struct Charge<'a> {
+    local: &'a Local,
+    client: &'a [u8],
+    owed: Cost,
+    /// What of it was not earned back.
+    pub(crate) used: Cost,
+}
+
+impl Charge<'_> {
+    /// Nothing was charged: it is still owed.
+    pub(crate) fn failed(mut self) {
+        self.owed = 0;
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.local.charged(self.client, self.owed);
+    }
 }
 
 /// How many clients are decided on locally. More are refused: what they used could not be charged later.
 const MAX_CLIENTS: usize = 100_000;
 
 impl Local {
-    pub(crate) fn new(instances: u32) -> Self {
-        Self { instances: instances.max(1), store: OnceLock::new(), owed: Mutex::default() }
+    pub(crate) fn new(on_failure: OnFailure) -> Self {
+        let local =
+            Self { instances: AtomicU32::new(1), store: OnceLock::new(), owed: Mutex::default() };
+        local.share_as(on_failure);
+        local
+    }
+
+    /// Shares the quota as a failure policy says, from now on.
+    pub(crate) fn share_as(&self, on_failure: OnFailure) {
+        if let OnFailure::Local { instances } = on_failure {
+            self.instances.store(instances.max(1), Ordering::Relaxed);
+        }
     }
 
     fn store(&self) -> &MemoryStore<Plan> {
@@ -69,7 +118,8 @@ impl Local {
     }
 
     fn share(&self, plan: &Plan) -> Result<Plan, PolicyError> {
-        plan.with(|policy| share_of(policy, self.instances).map(Arc::new), |time| time)
+        let instances = self.instances.load(Ordering::Relaxed);
+        plan.with(|policy| share_of(policy, instances).map(Arc::new), |time| time)
     }
 
     fn note(&self, client: &[u8], op: Op, is_allowed: bool) {
@@ -80,11 +130,12 @@ impl Local {
             Op::Check(_) | Op::Peek(_) | Op::Reset => 0,
         };
         let mut owed = self.owed();
-        let before = owed.get(client).copied().unwrap_or(0);
-        let after = i128::from(before).saturating_add(amount).max(0);
-        match Cost::try_from(after).unwrap_or(Cost::MAX) {
-            0 => owed.remove(client),
-            after => owed.insert(client.into(), after),
+        let mut of_client = owed.get(client).copied().unwrap_or_default();
+        let after = i128::from(of_client.cost).saturating_add(amount).max(0);
+        of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
+        match of_client {
+            Owed { cost: 0, is_being_charged: false } => owed.remove(client),
+            other => owed.insert(client.into(), other),
         };
     }
 
@@ -93,18 +144,31 @@ impl Local {
     }
 
     /// Takes what a client has used here and not earned back, to be charged in Redis. Here it stays used.
-    pub(crate) fn take(&self, plan: &Plan, client: &[u8]) -> Option<Cost> {
-        let owed = self.owed().remove(client)?;
+    pub(crate) fn take<'a>(&'a self, plan: &Plan, client: &'a [u8]) -> Taken<'a> {
+        let owed = match self.owed().get_mut(client) {
+            None => return Taken::Nothing,
+            Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
+            Some(owed) => {
+                owed.is_being_charged = true;
+                owed.cost
+            }
+        };
         let stands = self.share(plan).ok().and_then(|share| {
             self.store().apply::<Decision>(&share, client, Op::Peek(0), None).ok()
         });
         let used = stands.map_or(owed, |stands| stands.limit - stands.remaining);
-        Some(owed.min(used)).filter(|used| *used > 0)
+        let charge = Charge { local: self, client, owed, used: owed.min(used) };
+        if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
     }
 
-    /// Puts back what could not be charged.
-    pub(crate) fn put_back(&self, client: &[u8], used: Cost) {
-        self.note(client, Op::Force(used.into()), true);
+    fn charged(&self, client: &[u8], cost: Cost) {
+        let mut owed = self.owed();
+        let Some(of_client) = owed.get_mut(client) else { return };
+        of_client.is_being_charged = false;
+        of_client.cost = of_client.cost.saturating_sub(cost);
+        if of_client.cost == 0 {
+            owed.remove(client);
+        }
     }
 
     /// Some of the clients that were decided on here.
@@ -116,7 +180,7 @@ impl Local {
         self.store.get().is_none() || self.owed().is_empty()
     }
 
-    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<Box<[u8]>, Cost>> {
+    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<Box<[u8]>, Owed>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -152,7 +216,8 @@ fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
 
 /// The answer where everything is allowed meanwhile. How much is left nobody knows.
 pub(crate) fn allowed(plan: &Plan, now: Tick) -> Decision {
-    Decision { allowed: true, source: Source::FailedOpen, ..refused(plan, now) }
+    let retry_after = Some(Ticks::ZERO);
+    Decision { allowed: true, retry_after, source: Source::FailedOpen, ..refused(plan, now) }
 }
 
 /// The answer where everything is refused meanwhile. When it would be allowed nobody knows: a second is tried.

@@ -21,7 +21,7 @@ use tollgate::{
 
 use crate::client::Redis;
 use crate::error::Error;
-use crate::failure::{Local, OnFailure, Seldom, allowed, refused};
+use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, refused};
 use crate::key::Key;
 use crate::script::{Script, Scripted};
 use crate::transaction::{Seen, Step, Write, unexpected};
@@ -41,7 +41,7 @@ pub struct RedisStore {
 struct Shared {
     redis: Redis,
     name: Arc<str>,
-    on_failure: OnFailure,
+    on_failure: ArcSwap<OnFailure>,
     local: Local,
     /// How many of the caller's ticks are one in Redis.
     scale: u64,
@@ -71,15 +71,11 @@ impl RedisStore {
     }
 
     fn made(redis: Redis, name: Arc<str>, on_failure: OnFailure, scale: u64) -> Self {
-        let instances = match on_failure {
-            OnFailure::Local { instances } => instances,
-            OnFailure::Allow | OnFailure::Deny => 1,
-        };
         let shared = Shared {
             redis,
             name,
-            on_failure,
-            local: Local::new(instances),
+            on_failure: ArcSwap::from_pointee(on_failure),
+            local: Local::new(on_failure),
             scale,
             prepared: ArcSwap::default(),
             said: Seldom::new(),
@@ -95,12 +91,18 @@ impl RedisStore {
         Self::made(redis.clone(), name.clone(), on_failure, *scale)
     }
 
+    /// Gives this store, and all its clones, another failure policy. What was used in this process stays used.
+    pub fn set_on_failure(&self, on_failure: OnFailure) {
+        self.shared.local.share_as(on_failure);
+        self.shared.on_failure.store(Arc::new(on_failure));
+    }
+
     /// The same store for those who give the time with every call, in ticks of their own: tests, replays.
     /// Without, a tick is a nanosecond, and what is given is cut off to microseconds.
     #[must_use]
     pub fn in_ticks(self) -> Self {
         let Shared { redis, name, on_failure, .. } = &*self.shared;
-        Self::made(redis.clone(), name.clone(), *on_failure, 1)
+        Self::made(redis.clone(), name.clone(), **on_failure.load(), 1)
     }
 
     /// The Redis it is in.
@@ -244,7 +246,7 @@ impl RedisStore {
         let asks = matches!(op, Op::Check(_) | Op::Peek(_));
         let at = now.unwrap_or_else(|| self.outside(Tick(redis.now())));
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        let decision = match on_failure {
+        let decision = match **on_failure.load() {
             OnFailure::Allow if asks => {
                 count(&counters.allowed);
                 allowed(plan, at)
@@ -263,6 +265,11 @@ impl RedisStore {
         Ok(Timed { decision, at })
     }
 
+    /// Takes back what was just charged to a client in this process.
+    pub(crate) fn uncharge(&self, rule: &impl Shareable, client: &[u8], cost: Cost) -> Decision {
+        self.shared.local.decide(&rule.plan(), client, Op::Force(-i128::from(cost)), None)
+    }
+
     /// Charges in Redis what a client used here while Redis was away, before it is asked again.
     pub(crate) async fn give_in(
         &self,
@@ -279,8 +286,15 @@ impl RedisStore {
         let (judge, key, plan) = (rule.judge(self, None)?, self.key(client)?, rule.plan());
         // A look first: what is sent to a server that does not answer is lost, or is charged later.
         let _ = self.ask(&judge, &key, Op::Peek(0), None, deadline).await?;
-        let Some(used) = self.shared.local.take(&plan, client) else { return Ok(()) };
-        let charged = self.ask(&judge, &key, Op::Force(used.into()), None, deadline);
+        let charge = match self.shared.local.take(&plan, client) {
+            Taken::Nothing => return Ok(()),
+            Taken::ByAnother => {
+                let reason = "what was used in this process is just being charged".into();
+                return Err(Error::Unavailable { reason, sent: false });
+            }
+            Taken::Charge(charge) => charge,
+        };
+        let charged = self.ask(&judge, &key, Op::Force(charge.used.into()), None, deadline);
         match charged.await {
             Ok(_) => {
                 self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
@@ -289,7 +303,7 @@ impl RedisStore {
             // It may have been charged: it is not charged again.
             Err(error @ Error::Unavailable { sent: true, .. }) => Err(error),
             Err(error) => {
-                self.shared.local.put_back(client, used);
+                charge.failed();
                 Err(error)
             }
         }
@@ -697,7 +711,7 @@ impl fmt::Debug for RedisStore {
         f.debug_struct("RedisStore")
             .field("redis", &self.shared.redis)
             .field("name", &self.shared.name)
-            .field("on_failure", &self.shared.on_failure)
+            .field("on_failure", &**self.shared.on_failure.load())
             .finish_non_exhaustive()
     }
 }

@@ -8,8 +8,8 @@ use std::borrow::Borrow;
 use std::fmt;
 
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Store,
-    Tick, Ticks, Timed,
+    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Source,
+    Store, Tick, Ticks, Timed,
 };
 
 use crate::error::Error;
@@ -110,19 +110,21 @@ pub async fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<To
     let decided = if in_one_step { at_once(&joint).await } else { in_order(&joint).await };
     let told = match decided {
         Ok(told) => told,
-        Err(error) => {
-            let each = joint.iter().map(|part| part.fall_back(error.clone()));
-            each.collect::<Result<Vec<_>, _>>()?
-        }
+        Err(error) => without_redis(&joint, &error)?,
     };
     let refused = told.iter().position(|timed| !timed.decision.allowed);
     let go = refused.is_none();
     for (part, timed) in joint.iter().zip(&told) {
         part.tell(&Decision { allowed: go, ..timed.decision }, timed.at);
     }
-    let refused_by = refused.and_then(|part| told[part].decision.refused_by);
+    let refusal = refused.map(|part| told[part].decision);
+    let refused_by = refusal.and_then(|refusal| refusal.refused_by);
     let all = told.into_iter().map(|timed| timed.decision).reduce(Decision::merge);
-    let decision = all.map(|all| Decision { allowed: go, refused_by, ..all });
+    let decision = all.map(|all| {
+        // Who refused is who answered.
+        let source = refusal.map_or(all.source, |refusal| refusal.source);
+        Decision { allowed: go, refused_by, source, ..all }
+    });
     Ok(Together {
         decision: decision.unwrap_or(NOTHING_ASKED.decision),
         refused_ask: refused.map(|part| parts[part]),
@@ -140,7 +142,7 @@ const NOTHING_ASKED: Together = Together {
         delay: Ticks::ZERO,
         refused_by: None,
         shadow_refused_by: None,
-        source: tollgate::Source::Store,
+        source: Source::Store,
     },
     refused_ask: None,
 };
@@ -203,6 +205,19 @@ async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     }
 }
 
+/// Each by its own failure policy. What one of them charged in this process is taken back if another refuses.
+fn without_redis(joint: &[&(dyn Joint + '_)], error: &Error) -> Result<Vec<Timed>, Error> {
+    let each = joint.iter().map(|part| part.fall_back(error.clone()));
+    let mut told = each.collect::<Result<Vec<_>, _>>()?;
+    if told.iter().any(|timed| !timed.decision.allowed) {
+        let allowed = joint.iter().zip(&mut told).filter(|(_, timed)| timed.decision.allowed);
+        for (part, timed) in allowed.filter(|(_, timed)| timed.decision.source == Source::Local) {
+            timed.decision = part.uncharge();
+        }
+    }
+    Ok(told)
+}
+
 /// What can be asked together with others.
 trait Joint: Send + Sync {
     fn key(&self) -> &Key;
@@ -218,6 +233,8 @@ trait Joint: Send + Sync {
     fn check(&self) -> Reply<'_, Timed>;
     fn give_back(&self, charged: Tick) -> Reply<'_, Timed>;
     fn fall_back(&self, error: Error) -> Result<Timed, Error>;
+    /// Takes back what falling back has charged in this process.
+    fn uncharge(&self) -> Decision;
     fn tell(&self, decision: &Decision, at: Tick);
 }
 
@@ -303,6 +320,10 @@ where
     fn fall_back(&self, error: Error) -> Result<Timed, Error> {
         let op = Op::Check(self.cost);
         self.store().fall_back(error, &*self.rule, &self.client, op, None)
+    }
+
+    fn uncharge(&self) -> Decision {
+        self.store().uncharge(&*self.rule, &self.client, self.cost)
     }
 
     fn tell(&self, decision: &Decision, at: Tick) {

@@ -56,6 +56,17 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", default_value_t = 1_000_000)]
     pub(crate) max_keys: usize,
 
+    /// Where to send traces of requests, over OTLP: `http://HOST:PORT`; without it where `OTEL_EXPORTER_OTLP_ENDPOINT` says
+    #[cfg(feature = "otlp")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "TOLLGATE_OTLP",
+        hide_env_values = true,
+        verbatim_doc_comment
+    )]
+    pub(crate) otlp: Option<String>,
+
     /// How much is logged
     #[arg(long, value_name = "LEVEL", env = "TOLLGATE_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log: LogLevel,

@@ -1,9 +1,10 @@
 //! What the server is told to do: a TOML file, read whole or not at all.
 //!
-//! `file.rs` is the file as it is written, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it
+//! `file.rs` is the file as it is written, `limits.rs` what one client may take, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it
 //! and where. Whoever has a [`Config`] has one that works.
 
 mod file;
+mod limits;
 mod mistake;
 mod policies;
 
@@ -13,9 +14,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tollgate::{Access, Cost, Tiers};
-use tollgate_redis::OnFailure;
+use tollgate_redis::{OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
+pub(crate) use limits::Limits;
 pub(crate) use mistake::{Mistake, with_nearest};
 
 /// A configuration that works.
@@ -26,6 +28,7 @@ pub(crate) struct Config {
     pub(crate) store: Option<String>,
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
+    pub(crate) limits: Limits,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 
@@ -76,9 +79,13 @@ pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
         |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
     writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;
     writeln!(out, "resp {}", listener(&config.resp, DEFAULT_RESP))?;
-    writeln!(out, "store {}", config.store.as_deref().map_or("memory", redacted))?;
+    match config.store.as_deref() {
+        None | Some("memory") => writeln!(out, "store memory")?,
+        Some(address) => writeln!(out, "store {}", Redis::open(address)?.address())?,
+    }
     let token = if config.admin_token.is_some() { "by token" } else { "from this machine only" };
     writeln!(out, "admin {token}")?;
+    writeln!(out, "limits {}", config.limits)?;
     for (name, policy) in &config.policies {
         writeln!(out, "policy {name}: {}", policy.tiers.base())?;
         for (tier, access) in policy.tiers.by_name() {
@@ -89,11 +96,6 @@ pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// An address without what stands before its host.
-fn redacted(address: &str) -> &str {
-    address.rsplit_once('@').map_or(address, |(_, host)| host)
 }
 
 #[cfg(test)]
@@ -152,6 +154,26 @@ mod tests {
         says(
             "[policies.api]\nlimit = -1\nwindow = \"1m\"\n",
             "tollgate.toml:2:9: invalid value: integer `-1`, expected u64",
+        );
+    }
+
+    #[test]
+    fn limits_that_serve_nobody_are_refused() {
+        says(
+            "[limits]\nmax_connections = 0\n",
+            "tollgate.toml:1:1: max_connections 0 serves nobody; use at least 1",
+        );
+        says(
+            "[limits]\nmax_head_bytes = 100\n",
+            "tollgate.toml:1:1: max_head_bytes 100 is not from 8192 to 16777216",
+        );
+        says(
+            "[limits]\nbody_timeout = \"0s\"\n",
+            "tollgate.toml:1:1: body_timeout \"0s\" serves nobody; use a time such as \"10s\"",
+        );
+        says(
+            "[limits]\nmax_conections = 5\n",
+            "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
         );
     }
 

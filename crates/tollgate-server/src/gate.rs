@@ -18,10 +18,11 @@ use tollgate::{
     Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, PolicyError, RateLimiter,
     Rules as _, StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
-use tollgate_redis::{Redis, RedisStore};
+use tollgate_redis::{OnFailure, Redis, RedisStore};
 
 use crate::config::{Config, KeySource, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
+use crate::traces;
 
 pub(crate) use hot::{Hot, HotClient};
 pub(crate) use reservations::{Reservations, SettleFailure};
@@ -174,6 +175,7 @@ impl Gate {
         let limiter = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
+                old.limiter.set_on_failure(policy.on_failure);
                 old.limiter.clone()
             }
             None => self.limiter(name, policy),
@@ -328,6 +330,7 @@ impl Gate {
     /// Counts a decision.
     pub(crate) fn note(&self, entry: &Entry, key: &[u8], decision: &Decision) {
         entry.metrics.decided(decision);
+        traces::decided(&entry.name, decision);
         self.hot.note(&entry.name, key, decision.allowed);
     }
 }
@@ -436,6 +439,13 @@ impl Limiter {
         match self {
             Self::Memory(limiter) => limiter.replace(tiers),
             Self::Redis(limiter) => limiter.replace(tiers),
+        }
+    }
+
+    /// Memory does not fail.
+    fn set_on_failure(&self, on_failure: OnFailure) {
+        if let Self::Redis(limiter) = self {
+            limiter.store().set_on_failure(on_failure);
         }
     }
 

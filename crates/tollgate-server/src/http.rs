@@ -40,22 +40,18 @@ use hyper_util::server::conn::auto::Builder;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
+use crate::config::Limits;
 use crate::metrics::{SurfaceLabels, observe};
 use crate::server::{Connection, Peer, Shared, Stop};
+use crate::traces::Trace;
 
 const SURFACE: &str = "http";
 
-/// How long a client may take over the head of a request, or rest between two.
-const HEAD: Duration = Duration::from_secs(60);
-/// The most that the head of a request may have, in bytes.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// How long HTTP/1 clients are still answered after the server was told to stop.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(10);
-/// The most requests at a time on one HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
 /// How many requests an HTTP/2 client may take back before they are looked at.
 const MAX_RESETS: usize = 32;
 
@@ -66,6 +62,7 @@ type Reply = Response<Full<Bytes>>;
 struct Caller {
     shared: Arc<Shared>,
     peer: Peer,
+    limits: Limits,
     latency: Histogram,
     has_asked: AtomicBool,
     is_http2: AtomicBool,
@@ -82,9 +79,11 @@ pub(crate) async fn serve_connection(
     let connections = metrics.connections.get_or_create_owned(&SurfaceLabels { surface: SURFACE });
     let _open = Open::count(connections);
     let latency = metrics.latency(SURFACE);
+    let limits = shared.limits();
     let caller = Arc::new(Caller {
         shared,
         peer,
+        limits,
         latency,
         has_asked: AtomicBool::new(false),
         is_http2: AtomicBool::new(false),
@@ -93,11 +92,11 @@ pub(crate) async fn serve_connection(
         let caller = caller.clone();
         move |request| serve(caller.clone(), request)
     });
-    let protocol = protocol();
+    let protocol = protocol(&limits);
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answers));
     let mut stopped = pin!(farewell(&mut stop, &caller));
     // Which protocol it is to be is awaited without a deadline of its own.
-    let mut begun = pin!(tokio::time::sleep(HEAD));
+    let mut begun = pin!(tokio::time::sleep(limits.head_timeout));
     let (mut is_stopping, mut has_begun) = (false, false);
     loop {
         tokio::select! {
@@ -133,20 +132,20 @@ async fn farewell(stop: &mut Stop, caller: &Caller) {
     }
 }
 
-fn protocol() -> Builder<TokioExecutor> {
+fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
     let mut protocol = Builder::new(TokioExecutor::new());
     // The number of header fields stays at hyper's 100: to set it costs an allocation a request.
     protocol
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_buf_size(MAX_HEAD_BYTES)
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(usize::try_from(limits.max_head_bytes).unwrap_or(usize::MAX))
         .pipeline_flush(true);
     protocol
         .http2()
         .timer(TokioTimer::new())
-        .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
-        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(limits.max_head_bytes)
+        .max_concurrent_streams(limits.max_streams)
         .max_pending_accept_reset_streams(MAX_RESETS)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PONG);
@@ -163,7 +162,9 @@ async fn serve(
     if is_http2 {
         caller.is_http2.store(true, Ordering::Relaxed);
     }
-    let mut reply = routes::reply(&caller, request).await;
+    let trace = Trace::of_request(&request, routes::template);
+    let mut reply =
+        trace.follow(routes::reply(&caller, request), |reply| Some(reply.status())).await;
     if !is_http2 && !caller.shared.is_ready.load(Ordering::Relaxed) {
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

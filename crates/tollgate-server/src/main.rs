@@ -12,6 +12,11 @@ mod metrics;
 mod replay;
 mod resp;
 mod server;
+#[cfg(feature = "otlp")]
+mod traces;
+#[cfg(not(feature = "otlp"))]
+#[path = "no_traces.rs"]
+mod traces;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -21,6 +21,7 @@ pub(crate) struct Metrics {
     latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
     pub(crate) connections: Family<SurfaceLabels, Gauge>,
+    pub(crate) connections_refused: Counter,
     registry: Arc<Registry>,
 }
 
@@ -66,7 +67,14 @@ impl Metrics {
         registry.register("reloads", "Configurations read anew", reloads.clone());
         let connections = Family::default();
         registry.register("connections", "Connections that are open", connections.clone());
-        Self { decisions, latency, reloads, connections, registry: Arc::new(registry) }
+        let connections_refused = Counter::default();
+        registry.register(
+            "connections_refused",
+            "Connections that were one too many",
+            connections_refused.clone(),
+        );
+        let registry = Arc::new(registry);
+        Self { decisions, latency, reloads, connections, connections_refused, registry }
     }
 
     pub(crate) fn of_policy(&self, policy: &str) -> PolicyMetrics {
@@ -103,16 +111,19 @@ impl Metrics {
         }
         if let Backend::Redis(redis) = gate.backend() {
             let counts = redis.counts();
-            let mut line = |name: &str, value: u64| {
-                let _ = writeln!(out, "tollgate_store_{name} {value}");
+            let mut count = |name: &str, value: u64| {
+                let _ = writeln!(out, "# TYPE tollgate_store_{name} counter");
+                let _ = writeln!(out, "tollgate_store_{name}_total {value}");
             };
-            line("calls_total", counts.calls);
-            line("timeouts_total", counts.timeouts);
-            line("errors_total", counts.errors);
-            line("breaker_opened_total", counts.breaker_opened);
-            line("breaker_open", counts.is_open.into());
-            line("connections_total", counts.connections);
-            line("redirections_total", counts.redirections);
+            count("calls", counts.calls);
+            count("timeouts", counts.timeouts);
+            count("errors", counts.errors);
+            count("breaker_opened", counts.breaker_opened);
+            count("connections", counts.connections);
+            count("redirections", counts.redirections);
+            count("returned", counts.returned);
+            let _ = writeln!(out, "# TYPE tollgate_store_breaker_open gauge");
+            let _ = writeln!(out, "tollgate_store_breaker_open {}", u8::from(counts.is_open));
         }
         // The end mark belongs behind everything.
         out = out.replace("# EOF\n", "");

@@ -17,10 +17,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tollgate_redis::Redis;
 
 use crate::cli::Serve;
-use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP};
+use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits};
 use crate::gate::{Backend, Gate};
 use crate::metrics::Metrics;
-use crate::{http, resp};
+use crate::{http, resp, traces};
 pub(crate) use listen::Connection;
 use listen::Listener;
 
@@ -40,6 +40,7 @@ pub(crate) struct Shared {
 pub(crate) struct Settings {
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
+    pub(crate) limits: Limits,
 }
 
 /// Who is at the other end of a connection.
@@ -59,8 +60,6 @@ impl Peer {
 /// Told when it is time to stop.
 pub(crate) type Stop = watch::Receiver<bool>;
 
-/// The most connections at a time, over all listeners.
-const MAX_CONNECTIONS: usize = 10_000;
 /// How long connections have to end after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -69,6 +68,7 @@ impl Settings {
         Self {
             admin_token: config.admin_token.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
+            limits: config.limits,
         }
     }
 }
@@ -76,7 +76,12 @@ impl Settings {
 /// Runs until it is told to stop.
 pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(options))
+    runtime.block_on(async {
+        let traces = traces::start(options)?;
+        let served = serve(options).await;
+        traces.flush().await;
+        served
+    })
 }
 
 async fn serve(options: &Serve) -> anyhow::Result<()> {
@@ -89,6 +94,11 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         "memory" => Backend::Memory { max_keys: options.max_keys },
         address => Backend::Redis(Redis::open(address)?),
     };
+    if let Backend::Redis(redis) = &backend
+        && let Err(error) = redis.ping().await
+    {
+        tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
+    }
     let (ask_reload, reloads) = mpsc::channel(8);
     let shared = Arc::new(Shared {
         gate: Arc::new(Gate::new(&config, backend, Metrics::new())),
@@ -192,7 +202,16 @@ impl Shared {
     fn admit_connection(self: &Arc<Self>) -> Option<Counted> {
         let taken = self.connections.fetch_add(1, Ordering::AcqRel);
         let counted = Counted(self.clone());
-        (taken < MAX_CONNECTIONS).then_some(counted)
+        let is_room = taken < self.limits().max_connections;
+        if !is_room {
+            self.gate.metrics.connections_refused.inc();
+        }
+        is_room.then_some(counted)
+    }
+
+    /// What one client may take, at this time.
+    pub(crate) fn limits(&self) -> Limits {
+        self.settings.load().limits
     }
 
     /// Reads the configuration anew, and says what came of it.

@@ -464,6 +464,38 @@ fn h7_whoever_is_sent_by_a_proxy_or_a_page_is_not_the_operator() {
     }
 }
 
+/// A page may be served under a name that is then made to lead to this machine: the browser sends what is its own.
+#[test]
+fn h7_a_name_that_was_made_to_lead_here_is_not_the_operators() {
+    let served = served();
+    for line in FOR_OPERATORS {
+        for name in [
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "0.0.0.0",
+            "192.0.2.7",
+            "a b",
+        ] {
+            let refused = ask(served.http(), line, &[("host", name)], "");
+            assert_eq!(refused.status, 403, "{line} {name}");
+            assert!(refused.problem().contains("127.0.0.1"), "it says why: {refused:?}");
+        }
+        for name in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1", "127.0.0.2:80", "[::1]", "[::1]:8080"]
+        {
+            assert_ne!(
+                ask(served.http(), line, &[("host", name)], "").status,
+                403,
+                "{line} {name}"
+            );
+        }
+    }
+    let other = [("host", "evil.example")];
+    let checked = ask(served.http(), "POST /v1/check", &other, r#"{"policy":"api","key":"a"}"#);
+    assert_eq!(checked.status, 200, "what is for everybody is: {checked:?}");
+}
+
 #[test]
 fn h7_h10_with_a_token_only_the_token_counts_and_it_is_never_told() {
     let config = format!("{CONFIG}\n[admin]\ntoken = \"s3cret-token\"\n");

@@ -791,13 +791,47 @@ const { createClient } = require("redis");
     console.log("done");
 })();
 "#;
-    let mut node = Command::new("node");
-    node.env("NODE_PATH", clients().join("node/node_modules")).args([
-        "-e",
-        script,
-        served.resp_port(),
-    ]);
-    assert_eq!(run(&mut node), "done\n");
+    assert_eq!(node("node", script, &served), "done\n");
+}
+
+#[test]
+fn ioredis_works() {
+    let served = Served::start(&[], None);
+    let script = r#"
+const assert = require("node:assert");
+const { Redis } = require("ioredis");
+(async () => {
+    for (const protocol of [2, 3]) {
+        const client = new Redis({ port: process.argv[1], connectionName: "test", protocol });
+        client.on("error", (error) => { throw error; });
+        assert.equal(await client.ping(), "PONG");
+        const ask = (...words) => client.call(...words);
+        const key = `io${protocol}`;
+        assert.deepEqual(await ask("CL.THROTTLE", key, 1, 1, 1000), [0, 2, 1, -1, 1000]);
+        const pipeline = client.pipeline();
+        for (let i = 0; i < 100; i++) pipeline.call("CL.THROTTLE", `many ${key}`, 49, 1, 1000);
+        const replies = await pipeline.exec();
+        assert.equal(replies.filter(([error, reply]) => error === null && reply[0] === 0).length, 50);
+        const told = await ask("TOLLGATE.PEEK", "demo", key);
+        // It makes a list of a map.
+        assert.equal(protocol === 2 ? told[1] : told[told.indexOf("limit") + 1], 5);
+        await assert.rejects(ask("CL.THROTTLE", key, "-1", 1, 60), /max_burst is '-1'/);
+        assert.equal(await client.client("GETNAME"), "test");
+        assert.equal((await client.call("CL.THROTTLE", Buffer.from([255, 0]), 1, 1, 1000))[1], 2);
+        assert.equal(await client.quit(), "OK");
+    }
+    console.log("done");
+})();
+"#;
+    assert_eq!(node("ioredis", script, &served), "done\n");
+}
+
+/// What a script prints that talks to the server through one of the clients.
+#[track_caller]
+fn node(client: &str, script: &str, served: &Served) -> String {
+    let modules = clients().join(client).join("node_modules");
+    let arguments = ["-e", script, served.resp_port()];
+    run(Command::new("node").env("NODE_PATH", modules).args(arguments))
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Tick, Ticks, Timed};
+use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Source, Tick, Ticks, Timed};
 
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Capacity, MemoryStore, PolicyStore};
@@ -466,7 +466,9 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         let rule = self.rules.choose(key.as_ref());
         let reply = self.check_under(rule.clone(), key, estimate, now);
         S::map(reply, move |Timed { decision, at }| {
-            let charged = if rule.charges(at) { estimate } else { 0 };
+            // A store that could not be asked has charged nothing: there is nothing to give back.
+            let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
+            let charged = if is_charged { estimate } else { 0 };
             Reserved::new(decision, Reservation::new(owned, charged, at, time_to_live))
         })
     }

@@ -78,6 +78,12 @@ impl Reservation {
         self.until
     }
 
+    /// Lets it be settled again, for whoever knows that the store did nothing of what settling asked for: else that
+    /// would count twice.
+    pub const fn reopen(&mut self) {
+        self.settled = false;
+    }
+
     /// What remains to be done about a cost that is known now. Only once.
     pub(crate) fn settle(&mut self, actual: Cost, now: Tick) -> Result<Op, SettleError> {
         if self.settled {

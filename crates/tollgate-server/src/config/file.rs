@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
+use super::limits::Limits;
 use super::mistake::Mistake;
 use super::{Config, policies};
 
@@ -26,6 +27,7 @@ pub(super) struct File {
     admin: Admin,
     #[serde(default)]
     trusted_proxies: Vec<IpNet>,
+    limits: Option<Spanned<Limits>>,
     #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
 }
@@ -195,6 +197,13 @@ impl<'de> Deserialize<'de> for KeySource {
 impl File {
     /// Makes rules of what is written.
     pub(super) fn check(self, text: &str) -> Result<Config, Mistake> {
+        let limits = match self.limits {
+            Some(limits) => {
+                let at = limits.span().start;
+                limits.into_inner().check().map_err(|reason| Mistake::at(text, at, reason))?
+            }
+            None => Limits::default(),
+        };
         let mut all = BTreeMap::new();
         for (name, table) in self.policies {
             let at = table.span().start;
@@ -208,6 +217,7 @@ impl File {
             store: self.store,
             admin_token: self.admin.token,
             trusted_proxies: self.trusted_proxies,
+            limits,
             policies: all,
         })
     }

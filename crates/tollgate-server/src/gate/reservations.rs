@@ -93,11 +93,23 @@ impl Reservations {
                 Err(error) => return Err(self.lapsed(number, &error)),
             },
             Limiter::Redis(limiter) => match limiter.settle(&mut reservation, actual) {
-                Ok(decision) => decision.await.map_err(AskError::from),
+                Ok(decision) => decision.await.map_err(|error| {
+                    if !matches!(error, tollgate_redis::Error::Unavailable { sent: true, .. }) {
+                        self.reopen(number, &entry, reservation);
+                    }
+                    AskError::from(error)
+                }),
                 Err(error) => return Err(self.lapsed(number, &error)),
             },
         };
         settled.map(|decision| (entry, decision)).map_err(SettleFailure::Store)
+    }
+
+    /// Nothing was done: it may be settled when the store is back.
+    fn reopen(&self, number: u128, entry: &Arc<Entry>, mut reservation: Reservation) {
+        reservation.reopen();
+        let until = reservation.until();
+        self.kept().insert(number, Kept::Open { entry: entry.clone(), reservation, until });
     }
 
     fn lapsed(&self, number: u128, error: &SettleError) -> SettleFailure {

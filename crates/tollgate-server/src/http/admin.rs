@@ -1,13 +1,15 @@
 //! What only the operator may do: who that is, hot clients, one client, and the configuration anew.
 //!
 //! Without a token in the configuration the operator is whoever is on this machine and not sent by somebody: a proxy,
-//! or a page in a browser. With a token it is whoever has it.
+//! or a page in a browser, also one whose name was made to lead here (DNS rebinding). With a token it is whoever has it.
 
 use std::hint::black_box;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hyper::header::{self, HeaderMap};
 use hyper::http::request::Parts;
+use hyper::http::uri::Authority;
 use hyper::{StatusCode, Uri};
 use tollgate::Decision;
 
@@ -24,7 +26,8 @@ const HOT: usize = 20;
 const OF_PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
 
 /// Lets the operator through, and nobody else.
-pub(super) fn admit(caller: &Caller, fields: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn admit(caller: &Caller, request: &Parts) -> Result<(), Problem> {
+    let fields = &request.headers;
     let settings = caller.shared.settings.load();
     if let Some(token) = settings.admin_token.as_deref() {
         let given = fields.get(header::AUTHORIZATION).and_then(|given| bearer(given.as_bytes()));
@@ -37,11 +40,41 @@ pub(super) fn admit(caller: &Caller, fields: &HeaderMap) -> Result<(), Problem> 
         );
     }
     let is_sent = OF_PROXIES.iter().any(|name| fields.contains_key(*name)) || is_foreign(fields);
-    if caller.peer.is_local() && !is_sent {
-        return Ok(());
-    }
-    let detail = "this is for the operator: from the same machine, until a token is configured";
+    // No page reaches a Unix socket, and its clients call it what they like.
+    let is_called_so = caller.peer.address.is_none() || is_called_local(request);
+    let detail = match (caller.peer.is_local() && !is_sent, is_called_so) {
+        (true, true) => return Ok(()),
+        (true, false) => {
+            "this is for the operator, who calls this machine localhost, 127.0.0.1 or [::1] until a token is configured"
+        }
+        (false, _) => {
+            "this is for the operator: from the same machine, until a token is configured"
+        }
+    };
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
+}
+
+/// Whether the request calls this server by a name that leads nowhere else.
+fn is_called_local(request: &Parts) -> bool {
+    let host = match request.uri.host() {
+        Some(host) => Some(host.to_owned()),
+        None => match request.headers.get(header::HOST).map(|host| host.to_str()) {
+            // Browsers always say whom they mean.
+            None => return true,
+            Some(host) => host
+                .ok()
+                .and_then(|host| host.parse::<Authority>().ok())
+                .map(|host| host.host().to_owned()),
+        },
+    };
+    host.is_some_and(|host| is_loopback(&host))
+}
+
+/// Whether a host is this machine, by name or by number.
+fn is_loopback(host: &str) -> bool {
+    let number = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost")
+        || number.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 fn bearer(given: &[u8]) -> Option<&[u8]> {
@@ -59,8 +92,7 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 fn is_foreign(fields: &HeaderMap) -> bool {
     let Some(origin) = fields.get(header::ORIGIN) else { return false };
     let origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-    let host = origin.as_ref().and_then(Uri::host);
-    !matches!(host, Some("localhost" | "127.0.0.1" | "[::1]"))
+    !origin.as_ref().and_then(Uri::host).is_some_and(is_loopback)
 }
 
 /// The busiest and the most refused clients.

@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -17,51 +16,50 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::problem::Problem;
-use crate::config::with_nearest;
+use crate::config::{Limits, with_nearest};
 
-/// The longest body, in bytes.
-const MAX_BYTES: usize = 1024 * 1024;
-/// How long a client may take to send one.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// How much of a body that is too long is read past, so that the client hears why.
 const MAX_SKIPPED_BYTES: usize = 16 * 1024 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
 /// Reads a body whole.
-pub(super) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
-    let too_long = body.size_hint().lower() > MAX_BYTES as u64;
+pub(super) async fn read(mut body: Incoming, limits: &Limits) -> Result<Bytes, Problem> {
+    let Limits { max_body_bytes, body_timeout, .. } = *limits;
+    let too_long =
+        usize::try_from(body.size_hint().lower()).map_or(true, |bytes| bytes > max_body_bytes);
     if !too_long {
-        match tokio::time::timeout(DEADLINE, collected(&mut body)).await {
+        match tokio::time::timeout(body_timeout, collected(&mut body, max_body_bytes)).await {
             Ok(Ok(Some(bytes))) => return Ok(bytes),
             Ok(Ok(None)) => {}
             Ok(Err(error)) => {
                 return Err(Problem::bad(format!("the body cannot be read: {error}")));
             }
             Err(_) => {
-                let detail = format!("the body did not come within {} s", DEADLINE.as_secs());
+                let within = humantime::format_duration(body_timeout);
+                let detail = format!("the body did not come within {within}");
                 return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
                     .with(header::CONNECTION, "close"));
             }
         }
     }
     // Closed upon at once, a client that still writes would never read the answer.
-    tokio::spawn(tokio::time::timeout(DEADLINE, skip(body)));
+    tokio::spawn(tokio::time::timeout(body_timeout, skip(body)));
     Err(Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
-        format!("the body has more than {MAX_BYTES} bytes"),
+        format!("the body has more than {max_body_bytes} bytes"),
     ))
 }
 
 /// All of it; `None` if it is too long.
-async fn collected(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+async fn collected(body: &mut Incoming, max_bytes: usize) -> Result<Option<Bytes>, hyper::Error> {
     let Some(first) = next(body).await? else { return Ok(Some(Bytes::new())) };
     if body.is_end_stream() {
-        return Ok((first.len() <= MAX_BYTES).then_some(first));
+        return Ok((first.len() <= max_bytes).then_some(first));
     }
     let mut all = BytesMut::from(first);
     while let Some(more) = next(body).await? {
-        if all.len() + more.len() > MAX_BYTES {
+        if all.len() + more.len() > max_bytes {
             return Ok(None);
         }
         all.extend_from_slice(&more);

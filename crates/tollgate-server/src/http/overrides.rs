@@ -17,6 +17,7 @@ use super::body::{self, Text, Whole, field, required};
 use super::problem::Problem;
 use super::query::Query;
 use super::{Reply, questions};
+use crate::config::Limits;
 use crate::gate::{AskError, Entry, Gate};
 
 const NANOS_A_MILLI: u64 = 1_000_000;
@@ -47,9 +48,10 @@ pub(super) async fn reply(
     gate: &Arc<Gate>,
     request: &Parts,
     body: Incoming,
+    limits: &Limits,
 ) -> Result<Reply, Problem> {
     match request.method {
-        Method::PUT => set(gate, &body::read(body).await?),
+        Method::PUT => set(gate, &body::read(body, limits).await?),
         Method::DELETE => remove(gate, request),
         _ => all(gate, request),
     }

@@ -8,7 +8,7 @@ use hyper::{Request, StatusCode};
 
 use super::problem::Problem;
 use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
-use crate::gate::Verb;
+use crate::gate::{Backend, Verb};
 
 /// A place that is served.
 #[derive(Clone, Copy)]
@@ -29,6 +29,10 @@ enum Route<'a> {
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
+
+/// It decides without the store, too.
+const WITHOUT_STORE: &str =
+    "ready, but the store does not answer; policies decide by on_store_error\n";
 
 const HELLO: &str = "\
 This is Tollgate, a rate limiter.
@@ -106,6 +110,14 @@ impl<'a> Route<'a> {
     }
 }
 
+/// How a path is described, whatever stands for the policy in it; `None` where nothing is served.
+pub(super) fn template(path: &str) -> Option<&str> {
+    match Route::of(path)? {
+        Route::Authorize(_) => Some("/v1/authorize/{policy}"),
+        _ => Some(path),
+    }
+}
+
 pub(super) async fn reply(caller: &Caller, request: Request<Incoming>) -> Reply {
     served(caller, request).await.unwrap_or_else(Problem::reply)
 }
@@ -123,18 +135,21 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         );
     }
     let shared = &caller.shared;
-    let gate = &shared.gate;
+    let (gate, limits) = (&shared.gate, &caller.limits);
     if route.is_for_operators() {
-        admin::admit(caller, &request.headers)?;
+        admin::admit(caller, &request)?;
     }
     match route {
-        Route::Ask(verb) => questions::ask(gate, verb, &body::read(body).await?).await,
+        Route::Ask(verb) => questions::ask(gate, verb, &body::read(body, limits).await?).await,
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
-        Route::Reserve => questions::reserve(gate, &body::read(body).await?).await,
-        Route::Settle => questions::settle(gate, &body::read(body).await?).await,
+        Route::Reserve => questions::reserve(gate, &body::read(body, limits).await?).await,
+        Route::Settle => questions::settle(gate, &body::read(body, limits).await?).await,
         Route::Hello => Ok(text(HELLO)),
         Route::Live => Ok(text("alive\n")),
-        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text("ready\n")),
+        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text(match gate.backend() {
+            Backend::Redis(redis) if redis.counts().is_open => WITHOUT_STORE,
+            Backend::Redis(_) | Backend::Memory { .. } => "ready\n",
+        })),
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -146,7 +161,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         }
         Route::Hot => admin::hot(gate, &request),
         Route::Client => admin::client(gate, &request).await,
-        Route::Overrides => overrides::reply(gate, &request, body).await,
+        Route::Overrides => overrides::reply(gate, &request, body, limits).await,
         Route::Reload => admin::reload(shared).await,
     }
 }

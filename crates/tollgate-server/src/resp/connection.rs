@@ -18,16 +18,16 @@ use super::commands::{self, Session};
 use super::decide::Ran;
 use super::parse::{Parsed, Parser};
 use super::reply::Output;
+use crate::config::Limits;
 use crate::metrics;
 use crate::server::{Connection, Peer, Shared, Stop};
+use crate::traces::Trace;
 
 /// How much is read at a time: less while little comes.
 const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
 /// Replies are written when there are so many bytes of them, before more is decided.
 const WRITE_AT: usize = 64 << 10;
-/// How many decisions of a store across the network a connection waits for at once.
-const AT_ONCE: usize = 256;
 /// How many commands are looked at before they are carried out.
 const AHEAD: usize = 16;
 /// How long a client may take nothing of its replies before it is given up.
@@ -48,6 +48,7 @@ pub(super) async fn serve(
     stop: Stop,
 ) {
     let latency = shared.gate.metrics.latency("resp");
+    let limits = shared.limits();
     let serving = Serving {
         stream,
         input: BytesMut::new(),
@@ -56,6 +57,8 @@ pub(super) async fn serve(
         pending: Pending::new(),
         session: Session::new(shared, peer),
         latency,
+        limits,
+        begun: None,
     };
     // Whoever went away in the midst of it is not told.
     let _ = serving.run(stop).await;
@@ -69,6 +72,9 @@ struct Serving {
     pending: Pending,
     session: Session,
     latency: Histogram,
+    limits: Limits,
+    /// When a command began of which only a part has come.
+    begun: Option<Instant>,
 }
 
 impl Serving {
@@ -84,6 +90,10 @@ impl Serving {
         loop {
             self.input.reserve(chunk);
             let room = self.input.capacity() - self.input.len();
+            let deadline = match self.begun {
+                Some(begun) => Some(begun + self.limits.head_timeout),
+                None => self.limits.idle_timeout.map(|idle| Instant::now() + idle),
+            };
             let read = match is_stopping {
                 None => tokio::select! {
                     biased;
@@ -92,6 +102,7 @@ impl Serving {
                         is_stopping = Some(Instant::now());
                         continue;
                     }
+                    () = rest(deadline), if deadline.is_some() => return self.send_off().await,
                 },
                 // What has come is still answered, what has not is not waited for: the sockets are looked at once more.
                 Some(since) if since.elapsed() < LINGER => {
@@ -108,8 +119,10 @@ impl Serving {
             }
             chunk = if read == room { (2 * chunk).min(READ_MOST) } else { chunk };
             let began = Instant::now();
-            let goes_on = self.answer().await?;
+            let goes_on = Trace::of_batch().follow(self.answer(), |_| None).await?;
             metrics::observe(&self.latency, began.elapsed());
+            let is_amid = !self.input.is_empty() || self.parser.is_amid();
+            self.begun = self.begun.or(Some(began)).filter(|_| is_amid);
             write(&mut self.stream, &mut self.output.bytes).await?;
             if !goes_on {
                 return self.part().await;
@@ -119,7 +132,7 @@ impl Serving {
 
     /// Answers every command that has come whole; whether the connection goes on.
     async fn answer(&mut self) -> io::Result<bool> {
-        let Self { stream, input, parser, output, pending, session, .. } = self;
+        let Self { stream, input, parser, output, pending, session, limits, begun, .. } = self;
         let (mut done, mut foreseen) = (0, 0);
         let goes_on = loop {
             if done >= foreseen {
@@ -128,8 +141,10 @@ impl Serving {
             let (used, parsed) = parser.next(&input[done..]);
             match parsed {
                 Parsed::Command(words) => {
+                    *begun = None;
                     if !pending.is_empty() {
-                        let room = if commands::may_overlap(words) { AT_ONCE } else { 1 };
+                        let room =
+                            if commands::may_overlap(words) { limits.max_pipeline } else { 1 };
                         while pending.len() >= room {
                             take(pending, output).await;
                         }
@@ -178,6 +193,17 @@ impl Serving {
         Ok(goes_on)
     }
 
+    /// Closes the connection of a client that took too long, and says so if it is in the midst of a command.
+    async fn send_off(mut self) -> io::Result<()> {
+        if self.begun.is_some() {
+            let within = humantime::format_duration(self.limits.head_timeout);
+            let told = format!("the rest of the command did not come within {within}");
+            self.output.error("ERR", told);
+            write(&mut self.stream, &mut self.output.bytes).await?;
+        }
+        self.part().await
+    }
+
     /// Closes the connection so that what was written arrives: a system that closes on unread bytes takes replies back.
     async fn part(mut self) -> io::Result<()> {
         self.stream.shutdown().await?;
@@ -202,6 +228,14 @@ fn foresee(session: &Session, parser: &Parser, input: &[u8]) -> usize {
         seen += used;
     }
     seen
+}
+
+/// Waits for a time, or for ever.
+async fn rest(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until.into()).await,
+        None => future::pending().await,
+    }
 }
 
 /// Takes the next reply that was waited for.

@@ -9,6 +9,7 @@ use tollgate::{Cost, Decision, Ticks};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
 use crate::gate::{Answer, Ask, AskError, Asked, Gate, ThrottleArguments, Verb};
+use crate::traces;
 
 /// How a command was carried out.
 pub(super) enum Ran {
@@ -145,6 +146,7 @@ fn told<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output)
 
 /// Five integers, as redis-cell has them. Seconds are rounded up: nobody is told to come back too early.
 fn write_throttled(decision: Decision, out: &mut Output) {
+    traces::decided("CL.THROTTLE", &decision);
     let seconds = |span: Ticks| span.0.div_ceil(NANOS_PER_SECOND);
     out.array(5);
     out.integer((!decision.allowed).into());

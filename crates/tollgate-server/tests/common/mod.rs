@@ -15,6 +15,7 @@ pub(crate) struct Served {
     http: String,
     resp: String,
     config: Option<PathBuf>,
+    log: PathBuf,
 }
 
 /// How long a server may take to start and to stop.
@@ -24,11 +25,24 @@ impl Served {
     /// Starts the binary on free ports of loopback, and waits until it is ready. Without a configuration it serves the
     /// demo policy.
     pub(crate) fn start(options: &[&str], config: Option<&str>) -> Self {
+        Self::with_variables(options, config, &[])
+    }
+
+    /// The same, with variables in its environment.
+    pub(crate) fn with_variables(
+        options: &[&str],
+        config: Option<&str>,
+        variables: &[(&str, &str)],
+    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let file = |extension: &str| {
+            let name = format!("tollgate-test-{}-{started}.{extension}", std::process::id());
+            std::env::temp_dir().join(name)
+        };
+        let log = file("log");
         let config = config.map(|text| {
-            let started = STARTED.fetch_add(1, Ordering::Relaxed);
-            let name = format!("tollgate-test-{}-{started}.toml", std::process::id());
-            let path = std::env::temp_dir().join(name);
+            let path = file("toml");
             std::fs::write(&path, text).expect("the configuration is written");
             path
         });
@@ -43,7 +57,9 @@ impl Served {
         if let Some(path) = &config {
             command.arg("--config").arg(path);
         }
+        command.envs(variables.iter().copied());
         command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(std::fs::File::create(&log).expect("the log is written"));
         let mut child = command.spawn().expect("the binary starts");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (mut http, mut resp) = (String::new(), String::new());
@@ -59,7 +75,7 @@ impl Served {
                 }
             }
         }
-        Self { child, _output: output, http, resp, config }
+        Self { child, _output: output, http, resp, config, log }
     }
 
     /// Where it listens for HTTP: `HOST:PORT` or `unix:/path`.
@@ -80,6 +96,11 @@ impl Served {
     /// Its configuration, to be changed.
     pub(crate) fn config(&self) -> &Path {
         self.config.as_deref().expect("it was started with one")
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("a log")
     }
 
     /// Its process.
@@ -117,6 +138,13 @@ impl Drop for Served {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            #[allow(clippy::print_stderr, reason = "whoever looks for a failure looks for this")]
+            {
+                eprintln!("the server logged:\n{}", self.log());
+            }
+        }
+        let _ = std::fs::remove_file(&self.log);
         if let Some(path) = &self.config {
             let _ = std::fs::remove_file(path);
         }

@@ -38,7 +38,10 @@ impl Client {
 
     /// Sends a request with some header fields.
     pub(crate) fn send(&mut self, line: &str, fields: &[(&str, &str)], body: &[u8]) {
-        let mut request = format!("{line} HTTP/1.1\r\nhost: tollgate\r\n").into_bytes();
+        let mut request = format!("{line} HTTP/1.1\r\n").into_bytes();
+        if !fields.iter().any(|(name, _)| *name == "host") {
+            request.extend_from_slice(b"host: 127.0.0.1\r\n");
+        }
         for (name, value) in fields {
             request.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
         }

@@ -1,0 +1,109 @@
+//! What one client may take of the server itself: connections, bytes, time.
+
+use std::fmt;
+use std::time::Duration;
+
+use humantime::format_duration;
+use serde::Deserialize;
+use serde::de::Deserializer;
+
+use super::file::Window;
+
+/// What one client may take of the server itself. New connections go by it when it changes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Limits {
+    /// The most connections at a time, over all listeners. One too many is closed at once.
+    pub(crate) max_connections: usize,
+    /// The most that the head of an HTTP request may have.
+    pub(crate) max_head_bytes: u32,
+    /// The most that the body of an HTTP request may have.
+    pub(crate) max_body_bytes: usize,
+    /// The most requests at a time on one HTTP/2 connection.
+    pub(crate) max_streams: u32,
+    /// How many commands of one RESP connection wait for a store across the network at a time.
+    pub(crate) max_pipeline: usize,
+    /// How long a client may take over the head of an HTTP request, or rest between two; and how long over a command
+    /// of RESP that has begun.
+    #[serde(deserialize_with = "span")]
+    pub(crate) head_timeout: Duration,
+    /// How long a client may take over the body of an HTTP request.
+    #[serde(deserialize_with = "span")]
+    pub(crate) body_timeout: Duration,
+    /// How long a RESP connection may rest between two commands; `None` is as long as it likes, as with Redis.
+    #[serde(deserialize_with = "some_span")]
+    pub(crate) idle_timeout: Option<Duration>,
+}
+
+/// Below this there is no room to read a head in.
+const LEAST_HEAD_BYTES: u32 = 8 * 1024;
+/// Above this a head is no head any more.
+const MOST_HEAD_BYTES: u32 = 16 * 1024 * 1024;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_head_bytes: 64 * 1024,
+            max_body_bytes: 1024 * 1024,
+            max_streams: 256,
+            max_pipeline: 256,
+            head_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(10),
+            idle_timeout: None,
+        }
+    }
+}
+
+impl Limits {
+    /// The same, if one can serve by it.
+    pub(super) fn check(self) -> Result<Self, String> {
+        let least_one = [
+            ("max_connections", self.max_connections),
+            ("max_body_bytes", self.max_body_bytes),
+            ("max_streams", usize::try_from(self.max_streams).unwrap_or(usize::MAX)),
+            ("max_pipeline", self.max_pipeline),
+        ];
+        if let Some((name, _)) = least_one.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} 0 serves nobody; use at least 1"));
+        }
+        let idle_timeout = self.idle_timeout.unwrap_or(Duration::MAX);
+        let times = [
+            ("head_timeout", self.head_timeout),
+            ("body_timeout", self.body_timeout),
+            ("idle_timeout", idle_timeout),
+        ];
+        if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
+            return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
+        }
+        let head = self.max_head_bytes;
+        if !(LEAST_HEAD_BYTES..=MOST_HEAD_BYTES).contains(&head) {
+            return Err(format!(
+                "max_head_bytes {head} is not from {LEAST_HEAD_BYTES} to {MOST_HEAD_BYTES}"
+            ));
+        }
+        Ok(self)
+    }
+}
+
+fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    Window::deserialize(deserializer).map(|Window(span)| span)
+}
+
+fn some_span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    span(deserializer).map(Some)
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (head, body) = (format_duration(self.head_timeout), format_duration(self.body_timeout));
+        write!(f, "{} connections, ", self.max_connections)?;
+        write!(f, "heads of {} bytes in {head}, ", self.max_head_bytes)?;
+        write!(f, "bodies of {} bytes in {body}, ", self.max_body_bytes)?;
+        write!(f, "{} streams, {} commands at once", self.max_streams, self.max_pipeline)?;
+        match self.idle_timeout {
+            Some(idle) => write!(f, ", {} of rest", format_duration(idle)),
+            None => Ok(()),
+        }
+    }
+}
