@@ -6,7 +6,8 @@
 //! | How is a body read, and what may it say? | `body.rs`, `questions.rs` |
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
-//! | What may only the operator do? | `admin.rs`, `overrides.rs` |
+//! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
+//! | What does a browser get? | `page.rs` |
 //! | How does a failure look? | `problem.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
@@ -18,6 +19,8 @@ mod authorize;
 mod body;
 mod headers;
 mod overrides;
+mod page;
+mod policies;
 mod problem;
 mod query;
 mod questions;

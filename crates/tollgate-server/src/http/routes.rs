@@ -6,14 +6,16 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, StatusCode};
 
+use super::page::{self, Asset};
 use super::problem::Problem;
-use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
+use super::{Caller, Reply, admin, answer, authorize, body, overrides, policies, questions};
 use crate::gate::Verb;
 
 /// A place that is served.
 #[derive(Clone, Copy)]
 enum Route<'a> {
-    Hello,
+    Home,
+    Page(&'static Asset),
     Ask(Verb),
     Reserve,
     Settle,
@@ -22,6 +24,7 @@ enum Route<'a> {
     Ready,
     Metrics,
     OpenApi,
+    Policies,
     Hot,
     Client,
     Overrides,
@@ -40,10 +43,12 @@ This is Tollgate, a rate limiter.
   GET  /livez, /readyz         is it there, does it want requests
   GET  /metrics                for Prometheus
   GET  /openapi.json           all of it, in detail
+  GET  /                       in a browser: a page to try it with
 
 For the operator (from this machine, or with the token of the configuration):
 
   POST /v1/refund, /v1/reset   give back, start over
+  GET  /v1/policies            the policies in force
   GET  /v1/admin/hot           the busiest and the most refused clients
   GET  /v1/admin/client?key=   one client in every policy
   GET, PUT, DELETE /v1/admin/overrides
@@ -61,21 +66,25 @@ impl<'a> Route<'a> {
             "/v1/reset" => Self::Ask(Verb::Reset),
             "/v1/reserve" => Self::Reserve,
             "/v1/settle" => Self::Settle,
-            "/" => Self::Hello,
+            "/" => Self::Home,
             "/livez" => Self::Live,
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
             "/openapi.json" => Self::OpenApi,
+            "/v1/policies" => Self::Policies,
             "/v1/admin/hot" => Self::Hot,
             "/v1/admin/client" => Self::Client,
             "/v1/admin/overrides" => Self::Overrides,
             "/v1/admin/reload" => Self::Reload,
-            _ => {
-                let policy = path.strip_prefix("/v1/authorize/")?;
-                Self::Authorize(
-                    Some(policy).filter(|name| !name.is_empty() && !name.contains('/'))?,
-                )
-            }
+            _ => match path.strip_prefix("/page/") {
+                Some(name) => Self::Page(page::asset(name)?),
+                None => {
+                    let policy = path.strip_prefix("/v1/authorize/")?;
+                    Self::Authorize(
+                        Some(policy).filter(|name| !name.is_empty() && !name.contains('/'))?,
+                    )
+                }
+            },
         })
     }
 
@@ -84,11 +93,13 @@ impl<'a> Route<'a> {
             Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload => "POST",
             Self::Authorize(_) => "GET, HEAD, POST",
             Self::Overrides => "GET, PUT, DELETE",
-            Self::Hello
+            Self::Home
+            | Self::Page(_)
             | Self::Live
             | Self::Ready
             | Self::Metrics
             | Self::OpenApi
+            | Self::Policies
             | Self::Hot
             | Self::Client => "GET, HEAD",
         }
@@ -98,6 +109,7 @@ impl<'a> Route<'a> {
         matches!(
             self,
             Self::Ask(Verb::Refund | Verb::Reset)
+                | Self::Policies
                 | Self::Hot
                 | Self::Client
                 | Self::Overrides
@@ -128,11 +140,15 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         admin::admit(caller, &request.headers)?;
     }
     match route {
-        Route::Ask(verb) => questions::ask(gate, verb, &body::read(body).await?).await,
+        Route::Ask(verb) => {
+            let query = request.uri.query();
+            questions::ask(gate, verb, query, &body::read(body).await?).await
+        }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
         Route::Reserve => questions::reserve(gate, &body::read(body).await?).await,
         Route::Settle => questions::settle(gate, &body::read(body).await?).await,
-        Route::Hello => Ok(text(HELLO)),
+        Route::Home => Ok(page::home(&request.headers, HELLO)),
+        Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
         Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text("ready\n")),
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
@@ -144,6 +160,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::OpenApi => {
             Ok(answer::with_type(OPENAPI, HeaderValue::from_static("application/json")))
         }
+        Route::Policies => policies::reply(gate, &request),
         Route::Hot => admin::hot(gate, &request),
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides => overrides::reply(gate, &request, body).await,
