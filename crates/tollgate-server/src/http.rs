@@ -7,6 +7,7 @@
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs` |
+//! | How is a scenario asked for? | `simulate.rs` |
 //! | How does a failure look? | `problem.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
@@ -22,6 +23,7 @@ mod problem;
 mod query;
 mod questions;
 mod routes;
+mod simulate;
 
 use std::convert::Infallible;
 use std::pin::pin;
