@@ -8,6 +8,7 @@
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
+//! | How is a scenario asked for? | `simulate.rs` |
 //! | How does a failure look? | `problem.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
@@ -25,6 +26,7 @@ mod problem;
 mod query;
 mod questions;
 mod routes;
+mod simulate;
 
 use std::convert::Infallible;
 use std::pin::pin;

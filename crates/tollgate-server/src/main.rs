@@ -12,6 +12,7 @@ mod metrics;
 mod replay;
 mod resp;
 mod server;
+mod simulate;
 
 use std::io::Write as _;
 use std::process::ExitCode;

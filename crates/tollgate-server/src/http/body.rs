@@ -17,6 +17,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::problem::Problem;
+use super::simulate::{Retries, Traffic};
 use crate::config::with_nearest;
 
 /// The longest body, in bytes.
@@ -129,7 +130,8 @@ fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
 }
 
 /// An object, and not a list of its fields' values.
-struct Object<T>(T);
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -286,6 +288,22 @@ field! {
     limit: Whole,
     burst: Whole,
     expires_in_ms: Whole,
+    window_ms: Whole,
+    algorithms: Vec<Text<'de>>,
+    pattern: Text<'de>,
+    rate_per_minute: Whole,
+    duration_ms: Whole,
+    seed: Whole,
+    retry: Object<Retries>,
+    obeys: bool,
+    jitter: bool,
+    naive_wait_ms: Whole,
+    attempts: Whole,
+    clients: Whole,
+    greedy_factor: Whole,
+    burst_size: Whole,
+    scenario: Object<Traffic<'de>>,
+    event: Whole,
 }
 
 /// What a field says that must be there.

@@ -8,7 +8,9 @@ use hyper::{Request, StatusCode};
 
 use super::page::{self, Asset};
 use super::problem::Problem;
-use super::{Caller, Reply, admin, answer, authorize, body, overrides, policies, questions};
+use super::{
+    Caller, Reply, admin, answer, authorize, body, overrides, policies, questions, simulate,
+};
 use crate::gate::Verb;
 
 /// A place that is served.
@@ -20,6 +22,8 @@ enum Route<'a> {
     Reserve,
     Settle,
     Authorize(&'a str),
+    Simulate,
+    Explain,
     Live,
     Ready,
     Metrics,
@@ -40,6 +44,8 @@ This is Tollgate, a rate limiter.
   POST /v1/peek                the same, without charging
   POST /v1/reserve, /v1/settle charge an estimate, then what it cost
   GET  /v1/authorize/{policy}  for proxies
+  POST /v1/simulate            what each algorithm would do to some traffic
+  POST /v1/explain             the arithmetic of one of those decisions
   GET  /livez, /readyz         is it there, does it want requests
   GET  /metrics                for Prometheus
   GET  /openapi.json           all of it, in detail
@@ -66,6 +72,8 @@ impl<'a> Route<'a> {
             "/v1/reset" => Self::Ask(Verb::Reset),
             "/v1/reserve" => Self::Reserve,
             "/v1/settle" => Self::Settle,
+            "/v1/simulate" => Self::Simulate,
+            "/v1/explain" => Self::Explain,
             "/" => Self::Home,
             "/livez" => Self::Live,
             "/readyz" => Self::Ready,
@@ -90,7 +98,12 @@ impl<'a> Route<'a> {
 
     const fn methods(self) -> &'static str {
         match self {
-            Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload => "POST",
+            Self::Ask(_)
+            | Self::Reserve
+            | Self::Settle
+            | Self::Simulate
+            | Self::Explain
+            | Self::Reload => "POST",
             Self::Authorize(_) => "GET, HEAD, POST",
             Self::Overrides => "GET, PUT, DELETE",
             Self::Home
@@ -147,6 +160,8 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
         Route::Reserve => questions::reserve(gate, &body::read(body).await?).await,
         Route::Settle => questions::settle(gate, &body::read(body).await?).await,
+        Route::Simulate => simulate::simulate(&body::read(body).await?).await,
+        Route::Explain => simulate::explain(&body::read(body).await?).await,
         Route::Home => Ok(page::home(&request.headers, HELLO)),
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
