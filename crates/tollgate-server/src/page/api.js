@@ -20,9 +20,8 @@ export function setToken(token) {
 
 export const asOperator = () => (token() ? { authorization: `Bearer ${token()}` } : {});
 
-export async function post(path, body, { signal } = {}) {
-  const reply = await send(path, { method: "POST", body: JSON.stringify(body), signal });
-  return reply.json();
+export async function post(path, body) {
+  return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
 }
 
 /** The whole reply: its status, header fields and text. */
@@ -44,8 +43,7 @@ async function send(path, options) {
   let reply;
   try {
     reply = await fetch(path, { cache: "no-store", ...options });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
+  } catch {
     throw new Problem(0, "the server does not answer");
   }
   if (!reply.ok) throw new Problem(reply.status, detailOf(await reply.text(), reply.status));

@@ -1,6 +1,7 @@
 // Compare: the six algorithms on the same traffic.
 //
-// Each change asks the server once a frame at most; the newest question wins, and older ones are taken back.
+// One question is with the server at a time. What changes meanwhile is asked next, the newest only: so a drag is drawn
+// as it goes, and costs the server no more than it can answer.
 
 import { Problem, post } from "./api.js";
 import { controls } from "./controls.js";
@@ -23,7 +24,8 @@ export class Compare {
   constructor(explain, addressed) {
     this.scenario = fromQuery("");
     this.reply = null;
-    this.asked = 0;
+    this.since = null;
+    this.frame = null;
     this.redraws = [];
     this.addressed = addressed;
     this.problem = byId("compare-problem");
@@ -33,6 +35,7 @@ export class Compare {
     byId("legend").replaceChildren(...legend());
     this.playback = playback(byId("playback"), (us, part) => {
       this.stage.style.setProperty("--now", part);
+      this.stage.classList.toggle("part", part < 1);
       for (const lane of this.lanes) lane.upTo(us);
     });
     this.controls = controls(byId("scenario"), this.scenario, (scenario) => {
@@ -59,31 +62,29 @@ export class Compare {
     clearTimeout(this.resting);
     this.resting = setTimeout(() => this.addressed(), ADDRESS_RESTS_MS);
     this.since ??= since;
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      const since = this.since;
-      this.since = null;
-      this.ask(since);
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      if (!this.isAsking) this.ask();
     });
   }
 
-  async ask(since) {
-    const turn = ++this.asked;
-    this.pending?.abort();
-    this.pending = new AbortController();
-    try {
-      const reply = await post("v1/simulate", this.scenario, { signal: this.pending.signal });
-      if (turn !== this.asked) return;
-      this.show(reply);
-      this.redraws = [...this.redraws.slice(1 - REDRAWS_KEPT), performance.now() - since];
-    } catch (error) {
-      if (error.name === "AbortError" || turn !== this.asked) return;
-      if (!(error instanceof Problem)) throw error;
-      this.stage.classList.add("stale");
-      this.problem.hidden = false;
-      tell(this.problem, error.message);
+  async ask() {
+    this.isAsking = true;
+    while (this.since) {
+      const since = this.since;
+      this.since = null;
+      try {
+        this.show(await post("v1/simulate", this.scenario));
+        await painted();
+        this.redraws = [...this.redraws.slice(1 - REDRAWS_KEPT), performance.now() - since];
+      } catch (error) {
+        if (!(error instanceof Problem)) throw error;
+        this.stage.classList.add("stale");
+        this.problem.hidden = false;
+        tell(this.problem, error.message);
+      }
     }
+    this.isAsking = false;
   }
 
   show(reply) {
@@ -111,6 +112,15 @@ export class Compare {
   plotted() {
     return this.reply ? this.lanes.map((lane) => lane.plotted()) : null;
   }
+}
+
+/** Waits until what was drawn is on the screen. */
+function painted() {
+  return new Promise((done) => requestAnimationFrame(() => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = done;
+    channel.port2.postMessage(null);
+  }));
 }
 
 function legend() {

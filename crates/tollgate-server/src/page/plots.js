@@ -5,7 +5,9 @@
 import { axisTime, count, trimmed } from "./units.js";
 
 const GUTTER = 52;
-const RIGHT = 10;
+const RIGHT = 18;
+/** Room above a plot for its name. */
+const NAMED = [19, RIGHT, 0, 0];
 const styles = getComputedStyle(document.documentElement);
 
 /** A colour of the style sheet, as it is now: it differs by theme. */
@@ -34,7 +36,7 @@ function shortened(value) {
 function plot(into, height, options, data) {
   return new uPlot({
     width: Math.max(into.clientWidth, 80), height,
-    padding: [6, RIGHT, 0, 0], legend: { show: false }, cursor: { show: false },
+    padding: [4, RIGHT, 0, 0], legend: { show: false }, cursor: { show: false },
     ...options,
   }, data, into);
 }
@@ -74,7 +76,7 @@ export function decisions(into, lane, windowUs) {
       ctx.lineTo(left + width, middle);
     }
     ctx.stroke();
-    const thick = Math.max(1, Math.min(2.5, width / dpr / Math.max(1, at_us.length) / 1.6)) * dpr;
+    const thick = Math.max(1, Math.min(2, width / dpr / Math.max(1, at_us.length) / 1.6)) * dpr;
     const foot = at_us.length > width / dpr ? 0 : Math.min(3, row / dpr / 6) * dpr;
     for (const kind of [1, 0]) {
       ctx.strokeStyle = colour(kind ? "allowed" : "refused");
@@ -98,7 +100,7 @@ export function decisions(into, lane, windowUs) {
     }
     ctx.restore();
   };
-  return plot(into, 46, {
+  return plot(into, 42, {
     scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, 1] } },
     axes: [xAxis(false), { ...yAxis(() => []), grid: { show: false } }],
     series: [{}, { paths: () => null, points: { show: false } }],
@@ -109,7 +111,8 @@ export function decisions(into, lane, windowUs) {
 /** The inner state of a lane over time, with the line it cannot pass. */
 export function state(into, lane) {
   const capacity = (u) => rule(u, lane().state.capacity, "limit-line");
-  return plot(into, 96, {
+  return plot(into, 100, {
+    padding: NAMED,
     scales: {
       x: { time: false, range: () => [0, lane().duration_us] },
       y: { range: (u, least, most) => [Math.min(0, least ?? 0), Math.max(lane().state.capacity ?? 1, most ?? 1) * 1.08] },
@@ -128,6 +131,7 @@ export function cumulative(into, lane) {
   };
   const highest = () => Math.max(1, last(lane().cumulative.value), last(lane().ideal.value), 0);
   return plot(into, 142, {
+    padding: NAMED,
     scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, highest() * 1.08] } },
     axes: [xAxis(true), yAxis()],
     series: [{}, { stroke: () => colour("allowed"), width: 2, points: { show: false } }],
