@@ -31,6 +31,7 @@
 //! | How are limits described? | `policy.rs` |
 //! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
 //! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
+//! | Why is a request decided as it is? | `explain.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
 //! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
@@ -44,6 +45,7 @@ mod bucket;
 mod codec;
 mod decision;
 mod exchange;
+mod explain;
 mod fixed_window;
 mod gcra;
 mod instruction;
@@ -65,6 +67,7 @@ pub use bucket::{Bucket, BucketState, Face, Level};
 pub use codec::DecodeError;
 pub use decision::{Answer, Decision, Outcome, Source, Timed};
 pub use exchange::{Constants, NotWhole, Script};
+pub use explain::{Explanation, Formula, Operation, Shown, Step, Tells};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{ArrivalTime, Gcra};
 pub use instruction::{Instruction, InstructionError};

@@ -21,6 +21,6 @@ mod scenario;
 mod series;
 mod traffic;
 
-pub(crate) use arithmetic::{Arithmetic, arithmetic};
+pub(crate) use arithmetic::arithmetic;
 pub(crate) use report::{Lane, Report, report};
 pub(crate) use scenario::{Pattern, Retry, Scenario, ScenarioError};
