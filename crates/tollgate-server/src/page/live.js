@@ -26,6 +26,8 @@ export class Live {
     this.key = make("div", { class: "legend" });
     this.chart = make("div", { class: "plot" });
     this.policies = make("div", {});
+    this.store = make("div", {});
+    this.busiestClients = make("div", {});
     this.hot = make("div", {});
     this.hotProblem = make("p", { class: "about", role: "status" });
     byId("live").replaceChildren(
@@ -36,7 +38,7 @@ export class Live {
         tile("store", "store"), tile("keys", "clients kept"), tile("connections", "connections")),
       make("section", { class: "box" }, make("h2", {}, "Decisions a second, by policy and outcome"), this.key, this.chart),
       make("div", { class: "columns" },
-        make("section", { class: "box" }, this.policies),
+        make("section", { class: "box" }, this.policies, this.store, this.busiestClients),
         make("section", { class: "box" },
           make("form", { class: "bar token", onsubmit: (event) => {
             event.preventDefault();
@@ -89,13 +91,13 @@ export class Live {
       const { most_refused: refused, busiest } = await getAsOperator("v1/admin/hot");
       tell(this.hotProblem, "");
       const rows = (clients) => clients.map((client) => [client.key, client.policy, `≈ ${count(client.count)}`]);
-      this.hot.replaceChildren(
-        table("Most refused clients of the last minutes", ["client", "policy", "#refused"], rows(refused)),
-        table("Busiest clients", ["client", "policy", "#decisions"], rows(busiest)));
+      this.hot.replaceChildren(table("The most refused clients of the last minutes", ["client", "policy", "#refused"], rows(refused)));
+      this.busiestClients.replaceChildren(table("The busiest clients", ["client", "policy", "#decisions"], rows(busiest)));
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       this.isRefused = error.status === 401 || error.status === 403;
       this.hot.replaceChildren();
+      this.busiestClients.replaceChildren();
       tell(this.hotProblem, `The most refused clients: ${error.message}.`);
     }
   }
@@ -110,6 +112,9 @@ export class Live {
     tell(this.tiles.store, breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, breaker open" : "Redis, breaker closed");
     this.tiles.store.classList.toggle("over", breaker.length > 0 && breaker[0].value > 0);
     this.showPolicies(now);
+    this.store.replaceChildren(...(breaker.length === 0 ? [] : [table("The store", ["counted", "#so far"],
+      ["calls", "timeouts", "errors", "breaker_opened", "connections", "redirections"].map((name) =>
+        [name.replace("_", " "), count(sum(now.samples, `tollgate_store_${name}_total`))]))]));
     if (!before) return;
     const seconds = now.at - before.at;
     const each = (labels) => (sum(now.samples, "tollgate_decisions_total", labels) - sum(before.samples, "tollgate_decisions_total", labels)) / seconds;

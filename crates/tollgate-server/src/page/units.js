@@ -18,6 +18,7 @@ export function clock(us) {
 /** A span of microseconds, exact where it is short: `800 ms`, `1.25 s`, `2 min 5 s`. */
 export function span(us) {
   if (us === null || us === undefined) return "never";
+  if (us === 0) return "0 s";
   if (us < 1000) return `${us} µs`;
   if (us < US_A_SECOND) return `${trimmed(us / 1000, 3)} ms`;
   if (us < 60 * US_A_SECOND) return `${trimmed(us / US_A_SECOND, 3)} s`;
@@ -27,12 +28,11 @@ export function span(us) {
   return rest === "0" ? `${minutes} min` : `${minutes} min ${rest} s`;
 }
 
-/** A span of seconds that were measured, with two or three digits. */
+/** A span of seconds that were measured, as well as a histogram tells. */
 export function measured(seconds) {
   if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 1e-3) return `${(seconds * 1e6).toPrecision(2)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toPrecision(2)} ms`;
-  return `${seconds.toPrecision(2)} s`;
+  const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 
 export function trimmed(value, digits) {

@@ -1,0 +1,44 @@
+// What every lane plots is what `tollgate simulate --json` prints for the same scenario, number for number.
+
+import { execFileSync } from "node:child_process";
+import { assert, drive, drawn, plotted, url } from "./browser.mjs";
+
+const ADDRESSES = [
+  "#compare",
+  "#compare?pattern=steady&limit=7&window_ms=3000&burst=3",
+  "#compare?pattern=bursty&burst_size=12&rate_per_minute=200",
+  "#compare?pattern=poisson&seed=99&cost=2",
+  "#compare?pattern=ramp&rate_per_minute=300&duration_ms=60000",
+  "#compare?pattern=retry&obeys=false&jitter=false&naive_wait_ms=150&rate_per_minute=120",
+  "#compare?pattern=retry&jitter=false",
+  "#compare?pattern=greedy&clients=4&greedy_factor=30",
+];
+
+await drive(async (page) => {
+  for (const address of ADDRESSES) {
+    await page.goto("about:blank");
+    await page.goto(url + address);
+    await drawn(page);
+    const scenario = await page.evaluate(() => window.tollgate.scenario());
+    const printed = execFileSync(process.env.TOLLGATE, ["simulate", "--json", "--scenario", "-"], { input: JSON.stringify(scenario), maxBuffer: 1 << 28 });
+    const expected = JSON.parse(printed);
+    const lanes = await plotted(page);
+    assert.deepEqual(lanes.map(({ algorithm }) => algorithm), expected.lanes.map(({ algorithm }) => algorithm));
+    assert.equal(lanes.length, 6);
+    lanes.forEach((lane, index) => {
+      const { events, state, cumulative, worst_window, allowed, refused } = expected.lanes[index];
+      const where = `${address}: ${lane.algorithm}`;
+      assert.ok(events.at_us.length > 0, where);
+      assert.deepEqual(lane.decisions, { at_us: events.at_us, value: events.allowed }, where);
+      assert.deepEqual(lane.state, { at_us: state.at_us, value: state.value }, where);
+      assert.deepEqual(lane.cumulative, cumulative, where);
+      assert.deepEqual(lane.ideal, expected.ideal, where);
+      assert.deepEqual(lane.offered, expected.offered, where);
+      assert.deepEqual(lane.worst_window, worst_window, where);
+      const number = (text) => Number(text.replaceAll(/\s/g, ""));
+      assert.equal(number(lane.figures.allowed), allowed, where);
+      assert.equal(number(lane.figures.refused), refused, where);
+      assert.equal(number(lane.figures.worst.split("of")[0]), worst_window.count, where);
+    });
+  }
+});
