@@ -57,9 +57,7 @@ function number(field, scenario, change) {
     oninput: () => given(exact), onblur: () => show() });
   if (scale > 1) exact.min = 1 / scale;
   const element = make("div", { class: "field number" },
-    make("label", { for: id }, field.label, field.hint ? make("span", { class: "hint" }, ` ${field.hint}`) : null),
-    make("span", { class: "exact" }, exact, field.unit ? make("span", { class: "unit" }, field.unit) : null),
-    slider);
+    make("label", { for: id }, field.label, make("span", { class: "hint" }, ` ${field.unit || (field.hint ?? "")}`)), exact, slider);
 
   function show() {
     element.hidden = !applies(scenario(), field);

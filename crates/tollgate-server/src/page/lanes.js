@@ -4,7 +4,7 @@
 // one that is chosen is handed on to be explained.
 
 import { make, newId, tell } from "./dom.js";
-import { AREA, cumulative, decisions, state } from "./plots.js";
+import { AREA, cumulative, decisions, decisionsHeight, state } from "./plots.js";
 import { algorithmName, clock, count, span } from "./units.js";
 
 /** One algorithm's lane. `chosen` is told the decision that somebody wants explained, by its place. */
@@ -68,18 +68,21 @@ export class Lane {
     };
     if (!this.plots.state) this.make();
     const { events, state, cumulative } = this.lane;
+    const height = decisionsHeight(lane.clients.length);
+    if (this.plots.decisions.height !== height) this.plots.decisions.setSize({ width: this.plots.decisions.width, height });
     this.plots.decisions.setData([events.at_us, events.allowed]);
     this.plots.state.setData([state.at_us, state.value]);
     this.plots.cumulative?.setData([cumulative.at_us, cumulative.value]);
     tell(this.name, algorithmName(lane.algorithm));
     tell(this.policyText, lane.policy);
-    tell(this.stateName, state.unit === state.name ? state.name : `${state.name} (${state.unit})`);
+    const whose = lane.clients.length > 1 ? ` of ${lane.clients[0].name}` : "";
+    tell(this.stateName, `${state.name}${whose}${state.unit === state.name ? "" : `, in ${state.unit}`}`);
     const worst = lane.worst_window;
     tell(this.figures.worst, `${count(worst.count)} of ${count(reply.scenario.limit)}`);
     this.figures.worst.classList.toggle("over", worst.count > reply.scenario.limit);
     const notes = [];
     if (lane.clients.length > 1) {
-      notes.push(lane.clients.map((client) => `${client.name} ${count(client.allowed)} of ${count(client.asked)}`).join(", "));
+      notes.push(lane.clients.map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.asked)}`).join(", "));
     }
     if (lane.retried > 0) notes.push(`${count(lane.retried)} retries, ${count(lane.gave_up)} gave up`);
     if (lane.cut_at_us !== undefined) notes.push(`cut at ${clock(lane.cut_at_us)}: too many decisions`);

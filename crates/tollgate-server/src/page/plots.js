@@ -44,6 +44,9 @@ function plot(into, height, options, data) {
 /** Where a plot's area begins and ends, as parts of the page's own boxes: the veil and the marks are put there. */
 export const AREA = { left: GUTTER, right: RIGHT };
 
+/** How high the decisions of so many clients are. */
+export const decisionsHeight = (clients) => Math.max(42, 16 * clients);
+
 /**
  * The decisions of a lane: up and filled if allowed, down with a foot if refused, so that shape tells as colour does.
  * Each client has a row. `lane()` is the lane that is drawn, `windowUs()` how long its window is.
@@ -57,6 +60,13 @@ export function decisions(into, lane, windowUs) {
     const { left, top, width, height } = u.bbox;
     const row = height / rows;
     ctx.save();
+    if (rows > 1) {
+      ctx.font = `${10 * dpr}px ${styles.getPropertyValue("--sans")}`;
+      ctx.textAlign = "right";
+      ctx.textBaseline = "middle";
+      ctx.fillStyle = colour("muted");
+      lane().clients.forEach(({ name }, index) => ctx.fillText(name, left - 5 * dpr, top + row * (index + 0.5)));
+    }
     ctx.beginPath();
     ctx.rect(left, top - 1, width, height + 2);
     ctx.clip();
@@ -100,7 +110,7 @@ export function decisions(into, lane, windowUs) {
     }
     ctx.restore();
   };
-  return plot(into, 42, {
+  return plot(into, decisionsHeight(1), {
     scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, 1] } },
     axes: [xAxis(false), { ...yAxis(() => []), grid: { show: false } }],
     series: [{}, { paths: () => null, points: { show: false } }],

@@ -19,17 +19,17 @@ export const PATTERNS = [
 
 /** What is dragged. `only` says with which pattern. */
 export const NUMBERS = [
-  { name: "limit", label: "Limit", unit: "requests", min: 1, max: 100, most: 1_000_000 },
+  { name: "limit", label: "Limit", unit: "", min: 1, max: 100, most: 1_000_000 },
   { name: "window_ms", label: "Window", unit: "s", scale: 1000, min: 1, max: 60, most: 86_400, step: 0.1 },
-  { name: "burst", label: "Burst", unit: "requests", min: 1, max: 100, most: 1_000_000, hint: "Buckets only" },
+  { name: "burst", label: "Burst", unit: "", min: 1, max: 100, most: 1_000_000, hint: "for buckets" },
   { name: "rate_per_minute", label: "Incoming", unit: "a minute", min: 1, max: 600, most: 1_000_000 },
-  { name: "burst_size", label: "Group", unit: "requests", min: 1, max: 50, most: 10_000, only: "bursty" },
+  { name: "burst_size", label: "Group", unit: "", min: 1, max: 50, most: 10_000, only: "bursty" },
   { name: "clients", label: "Polite clients", unit: "", min: 1, max: 15, most: 15, only: "greedy" },
-  { name: "greedy_factor", label: "The greedy one sends", unit: "× one", min: 1, max: 50, most: 10_000, only: "greedy" },
+  { name: "greedy_factor", label: "The greedy one", unit: "×", min: 1, max: 50, most: 10_000, only: "greedy" },
   { name: "naive_wait_ms", label: "Waits", unit: "ms", min: 10, max: 2000, most: 3_600_000, within: "retry", only: "retry", unless: "obeys" },
-  { name: "attempts", label: "Attempts", unit: "at most", min: 1, max: 20, most: 100, within: "retry", only: "retry" },
+  { name: "attempts", label: "Attempts", unit: "", min: 1, max: 20, most: 100, within: "retry", only: "retry" },
   { name: "duration_ms", label: "Duration", unit: "s", scale: 1000, min: 5, max: 120, most: 86_400, step: 1 },
-  { name: "cost", label: "Cost", unit: "each", min: 1, max: 20, most: 1_000_000 },
+  { name: "cost", label: "Cost", unit: "", min: 1, max: 20, most: 1_000_000 },
   { name: "seed", label: "Seed", unit: "", min: 1, max: 1000, most: Number.MAX_SAFE_INTEGER },
 ];
 

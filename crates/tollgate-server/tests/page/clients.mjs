@@ -53,7 +53,7 @@ await drive(async (page) => {
   await page.locator("input[name=new-client]").fill("dave");
   await page.keyboard.press("Enter");
   await page.locator("select[name=tier]").selectOption("pro");
-  await page.locator("input[name=cost]").fill("7");
+  await page.locator("#clients input[name=cost]").fill("7");
   await says(left(page, 3), "50 of 50");
   await card(page, 3).getByRole("button", { name: "Send 1", exact: true }).click();
   await says(left(page, 3), "43 of 50");

@@ -14,14 +14,29 @@ const ADDRESSES = [
   "#compare?pattern=greedy&clients=4&greedy_factor=30",
 ];
 
+/** The options of the command that say the same as a scenario. */
+function options({ limit, window_ms, burst, algorithms, pattern, rate_per_minute, duration_ms, seed, cost, retry, clients, greedy_factor, burst_size }) {
+  const given = {
+    limit, window: `${window_ms}ms`, burst, pattern, rate: `${rate_per_minute}/m`, duration: `${duration_ms}ms`, seed, cost,
+    "naive-wait": `${retry.naive_wait_ms}ms`, attempts: retry.attempts, clients, "greedy-factor": greedy_factor, "burst-size": burst_size,
+  };
+  return [
+    ...Object.entries(given).flatMap(([name, value]) => [`--${name}`, String(value)]),
+    ...algorithms.flatMap((name) => ["--algorithm", name]),
+    ...(retry.obeys ? [] : ["--naive"]),
+    ...(retry.jitter ? [] : ["--no-jitter"]),
+  ];
+}
+
 await drive(async (page) => {
   for (const address of ADDRESSES) {
     await page.goto("about:blank");
     await page.goto(url + address);
     await drawn(page);
     const scenario = await page.evaluate(() => window.tollgate.scenario());
-    const printed = execFileSync(process.env.TOLLGATE, ["simulate", "--json", "--scenario", "-"], { input: JSON.stringify(scenario), maxBuffer: 1 << 28 });
+    const printed = execFileSync(process.env.TOLLGATE, ["simulate", "--json", ...options(scenario)], { maxBuffer: 1 << 28 });
     const expected = JSON.parse(printed);
+    assert.deepEqual(expected.scenario, scenario);
     const lanes = await plotted(page);
     assert.deepEqual(lanes.map(({ algorithm }) => algorithm), expected.lanes.map(({ algorithm }) => algorithm));
     assert.equal(lanes.length, 6);

@@ -33,8 +33,9 @@ await drive(async (page) => {
 
   // From the tabs, the tabulator leads to every control; what has the focus shows it.
   const reached = new Set();
-  for (let step = 0; step < 40; step += 1) {
+  for (;;) {
     await page.keyboard.press("Tab");
+    if (await page.evaluate(() => document.activeElement === document.body)) break;
     const focus = await page.evaluate(() => {
       const { name, className } = document.activeElement;
       const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement);

@@ -50,7 +50,7 @@ for (const scheme of ["light", "dark"]) {
         await page.getByRole("button", { name: "Send 10" }).first().click();
         await page.locator(".history .refused").first().waitFor();
       }
-      if (name === "Live") await page.locator("table").first().waitFor();
+      if (name === "Live") await page.locator("#live table").first().waitFor();
       assert.deepEqual(await illegible(page), [], `${scheme} ${name}`);
     }
   }, { colorScheme: scheme });
