@@ -7,7 +7,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Request, StatusCode};
 
 use super::problem::Problem;
-use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
+use super::{Caller, Reply, admin, answer, authorize, backtest, body, overrides, questions};
 use crate::gate::Verb;
 
 /// A place that is served.
@@ -26,6 +26,7 @@ enum Route<'a> {
     Client,
     Overrides,
     Reload,
+    Backtest,
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -48,6 +49,7 @@ For the operator (from this machine, or with the token of the configuration):
   GET  /v1/admin/client?key=   one client in every policy
   GET, PUT, DELETE /v1/admin/overrides
   POST /v1/admin/reload        read the configuration anew
+  POST /v1/backtest?policy=    what policies would have done to the log in the body
 
 Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' http://127.0.0.1:8080/v1/check
 ";
@@ -70,6 +72,7 @@ impl<'a> Route<'a> {
             "/v1/admin/client" => Self::Client,
             "/v1/admin/overrides" => Self::Overrides,
             "/v1/admin/reload" => Self::Reload,
+            "/v1/backtest" => Self::Backtest,
             _ => {
                 let policy = path.strip_prefix("/v1/authorize/")?;
                 Self::Authorize(
@@ -81,7 +84,7 @@ impl<'a> Route<'a> {
 
     const fn methods(self) -> &'static str {
         match self {
-            Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload => "POST",
+            Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload | Self::Backtest => "POST",
             Self::Authorize(_) => "GET, HEAD, POST",
             Self::Overrides => "GET, PUT, DELETE",
             Self::Hello
@@ -102,6 +105,7 @@ impl<'a> Route<'a> {
                 | Self::Client
                 | Self::Overrides
                 | Self::Reload
+                | Self::Backtest
         )
     }
 }
@@ -148,6 +152,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides => overrides::reply(gate, &request, body).await,
         Route::Reload => admin::reload(shared).await,
+        Route::Backtest => backtest::reply(caller, &request, body).await,
     }
 }
 
