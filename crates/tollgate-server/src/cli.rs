@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tollgate_core::{Anchor, Cost, Kind};
+use tollgate_core::{Anchor, Cost, Kind, Limit, Ticks};
+
+use crate::backtest::{Format, KeyFrom, Share};
+use crate::spelling;
 
 /// A rate limiter that decides exactly.
 #[derive(Debug, Parser)]
@@ -20,6 +23,7 @@ pub(crate) enum Command {
     CheckConfig(CheckConfig),
     Check(Check),
     Replay(Replay),
+    Backtest(Backtest),
     Completions(Completions),
 }
 
@@ -185,4 +189,66 @@ impl From<WindowAnchor> for Anchor {
 
 fn kind() -> impl clap::builder::TypedValueParser<Value = Kind> {
     PossibleValuesParser::new(Kind::ALL.map(Kind::name)).try_map(|name| name.parse::<Kind>())
+}
+
+/// Say what limits would have done to the requests of a log.
+///
+/// Reads combined logs of nginx and Apache, JSON lines and CSV, plain or gzip, in the order given, and decides every
+/// request under every policy, in the time of the log. Tells what share of requests and clients would have been
+/// refused, who is hit hardest and when, and how busy clients are at their peak. Lines that cannot be read are counted,
+/// and the first few are shown.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "A policy is an algorithm (token_bucket, gcra, leaky_bucket, fixed_window, sliding_window_log, \
+sliding_window_counter), a limit and a window, and for buckets perhaps a burst: \"gcra 5/s\", \"fixed_window 1000/1h\".
+
+Exit code 1 means that a log could not be read to its end; 2 that nothing was decided."
+)]
+pub(crate) struct Backtest {
+    /// Where to read; standard input without any, or for `-`
+    #[arg(value_name = "LOG")]
+    pub(crate) logs: Vec<PathBuf>,
+
+    /// Whose requests they are: `ip`, `header:NAME` or `field:NAME`
+    #[arg(long, value_name = "KEY", default_value = "ip")]
+    pub(crate) key: KeyFrom,
+
+    /// A policy to try, such as `token_bucket 100/1m burst 20`; may be given several times
+    #[arg(long = "policy", value_name = "POLICY", required = true, value_parser = spelling::parse)]
+    pub(crate) policies: Vec<Limit>,
+
+    /// How lines are written [default: found out]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub(crate) format: Option<Format>,
+
+    /// The field with the time, in JSON and CSV [default: time, timestamp, ts, @timestamp, msec, …]
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) time: Option<String>,
+
+    /// Find for each policy the least limit that would have spared this share of clients, in percent, such as 99.9
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) suggest: Option<Share>,
+
+    /// The window of the clients' peaks [default: that of the first policy]
+    #[arg(long, value_name = "WINDOW", value_parser = window)]
+    pub(crate) peak: Option<Ticks>,
+
+    /// How many of the clients that are hit hardest are told
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+
+    /// Also write a page with plots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A window of more than no time.
+pub(crate) fn window(text: &str) -> Result<Ticks, String> {
+    spelling::span_of(text)
+        .filter(|window| *window > Ticks::ZERO)
+        .ok_or_else(|| format!("found {text:?}; expected a time such as `30s`, `1m` or `1h`"))
 }

@@ -16,7 +16,7 @@ use tollgate::{Access, Cost, Tiers};
 use tollgate_redis::OnFailure;
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
-pub(crate) use mistake::{Mistake, with_nearest};
+pub(crate) use mistake::{Mistake, nearest, with_nearest};
 
 /// A configuration that works.
 #[derive(Debug, Default)]
@@ -26,6 +26,7 @@ pub(crate) struct Config {
     pub(crate) store: Option<String>,
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
+    pub(crate) backtest_max_bytes: u64,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 

@@ -9,6 +9,7 @@
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
 //! | How is a scenario asked for? | `simulate.rs` |
+//! | How is a log sent to be decided anew? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
@@ -17,6 +18,7 @@ mod address;
 mod admin;
 mod answer;
 mod authorize;
+mod backtest;
 mod body;
 mod headers;
 mod overrides;
@@ -27,6 +29,9 @@ mod query;
 mod questions;
 mod routes;
 mod simulate;
+
+pub(crate) use address::{key as address_key, parsed as parsed_address};
+pub(crate) use backtest::places as backtest_places;
 
 use std::convert::Infallible;
 use std::pin::pin;

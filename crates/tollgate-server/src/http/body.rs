@@ -25,7 +25,7 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// How long a client may take to send one.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How much of a body that is too long is read past, so that the client hears why.
-const MAX_SKIPPED_BYTES: usize = 16 * 1024 * 1024;
+const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
@@ -47,7 +47,7 @@ pub(super) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
         }
     }
     // Closed upon at once, a client that still writes would never read the answer.
-    tokio::spawn(tokio::time::timeout(DEADLINE, skip(body)));
+    tokio::spawn(skip(body, MAX_SKIPPED_BYTES));
     Err(Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         format!("the body has more than {MAX_BYTES} bytes"),
@@ -70,18 +70,23 @@ async fn collected(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
     Ok(Some(all.freeze()))
 }
 
-async fn skip(mut body: Incoming) {
-    let mut skipped = 0;
-    while let Ok(Some(bytes)) = next(&mut body).await {
-        skipped += bytes.len();
-        if skipped > MAX_SKIPPED_BYTES {
-            return;
+/// Reads past so many bytes, as long as they come in time.
+pub(super) async fn skip(mut body: Incoming, at_most: u64) {
+    let all = async {
+        let mut skipped = 0;
+        while let Ok(Some(bytes)) = next(&mut body).await {
+            skipped += bytes.len() as u64;
+            if skipped > at_most {
+                return;
+            }
         }
-    }
+    };
+    // What does not come in time is not waited for.
+    let _ = tokio::time::timeout(DEADLINE, all).await;
 }
 
 /// The next piece of data; trailers are nobody's.
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
     while let Some(frame) = body.frame().await.transpose()? {
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));

@@ -9,7 +9,8 @@ use hyper::{Request, StatusCode};
 use super::page::{self, Asset};
 use super::problem::Problem;
 use super::{
-    Caller, Reply, admin, answer, authorize, body, overrides, policies, questions, simulate,
+    Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions,
+    simulate,
 };
 use crate::gate::Verb;
 
@@ -33,6 +34,7 @@ enum Route<'a> {
     Client,
     Overrides,
     Reload,
+    Backtest,
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -59,6 +61,7 @@ For the operator (from this machine, or with the token of the configuration):
   GET  /v1/admin/client?key=   one client in every policy
   GET, PUT, DELETE /v1/admin/overrides
   POST /v1/admin/reload        read the configuration anew
+  POST /v1/backtest?policy=    what policies would have done to the log in the body
 
 Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' http://127.0.0.1:8080/v1/check
 ";
@@ -84,6 +87,7 @@ impl<'a> Route<'a> {
             "/v1/admin/client" => Self::Client,
             "/v1/admin/overrides" => Self::Overrides,
             "/v1/admin/reload" => Self::Reload,
+            "/v1/backtest" => Self::Backtest,
             _ => match path.strip_prefix("/page/") {
                 Some(name) => Self::Page(page::asset(name)?),
                 None => {
@@ -103,7 +107,8 @@ impl<'a> Route<'a> {
             | Self::Settle
             | Self::Simulate
             | Self::Explain
-            | Self::Reload => "POST",
+            | Self::Reload
+            | Self::Backtest => "POST",
             Self::Authorize(_) => "GET, HEAD, POST",
             Self::Overrides => "GET, PUT, DELETE",
             Self::Home
@@ -127,6 +132,7 @@ impl<'a> Route<'a> {
                 | Self::Client
                 | Self::Overrides
                 | Self::Reload
+                | Self::Backtest
         )
     }
 }
@@ -180,6 +186,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides => overrides::reply(gate, &request, body).await,
         Route::Reload => admin::reload(shared).await,
+        Route::Backtest => backtest::reply(caller, &request, body).await,
     }
 }
 
