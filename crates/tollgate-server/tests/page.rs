@@ -106,6 +106,11 @@ fn with_a_token_live_shows_clients_to_the_operator_only() {
 }
 
 #[test]
+fn a_log_is_streamed_up_and_decided_as_the_command_does() {
+    drive("backtest", &Served::start(&[], None));
+}
+
+#[test]
 fn h6_a_script_for_a_name_is_text_wherever_it_is_shown() {
     drive("hostile", &Served::start(&[], Some(POLICIES)));
 }

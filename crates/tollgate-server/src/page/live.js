@@ -142,14 +142,14 @@ export class Live {
   }
 
   draw() {
-    const series = this.busiest.flatMap((policy, hue) => ["allowed", "refused"].map((outcome) => ({ policy, outcome, hue, refused: outcome === "refused" })));
+    const series = this.busiest.flatMap((policy, hue) => ["allowed", "refused"].map((outcome) => ({ policy, outcome, hue })));
     const drawn = JSON.stringify(series);
     if (this.drawn !== drawn) {
       this.drawn = drawn;
       this.plot?.destroy();
       this.plot = live(this.chart, series);
-      this.key.replaceChildren(...series.map(({ policy, outcome, hue, refused }) =>
-        make("span", {}, make("span", { class: `key line hue-${hue}${refused ? " dashed" : ""}` }), `${policy}, ${outcome}`)));
+      this.key.replaceChildren(...series.map(({ policy, outcome, hue }) =>
+        make("span", {}, make("span", { class: `key line hue-${hue}${outcome === "refused" ? " dashed" : ""}` }), `${policy}, ${outcome}`)));
     }
     const pairs = this.readings.slice(1).map((now, index) => [this.readings[index], now]);
     this.plot.setData([

@@ -176,16 +176,40 @@ function path(u, { at_us, value }, name, dash) {
   ctx.restore();
 }
 
-/** Lines over the seconds of the wall, for what is live: one series for each name. */
-export function live(into, series) {
+/** An axis of the time of day. */
+const dayAxis = () => ({ ...xAxis(true), space: 80, values: (u, splits) => splits.map((at) => timeOfDay(at, u.scales.x.max - u.scales.x.min)) });
+
+const DAY_S = 86_400;
+
+function timeOfDay(at, range) {
+  const date = new Date(at * 1000);
+  const time = date.toLocaleTimeString("en-GB");
+  return range > DAY_S ? `${date.toISOString().slice(5, 10)} ${time.slice(0, 5)}` : time;
+}
+
+/** Lines over the time of day, from 0 up. */
+function lines(into, series, axis) {
   return plot(into, 220, {
     scales: { x: { time: true }, y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] } },
-    axes: [
-      { ...xAxis(true), space: 80, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) },
-      yAxis(),
-    ],
-    series: [{}, ...series.map(({ refused, hue }) => ({
-      stroke: () => colour(`hue-${hue}`), width: 2, dash: refused ? [5, 4] : undefined, points: { show: false },
+    axes: [axis, yAxis()],
+    series: [{}, ...series.map(({ isDashed, hue }) => ({
+      stroke: () => colour(`hue-${hue}`), width: 2, dash: isDashed ? [5, 4] : undefined, points: { show: false },
     }))],
   }, [[], ...series.map(() => [])]);
+}
+
+/** What is live: a line for each policy and outcome. */
+export const live = (into, series) =>
+  lines(into, series.map(({ outcome, hue }) => ({ isDashed: outcome === "refused", hue })), dayAxis());
+
+/** What a backtest counted in steps of time: requests, and refusals by policy. */
+export function overTime(into, { over_time: { points }, policies }) {
+  const series = [{ isDashed: false, hue: 0 }, ...policies.map((_, index) => ({ isDashed: true, hue: (index + 1) % 6 }))];
+  const plot = lines(into, series, dayAxis());
+  plot.setData([
+    points.map(({ time }) => Date.parse(time) / 1000),
+    points.map(({ requests }) => requests),
+    ...policies.map((_, index) => points.map(({ refused }) => refused[index])),
+  ]);
+  return plot;
 }

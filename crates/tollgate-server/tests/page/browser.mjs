@@ -17,8 +17,11 @@ const PATIENCE_MS = 20_000;
 export const url = process.argv[2];
 export { assert };
 
-/** Opens the page, lets a case drive it, and fails if the page did what it should not. `expected` are console errors that must come. */
-export async function drive(run, { address = "", expected = [], ...options } = {}) {
+/**
+ * Opens the page, lets a case drive it, and fails if the page did what it should not. `expected` are console errors that
+ * must come, `mayFail` is a request that may end without a reply.
+ */
+export async function drive(run, { address = "", expected = [], mayFail = /^$/, ...options } = {}) {
   // A profile of its own, in a directory that goes with it.
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
   const wrong = [];
@@ -41,7 +44,9 @@ export async function drive(run, { address = "", expected = [], ...options } = {
       const { protocol, origin } = new URL(request.url());
       if (protocol !== "data:" && origin !== new URL(url).origin) wrong.push(`a request to ${request.url()}`);
     });
-    page.on("requestfailed", (request) => wrong.push(`${request.url()}: ${request.failure().errorText}`));
+    page.on("requestfailed", (request) => {
+      if (!mayFail.test(request.url())) wrong.push(`${request.url()}: ${request.failure().errorText}`);
+    });
     await page.goto(url + address);
     await drawn(page);
     await run(page);
