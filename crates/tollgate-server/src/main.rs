@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::CheckConfig(options) => config::show(&options.file).map(|()| ExitCode::SUCCESS),
         Command::Check(options) => check::run(&options),
         Command::Replay(options) => replay::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Simulate(options) => simulate::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Completions(options) => {
             let mut command = cli::Cli::command();
             clap_complete::generate(
