@@ -2,9 +2,9 @@
 
 use num_bigint::BigInt;
 use proptest::prelude::*;
+use tollgate_core::explain::{Explanation, Formula, Operation, Tells};
 use tollgate_core::{
-    Algorithm as _, Cost, Decision, Explanation, Formula, Kind, Limit, LimitState, Op, Operation,
-    Part, Policy, Tells, Tick, Ticks, apply,
+    Algorithm as _, Cost, Decision, Kind, Limit, LimitState, Op, Part, Policy, Tick, Ticks, apply,
 };
 use tollgate_testkit::{Step, any_limit_of, cases, costs, steps, times};
 
@@ -40,7 +40,7 @@ fn evaluated(formula: &Formula) -> BigInt {
         }
         Operation::AtMost => i32::from(a <= b).into(),
         Operation::Below => i32::from(a < b).into(),
-        other => panic!("{other:?} is new"),
+        other => unreachable!("{other:?} is new"),
     }
 }
 
@@ -86,8 +86,7 @@ fn follows(why: &Explanation, limit: &Limit, now: Tick, cost: Cost) {
         assert_eq!(exact, BigInt::from(step.value()), "{step}");
         known.push((step.name, step.value()));
     }
-    let told =
-        |part| why.steps.iter().find(|step| step.tells == Some(part)).map(|step| step.value());
+    let told = |part| why.told(part);
     let wait = |wait: Option<i128>| wait.map(|wait| Ticks(u64::try_from(wait).unwrap_or(u64::MAX)));
     let decision = &why.decision;
     assert_eq!(told(Tells::Allowed), Some(decision.allowed.into()));

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Check(options) => check::run(&options),
         Command::Replay(options) => replay::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Backtest(options) => backtest::run(&options),
+        Command::Simulate(options) => simulate::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Completions(options) => {
             let mut command = cli::Cli::command();
             clap_complete::generate(

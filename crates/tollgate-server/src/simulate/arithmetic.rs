@@ -1,7 +1,8 @@
 //! Why one request of a scenario was decided as it was: the core's own explanation, of that very decision.
 
 use serde::Serialize;
-use tollgate_core::{Cost, Explanation, Kind};
+use tollgate_core::explain::{self, Explanation};
+use tollgate_core::{Cost, Kind};
 
 use super::report::name;
 use super::run::{Run, tick};
@@ -88,7 +89,7 @@ pub(crate) fn arithmetic(
 }
 
 impl Step {
-    fn of(step: &tollgate_core::Step) -> Self {
+    fn of(step: &explain::Step) -> Self {
         let (formula, value) = (step.formula.to_string(), step.shown().to_string());
         Self { name: step.name, says: step.says, formula, value }
     }

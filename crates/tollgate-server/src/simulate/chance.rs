@@ -1,4 +1,4 @@
-//! Chance that is the same everywhere: SplitMix64 from a seed, and exponential gaps in integers.
+//! Chance that is the same everywhere: `SplitMix64` from a seed, and exponential gaps in integers.
 //!
 //! Written here because the stream is part of what is promised: the same seed gives the same traffic, whatever version
 //! of whatever library, on any machine. It is not fit for anything that must not be guessed.

@@ -60,6 +60,7 @@ fn window(numbers: &Numbers) -> (u64, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use tollgate::Access;
     use tollgate_core::{Policy, Ticks};
 
     use super::*;
@@ -73,7 +74,10 @@ mod tests {
             for &kind in &scenario.algorithms {
                 let limit = scenario.limit_of(kind).unwrap();
                 let config = Config::parse(&toml(&limit)).expect("a configuration");
-                let written = *config.policies["example"].tiers.base().limits()[0].numbers();
+                let Access::Limited(policy) = config.policies["example"].tiers.base() else {
+                    panic!("it limits nothing: {config:?}");
+                };
+                let written = *policy.limits()[0].numbers();
                 // There a tick is a nanosecond.
                 let meant = Policy::of(kind, 7).per(Ticks(window_ms * 1_000_000));
                 let meant = if kind.is_bucket() { meant.burst(9) } else { meant };
