@@ -37,16 +37,17 @@ export class Lane {
     const statePlot = make("div", { class: "plot" }, this.stateName);
     const timeline = make("div", { class: "timeline" },
       make("div", { class: "plot" }, this.strip, veil()),
-      make("div", { class: "plot" }, statePlot, veil()), this.mark, this.readout);
+      make("div", { class: "plot" }, statePlot, veil(), this.readout), this.mark);
     const figure = (label, output, mark) => make("div", {}, make("dt", {}, mark ? make("span", { class: `key ${mark}` }) : null, label), make("dd", {}, output));
     const head = make("div", { class: "lane-head" },
-      this.name, this.policyText,
+      make("div", { class: "bar" }, this.name,
+        parts.policy ? make("button", { type: "button", class: "quiet", title: "The policy as TOML and as Rust", onclick: () => parts.policy(this.lane) }, "Code") : null),
+      this.policyText,
       make("dl", { class: "figures" },
         figure("allowed", this.figures.allowed, "allowed"),
         figure("refused", this.figures.refused, "refused"),
         figure("worst window", this.figures.worst)),
-      this.notes,
-      parts.policy ? make("button", { type: "button", class: "quiet", onclick: () => parts.policy(this.lane) }, "TOML and Rust") : null);
+      this.notes);
     this.element = make("article", { class: parts.cumulative ? "lane" : "lane lone", "aria-labelledby": this.name.id }, head, timeline);
     this.plots = {};
     this.make = () => {
@@ -63,7 +64,7 @@ export class Lane {
   /** Shows a lane of a reply, with what all of them share. */
   show(lane, reply) {
     this.lane = {
-      ...lane, ideal: reply.ideal, offered: reply.offered,
+      ...lane, ideal: reply.ideal, offered: reply.offered, limit: reply.scenario.limit,
       duration_us: reply.scenario.duration_ms * 1000, window_us: reply.scenario.window_ms * 1000,
     };
     if (!this.plots.state) this.make();
@@ -78,8 +79,8 @@ export class Lane {
     const whose = lane.clients.length > 1 ? ` of ${lane.clients[0].name}` : "";
     tell(this.stateName, `${state.name}${whose}${state.unit === state.name ? "" : `, in ${state.unit}`}`);
     const worst = lane.worst_window;
-    tell(this.figures.worst, `${count(worst.count)} of ${count(reply.scenario.limit)}`);
-    this.figures.worst.classList.toggle("over", worst.count > reply.scenario.limit);
+    tell(this.figures.worst, `${count(worst.count)} of ${count(this.lane.limit)}`);
+    this.figures.worst.classList.toggle("over", worst.count > this.lane.limit);
     const notes = [];
     if (lane.clients.length > 1) {
       notes.push(lane.clients.map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.asked)}`).join(", "));

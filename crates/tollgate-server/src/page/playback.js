@@ -1,6 +1,6 @@
 // Playback: a place in virtual time that moves, or rests, or goes from decision to decision.
 
-import { make, newId, tell } from "./dom.js";
+import { make, tell } from "./dom.js";
 import { after } from "./lanes.js";
 import { clock } from "./units.js";
 
@@ -17,15 +17,14 @@ export function playback(into, moved) {
   const play = make("button", { type: "button", class: "primary play", onclick: () => (isPlaying ? pause() : start()) }, "Play");
   const back = make("button", { type: "button", "aria-label": "One decision back", title: "One decision back", onclick: () => step(-1) }, "‹");
   const forth = make("button", { type: "button", "aria-label": "One decision on", title: "One decision on", onclick: () => step(1) }, "›");
-  const speedId = newId("speed");
-  const speed = make("select", { id: speedId, name: "speed" }, SPEEDS.map((times) => make("option", { value: times, selected: times === 1 }, `${times}×`)));
+  const speed = make("select", { name: "speed", "aria-label": "Speed", title: "Speed" }, SPEEDS.map((times) => make("option", { value: times, selected: times === 1 }, `${times}×`)));
   const time = make("input", { type: "range", name: "time", min: 0, max: 1000, step: 1, value: 1000, "aria-label": "Time",
     oninput: () => {
       pause();
       put((Number(time.value) / 1000) * durationUs);
     } });
   const shown = make("output", { class: "time" });
-  into.replaceChildren(play, make("span", { class: "steps" }, back, forth), make("label", { for: speedId, class: "speed" }, "Speed ", speed), time, shown);
+  into.replaceChildren(play, make("span", { class: "steps" }, back, forth), speed, time, shown);
 
   function put(us) {
     at = us;

@@ -45,7 +45,7 @@ function plot(into, height, options, data) {
 export const AREA = { left: GUTTER, right: RIGHT };
 
 /** How high the decisions of so many clients are. */
-export const decisionsHeight = (clients) => Math.max(42, 16 * clients);
+export const decisionsHeight = (clients) => Math.max(40, 16 * clients);
 
 /**
  * The decisions of a lane: up and filled if allowed, down with a foot if refused, so that shape tells as colour does.
@@ -74,7 +74,7 @@ export function decisions(into, lane, windowUs) {
     if (worst && worst.count > 0) {
       const from = u.valToPos(worst.from_us, "x", true);
       const to = u.valToPos(worst.from_us + windowUs(), "x", true);
-      ctx.fillStyle = colour(worst.count > lane().capacity ? "over-wash" : "wash");
+      ctx.fillStyle = colour(worst.count > lane().limit ? "over-wash" : "wash");
       ctx.fillRect(from, top, to - from, height);
     }
     ctx.strokeStyle = colour("grid");
@@ -121,7 +121,7 @@ export function decisions(into, lane, windowUs) {
 /** The inner state of a lane over time, with the line it cannot pass. */
 export function state(into, lane) {
   const capacity = (u) => rule(u, lane().state.capacity, "limit-line");
-  return plot(into, 100, {
+  return plot(into, 90, {
     padding: NAMED,
     scales: {
       x: { time: false, range: () => [0, lane().duration_us] },
@@ -140,7 +140,7 @@ export function cumulative(into, lane) {
     path(u, lane().ideal, "limit-line", [6, 4]);
   };
   const highest = () => Math.max(1, last(lane().cumulative.value), last(lane().ideal.value), 0);
-  return plot(into, 142, {
+  return plot(into, 130, {
     padding: NAMED,
     scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, highest() * 1.08] } },
     axes: [xAxis(true), yAxis()],

@@ -8,7 +8,7 @@ const shoot = (page, name) => page.screenshot({ path: path.join(directory, `${na
 const DESKTOP = { viewport: { width: 1280, height: 860 } };
 const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
 
-await drive((page) => shoot(page, "compare"), { address: "#compare?limit=20&burst=10&rate_per_minute=120", ...DESKTOP });
+await drive((page) => shoot(page, "compare"), { address: "#compare?window_ms=6000&limit=12&burst=12&rate_per_minute=900&duration_ms=24000", viewport: { width: 1280, height: 1100 } });
 
 await drive(async (page) => {
   await page.locator("input[name=time]").fill("620");
