@@ -472,7 +472,7 @@ fn the_policies_in_force_are_told_to_the_operator() {
     "#;
     let served = Served::start(&[], Some(config));
     let expected = json!({ "policies": [
-        { "name": "api", "rule": "token_bucket 100 per 60s burst 100", "cost": 2,
+        { "name": "api", "rule": "token_bucket 100 per 60s", "cost": 2,
           "tiers": [{ "name": "pro", "rule": "unlimited" }] },
         { "name": "login", "rule": "sliding_window_log 5 per 900s", "cost": 1, "tiers": [] },
     ]});

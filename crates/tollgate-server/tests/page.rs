@@ -10,6 +10,7 @@ mod http_client;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use common::Served;
 use http_client::{ask, get, post};
@@ -28,9 +29,11 @@ const POLICIES: &str = r#"
     window = "1h"
 "#;
 
-/// Runs a case of `page/` in the browser.
+/// Runs a case of `page/` in the browser, one at a time.
 #[track_caller]
 fn drive(case: &str, served: &Served) {
+    static BROWSER: Mutex<()> = Mutex::new(());
+    let _one = BROWSER.lock().unwrap_or_else(PoisonError::into_inner);
     let clients = std::env::var_os("TOLLGATE_TEST_CLIENTS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-clients")),
         PathBuf::from,
