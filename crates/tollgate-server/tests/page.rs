@@ -14,6 +14,8 @@ use std::sync::{Mutex, PoisonError};
 
 use common::Served;
 use http_client::{ask, get, post};
+use serde_json::Value;
+use tollgate::{Kind, Policy, RateLimiter, Tick, Ticks};
 
 /// Policies with names that would be markup if they were not text.
 const POLICIES: &str = r#"
@@ -29,9 +31,9 @@ const POLICIES: &str = r#"
     window = "1h"
 "#;
 
-/// Runs a case of `page/` in the browser, one at a time.
+/// Runs a case of `page/` in the browser, one at a time; what it prints.
 #[track_caller]
-fn drive(case: &str, served: &Served) {
+fn drive(case: &str, served: &Served) -> String {
     static BROWSER: Mutex<()> = Mutex::new(());
     let _one = BROWSER.lock().unwrap_or_else(PoisonError::into_inner);
     let clients = std::env::var_os("TOLLGATE_TEST_CLIENTS").map_or_else(
@@ -49,7 +51,7 @@ fn drive(case: &str, served: &Served) {
     let told = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{case}: {told}{said}");
-    println!("{told}");
+    told.into_owned()
 }
 
 #[test]
@@ -59,12 +61,40 @@ fn every_tab_opens_by_mouse_and_by_keyboard() {
 
 #[test]
 fn dragging_a_slider_redraws_and_the_address_brings_it_back() {
-    drive("dragging", &Served::start(&[], None));
+    println!("{}", drive("dragging", &Served::start(&[], None)));
 }
 
 #[test]
-fn what_is_plotted_is_what_the_command_prints() {
-    drive("plotted", &Served::start(&[], None));
+fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
+    let printed = drive("plotted", &Served::start(&[], None));
+    let mut compared = 0;
+    for line in printed.lines() {
+        let plotted: Value = serde_json::from_str(line).unwrap();
+        let number = |name: &str| plotted["scenario"][name].as_u64().unwrap();
+        for lane in plotted["lanes"].as_array().unwrap() {
+            let kind: Kind = lane["algorithm"].as_str().unwrap().parse().unwrap();
+            let mut policy =
+                Policy::of(kind, number("limit")).per(micros(number("window_ms") * 1000));
+            if kind.is_bucket() {
+                policy = policy.burst(number("burst"));
+            }
+            let limiter = RateLimiter::new(policy.build().unwrap());
+            let [times, allowed, clients] =
+                ["at_us", "value", "client"].map(|name| lane[name].as_array().unwrap());
+            for ((at, allowed), client) in times.iter().zip(allowed).zip(clients) {
+                let now = Tick(i64::try_from(micros(at.as_u64().unwrap()).0).unwrap());
+                let decision = limiter.check_n_at(client.to_string(), number("cost"), now).unwrap();
+                assert_eq!(u64::from(decision.allowed), *allowed, "{kind} at {at}: {line}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 5_000, "{compared}");
+}
+
+/// A span of microseconds, in the library's nanoseconds.
+const fn micros(micros: u64) -> Ticks {
+    Ticks(micros * 1000)
 }
 
 #[test]

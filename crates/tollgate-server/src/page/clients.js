@@ -38,8 +38,8 @@ export class Clients {
     this.replyBody = make("code", {});
     byId("clients").replaceChildren(
       make("div", { class: "bar chooser" },
-        make("label", { for: policyId }, "Policy"), this.policyPlace, this.tierField,
-        make("label", { for: costId }, "Cost"), this.cost, this.rule),
+        make("span", { class: "inline" }, make("label", { for: policyId }, "Policy"), this.policyPlace), this.tierField,
+        make("span", { class: "inline" }, make("label", { for: costId }, "Cost"), this.cost), this.rule),
       make("div", { class: "columns wide" },
         make("div", {}, this.list, add),
         make("section", { class: "reply", "aria-label": "The last reply" },

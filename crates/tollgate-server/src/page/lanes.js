@@ -184,7 +184,7 @@ export class Lane {
     const drawn = (plot) => ({ at_us: [...plot.data[0]], value: [...plot.data[1]] });
     return {
       algorithm: this.lane.algorithm,
-      decisions: drawn(this.plots.decisions),
+      decisions: { ...drawn(this.plots.decisions), client: [...this.lane.events.client] },
       state: drawn(this.plots.state),
       cumulative: drawn(this.plots.cumulative),
       ideal: this.lane.ideal,

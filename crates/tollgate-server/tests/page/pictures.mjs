@@ -1,14 +1,16 @@
 // The pictures of the page in the documentation: `pictures.mjs URL DIRECTORY`. No test; `scripts/screenshots` runs it.
 
 import path from "node:path";
-import { ask, drive, openTab, redrawn } from "./browser.mjs";
+import { ask, drive as driven, openTab, redrawn } from "./browser.mjs";
 
 const directory = process.argv[3];
 const shoot = (page, name) => page.screenshot({ path: path.join(directory, `${name}.png`) });
+// What moves is where it goes to.
+const drive = (run, options) => driven(run, { reducedMotion: "reduce", ...options });
 const DESKTOP = { viewport: { width: 1280, height: 860 } };
 const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
 
-await drive((page) => shoot(page, "compare"), { address: "#compare?window_ms=6000&limit=12&burst=12&rate_per_minute=900&duration_ms=24000", viewport: { width: 1280, height: 1100 } });
+await drive((page) => shoot(page, "compare"), { address: "#compare?window_ms=6000&limit=12&burst=12&rate_per_minute=900&duration_ms=24000", viewport: { width: 1280, height: 1130 } });
 
 await drive(async (page) => {
   await page.locator("input[name=time]").fill("620");
@@ -33,7 +35,7 @@ await drive(async (page) => {
   await press(3, "Send 10");
   await page.locator(".card").nth(3).locator(".history .refused").nth(4).waitFor();
   await shoot(page, "clients");
-}, { address: "#clients", viewport: { width: 1280, height: 620 } });
+}, { address: "#clients", viewport: { width: 1280, height: 660 } });
 
 await drive(async (page) => {
   for (let second = 0; second < 15; second += 1) {

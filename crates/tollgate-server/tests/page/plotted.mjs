@@ -1,4 +1,5 @@
-// What every lane plots is what `tollgate simulate --json` prints for the same scenario, number for number.
+// What every lane plots is what `tollgate simulate --json` prints for the same scenario, number for number. Prints the
+// scenarios and the decisions that were plotted, a line each, for whoever compares them with the library.
 
 import { execFileSync } from "node:child_process";
 import { assert, drive, drawn, plotted, url } from "./browser.mjs";
@@ -44,7 +45,7 @@ await drive(async (page) => {
       const { events, state, cumulative, worst_window, allowed, refused } = expected.lanes[index];
       const where = `${address}: ${lane.algorithm}`;
       assert.ok(events.at_us.length > 0, where);
-      assert.deepEqual(lane.decisions, { at_us: events.at_us, value: events.allowed }, where);
+      assert.deepEqual(lane.decisions, { at_us: events.at_us, value: events.allowed, client: events.client }, where);
       assert.deepEqual(lane.state, { at_us: state.at_us, value: state.value }, where);
       assert.deepEqual(lane.cumulative, cumulative, where);
       assert.deepEqual(lane.ideal, expected.ideal, where);
@@ -55,5 +56,6 @@ await drive(async (page) => {
       assert.equal(number(lane.figures.refused), refused, where);
       assert.equal(number(lane.figures.worst.split("of")[0]), worst_window.count, where);
     });
+    console.log(JSON.stringify({ scenario, lanes: lanes.map(({ algorithm, decisions }) => ({ algorithm, ...decisions })) }));
   }
 });
