@@ -83,15 +83,19 @@ fn bursts_are_groups_at_one_instant_with_the_rate_as_their_mean() {
 
 #[test]
 fn chance_has_the_rate_as_its_mean_and_gaps_of_every_length() {
-    let report = run("--pattern poisson --rate 6000/m --duration 100s --algorithm gcra");
-    let times = numbers(events(lane(&report, "gcra"), "at_us"));
-    // 10 000 are expected, with a deviation of 100.
-    assert!((9_500..=10_500).contains(&times.len()), "{}", times.len());
-    let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let mut gaps = Vec::new();
+    for seed in 1..=5 {
+        let options = "--pattern poisson --rate 6000/m --duration 100s --algorithm gcra";
+        let report = run(&format!("{options} --seed {seed}"));
+        let times = numbers(events(lane(&report, "gcra"), "at_us"));
+        // 10 000 are expected, with a deviation of 100.
+        assert!((9_600..=10_400).contains(&times.len()), "{seed}: {}", times.len());
+        gaps.extend(times.windows(2).map(|pair| pair[1] - pair[0]));
+    }
     // Longer than the mean is one in e; longer than three times that, one in e³.
     let longer = |than| gaps.iter().filter(|gap| **gap > than).count() * 1000 / gaps.len();
-    assert!((350..=386).contains(&longer(10_000)), "{}", longer(10_000));
-    assert!((40..=60).contains(&longer(30_000)), "{}", longer(30_000));
+    assert!((358..=378).contains(&longer(10_000)), "{}", longer(10_000));
+    assert!((45..=55).contains(&longer(30_000)), "{}", longer(30_000));
 }
 
 #[test]
@@ -130,36 +134,26 @@ fn a_log_never_admits_more_than_the_limit_in_any_window() {
 
 #[test]
 fn who_obeys_is_admitted_when_it_comes_again_if_nobody_else_came() {
-    // Two at once every 20 s, where one may come in 10 s: the second is refused, and then alone.
-    for algorithm in Kind::ALL.map(Kind::name) {
-        let report = run(&format!(
-            "--pattern retry --no-jitter --limit 1 --window 10s --rate 6/m --duration 11s \
-             --algorithm {algorithm}"
-        ));
-        // One at 0 and one at 10 s: nobody is refused in this order.
-        assert_eq!(lane(&report, algorithm)["refused"], 0, "{algorithm}");
-        let report = run(&format!(
-            "--pattern retry --no-jitter --limit 1 --window 10s --rate 20/m --duration 5s \
-             --algorithm {algorithm}"
-        ));
-        let only = lane(&report, algorithm);
-        // At 0 and at 3 s; the second is told to wait beyond the end.
-        assert_eq!(numbers(events(only, "at_us")), [0, 3_000_000], "{algorithm}");
-        let report = run(&format!(
-            "--pattern retry --no-jitter --limit 1 --window 1s --rate 100/m --duration 1200ms \
-             --algorithm {algorithm}"
-        ));
-        let only = lane(&report, algorithm);
-        let waited = only["events"]["retry_after_us"][1].as_u64().unwrap();
-        assert_eq!(numbers(events(only, "attempt"))[..2], [1, 1], "{algorithm}");
-        if 600_000 + waited < 1_200_000 {
-            assert_eq!(numbers(events(only, "at_us")), [0, 600_000, 600_000 + waited]);
-            assert_eq!(numbers(events(only, "attempt")), [1, 1, 2]);
-            assert_eq!(numbers(events(only, "allowed")), [1, 0, 1]);
-        } else {
-            // The counter still weighs the last window then.
-            assert_eq!(algorithm, "sliding_window_counter");
-        }
+    // At 0 and at 600 ms, where one may come a second: the second is refused, and then alone.
+    let report =
+        run("--pattern retry --no-jitter --limit 1 --window 1s --rate 100/m --duration 1200ms");
+    for lane in report["lanes"].as_array().unwrap() {
+        let wait = lane["events"]["retry_after_us"][1].as_u64().unwrap();
+        assert!((400_000..=400_001).contains(&wait), "{lane}");
+        assert_eq!(numbers(events(lane, "at_us")), [0, 600_000, 600_000 + wait]);
+        assert_eq!(numbers(events(lane, "attempt")), [1, 1, 2]);
+        assert_eq!(numbers(events(lane, "allowed")), [1, 0, 1]);
+        assert_eq!((&lane["retried"], &lane["gave_up"]), (&json!(1), &json!(0)));
+    }
+}
+
+#[test]
+fn who_is_told_that_it_can_never_fit_does_not_come_again() {
+    let report = run("--pattern retry --cost 11 --rate 60/m");
+    for lane in report["lanes"].as_array().unwrap() {
+        let counts = ["refused", "retried", "gave_up"].map(|field| lane[field].as_u64().unwrap());
+        assert_eq!(counts, [30, 0, 30]);
+        assert!(lane["events"]["retry_after_us"].as_array().unwrap().iter().all(Value::is_null));
     }
 }
 
@@ -212,7 +206,7 @@ fn jitter_adds_at_most_as_much_again_and_lanes_that_decide_alike_stay_alike() {
 fn a_greedy_client_takes_nothing_from_the_others() {
     let polite = |factor: u64| {
         let report =
-            run(&format!("--pattern greedy --clients 4 --rate 300/m --greedy-factor {factor}"));
+            run(&format!("--pattern greedy --clients 4 --rate 320/m --greedy-factor {factor}"));
         let lanes = report["lanes"].as_array().unwrap().iter();
         lanes
             .map(|lane| {
@@ -231,12 +225,9 @@ fn a_greedy_client_takes_nothing_from_the_others() {
     let modest = polite(1);
     assert_eq!(modest.len(), 6);
     assert_eq!(modest, polite(50));
-    let report = run("--pattern greedy --clients 4 --rate 300/m --greedy-factor 50");
+    let report = run("--pattern greedy --clients 4 --rate 320/m --greedy-factor 50");
     let clients = &lane(&report, "token_bucket")["clients"];
-    assert_eq!(
-        clients[4]["asked"].as_u64().unwrap(),
-        50 * clients[0]["asked"].as_u64().unwrap() - 26
-    );
+    assert_eq!((&clients[0]["asked"], &clients[4]["asked"]), (&json!(40), &json!(2000)));
 }
 
 #[test]
@@ -509,7 +500,7 @@ fn what_cannot_be_explained_says_what_can() {
     );
     says(
         json!({ "scenario": { "limt": 1 }, "algorithm": "gcra", "event": 0 }),
-        "`scenario`: unknown field `limt`; did you mean `limit`? (line 1, column 50)",
+        "`scenario`: unknown field `limt`; did you mean `limit`? (line 1, column 48)",
     );
 }
 
@@ -543,7 +534,7 @@ fn e15_a_scenario_with_a_mistake_names_the_field_and_what_would_do() {
     says("{\"pattern\":\"random\"}", "`pattern` has \"random\"; use steady, bursty, ");
     says("{\"limit\":1048577,\"window_ms\":10000000}", "no sliding_window_log can be made of this");
     says(
-        "{\"limit\":1,\"burst\":1000000000,\"window_ms\":86400000}",
+        "{\"limit\":1,\"burst\":1000000000,\"window_ms\":86400}",
         "`burst` is 1000000000, which a limit of 1 takes more than 285 years to earn",
     );
     says("{\"pattern\":\"spike\",\"duration_ms\":10000}", "a spike needs a longer one");

@@ -29,7 +29,7 @@ svg { display: block; width: 100%; background: none; margin: .3rem 0; border-bot
 path { fill: none; vector-effect: non-scaling-stroke; stroke-width: 1.5; }
 .yes { stroke: var(--yes); } .no { stroke: var(--no); } .line { stroke: var(--line); }
 .rest { stroke: var(--rest); stroke-dasharray: 5 4; } .dots { stroke: var(--rest); stroke-dasharray: 1 3; }
-pre { overflow-x: auto; border-left: 3px solid var(--faint); padding-left: .8rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--faint); padding-left: .8rem; }
 p.small { color: var(--rest); font-size: .85rem; margin: 0; display: flex; justify-content: space-between; }
 ";
 

@@ -62,8 +62,8 @@ impl StateSeries {
             Kind::Gcra => ("arrival time ahead", "ms"),
             Kind::LeakyBucket => ("level", "requests"),
             Kind::FixedWindow => ("count in the window", "requests"),
-            Kind::SlidingWindowLog => ("count in the last window", "requests"),
-            Kind::SlidingWindowCounter => ("estimate of the last window", "requests"),
+            Kind::SlidingWindowLog => ("in the last window", "requests"),
+            Kind::SlidingWindowCounter => ("estimate", "requests"),
         };
         let capacity = match numbers.kind {
             Kind::Gcra => {
