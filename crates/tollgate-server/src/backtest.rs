@@ -43,6 +43,7 @@ pub(crate) use command::run;
 pub(crate) use format::{Format, Wanted};
 pub(crate) use input::Input;
 pub(crate) use key::KeyFrom;
+pub(crate) use reading::ABANDONED;
 pub(crate) use report::Report;
 pub(crate) use share::Share;
 use tally::Tally;
@@ -64,10 +65,13 @@ pub(crate) struct Plan {
 pub(crate) struct Bounds {
     pub(crate) unpacked_bytes: u64,
     pub(crate) clients: usize,
+    /// Of all clients' names together.
+    pub(crate) name_bytes: usize,
 }
 
 impl Bounds {
-    pub(crate) const NONE: Self = Self { unpacked_bytes: u64::MAX, clients: usize::MAX };
+    pub(crate) const NONE: Self =
+        Self { unpacked_bytes: u64::MAX, clients: usize::MAX, name_bytes: usize::MAX };
 }
 
 /// How far it is: bytes of the inputs as they are stored, and lines.
@@ -91,6 +95,8 @@ pub(crate) enum BacktestError {
     },
     /// The temporary file cannot be written or read.
     Spool(io::Error),
+    /// Whoever sent the log has gone.
+    Abandoned,
 }
 
 impl fmt::Display for BacktestError {
@@ -98,6 +104,7 @@ impl fmt::Display for BacktestError {
         match self {
             Self::Format(reason) => f.write_str(reason),
             Self::TooLarge { what, most } => write!(f, "more than {most} {what}"),
+            Self::Abandoned => f.write_str("the log was not sent to its end"),
             Self::Spool(error) => write!(f, "the temporary file for suggestions: {error}"),
         }
     }

@@ -412,7 +412,7 @@ fn every_path_of_the_openapi_document_is_served() {
     let document = get(served.http(), "/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 20);
+    assert_eq!(paths.len(), 21);
     for (path, operations) in paths {
         let path = path.replace("{policy}", "api");
         for method in operations.as_object().unwrap().keys().filter(|name| *name != "parameters") {

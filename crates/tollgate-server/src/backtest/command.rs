@@ -1,7 +1,7 @@
 //! The command: options in, a report out, and how far it is meanwhile.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal as _, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ fn print(report: &Report, as_json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// How far it is, on a terminal; nothing elsewhere.
+/// How far it is, if standard error is a terminal; nothing elsewhere.
 struct Bar {
     bar: ProgressBar,
     began: Instant,
@@ -96,11 +96,7 @@ struct Bar {
 
 impl Bar {
     fn new(size: Option<u64>) -> Self {
-        let bar = if io::stderr().is_terminal() {
-            ProgressBar::with_draw_target(size, ProgressDrawTarget::stderr())
-        } else {
-            ProgressBar::hidden()
-        };
+        let bar = ProgressBar::with_draw_target(size, ProgressDrawTarget::stderr());
         let shown = match size {
             Some(_) => "{bar:30} {percent:>3} %  {msg}  {eta} left",
             None => "{spinner} {bytes} read  {msg}",

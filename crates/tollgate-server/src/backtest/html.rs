@@ -247,7 +247,7 @@ fn peaks(report: &Report, out: &mut impl Write) -> io::Result<()> {
     const LEFT: u64 = 60;
     const WIDTH: u64 = 800;
     const BOTTOM: u64 = 180;
-    const HEIGHT: u64 = 150;
+    const HEIGHT: u64 = 140;
     let bins = &report.peaks.histogram;
     if bins.is_empty() {
         return Ok(());
@@ -257,6 +257,10 @@ fn peaks(report: &Report, out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
         "<svg viewBox=\"0 0 900 210\" role=\"img\" aria-label=\"How many clients had which peak\">"
+    )?;
+    writeln!(
+        out,
+        "<text x=\"{LEFT}\" y=\"12\">clients, by peaks from here to below the next</text>"
     )?;
     let most = bins.iter().map(|bin| bin.clients).max().unwrap_or(1);
     let each = (WIDTH / bins.len() as u64).min(90);

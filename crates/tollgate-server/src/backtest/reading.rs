@@ -4,6 +4,7 @@
 //! input that ends in an error is cut short there, and the next one is read.
 
 use std::hash::BuildHasher as _;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::SyncSender;
@@ -12,7 +13,7 @@ use foldhash::fast::RandomState;
 use serde::Serialize;
 use tollgate_core::Tick;
 
-use super::format::{LineReader, Told, Wanted};
+use super::format::{LineReader, Told, Unreadable, Wanted};
 use super::input::Input;
 use super::{BacktestError, Bounds};
 use crate::replay::{Line, Lines, MAX_LINE};
@@ -53,6 +54,10 @@ pub(crate) struct CutShort {
     pub(crate) reason: String,
 }
 
+/// How an upload fails whose sender has gone: nobody wants to know what was in it.
+pub(crate) const ABANDONED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+/// The longest name of a client, as for the server.
+const MAX_NAME: usize = 4096;
 /// How many lines that cannot be read are shown, and how much of each.
 const SHOWN_LINES: usize = 5;
 const SHOWN_BYTES: usize = 160;
@@ -82,7 +87,7 @@ pub(super) fn read(
     let (mut shown, mut unpacked) = (0, 0_u64);
     for input in inputs {
         let name = input.name.clone();
-        let cut_short = |error: std::io::Error| Batch {
+        let cut_short = |error: io::Error| Batch {
             cut_short: Some(CutShort { input: name.clone(), reason: error.to_string() }),
             ..Batch::default()
         };
@@ -109,7 +114,11 @@ pub(super) fn read(
                             continue;
                         }
                         let start = batch.names.len();
-                        let told = reader.read(line, &mut batch.names)?;
+                        let mut told = reader.read(line, &mut batch.names)?;
+                        if batch.names.len() - start > MAX_NAME {
+                            batch.names.truncate(start);
+                            told = Err(Unreadable("a client's name of more than 4096 bytes"));
+                        }
                         if let Ok(Told::Request(now)) = told {
                             let hash = hasher.hash_one(&batch.names[start..]);
                             let name_end = batch.names.len();
@@ -152,6 +161,7 @@ pub(super) fn read(
             }
             let goes_on = match more {
                 Ok(goes_on) => goes_on,
+                Err(error) if error.kind() == ABANDONED => return Err(BacktestError::Abandoned),
                 Err(error) => {
                     batch.cut_short = cut_short(error).cut_short;
                     false

@@ -26,7 +26,7 @@ pub(super) struct Tally {
     pub(super) policies: Vec<PolicyTally>,
     pub(super) timeline: Timeline,
     pub(super) spool: Option<Spool>,
-    max_clients: usize,
+    bounds: Bounds,
     /// The requests of a batch.
     here: Vec<Request>,
 }
@@ -94,7 +94,7 @@ impl Tally {
             timeline: Timeline::new(policies.len()),
             policies,
             spool: plan.suggest.is_some().then(Spool::new).transpose()?,
-            max_clients: bounds.clients,
+            bounds: *bounds,
             here: Vec::new(),
         })
     }
@@ -106,9 +106,14 @@ impl Tally {
             let client = self.clients.number(name, hash);
             self.here.push(Request { client, now, cost: 1 });
         }
-        if self.clients.len() > self.max_clients {
-            let most = self.max_clients as u64;
-            return Err(BacktestError::TooLarge { what: "clients", most });
+        let Bounds { clients, name_bytes, .. } = self.bounds;
+        for (what, found, most) in [
+            ("clients", self.clients.len(), clients),
+            ("bytes of clients' names", self.clients.name_bytes(), name_bytes),
+        ] {
+            if found > most {
+                return Err(BacktestError::TooLarge { what, most: most as u64 });
+            }
         }
         for &Request { client, now, .. } in &self.here {
             let slice = self.slices.slice(now);

@@ -18,7 +18,9 @@ use tollgate_core::Limit;
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, answer, body};
-use crate::backtest::{BacktestError, Bounds, Input, KeyFrom, Plan, Share, Wanted, backtest};
+use crate::backtest::{
+    ABANDONED, BacktestError, Bounds, Input, KeyFrom, Plan, Share, Wanted, backtest,
+};
 use crate::{cli, spelling};
 
 /// How many are decided at a time.
@@ -29,6 +31,8 @@ const IDLE: Duration = Duration::from_secs(30);
 const MAX_UNPACKED: u64 = 16;
 /// The most clients that are told apart.
 const MAX_CLIENTS: usize = 1_000_000;
+/// The most that their names take.
+const MAX_NAME_BYTES: usize = 256 * 1024 * 1024;
 /// The most policies that are tried.
 const MAX_POLICIES: usize = 8;
 /// How many clients are told of those hit hardest, without a number and at most.
@@ -64,7 +68,7 @@ async fn decided(caller: &Caller, request: &Parts, sent: &mut Sent) -> Result<Re
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "10")
     })?;
     let unpacked_bytes = sent.max_bytes.saturating_mul(MAX_UNPACKED);
-    let bounds = Bounds { unpacked_bytes, clients: MAX_CLIENTS };
+    let bounds = Bounds { unpacked_bytes, clients: MAX_CLIENTS, name_bytes: MAX_NAME_BYTES };
     let (pieces, arriving) = mpsc::channel(WAITING);
     let deciding = tokio::task::spawn_blocking(move || {
         let arriving =
@@ -177,7 +181,7 @@ impl Read for Arriving {
             match self.pieces.blocking_recv() {
                 Some(Some(piece)) => self.here = piece,
                 Some(None) => self.ended = true,
-                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                None => return Err(ABANDONED.into()),
             }
         }
         let length = self.here.len().min(buffer.len());
@@ -190,7 +194,7 @@ impl Read for Arriving {
 impl From<BacktestError> for Problem {
     fn from(error: BacktestError) -> Self {
         let status = match error {
-            BacktestError::Format(_) => StatusCode::BAD_REQUEST,
+            BacktestError::Format(_) | BacktestError::Abandoned => StatusCode::BAD_REQUEST,
             BacktestError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             BacktestError::Spool(_) => StatusCode::INSUFFICIENT_STORAGE,
         };

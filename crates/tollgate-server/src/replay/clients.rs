@@ -55,6 +55,11 @@ impl Clients {
         self.table.len()
     }
 
+    /// How long all names are together.
+    pub(crate) fn name_bytes(&self) -> usize {
+        self.names.len()
+    }
+
     /// All names, by number.
     pub(crate) fn names(&self) -> Vec<&[u8]> {
         let mut names = vec![&[][..]; self.table.len()];
