@@ -113,6 +113,11 @@ fn a_decision_is_explained_by_the_servers_arithmetic() {
 }
 
 #[test]
+fn a_lane_gives_its_policy_as_toml_and_as_rust() {
+    drive("code", &Served::start(&[], None));
+}
+
+#[test]
 fn one_clients_spam_does_not_touch_another() {
     drive("clients", &Served::start(&[], Some(POLICIES)));
 }
