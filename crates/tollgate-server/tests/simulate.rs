@@ -690,6 +690,12 @@ fn the_terminal_shows_a_table_and_lanes_of_its_width() {
 }
 
 #[test]
+fn the_document_shows_what_is_printed() {
+    let shown = String::from_utf8(tollgate(&["--pattern", "spike"]).stdout).expect("UTF-8");
+    assert!(include_str!("../../../docs/simulate.md").contains(&shown), "{shown}");
+}
+
+#[test]
 fn a_page_is_written_that_stands_alone() {
     let path = std::env::temp_dir().join(format!("tollgate-test-{}.html", std::process::id()));
     let output = tollgate(&["--html", path.to_str().unwrap(), "--json"]);

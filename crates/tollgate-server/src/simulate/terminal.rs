@@ -146,11 +146,12 @@ fn write_lane(
     let name: String = lane.state.name.chars().take(NAMES - 3).collect();
     write!(out, "\n  {name:rest$}", rest = NAMES - 2)?;
     let mut level = 0;
-    for sample in levels {
+    let bars = levels.into_iter().map(|sample| {
         level = sample.unwrap_or(level);
-        out.push(bar(level, lane.state.capacity.0, style));
-    }
-    writeln!(out)
+        bar(level, lane.state.capacity.0, style)
+    });
+    let bars: String = bars.collect();
+    writeln!(out, "{}", bars.trim_end())
 }
 
 fn mark(allowed: bool, refused: bool, style: Style) -> String {
@@ -196,7 +197,7 @@ mod tests {
             let report = report(Scenario { pattern, ..Scenario::default() }).unwrap();
             let drawn = draw(&report, PLAIN);
             assert!(drawn.is_ascii(), "{drawn}");
-            let lanes = drawn.lines().filter(|line| line.starts_with("fixed_window ")).last();
+            let lanes = drawn.lines().rfind(|line| line.starts_with("fixed_window "));
             assert_eq!(lanes.map(str::len), Some(44), "{drawn}");
             let blocks = draw(&report, Style { is_ascii: false, ..PLAIN });
             assert!(blocks.contains('█') && !blocks.contains('\x1b'), "{blocks}");
