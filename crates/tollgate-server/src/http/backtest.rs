@@ -53,7 +53,8 @@ pub(super) async fn reply(
     let result = decided(caller, request, &mut sent).await;
     if result.is_err() {
         // Closed upon at once, a client that still writes would never read the answer.
-        tokio::spawn(body::skip(sent.body, max_bytes.saturating_sub(sent.bytes)));
+        let rest = max_bytes.saturating_sub(sent.bytes).max(body::MAX_SKIPPED_BYTES);
+        tokio::spawn(body::skip(sent.body, rest));
     }
     result
 }

@@ -25,7 +25,7 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// How long a client may take to send one.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How much of a body that is too long is read past, so that the client hears why.
-const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
+pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
