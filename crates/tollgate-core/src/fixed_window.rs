@@ -32,11 +32,11 @@ pub struct FixedWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindowState {
     /// The time of the last change.
-    last: Tick,
+    pub(crate) last: Tick,
     /// How far into its window that was.
-    into: u64,
+    pub(crate) into: u64,
     /// What was used in that window.
-    count: Cost,
+    pub(crate) count: Cost,
 }
 
 impl FixedWindow {

@@ -31,6 +31,7 @@
 //! | How are limits described? | `policy.rs` |
 //! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
 //! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
+//! | Why is a request decided as it is? | `explain.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
 //! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
@@ -44,6 +45,7 @@ mod bucket;
 mod codec;
 mod decision;
 mod exchange;
+pub mod explain;
 mod fixed_window;
 mod gcra;
 mod instruction;

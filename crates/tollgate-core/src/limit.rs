@@ -404,7 +404,7 @@ impl Limit {
     }
 
     /// The time before which the state is not to be read, while it is not fresh.
-    fn last_change(&self, state: &LimitState) -> Tick {
+    pub(crate) fn last_change(&self, state: &LimitState) -> Tick {
         with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
     }
 

@@ -29,13 +29,13 @@ pub struct SlidingWindowCounter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounterState {
     /// The time of the last change.
-    last: Tick,
+    pub(crate) last: Tick,
     /// How far into its aligned window that was.
-    into: u64,
+    pub(crate) into: u64,
     /// What was used in that window.
-    count: Cost,
+    pub(crate) count: Cost,
     /// What was used in the window before it.
-    previous: Cost,
+    pub(crate) previous: Cost,
 }
 
 impl SlidingWindowCounter {

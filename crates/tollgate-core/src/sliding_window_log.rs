@@ -35,11 +35,11 @@ pub struct SlidingWindowLog {
 #[derive(Clone, Debug)]
 pub struct SlidingWindowLogState {
     /// The time of the last change.
-    last: Tick,
+    pub(crate) last: Tick,
     /// The running total before the first entry. Totals wrap round: only differences count.
     before: u64,
     /// Ticks in rising order, each with the running total after it.
-    entries: VecDeque<(Tick, u64)>,
+    pub(crate) entries: VecDeque<(Tick, u64)>,
 }
 
 impl SlidingWindowLog {
@@ -59,7 +59,7 @@ impl SlidingWindowLog {
 
     /// How many entries have left by `now`. A late `now` is before every entry's leaving.
     #[inline]
-    fn expired(&self, state: &SlidingWindowLogState, now: Tick) -> usize {
+    pub(crate) fn expired(&self, state: &SlidingWindowLogState, now: Tick) -> usize {
         let gone = |index: usize| {
             state.entries.get(index).is_some_and(|&(tick, _)| now.since(tick).0 >= self.window)
         };
@@ -135,14 +135,22 @@ impl SlidingWindowLog {
 impl SlidingWindowLogState {
     /// The running total after the last entry.
     #[inline]
-    fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total_before(self.entries.len())
     }
 
     /// The running total before the entry of this index.
     #[inline]
-    fn total_before(&self, index: usize) -> u64 {
+    pub(crate) fn total_before(&self, index: usize) -> u64 {
         index.checked_sub(1).map_or(self.before, |index| self.entries[index].1)
+    }
+
+    /// The entry with which `excess` will have left, of those that have not expired.
+    pub(crate) fn leaving(&self, expired: usize, excess: Cost) -> Option<Tick> {
+        let enough = self.total_before(expired).wrapping_sub(self.before) + excess;
+        let entry =
+            self.entries.partition_point(|&(_, total)| total.wrapping_sub(self.before) < enough);
+        self.entries.get(entry).map(|&(tick, _)| tick)
     }
 
     /// Drops what has expired by `now`, the time of a change.
@@ -233,12 +241,8 @@ impl Algorithm for SlidingWindowLog {
         if excess == 0 {
             return Fit::Now;
         }
-        let gone = state.total_before(self.expired(state, now));
-        let enough = state.entries.partition_point(|&(tick, total)| {
-            now.since(tick).0 >= self.window || total.wrapping_sub(gone) < excess
-        });
-        match state.entries.get(enough) {
-            Some(&(tick, _)) => Fit::After(self.until_it_leaves(tick, now)),
+        match state.leaving(self.expired(state, now), excess) {
+            Some(entry) => Fit::After(self.until_it_leaves(entry, now)),
             None => Fit::Now,
         }
     }

@@ -1,10 +1,15 @@
 //! What can be asked for on the command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tollgate_core::{Anchor, Cost, Kind};
+use tollgate_core::{Anchor, Cost, Kind, Limit, Ticks};
+
+use crate::backtest::{Format, KeyFrom, Share};
+use crate::simulate::Pattern;
+use crate::spelling;
 
 /// A rate limiter that decides exactly.
 #[derive(Debug, Parser)]
@@ -20,6 +25,8 @@ pub(crate) enum Command {
     CheckConfig(CheckConfig),
     Check(Check),
     Replay(Replay),
+    Backtest(Backtest),
+    Simulate(Simulate),
     Completions(Completions),
 }
 
@@ -177,6 +184,93 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
 }
 
+/// See what each algorithm would do to the same traffic.
+///
+/// The traffic is made up, in virtual time, and is the same for the same options and seed. The limit is `limit` per
+/// `window`; every decision is the one that would be served.
+#[derive(Args, Debug)]
+pub(crate) struct Simulate {
+    /// How much a client may use a window
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) limit: Cost,
+
+    /// The window
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub(crate) window: Duration,
+
+    /// The most that is admitted at one instant, for buckets [default: the limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) burst: Option<Cost>,
+
+    /// An algorithm to show; may be given several times [default: all six]
+    #[arg(long = "algorithm", value_name = "NAME", value_parser = kind())]
+    pub(crate) algorithms: Vec<Kind>,
+
+    /// How requests come
+    ///
+    /// steady: evenly. bursty: groups at one instant. poisson: at random. ramp: from none to twice the rate. spike: the
+    /// limit just before a window's end and again just after, and little besides. retry: evenly, and whoever is refused
+    /// comes again. greedy: some polite clients, and one that is not.
+    #[arg(long, value_name = "NAME", default_value = Pattern::Steady.name(), value_parser = pattern())]
+    pub(crate) pattern: Pattern,
+
+    /// How many come, as `90/m`, `2/s` or `600/h`; whole requests a minute
+    #[arg(long, value_name = "N/TIME", default_value = "90/m", value_parser = per_minute)]
+    pub(crate) rate: u64,
+
+    /// How long it goes on
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub(crate) duration: Duration,
+
+    /// What chance is made of: the same seed, the same traffic
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// What a request uses
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: Cost,
+
+    /// retry: come again after --naive-wait, whatever was said
+    #[arg(long)]
+    pub(crate) naive: bool,
+
+    /// retry: come again on time, and not a random part later
+    #[arg(long)]
+    pub(crate) no_jitter: bool,
+
+    /// retry: how long the naive wait
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = humantime::parse_duration)]
+    pub(crate) naive_wait: Duration,
+
+    /// retry: how often a request is tried
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) attempts: u64,
+
+    /// greedy: how many polite clients there are
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) clients: u64,
+
+    /// greedy: how many times as much as a polite client the greedy one sends
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) greedy_factor: u64,
+
+    /// bursty: how many come at one instant
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) burst_size: u64,
+
+    /// Print what `POST /v1/simulate` replies instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Also write a report that stands alone
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// Draw with characters of ASCII only
+    #[arg(long)]
+    pub(crate) ascii: bool,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WindowAnchor {
     /// On multiples of the window
@@ -196,4 +290,85 @@ impl From<WindowAnchor> for Anchor {
 
 fn kind() -> impl clap::builder::TypedValueParser<Value = Kind> {
     PossibleValuesParser::new(Kind::ALL.map(Kind::name)).try_map(|name| name.parse::<Kind>())
+}
+
+/// Say what limits would have done to the requests of a log.
+///
+/// Reads combined logs of nginx and Apache, JSON lines and CSV, plain or gzip, in the order given, and decides every
+/// request under every policy, in the time of the log. Tells what share of requests and clients would have been
+/// refused, who is hit hardest and when, and how busy clients are at their peak. Lines that cannot be read are counted,
+/// and the first few are shown.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "A policy is an algorithm (token_bucket, gcra, leaky_bucket, fixed_window, sliding_window_log, \
+sliding_window_counter), a limit and a window, and for buckets perhaps a burst: \"gcra 5/s\", \"fixed_window 1000/1h\".
+
+Exit code 1 means that a log could not be read to its end; 2 that nothing was decided."
+)]
+pub(crate) struct Backtest {
+    /// Where to read; standard input without any, or for `-`
+    #[arg(value_name = "LOG")]
+    pub(crate) logs: Vec<PathBuf>,
+
+    /// Whose requests they are: `ip`, `header:NAME` or `field:NAME`
+    #[arg(long, value_name = "KEY", default_value = "ip")]
+    pub(crate) key: KeyFrom,
+
+    /// A policy to try, such as `token_bucket 100/1m burst 20`; may be given several times
+    #[arg(long = "policy", value_name = "POLICY", required = true, value_parser = spelling::parse)]
+    pub(crate) policies: Vec<Limit>,
+
+    /// How lines are written [default: found out]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub(crate) format: Option<Format>,
+
+    /// The field with the time, in JSON and CSV [default: time, timestamp, ts, @timestamp, msec, …]
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) time: Option<String>,
+
+    /// Find for each policy the least limit that would have spared this share of clients, in percent, such as 99.9
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) suggest: Option<Share>,
+
+    /// The window of the clients' peaks [default: that of the first policy]
+    #[arg(long, value_name = "WINDOW", value_parser = window)]
+    pub(crate) peak: Option<Ticks>,
+
+    /// How many of the clients that are hit hardest are told
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+
+    /// Also write a page with plots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A window of more than no time.
+pub(crate) fn window(text: &str) -> Result<Ticks, String> {
+    spelling::span_of(text)
+        .filter(|window| *window > Ticks::ZERO)
+        .ok_or_else(|| format!("found {text:?}; expected a time such as `30s`, `1m` or `1h`"))
+}
+
+fn pattern() -> impl clap::builder::TypedValueParser<Value = Pattern> {
+    PossibleValuesParser::new(Pattern::ALL.map(Pattern::name))
+        .try_map(|name| Pattern::of_name(&name).ok_or("no such pattern"))
+}
+
+/// Whole requests a minute, written as a number of requests in a unit of time.
+fn per_minute(rate: &str) -> Result<u64, String> {
+    let expected = || format!("found `{rate}`; expected a rate such as 90/m, 2/s or 600/h");
+    let (number, unit) = rate.split_once('/').ok_or_else(expected)?;
+    let number: u64 = number.parse().map_err(|_| expected())?;
+    match unit {
+        "s" => number.checked_mul(60).ok_or_else(expected),
+        "m" => Ok(number),
+        "h" if number.is_multiple_of(60) => Ok(number / 60),
+        "h" => Err(format!("{rate} is no whole number a minute; use a multiple of 60/h")),
+        _ => Err(expected()),
+    }
 }

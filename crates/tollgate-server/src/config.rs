@@ -18,7 +18,7 @@ use tollgate_redis::{OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::Limits;
-pub(crate) use mistake::{Mistake, with_nearest};
+pub(crate) use mistake::{Mistake, nearest, with_nearest};
 
 /// A configuration that works.
 #[derive(Debug, Default)]
@@ -29,6 +29,7 @@ pub(crate) struct Config {
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
+    pub(crate) backtest_max_bytes: u64,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 

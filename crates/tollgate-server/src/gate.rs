@@ -497,6 +497,14 @@ impl Limiter {
         }
     }
 
+    /// The tiers and what they get, by name.
+    pub(crate) fn tiers(&self) -> Vec<(Box<str>, Access)> {
+        match self {
+            Self::Memory(limiter) => limiter.rules().by_name(),
+            Self::Redis(limiter) => limiter.rules().by_name(),
+        }
+    }
+
     /// What a client gets now: by a tier if one is named, and by its override.
     pub(crate) fn access(&self, key: &[u8], tier: Option<&str>) -> Result<Access, UnknownTier> {
         let now = self.now();

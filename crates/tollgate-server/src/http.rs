@@ -6,7 +6,10 @@
 //! | How is a body read, and what may it say? | `body.rs`, `questions.rs` |
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
-//! | What may only the operator do? | `admin.rs`, `overrides.rs` |
+//! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
+//! | What does a browser get? | `page.rs` |
+//! | How is a scenario asked for? | `simulate.rs` |
+//! | How is a log sent to be decided anew? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
@@ -15,13 +18,20 @@ mod address;
 mod admin;
 mod answer;
 mod authorize;
+mod backtest;
 mod body;
 mod headers;
 mod overrides;
+mod page;
+mod policies;
 mod problem;
 mod query;
 mod questions;
 mod routes;
+mod simulate;
+
+pub(crate) use address::{key as address_key, parsed as parsed_address};
+pub(crate) use backtest::places as backtest_places;
 
 use std::convert::Infallible;
 use std::pin::pin;

@@ -3,15 +3,19 @@
 //! Flags are parsed in `cli.rs`; each command is a module with one `run`. `serve` is `server.rs`: its surfaces
 //! (`http.rs`, `resp.rs`) ask the gate (`gate.rs`), which holds the policies of the configuration (`config.rs`).
 
+mod backtest;
 mod check;
 mod cli;
 mod config;
 mod gate;
 mod http;
+mod machine;
 mod metrics;
 mod replay;
 mod resp;
 mod server;
+mod simulate;
+mod spelling;
 #[cfg(feature = "otlp")]
 mod traces;
 #[cfg(not(feature = "otlp"))]
@@ -35,6 +39,8 @@ fn main() -> ExitCode {
         Command::CheckConfig(options) => config::show(&options.file).map(|()| ExitCode::SUCCESS),
         Command::Check(options) => check::run(&options),
         Command::Replay(options) => replay::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Backtest(options) => backtest::run(&options),
+        Command::Simulate(options) => simulate::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Completions(options) => {
             let mut command = cli::Cli::command();
             clap_complete::generate(

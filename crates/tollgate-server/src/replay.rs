@@ -16,9 +16,10 @@ use anyhow::Context as _;
 use tollgate_core::Instruction;
 
 use crate::cli::Replay;
-use clients::{Batch, Clients};
+use clients::Batch;
+pub(crate) use clients::{Clients, Request};
 use engine::{Engine, Rule};
-use lines::Lines;
+pub(crate) use lines::{Line, Lines, MAX_LINE};
 use remote::Remote;
 
 /// Decides the trace. What was decided before an error is printed before the error is.
@@ -92,7 +93,8 @@ fn decide_here(
     let mut batch = Batch::default();
     let mut read = || -> anyhow::Result<()> {
         while *left > 0 {
-            let Some(line) = here.next()? else { break };
+            let Some(line) = here.next() else { break };
+            let line = whole(&line, here.taken())?;
             match Instruction::parse(line).map_err(|error| error.at_line(here.taken()))? {
                 None => continue,
                 Some(Instruction::Other) => {}
@@ -114,11 +116,21 @@ fn decide_here(
     result.and(decided)
 }
 
+fn whole<'a>(line: &Line<'a>, number: usize) -> anyhow::Result<&'a [u8]> {
+    match *line {
+        Line::Whole(line) => Ok(line),
+        Line::TooLong => anyhow::bail!(
+            "line {number}: found more than {MAX_LINE} bytes; expected a shorter line"
+        ),
+    }
+}
+
 /// The number on the next line that is not blank.
 fn number(lines: &mut Lines<impl Read>, expected: &'static str) -> anyhow::Result<i64> {
     loop {
         let mut here = lines.here();
-        while let Some(line) = here.next()? {
+        while let Some(line) = here.next() {
+            let line = whole(&line, here.taken())?;
             let number = Instruction::parse_number(line, expected)
                 .map_err(|error| error.at_line(here.taken()))?;
             if let Some(number) = number {

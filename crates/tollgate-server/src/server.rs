@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tollgate_redis::Redis;
 
 use crate::cli::Serve;
@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) is_ready: AtomicBool,
     /// Asks for the configuration to be read anew.
     pub(crate) reload: mpsc::Sender<oneshot::Sender<Result<(), String>>>,
+    /// Places for backtests.
+    pub(crate) backtests: Arc<Semaphore>,
     connections: AtomicUsize,
 }
 
@@ -41,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
+    /// The most bytes that are taken to be backtested.
+    pub(crate) backtest_max_bytes: u64,
 }
 
 /// Who is at the other end of a connection.
@@ -69,6 +73,7 @@ impl Settings {
             admin_token: config.admin_token.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
             limits: config.limits,
+            backtest_max_bytes: config.backtest_max_bytes,
         }
     }
 }
@@ -105,6 +110,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         settings: ArcSwap::from_pointee(Settings::of(&config)),
         is_ready: AtomicBool::new(false),
         reload: ask_reload,
+        backtests: http::backtest_places(),
         connections: AtomicUsize::new(0),
     });
     // Signals are heard from here on: one that comes while it starts is not lost.

@@ -412,7 +412,7 @@ fn every_path_of_the_openapi_document_is_served() {
     let document = get(served.http(), "/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 16);
+    assert_eq!(paths.len(), 21);
     for (path, operations) in paths {
         let path = path.replace("{policy}", "api");
         for method in operations.as_object().unwrap().keys().filter(|name| *name != "parameters") {
@@ -425,4 +425,58 @@ fn every_path_of_the_openapi_document_is_served() {
             assert_ne!(reply.status, 405, "{method} {path}");
         }
     }
+}
+
+#[test]
+fn one_decision_is_told_in_header_fields_too_if_they_are_asked_for() {
+    let served = served();
+    let question = r#"{"policy":"api","key":"fields"}"#;
+    assert_eq!(post(served.http(), "/v1/check", question).field("x-ratelimit-limit"), None);
+    let peeked = post(served.http(), "/v1/peek?headers=x", question);
+    let limit = peeked.json()["limit"].to_string();
+    assert_eq!(peeked.field("x-ratelimit-limit"), Some(limit.as_str()));
+    assert_eq!(peeked.field("ratelimit"), None);
+    let told = loop {
+        let told = post(served.http(), "/v1/check?headers=all", question);
+        let remaining = told.json()["remaining"].to_string();
+        assert_eq!(told.field("x-ratelimit-remaining"), Some(remaining.as_str()));
+        assert!(told.field("ratelimit").unwrap().starts_with(&format!("\"api\";r={remaining}")));
+        if told.json()["allowed"] == false {
+            break told;
+        }
+        assert_eq!(told.field("retry-after"), None);
+    };
+    assert_eq!(told.status, 200);
+    let wait_ms = told.json()["retry_after_ms"].as_u64().unwrap();
+    assert_eq!(told.field("retry-after"), Some(wait_ms.div_ceil(1000).to_string().as_str()));
+    for (query, body) in
+        [("headers=all", r#"{"checks":[]}"#), ("headers=y", question), ("header=x", question)]
+    {
+        assert_eq!(post(served.http(), &format!("/v1/check?{query}"), body).status, 400, "{query}");
+    }
+}
+
+#[test]
+fn the_policies_in_force_are_told_to_the_operator() {
+    let config = r#"
+        [policies.api]
+        limit = 100
+        window = "1m"
+        cost = 2
+        [policies.api.tiers.pro]
+        access = "unlimited"
+        [policies.login]
+        algorithm = "sliding_window_log"
+        limit = 5
+        window = "15m"
+    "#;
+    let served = Served::start(&[], Some(config));
+    let expected = json!({ "policies": [
+        { "name": "api", "rule": "token_bucket 100 per 60s", "cost": 2,
+          "tiers": [{ "name": "pro", "rule": "unlimited" }] },
+        { "name": "login", "rule": "sliding_window_log 5 per 900s", "cost": 1, "tiers": [] },
+    ]});
+    assert_eq!(get(served.http(), "/v1/policies").json(), expected);
+    let sent = ask(served.http(), "GET /v1/policies", &[("x-forwarded-for", "192.0.2.1")], "");
+    assert_eq!(sent.status, 403);
 }

@@ -16,6 +16,8 @@ use super::{Config, policies};
 
 pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
 pub(crate) const DEFAULT_RESP: &str = "127.0.0.1:6380";
+/// The largest log that can be sent, as it is sent.
+const DEFAULT_BACKTEST_BYTES: u64 = 256 * 1024 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,6 +30,8 @@ pub(super) struct File {
     #[serde(default)]
     trusted_proxies: Vec<IpNet>,
     limits: Option<Spanned<Limits>>,
+    #[serde(default)]
+    backtest: Backtest,
     #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
 }
@@ -43,6 +47,12 @@ struct Listen {
 #[serde(deny_unknown_fields)]
 struct Admin {
     token: Option<Box<str>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Backtest {
+    max_bytes: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -218,6 +228,7 @@ impl File {
             admin_token: self.admin.token,
             trusted_proxies: self.trusted_proxies,
             limits,
+            backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
             policies: all,
         })
     }

@@ -55,13 +55,17 @@ pub(crate) fn with_nearest(message: &str) -> String {
     let Some(name) = names.first().filter(|_| found.starts_with("unknown ")) else {
         return message.to_owned();
     };
-    let near = known
-        .iter()
-        .map(|known| (strsim::damerau_levenshtein(name, known), known))
-        .filter(|(distance, known)| *distance <= known.len().max(3) / 3 + 1)
-        .min();
-    match near {
-        Some((_, near)) => format!("{found}; did you mean `{near}`?"),
+    match nearest(name, known.iter().map(String::as_str)) {
+        Some(near) => format!("{found}; did you mean `{near}`?"),
         None => format!("{found}; there is {}", known.join(", ")),
     }
+}
+
+/// The known name that was probably meant.
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|known| (strsim::damerau_levenshtein(name, known), known))
+        .filter(|(distance, known)| *distance <= known.len().max(3) / 3 + 1)
+        .min()
+        .map(|(_, near)| near)
 }

@@ -31,7 +31,7 @@ pub(super) fn client(peer: Peer, fields: &HeaderMap, trusted: &[IpNet]) -> Optio
 }
 
 /// An address with or without a port, as some proxies write it.
-fn parsed(hop: &[u8]) -> Option<IpAddr> {
+pub(crate) fn parsed(hop: &[u8]) -> Option<IpAddr> {
     let hop = std::str::from_utf8(hop).ok()?.trim_matches([' ', '\t']);
     let bare = hop.strip_prefix('[').and_then(|hop| hop.strip_suffix(']')).unwrap_or(hop);
     let address = bare.parse().or_else(|_| hop.parse().map(|socket: SocketAddr| socket.ip()));
@@ -39,7 +39,7 @@ fn parsed(hop: &[u8]) -> Option<IpAddr> {
 }
 
 /// The key of whoever has an address.
-pub(super) fn key(address: IpAddr) -> String {
+pub(crate) fn key(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => {

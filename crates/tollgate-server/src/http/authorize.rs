@@ -38,7 +38,7 @@ pub(super) async fn authorize(
     let entry = gate.policy(questions::known_length(policy)?)?;
     let query = Query::parse(request.uri.query(), &["tier", "cost", "deny", "headers"])?;
     let (tier, cost) = (query.text("tier")?, query.number("cost")?);
-    let wanted = Wanted { deny: deny(&query)?, dialects: dialects(&query)? };
+    let wanted = Wanted { deny: deny(&query)?, dialects: Dialect::wanted(&query, &Dialect::ALL)? };
 
     let key = key(caller, &entry, request).map_err(|problem| problem.under(wanted.deny))?;
     let asked = gate.ask(Verb::Check, Ask { policy, key: &key, cost, tier }).answer().await;
@@ -62,13 +62,7 @@ fn reply(quota: &Quota<'_>, wanted: &Wanted) -> Reply {
         (false, _) => refusal(quota, wanted.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
     };
     let fields = reply.headers_mut();
-    // Where the store could not be asked, nobody knows what is left.
-    if matches!(quota.decision.source, Source::Store | Source::Local) {
-        for dialect in wanted.dialects {
-            quota.write(fields, *dialect);
-        }
-    }
-    quota.write_retry_after(fields);
+    quota.write_all(fields, wanted.dialects);
     // A proxy that caches must not.
     fields.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     reply
@@ -124,16 +118,4 @@ fn deny(query: &Query) -> Result<Option<StatusCode>, Problem> {
     let refusing = status.filter(StatusCode::is_client_error);
     let told = || Problem::bad(format!("deny={given} is no refusal; use a status from 400 to 499"));
     refusing.map(Some).ok_or_else(told)
-}
-
-fn dialects(query: &Query) -> Result<&'static [Dialect], Problem> {
-    match query.text("headers")? {
-        None | Some("all") => Ok(&[Dialect::X, Dialect::Draft10]),
-        Some("x") => Ok(&[Dialect::X]),
-        Some("draft") => Ok(&[Dialect::Draft10]),
-        Some("none") => Ok(&[]),
-        Some(other) => {
-            Err(Problem::bad(format!("headers={other:?} is unknown; there is all, x, draft, none")))
-        }
-    }
 }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -16,10 +17,11 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::problem::Problem;
+use super::simulate::{Retries, Traffic};
 use crate::config::{Limits, with_nearest};
 
 /// How much of a body that is too long is read past, so that the client hears why.
-const MAX_SKIPPED_BYTES: usize = 16 * 1024 * 1024;
+pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
@@ -44,7 +46,7 @@ pub(super) async fn read(mut body: Incoming, limits: &Limits) -> Result<Bytes, P
         }
     }
     // Closed upon at once, a client that still writes would never read the answer.
-    tokio::spawn(tokio::time::timeout(body_timeout, skip(body)));
+    tokio::spawn(skip(body, MAX_SKIPPED_BYTES, body_timeout));
     Err(Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         format!("the body has more than {max_body_bytes} bytes"),
@@ -67,18 +69,23 @@ async fn collected(body: &mut Incoming, max_bytes: usize) -> Result<Option<Bytes
     Ok(Some(all.freeze()))
 }
 
-async fn skip(mut body: Incoming) {
-    let mut skipped = 0;
-    while let Ok(Some(bytes)) = next(&mut body).await {
-        skipped += bytes.len();
-        if skipped > MAX_SKIPPED_BYTES {
-            return;
+/// Reads past so many bytes, as long as they come in time.
+pub(super) async fn skip(mut body: Incoming, at_most: u64, deadline: Duration) {
+    let all = async {
+        let mut skipped = 0;
+        while let Ok(Some(bytes)) = next(&mut body).await {
+            skipped += bytes.len() as u64;
+            if skipped > at_most {
+                return;
+            }
         }
-    }
+    };
+    // What does not come in time is not waited for.
+    let _ = tokio::time::timeout(deadline, all).await;
 }
 
 /// The next piece of data; trailers are nobody's.
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
     while let Some(frame) = body.frame().await.transpose()? {
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
@@ -127,7 +134,8 @@ fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
 }
 
 /// An object, and not a list of its fields' values.
-struct Object<T>(T);
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -284,6 +292,22 @@ field! {
     limit: Whole,
     burst: Whole,
     expires_in_ms: Whole,
+    window_ms: Whole,
+    algorithms: Vec<Text<'de>>,
+    pattern: Text<'de>,
+    rate_per_minute: Whole,
+    duration_ms: Whole,
+    seed: Whole,
+    retry: Object<Retries>,
+    obeys: bool,
+    jitter: bool,
+    naive_wait_ms: Whole,
+    attempts: Whole,
+    clients: Whole,
+    greedy_factor: Whole,
+    burst_size: Whole,
+    scenario: Object<Traffic<'de>>,
+    event: Whole,
 }
 
 /// What a field says that must be there.

@@ -6,7 +6,10 @@
 
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue, RETRY_AFTER};
-use tollgate::{Access, Decision, Limit, Ticks};
+use tollgate::{Access, Decision, Limit, Source, Ticks};
+
+use super::problem::Problem;
+use super::query::Query;
 
 /// A set of header fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,27 @@ pub(super) enum Dialect {
     X,
     /// `RateLimit-Policy` and `RateLimit` of the IETF's tenth draft.
     Draft10,
+}
+
+impl Dialect {
+    pub(super) const ALL: [Self; 2] = [Self::X, Self::Draft10];
+
+    /// Those that the parameter `headers` asks for.
+    pub(super) fn wanted(
+        query: &Query,
+        unless_said: &'static [Self],
+    ) -> Result<&'static [Self], Problem> {
+        match query.text("headers")? {
+            None => Ok(unless_said),
+            Some("all") => Ok(&Self::ALL),
+            Some("x") => Ok(&[Self::X]),
+            Some("draft") => Ok(&[Self::Draft10]),
+            Some("none") => Ok(&[]),
+            Some(other) => Err(Problem::bad(format!(
+                "headers={other:?} is unknown; there is all, x, draft, none"
+            ))),
+        }
+    }
 }
 
 /// A decision and what it was decided by.
@@ -35,7 +59,18 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 const NANOS_A_SECOND: u64 = 1_000_000_000;
 
 impl Quota<'_> {
-    pub(super) fn write(&self, fields: &mut HeaderMap, dialect: Dialect) {
+    /// Writes what is left in some dialects, and when to come again.
+    pub(super) fn write_all(&self, fields: &mut HeaderMap, dialects: &[Dialect]) {
+        // Where the store could not be asked, nobody knows what is left.
+        if matches!(self.decision.source, Source::Store | Source::Local) {
+            for dialect in dialects {
+                self.write(fields, *dialect);
+            }
+        }
+        self.write_retry_after(fields);
+    }
+
+    fn write(&self, fields: &mut HeaderMap, dialect: Dialect) {
         match dialect {
             Dialect::X => {
                 fields.insert(X_LIMIT, integer(self.decision.limit));
@@ -50,7 +85,7 @@ impl Quota<'_> {
     }
 
     /// When to come again, if that would do.
-    pub(super) fn write_retry_after(&self, fields: &mut HeaderMap) {
+    fn write_retry_after(&self, fields: &mut HeaderMap) {
         if let Some(wait) = self.decision.retry_after.filter(|_| !self.decision.allowed) {
             fields.insert(RETRY_AFTER, integer(seconds(wait).max(1)));
         }
@@ -172,7 +207,7 @@ fn insert(fields: &mut HeaderMap, name: HeaderName, value: String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollgate::{LimitBuilder, Policy, Source};
+    use tollgate::{LimitBuilder, Policy};
 
     const DECISION: Decision = Decision {
         allowed: true,

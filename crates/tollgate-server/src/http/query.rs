@@ -8,6 +8,15 @@ pub(super) struct Query(Vec<(String, Vec<u8>)>);
 impl Query {
     /// Reads a query whose parameters are all known, each given once at most.
     pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
+        Self::with_lists(query, known, &[])
+    }
+
+    /// The same, where some may be given several times.
+    pub(super) fn with_lists(
+        query: Option<&str>,
+        known: &[&str],
+        lists: &[&str],
+    ) -> Result<Self, Problem> {
         let mut read = Vec::new();
         for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -19,7 +28,7 @@ impl Query {
                 };
                 return Err(Problem::bad(format!("unknown parameter {name:?}; {there_is}")));
             }
-            if read.iter().any(|(other, _)| *other == name) {
+            if !lists.contains(&name.as_str()) && read.iter().any(|(other, _)| *other == name) {
                 return Err(Problem::bad(format!("parameter {name:?} is given twice")));
             }
             read.push((name, decoded(value, true)?));
@@ -32,8 +41,14 @@ impl Query {
     }
 
     pub(super) fn text(&self, name: &str) -> Result<Option<&str>, Problem> {
-        let text = self.bytes(name).map(std::str::from_utf8).transpose();
-        text.map_err(|_| Problem::bad(format!("parameter {name:?} is not UTF-8")))
+        Ok(self.texts(name)?.first().copied())
+    }
+
+    /// All that is given under a name.
+    pub(super) fn texts(&self, name: &str) -> Result<Vec<&str>, Problem> {
+        let given = self.0.iter().filter(|(known, _)| known == name);
+        let texts = given.map(|(_, value)| std::str::from_utf8(value)).collect::<Result<_, _>>();
+        texts.map_err(|_| Problem::bad(format!("parameter {name:?} is not UTF-8")))
     }
 
     /// A parameter that must be there.

@@ -11,7 +11,9 @@ use tollgate::{MAX_KEY_BYTES, Ticks};
 use super::Reply;
 use super::answer::{self, More};
 use super::body::{self, Items, Text, Whole, field, required};
+use super::headers::{Dialect, Quota};
 use super::problem::Problem;
+use super::query::Query;
 use crate::gate::{Answer, Ask, AskError, Gate, SettleFailure, Verb};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
@@ -107,18 +109,32 @@ pub(super) fn known_length(policy: &str) -> Result<&str, Problem> {
     Err(Problem::new(StatusCode::NOT_FOUND, detail))
 }
 
-/// Check, peek, refund, reset.
-pub(super) async fn ask(gate: &Arc<Gate>, verb: Verb, body: &[u8]) -> Result<Reply, Problem> {
+/// Check, peek, refund, reset. One question is answered in header fields too, if they are asked for.
+pub(super) async fn ask(
+    gate: &Arc<Gate>,
+    verb: Verb,
+    query: Option<&str>,
+    body: &[u8],
+) -> Result<Reply, Problem> {
+    let dialects = Dialect::wanted(&Query::parse(query, &["headers"])?, &[])?;
     let Questions { policy, key, cost, tier, checks, all } = body::parse(body)?;
     let one = Question { policy, key, cost, tier };
     let is_one =
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
     match (is_one, checks, all) {
         (_, None, None) => {
-            let told = gate.ask(verb, one.ask()?).answer().await?;
+            let ask = one.ask()?;
+            let told = gate.ask(verb, ask).answer().await?;
             let mut out = Vec::with_capacity(answer::BYTES);
             write(&mut out, &told);
-            Ok(answer::json(out))
+            let mut reply = answer::json(out);
+            if !dialects.is_empty() {
+                write_fields(&mut reply, dialects, &ask, &told)?;
+            }
+            Ok(reply)
+        }
+        _ if !dialects.is_empty() => {
+            Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
         }
         (false, Some(Items(items)), None) => each(gate, verb, &items).await,
         (false, None, Some(Items(items))) if verb == Verb::Check => together(gate, &items).await,
@@ -178,6 +194,18 @@ fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>,
         ask.map_err(|problem| problem.of_item(index))
     });
     asks.collect()
+}
+
+fn write_fields(
+    reply: &mut Reply,
+    dialects: &[Dialect],
+    ask: &Ask<'_>,
+    told: &Answer,
+) -> Result<(), Problem> {
+    let access = told.entry.limiter.access(ask.key, ask.tier).map_err(AskError::from)?;
+    let quota = Quota { policy: &told.entry.name, access: &access, decision: &told.decision };
+    quota.write_all(reply.headers_mut(), dialects);
+    Ok(())
 }
 
 fn write(out: &mut Vec<u8>, told: &Answer) {

@@ -6,26 +6,35 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, StatusCode};
 
+use super::page::{self, Asset};
 use super::problem::Problem;
-use super::{Caller, Reply, admin, answer, authorize, body, overrides, questions};
+use super::{
+    Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions,
+    simulate,
+};
 use crate::gate::{Backend, Verb};
 
 /// A place that is served.
 #[derive(Clone, Copy)]
 enum Route<'a> {
-    Hello,
+    Home,
+    Page(&'static Asset),
     Ask(Verb),
     Reserve,
     Settle,
     Authorize(&'a str),
+    Simulate,
+    Explain,
     Live,
     Ready,
     Metrics,
     OpenApi,
+    Policies,
     Hot,
     Client,
     Overrides,
     Reload,
+    Backtest,
 }
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -41,17 +50,22 @@ This is Tollgate, a rate limiter.
   POST /v1/peek                the same, without charging
   POST /v1/reserve, /v1/settle charge an estimate, then what it cost
   GET  /v1/authorize/{policy}  for proxies
+  POST /v1/simulate            what each algorithm would do to some traffic
+  POST /v1/explain             the arithmetic of one of those decisions
   GET  /livez, /readyz         is it there, does it want requests
   GET  /metrics                for Prometheus
   GET  /openapi.json           all of it, in detail
+  GET  /                       in a browser: a page to try it with
 
 For the operator (from this machine, or with the token of the configuration):
 
   POST /v1/refund, /v1/reset   give back, start over
+  GET  /v1/policies            the policies in force
   GET  /v1/admin/hot           the busiest and the most refused clients
   GET  /v1/admin/client?key=   one client in every policy
   GET, PUT, DELETE /v1/admin/overrides
   POST /v1/admin/reload        read the configuration anew
+  POST /v1/backtest?policy=    what policies would have done to the log in the body
 
 Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' http://127.0.0.1:8080/v1/check
 ";
@@ -65,34 +79,49 @@ impl<'a> Route<'a> {
             "/v1/reset" => Self::Ask(Verb::Reset),
             "/v1/reserve" => Self::Reserve,
             "/v1/settle" => Self::Settle,
-            "/" => Self::Hello,
+            "/v1/simulate" => Self::Simulate,
+            "/v1/explain" => Self::Explain,
+            "/" => Self::Home,
             "/livez" => Self::Live,
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
             "/openapi.json" => Self::OpenApi,
+            "/v1/policies" => Self::Policies,
             "/v1/admin/hot" => Self::Hot,
             "/v1/admin/client" => Self::Client,
             "/v1/admin/overrides" => Self::Overrides,
             "/v1/admin/reload" => Self::Reload,
-            _ => {
-                let policy = path.strip_prefix("/v1/authorize/")?;
-                Self::Authorize(
-                    Some(policy).filter(|name| !name.is_empty() && !name.contains('/'))?,
-                )
-            }
+            "/v1/backtest" => Self::Backtest,
+            _ => match path.strip_prefix("/page/") {
+                Some(name) => Self::Page(page::asset(name)?),
+                None => {
+                    let policy = path.strip_prefix("/v1/authorize/")?;
+                    Self::Authorize(
+                        Some(policy).filter(|name| !name.is_empty() && !name.contains('/'))?,
+                    )
+                }
+            },
         })
     }
 
     const fn methods(self) -> &'static str {
         match self {
-            Self::Ask(_) | Self::Reserve | Self::Settle | Self::Reload => "POST",
+            Self::Ask(_)
+            | Self::Reserve
+            | Self::Settle
+            | Self::Simulate
+            | Self::Explain
+            | Self::Reload
+            | Self::Backtest => "POST",
             Self::Authorize(_) => "GET, HEAD, POST",
             Self::Overrides => "GET, PUT, DELETE",
-            Self::Hello
+            Self::Home
+            | Self::Page(_)
             | Self::Live
             | Self::Ready
             | Self::Metrics
             | Self::OpenApi
+            | Self::Policies
             | Self::Hot
             | Self::Client => "GET, HEAD",
         }
@@ -102,10 +131,12 @@ impl<'a> Route<'a> {
         matches!(
             self,
             Self::Ask(Verb::Refund | Verb::Reset)
+                | Self::Policies
                 | Self::Hot
                 | Self::Client
                 | Self::Overrides
                 | Self::Reload
+                | Self::Backtest
         )
     }
 }
@@ -140,11 +171,17 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         admin::admit(caller, &request)?;
     }
     match route {
-        Route::Ask(verb) => questions::ask(gate, verb, &body::read(body, limits).await?).await,
+        Route::Ask(verb) => {
+            let query = request.uri.query();
+            questions::ask(gate, verb, query, &body::read(body, limits).await?).await
+        }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
         Route::Reserve => questions::reserve(gate, &body::read(body, limits).await?).await,
         Route::Settle => questions::settle(gate, &body::read(body, limits).await?).await,
-        Route::Hello => Ok(text(HELLO)),
+        Route::Simulate => simulate::simulate(&body::read(body, limits).await?).await,
+        Route::Explain => simulate::explain(&body::read(body, limits).await?).await,
+        Route::Home => Ok(page::home(&request.headers, HELLO)),
+        Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
         Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text(match gate.backend() {
             Backend::Redis(redis) if redis.counts().is_open => WITHOUT_STORE,
@@ -159,10 +196,12 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::OpenApi => {
             Ok(answer::with_type(OPENAPI, HeaderValue::from_static("application/json")))
         }
+        Route::Policies => policies::reply(gate, &request),
         Route::Hot => admin::hot(gate, &request),
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides => overrides::reply(gate, &request, body, limits).await,
         Route::Reload => admin::reload(shared).await,
+        Route::Backtest => backtest::reply(caller, &request, body).await,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Clients by name: each gets a number when it first comes.
 //!
 //! Names are hashed as they are read and looked up in batches, so that the processor waits for many
-//! cache misses at once and not for one after the other.
+//! cache misses at once and not for one after the other. Backtests know their clients in the same way.
 
 use std::hash::BuildHasher as _;
 
@@ -14,7 +14,7 @@ const BATCH: usize = 256;
 
 /// All clients so far.
 #[derive(Default)]
-pub(super) struct Clients {
+pub(crate) struct Clients {
     hasher: RandomState,
     table: HashTable<Client>,
     /// All names, one after the other.
@@ -30,10 +30,10 @@ struct Client {
 
 /// A request whose client has a number.
 #[derive(Clone, Copy)]
-pub(super) struct Request {
-    pub(super) client: usize,
-    pub(super) now: Tick,
-    pub(super) cost: Cost,
+pub(crate) struct Request {
+    pub(crate) client: usize,
+    pub(crate) now: Tick,
+    pub(crate) cost: Cost,
 }
 
 /// Requests on the way to being decided together.
@@ -45,7 +45,33 @@ pub(super) struct Batch<'line> {
 }
 
 impl Clients {
-    fn number(&mut self, name: &[u8], hash: u64) -> usize {
+    /// How names are hashed.
+    pub(crate) fn hasher(&self) -> RandomState {
+        self.hasher.clone()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// How long all names are together.
+    pub(crate) fn name_bytes(&self) -> usize {
+        self.names.len()
+    }
+
+    /// All names, by number.
+    pub(crate) fn names(&self) -> Vec<&[u8]> {
+        let mut names = vec![&[][..]; self.table.len()];
+        for client in &self.table {
+            names[client.number] =
+                &self.names[client.name_start..client.name_start + client.name_length];
+        }
+        names
+    }
+
+    /// The number of a client, by its name and the hash of that: the next one if it is new.
+    pub(crate) fn number(&mut self, name: &[u8], hash: u64) -> usize {
         let Self { table, names, .. } = self;
         let is_it = |client: &Client| {
             client.hash == hash

@@ -1,13 +1,14 @@
 //! The rule of a replay: the textbook's, or one of production's.
 
 use tollgate_core::{
-    Algorithm, Anchor, Cost, Decision, Kind, Machine, Policy, PolicyError, Simulator, Textbook,
+    Algorithm, Anchor, Cost, Decision, Kind, Policy, PolicyError, Simulator, Textbook,
     TextbookState, Ticks,
 };
 
 use super::clients::Request;
 use super::remote::Remote;
 use crate::cli::Replay;
+use crate::machine::{ForMachine, for_machine};
 
 /// What the options ask for; the numbers are still to be read.
 pub(super) enum Rule {
@@ -86,18 +87,7 @@ impl Rule {
                 if let Some(store) = store {
                     return Ok(Box::new(store.production(builder.build()?, json)));
                 }
-                // The algorithm is chosen here once, not with every request.
-                Ok(match *builder.limit()?.machine() {
-                    Machine::TokenBucket(rule) => production(rule, json),
-                    Machine::WideTokenBucket(rule) => production(rule, json),
-                    Machine::Gcra(rule) => production(rule, json),
-                    Machine::WideGcra(rule) => production(rule, json),
-                    Machine::LeakyBucket(rule) => production(rule, json),
-                    Machine::WideLeakyBucket(rule) => production(rule, json),
-                    Machine::FixedWindow(rule) => production(rule, json),
-                    Machine::SlidingWindowLog(rule) => production(rule, json),
-                    Machine::SlidingWindowCounter(rule) => production(rule, json),
-                })
+                Ok(for_machine(&builder.limit()?, Production { json }))
             }
         }
     }
@@ -126,8 +116,16 @@ struct ProductionEngine<A: Algorithm> {
     json: bool,
 }
 
-fn production<A: Algorithm + 'static>(rule: A, json: bool) -> Box<dyn Engine> {
-    Box::new(ProductionEngine { simulator: Simulator::new(rule), json })
+struct Production {
+    json: bool,
+}
+
+impl ForMachine for Production {
+    type Made = Box<dyn Engine>;
+
+    fn made<A: Algorithm + 'static>(self, rule: A) -> Box<dyn Engine> {
+        Box::new(ProductionEngine { simulator: Simulator::new(rule), json: self.json })
+    }
 }
 
 impl<A: Algorithm> Engine for ProductionEngine<A> {

@@ -1,4 +1,4 @@
-//! Lines of an input that is read in chunks, each with its number.
+//! Lines of an input that is read in chunks, each with its number. Backtests read theirs here, too.
 
 use std::io::{self, Read};
 
@@ -6,10 +6,10 @@ use std::io::{self, Read};
 const CHUNK: usize = 256 * 1024;
 
 /// The longest line: far more than any instruction needs, far less than any memory.
-const MAX_LINE: usize = 64 * 1024;
+pub(crate) const MAX_LINE: usize = 64 * 1024;
 
 /// An input, and what of it has been read and not yet taken.
-pub(super) struct Lines<R> {
+pub(crate) struct Lines<R> {
     input: R,
     buffer: Vec<u8>,
     end: usize,
@@ -19,46 +19,55 @@ pub(super) struct Lines<R> {
 
 /// How far an input has been taken: in its buffer, and in lines from its start.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(crate) struct Place {
     start: usize,
     lines: usize,
+    /// Whether what comes next is the rest of a line that was too long.
+    is_past: bool,
+}
+
+/// A line of an input, without its end.
+pub(crate) enum Line<'a> {
+    Whole(&'a [u8]),
+    /// More than [`MAX_LINE`] bytes, which nobody needs; the next line is the one after it.
+    TooLong,
 }
 
 /// The whole lines of an input that are here without waiting.
-pub(super) struct Here<'a> {
+pub(crate) struct Here<'a> {
     buffer: &'a [u8],
     ended: bool,
     place: Place,
 }
 
 impl<R: Read> Lines<R> {
-    pub(super) fn new(input: R) -> Self {
-        let place = Place { start: 0, lines: 0 };
+    pub(crate) fn new(input: R) -> Self {
+        let place = Place { start: 0, lines: 0, is_past: false };
         Self { input, buffer: vec![0; CHUNK], end: 0, ended: false, place }
     }
 
     /// How many lines have been taken.
-    pub(super) const fn taken(&self) -> usize {
+    pub(crate) const fn taken(&self) -> usize {
         self.place.lines
     }
 
     /// The line taken last, as messages name it.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         format!("line {}", self.place.lines)
     }
 
     /// The lines that are here. What has been seen of them is to be [taken](Self::take).
-    pub(super) fn here(&self) -> Here<'_> {
+    pub(crate) fn here(&self) -> Here<'_> {
         Here { buffer: &self.buffer[..self.end], ended: self.ended, place: self.place }
     }
 
     /// Takes all lines up to a place.
-    pub(super) const fn take(&mut self, place: Place) {
+    pub(crate) const fn take(&mut self, place: Place) {
         self.place = place;
     }
 
     /// Waits for more input; false if there is none.
-    pub(super) fn read_more(&mut self) -> io::Result<bool> {
+    pub(crate) fn read_more(&mut self) -> io::Result<bool> {
         if self.ended {
             return Ok(false);
         }
@@ -82,32 +91,42 @@ impl<R: Read> Lines<R> {
 
 impl<'a> Here<'a> {
     /// How many lines have been taken, with these.
-    pub(super) const fn taken(&self) -> usize {
+    pub(crate) const fn taken(&self) -> usize {
         self.place.lines
     }
 
     /// Where the next line starts.
-    pub(super) const fn place(&self) -> Place {
+    pub(crate) const fn place(&self) -> Place {
         self.place
     }
 
-    /// The next line, without its end, if all of it is here.
+    /// The next line, if all of it is here.
     #[inline]
-    pub(super) fn next(&mut self) -> anyhow::Result<Option<&'a [u8]>> {
+    pub(crate) fn next(&mut self) -> Option<Line<'a>> {
+        if self.place.is_past && !self.pass() {
+            return None;
+        }
         let rest = &self.buffer[self.place.start..];
         let (length, end) = match memchr::memchr(b'\n', rest) {
             Some(length) => (length, 1),
-            None if rest.len() > MAX_LINE || (self.ended && !rest.is_empty()) => (rest.len(), 0),
-            None => return Ok(None),
+            None if rest.len() > MAX_LINE => {
+                self.place.is_past = !self.ended;
+                (rest.len(), 0)
+            }
+            None if self.ended && !rest.is_empty() => (rest.len(), 0),
+            None => return None,
         };
-        if length > MAX_LINE {
-            anyhow::bail!(
-                "line {}: found more than {MAX_LINE} bytes; expected a shorter line",
-                self.place.lines + 1
-            );
-        }
         self.place.start += length + end;
         self.place.lines += 1;
-        Ok(Some(&rest[..length]))
+        Some(if length > MAX_LINE { Line::TooLong } else { Line::Whole(&rest[..length]) })
+    }
+
+    /// Goes past the rest of a line that was too long; false if its end is not here yet.
+    #[cold]
+    fn pass(&mut self) -> bool {
+        let end = memchr::memchr(b'\n', &self.buffer[self.place.start..]);
+        self.place.start = end.map_or(self.buffer.len(), |end| self.place.start + end + 1);
+        self.place.is_past = end.is_none();
+        end.is_some()
     }
 }

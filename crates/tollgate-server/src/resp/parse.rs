@@ -107,11 +107,6 @@ impl<'a> Arguments<'a> {
 }
 
 impl Parser {
-    /// Whether a command is being read whose beginning the input does not hold any more.
-    pub(super) const fn is_amid(&self) -> bool {
-        self.missing > 0 || self.skip > 0
-    }
-
     /// Looks at the input: how many of its bytes are done with, and what it begins with. The rest, with more behind it,
     /// is the input of the next call.
     pub(super) fn next<'a>(&'a mut self, input: &'a [u8]) -> (usize, Parsed<'a>) {

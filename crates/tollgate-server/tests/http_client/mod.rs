@@ -76,6 +76,14 @@ impl Client {
         Some(reply)
     }
 
+    /// Waits until it is told to go on with a body that was announced.
+    pub(crate) fn go_on(&mut self) {
+        let (mut line, mut end) = (String::new(), String::new());
+        self.stream.read_line(&mut line).expect("a line");
+        self.stream.read_line(&mut end).expect("a line");
+        assert_eq!((line.trim_end(), end.trim_end()), ("HTTP/1.1 100 Continue", ""));
+    }
+
     /// Whether the server has closed the connection.
     pub(crate) fn is_closed(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok([]) | Err(_))

@@ -1,0 +1,60 @@
+// What the server is asked. A failure is a `Problem` with the server's own words.
+
+/** What the server said instead of an answer. */
+export class Problem extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+// The operator's token: for this tab of the browser only, and gone with it.
+const TOKEN = "tollgate-token";
+
+export const token = () => sessionStorage.getItem(TOKEN) ?? "";
+
+export function setToken(token) {
+  if (token) sessionStorage.setItem(TOKEN, token);
+  else sessionStorage.removeItem(TOKEN);
+}
+
+export const asOperator = () => (token() ? { authorization: `Bearer ${token()}` } : {});
+
+export async function post(path, body) {
+  return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
+}
+
+/** The whole reply: its status, header fields and text. */
+export async function postWhole(path, body) {
+  const reply = await fetch(path, { method: "POST", body: JSON.stringify(body) });
+  return { status: reply.status, ok: reply.ok, fields: [...reply.headers], text: await reply.text() };
+}
+
+export async function getText(path) {
+  return (await send(path, {})).text();
+}
+
+/** Asks for what only the operator may know. */
+export async function getAsOperator(path) {
+  return (await send(path, { headers: asOperator() })).json();
+}
+
+async function send(path, options) {
+  let reply;
+  try {
+    reply = await fetch(path, { cache: "no-store", ...options });
+  } catch {
+    throw new Problem(0, "the server does not answer");
+  }
+  if (!reply.ok) throw new Problem(reply.status, detailOf(await reply.text(), reply.status));
+  return reply;
+}
+
+/** What a problem+json says. */
+export function detailOf(text, status) {
+  try {
+    return JSON.parse(text).detail ?? `the server said ${status}`;
+  } catch {
+    return `the server said ${status}`;
+  }
+}

@@ -1,0 +1,100 @@
+//! A limit as one writes it: in a line, in a configuration, in Rust.
+
+use tollgate_core::{Limit, Numbers};
+
+use super::scenario::MICROS_A_MILLI;
+
+/// The spelling of a policy in a line.
+pub(super) fn line(limit: &Limit) -> String {
+    let numbers = limit.numbers();
+    let (amount, unit) = window(numbers);
+    let line = format!("{} {}/{amount}{unit}", numbers.kind, numbers.limit);
+    if numbers.kind.is_bucket() { format!("{line} burst {}", numbers.burst) } else { line }
+}
+
+/// A policy of a configuration.
+pub(super) fn toml(limit: &Limit) -> String {
+    let numbers = limit.numbers();
+    let (amount, unit) = window(numbers);
+    let mut toml = format!(
+        "[policies.example]\nalgorithm = \"{}\"\nlimit = {}\nwindow = \"{amount}{unit}\"\n",
+        numbers.kind, numbers.limit
+    );
+    if numbers.kind.is_bucket() {
+        toml.push_str(&format!("burst = {}\n", numbers.burst));
+    }
+    toml
+}
+
+/// An expression of Rust, with the names of the crate `tollgate`.
+pub(super) fn rust(limit: &Limit) -> String {
+    let numbers = limit.numbers();
+    let per = match window(numbers) {
+        (1, "s") => ".per_second()".to_owned(),
+        (1, "m") => ".per_minute()".to_owned(),
+        (1, "h") => ".per_hour()".to_owned(),
+        (1, "d") => ".per_day()".to_owned(),
+        _ => {
+            let millis = numbers.window.0 / MICROS_A_MILLI;
+            let duration = match millis % 1000 {
+                0 => format!("Duration::from_secs({})", millis / 1000),
+                _ => format!("Duration::from_millis({millis})"),
+            };
+            format!(".per(Ticks::from_duration({duration}))")
+        }
+    };
+    let burst = match numbers.kind.is_bucket() {
+        true => format!(".burst({})", numbers.burst),
+        false => String::new(),
+    };
+    format!("Policy::{}({}){per}{burst}.build()?", numbers.kind, numbers.limit)
+}
+
+/// The window in the largest unit of which it is a whole number. Windows are whole milliseconds.
+fn window(numbers: &Numbers) -> (u64, &'static str) {
+    let millis = numbers.window.0 / MICROS_A_MILLI;
+    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+    let unit = units.into_iter().find(|(_, length)| millis.is_multiple_of(*length));
+    unit.map_or((millis, "ms"), |(unit, length)| (millis / length, unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::Access;
+    use tollgate_core::{Policy, Ticks};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::simulate::Scenario;
+
+    #[test]
+    fn the_configuration_is_one_and_means_the_same() {
+        for window_ms in [1, 999, 1000, 1500, 60_000, 90_000, 3_600_000, 86_400_000] {
+            let scenario = Scenario { limit: 7, burst: 9, window_ms, ..Scenario::default() };
+            for &kind in &scenario.algorithms {
+                let limit = scenario.limit_of(kind).unwrap();
+                let config = Config::parse(&toml(&limit)).expect("a configuration");
+                let Access::Limited(policy) = config.policies["example"].tiers.base() else {
+                    panic!("it limits nothing: {config:?}");
+                };
+                let written = *policy.limits()[0].numbers();
+                // There a tick is a nanosecond.
+                let meant = Policy::of(kind, 7).per(Ticks(window_ms * 1_000_000));
+                let meant = if kind.is_bucket() { meant.burst(9) } else { meant };
+                assert_eq!(written, *meant.limit().unwrap().numbers());
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_window_in_its_largest_whole_unit() {
+        let shown = |window_ms| {
+            let scenario = Scenario { window_ms, ..Scenario::default() };
+            line(&scenario.limit_of(tollgate_core::Kind::Gcra).unwrap())
+        };
+        assert_eq!(shown(10_000), "gcra 10/10s burst 10");
+        assert_eq!(shown(90_000), "gcra 10/90s burst 10");
+        assert_eq!(shown(120_000), "gcra 10/2m burst 10");
+        assert_eq!(shown(1_500), "gcra 10/1500ms burst 10");
+    }
+}
