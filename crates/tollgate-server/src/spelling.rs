@@ -34,12 +34,32 @@ pub(crate) fn parse(text: &str) -> Result<Limit, SpellingError> {
 }
 
 /// A limit, printed as it is written.
-pub(crate) struct Spelled<'a>(pub(crate) &'a Limit);
+pub(crate) struct Spelled<'a> {
+    limit: &'a Limit,
+    nanos_a_tick: u64,
+}
+
+impl<'a> Spelled<'a> {
+    /// One that counts time in nanoseconds.
+    pub(crate) const fn new(limit: &'a Limit) -> Self {
+        Self { limit, nanos_a_tick: 1 }
+    }
+
+    /// One that counts it in microseconds.
+    pub(crate) const fn in_micros(limit: &'a Limit) -> Self {
+        Self { limit, nanos_a_tick: 1_000 }
+    }
+
+    /// Its window.
+    pub(crate) fn window(&self) -> Span {
+        Span(Ticks(self.limit.numbers().window.0.saturating_mul(self.nanos_a_tick)))
+    }
+}
 
 impl fmt::Display for Spelled<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = self.0.numbers();
-        write!(f, "{} {}/{}", numbers.kind, numbers.limit, Span(numbers.window))?;
+        let numbers = self.limit.numbers();
+        write!(f, "{} {}/{}", numbers.kind, numbers.limit, self.window())?;
         if numbers.kind.is_bucket() {
             write!(f, " burst {}", numbers.burst)?;
         }
@@ -154,7 +174,7 @@ mod tests {
     #[track_caller]
     fn reads(text: &str, printed: &str) {
         let limit = parse(text).expect("a limit");
-        assert_eq!(Spelled(&limit).to_string(), printed);
+        assert_eq!(Spelled::new(&limit).to_string(), printed);
         assert_eq!(parse(printed).expect("the same limit"), limit);
     }
 

@@ -159,7 +159,7 @@ impl Report {
             let worst = points.iter().filter(|(_, counts)| counts[place + 1] > 0);
             let worst = worst.max_by_key(|(start, counts)| (counts[place + 1], Reverse(*start)));
             PolicyReport {
-                policy: Spelled(&policy.limit).to_string(),
+                policy: Spelled::new(&policy.limit).to_string(),
                 allowed: tally.requests - policy.refused,
                 refused: policy.refused,
                 refused_share: share(policy.refused, tally.requests),
@@ -265,7 +265,7 @@ impl Suggested {
         let numbers = limit.numbers();
         Self {
             share: share.percent(),
-            policy: Some(Spelled(&limit).to_string()),
+            policy: Some(Spelled::new(&limit).to_string()),
             limit: Some(numbers.limit),
             burst: Some(numbers.burst).filter(|_| numbers.kind.is_bucket()),
             clients_refused: Some(clients_refused),

@@ -137,7 +137,7 @@ mod tests {
         let told = suggest(&policy, &mut kept, at_most, guess).expect("a file");
         let told = match told {
             Ok(Suggestion { limit, clients_refused }) => {
-                format!("{}, {clients_refused} refused", Spelled(&limit))
+                format!("{}, {clients_refused} refused", Spelled::new(&limit))
             }
             Err(error) => error.to_string(),
         };

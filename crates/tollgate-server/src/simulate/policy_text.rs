@@ -1,24 +1,23 @@
 //! A limit as one writes it: in a line, in a configuration, in Rust.
 
-use tollgate_core::{Limit, Numbers};
+use tollgate_core::Limit;
 
 use super::scenario::MICROS_A_MILLI;
+use crate::spelling::Spelled;
 
 /// The spelling of a policy in a line.
 pub(super) fn line(limit: &Limit) -> String {
-    let numbers = limit.numbers();
-    let (amount, unit) = window(numbers);
-    let line = format!("{} {}/{amount}{unit}", numbers.kind, numbers.limit);
-    if numbers.kind.is_bucket() { format!("{line} burst {}", numbers.burst) } else { line }
+    Spelled::in_micros(limit).to_string()
 }
 
 /// A policy of a configuration.
 pub(super) fn toml(limit: &Limit) -> String {
     let numbers = limit.numbers();
-    let (amount, unit) = window(numbers);
     let mut toml = format!(
-        "[policies.example]\nalgorithm = \"{}\"\nlimit = {}\nwindow = \"{amount}{unit}\"\n",
-        numbers.kind, numbers.limit
+        "[policies.example]\nalgorithm = \"{}\"\nlimit = {}\nwindow = \"{}\"\n",
+        numbers.kind,
+        numbers.limit,
+        Spelled::in_micros(limit).window()
     );
     if numbers.kind.is_bucket() {
         toml.push_str(&format!("burst = {}\n", numbers.burst));
@@ -29,11 +28,11 @@ pub(super) fn toml(limit: &Limit) -> String {
 /// An expression of Rust, with the names of the crate `tollgate`.
 pub(super) fn rust(limit: &Limit) -> String {
     let numbers = limit.numbers();
-    let per = match window(numbers) {
-        (1, "s") => ".per_second()".to_owned(),
-        (1, "m") => ".per_minute()".to_owned(),
-        (1, "h") => ".per_hour()".to_owned(),
-        (1, "d") => ".per_day()".to_owned(),
+    let per = match Spelled::in_micros(limit).window().to_string().as_str() {
+        "1s" => ".per_second()".to_owned(),
+        "1m" => ".per_minute()".to_owned(),
+        "1h" => ".per_hour()".to_owned(),
+        "1d" => ".per_day()".to_owned(),
         _ => {
             let millis = numbers.window.0 / MICROS_A_MILLI;
             let duration = match millis % 1000 {
@@ -48,14 +47,6 @@ pub(super) fn rust(limit: &Limit) -> String {
         false => String::new(),
     };
     format!("Policy::{}({}){per}{burst}.build()?", numbers.kind, numbers.limit)
-}
-
-/// The window in the largest unit of which it is a whole number. Windows are whole milliseconds.
-fn window(numbers: &Numbers) -> (u64, &'static str) {
-    let millis = numbers.window.0 / MICROS_A_MILLI;
-    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
-    let unit = units.into_iter().find(|(_, length)| millis.is_multiple_of(*length));
-    unit.map_or((millis, "ms"), |(unit, length)| (millis / length, unit))
 }
 
 #[cfg(test)]
