@@ -90,6 +90,8 @@ pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
 }
 
 async fn serve(options: &Serve) -> anyhow::Result<()> {
+    // Before it is read: what changes from now on is noticed.
+    let in_force = options.config.as_deref().and_then(reload::look);
     let config = match &options.config {
         Some(path) => Config::read(path)?,
         None => Config::demo(),
@@ -115,6 +117,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     });
     // Signals are heard from here on: one that comes while it starts is not lost.
     let mut signals = Signals::new()?;
+    let hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let http = options.http.as_deref().or(config.http.as_deref()).unwrap_or(DEFAULT_HTTP);
     let resp = options.resp.as_deref().or(config.resp.as_deref()).unwrap_or(DEFAULT_RESP);
     let http =
@@ -127,7 +130,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let http = tokio::spawn(http.accept(shared.clone(), stopped.clone(), http::serve_connection));
     let resp = tokio::spawn(resp.accept(shared.clone(), stopped.clone(), resp::serve_connection));
-    let watching = reload::watch(options.config.clone(), shared.clone(), reloads);
+    let watching = reload::watch(options.config.clone(), in_force, hangup, shared.clone(), reloads);
     tokio::select! {
         () = signals.stop() => {}
         () = watching => {}

@@ -234,14 +234,14 @@ impl Collector {
 #[async_trait]
 impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let sending = self.client.request(request.map(Full::new));
+        let client = self.client.clone();
         let exchange = async move {
-            let (head, body) = sending.await?.into_parts();
+            let (head, body) = client.request(request.map(Full::new)).await?.into_parts();
             let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
         };
-        let exchange = self.runtime.spawn(tokio::time::timeout(PATIENCE, exchange));
-        let answer = match exchange.await? {
+        let exchange = async { tokio::time::timeout(PATIENCE, exchange).await };
+        let answer = match self.runtime.spawn(exchange).await? {
             Ok(answer) => answer,
             Err(late) => Err(late.into()),
         };

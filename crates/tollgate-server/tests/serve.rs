@@ -36,14 +36,15 @@ fn http(address: &str, request: &str) -> (String, String) {
 
 fn post(address: &str, path: &str, body: &str) -> (String, serde_json::Value) {
     let length = body.len();
-    let head =
-        format!("POST {path} HTTP/1.1\nHost: t\nConnection: close\nContent-Length: {length}\n\n");
+    let head = format!(
+        "POST {path} HTTP/1.1\nHost: localhost\nConnection: close\nContent-Length: {length}\n\n"
+    );
     let (status, answer) = http(address, &format!("{head}{body}"));
     (status, serde_json::from_str(&answer).unwrap_or(serde_json::Value::Null))
 }
 
 fn get(address: &str, path: &str) -> (String, String) {
-    http(address, &format!("GET {path} HTTP/1.1\nHost: t\nConnection: close\n\n"))
+    http(address, &format!("GET {path} HTTP/1.1\nHost: localhost\nConnection: close\n\n"))
 }
 
 fn check(served: &Served, key: &str) -> serde_json::Value {

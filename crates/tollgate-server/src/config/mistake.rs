@@ -23,7 +23,7 @@ impl Mistake {
 
     pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> Self {
         let place = error.span().map_or(0, |span| span.start);
-        Self::at(text, place, with_nearest(error.message()))
+        Self::at(text, place, with_nearest(&without_value(error.message())))
     }
 
     /// The same, with the name of the file it is in.
@@ -41,6 +41,14 @@ impl fmt::Display for Mistake {
 }
 
 impl std::error::Error for Mistake {}
+
+/// A message about a text of the wrong type, without the text: it may be a secret that went to the wrong place.
+fn without_value(message: &str) -> String {
+    match (message.strip_prefix("invalid type: string "), message.rfind(", expected ")) {
+        (Some(_), Some(expected)) => format!("invalid type: string{}", &message[expected..]),
+        _ => message.to_owned(),
+    }
+}
 
 /// Where a message lists what was expected, the one that is nearest to what was found.
 pub(crate) fn with_nearest(message: &str) -> String {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{ConfigPath, Settings, Shared};
@@ -17,16 +17,16 @@ use crate::metrics::OutcomeLabels;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Watches until the server stops.
+/// Watches until the server stops. `in_force` is the file as it was when the configuration was read first.
 pub(super) async fn watch(
     path: ConfigPath,
+    mut in_force: Option<Vec<u8>>,
+    mut hangup: Signal,
     shared: Arc<Shared>,
     mut asked: mpsc::Receiver<oneshot::Sender<Result<(), String>>>,
 ) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return std::future::pending().await };
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut in_force = path.as_deref().and_then(look);
     let mut seen = in_force.clone();
     loop {
         let tell = tokio::select! {
@@ -60,7 +60,7 @@ pub(super) async fn watch(
     }
 }
 
-fn look(path: &Path) -> Option<Vec<u8>> {
+pub(super) fn look(path: &Path) -> Option<Vec<u8>> {
     std::fs::read(path).ok()
 }
 
