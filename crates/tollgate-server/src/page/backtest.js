@@ -19,46 +19,122 @@ export class Backtest {
     const formatId = newId("format");
     const policiesId = newId("policies");
     const keysId = newId("keys");
-    this.file = make("input", { id: fileId, type: "file", name: "log", onchange: () => this.take(this.file.files[0]) });
-    this.named = make("p", { class: "about" }, "Combined, JSON lines or CSV, plain or compressed. This server reads it, decides, and forgets it.");
-    this.drop = make("div", { class: "drop",
-      ondragover: (event) => {
-        event.preventDefault();
-        this.drop.classList.add("over-it");
+    this.file = make("input", {
+      id: fileId,
+      type: "file",
+      name: "log",
+      onchange: () => this.take(this.file.files[0]),
+    });
+    this.named = make(
+      "p",
+      { class: "about" },
+      "Combined, JSON lines or CSV, plain or compressed. This server reads it, decides, and forgets it.",
+    );
+    this.drop = make(
+      "div",
+      {
+        class: "drop",
+        ondragover: (event) => {
+          event.preventDefault();
+          this.drop.classList.add("over-it");
+        },
+        ondragleave: () => this.drop.classList.remove("over-it"),
+        ondrop: (event) => {
+          event.preventDefault();
+          this.drop.classList.remove("over-it");
+          this.take(event.dataTransfer.files[0]);
+        },
       },
-      ondragleave: () => this.drop.classList.remove("over-it"),
-      ondrop: (event) => {
-        event.preventDefault();
-        this.drop.classList.remove("over-it");
-        this.take(event.dataTransfer.files[0]);
-      } }, make("label", { for: fileId }, "Drop an access log here, or choose one"), this.file, this.named);
-    this.key = make("input", { id: keyId, name: "key", type: "text", value: "ip", spellcheck: false, list: keysId });
-    this.format = make("select", { id: formatId, name: "format" },
-      [["", "as it looks"], ["combined", "combined"], ["json", "JSON lines"], ["csv", "CSV"]].map(([value, label]) => make("option", { value }, label)));
-    this.policies = make("textarea", { id: policiesId, name: "policies", rows: 4, spellcheck: false }, POLICIES.join("\n"));
+      make("label", { for: fileId }, "Drop an access log here, or choose one"),
+      this.file,
+      this.named,
+    );
+    this.key = make("input", {
+      id: keyId,
+      name: "key",
+      type: "text",
+      value: "ip",
+      spellcheck: false,
+      list: keysId,
+    });
+    this.format = make(
+      "select",
+      { id: formatId, name: "format" },
+      [
+        ["", "as it looks"],
+        ["combined", "combined"],
+        ["json", "JSON lines"],
+        ["csv", "CSV"],
+      ].map(([value, label]) => make("option", { value }, label)),
+    );
+    this.policies = make(
+      "textarea",
+      { id: policiesId, name: "policies", rows: 4, spellcheck: false },
+      POLICIES.join("\n"),
+    );
     this.suggest = make("input", { type: "checkbox", name: "suggest", checked: true });
     this.run = make("button", { type: "submit", class: "primary", disabled: true }, "Run");
-    this.stop = make("button", { type: "button", hidden: true, onclick: () => this.request?.abort() }, "Stop");
+    this.stop = make(
+      "button",
+      { type: "button", hidden: true, onclick: () => this.request?.abort() },
+      "Stop",
+    );
     this.progress = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Sent" });
     this.state = make("output", { class: "state" });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.results = make("div", { class: "results" });
     byId("backtest").replaceChildren(
-      make("form", { class: "columns", onsubmit: (event) => {
-        event.preventDefault();
-        this.send();
-      } },
-      this.drop,
-      make("div", { class: "controls flat" },
-        make("div", { class: "pair" },
-          make("div", { class: "field" }, make("label", { for: keyId }, "Who is a client"), this.key,
-            make("datalist", { id: keysId }, ["ip", "header:x-api-key", "field:user"].map((value) => make("option", { value })))),
-          make("div", { class: "field" }, make("label", { for: formatId }, "Format"), this.format)),
-        make("div", { class: "field" }, make("label", { for: policiesId }, "Policies, one a line"), this.policies),
-        make("div", { class: "field choice" }, make("label", {}, this.suggest, ` Suggest limits that spare ${SPARED} % of clients`)),
-        make("div", { class: "bar" }, this.run, this.stop, this.progress, this.state))),
-      this.problem, this.results);
-    new ResizeObserver(() => this.chart?.clientWidth > 0 && this.plot.setSize({ width: this.chart.clientWidth, height: this.plot.height })).observe(this.results);
+      make(
+        "form",
+        {
+          class: "columns",
+          onsubmit: (event) => {
+            event.preventDefault();
+            this.send();
+          },
+        },
+        this.drop,
+        make(
+          "div",
+          { class: "controls flat" },
+          make(
+            "div",
+            { class: "pair" },
+            make(
+              "div",
+              { class: "field" },
+              make("label", { for: keyId }, "Who is a client"),
+              this.key,
+              make(
+                "datalist",
+                { id: keysId },
+                ["ip", "header:x-api-key", "field:user"].map((value) => make("option", { value })),
+              ),
+            ),
+            make("div", { class: "field" }, make("label", { for: formatId }, "Format"), this.format),
+          ),
+          make(
+            "div",
+            { class: "field" },
+            make("label", { for: policiesId }, "Policies, one a line"),
+            this.policies,
+          ),
+          make(
+            "div",
+            { class: "field choice" },
+            make("label", {}, this.suggest, ` Suggest limits that spare ${SPARED} % of clients`),
+          ),
+          make("div", { class: "bar" }, this.run, this.stop, this.progress, this.state),
+        ),
+      ),
+      this.problem,
+      this.results,
+    );
+    new ResizeObserver(
+      () =>
+        this.chart?.clientWidth > 0 &&
+        this.plot.setSize({ width: this.chart.clientWidth, height: this.plot.height }),
+    ).observe(this.results);
   }
 
   take(file) {
@@ -87,10 +163,13 @@ export class Backtest {
     });
     request.addEventListener("load", () => {
       if (request.status === 200) this.show(JSON.parse(request.responseText));
-      else if (request.status === UNAUTHORIZED) this.fail("this is for the operator; give the admin token under Live");
+      else if (request.status === UNAUTHORIZED)
+        this.fail("this is for the operator; give the admin token under Live");
       else this.fail(detailOf(request.responseText, request.status));
     });
-    request.addEventListener("error", () => this.fail("the server does not answer, or took only part of the log"));
+    request.addEventListener("error", () =>
+      this.fail("the server does not answer, or took only part of the log"),
+    );
     request.addEventListener("abort", () => this.fail("stopped"));
     request.addEventListener("loadend", () => {
       this.run.disabled = false;
@@ -120,30 +199,116 @@ export class Backtest {
       report.without_key ? `${count(report.without_key)} have no client` : "",
       ...report.cut_short.map(({ reason }) => `cut short: ${reason}`),
     ].filter(Boolean);
-    const about = make("p", {}, `${count(report.requests)} requests of ${count(report.clients)} clients`,
-      report.from ? ` from ${report.from} to ${report.to}` : "", skipped.length ? `; ${skipped.join(", ")}` : "", ".");
-    const suggested = ({ suggestion }) => (suggestion ? suggestion.policy ?? suggestion.reason : null);
+    const about = make(
+      "p",
+      {},
+      `${count(report.requests)} requests of ${count(report.clients)} clients`,
+      report.from ? ` from ${report.from} to ${report.to}` : "",
+      skipped.length ? `; ${skipped.join(", ")}` : "",
+      ".",
+    );
+    const suggested = ({ suggestion }) => (suggestion ? (suggestion.policy ?? suggestion.reason) : null);
     this.chart = make("div", { class: "plot" });
     this.results.replaceChildren(
-      make("section", { class: "box" }, about,
-        make("div", { class: "scroll" }, table("What each policy would have done",
-          ["policy", "#allowed", "#refused", "#share", "#clients refused", "#share", `spares ${SPARED} % of clients`],
-          report.policies.map((policy) => [make("code", {}, policy.policy), count(policy.allowed), count(policy.refused),
-            percent(policy.refused, policy.allowed + policy.refused), count(policy.clients_refused),
-            percent(policy.clients_refused, report.clients), suggested(policy) === null ? null : make("code", {}, suggested(policy))])))),
-      make("section", { class: "box" }, make("h2", {}, `Requests and refusals, each ${count(report.over_time.step_s)} s`),
-        make("div", { class: "legend" }, ["requests", ...report.policies.map(({ policy }) => policy)].map((name, hue) =>
-          make("span", {}, make("span", { class: `key line hue-${hue % 6}${hue ? " dashed" : ""}` }), hue ? `refused by ${name}` : name))),
-        this.chart),
-      make("div", { class: "columns" },
-        ...report.policies.filter(({ hardest_hit: hit }) => hit.length > 0).map((policy) => make("section", { class: "box scroll" },
-          table(`Hardest hit by ${policy.policy}`, ["client", "#requests", "#refused", "#peak"],
-            policy.hardest_hit.map((client) => [client.client, count(client.requests), count(client.refused), count(client.peak)])))),
-        make("section", { class: "box" }, table(`The busiest ${report.peaks.window} of each client`, ["share of clients", "#at most"],
-          report.peaks.quantiles.map(({ share, requests }) => [`${share} %`, `${count(requests)} requests`])))));
+      make(
+        "section",
+        { class: "box" },
+        about,
+        make(
+          "div",
+          { class: "scroll" },
+          table(
+            "What each policy would have done",
+            [
+              "policy",
+              "#allowed",
+              "#refused",
+              "#share",
+              "#clients refused",
+              "#share",
+              `spares ${SPARED} % of clients`,
+            ],
+            report.policies.map((policy) => [
+              make("code", {}, policy.policy),
+              count(policy.allowed),
+              count(policy.refused),
+              percent(policy.refused, policy.allowed + policy.refused),
+              count(policy.clients_refused),
+              percent(policy.clients_refused, report.clients),
+              suggested(policy) === null ? null : make("code", {}, suggested(policy)),
+            ]),
+          ),
+        ),
+      ),
+      make(
+        "section",
+        { class: "box" },
+        make("h2", {}, `Requests and refusals, each ${count(report.over_time.step_s)} s`),
+        make(
+          "div",
+          { class: "legend" },
+          ["requests", ...report.policies.map(({ policy }) => policy)].map((name, hue) =>
+            make(
+              "span",
+              {},
+              make("span", { class: `key line hue-${hue % 6}${hue ? " dashed" : ""}` }),
+              hue ? `refused by ${name}` : name,
+            ),
+          ),
+        ),
+        this.chart,
+      ),
+      make(
+        "div",
+        { class: "columns" },
+        ...report.policies
+          .filter(({ hardest_hit: hit }) => hit.length > 0)
+          .map((policy) =>
+            make(
+              "section",
+              { class: "box scroll" },
+              table(
+                `Hardest hit by ${policy.policy}`,
+                ["client", "#requests", "#refused", "#peak"],
+                policy.hardest_hit.map((client) => [
+                  client.client,
+                  count(client.requests),
+                  count(client.refused),
+                  count(client.peak),
+                ]),
+              ),
+            ),
+          ),
+        make(
+          "section",
+          { class: "box" },
+          table(
+            `The busiest ${report.peaks.window} of each client`,
+            ["share of clients", "#at most"],
+            report.peaks.quantiles.map(({ share, requests }) => [
+              `${share} %`,
+              `${count(requests)} requests`,
+            ]),
+          ),
+        ),
+      ),
+    );
     if (report.unreadable_lines.length > 0) {
-      this.results.append(make("section", { class: "box scroll" }, table("Lines that could not be read", ["#line", "why", "text"],
-        report.unreadable_lines.map(({ line, reason, text }) => [count(line), reason, make("code", {}, text)]))));
+      this.results.append(
+        make(
+          "section",
+          { class: "box scroll" },
+          table(
+            "Lines that could not be read",
+            ["#line", "why", "text"],
+            report.unreadable_lines.map(({ line, reason, text }) => [
+              count(line),
+              reason,
+              make("code", {}, text),
+            ]),
+          ),
+        ),
+      );
     }
     this.plot = overTime(this.chart, report);
   }

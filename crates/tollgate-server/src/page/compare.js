@@ -116,19 +116,28 @@ export class Compare {
 
 /** Waits until what was drawn is on the screen. */
 function painted() {
-  return new Promise((done) => requestAnimationFrame(() => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = done;
-    channel.port2.postMessage(null);
-  }));
+  return new Promise((done) =>
+    requestAnimationFrame(() => {
+      const channel = new MessageChannel();
+      channel.port1.onmessage = done;
+      channel.port2.postMessage(null);
+    }),
+  );
 }
 
 function legend() {
   const entry = (kind, text) => make("span", {}, make("span", { class: `key ${kind}` }), text);
   return [
-    entry("allowed", "allowed"), entry("refused", "refused"),
-    entry("worst", "the worst window"), entry("limit-line", "capacity, ideal line"), entry("offered", "offered"),
-    make("span", { class: "tip" }, "Click a decision, or walk them by arrow keys and press Enter, to see its arithmetic."),
+    entry("allowed", "allowed"),
+    entry("refused", "refused"),
+    entry("worst", "the worst window"),
+    entry("limit-line", "capacity, ideal line"),
+    entry("offered", "offered"),
+    make(
+      "span",
+      { class: "tip" },
+      "Click a decision, or walk them by arrow keys and press Enter, to see its arithmetic.",
+    ),
   ];
 }
 
@@ -137,15 +146,32 @@ function showPolicy(lane) {
   const dialog = byId("policy");
   const text = (title, text) => {
     const shown = make("code", {}, text);
-    const button = make("button", { type: "button", onclick: async () => {
-      tell(button, (await copy(text, shown)) ? "Copied" : "Selected");
-    } }, "Copy");
-    return make("section", {}, make("div", { class: "bar" }, make("h3", {}, title), button), make("pre", {}, shown));
+    const button = make(
+      "button",
+      {
+        type: "button",
+        onclick: async () => {
+          tell(button, (await copy(text, shown)) ? "Copied" : "Selected");
+        },
+      },
+      "Copy",
+    );
+    return make(
+      "section",
+      {},
+      make("div", { class: "bar" }, make("h3", {}, title), button),
+      make("pre", {}, shown),
+    );
   };
   dialog.replaceChildren(
-    make("div", { class: "bar" },
+    make(
+      "div",
+      { class: "bar" },
       make("h2", { id: "policy-title" }, algorithmName(lane.algorithm)),
-      make("button", { type: "button", onclick: () => dialog.close() }, "Close")),
-    text("TOML", lane.toml), text("Rust", lane.rust));
+      make("button", { type: "button", onclick: () => dialog.close() }, "Close"),
+    ),
+    text("TOML", lane.toml),
+    text("Rust", lane.rust),
+  );
   dialog.showModal();
 }

@@ -13,16 +13,24 @@ export function controls(form, scenario, onchange) {
   };
 
   const about = make("p", { class: "about", id: newId("about") });
-  const pattern = make("select", { id: newId("pattern"), name: "pattern", "aria-describedby": about.id,
-    onchange: () => change({ ...now, pattern: pattern.value }) },
-    PATTERNS.map(([name, label]) => make("option", { value: name }, label)));
+  const pattern = make(
+    "select",
+    {
+      id: newId("pattern"),
+      name: "pattern",
+      "aria-describedby": about.id,
+      onchange: () => change({ ...now, pattern: pattern.value }),
+    },
+    PATTERNS.map(([name, label]) => make("option", { value: name }, label)),
+  );
   const rows = [
     ...NUMBERS.map((field) => number(field, () => now, change)),
     ...CHOICES.map((field) => choice(field, () => now, change)),
   ];
   form.replaceChildren(
     make("div", { class: "field" }, make("label", { for: pattern.id }, "Traffic"), pattern, about),
-    ...rows.map((row) => row.element));
+    ...rows.map((row) => row.element),
+  );
   form.addEventListener("submit", (event) => event.preventDefault());
 
   function show() {
@@ -50,21 +58,43 @@ function number(field, scenario, change) {
       change(changed(scenario(), field, value));
     }
   };
-  const slider = make("input", { type: "range", id, name: field.name, min: field.min, max: field.max,
-    step: field.step ?? 1, oninput: () => given(slider) });
-  const exact = make("input", { type: "number", name: `${field.name}-exact`, min: field.min > 1 ? 1 / scale : field.min,
-    max: field.most, step: scale > 1 ? 1 / scale : 1, "aria-label": `${field.label}, exactly`,
-    oninput: () => given(exact), onblur: () => show() });
-  if (scale > 1) exact.min = 1 / scale;
-  const element = make("div", { class: "field number" },
-    make("label", { for: id }, field.label, make("span", { class: "hint" }, ` ${field.unit || (field.hint ?? "")}`)), exact, slider);
+  const slider = make("input", {
+    type: "range",
+    id,
+    name: field.name,
+    min: field.min,
+    max: field.max,
+    step: field.step ?? 1,
+    oninput: () => given(slider),
+  });
+  const exact = make("input", {
+    type: "number",
+    name: `${field.name}-exact`,
+    min: 1 / scale,
+    max: field.most,
+    step: scale > 1 ? 1 / scale : 1,
+    "aria-label": `${field.label}, exactly`,
+    oninput: () => given(exact),
+    onblur: () => show(),
+  });
+  const element = make(
+    "div",
+    { class: "field number" },
+    make(
+      "label",
+      { for: id },
+      field.label,
+      make("span", { class: "hint" }, ` ${field.unit || (field.hint ?? "")}`),
+    ),
+    exact,
+    slider,
+  );
 
   function show() {
     element.hidden = !applies(scenario(), field);
     const value = read(scenario(), field) / scale;
     // Whoever is typing is not interrupted.
-    if (document.activeElement !== exact || !exact.validity.valid) exact.value = value;
-    else if (Number(exact.value) !== value) exact.value = value;
+    if (document.activeElement !== exact || Number(exact.value) !== value) exact.value = value;
     slider.value = value;
     slider.setAttribute("aria-valuetext", `${value} ${field.unit}`.trim());
   }
@@ -72,8 +102,11 @@ function number(field, scenario, change) {
 }
 
 function choice(field, scenario, change) {
-  const box = make("input", { type: "checkbox", name: field.name,
-    onchange: () => change(changed(scenario(), field, box.checked)) });
+  const box = make("input", {
+    type: "checkbox",
+    name: field.name,
+    onchange: () => change(changed(scenario(), field, box.checked)),
+  });
   const element = make("div", { class: "field choice" }, make("label", {}, box, ` ${field.label}`));
   return {
     element,

@@ -10,7 +10,8 @@ export function make(tag, properties = {}, ...children) {
     if (value === undefined || value === null) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.className = value;
-    else if (name.includes("-") || name === "role" || name === "for" || name === "list") element.setAttribute(name, value);
+    else if (name.includes("-") || name === "role" || name === "for" || name === "list")
+      element.setAttribute(name, value);
     else element[name] = value;
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined));
@@ -44,9 +45,34 @@ export async function copy(text, shown) {
 export function table(caption, columns, rows) {
   const isNumber = columns.map((column) => column.startsWith("#"));
   const cell = (tag, value, index) =>
-    make(tag, { class: isNumber[index] ? "number" : undefined, scope: tag === "th" ? "col" : undefined }, value);
-  return make("table", {},
+    make(
+      tag,
+      { class: isNumber[index] ? "number" : undefined, scope: tag === "th" ? "col" : undefined },
+      value,
+    );
+  return make(
+    "table",
+    {},
     make("caption", {}, caption),
-    make("thead", {}, make("tr", {}, columns.map((column, index) => cell("th", column.replace("#", ""), index)))),
-    make("tbody", {}, rows.map((row) => make("tr", {}, row.map((value, index) => cell("td", value ?? "–", index))))));
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        columns.map((column, index) => cell("th", column.replace("#", ""), index)),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      rows.map((row) =>
+        make(
+          "tr",
+          {},
+          row.map((value, index) => cell("td", value ?? "–", index)),
+        ),
+      ),
+    ),
+  );
 }

@@ -15,35 +15,77 @@ export class Explain {
     this.event = null;
     const algorithmId = newId("algorithm");
     const eventId = newId("event");
-    this.algorithms = make("select", { id: algorithmId, name: "algorithm",
-      onchange: () => this.choose(this.algorithms.value, this.event) });
-    this.number = make("input", { id: eventId, type: "number", name: "event", min: 1, step: 1,
-      oninput: () => this.number.validity.valid && this.number.value && this.choose(this.algorithm, Number(this.number.value) - 1) });
+    this.algorithms = make("select", {
+      id: algorithmId,
+      name: "algorithm",
+      onchange: () => this.choose(this.algorithms.value, this.event),
+    });
+    this.number = make("input", {
+      id: eventId,
+      type: "number",
+      name: "event",
+      min: 1,
+      step: 1,
+      oninput: () =>
+        this.number.validity.valid &&
+        this.number.value &&
+        this.choose(this.algorithm, Number(this.number.value) - 1),
+    });
     this.of = make("span", { class: "unit" });
-    const walk = (label, sign, by) => make("button", { type: "button", "aria-label": label, title: label,
-      onclick: () => this.choose(this.algorithm, this.event + by) }, sign);
+    const walk = (label, sign, by) =>
+      make(
+        "button",
+        {
+          type: "button",
+          "aria-label": label,
+          title: label,
+          onclick: () => this.choose(this.algorithm, this.event + by),
+        },
+        sign,
+      );
     this.lane = new Lane((algorithm, event) => this.choose(algorithm, event));
     this.verdict = make("h2", { tabIndex: -1 });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.steps = make("ol", { class: "steps-of" });
     this.facts = make("div", { class: "facts" });
     byId("explain").replaceChildren(
-      make("div", { class: "bar chooser" },
-        make("label", { for: algorithmId }, "Algorithm"), this.algorithms,
-        make("label", { for: eventId }, "Decision"), walk("The decision before", "‹", -1), this.number, walk("The next decision", "›", 1), this.of,
-        make("a", { class: "back", href: "#compare", onclick: (event) => {
-          event.preventDefault();
-          byId("tab-compare").click();
-        } }, "Back to the comparison")),
-      this.lane.element, this.problem, this.verdict,
-      make("div", { class: "columns" }, this.steps, this.facts));
+      make(
+        "div",
+        { class: "bar chooser" },
+        make("label", { for: algorithmId }, "Algorithm"),
+        this.algorithms,
+        make("label", { for: eventId }, "Decision"),
+        walk("The decision before", "‹", -1),
+        this.number,
+        walk("The next decision", "›", 1),
+        this.of,
+        make(
+          "a",
+          {
+            class: "back",
+            href: "#compare",
+            onclick: (event) => {
+              event.preventDefault();
+              byId("tab-compare").click();
+            },
+          },
+          "Back to the comparison",
+        ),
+      ),
+      this.lane.element,
+      this.problem,
+      this.verdict,
+      make("div", { class: "columns" }, this.steps, this.facts),
+    );
     new ResizeObserver(() => this.lane.lane && this.lane.resize()).observe(byId("explain"));
   }
 
   /** Takes a reply to explain decisions of. */
   take(reply) {
     this.reply = reply;
-    this.algorithms.replaceChildren(...reply.lanes.map(({ algorithm }) => make("option", { value: algorithm }, algorithmName(algorithm))));
+    this.algorithms.replaceChildren(
+      ...reply.lanes.map(({ algorithm }) => make("option", { value: algorithm }, algorithmName(algorithm))),
+    );
     if (this.isVisible) this.choose(this.algorithm, this.event);
   }
 
@@ -55,7 +97,9 @@ export class Explain {
   }
 
   query() {
-    return this.algorithm === null || this.event === null ? "" : `algorithm=${this.algorithm}&event=${this.event}`;
+    return this.algorithm === null || this.event === null
+      ? ""
+      : `algorithm=${this.algorithm}&event=${this.event}`;
   }
 
   shown() {
@@ -76,7 +120,10 @@ export class Explain {
     const lane = this.reply.lanes.find((lane) => lane.algorithm === algorithm) ?? this.reply.lanes[0];
     const decisions = lane.events.at_us.length;
     this.algorithm = lane.algorithm;
-    this.event = event === null ? Math.max(0, lane.events.allowed.indexOf(0)) : Math.max(0, Math.min(event, decisions - 1));
+    this.event =
+      event === null
+        ? Math.max(0, lane.events.allowed.indexOf(0))
+        : Math.max(0, Math.min(event, decisions - 1));
     if (!this.isVisible) return;
     this.algorithms.value = this.algorithm;
     if (Number(this.number.value) !== this.event + 1) this.number.value = this.event + 1;
@@ -110,15 +157,30 @@ export class Explain {
     const who = client.length > 1 ? ` by ${client[told.client].name}` : "";
     tell(this.verdict, `At ${clock(told.at_us)}${who}: ${decision.allowed ? "allowed" : "refused"}`);
     this.verdict.className = decision.allowed ? "verdict allowed" : "verdict refused";
-    this.steps.replaceChildren(...told.steps.map((step) => make("li", {},
-      make("span", { class: "says" }, step.says), make("code", { class: "formula" }, step.formula), make("strong", {}, step.value))));
+    this.steps.replaceChildren(
+      ...told.steps.map((step) =>
+        make(
+          "li",
+          {},
+          make("span", { class: "says" }, step.says),
+          make("code", { class: "formula" }, step.formula),
+          make("strong", {}, step.value),
+        ),
+      ),
+    );
     const never = decision.allowed ? "–" : "never";
-    this.facts.replaceChildren(table("What the client is told", ["field", "#value"], [
-      ["limit", count(decision.limit)],
-      ["remaining", count(decision.remaining)],
-      ["retry after", decision.retry_after_us === null ? never : span(decision.retry_after_us)],
-      ["reset after", span(decision.reset_after_us)],
-      ["delay", span(decision.delay_us)],
-    ]));
+    this.facts.replaceChildren(
+      table(
+        "What the client is told",
+        ["field", "#value"],
+        [
+          ["limit", count(decision.limit)],
+          ["remaining", count(decision.remaining)],
+          ["retry after", decision.retry_after_us === null ? never : span(decision.retry_after_us)],
+          ["reset after", span(decision.reset_after_us)],
+          ["delay", span(decision.delay_us)],
+        ],
+      ),
+    );
   }
 }

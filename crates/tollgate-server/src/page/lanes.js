@@ -23,54 +23,107 @@ export class Lane {
       worst: make("output", { class: "figure" }),
     };
     this.notes = make("p", { class: "notes" });
-    this.strip = make("div", { class: "strip", tabIndex: 0, role: "slider", "aria-labelledby": this.name.id,
-      "aria-describedby": readoutId, "aria-valuemin": "1",
+    this.strip = make("div", {
+      class: "strip",
+      tabIndex: 0,
+      role: "slider",
+      "aria-labelledby": this.name.id,
+      "aria-describedby": readoutId,
+      "aria-valuemin": "1",
       onkeydown: (event) => this.key(event),
       onpointermove: (event) => this.point(event),
       onclick: (event) => {
         this.point(event);
         this.choose();
-      } });
+      },
+    });
     this.mark = make("div", { class: "mark", hidden: true });
     this.readout = make("p", { class: "readout", id: readoutId });
     this.stateName = make("span", { class: "plot-name" });
     const statePlot = make("div", { class: "plot" }, this.stateName);
-    const timeline = make("div", { class: "timeline" },
+    const timeline = make(
+      "div",
+      { class: "timeline" },
       make("div", { class: "plot" }, this.strip, veil()),
-      make("div", { class: "plot" }, statePlot, veil(), this.readout), this.mark);
-    const figure = (label, output, mark) => make("div", {}, make("dt", {}, mark ? make("span", { class: `key ${mark}` }) : null, label), make("dd", {}, output));
-    const head = make("div", { class: "lane-head" },
-      make("div", { class: "bar" }, this.name,
-        parts.policy ? make("button", { type: "button", class: "quiet", title: "The policy as TOML and as Rust", onclick: () => parts.policy(this.lane) }, "Code") : null),
+      make("div", { class: "plot" }, statePlot, veil(), this.readout),
+      this.mark,
+    );
+    const figure = (label, output, mark) =>
+      make(
+        "div",
+        {},
+        make("dt", {}, mark ? make("span", { class: `key ${mark}` }) : null, label),
+        make("dd", {}, output),
+      );
+    const head = make(
+      "div",
+      { class: "lane-head" },
+      make(
+        "div",
+        { class: "bar" },
+        this.name,
+        parts.policy
+          ? make(
+              "button",
+              {
+                type: "button",
+                class: "quiet",
+                title: "The policy as TOML and as Rust",
+                onclick: () => parts.policy(this.lane),
+              },
+              "Code",
+            )
+          : null,
+      ),
       this.policyText,
-      make("dl", { class: "figures" },
+      make(
+        "dl",
+        { class: "figures" },
         figure("allowed", this.figures.allowed, "allowed"),
         figure("refused", this.figures.refused, "refused"),
-        figure("worst window", this.figures.worst)),
-      this.notes);
-    this.element = make("article", { class: parts.cumulative ? "lane" : "lane lone", "aria-labelledby": this.name.id }, head, timeline);
+        figure("worst window", this.figures.worst),
+      ),
+      this.notes,
+    );
+    this.element = make(
+      "article",
+      { class: parts.cumulative ? "lane" : "lane lone", "aria-labelledby": this.name.id },
+      head,
+      timeline,
+    );
     this.plots = {};
     this.make = () => {
-      this.plots.decisions = decisions(this.strip, () => this.lane, () => this.lane.window_us);
+      this.plots.decisions = decisions(
+        this.strip,
+        () => this.lane,
+        () => this.lane.window_us,
+      );
       this.plots.state = state(statePlot, () => this.lane);
       if (this.total) this.plots.cumulative = cumulative(this.total, () => this.lane);
     };
     if (parts.cumulative) {
       this.total = make("div", { class: "plot" }, make("span", { class: "plot-name" }, "admitted so far"));
-      this.element.append(make("div", { class: "total" }, make("div", { class: "plot" }, this.total, veil())));
+      this.element.append(
+        make("div", { class: "total" }, make("div", { class: "plot" }, this.total, veil())),
+      );
     }
   }
 
   /** Shows a lane of a reply, with what all of them share. */
   show(lane, reply) {
     this.lane = {
-      ...lane, ideal: reply.ideal, offered: reply.offered, limit: reply.scenario.limit,
-      duration_us: reply.scenario.duration_ms * 1000, window_us: reply.scenario.window_ms * 1000,
+      ...lane,
+      ideal: reply.ideal,
+      offered: reply.offered,
+      limit: reply.scenario.limit,
+      duration_us: reply.scenario.duration_ms * 1000,
+      window_us: reply.scenario.window_ms * 1000,
     };
     if (!this.plots.state) this.make();
     const { events, state, cumulative } = this.lane;
     const height = decisionsHeight(lane.clients.length);
-    if (this.plots.decisions.height !== height) this.plots.decisions.setSize({ width: this.plots.decisions.width, height });
+    if (this.plots.decisions.height !== height)
+      this.plots.decisions.setSize({ width: this.plots.decisions.width, height });
     this.plots.decisions.setData([events.at_us, events.allowed]);
     this.plots.state.setData([state.at_us, state.value]);
     this.plots.cumulative?.setData([cumulative.at_us, cumulative.value]);
@@ -83,7 +136,11 @@ export class Lane {
     this.figures.worst.classList.toggle("over", worst.count > this.lane.limit);
     const notes = [];
     if (lane.clients.length > 1) {
-      notes.push(lane.clients.map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.asked)}`).join(", "));
+      notes.push(
+        lane.clients
+          .map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.asked)}`)
+          .join(", "),
+      );
     }
     if (lane.retried > 0) notes.push(`${count(lane.retried)} retries, ${count(lane.gave_up)} gave up`);
     if (lane.cut_at_us !== undefined) notes.push(`cut at ${clock(lane.cut_at_us)}: too many decisions`);
@@ -141,10 +198,14 @@ export class Lane {
     const last = this.lane.events.at_us.length - 1;
     const here = this.at ?? -1;
     const to = {
-      ArrowLeft: Math.max(0, here - 1), ArrowDown: Math.max(0, here - 1),
-      ArrowRight: Math.min(last, here + 1), ArrowUp: Math.min(last, here + 1),
-      PageUp: Math.min(last, here + 10), PageDown: Math.max(0, here - 10),
-      Home: 0, End: last,
+      ArrowLeft: Math.max(0, here - 1),
+      ArrowDown: Math.max(0, here - 1),
+      ArrowRight: Math.min(last, here + 1),
+      ArrowUp: Math.min(last, here + 1),
+      PageUp: Math.min(last, here + 10),
+      PageDown: Math.max(0, here - 10),
+      Home: 0,
+      End: last,
     }[event.key];
     if (to !== undefined) this.select(to);
     else if (event.key === "Enter" || event.key === " ") this.choose();
@@ -161,7 +222,6 @@ export class Lane {
     const us = u.posToVal(event.clientX - box.left, "x");
     const row = Math.floor(((event.clientY - box.top) / box.height) * this.lane.clients.length);
     let nearest = null;
-    // Of those in the same place, a click goes from one to the next.
     at_us.forEach((at, index) => {
       if (client[index] !== row && this.lane.clients.length > 1) return;
       if (nearest === null || Math.abs(at - us) < Math.abs(at_us[nearest] - us)) nearest = index;
@@ -170,7 +230,11 @@ export class Lane {
   }
 
   resize() {
-    for (const [plot, into] of [[this.plots.decisions, this.strip], [this.plots.state, this.strip], [this.plots.cumulative, this.total]]) {
+    for (const [plot, into] of [
+      [this.plots.decisions, this.strip],
+      [this.plots.state, this.strip],
+      [this.plots.cumulative, this.total],
+    ]) {
       if (plot && into.clientWidth > 0) plot.setSize({ width: into.clientWidth, height: plot.height });
     }
   }
@@ -190,7 +254,9 @@ export class Lane {
       ideal: this.lane.ideal,
       offered: this.lane.offered,
       worst_window: this.lane.worst_window,
-      figures: Object.fromEntries(Object.entries(this.figures).map(([name, output]) => [name, output.textContent])),
+      figures: Object.fromEntries(
+        Object.entries(this.figures).map(([name, output]) => [name, output.textContent]),
+      ),
     };
   }
 }

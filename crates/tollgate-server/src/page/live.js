@@ -16,7 +16,14 @@ export class Live {
     this.readings = [];
     this.drawn = "";
     const tokenId = newId("token");
-    this.token = make("input", { id: tokenId, type: "password", name: "token", value: token(), autocomplete: "off", spellcheck: false });
+    this.token = make("input", {
+      id: tokenId,
+      type: "password",
+      name: "token",
+      value: token(),
+      autocomplete: "off",
+      spellcheck: false,
+    });
     this.tiles = {};
     const tile = (name, label) => {
       this.tiles[name] = make("output", {}, "–");
@@ -32,22 +39,57 @@ export class Live {
     this.hotProblem = make("p", { class: "about", role: "status" });
     byId("live").replaceChildren(
       this.problem,
-      make("div", { class: "tiles" },
-        tile("decisions", "decisions a second"), tile("refused", "refused"),
-        tile("p50", "latency, median"), tile("p99", "latency, 99 %"),
-        tile("store", "store"), tile("keys", "clients kept"), tile("connections", "connections")),
-      make("section", { class: "box" }, make("h2", {}, "Decisions a second, by policy and outcome"), this.key, this.chart),
-      make("div", { class: "columns" },
+      make(
+        "div",
+        { class: "tiles" },
+        tile("decisions", "decisions a second"),
+        tile("refused", "refused"),
+        tile("p50", "latency, median"),
+        tile("p99", "latency, 99 %"),
+        tile("store", "store"),
+        tile("keys", "clients kept"),
+        tile("connections", "connections"),
+      ),
+      make(
+        "section",
+        { class: "box" },
+        make("h2", {}, "Decisions a second, by policy and outcome"),
+        this.key,
+        this.chart,
+      ),
+      make(
+        "div",
+        { class: "columns" },
         make("section", { class: "box" }, this.policies, this.store, this.busiestClients),
-        make("section", { class: "box" },
-          make("form", { class: "bar token", onsubmit: (event) => {
-            event.preventDefault();
-            setToken(this.token.value);
-            this.isRefused = false;
-            this.readHot();
-          } }, make("label", { for: tokenId }, "Admin token"), this.token, make("button", { type: "submit" }, "Use")),
-          this.hotProblem, this.hot)));
-    new ResizeObserver(() => this.plot && this.chart.clientWidth > 0 && this.plot.setSize({ width: this.chart.clientWidth, height: 220 })).observe(this.chart);
+        make(
+          "section",
+          { class: "box" },
+          make(
+            "form",
+            {
+              class: "bar token",
+              onsubmit: (event) => {
+                event.preventDefault();
+                setToken(this.token.value);
+                this.isRefused = false;
+                this.readHot();
+              },
+            },
+            make("label", { for: tokenId }, "Admin token"),
+            this.token,
+            make("button", { type: "submit" }, "Use"),
+          ),
+          this.hotProblem,
+          this.hot,
+        ),
+      ),
+    );
+    new ResizeObserver(
+      () =>
+        this.plot &&
+        this.chart.clientWidth > 0 &&
+        this.plot.setSize({ width: this.chart.clientWidth, height: 220 }),
+    ).observe(this.chart);
   }
 
   shown() {
@@ -90,9 +132,18 @@ export class Live {
     try {
       const { most_refused: refused, busiest } = await getAsOperator("v1/admin/hot");
       tell(this.hotProblem, "");
-      const rows = (clients) => clients.map((client) => [client.key, client.policy, `≈ ${count(client.count)}`]);
-      this.hot.replaceChildren(table("The most refused clients of the last minutes", ["client", "policy", "#refused"], rows(refused)));
-      this.busiestClients.replaceChildren(table("The busiest clients", ["client", "policy", "#decisions"], rows(busiest)));
+      const rows = (clients) =>
+        clients.map((client) => [client.key, client.policy, `≈ ${count(client.count)}`]);
+      this.hot.replaceChildren(
+        table(
+          "The most refused clients of the last minutes",
+          ["client", "policy", "#refused"],
+          rows(refused),
+        ),
+      );
+      this.busiestClients.replaceChildren(
+        table("The busiest clients", ["client", "policy", "#decisions"], rows(busiest)),
+      );
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       this.isRefused = error.status === 401 || error.status === 403;
@@ -109,18 +160,38 @@ export class Live {
     tell(this.tiles.keys, kept.length ? count(sum(now.samples, "tollgate_keys_live")) : "–");
     tell(this.tiles.connections, count(sum(now.samples, "tollgate_connections")));
     const breaker = select(now.samples, "tollgate_store_breaker_open");
-    tell(this.tiles.store, breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, breaker open" : "Redis, breaker closed");
+    tell(
+      this.tiles.store,
+      breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, breaker open" : "Redis, breaker closed",
+    );
     this.tiles.store.classList.toggle("over", breaker.length > 0 && breaker[0].value > 0);
     this.showPolicies(now);
-    this.store.replaceChildren(...(breaker.length === 0 ? [] : [table("The store", ["counted", "#so far"],
-      ["calls", "timeouts", "errors", "breaker_opened", "connections", "redirections"].map((name) =>
-        [name.replace("_", " "), count(sum(now.samples, `tollgate_store_${name}_total`))]))]));
+    this.store.replaceChildren(
+      ...(breaker.length === 0
+        ? []
+        : [
+            table(
+              "The store",
+              ["counted", "#so far"],
+              ["calls", "timeouts", "errors", "breaker_opened", "connections", "redirections"].map((name) => [
+                name.replace("_", " "),
+                count(sum(now.samples, `tollgate_store_${name}_total`)),
+              ]),
+            ),
+          ]),
+    );
     if (!before) return;
     const seconds = now.at - before.at;
-    const each = (labels) => (sum(now.samples, "tollgate_decisions_total", labels) - sum(before.samples, "tollgate_decisions_total", labels)) / seconds;
+    const each = (labels) =>
+      (sum(now.samples, "tollgate_decisions_total", labels) -
+        sum(before.samples, "tollgate_decisions_total", labels)) /
+      seconds;
     tell(this.tiles.decisions, rate(each({})));
     tell(this.tiles.refused, percent(each({ outcome: "refused" }), each({})));
-    for (const [name, part] of [["p50", 0.5], ["p99", 0.99]]) {
+    for (const [name, part] of [
+      ["p50", 0.5],
+      ["p99", 0.99],
+    ]) {
       // Of the last ten seconds: one alone may have too few requests to tell.
       const since = this.readings[Math.max(0, this.readings.length - 11)];
       const at = quantile(part, since.samples, now.samples, "tollgate_request_seconds", {});
@@ -130,33 +201,60 @@ export class Live {
   }
 
   showPolicies({ samples }) {
-    const policies = [...new Set(select(samples, "tollgate_decisions_total").map(({ labels }) => labels.policy))].sort();
+    const policies = [
+      ...new Set(select(samples, "tollgate_decisions_total").map(({ labels }) => labels.policy)),
+    ].sort();
     const total = (policy, outcome) => sum(samples, "tollgate_decisions_total", { policy, outcome });
-    this.policies.replaceChildren(table("Since the server started", ["policy", "#allowed", "#refused", "#share refused"],
-      policies.map((policy) => {
-        const [allowed, refused] = [total(policy, "allowed"), total(policy, "refused")];
-        return [policy, count(allowed), count(refused), percent(refused, allowed + refused)];
-      })));
-    this.busiest = policies.sort((one, other) =>
-      total(other, "allowed") + total(other, "refused") - total(one, "allowed") - total(one, "refused")).slice(0, MOST_DRAWN).sort();
+    this.policies.replaceChildren(
+      table(
+        "Since the server started",
+        ["policy", "#allowed", "#refused", "#share refused"],
+        policies.map((policy) => {
+          const [allowed, refused] = [total(policy, "allowed"), total(policy, "refused")];
+          return [policy, count(allowed), count(refused), percent(refused, allowed + refused)];
+        }),
+      ),
+    );
+    this.busiest = policies
+      .sort(
+        (one, other) =>
+          total(other, "allowed") + total(other, "refused") - total(one, "allowed") - total(one, "refused"),
+      )
+      .slice(0, MOST_DRAWN)
+      .sort();
   }
 
   draw() {
-    const series = this.busiest.flatMap((policy, hue) => ["allowed", "refused"].map((outcome) => ({ policy, outcome, hue })));
+    const series = this.busiest.flatMap((policy, hue) =>
+      ["allowed", "refused"].map((outcome) => ({ policy, outcome, hue })),
+    );
     const drawn = JSON.stringify(series);
     if (this.drawn !== drawn) {
       this.drawn = drawn;
       this.plot?.destroy();
       this.plot = live(this.chart, series);
-      this.key.replaceChildren(...series.map(({ policy, outcome, hue }) =>
-        make("span", {}, make("span", { class: `key line hue-${hue}${outcome === "refused" ? " dashed" : ""}` }), `${policy}, ${outcome}`)));
+      this.key.replaceChildren(
+        ...series.map(({ policy, outcome, hue }) =>
+          make(
+            "span",
+            {},
+            make("span", { class: `key line hue-${hue}${outcome === "refused" ? " dashed" : ""}` }),
+            `${policy}, ${outcome}`,
+          ),
+        ),
+      );
     }
     const pairs = this.readings.slice(1).map((now, index) => [this.readings[index], now]);
     this.plot.setData([
       pairs.map(([, now]) => now.at),
-      ...series.map(({ policy, outcome }) => pairs.map(([before, now]) =>
-        (sum(now.samples, "tollgate_decisions_total", { policy, outcome })
-          - sum(before.samples, "tollgate_decisions_total", { policy, outcome })) / (now.at - before.at))),
+      ...series.map(({ policy, outcome }) =>
+        pairs.map(
+          ([before, now]) =>
+            (sum(now.samples, "tollgate_decisions_total", { policy, outcome }) -
+              sum(before.samples, "tollgate_decisions_total", { policy, outcome })) /
+            (now.at - before.at),
+        ),
+      ),
     ]);
   }
 }

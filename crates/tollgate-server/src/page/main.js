@@ -14,11 +14,14 @@ const nameOf = (tab) => tab.id.replace("tab-", "");
 let open = null;
 
 const explain = new Explain(() => address());
-const compare = new Compare((algorithm, event) => {
-  explain.choose(algorithm, event);
-  show("explain");
-  explain.verdict.focus({ preventScroll: true });
-}, () => address());
+const compare = new Compare(
+  (algorithm, event) => {
+    explain.choose(algorithm, event);
+    show("explain");
+    explain.verdict.focus({ preventScroll: true });
+  },
+  () => address(),
+);
 compare.onshown = (reply) => explain.take(reply);
 const views = { compare, explain, clients: new Clients(), live: new Live(), backtest: new Backtest() };
 

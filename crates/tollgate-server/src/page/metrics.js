@@ -2,14 +2,18 @@
 
 /** The samples of a text: `{ name, labels, value }`. */
 export function parse(text) {
-  return text.split("\n").filter((line) => line && !line.startsWith("#")).map(sample);
+  return text
+    .split("\n")
+    .filter((line) => line && !line.startsWith("#"))
+    .map(sample);
 }
 
 function sample(line) {
   const labels = {};
   const brace = line.indexOf("{");
   const space = line.indexOf(" ");
-  if (brace < 0 || space < brace) return { name: line.slice(0, space), labels, value: Number(line.slice(space + 1)) };
+  if (brace < 0 || space < brace)
+    return { name: line.slice(0, space), labels, value: Number(line.slice(space + 1)) };
   let at = brace + 1;
   while (line[at] !== "}") {
     const equals = line.indexOf("=", at);
@@ -34,8 +38,12 @@ function sample(line) {
 export const sum = (samples, name, labels = {}) =>
   select(samples, name, labels).reduce((total, { value }) => total + value, 0);
 
-export const select = (samples, name, labels = {}) => samples.filter((sample) =>
-  sample.name === name && Object.entries(labels).every(([label, value]) => sample.labels[label] === value));
+export const select = (samples, name, labels = {}) =>
+  samples.filter(
+    (sample) =>
+      sample.name === name &&
+      Object.entries(labels).every(([label, value]) => sample.labels[label] === value),
+  );
 
 /**
  * About where a quantile lies of what was observed between two readings: within its bucket, evenly. `null` if nothing
@@ -43,8 +51,14 @@ export const select = (samples, name, labels = {}) => samples.filter((sample) =>
  */
 export function quantile(part, before, now, name, labels) {
   const buckets = new Map();
-  for (const [samples, sign] of [[now, 1], [before, -1]]) {
-    for (const { labels: { le }, value } of select(samples, `${name}_bucket`, labels)) {
+  for (const [samples, sign] of [
+    [now, 1],
+    [before, -1],
+  ]) {
+    for (const {
+      labels: { le },
+      value,
+    } of select(samples, `${name}_bucket`, labels)) {
       const bound = le === "+Inf" ? Infinity : Number(le);
       buckets.set(bound, (buckets.get(bound) ?? 0) + sign * value);
     }
@@ -56,7 +70,9 @@ export function quantile(part, before, now, name, labels) {
   let [lower, below] = [0, 0];
   for (const [bound, upTo] of sorted) {
     if (upTo >= wanted) {
-      return bound === Infinity ? lower : lower + ((bound - lower) * (wanted - below)) / Math.max(1, upTo - below);
+      return bound === Infinity
+        ? lower
+        : lower + ((bound - lower) * (wanted - below)) / Math.max(1, upTo - below);
     }
     [lower, below] = [bound, upTo];
   }

@@ -14,15 +14,44 @@ export function playback(into, moved) {
   let isPlaying = false;
   let lastFrame = 0;
 
-  const play = make("button", { type: "button", class: "primary play", onclick: () => (isPlaying ? pause() : start()) }, "Play");
-  const back = make("button", { type: "button", "aria-label": "One decision back", title: "One decision back", onclick: () => step(-1) }, "‹");
-  const forth = make("button", { type: "button", "aria-label": "One decision on", title: "One decision on", onclick: () => step(1) }, "›");
-  const speed = make("select", { name: "speed", "aria-label": "Speed", title: "Speed" }, SPEEDS.map((times) => make("option", { value: times, selected: times === 1 }, `${times}×`)));
-  const time = make("input", { type: "range", name: "time", min: 0, max: 1000, step: 1, value: 1000, "aria-label": "Time",
+  const play = make(
+    "button",
+    { type: "button", class: "primary play", onclick: () => (isPlaying ? pause() : start()) },
+    "Play",
+  );
+  const back = make(
+    "button",
+    {
+      type: "button",
+      "aria-label": "One decision back",
+      title: "One decision back",
+      onclick: () => step(-1),
+    },
+    "‹",
+  );
+  const forth = make(
+    "button",
+    { type: "button", "aria-label": "One decision on", title: "One decision on", onclick: () => step(1) },
+    "›",
+  );
+  const speed = make(
+    "select",
+    { name: "speed", "aria-label": "Speed", title: "Speed" },
+    SPEEDS.map((times) => make("option", { value: times, selected: times === 1 }, `${times}×`)),
+  );
+  const time = make("input", {
+    type: "range",
+    name: "time",
+    min: 0,
+    max: 1000,
+    step: 1,
+    value: 1000,
+    "aria-label": "Time",
     oninput: () => {
       pause();
       put((Number(time.value) / 1000) * durationUs);
-    } });
+    },
+  });
   const shown = make("output", { class: "time" });
   into.replaceChildren(play, make("span", { class: "steps" }, back, forth), speed, time, shown);
 

@@ -16,15 +16,25 @@ export const colour = (name) => styles.getPropertyValue(`--${name}`).trim();
 const font = () => `11px ${styles.getPropertyValue("--sans")}`;
 
 const xAxis = (isShown) => ({
-  stroke: () => colour("muted"), font: font(), size: isShown ? 24 : 0, gap: 3, space: 64,
+  stroke: () => colour("muted"),
+  font: font(),
+  size: isShown ? 24 : 0,
+  gap: 3,
+  space: 64,
   grid: { stroke: () => colour("grid"), width: 1 },
   ticks: { show: isShown, stroke: () => colour("grid"), width: 1, size: 4 },
   values: isShown ? (_, splits) => splits.map((us) => axisTime(us, (splits[1] ?? us) - splits[0])) : () => [],
 });
 
 const yAxis = (values = (_, splits) => splits.map((value) => shortened(value))) => ({
-  stroke: () => colour("muted"), font: font(), size: GUTTER, gap: 4, space: 26,
-  grid: { stroke: () => colour("grid"), width: 1 }, ticks: { show: false }, values,
+  stroke: () => colour("muted"),
+  font: font(),
+  size: GUTTER,
+  gap: 4,
+  space: 26,
+  grid: { stroke: () => colour("grid"), width: 1 },
+  ticks: { show: false },
+  values,
 });
 
 function shortened(value) {
@@ -34,11 +44,18 @@ function shortened(value) {
 }
 
 function plot(into, height, options, data) {
-  return new uPlot({
-    width: Math.max(into.clientWidth, 80), height,
-    padding: [4, RIGHT, 0, 0], legend: { show: false }, cursor: { show: false },
-    ...options,
-  }, data, into);
+  return new uPlot(
+    {
+      width: Math.max(into.clientWidth, 80),
+      height,
+      padding: [4, RIGHT, 0, 0],
+      legend: { show: false },
+      cursor: { show: false },
+      ...options,
+    },
+    data,
+    into,
+  );
 }
 
 /** Where a plot's area begins and ends, as parts of the page's own boxes: the veil and the marks are put there. */
@@ -65,7 +82,9 @@ export function decisions(into, lane, windowUs) {
       ctx.textAlign = "right";
       ctx.textBaseline = "middle";
       ctx.fillStyle = colour("muted");
-      lane().clients.forEach(({ name }, index) => ctx.fillText(name, left - 5 * dpr, top + row * (index + 0.5)));
+      lane().clients.forEach(({ name }, index) =>
+        ctx.fillText(name, left - 5 * dpr, top + row * (index + 0.5)),
+      );
     }
     ctx.beginPath();
     ctx.rect(left, top - 1, width, height + 2);
@@ -110,27 +129,50 @@ export function decisions(into, lane, windowUs) {
     }
     ctx.restore();
   };
-  return plot(into, decisionsHeight(1), {
-    scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, 1] } },
-    axes: [xAxis(false), { ...yAxis(() => []), grid: { show: false } }],
-    series: [{}, { paths: () => null, points: { show: false } }],
-    hooks: { draw: [draw] },
-  }, [[], []]);
+  return plot(
+    into,
+    decisionsHeight(1),
+    {
+      scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, 1] } },
+      axes: [xAxis(false), { ...yAxis(() => []), grid: { show: false } }],
+      series: [{}, { paths: () => null, points: { show: false } }],
+      hooks: { draw: [draw] },
+    },
+    [[], []],
+  );
 }
 
 /** The inner state of a lane over time, with the line it cannot pass. */
 export function state(into, lane) {
   const capacity = (u) => rule(u, lane().state.capacity, "limit-line");
-  return plot(into, 90, {
-    padding: NAMED,
-    scales: {
-      x: { time: false, range: () => [0, lane().duration_us] },
-      y: { range: (u, least, most) => [Math.min(0, least ?? 0), Math.max(lane().state.capacity ?? 1, most ?? 1) * 1.08] },
+  return plot(
+    into,
+    90,
+    {
+      padding: NAMED,
+      scales: {
+        x: { time: false, range: () => [0, lane().duration_us] },
+        y: {
+          range: (u, least, most) => [
+            Math.min(0, least ?? 0),
+            Math.max(lane().state.capacity ?? 1, most ?? 1) * 1.08,
+          ],
+        },
+      },
+      axes: [xAxis(true), yAxis()],
+      series: [
+        {},
+        {
+          stroke: () => colour("state"),
+          fill: () => colour("state-wash"),
+          width: 1.5,
+          points: { show: false },
+        },
+      ],
+      hooks: { drawClear: [capacity] },
     },
-    axes: [xAxis(true), yAxis()],
-    series: [{}, { stroke: () => colour("state"), fill: () => colour("state-wash"), width: 1.5, points: { show: false } }],
-    hooks: { drawClear: [capacity] },
-  }, [[], []]);
+    [[], []],
+  );
 }
 
 /** What was admitted so far, against what was offered and the ideal line. */
@@ -140,13 +182,21 @@ export function cumulative(into, lane) {
     path(u, lane().ideal, "limit-line", [6, 4]);
   };
   const highest = () => Math.max(1, last(lane().cumulative.value), last(lane().ideal.value), 0);
-  return plot(into, 130, {
-    padding: NAMED,
-    scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, highest() * 1.08] } },
-    axes: [xAxis(true), yAxis()],
-    series: [{}, { stroke: () => colour("allowed"), width: 2, points: { show: false } }],
-    hooks: { drawClear: [others] },
-  }, [[], []]);
+  return plot(
+    into,
+    130,
+    {
+      padding: NAMED,
+      scales: {
+        x: { time: false, range: () => [0, lane().duration_us] },
+        y: { range: () => [0, highest() * 1.08] },
+      },
+      axes: [xAxis(true), yAxis()],
+      series: [{}, { stroke: () => colour("allowed"), width: 2, points: { show: false } }],
+      hooks: { drawClear: [others] },
+    },
+    [[], []],
+  );
 }
 
 const last = (list) => list[list.length - 1] ?? 0;
@@ -177,7 +227,11 @@ function path(u, { at_us, value }, name, dash) {
 }
 
 /** An axis of the time of day. */
-const dayAxis = () => ({ ...xAxis(true), space: 80, values: (u, splits) => splits.map((at) => timeOfDay(at, u.scales.x.max - u.scales.x.min)) });
+const dayAxis = () => ({
+  ...xAxis(true),
+  space: 80,
+  values: (u, splits) => splits.map((at) => timeOfDay(at, u.scales.x.max - u.scales.x.min)),
+});
 
 const DAY_S = 86_400;
 
@@ -189,22 +243,40 @@ function timeOfDay(at, range) {
 
 /** Lines over the time of day, from 0 up. */
 function lines(into, series, axis) {
-  return plot(into, 220, {
-    scales: { x: { time: true }, y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] } },
-    axes: [axis, yAxis()],
-    series: [{}, ...series.map(({ isDashed, hue }) => ({
-      stroke: () => colour(`hue-${hue}`), width: 2, dash: isDashed ? [5, 4] : undefined, points: { show: false },
-    }))],
-  }, [[], ...series.map(() => [])]);
+  return plot(
+    into,
+    220,
+    {
+      scales: { x: { time: true }, y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] } },
+      axes: [axis, yAxis()],
+      series: [
+        {},
+        ...series.map(({ isDashed, hue }) => ({
+          stroke: () => colour(`hue-${hue}`),
+          width: 2,
+          dash: isDashed ? [5, 4] : undefined,
+          points: { show: false },
+        })),
+      ],
+    },
+    [[], ...series.map(() => [])],
+  );
 }
 
 /** What is live: a line for each policy and outcome. */
 export const live = (into, series) =>
-  lines(into, series.map(({ outcome, hue }) => ({ isDashed: outcome === "refused", hue })), dayAxis());
+  lines(
+    into,
+    series.map(({ outcome, hue }) => ({ isDashed: outcome === "refused", hue })),
+    dayAxis(),
+  );
 
 /** What a backtest counted in steps of time: requests, and refusals by policy. */
 export function overTime(into, { over_time: { points }, policies }) {
-  const series = [{ isDashed: false, hue: 0 }, ...policies.map((_, index) => ({ isDashed: true, hue: (index + 1) % 6 }))];
+  const series = [
+    { isDashed: false, hue: 0 },
+    ...policies.map((_, index) => ({ isDashed: true, hue: (index + 1) % 6 })),
+  ];
   const plot = lines(into, series, dayAxis());
   plot.setData([
     points.map(({ time }) => Date.parse(time) / 1000),

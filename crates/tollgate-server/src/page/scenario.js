@@ -4,7 +4,12 @@
 // slider covers what is often wanted, the field beside it everything that the server may take.
 
 export const ALGORITHMS = [
-  "token_bucket", "leaky_bucket", "gcra", "fixed_window", "sliding_window_log", "sliding_window_counter",
+  "token_bucket",
+  "leaky_bucket",
+  "gcra",
+  "fixed_window",
+  "sliding_window_log",
+  "sliding_window_counter",
 ];
 
 export const PATTERNS = [
@@ -12,7 +17,11 @@ export const PATTERNS = [
   ["bursty", "Bursty", "Groups at one instant, with pauses between."],
   ["poisson", "Poisson", "Independent clients: gaps by chance, from the seed."],
   ["ramp", "Ramp", "From nothing to twice the rate."],
-  ["spike", "Spike across a boundary", "The whole limit just before a window ends, and once more just after."],
+  [
+    "spike",
+    "Spike across a boundary",
+    "The whole limit just before a window ends, and once more just after.",
+  ],
   ["retry", "A client that retries", "Each refused request comes again."],
   ["greedy", "Several clients, one greedy", "Each has an allowance of its own."],
 ];
@@ -25,9 +34,36 @@ export const NUMBERS = [
   { name: "rate_per_minute", label: "Incoming", unit: "a minute", min: 1, max: 600, most: 1_000_000 },
   { name: "burst_size", label: "Group", unit: "", min: 1, max: 50, most: 10_000, only: "bursty" },
   { name: "clients", label: "Polite clients", unit: "", min: 1, max: 15, most: 15, only: "greedy" },
-  { name: "greedy_factor", label: "The greedy one", unit: "×", min: 1, max: 50, most: 10_000, only: "greedy" },
-  { name: "naive_wait_ms", label: "Waits", unit: "ms", min: 10, max: 2000, most: 3_600_000, within: "retry", only: "retry", unless: "obeys" },
-  { name: "attempts", label: "Attempts", unit: "", min: 1, max: 20, most: 100, within: "retry", only: "retry" },
+  {
+    name: "greedy_factor",
+    label: "The greedy one",
+    unit: "×",
+    min: 1,
+    max: 50,
+    most: 10_000,
+    only: "greedy",
+  },
+  {
+    name: "naive_wait_ms",
+    label: "Waits",
+    unit: "ms",
+    min: 10,
+    max: 2000,
+    most: 3_600_000,
+    within: "retry",
+    only: "retry",
+    unless: "obeys",
+  },
+  {
+    name: "attempts",
+    label: "Attempts",
+    unit: "",
+    min: 1,
+    max: 20,
+    most: 100,
+    within: "retry",
+    only: "retry",
+  },
   { name: "duration_ms", label: "Duration", unit: "s", scale: 1000, min: 5, max: 120, most: 86_400, step: 1 },
   { name: "cost", label: "Cost", unit: "", min: 1, max: 20, most: 1_000_000 },
   { name: "seed", label: "Seed", unit: "", min: 1, max: 1000, most: Number.MAX_SAFE_INTEGER },
@@ -41,10 +77,19 @@ export const CHOICES = [
 
 export function first() {
   return {
-    limit: 10, window_ms: 10_000, burst: 10, algorithms: ALGORITHMS, pattern: "spike", rate_per_minute: 90,
-    duration_ms: 30_000, seed: 1, cost: 1,
+    limit: 10,
+    window_ms: 10_000,
+    burst: 10,
+    algorithms: ALGORITHMS,
+    pattern: "spike",
+    rate_per_minute: 90,
+    duration_ms: 30_000,
+    seed: 1,
+    cost: 1,
     retry: { obeys: true, jitter: true, naive_wait_ms: 200, attempts: 5 },
-    clients: 3, greedy_factor: 20, burst_size: 8,
+    clients: 3,
+    greedy_factor: 20,
+    burst_size: 8,
   };
 }
 

@@ -31,7 +31,8 @@ export function span(us) {
 /** A span of seconds that were measured, as well as a histogram tells. */
 export function measured(seconds) {
   if (!Number.isFinite(seconds)) return "–";
-  const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
+  const [value, unit] =
+    seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 

@@ -9,8 +9,13 @@ const require = createRequire(path.resolve(process.env.TOLLGATE_BROWSER, "packag
 const { chromium } = require("playwright-core");
 
 const FLAGS = [
-  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-  "--disable-component-update", "--disable-sync",
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
 ];
 const PATIENCE_MS = 20_000;
 
@@ -54,7 +59,11 @@ export async function drive(run, { address = "", expected = [], mayFail = /^$/, 
     await browser.close();
   }
   assert.deepEqual(wrong, []);
-  for (const known of expected) assert.ok(came.some((text) => known.test(text)), `no console error is like ${known}`);
+  for (const known of expected)
+    assert.ok(
+      came.some((text) => known.test(text)),
+      `no console error is like ${known}`,
+    );
 }
 
 /** Waits until the lanes were drawn. */

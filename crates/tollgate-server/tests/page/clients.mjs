@@ -5,7 +5,8 @@ import { assert, ask, drive, openTab } from "./browser.mjs";
 const card = (page, place) => page.locator(".card").nth(place);
 const left = (page, place) => card(page, place).locator(".left");
 const says = (locator, text) => locator.filter({ hasText: text }).waitFor();
-const remaining = async (key, more = {}) => (await ask("v1/peek", { policy: "api", key, cost: 0, ...more })).remaining;
+const remaining = async (key, more = {}) =>
+  (await ask("v1/peek", { policy: "api", key, cost: 0, ...more })).remaining;
 
 await drive(async (page) => {
   await openTab(page, "Clients");
@@ -18,8 +19,13 @@ await drive(async (page) => {
   // The reply is shown as it came.
   const body = JSON.parse(await page.locator(".reply code").textContent());
   assert.deepEqual([body.allowed, body.policy, body.limit, body.remaining], [true, "api", 5, 4]);
-  const fields = Object.fromEntries(await page.locator(".header-fields").evaluate((list) =>
-    [...list.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent])));
+  const fields = Object.fromEntries(
+    await page
+      .locator(".header-fields")
+      .evaluate((list) =>
+        [...list.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]),
+      ),
+  );
   assert.equal(fields["x-ratelimit-remaining"], "4");
   assert.match(fields.ratelimit, /^"api";r=4/);
   assert.equal(fields["content-type"], "application/json");
@@ -29,7 +35,10 @@ await drive(async (page) => {
   await says(left(page, 0), "0 of 5");
   await says(card(page, 0).locator(".told"), "retry after");
   assert.equal(await card(page, 0).locator(".history .refused").count(), 6);
-  for (const [place, key] of [[1, "bob"], [2, "carol"]]) {
+  for (const [place, key] of [
+    [1, "bob"],
+    [2, "carol"],
+  ]) {
     assert.equal(await left(page, place).textContent(), "5 of 5");
     assert.equal(await remaining(key), 5);
   }
@@ -44,7 +53,10 @@ await drive(async (page) => {
   await hold.focus();
   const before = await card(page, 1).locator(".history li").count();
   await page.keyboard.down("Space");
-  await page.waitForFunction((before) => document.querySelectorAll(".card")[1].querySelectorAll(".history li").length > before + 2, before);
+  await page.waitForFunction(
+    (before) => document.querySelectorAll(".card")[1].querySelectorAll(".history li").length > before + 2,
+    before,
+  );
   await page.keyboard.up("Space");
   assert.equal(await remaining("carol"), 5);
   assert.equal(await left(page, 2).textContent(), "5 of 5");

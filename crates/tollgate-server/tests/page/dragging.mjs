@@ -21,11 +21,16 @@ await drive(async (page) => {
   assert.ok(limit > 60, `dragged to ${limit}`);
   assert.equal(await page.locator("input[name=limit-exact]").inputValue(), String(limit));
   const after = await plotted(page);
-  before.forEach((lane, index) => assert.notDeepEqual(lane.cumulative, after[index].cumulative, lane.algorithm));
+  before.forEach((lane, index) =>
+    assert.notDeepEqual(lane.cumulative, after[index].cumulative, lane.algorithm),
+  );
   times.sort((one, other) => one - other);
   const shown = (ms) => ms.toFixed(1);
   console.log(`redraws in ms: median ${shown(times[times.length >> 1])}, longest ${shown(times.at(-1))}`);
-  assert.ok(times[times.length >> 1] <= MAX_REDRAW_MS, `half of the redraws took longer than ${shown(times[times.length >> 1])} ms`);
+  assert.ok(
+    times[times.length >> 1] <= MAX_REDRAW_MS,
+    `half of the redraws took longer than ${shown(times[times.length >> 1])} ms`,
+  );
 
   // By keyboard, by typing, and by another pattern.
   await slider.focus();
@@ -38,7 +43,11 @@ await drive(async (page) => {
   await page.waitForFunction(() => location.hash.includes("naive_wait_ms=300"));
   const query = new URLSearchParams(new URL(page.url()).hash.split("?")[1]);
   assert.deepEqual(Object.fromEntries(query), {
-    pattern: "retry", limit: String(limit - 1), window_ms: "2500", obeys: "false", naive_wait_ms: "300",
+    pattern: "retry",
+    limit: String(limit - 1),
+    window_ms: "2500",
+    obeys: "false",
+    naive_wait_ms: "300",
   });
 
   const kept = await plotted(page);

@@ -3,17 +3,30 @@
 import { assert, ask, drive, openTab, plotted, url } from "./browser.mjs";
 
 async function isExplained(page, algorithm, event) {
-  await page.waitForFunction(([algorithm, event]) => {
-    const told = window.tollgate.explained();
-    return told?.algorithm === algorithm && told.event === event;
-  }, [algorithm, event]);
+  await page.waitForFunction(
+    ([algorithm, event]) => {
+      const told = window.tollgate.explained();
+      return told?.algorithm === algorithm && told.event === event;
+    },
+    [algorithm, event],
+  );
   const scenario = await page.evaluate(() => window.tollgate.scenario());
   const expected = await ask("v1/explain", { scenario, algorithm, event });
   assert.deepEqual(await page.evaluate(() => window.tollgate.explained()), expected);
-  const shown = await page.locator(".steps-of li").evaluateAll((items) => items.map((item) =>
-    ["says", "formula"].map((name) => item.querySelector(`.${name}`).textContent).concat(item.querySelector("strong").textContent)));
+  const shown = await page
+    .locator(".steps-of li")
+    .evaluateAll((items) =>
+      items.map((item) =>
+        ["says", "formula"]
+          .map((name) => item.querySelector(`.${name}`).textContent)
+          .concat(item.querySelector("strong").textContent),
+      ),
+    );
   assert.ok(expected.steps.length >= 3);
-  assert.deepEqual(shown, expected.steps.map(({ says, formula, value }) => [says, formula, value]));
+  assert.deepEqual(
+    shown,
+    expected.steps.map(({ says, formula, value }) => [says, formula, value]),
+  );
   const verdict = await page.locator(".verdict").textContent();
   assert.ok(verdict.endsWith(expected.decision.allowed ? ": allowed" : ": refused"), verdict);
   return expected;
@@ -39,7 +52,10 @@ await drive(async (page) => {
   const wanted = lane.decisions.at_us.length - 1;
   const box = await page.locator("#lanes .strip .u-over").first().boundingBox();
   const { duration_ms: duration } = await page.evaluate(() => window.tollgate.scenario());
-  await page.mouse.click(box.x + (box.width * lane.decisions.at_us[wanted]) / (duration * 1000), box.y + box.height / 2);
+  await page.mouse.click(
+    box.x + (box.width * lane.decisions.at_us[wanted]) / (duration * 1000),
+    box.y + box.height / 2,
+  );
   await isExplained(page, lane.algorithm, wanted);
 
   // One to the other, another algorithm, and by the address.
@@ -58,8 +74,11 @@ await drive(async (page) => {
 });
 
 // Without a choice it is a refusal that is explained.
-await drive(async (page) => {
-  const [lane] = await plotted(page);
-  const told = await isExplained(page, lane.algorithm, lane.decisions.value.indexOf(0));
-  assert.equal(told.allowed, false);
-}, { address: "#explain" });
+await drive(
+  async (page) => {
+    const [lane] = await plotted(page);
+    const told = await isExplained(page, lane.algorithm, lane.decisions.value.indexOf(0));
+    assert.equal(told.allowed, false);
+  },
+  { address: "#explain" },
+);

@@ -5,14 +5,15 @@ import { assert, ask, drive, openTab } from "./browser.mjs";
 const NAMES = [
   "<script>alert(1)</script>",
   "<img src=x onerror=alert(2)>",
-  "\"><svg onload=alert(3)>",
+  '"><svg onload=alert(3)>',
   "javascript:alert(4)",
   "{{constructor.constructor('alert(5)')()}}",
   "\u202Eecila</td><td>\u0000\uFFFD🦀",
 ];
 const POLICY = "<img src=x onerror=alert(1)>";
 
-const elements = (page) => page.evaluate(() => document.querySelectorAll("main script, main img, main svg, main iframe").length);
+const elements = (page) =>
+  page.evaluate(() => document.querySelectorAll("main script, main img, main svg, main iframe").length);
 
 await drive(async (page) => {
   await openTab(page, "Clients");
@@ -32,11 +33,16 @@ await drive(async (page) => {
   assert.equal(await elements(page), 0);
 
   // What is counted is a sample: each comes often enough to be in it.
-  await ask("v1/check", { checks: NAMES.flatMap((key) => Array.from({ length: 64 }, () => ({ policy: POLICY, key }))) });
+  await ask("v1/check", {
+    checks: NAMES.flatMap((key) => Array.from({ length: 64 }, () => ({ policy: POLICY, key }))),
+  });
   await openTab(page, "Live");
   const table = page.locator("table", { hasText: "The most refused clients" });
   for (const name of NAMES) {
-    await page.waitForFunction((name) => [...document.querySelectorAll(".live td")].some((cell) => cell.textContent === name), name);
+    await page.waitForFunction(
+      (name) => [...document.querySelectorAll(".live td")].some((cell) => cell.textContent === name),
+      name,
+    );
   }
   assert.ok((await table.locator("td").allTextContents()).includes(POLICY));
   await page.locator(".live .legend", { hasText: POLICY }).waitFor();

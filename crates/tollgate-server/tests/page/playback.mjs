@@ -32,7 +32,9 @@ await drive(async (page) => {
 
   await page.locator("input[name=time]").fill("0");
   assert.equal(await counted(page), until(0));
-  const instants = [...new Set((await plotted(page)).flatMap(({ decisions }) => decisions.at_us))].sort((one, other) => one - other);
+  const instants = [...new Set((await plotted(page)).flatMap(({ decisions }) => decisions.at_us))].sort(
+    (one, other) => one - other,
+  );
   for (const instant of instants.filter((at) => at > 0).slice(0, 4)) {
     await page.getByRole("button", { name: "One decision on" }).click();
     assert.equal(await seconds(page), Number((instant / 1e6).toFixed(3)));

@@ -16,10 +16,35 @@ const ADDRESSES = [
 ];
 
 /** The options of the command that say the same as a scenario. */
-function options({ limit, window_ms, burst, algorithms, pattern, rate_per_minute, duration_ms, seed, cost, retry, clients, greedy_factor, burst_size }) {
+function options({
+  limit,
+  window_ms,
+  burst,
+  algorithms,
+  pattern,
+  rate_per_minute,
+  duration_ms,
+  seed,
+  cost,
+  retry,
+  clients,
+  greedy_factor,
+  burst_size,
+}) {
   const given = {
-    limit, window: `${window_ms}ms`, burst, pattern, rate: `${rate_per_minute}/m`, duration: `${duration_ms}ms`, seed, cost,
-    "naive-wait": `${retry.naive_wait_ms}ms`, attempts: retry.attempts, clients, "greedy-factor": greedy_factor, "burst-size": burst_size,
+    limit,
+    window: `${window_ms}ms`,
+    burst,
+    pattern,
+    rate: `${rate_per_minute}/m`,
+    duration: `${duration_ms}ms`,
+    seed,
+    cost,
+    "naive-wait": `${retry.naive_wait_ms}ms`,
+    attempts: retry.attempts,
+    clients,
+    "greedy-factor": greedy_factor,
+    "burst-size": burst_size,
   };
   return [
     ...Object.entries(given).flatMap(([name, value]) => [`--${name}`, String(value)]),
@@ -35,17 +60,26 @@ await drive(async (page) => {
     await page.goto(url + address);
     await drawn(page);
     const scenario = await page.evaluate(() => window.tollgate.scenario());
-    const printed = execFileSync(process.env.TOLLGATE, ["simulate", "--json", ...options(scenario)], { maxBuffer: 1 << 28 });
+    const printed = execFileSync(process.env.TOLLGATE, ["simulate", "--json", ...options(scenario)], {
+      maxBuffer: 1 << 28,
+    });
     const expected = JSON.parse(printed);
     assert.deepEqual(expected.scenario, scenario);
     const lanes = await plotted(page);
-    assert.deepEqual(lanes.map(({ algorithm }) => algorithm), expected.lanes.map(({ algorithm }) => algorithm));
+    assert.deepEqual(
+      lanes.map(({ algorithm }) => algorithm),
+      expected.lanes.map(({ algorithm }) => algorithm),
+    );
     assert.equal(lanes.length, 6);
     lanes.forEach((lane, index) => {
       const { events, state, cumulative, worst_window, allowed, refused } = expected.lanes[index];
       const where = `${address}: ${lane.algorithm}`;
       assert.ok(events.at_us.length > 0, where);
-      assert.deepEqual(lane.decisions, { at_us: events.at_us, value: events.allowed, client: events.client }, where);
+      assert.deepEqual(
+        lane.decisions,
+        { at_us: events.at_us, value: events.allowed, client: events.client },
+        where,
+      );
       assert.deepEqual(lane.state, { at_us: state.at_us, value: state.value }, where);
       assert.deepEqual(lane.cumulative, cumulative, where);
       assert.deepEqual(lane.ideal, expected.ideal, where);
@@ -56,6 +90,11 @@ await drive(async (page) => {
       assert.equal(number(lane.figures.refused), refused, where);
       assert.equal(number(lane.figures.worst.split("of")[0]), worst_window.count, where);
     });
-    console.log(JSON.stringify({ scenario, lanes: lanes.map(({ algorithm, decisions }) => ({ algorithm, ...decisions })) }));
+    console.log(
+      JSON.stringify({
+        scenario,
+        lanes: lanes.map(({ algorithm, decisions }) => ({ algorithm, ...decisions })),
+      }),
+    );
   }
 });

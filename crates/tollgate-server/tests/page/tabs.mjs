@@ -44,7 +44,17 @@ await drive(async (page) => {
     assert.ok(focus.isShown, `the focus on ${focus.name} is not seen`);
     reached.add(focus.name);
   }
-  for (const name of ["pattern", "limit", "window_ms", "burst", "rate_per_minute", "speed", "time", "strip", "limit-exact"]) {
+  for (const name of [
+    "pattern",
+    "limit",
+    "window_ms",
+    "burst",
+    "rate_per_minute",
+    "speed",
+    "time",
+    "strip",
+    "limit-exact",
+  ]) {
     assert.ok(reached.has(name), `${name} is not reached: ${[...reached]}`);
   }
 });
