@@ -610,7 +610,7 @@ fn a_log_that_is_sent_is_told_of_as_the_command_does() {
     // In chunks, without a length.
     let mut client = Client::connect(served.http());
     let head = format!(
-        "POST /v1/backtest?{QUERY} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        "POST /v1/backtest?{QUERY} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     );
     client.write(head.as_bytes()).expect("it reads");
     for chunk in log.as_bytes().chunks(777) {
@@ -637,7 +637,7 @@ fn what_is_sent_is_bounded_packed_and_unpacked() {
     assert_eq!(refused.problem(), "more than 1600000 bytes, unpacked");
     // Without a length it is found out on the way.
     let mut client = Client::connect(served.http());
-    let head = "POST /v1/backtest?policy=gcra+1/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/backtest?policy=gcra+1/s HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n";
     client.write(head.as_bytes()).expect("it reads");
     let chunk = format!("{:x}\r\n{line}\r\n", line.len());
     client.write(chunk.repeat(1_300).as_bytes()).expect("it reads");
@@ -688,7 +688,7 @@ fn only_the_operator_may_send_logs() {
 fn begin(address: &str, line: &str) -> Client {
     let mut client = Client::connect(address);
     let head = format!(
-        "POST /v1/backtest?policy=gcra+1/s HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+        "POST /v1/backtest?policy=gcra+1/s HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n\
          content-length: {}\r\n\r\n",
         2 * line.len()
     );
