@@ -172,6 +172,7 @@ fn a_resp_client_may_rest_unless_it_is_told_how_long() {
     resting.write_all(b"PING\r\n").expect("it reads");
     let mut pongs = [0; 14];
     resting.read_exact(&mut pongs).expect("both are answered");
+    assert_eq!(&pongs, b"+PONG\r\n+PONG\r\n");
 
     let brief = served("idle_timeout = \"50ms\"\n");
     let mut resting = resp(&brief);
