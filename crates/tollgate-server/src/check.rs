@@ -1,7 +1,8 @@
 //! `tollgate check`: asks a server, for scripts.
 
-use std::io::{BufRead as _, BufReader, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -36,17 +37,33 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     Ok(if allowed == 1 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Sends one command, and reads an array of numbers.
-fn ask(address: &str, words: &[&str]) -> anyhow::Result<Vec<i64>> {
+trait Connection: Read + Write {}
+
+impl<T: Read + Write> Connection for T {}
+
+/// A connection to `HOST:PORT` or `unix:/path`.
+fn connect(address: &str) -> io::Result<Box<dyn Connection>> {
+    if let Some(path) = address.strip_prefix("unix:") {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        return Ok(Box::new(stream));
+    }
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
+    Ok(Box::new(stream))
+}
+
+/// Sends one command, and reads an array of numbers.
+fn ask(address: &str, words: &[&str]) -> anyhow::Result<Vec<i64>> {
+    let mut stream = connect(address)?;
     let mut request = format!("*{}\r\n", words.len());
     for word in words {
         request += &format!("${}\r\n{word}\r\n", word.len());
     }
-    (&stream).write_all(request.as_bytes())?;
-    let mut lines = BufReader::new(&stream).lines();
+    stream.write_all(request.as_bytes())?;
+    let mut lines = BufReader::new(stream).lines();
     let mut line = || lines.next().context("the server closed the connection")?.context("no reply");
     let first = line()?;
     if let Some(error) = first.strip_prefix('-') {

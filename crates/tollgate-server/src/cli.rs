@@ -30,12 +30,42 @@ pub(crate) enum Command {
     Completions(Completions),
 }
 
+const SERVE: &str = "\
+Examples:
+  tollgate serve
+      Try it: the page is at http://127.0.0.1:8080, and it says what else to ask.
+  tollgate serve --config tollgate.toml --http 0.0.0.0:8080
+      Your policies, for a network.
+  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379
+      The same quota for all servers on one Redis or Valkey.
+  tollgate serve --http unix:/run/tollgate.sock --resp 127.0.0.1:0
+      A socket for a proxy beside it, and a free port.
+
+Configuration:
+  [policies.api]                    # asked for by this name
+  algorithm = \"token_bucket\"        # or gcra, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter
+  limit = 100
+  window = \"1m\"
+  burst = 200                       # for buckets; without it the limit
+
+  Flags and environment variables go before the file. `tollgate check-config FILE` says what a file comes to, or what is
+  wrong with it. All of it is in docs/server.md.
+
+Signals:
+  SIGHUP            read the configuration anew; one that is wrong changes nothing, and is logged
+  SIGTERM, SIGINT   be unready, answer what has come, stop
+
+Exit status:
+  0  it was told to stop, and nothing that had come was left unanswered
+  2  it could not start: the message says why";
+
 /// Serve decisions over HTTP and RESP.
 ///
 /// Without a configuration it listens on loopback with a policy to try things with, and says what to try. Prints the
 /// addresses it listens on, one a line, then `tollgate ready`. Stops on SIGTERM or SIGINT when its connections have
 /// ended, reads its configuration anew on SIGHUP and when the file changes.
 #[derive(Args, Debug)]
+#[command(after_long_help = SERVE)]
 pub(crate) struct Serve {
     /// The configuration, in TOML
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
@@ -105,8 +135,21 @@ pub(crate) struct CheckConfig {
     pub(crate) file: PathBuf,
 }
 
+const CHECK: &str = "\
+Examples:
+  tollgate check demo \"$USER\" && make deploy
+      Only as often as the policy lets you.
+  until tollgate check --quiet mail \"$address\"; do sleep 1; done
+      When there is room.
+
+Exit status:
+  0  allowed
+  1  refused; standard output says when to come back
+  2  no answer: the message says why";
+
 /// Ask a server whether a client may do something now: exit code 0 if so, 1 if not, 2 if it cannot be asked.
 #[derive(Args, Debug)]
+#[command(after_long_help = CHECK)]
 pub(crate) struct Check {
     /// The policy
     pub(crate) policy: String,
@@ -122,7 +165,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "NAME")]
     pub(crate) tier: Option<String>,
 
-    /// Where the server listens for RESP
+    /// Where the server listens for RESP: `HOST:PORT` or `unix:/path`
     #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
 

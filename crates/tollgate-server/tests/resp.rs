@@ -684,6 +684,9 @@ fn a_unix_socket_is_this_machine() {
     assert_eq!(served.resp(), address);
     let told = redis_cli(&["-s", &path.display().to_string(), "TOLLGATE.RESET", "api", "k"]);
     assert_eq!(told, "1\n5\n5\n0\n0\n0\n");
+    let mut check = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let told = run(check.args(["check", "--resp", &address, "api", "k"]));
+    assert_eq!(told, "allowed, 4 of 5 left\n");
 }
 
 fn redis_cli(words: &[&str]) -> String {

@@ -133,8 +133,10 @@ fn unix_sockets_serve_too_and_are_removed() {
         assert!(!http.exists() && !resp.exists());
     }
     // One that was killed leaves its socket, which is not in the way of the next.
-    let served = Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
-    drop(served);
+    let mut killed =
+        Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
+    killed.signal("KILL");
+    assert_eq!(killed.ended(), None);
     assert!(http.exists());
     let served = Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
     assert_eq!(check(&served, "alice")["remaining"], 2);

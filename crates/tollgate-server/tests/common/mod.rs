@@ -148,5 +148,11 @@ impl Drop for Served {
         if let Some(path) = &self.config {
             let _ = std::fs::remove_file(path);
         }
+        // Killed, it could not do so itself.
+        for socket in
+            [&self.http, &self.resp].into_iter().filter_map(|one| one.strip_prefix("unix:"))
+        {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 }
