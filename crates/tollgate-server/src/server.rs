@@ -162,18 +162,22 @@ fn say_hello(options: &Serve, http: &Listener, resp: &Listener) -> anyhow::Resul
     writeln!(out, "resp {resp}")?;
     writeln!(out, "tollgate ready")?;
     if options.config.is_none() {
-        let (http, port) = (http.to_string(), resp.port());
         writeln!(
             out,
             "no configuration was given; the policy \"demo\" allows 5 at once and 10 a minute. Try:"
         )?;
-        writeln!(
-            out,
-            "  curl -d '{{\"policy\":\"demo\",\"key\":\"alice\"}}' http://{http}/v1/check"
-        )?;
-        if let Some(port) = port {
+        let (address, page) = (http.to_string(), format!("http://{http}/"));
+        let curl = match address.strip_prefix("unix:") {
+            Some(path) => format!("curl --unix-socket {path} http://localhost/v1/check"),
+            None => format!("curl {page}v1/check"),
+        };
+        writeln!(out, "  {curl} -d '{{\"policy\":\"demo\",\"key\":\"alice\"}}'")?;
+        if let Some(port) = resp.port() {
             writeln!(out, "  redis-cli -p {port} TOLLGATE.CHECK demo alice")?;
             writeln!(out, "  redis-cli -p {port} CL.THROTTLE alice 4 10 60")?;
+        }
+        if http.port().is_some() {
+            writeln!(out, "or open {page} in a browser")?;
         }
     }
     out.flush()?;
