@@ -365,7 +365,7 @@ pub(crate) struct Backtest {
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub(crate) format: Option<Format>,
 
-    /// The field with the time, in JSON and CSV [default: time, timestamp, ts, @timestamp, msec, …]
+    /// The field with the time, in JSON and CSV (without it `time`, `timestamp`, `ts`, `@timestamp`, `msec`, …)
     #[arg(long, value_name = "FIELD")]
     pub(crate) time: Option<String>,
 
