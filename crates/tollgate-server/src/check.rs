@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
         );
     };
     if !quiet {
-        let mut out = std::io::stdout().lock();
+        let mut out = io::stdout().lock();
         match (allowed, retry_after_ms) {
             (1, _) => writeln!(out, "allowed, {remaining} of {limit} left")?,
             (_, ..0) => writeln!(out, "refused, and no wait will do")?,
