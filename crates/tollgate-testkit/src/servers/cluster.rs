@@ -238,11 +238,16 @@ impl Cluster {
         }
     }
 
-    /// Gives an open slot to its new primary. The two know at once; the others hear of it.
+    /// Gives an open slot to its new primary, and tells all primaries, the two first. One that only heard of it by and by
+    /// could meet a newer epoch of the old primary before, and give the slot back to it.
     pub fn end_migration(&self, slot: u16, to: usize) {
         let from = self.primary_of(slot);
-        self.set_slot(to, slot, &["NODE", &self.ids[to]]);
-        self.set_slot(from, slot, &["NODE", &self.ids[to]]);
+        let primaries: Vec<_> = self.views().flatten().filter(|line| line.is_own).collect();
+        let others = primaries.iter().filter(|line| line.primary.is_none());
+        let others = others.filter_map(|line| self.index_of(&line.id));
+        for node in [to, from].into_iter().chain(others.filter(|node| ![to, from].contains(node))) {
+            self.set_slot(node, slot, &["NODE", &self.ids[to]]);
+        }
     }
 
     /// Moves a slot: all three steps.
