@@ -498,14 +498,20 @@ fn throttled_clients_are_counted_as_those_of_policies_are() {
     let replies = exchange(served.resp(), &pipeline);
     assert_eq!(replies.matches("+PONG").count(), 40);
     assert_eq!(replies.matches("*5\r\n:0\r\n").count(), 5);
-    let metrics = exchange(served.http(), b"GET /metrics HTTP/1.0\r\n\r\n");
+    let get = |path: &str| {
+        let mut stream = connect(served.http());
+        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        rest_of(&mut stream)
+    };
+    let metrics = get("/metrics");
     for (outcome, count) in [("allowed", 5), ("refused", 35)] {
         let line = format!(
             "tollgate_decisions_total{{policy=\"CL.THROTTLE\",outcome=\"{outcome}\",source=\"store\"}} {count}\n"
         );
         assert!(metrics.contains(&line), "{line} in {metrics}");
     }
-    let hot = exchange(served.http(), b"GET /v1/admin/hot HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    let hot = get("/v1/admin/hot");
     assert!(hot.contains("\"greedy\""), "{hot}");
 }
 
