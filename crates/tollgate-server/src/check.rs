@@ -3,10 +3,15 @@
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::cli::Check;
 
@@ -14,12 +19,19 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks; the exit code is the answer.
 pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
-    let Check { policy, key, cost, tier, resp, quiet } = options;
+    let Check { policy, key, cost, tier, resp, token_file, ca, quiet } = options;
     let cost = cost.map(|cost| cost.to_string());
     let mut words = vec!["TOLLGATE.CHECK", policy, key];
     words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
     words.extend(tier.iter().flat_map(|tier| ["TIER", tier]));
-    let reply = ask(resp, &words).with_context(|| format!("cannot ask {resp}"))?;
+    let token = token_file.as_deref().map(read_token).transpose()?;
+    let mut stream = match ca {
+        None => connect(resp),
+        Some(ca) => connect_by_tls(resp, ca),
+    }
+    .with_context(|| format!("cannot ask {resp}"))?;
+    let reply = ask(&mut *stream, token.as_deref(), &words)
+        .with_context(|| format!("cannot ask {resp}"))?;
     let [allowed, limit, remaining, retry_after_ms, ..] = reply[..] else {
         anyhow::bail!(
             "{resp} answered with {} numbers; expected 6: is it a Tollgate server?",
@@ -42,29 +54,65 @@ trait Connection: Read + Write {}
 impl<T: Read + Write> Connection for T {}
 
 /// A connection to `HOST:PORT` or `unix:/path`.
-fn connect(address: &str) -> io::Result<Box<dyn Connection>> {
+fn connect(address: &str) -> anyhow::Result<Box<dyn Connection>> {
     if let Some(path) = address.strip_prefix("unix:") {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         return Ok(Box::new(stream));
     }
+    Ok(Box::new(connect_by_tcp(address)?))
+}
+
+fn connect_by_tcp(address: &str) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    Ok(Box::new(stream))
+    Ok(stream)
+}
+
+/// A connection to `HOST:PORT` by TLS, if its certificate is one of those to be trusted.
+fn connect_by_tls(address: &str, ca: &Path) -> anyhow::Result<Box<dyn Connection>> {
+    let mut roots = rustls::RootCertStore::empty();
+    let name = ca.display();
+    for root in CertificateDer::pem_file_iter(ca).with_context(|| format!("cannot read {name}"))? {
+        roots.add(root.with_context(|| format!("{name} has no certificate that can be read"))?)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let (host, _) = address.rsplit_once(':').context("expected HOST:PORT")?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let session = ClientConnection::new(Arc::new(client), ServerName::try_from(host)?)?;
+    Ok(Box::new(StreamOwned::new(session, connect_by_tcp(address)?)))
+}
+
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    let token = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(token.with_context(|| format!("{name} has no token"))?.to_owned())
 }
 
 /// Sends one command, and reads an array of numbers.
-fn ask(address: &str, words: &[&str]) -> anyhow::Result<Vec<i64>> {
-    let mut stream = connect(address)?;
-    let mut request = format!("*{}\r\n", words.len());
-    for word in words {
-        request += &format!("${}\r\n{word}\r\n", word.len());
+fn ask(
+    stream: &mut dyn Connection,
+    token: Option<&str>,
+    words: &[&str],
+) -> anyhow::Result<Vec<i64>> {
+    if let Some(token) = token {
+        stream.write_all(command(&["AUTH", token]).as_bytes())?;
     }
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(command(words).as_bytes())?;
     let mut lines = BufReader::new(stream).lines();
     let mut line = || lines.next().context("the server closed the connection")?.context("no reply");
+    if token.is_some()
+        && let Some(error) = line()?.strip_prefix('-')
+    {
+        anyhow::bail!("{error}");
+    }
     let first = line()?;
     if let Some(error) = first.strip_prefix('-') {
         anyhow::bail!("{error}");
@@ -80,4 +128,12 @@ fn ask(address: &str, words: &[&str]) -> anyhow::Result<Vec<i64>> {
         numbers.push(number.context("expected numbers")?);
     }
     Ok(numbers)
+}
+
+fn command(words: &[&str]) -> String {
+    let mut command = format!("*{}\r\n", words.len());
+    for word in words {
+        command += &format!("${}\r\n{word}\r\n", word.len());
+    }
+    command
 }

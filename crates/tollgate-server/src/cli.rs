@@ -169,6 +169,14 @@ pub(crate) struct Check {
     #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
 
+    /// A file with the token to ask with, in its first line
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+
+    /// Speak TLS, and trust the certificates of this file (PEM)
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CA")]
+    pub(crate) ca: Option<PathBuf>,
+
     /// Print nothing
     #[arg(long, short)]
     pub(crate) quiet: bool,

@@ -1,15 +1,18 @@
 //! What the server is told to do: a TOML file, read whole or not at all.
 //!
-//! `file.rs` is the file as it is written, `limits.rs` what one client may take, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it
-//! and where. Whoever has a [`Config`] has one that works.
+//! `file.rs` is the file as it is written, `limits.rs` what one client may take, `tokens.rs` who may ask, `tls.rs` the
+//! certificates, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it and where. Whoever has a
+//! [`Config`] has one that works: also the files that it names were read.
 
 mod file;
 mod limits;
 mod mistake;
 mod policies;
+mod tls;
+mod tokens;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -19,6 +22,8 @@ use tollgate_redis::{OnFailure, Redis};
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::Limits;
 pub(crate) use mistake::{Mistake, nearest, with_nearest};
+pub(crate) use tls::Tls;
+pub(crate) use tokens::{Given, Role, Tokens};
 
 /// A configuration that works.
 #[derive(Debug, Default)]
@@ -26,7 +31,8 @@ pub(crate) struct Config {
     pub(crate) http: Option<String>,
     pub(crate) resp: Option<String>,
     pub(crate) store: Option<String>,
-    pub(crate) admin_token: Option<Box<str>>,
+    pub(crate) tokens: Arc<Tokens>,
+    pub(crate) tls: Tls,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
     pub(crate) backtest_max_bytes: u64,
@@ -53,20 +59,26 @@ impl Config {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| anyhow::anyhow!("cannot read {name}: {error}"))?;
-        Self::parse(&text).map_err(|mistake| mistake.in_file(&name.to_string()).into())
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::parse(&text, folder).map_err(|mistake| mistake.in_file(&name.to_string()).into())
     }
 
-    /// Reads a text.
-    pub(crate) fn parse(text: &str) -> Result<Self, Mistake> {
+    /// Reads a text. Files that it names are looked for from a folder.
+    pub(crate) fn parse(text: &str, folder: &Path) -> Result<Self, Mistake> {
         let file: file::File =
             toml::from_str(text).map_err(|error| Mistake::of_toml(text, &error))?;
-        file.check(text)
+        file.check(text, folder)
+    }
+
+    /// The other files that a text names; none if it is no configuration.
+    pub(crate) fn files_named(text: &str) -> Vec<PathBuf> {
+        toml::from_str(text).map(|file: file::File| file.names()).unwrap_or_default()
     }
 
     /// What is served without a file: a policy to try things with.
     pub(crate) fn demo() -> Self {
         const DEMO: &str = include_str!("demo.toml");
-        Self::parse(DEMO)
+        Self::parse(DEMO, Path::new(""))
             .unwrap_or_else(|mistake| unreachable!("the demo is a configuration: {mistake}"))
     }
 }
@@ -84,8 +96,8 @@ pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
         None | Some("memory") => writeln!(out, "store memory")?,
         Some(address) => writeln!(out, "store {}", Redis::open(address)?.address())?,
     }
-    let token = if config.admin_token.is_some() { "by token" } else { "from this machine only" };
-    writeln!(out, "admin {token}")?;
+    writeln!(out, "tls {}", config.tls)?;
+    writeln!(out, "auth {}", config.tokens)?;
     writeln!(out, "limits {}", config.limits)?;
     for (name, policy) in &config.policies {
         writeln!(out, "policy {name}: {}", policy.tiers.base())?;
@@ -110,7 +122,7 @@ mod tests {
 
     #[track_caller]
     fn says(text: &str, expected: &str) {
-        let mistake = Config::parse(text).map(|_| ()).expect_err("a mistake");
+        let mistake = Config::parse(text, Path::new("")).map(|_| ()).expect_err("a mistake");
         assert_eq!(mistake.in_file("tollgate.toml").to_string(), expected);
     }
 
@@ -194,7 +206,7 @@ mod tests {
             [policies.api.overrides."mallory"]
             access = "blocked"
         "#;
-        let config = Config::parse(text).expect("a configuration");
+        let config = Config::parse(text, Path::new("")).expect("a configuration");
         let api = &config.policies["api"];
         let shown = format!("{:?}", api.tiers);
         assert!(shown.contains("limit: 1000") && shown.contains("burst: 2000"), "{shown}");

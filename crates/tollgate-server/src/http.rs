@@ -6,6 +6,7 @@
 //! | How is a body read, and what may it say? | `body.rs`, `questions.rs` |
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
+//! | Who may ask, who may administer? | `roles.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
 //! | How is a scenario asked for? | `simulate.rs` |
@@ -27,6 +28,7 @@ mod policies;
 mod problem;
 mod query;
 mod questions;
+mod roles;
 mod routes;
 mod simulate;
 

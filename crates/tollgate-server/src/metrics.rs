@@ -22,6 +22,8 @@ pub(crate) struct Metrics {
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
     pub(crate) connections: Family<SurfaceLabels, Gauge>,
     pub(crate) connections_refused: Counter,
+    pub(crate) handshakes_failed: Family<SurfaceLabels, Counter>,
+    pub(crate) tokens_refused: Family<SurfaceLabels, Counter>,
     registry: Arc<Registry>,
 }
 
@@ -73,8 +75,29 @@ impl Metrics {
             "Connections that were one too many",
             connections_refused.clone(),
         );
+        let handshakes_failed = Family::default();
+        registry.register(
+            "tls_handshakes_failed",
+            "Connections on which no TLS was agreed on",
+            handshakes_failed.clone(),
+        );
+        let tokens_refused = Family::default();
+        registry.register(
+            "tokens_refused",
+            "Requests without a token, or with one that does not do",
+            tokens_refused.clone(),
+        );
         let registry = Arc::new(registry);
-        Self { decisions, latency, reloads, connections, connections_refused, registry }
+        Self {
+            decisions,
+            latency,
+            reloads,
+            connections,
+            connections_refused,
+            handshakes_failed,
+            tokens_refused,
+            registry,
+        }
     }
 
     pub(crate) fn of_policy(&self, policy: &str) -> PolicyMetrics {

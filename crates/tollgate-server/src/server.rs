@@ -2,10 +2,10 @@
 
 mod listen;
 mod reload;
+mod tls;
 
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,12 +17,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tollgate_redis::Redis;
 
 use crate::cli::Serve;
-use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits};
+use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate};
 use crate::metrics::Metrics;
 use crate::{http, resp, traces};
 pub(crate) use listen::Connection;
 use listen::Listener;
+use reload::Watched;
+use tls::Security;
 
 /// What all connections share.
 pub(crate) struct Shared {
@@ -35,12 +37,14 @@ pub(crate) struct Shared {
     /// Places for backtests.
     pub(crate) backtests: Arc<Semaphore>,
     connections: AtomicUsize,
+    http: Security,
+    resp: Security,
 }
 
 /// What of the configuration concerns the surfaces.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
-    pub(crate) admin_token: Option<Box<str>>,
+    pub(crate) tokens: Arc<Tokens>,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
     /// The most bytes that are taken to be backtested.
@@ -70,7 +74,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 impl Settings {
     fn of(config: &Config) -> Self {
         Self {
-            admin_token: config.admin_token.clone(),
+            tokens: config.tokens.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
             limits: config.limits,
             backtest_max_bytes: config.backtest_max_bytes,
@@ -91,7 +95,7 @@ pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
 
 async fn serve(options: &Serve) -> anyhow::Result<()> {
     // Before it is read: what changes from now on is noticed.
-    let in_force = options.config.as_deref().and_then(reload::look);
+    let watched = options.config.as_deref().map(Watched::new);
     let config = match &options.config {
         Some(path) => Config::read(path)?,
         None => Config::demo(),
@@ -114,6 +118,8 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         reload: ask_reload,
         backtests: http::backtest_places(),
         connections: AtomicUsize::new(0),
+        http: Security::new(config.tls.http.as_ref()),
+        resp: Security::new(config.tls.resp.as_ref()),
     });
     // Signals are heard from here on: one that comes while it starts is not lost.
     let mut signals = Signals::new()?;
@@ -128,9 +134,13 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     shared.is_ready.store(true, Ordering::Release);
 
     let (stop, stopped) = watch::channel(false);
-    let http = tokio::spawn(http.accept(shared.clone(), stopped.clone(), http::serve_connection));
-    let resp = tokio::spawn(resp.accept(shared.clone(), stopped.clone(), resp::serve_connection));
-    let watching = reload::watch(options.config.clone(), in_force, hangup, shared.clone(), reloads);
+    let (secure_http, secure_resp) = (shared.http.clone(), shared.resp.clone());
+    let http =
+        http.accept("http", secure_http, shared.clone(), stopped.clone(), http::serve_connection);
+    let resp =
+        resp.accept("resp", secure_resp, shared.clone(), stopped.clone(), resp::serve_connection);
+    let (http, resp) = (tokio::spawn(http), tokio::spawn(resp));
+    let watching = reload::watch(watched, hangup, shared.clone(), reloads);
     tokio::select! {
         () = signals.stop() => {}
         () = watching => {}
@@ -222,6 +232,16 @@ impl Shared {
         is_room.then_some(counted)
     }
 
+    /// Shows new certificates, as far as that can be changed while it runs.
+    fn renew(&self, tls: &Tls) {
+        let is_other = [self.http.renew(tls.http.as_ref()), self.resp.renew(tls.resp.as_ref())];
+        if is_other.contains(&true) {
+            tracing::warn!(
+                "which listeners speak TLS is settled at the start: restart to change it"
+            );
+        }
+    }
+
     /// What one client may take, at this time.
     pub(crate) fn limits(&self) -> Limits {
         self.settings.load().limits
@@ -241,6 +261,3 @@ impl Drop for Counted {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }
 }
-
-/// Where the configuration is.
-pub(crate) type ConfigPath = Option<PathBuf>;

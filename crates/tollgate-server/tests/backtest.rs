@@ -680,7 +680,9 @@ fn only_the_operator_may_send_logs() {
     let mut client = Client::connect(served.http());
     client.send("POST /v1/backtest?policy=gcra+1/s", &[("x-forwarded-for", "192.0.2.1")], b"");
     assert_eq!(client.read().expect("a reply").status, 403);
-    let served = Served::start(&[], Some("[admin]\ntoken = \"secret\"\n"));
+    let config = "[auth]\nadmin = [\"env:ADMIN\"]\n";
+    let variables = [("ADMIN", "secret-of-the-operator")];
+    let served = Served::with_variables(&[], Some(config), &variables);
     assert_eq!(upload(served.http(), "policy=gcra+1/s", b"").status, 401);
 }
 

@@ -139,8 +139,9 @@ fn live_shows_what_the_server_counts() {
 
 #[test]
 fn with_a_token_live_shows_clients_to_the_operator_only() {
-    let config = format!("[admin]\ntoken = \"sesame\"\n{POLICIES}");
-    drive("token", &Served::start(&[], Some(&config)));
+    let config = format!("[auth]\nadmin = [\"env:ADMIN\"]\n{POLICIES}");
+    let variables = [("ADMIN", "sesame-of-the-operator")];
+    drive("token", &Served::with_variables(&[], Some(&config), &variables));
 }
 
 #[test]

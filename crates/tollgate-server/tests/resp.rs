@@ -280,7 +280,7 @@ fn clients_introduce_themselves_as_they_do_to_redis() {
             ("RESET", "+RESET"),
             (
                 "AUTH x",
-                "-ERR AUTH called without any password configured: the configuration has no admin token",
+                "-ERR AUTH called without any password configured: the configuration has no tokens",
             ),
             (
                 "SET a b",
@@ -568,17 +568,18 @@ fn replies_of_a_store_across_the_network_come_in_order() {
 
 #[test]
 fn admin_commands_need_the_token_where_there_is_one() {
-    let config = format!("[admin]\ntoken = \"sesame\"\n{POLICIES}");
-    let served = Served::start(&[], Some(&config));
+    const TOKEN: &str = "sesame-of-the-operator";
+    let config = format!("[auth]\nadmin = [\"env:ADMIN\"]\n{POLICIES}");
+    let served = Served::with_variables(&[], Some(&config), &[("ADMIN", TOKEN)]);
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
-    let needed = "-NOAUTH Authentication required: AUTH with the admin token first";
+    let needed = "-NOAUTH Authentication required: AUTH with an admin token first";
     answers(
         &served,
         &[
             ("TOLLGATE.RESET api k", needed),
             ("TOLLGATE.REFUND api k 1", needed),
-            ("AUTH sesam", wrong),
-            ("AUTH sesame2", wrong),
+            ("AUTH sesame-of-the-operato", wrong),
+            ("AUTH sesame-of-the-operators", wrong),
             ("AUTH user open", wrong),
             ("HELLO 3 AUTH user open", wrong),
             ("AUTH a b c", "-ERR wrong number of arguments; use AUTH [user] token"),
@@ -588,12 +589,12 @@ fn admin_commands_need_the_token_where_there_is_one() {
     );
     let reset = "TOLLGATE.RESET api k\r\n";
     let done = "*6\r\n:1\r\n:5\r\n:5\r\n:0\r\n:0\r\n:0\r\n";
-    for auth in ["AUTH sesame\r\n", "AUTH user sesame\r\n"] {
+    for auth in [format!("AUTH {TOKEN}\r\n"), format!("AUTH user {TOKEN}\r\n")] {
         let told = exchange(served.resp(), format!("{auth}{reset}RESET\r\n{reset}").as_bytes());
         assert_eq!(told, format!("+OK\r\n{done}+RESET\r\n{needed}\r\n"));
     }
     let told =
-        exchange(served.resp(), format!("HELLO 2 AUTH default sesame\r\n{reset}").as_bytes());
+        exchange(served.resp(), format!("HELLO 2 AUTH default {TOKEN}\r\n{reset}").as_bytes());
     assert!(told.ends_with(done), "{told}");
 }
 

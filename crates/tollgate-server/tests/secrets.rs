@@ -91,11 +91,11 @@ fn h10_neither_check_config_nor_the_help_tells_a_password() {
     let name = path.to_str().expect("a name");
     let shown = |text: &str| {
         std::fs::write(&path, text).expect("written");
-        let output = tollgate(&["check-config", name], &[]);
+        let output = tollgate(&["check-config", name], &[("ADMIN", TOKEN)]);
         (output.status.code(), format!("{output:?}"))
     };
     let right = format!(
-        "store = \"redis://alice:{PASSWORD}@db:6379/1\"\n[admin]\ntoken = \"{TOKEN}\"\n{POLICY}"
+        "store = \"redis://alice:{PASSWORD}@db:6379/1\"\n[auth]\nadmin = [\"env:ADMIN\"]\n{POLICY}"
     );
     let (code, said) = shown(&right);
     assert_eq!(code, Some(0), "{said}");
@@ -115,10 +115,11 @@ fn h10_neither_check_config_nor_the_help_tells_a_password() {
         format!("store = [\"redis://alice:{PASSWORD}@db\"]\n"),
         format!("store = \"redis://alice:{PASSWORD}@db\"\nstore = \"memory\"\n"),
         format!("stoer = \"redis://alice:{PASSWORD}@db\"\n"),
-        format!("[admin]\ntoken = [\"{PASSWORD}\"]\n"),
-        format!("[admin]\ntoken = {PASSWORD}\n"),
-        format!("[admin]\ntokne = \"{PASSWORD}\"\n"),
-        format!("admin = \"{PASSWORD}\"\n"),
+        format!("[auth]\nadmin = [\"{PASSWORD}\"]\n"),
+        format!("[auth]\nadmin = \"{PASSWORD}\"\n"),
+        format!("[auth]\nadmin = {PASSWORD}\n"),
+        format!("[auth]\nadmni = \"{PASSWORD}\"\n"),
+        format!("auth = \"{PASSWORD}\"\n"),
     ] {
         let (code, said) = shown(&wrong);
         assert_eq!(code, Some(2), "{wrong}: {said}");

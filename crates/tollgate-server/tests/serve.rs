@@ -319,18 +319,23 @@ fn the_little_client_tells_by_its_exit_code() {
 fn a_configuration_is_checked_without_serving_it() {
     let path = std::env::temp_dir().join(format!("tollgate-check-{}.toml", std::process::id()));
     let name = path.to_str().expect("a name");
-    std::fs::write(
-        &path,
-        "store = \"redis://alice:hunter2@example.com\"\n[admin]\ntoken = \"hunter2\"\n[policies.api]\nlimit = 100\n\
-         window = \"1m\"\nburst = 200\n[policies.api.tiers.pro]\nlimit = 1000\n[policies.api.overrides.bob]\n\
-         access = \"unlimited\"\n",
-    )
-    .expect("written");
+    // Named without its folder: that of the configuration.
+    let tokens = path.with_extension("tokens");
+    std::fs::write(&tokens, "hunter2-of-the-operator\n").expect("written");
+    let tokens_name = tokens.file_name().and_then(|name| name.to_str()).expect("a name");
+    let config = format!(
+        "store = \"redis://alice:hunter2@example.com\"\n[auth]\nadmin = [\"file:{tokens_name}\"]\n\
+         [policies.api]\nlimit = 100\nwindow = \"1m\"\nburst = 200\n[policies.api.tiers.pro]\nlimit = 1000\n\
+         [policies.api.overrides.bob]\naccess = \"unlimited\"\n"
+    );
+    std::fs::write(&path, config).expect("written");
     let shown = tollgate(&["check-config", name]);
     assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    std::fs::remove_file(&tokens).expect("it was there");
     assert_eq!(
         text(&shown.stdout),
-        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nstore redis://alice:***@example.com\nadmin by token\n\
+        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nstore redis://alice:***@example.com\ntls none\n\
+         auth check by anybody, admin by token\n\
          limits 10000 connections, heads of 65536 bytes in 1m, bodies of 1048576 bytes in 10s, 256 streams, \
          256 commands at once\n\
          policy api: token_bucket 100 per 60s burst 200\npolicy api, tier pro: token_bucket 1000 per 60s\n\

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use toml::Spanned;
 
 use super::limits::Limits;
 use super::mistake::Mistake;
+use super::tls::{Tls, TlsTable};
+use super::tokens::{AuthTable, Tokens};
 use super::{Config, policies};
 
 pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
@@ -25,8 +28,8 @@ pub(super) struct File {
     #[serde(default)]
     listen: Listen,
     store: Option<String>,
-    #[serde(default)]
-    admin: Admin,
+    auth: Option<Spanned<AuthTable>>,
+    tls: Option<Spanned<TlsTable>>,
     #[serde(default)]
     trusted_proxies: Vec<IpNet>,
     limits: Option<Spanned<Limits>>,
@@ -41,12 +44,6 @@ pub(super) struct File {
 struct Listen {
     http: Option<String>,
     resp: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Admin {
-    token: Option<Box<str>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -205,8 +202,28 @@ impl<'de> Deserialize<'de> for KeySource {
 }
 
 impl File {
-    /// Makes rules of what is written.
-    pub(super) fn check(self, text: &str) -> Result<Config, Mistake> {
+    /// The other files that it names.
+    pub(super) fn names(&self) -> Vec<PathBuf> {
+        let tokens = self.auth.iter().flat_map(|auth| auth.get_ref().files());
+        let certificates = self.tls.iter().flat_map(|tls| tls.get_ref().files());
+        tokens.chain(certificates).map(Path::to_owned).collect()
+    }
+
+    /// Makes rules of what is written. Files that it names are looked for from a folder.
+    pub(super) fn check(self, text: &str, folder: &Path) -> Result<Config, Mistake> {
+        let tokens = match self.auth {
+            Some(auth) => auth.get_ref().read(folder).map_err(|reason| {
+                Mistake::at(text, auth.span().start, format!("auth: {reason}"))
+            })?,
+            None => Tokens::default(),
+        };
+        let tls = match self.tls {
+            Some(tls) => tls
+                .get_ref()
+                .read(folder)
+                .map_err(|reason| Mistake::at(text, tls.span().start, format!("tls: {reason}")))?,
+            None => Tls::default(),
+        };
         let limits = match self.limits {
             Some(limits) => {
                 let at = limits.span().start;
@@ -225,7 +242,8 @@ impl File {
             http: self.listen.http,
             resp: self.listen.resp,
             store: self.store,
-            admin_token: self.admin.token,
+            tokens: Arc::new(tokens),
+            tls,
             trusted_proxies: self.trusted_proxies,
             limits,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),

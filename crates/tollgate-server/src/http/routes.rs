@@ -9,9 +9,10 @@ use hyper::{Request, StatusCode};
 use super::page::{self, Asset};
 use super::problem::Problem;
 use super::{
-    Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions,
+    Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions, roles,
     simulate,
 };
+use crate::config::Role;
 use crate::gate::{Backend, Verb};
 
 /// A place that is served.
@@ -57,7 +58,7 @@ This is Tollgate, a rate limiter.
   GET  /openapi.json           all of it, in detail
   GET  /                       in a browser: a page to try it with
 
-For the operator (from this machine, or with the token of the configuration):
+For the operator (from this machine, or with a token of the configuration):
 
   POST /v1/refund, /v1/reset   give back, start over
   GET  /v1/policies            the policies in force
@@ -127,17 +128,25 @@ impl<'a> Route<'a> {
         }
     }
 
-    const fn is_for_operators(self) -> bool {
-        matches!(
-            self,
+    /// Who is served; `None` is anybody: what is asked before one can know more, and what is the same for all.
+    const fn role(self) -> Option<Role> {
+        match self {
+            Self::Home | Self::Page(_) | Self::Live | Self::Ready | Self::OpenApi => None,
+            Self::Ask(Verb::Check | Verb::Peek)
+            | Self::Reserve
+            | Self::Settle
+            | Self::Authorize(_)
+            | Self::Simulate
+            | Self::Explain
+            | Self::Metrics => Some(Role::Check),
             Self::Ask(Verb::Refund | Verb::Reset)
-                | Self::Policies
-                | Self::Hot
-                | Self::Client
-                | Self::Overrides
-                | Self::Reload
-                | Self::Backtest
-        )
+            | Self::Policies
+            | Self::Hot
+            | Self::Client
+            | Self::Overrides
+            | Self::Reload
+            | Self::Backtest => Some(Role::Admin),
+        }
     }
 }
 
@@ -167,8 +176,8 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
     }
     let shared = &caller.shared;
     let (gate, limits) = (&shared.gate, &caller.limits);
-    if route.is_for_operators() {
-        admin::admit(caller, &request)?;
+    if let Some(role) = route.role() {
+        roles::admit(caller, role, &request)?;
     }
     match route {
         Route::Ask(verb) => {

@@ -8,7 +8,7 @@ export class Problem extends Error {
   }
 }
 
-// The operator's token: for this tab of the browser only, and gone with it.
+// The token of who looks on: for this tab of the browser only, and gone with it.
 const TOKEN = "tollgate-token";
 
 export const token = () => sessionStorage.getItem(TOKEN) ?? "";
@@ -18,7 +18,7 @@ export function setToken(token) {
   else sessionStorage.removeItem(TOKEN);
 }
 
-export const asOperator = () => (token() ? { authorization: `Bearer ${token()}` } : {});
+export const credentials = () => (token() ? { authorization: `Bearer ${token()}` } : {});
 
 export async function post(path, body) {
   return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
@@ -26,7 +26,7 @@ export async function post(path, body) {
 
 /** The whole reply: its status, header fields and text. */
 export async function postWhole(path, body) {
-  const reply = await fetch(path, { method: "POST", body: JSON.stringify(body) });
+  const reply = await fetch(path, { method: "POST", headers: credentials(), body: JSON.stringify(body) });
   return { status: reply.status, ok: reply.ok, fields: [...reply.headers], text: await reply.text() };
 }
 
@@ -34,15 +34,14 @@ export async function getText(path) {
   return (await send(path, {})).text();
 }
 
-/** Asks for what only the operator may know. */
-export async function getAsOperator(path) {
-  return (await send(path, { headers: asOperator() })).json();
+export async function get(path) {
+  return (await send(path, {})).json();
 }
 
 async function send(path, options) {
   let reply;
   try {
-    reply = await fetch(path, { cache: "no-store", ...options });
+    reply = await fetch(path, { cache: "no-store", headers: credentials(), ...options });
   } catch {
     throw new Problem(0, "the server does not answer");
   }

@@ -2,7 +2,7 @@
 //
 // The log goes up as it is, in one stream whose progress is shown; the server reads it, decides and forgets it.
 
-import { asOperator, detailOf } from "./api.js";
+import { credentials, detailOf } from "./api.js";
 import { byId, make, newId, table, tell } from "./dom.js";
 import { overTime } from "./plots.js";
 import { count, percent } from "./units.js";
@@ -156,7 +156,7 @@ export class Backtest {
     // `fetch` does not tell how much of a body has gone.
     const request = (this.request = new XMLHttpRequest());
     request.open("POST", `v1/backtest?${this.query()}`);
-    for (const [name, value] of Object.entries(asOperator())) request.setRequestHeader(name, value);
+    for (const [name, value] of Object.entries(credentials())) request.setRequestHeader(name, value);
     request.upload.addEventListener("progress", ({ loaded, total }) => {
       this.progress.value = total > 0 ? loaded / total : 0;
       tell(this.state, loaded < total ? `${percent(loaded, total)} sent` : "deciding …");

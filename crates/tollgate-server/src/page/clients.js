@@ -3,7 +3,7 @@
 // Sending is `POST /v1/check`, one request each; what is left is looked at by `POST /v1/peek`, which charges nobody,
 // and only while this is seen.
 
-import { getAsOperator, post, postWhole } from "./api.js";
+import { get, post, postWhole } from "./api.js";
 import { byId, make, newId, tell } from "./dom.js";
 import { count } from "./units.js";
 
@@ -110,7 +110,7 @@ export class Clients {
   /** Asks which policies there are; whoever may not know writes a name. */
   async findPolicies() {
     try {
-      this.policies = (await getAsOperator("v1/policies")).policies;
+      this.policies = (await get("v1/policies")).policies;
     } catch {
       this.policies = null;
     }

@@ -1,6 +1,6 @@
 // Live: what the running server does, once a second while this is seen.
 
-import { Problem, getAsOperator, getText, setToken, token } from "./api.js";
+import { Problem, get, getText, setToken, token } from "./api.js";
 import { byId, make, newId, table, tell } from "./dom.js";
 import { parse, quantile, select, sum } from "./metrics.js";
 import { live } from "./plots.js";
@@ -130,7 +130,7 @@ export class Live {
   async readHot() {
     if (this.isRefused) return;
     try {
-      const { most_refused: refused, busiest } = await getAsOperator("v1/admin/hot");
+      const { most_refused: refused, busiest } = await get("v1/admin/hot");
       tell(this.hotProblem, "");
       const rows = (clients) =>
         clients.map((client) => [client.key, client.policy, `≈ ${count(client.count)}`]);

@@ -11,7 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::decide::{self, Ran};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
+use crate::config::{Given, Role};
 use crate::gate::Verb;
+use crate::metrics::SurfaceLabels;
 use crate::server::{Peer, Shared};
 
 /// What a client has said about itself.
@@ -20,10 +22,18 @@ pub(super) struct Session {
     peer: Peer,
     id: u64,
     name: Box<[u8]>,
-    /// The token it gave. Whether it is the right one is asked when it counts: it may have been changed since.
-    token: Option<Box<[u8]>>,
+    /// The token it gave. What it is good for is asked anew with every batch of commands: it may have been taken away.
+    token: Option<Given>,
+    access: Access,
     /// It has said goodbye.
     pub(super) is_over: bool,
+}
+
+/// What a client may do, by its token and by where it is.
+#[derive(Clone, Copy)]
+struct Access {
+    may_check: bool,
+    may_administer: bool,
 }
 
 /// A command, as `COMMAND` tells it. A negative arity is the least number of arguments, with its name.
@@ -89,7 +99,25 @@ impl Session {
     pub(super) fn new(shared: Arc<Shared>, peer: Peer) -> Self {
         static CONNECTED: AtomicU64 = AtomicU64::new(1);
         let id = CONNECTED.fetch_add(1, Ordering::Relaxed);
-        Self { shared, peer, id, name: Box::default(), token: None, is_over: false }
+        let access = Access { may_check: false, may_administer: false };
+        let mut session =
+            Self { shared, peer, id, name: Box::default(), token: None, access, is_over: false };
+        session.look_up_access();
+        session
+    }
+
+    /// Asks what the client may do, by the configuration that is in force now.
+    pub(super) fn look_up_access(&mut self) {
+        let settings = self.shared.settings.load();
+        let tokens = &settings.tokens;
+        let role = self.token.and_then(|token| tokens.role(token));
+        self.access = Access {
+            may_check: !tokens.guard_checks() || role.is_some(),
+            may_administer: match tokens.guard_administration() {
+                true => role == Some(Role::Admin),
+                false => self.peer.is_local(),
+            },
+        };
     }
 
     /// Says that a command is about to be carried out.
@@ -108,6 +136,10 @@ impl Session {
             }
             None => b"",
         };
+        if !self.access.may_check && !matches!(name, b"AUTH" | b"HELLO" | b"RESET" | b"QUIT") {
+            self.refuse("NOAUTH", "Authentication required.", out);
+            return Ran::Done;
+        }
         let gate = &self.shared.gate;
         match name {
             b"CL.THROTTLE" => return decide::throttle(gate, words, out),
@@ -146,6 +178,7 @@ impl Session {
             b"TIME" => time(out),
             b"RESET" => {
                 self.token = None;
+                self.look_up_access();
                 self.name = Box::default();
                 out.protocol = Protocol::Resp2;
                 out.simple("RESET");
@@ -161,20 +194,29 @@ impl Session {
 
     /// Whether it may change what clients have used; if not, it is told why.
     fn may_administer(&self, out: &mut Output) -> bool {
-        let settings = self.shared.settings.load();
-        match (&settings.admin_token, &self.token) {
-            (Some(token), Some(given)) if is_same(token.as_bytes(), given) => true,
-            (Some(_), _) => {
-                out.error("NOAUTH", "Authentication required: AUTH with the admin token first");
-                false
-            }
-            (None, _) if self.peer.is_local() => true,
-            (None, _) => {
-                let text = "only from the server's own machine, unless it has an admin token";
-                out.error("NOPERM", text);
-                false
-            }
+        if self.access.may_administer {
+            return true;
         }
+        let (kind, why) =
+            match (self.shared.settings.load().tokens.guard_administration(), self.token) {
+                (true, None) => {
+                    ("NOAUTH", "Authentication required: AUTH with an admin token first")
+                }
+                (true, Some(_)) => {
+                    ("NOPERM", "this is for the operator; your token lets you check")
+                }
+                (false, _) => {
+                    ("NOPERM", "only from the server's own machine, unless it has an admin token")
+                }
+            };
+        self.refuse(kind, why, out);
+        false
+    }
+
+    fn refuse(&self, kind: &'static str, why: &str, out: &mut Output) {
+        let labels = SurfaceLabels { surface: "resp" };
+        self.shared.gate.metrics.tokens_refused.get_or_create(&labels).inc();
+        out.error(kind, why);
     }
 
     /// `AUTH [user] token`
@@ -191,25 +233,27 @@ impl Session {
         }
     }
 
-    /// Takes a token if it is the right one; if not, it is told so. There are no users: any name will do.
+    /// Takes a token if it is a right one; if not, it is told so. There are no users: any name will do.
     fn log_in(&mut self, token: &[u8], out: &mut Output) -> bool {
-        match &self.shared.settings.load().admin_token {
-            None => {
-                out.error(
-                    "ERR",
-                    "AUTH called without any password configured: the configuration has no admin token",
-                );
-                false
+        let given = Given::new(token);
+        let role = {
+            let settings = self.shared.settings.load();
+            let tokens = &settings.tokens;
+            if !tokens.guard_checks() && !tokens.guard_administration() {
+                let why =
+                    "AUTH called without any password configured: the configuration has no tokens";
+                out.error("ERR", why);
+                return false;
             }
-            Some(right) if is_same(right.as_bytes(), token) => {
-                self.token = Some(token.into());
-                true
-            }
-            Some(_) => {
-                out.error("WRONGPASS", "invalid username-password pair or user is disabled.");
-                false
-            }
+            tokens.role(given)
+        };
+        if role.is_none() {
+            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            return false;
         }
+        self.token = Some(given);
+        self.look_up_access();
+        true
     }
 
     /// `HELLO [version [AUTH user token] [SETNAME name]]`: all of it, or nothing.
@@ -243,6 +287,10 @@ impl Session {
         }
         if token.is_some_and(|token| !self.log_in(token, out)) {
             return;
+        }
+        if !self.access.may_check {
+            let why = "HELLO must be called with the client already authenticated, or with AUTH user token";
+            return self.refuse("NOAUTH", why, out);
         }
         if let Some(name) = name {
             self.name = name.into();
@@ -424,10 +472,4 @@ fn is_name(name: &[u8]) -> bool {
 
 fn bad_name(out: &mut Output) {
     out.error("ERR", "Client names cannot contain spaces, newlines or special characters.");
-}
-
-/// Whether two secrets are the same, in a time that tells nothing of where they differ.
-fn is_same(right: &[u8], given: &[u8]) -> bool {
-    let differ = right.iter().zip(given).fold(0, |differ, (one, other)| differ | (one ^ other));
-    right.len() == given.len() && std::hint::black_box(differ) == 0
 }

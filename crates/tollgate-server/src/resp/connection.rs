@@ -119,6 +119,7 @@ impl Serving {
             }
             chunk = if read == room { (2 * chunk).min(READ_MOST) } else { chunk };
             let began = Instant::now();
+            self.session.look_up_access();
             let goes_on = Trace::of_batch().follow(self.answer(), |_| None).await?;
             metrics::observe(&self.latency, began.elapsed());
             let is_amid = !self.input.is_empty() || self.parser.is_amid();
@@ -267,7 +268,14 @@ async fn write(
         written += taken;
     }
     bytes.clear();
-    Ok(())
+    // What TLS has taken is not yet on its way.
+    match stream.flush().now_or_never() {
+        Some(flushed) => flushed,
+        None => match tokio::time::timeout(STALLED, stream.flush()).await {
+            Ok(flushed) => flushed,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -281,6 +289,16 @@ mod tests {
         let error = write(&mut near, &mut vec![0; 1000]).await.expect_err("nobody reads");
         assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, STALLED));
         drop(far);
+    }
+
+    #[tokio::test]
+    async fn what_is_written_is_on_its_way_also_where_the_stream_keeps_it_back() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let mut near = tokio::io::BufWriter::new(near);
+        write(&mut near, &mut b"+PONG\r\n".to_vec()).await.expect("there is room");
+        let mut taken = [0; 7];
+        let read = far.read_exact(&mut taken).now_or_never().expect("it is there");
+        assert_eq!((read.expect("all of it"), &taken), (7, b"+PONG\r\n"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
+use super::tls::Security;
 use super::{Peer, Shared, Stop};
+use crate::metrics::SurfaceLabels;
 
 /// A place where connections come in.
 pub(super) enum Listener {
@@ -47,12 +49,16 @@ impl Listener {
     /// Serves every connection that comes, until it is told to stop.
     pub(super) async fn accept<F>(
         self,
+        surface: &'static str,
+        security: Security,
         shared: Arc<Shared>,
         mut stop: Stop,
         serve: impl Fn(Arc<Shared>, Box<dyn Connection>, Peer, Stop) -> F + Send + Sync + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
+        let security = if self.port().is_some() { security } else { Security::none() };
+        let serve = Arc::new(serve);
         loop {
             let accepted = tokio::select! {
                 accepted = self.next() => accepted,
@@ -62,9 +68,17 @@ impl Listener {
                 Ok((stream, peer)) => {
                     // One too many is closed at once.
                     let Some(counted) = shared.admit_connection() else { continue };
-                    let serving = serve(shared.clone(), stream, peer, stop.clone());
+                    let (shared, stop) = (shared.clone(), stop.clone());
+                    let (security, serve) = (security.clone(), serve.clone());
                     tokio::spawn(async move {
-                        serving.await;
+                        match security.agree(stream, &shared, stop.clone()).await {
+                            Ok(stream) => serve(shared, stream, peer, stop).await,
+                            Err(error) => {
+                                let labels = SurfaceLabels { surface };
+                                shared.gate.metrics.handshakes_failed.get_or_create(&labels).inc();
+                                tracing::debug!(%error, surface, "no TLS was agreed on");
+                            }
+                        }
                         drop(counted);
                     });
                 }

@@ -1,54 +1,100 @@
 //! Keeps the configuration current: on SIGHUP, when asked, and when the file changes.
 //!
-//! The file is looked at twice a second, by its contents: so a rename, a symlink swap and a rewrite in place are all
-//! noticed. What is found is taken after two equal looks, so that a file being written is not half taken. A file with a
-//! mistake changes nothing.
+//! The file and those it names, tokens and certificates, are looked at twice a second, by their contents: so a rename, a
+//! symlink swap and a rewrite in place are all noticed. What is found is taken after two equal looks, so that a file
+//! being written is not half taken. A file with a mistake changes nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{ConfigPath, Settings, Shared};
+use super::{Settings, Shared};
 use crate::config::Config;
 use crate::metrics::OutcomeLabels;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Watches until the server stops. `in_force` is the file as it was when the configuration was read first.
+/// The configuration, looked at again and again.
+pub(super) struct Watched {
+    path: PathBuf,
+    text: Digest,
+    /// The files that the text names.
+    names: Vec<PathBuf>,
+    /// All of it, as it was when it was read last.
+    in_force: Digest,
+}
+
+/// What stands for contents, so that secrets need not be kept.
+type Digest = [u8; 32];
+
+impl Watched {
+    /// Looks at it for the first time: before it is read, so that what changes from then on is noticed.
+    pub(super) fn new(path: &Path) -> Self {
+        let nothing = Digest::default();
+        let mut watched =
+            Self { path: path.to_owned(), text: nothing, names: Vec::new(), in_force: nothing };
+        watched.in_force = watched.look();
+        watched
+    }
+
+    /// What stands for everything that is there now.
+    fn look(&mut self) -> Digest {
+        let text = std::fs::read(&self.path).ok();
+        let digest = digest(text.as_deref());
+        if self.text != digest {
+            self.text = digest;
+            let text = text.as_deref().and_then(|text| std::str::from_utf8(text).ok());
+            self.names = text.map(Config::files_named).unwrap_or_default();
+        }
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let mut all = Sha256::new_with_prefix(digest);
+        for name in &self.names {
+            all.update(self::digest(std::fs::read(folder.join(name)).ok().as_deref()));
+        }
+        all.finalize().into()
+    }
+}
+
+fn digest(contents: Option<&[u8]>) -> Digest {
+    let missing = [u8::from(contents.is_none())];
+    Sha256::new_with_prefix(missing).chain_update(contents.unwrap_or_default()).finalize().into()
+}
+
+/// Watches until the server stops.
 pub(super) async fn watch(
-    path: ConfigPath,
-    mut in_force: Option<Vec<u8>>,
+    mut config: Option<Watched>,
     mut hangup: Signal,
     shared: Arc<Shared>,
     mut asked: mpsc::Receiver<oneshot::Sender<Result<(), String>>>,
 ) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut seen = in_force.clone();
+    let mut seen = config.as_ref().map(|config| config.in_force);
     loop {
         let tell = tokio::select! {
             _ = hangup.recv() => None,
             Some(tell) = asked.recv() => Some(tell),
             _ = ticks.tick() => {
-                let Some(path) = path.as_deref() else { continue };
-                let found = look(path);
+                let Some(config) = &mut config else { continue };
+                let found = Some(config.look());
                 let is_steady = found == seen;
                 seen = found;
-                if !is_steady || seen == in_force {
+                if !is_steady || seen == Some(config.in_force) {
                     continue;
                 }
                 None
             }
         };
-        let result = match path.as_deref() {
-            Some(path) => {
+        let result = match &mut config {
+            Some(config) => {
                 // Also what is refused is not looked at again until it changes.
-                in_force = look(path);
-                seen.clone_from(&in_force);
-                put_in_force(path, &shared)
+                config.in_force = config.look();
+                seen = Some(config.in_force);
+                put_in_force(&config.path, &shared)
             }
             None => {
                 Err("no configuration was given at the start; there is nothing to read".to_owned())
@@ -60,10 +106,6 @@ pub(super) async fn watch(
     }
 }
 
-pub(super) fn look(path: &Path) -> Option<Vec<u8>> {
-    std::fs::read(path).ok()
-}
-
 fn put_in_force(path: &Path, shared: &Shared) -> Result<(), String> {
     let count =
         |outcome| shared.gate.metrics.reloads.get_or_create(&OutcomeLabels { outcome }).inc();
@@ -71,6 +113,7 @@ fn put_in_force(path: &Path, shared: &Shared) -> Result<(), String> {
         Ok(config) => {
             shared.gate.put_in_force(&config);
             shared.settings.store(Arc::new(Settings::of(&config)));
+            shared.renew(&config.tls);
             count("applied");
             tracing::info!(policies = config.policies.len(), "the configuration was read anew");
             Ok(())

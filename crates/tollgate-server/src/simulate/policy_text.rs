@@ -51,6 +51,8 @@ pub(super) fn rust(limit: &Limit) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use tollgate::Access;
     use tollgate_core::{Policy, Ticks};
 
@@ -64,7 +66,7 @@ mod tests {
             let scenario = Scenario { limit: 7, burst: 9, window_ms, ..Scenario::default() };
             for &kind in &scenario.algorithms {
                 let limit = scenario.limit_of(kind).unwrap();
-                let config = Config::parse(&toml(&limit)).expect("a configuration");
+                let config = Config::parse(&toml(&limit), Path::new("")).expect("a configuration");
                 let Access::Limited(policy) = config.policies["example"].tiers.base() else {
                     panic!("it limits nothing: {config:?}");
                 };

@@ -11,11 +11,11 @@ await drive(
 
     const token = page.locator("input[name=token]");
     assert.equal(await token.getAttribute("type"), "password");
-    await token.fill("sesame open");
+    await token.fill("sesame-of-somebody");
     const refused = page.waitForResponse((reply) => reply.url().endsWith("hot") && reply.status() === 401);
     await page.keyboard.press("Enter");
     await refused;
-    await token.fill("sesame");
+    await token.fill("sesame-of-the-operator");
     await page.keyboard.press("Enter");
     await page.locator("td", { hasText: "greedy" }).first().waitFor();
     assert.ok(!page.url().includes("sesame"));

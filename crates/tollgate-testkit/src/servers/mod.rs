@@ -32,4 +32,5 @@ pub use flavor::Flavor;
 pub use proxy::Proxy;
 pub use sentinel::Sentinel;
 pub use server::Server;
+pub use tls::Certificates;
 pub use waiting::wait_until;
