@@ -173,6 +173,10 @@ mod tests {
             "tollgate.toml:1:1: body_timeout \"0s\" serves nobody; use a time such as \"10s\"",
         );
         says(
+            "[limits]\nidle_timeout = \"584542046090y\"\n",
+            "tollgate.toml:1:1: idle_timeout is longer than anybody waits; use at most \"100y\"",
+        );
+        says(
             "[limits]\nmax_conections = 5\n",
             "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
         );
