@@ -9,6 +9,7 @@ mod mistake;
 mod policies;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,9 +74,11 @@ impl Config {
 
 /// `tollgate check-config`: says what is wrong, or what it comes to.
 pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    let config = Config::read(path)?;
-    let mut out = std::io::stdout().lock();
+    tell(&Config::read(path)?, &mut std::io::stdout().lock())
+}
+
+/// What a configuration comes to, for people; nothing of it is secret.
+pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
     let listener =
         |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
     writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;

@@ -9,6 +9,8 @@ mod backtest;
 mod check;
 mod cli;
 mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod gate;
 mod http;
 mod machine;
