@@ -35,6 +35,9 @@ mod breaker;
 mod client;
 mod error;
 mod failure;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod in_flight;
 mod key;
 mod node;

@@ -12,6 +12,7 @@ mod tls;
 mod tokens;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,9 +86,11 @@ impl Config {
 
 /// `tollgate check-config`: says what is wrong, or what it comes to.
 pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    let config = Config::read(path)?;
-    let mut out = std::io::stdout().lock();
+    tell(&Config::read(path)?, &mut std::io::stdout().lock())
+}
+
+/// What a configuration comes to, for people; nothing of it is secret.
+pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
     let listener =
         |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
     writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;
@@ -183,6 +186,10 @@ mod tests {
         says(
             "[limits]\nbody_timeout = \"0s\"\n",
             "tollgate.toml:1:1: body_timeout \"0s\" serves nobody; use a time such as \"10s\"",
+        );
+        says(
+            "[limits]\nidle_timeout = \"584542046090y\"\n",
+            "tollgate.toml:1:1: idle_timeout is longer than anybody waits; use at most \"100y\"",
         );
         says(
             "[limits]\nmax_conections = 5\n",

@@ -21,6 +21,8 @@ mod answer;
 mod authorize;
 mod backtest;
 mod body;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod headers;
 mod overrides;
 mod page;

@@ -6,6 +6,8 @@
 
 mod clients;
 mod engine;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod lines;
 mod remote;
 

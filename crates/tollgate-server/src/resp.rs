@@ -7,6 +7,8 @@
 mod commands;
 mod connection;
 mod decide;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod parse;
 mod reply;
 

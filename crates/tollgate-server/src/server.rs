@@ -33,13 +33,16 @@ pub(crate) struct Shared {
     /// Whether new requests are welcome: not before it listens, not after it was told to stop.
     pub(crate) is_ready: AtomicBool,
     /// Asks for the configuration to be read anew.
-    pub(crate) reload: mpsc::Sender<oneshot::Sender<Result<(), String>>>,
+    pub(crate) reload: AskReload,
     /// Places for backtests.
     pub(crate) backtests: Arc<Semaphore>,
     connections: AtomicUsize,
     http: Security,
     resp: Security,
 }
+
+/// Where to ask for the configuration to be read anew, and who is told what came of it.
+pub(crate) type AskReload = mpsc::Sender<oneshot::Sender<Result<(), String>>>;
 
 /// What of the configuration concerns the surfaces.
 #[derive(Debug, Default)]
@@ -111,16 +114,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }
     let (ask_reload, reloads) = mpsc::channel(8);
-    let shared = Arc::new(Shared {
-        gate: Arc::new(Gate::new(&config, backend, Metrics::new())),
-        settings: ArcSwap::from_pointee(Settings::of(&config)),
-        is_ready: AtomicBool::new(false),
-        reload: ask_reload,
-        backtests: http::backtest_places(),
-        connections: AtomicUsize::new(0),
-        http: Security::new(config.tls.http.as_ref()),
-        resp: Security::new(config.tls.resp.as_ref()),
-    });
+    let shared = Arc::new(Shared::new(&config, backend, ask_reload));
     // Signals are heard from here on: one that comes while it starts is not lost.
     let mut signals = Signals::new()?;
     let hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
@@ -221,6 +215,19 @@ impl Signals {
 pub(crate) struct Counted(Arc<Shared>);
 
 impl Shared {
+    pub(crate) fn new(config: &Config, backend: Backend, reload: AskReload) -> Self {
+        Self {
+            gate: Arc::new(Gate::new(config, backend, Metrics::new())),
+            settings: ArcSwap::from_pointee(Settings::of(config)),
+            is_ready: AtomicBool::new(false),
+            reload,
+            backtests: http::backtest_places(),
+            connections: AtomicUsize::new(0),
+            http: Security::new(config.tls.http.as_ref()),
+            resp: Security::new(config.tls.resp.as_ref()),
+        }
+    }
+
     /// Room for one more connection, if there is any.
     fn admit_connection(self: &Arc<Self>) -> Option<Counted> {
         let taken = self.connections.fetch_add(1, Ordering::AcqRel);

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `contract.rs` | what every store does, whatever it is made of |
+//! | `corpus.rs` | the seeds of the fuzz targets, and mutations of them |
 //! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
 //! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
 //! | `vectors.rs` | cases with their answers, kept in `vectors/` |
@@ -11,11 +12,13 @@
 use proptest::prelude::ProptestConfig;
 
 pub mod contract;
+mod corpus;
 mod model;
 pub mod servers;
 mod traces;
 mod vectors;
 
+pub use corpus::try_corpus;
 pub use model::Model;
 pub use traces::{
     Step, any_limit, any_limit_of, bucket_limit, costs, extreme_limit_of, small_limit_of, steps,

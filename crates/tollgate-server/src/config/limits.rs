@@ -40,6 +40,9 @@ const LEAST_HEAD_BYTES: u32 = 8 * 1024;
 /// Above this a head is no head any more.
 const MOST_HEAD_BYTES: u32 = 16 * 1024 * 1024;
 
+/// 100 years.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 31_557_600);
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -75,6 +78,11 @@ impl Limits {
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
             return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
+        }
+        // A deadline must be a time that the clock knows.
+        let given = &times[..if self.idle_timeout.is_some() { 3 } else { 2 }];
+        if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
+            return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
         }
         let head = self.max_head_bytes;
         if !(LEAST_HEAD_BYTES..=MOST_HEAD_BYTES).contains(&head) {

@@ -75,7 +75,7 @@ fn all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     Ok(answer::json(out))
 }
 
-fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
+pub(super) fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
     let said: Set<'_> = body::parse(body)?;
     let policy = required(said.policy.as_deref(), "policy")?;
     let key = required(said.key.as_deref(), "key")?.as_bytes();

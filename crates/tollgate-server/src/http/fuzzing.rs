@@ -1,0 +1,185 @@
+//! What strangers write into bodies, queries and header fields.
+
+use std::cell::OnceCell;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use http_body_util::BodyExt as _;
+use hyper::HeaderMap;
+use hyper::header::HeaderValue;
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::problem::Problem;
+use super::query::{self, Query};
+use super::{Reply, address, headers, overrides, questions, simulate};
+use crate::config::Config;
+use crate::gate::{Gate, Verb};
+use crate::server::Peer;
+
+/// Bodies of questions, reservations and overrides: answered or refused, in JSON, whatever their spaces and escapes. The
+/// first byte says which.
+pub fn json(input: &[u8]) {
+    let Some((&choice, body)) = input.split_first() else { return };
+    let (status, told) = said(asked(choice, body));
+    let read = serde_json::from_slice::<Value>(body);
+    if status != 200 {
+        assert!((400..500).contains(&status), "{status}: {told}");
+        return;
+    }
+    let results = match told.get("results") {
+        Some(results) => results.as_array().expect("a list").clone(),
+        None => vec![told],
+    };
+    for result in results {
+        if let (Some(remaining), Some(limit)) = (result.get("remaining"), result.get("limit")) {
+            assert!(remaining.as_u64() <= limit.as_u64(), "{result}");
+        }
+    }
+    let written = read.expect("what is no JSON is refused").to_string();
+    // What was settled is settled.
+    if choice % 7 != 5 {
+        let (again, told) = said(asked(choice, written.as_bytes()));
+        assert_eq!(again, 200, "the same in other words: {told}");
+    }
+}
+
+fn asked(choice: u8, body: &[u8]) -> Result<Reply, Problem> {
+    let query = (choice >= 128).then_some("headers=all");
+    with_gate(|gate| {
+        let ask = |verb| questions::ask(gate, verb, query, body).now_or_never();
+        let answer = match choice % 7 {
+            0 => ask(Verb::Check),
+            1 => ask(Verb::Peek),
+            2 => ask(Verb::Refund),
+            3 => ask(Verb::Reset),
+            4 => questions::reserve(gate, body).now_or_never(),
+            5 => questions::settle(gate, body).now_or_never(),
+            _ => Some(overrides::set(gate, body)),
+        };
+        answer.expect("memory answers at once")
+    })
+}
+
+/// A gate that lives as long as its thread, with policies of every shape.
+fn with_gate<T>(ask: impl FnOnce(&Arc<Gate>) -> T) -> T {
+    const POLICIES: &str = include_str!("../../../../fuzz/corpus/config/shapes.toml");
+    thread_local! {
+        static GATE: OnceCell<Arc<Gate>> = const { OnceCell::new() };
+    }
+    GATE.with(|gate| {
+        ask(gate.get_or_init(|| {
+            let config =
+                Config::parse(POLICIES, std::path::Path::new("")).expect("a configuration");
+            crate::fuzzing::shared(&config).gate
+        }))
+    })
+}
+
+/// The status and the body of a reply, which is JSON and not long because of what it refuses.
+fn said(answer: Result<Reply, Problem>) -> (u16, Value) {
+    /// The longest detail with every byte of it escaped, and what stands around it.
+    const MAX_PROBLEM: usize = 6 * 512 + 200;
+    let is_problem = answer.is_err();
+    let reply = answer.unwrap_or_else(Problem::reply);
+    let status = reply.status().as_u16();
+    let body = reply.into_body().collect().now_or_never().expect("it is there").expect("whole");
+    let body = body.to_bytes();
+    assert!(!is_problem || body.len() < MAX_PROBLEM, "{} bytes about a problem", body.len());
+    (status, serde_json::from_slice(&body).expect("JSON"))
+}
+
+/// Scenarios and which of their decisions is to be explained: worked out or refused, and everything adds up.
+pub fn scenario(input: &[u8]) {
+    let Some((&choice, body)) = input.split_first() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let (status, told) = said(runtime.expect("a runtime").block_on(async {
+        if choice % 2 == 0 { simulate::simulate(body).await } else { simulate::explain(body).await }
+    }));
+    assert!([200, 400].contains(&status), "{status}: {told}");
+    let Some(lanes) = told.get("lanes").and_then(Value::as_array) else { return };
+    for lane in lanes {
+        let count = |name: &str| lane[name].as_u64().expect("a count");
+        let events = lane["events"]["allowed"].as_array().expect("a list").len() as u64;
+        assert_eq!(count("allowed") + count("refused"), events, "each is decided");
+    }
+}
+
+/// Queries and names in paths: decoded or refused, and what is encoded comes back.
+pub fn query(input: &[u8]) {
+    for is_query in [true, false] {
+        let decoded = query::decoded(&query::encoded(input), is_query).expect("it was encoded");
+        assert_eq!(decoded, input);
+    }
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(name) = query::decoded(text, false) {
+        assert!(name.len() <= text.len());
+    }
+    match Query::with_lists(Some(text), &["policy", "key", "top", "headers"], &["policy"]) {
+        Ok(query) => {
+            let given = text.split('&').filter(|pair| !pair.is_empty()).count();
+            let lists = query.texts("policy").map_or(given, |texts| texts.len());
+            let others =
+                ["key", "top", "headers"].iter().filter(|name| query.bytes(name).is_some());
+            assert!(lists + others.count() >= given, "nothing is left out");
+            if let Ok(Some(number)) = query.number("top") {
+                let digits = query.text("top").expect("text").expect("it is there");
+                assert_eq!(
+                    digits.trim_start_matches('0'),
+                    number.to_string().trim_start_matches('0')
+                );
+            }
+            if let Err(problem) = headers::Dialect::wanted(&query, &[]) {
+                said(Err(problem));
+            }
+        }
+        Err(problem) => assert_eq!(said(Err(problem)).0, 400),
+    }
+}
+
+/// Addresses that proxies hand on. Lines: who connects, whom we trust, then the lines of `X-Forwarded-For`.
+pub fn headers(input: &[u8]) {
+    let mut lines = input.split(|byte| *byte == b'\n');
+    let peer = lines.next().and_then(address::parsed);
+    let trusted = lines.next().unwrap_or_default().split(|byte| *byte == b',');
+    let trusted: Vec<IpNet> =
+        trusted.filter_map(|net| std::str::from_utf8(net).ok()?.parse().ok()).collect();
+    let forwarded: Vec<&[u8]> = lines.collect();
+    let found = |lines: &[&[u8]]| -> Option<Option<IpAddr>> {
+        let mut fields = HeaderMap::new();
+        for line in lines {
+            fields.append("x-forwarded-for", HeaderValue::from_bytes(line).ok()?);
+        }
+        Some(address::client(Peer { address: peer }, &fields, &trusted))
+    };
+    let Some(client) = found(&forwarded) else { return };
+    let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
+    if let Some(peer) = peer.filter(|peer| !is_trusted(peer)) {
+        assert_eq!(client, Some(peer), "a stranger is itself");
+    }
+    if let Some(client) = client {
+        let told = forwarded.iter().flat_map(|line| line.split(|byte| *byte == b','));
+        assert!(
+            peer == Some(client) || told.filter_map(address::parsed).any(|told| told == client),
+            "{client} came from nowhere"
+        );
+        if !is_trusted(&client) {
+            let forged = [&[&b"6.6.6.6"[..]][..], &forwarded].concat();
+            assert_eq!(found(&forged), Some(Some(client)), "what strangers write changes nothing");
+        }
+        let key = address::key(client);
+        match client {
+            IpAddr::V4(_) => assert_eq!(address::parsed(key.as_bytes()), Some(client)),
+            IpAddr::V6(_) => {
+                let net: IpNet = key.parse().expect("a network");
+                assert!(net.contains(&client) && net.prefix_len() == 64);
+            }
+        }
+        assert_eq!(address::parsed(client.to_string().as_bytes()), Some(client));
+    }
+    if !forwarded.is_empty() {
+        let joined = forwarded.join(&b", "[..]);
+        assert_eq!(found(&[&joined]), Some(client), "several lines are one list");
+    }
+}
