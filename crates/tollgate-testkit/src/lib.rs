@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `contract.rs` | what every store does, whatever it is made of |
+//! | `http2.rs` | frames of HTTP/2, written by hand |
 //! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
 //! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
 //! | `vectors.rs` | cases with their answers, kept in `vectors/` |
@@ -11,6 +12,7 @@
 use proptest::prelude::ProptestConfig;
 
 pub mod contract;
+pub mod http2;
 mod model;
 pub mod servers;
 mod traces;
