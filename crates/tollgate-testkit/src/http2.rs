@@ -103,3 +103,14 @@ pub fn reset(stream: u32) -> Vec<u8> {
     const CANCEL: u32 = 8;
     frame(kind::RST_STREAM, 0, stream, &CANCEL.to_be_bytes())
 }
+
+/// The fields of a request with a field of 4000 bytes that is remembered, then 8000 times the byte that stands for it:
+/// 32 MB in 12 KB.
+pub fn bomb() -> Vec<u8> {
+    let mut block = fields(Method::Get, "/livez");
+    // Remembered: `x`, with a length of 127 and 3873.
+    block.extend_from_slice(&[0x40, 1, b'x', 0x7f, 0xa1, 0x1e]);
+    block.extend_from_slice(&[b'y'; 4000]);
+    block.extend_from_slice(&[0xbe; 8000]);
+    block
+}

@@ -243,12 +243,13 @@ async fn take(pending: &mut Pending, output: &mut Output) {
     }
 }
 
-/// Writes all of it.
+/// Writes all of it, through whatever lies between.
 async fn write(
     stream: &mut (impl AsyncWrite + Unpin + ?Sized),
     bytes: &mut Vec<u8>,
 ) -> io::Result<()> {
     stream.write_all(bytes).await?;
+    stream.flush().await?;
     bytes.clear();
     Ok(())
 }
