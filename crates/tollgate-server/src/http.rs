@@ -90,7 +90,7 @@ struct Caller {
     is_http2: AtomicBool,
     /// Replies that are not taken yet, of HTTP/2.
     untaken: Arc<Untaken>,
-    /// What the last large reply of HTTP/1 holds: it was copied, and is sent when the next request is answered.
+    /// What the last reply of HTTP/1 holds: it was copied, and is sent when the next request is answered.
     sent_last: Mutex<Option<HeldBytes>>,
 }
 
@@ -227,9 +227,7 @@ fn sending(caller: &Caller, reply: Reply, is_http2: bool) -> Response<Sending> {
     if is_http2 {
         return reply.map(|body| Sending::new(body, held, Some(&caller.untaken)));
     }
-    if held.is_some() {
-        *caller.sent_last.lock().unwrap_or_else(PoisonError::into_inner) = held;
-    }
+    *caller.sent_last.lock().unwrap_or_else(PoisonError::into_inner) = held;
     reply.map(|body| Sending::new(body, None, None))
 }
 

@@ -48,6 +48,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     attack("http2-continuation", 2, 64, continuation),
     attack("http2-header-bombs", 2, 64, header_bombs),
     attack("http2-pings-unread", 1, 64, pings),
+    attack("simulations", 4, 64, simulations),
     attack("connections", 2, 64, connections),
     Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
 ];
@@ -241,6 +242,21 @@ fn pings(server: &Server, _: usize, over: &AtomicBool) {
         let _ = stream.write_all(&http2::hello(&[]));
         fill(stream, &frame(kind::PING, 0, 0, b"12345678"));
     });
+}
+
+/// Scenarios that take a while to work out, one after the other.
+fn simulations(server: &Server, _: usize, over: &AtomicBool) {
+    let body = r#"{"rate_per_minute":60000,"duration_ms":10000}"#;
+    let length = body.len();
+    let request = format!(
+        "POST /v1/simulate HTTP/1.1\r\nhost: t\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    );
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let _ = stream.write_all(request.as_bytes());
+        let mut piece = vec![0; 1 << 16];
+        while matches!(stream.read(&mut piece), Ok(1..)) {}
+    }
 }
 
 /// As many connections as can be made, at most 1000 a second each; half of them for HTTP.

@@ -126,7 +126,7 @@ impl fmt::Display for Limits {
         write!(f, "{} an address, ", self.max_connections_per_address())?;
         write!(f, "heads of {} bytes in {head}, ", self.max_head_bytes)?;
         write!(f, "bodies of {} bytes in {body}, ", self.max_body_bytes)?;
-        write!(f, "{} bytes of them held, ", self.max_held_bytes)?;
+        write!(f, "{} bytes held, ", self.max_held_bytes)?;
         write!(f, "{} streams, {} commands at once, ", self.max_streams, self.max_pipeline)?;
         write!(f, "replies taken within {}", format_duration(self.write_timeout))?;
         match self.idle_timeout {
