@@ -192,6 +192,15 @@ mod tests {
             "tollgate.toml:1:1: idle_timeout is longer than anybody waits; use at most \"100y\"",
         );
         says(
+            "[limits]\nmax_held_bytes = 1000\n",
+            "tollgate.toml:1:1: max_held_bytes 1000 leaves no address enough for a body of 1048576 bytes; \
+             use at least 4194304",
+        );
+        says(
+            "[limits]\nwrite_timeout = \"0s\"\n",
+            "tollgate.toml:1:1: write_timeout \"0s\" serves nobody; use a time such as \"10s\"",
+        );
+        says(
             "[limits]\nmax_conections = 5\n",
             "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
         );

@@ -12,6 +12,7 @@
 //! | How is a scenario asked for? | `simulate.rs` |
 //! | How is a log sent to be decided anew? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
+//! | What holds a reply until it is taken? | `sending.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
 
@@ -32,6 +33,7 @@ mod query;
 mod questions;
 mod roles;
 mod routes;
+mod sending;
 mod simulate;
 
 pub(crate) use address::{key as address_key, parsed as parsed_address};
@@ -39,16 +41,15 @@ pub(crate) use backtest::places as backtest_places;
 
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Response, Version};
+use hyper::{Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use prometheus_client::metrics::gauge::Gauge;
@@ -56,8 +57,10 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::config::Limits;
 use crate::metrics::{SurfaceLabels, observe};
-use crate::server::{Connection, Peer, Shared, Stop};
+use crate::server::{Connection, HeldBytes, Peer, SMALL_BYTES, Shared, Stop};
 use crate::traces::Trace;
+use problem::Problem;
+use sending::{Sending, Untaken};
 
 const SURFACE: &str = "http";
 
@@ -66,11 +69,20 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(10);
-/// How many requests an HTTP/2 client may take back before they are looked at.
+/// How many requests an HTTP/2 client may take back before they are looked at, and how many may have to be refused
+/// for mistakes in them, until its connection is ended.
 const MAX_RESETS: usize = 32;
+const MAX_MISTAKES: usize = 128;
+/// How much of the bodies of an HTTP/2 connection, and of one of them, may come before it is read.
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The largest frame of HTTP/2, which is the least that can be said.
+const MAX_FRAME_BYTES: u32 = 16 * 1024;
+/// How much of a reply is handed to HTTP/2 ahead of its window.
+const SEND_AHEAD: usize = 64 * 1024;
 
 /// What is answered.
-type Reply = Response<Full<Bytes>>;
+type Reply = Response<Bytes>;
 
 /// What the requests of a connection share.
 struct Caller {
@@ -80,6 +92,10 @@ struct Caller {
     latency: Histogram,
     has_asked: AtomicBool,
     is_http2: AtomicBool,
+    /// Replies that are not taken yet, of HTTP/2.
+    untaken: Arc<Untaken>,
+    /// What the last reply of HTTP/1 holds: it was copied, and is sent when the next request is answered.
+    sent_last: Mutex<Option<HeldBytes>>,
 }
 
 /// Serves a connection until either end closes it.
@@ -101,6 +117,8 @@ pub(crate) async fn serve_connection(
         latency,
         has_asked: AtomicBool::new(false),
         is_http2: AtomicBool::new(false),
+        untaken: Arc::default(),
+        sent_last: Mutex::default(),
     });
     let answers = service_fn({
         let caller = caller.clone();
@@ -111,6 +129,7 @@ pub(crate) async fn serve_connection(
     let mut stopped = pin!(farewell(&mut stop, &caller));
     // Which protocol it is to be is awaited without a deadline of its own.
     let mut begun = pin!(tokio::time::sleep(limits.head_timeout));
+    let mut neglected = pin!(caller.untaken.neglected(limits.write_timeout));
     let (mut is_stopping, mut has_begun) = (false, false);
     loop {
         tokio::select! {
@@ -130,6 +149,10 @@ pub(crate) async fn serve_connection(
                 if !caller.has_asked.load(Ordering::Relaxed) {
                     return;
                 }
+            }
+            () = &mut neglected => {
+                caller.shared.gate.metrics.connections_given_up.inc();
+                return;
             }
         }
     }
@@ -154,13 +177,22 @@ fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(usize::try_from(limits.max_head_bytes).unwrap_or(usize::MAX))
-        .pipeline_flush(true);
+        // A head and its body are one write. Replies are not kept for those of later requests (`pipeline_flush`): hyper
+        // then holds all that a pipeline asks for, and any reply as long as a part of a next request has come.
+        .writev(false)
+        .pipeline_flush(false);
     protocol
         .http2()
         .timer(TokioTimer::new())
         .max_header_list_size(limits.max_head_bytes)
         .max_concurrent_streams(limits.max_streams)
         .max_pending_accept_reset_streams(MAX_RESETS)
+        .max_local_error_reset_streams(MAX_MISTAKES)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .adaptive_window(false)
+        .max_frame_size(MAX_FRAME_BYTES)
+        .max_send_buf_size(SEND_AHEAD)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PONG);
     protocol
@@ -169,7 +201,7 @@ fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
 async fn serve(
     caller: Arc<Caller>,
     request: hyper::Request<Incoming>,
-) -> Result<Reply, Infallible> {
+) -> Result<Response<Sending>, Infallible> {
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
     let is_http2 = request.version() == Version::HTTP_2;
@@ -183,7 +215,37 @@ async fn serve(
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     observe(&caller.latency, began.elapsed());
-    Ok(reply)
+    Ok(sending(&caller, reply, is_http2))
+}
+
+/// A reply that is sent, or another one if there is no room for what is not taken yet.
+fn sending(caller: &Caller, reply: Reply, is_http2: bool) -> Response<Sending> {
+    let bytes = reply.body().len();
+    let mut held = None;
+    if bytes > SMALL_BYTES {
+        held = caller.hold(bytes);
+        if held.is_none() {
+            return sending(caller, no_room().reply(), is_http2);
+        }
+    }
+    if is_http2 {
+        return reply.map(|body| Sending::new(body, held, Some(&caller.untaken)));
+    }
+    *caller.sent_last.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    reply.map(|body| Sending::new(body, None, None))
+}
+
+/// Why a request is not answered that would make the server hold too much.
+fn no_room() -> Problem {
+    let detail = "the server holds as much as it may of what clients send and do not take; come again in a second";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "1")
+}
+
+impl Caller {
+    /// Room for bytes that this client makes the server hold, if there is any.
+    fn hold(&self, bytes: usize) -> Option<HeldBytes> {
+        self.shared.hold(self.peer, bytes, &self.limits)
+    }
 }
 
 /// A connection that is counted while it is open.

@@ -21,7 +21,9 @@ pub(crate) struct Metrics {
     latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
     pub(crate) connections: Family<SurfaceLabels, Gauge>,
-    pub(crate) connections_refused: Counter,
+    pub(crate) connections_refused: Family<ReasonLabels, Counter>,
+    pub(crate) connections_given_up: Counter,
+    pub(crate) accept_errors: Counter,
     pub(crate) handshakes_failed: Family<SurfaceLabels, Counter>,
     pub(crate) tokens_refused: Family<SurfaceLabels, Counter>,
     registry: Arc<Registry>,
@@ -42,6 +44,11 @@ pub(crate) struct SurfaceLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ReasonLabels {
+    pub(crate) reason: &'static str,
 }
 
 /// The counters of one policy, found once.
@@ -69,11 +76,26 @@ impl Metrics {
         registry.register("reloads", "Configurations read anew", reloads.clone());
         let connections = Family::default();
         registry.register("connections", "Connections that are open", connections.clone());
-        let connections_refused = Counter::default();
+        let connections_refused = Family::default();
         registry.register(
             "connections_refused",
-            "Connections that were one too many",
+            "Connections that were one too many, for the server or for their address",
             connections_refused.clone(),
+        );
+        for reason in ["server", "address"] {
+            drop(connections_refused.get_or_create(&ReasonLabels { reason }));
+        }
+        let connections_given_up = Counter::default();
+        registry.register(
+            "connections_given_up",
+            "Connections of clients that did not take their replies",
+            connections_given_up.clone(),
+        );
+        let accept_errors = Counter::default();
+        registry.register(
+            "accept_errors",
+            "Connections that could not be accepted",
+            accept_errors.clone(),
         );
         let handshakes_failed = Family::default();
         registry.register(
@@ -94,6 +116,8 @@ impl Metrics {
             reloads,
             connections,
             connections_refused,
+            connections_given_up,
+            accept_errors,
             handshakes_failed,
             tokens_refused,
             registry,

@@ -1,5 +1,8 @@
 //! `tollgate serve`: listens, keeps the configuration current, and stops when it is told to.
 
+mod descriptors;
+mod holdings;
+mod impatient;
 mod listen;
 mod reload;
 mod tls;
@@ -7,7 +10,7 @@ mod tls;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,8 +22,10 @@ use tollgate_redis::Redis;
 use crate::cli::Serve;
 use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ReasonLabels};
 use crate::{http, resp, traces};
+pub(crate) use holdings::{HeldBytes, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
+use holdings::{HeldConnection, Holder, Holdings, NoRoom};
 pub(crate) use listen::Connection;
 use listen::Listener;
 use reload::Watched;
@@ -36,7 +41,7 @@ pub(crate) struct Shared {
     pub(crate) reload: AskReload,
     /// Places for backtests.
     pub(crate) backtests: Arc<Semaphore>,
-    connections: AtomicUsize,
+    holdings: Arc<Holdings>,
     http: Security,
     resp: Security,
 }
@@ -76,10 +81,11 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 impl Settings {
     fn of(config: &Config) -> Self {
+        let max_connections = descriptors::connections(config.limits.max_connections);
         Self {
             tokens: config.tokens.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
-            limits: config.limits,
+            limits: Limits { max_connections, ..config.limits },
             backtest_max_bytes: config.backtest_max_bytes,
         }
     }
@@ -97,6 +103,7 @@ pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
 }
 
 async fn serve(options: &Serve) -> anyhow::Result<()> {
+    descriptors::raise();
     // Before it is read: what changes from now on is noticed.
     let watched = options.config.as_deref().map(Watched::new);
     let config = match &options.config {
@@ -146,15 +153,12 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     let drained = async {
         let _ = http.await;
         let _ = resp.await;
-        while shared.connections.load(Ordering::Acquire) > 0 {
+        while shared.holdings.connections() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        tracing::warn!(
-            connections = shared.connections.load(Ordering::Acquire),
-            "not all have ended"
-        );
+        tracing::warn!(connections = shared.holdings.connections(), "not all have ended");
     }
     Ok(())
 }
@@ -211,9 +215,6 @@ impl Signals {
     }
 }
 
-/// A connection that is counted while it lives.
-pub(crate) struct Counted(Arc<Shared>);
-
 impl Shared {
     pub(crate) fn new(config: &Config, backend: Backend, reload: AskReload) -> Self {
         Self {
@@ -222,21 +223,30 @@ impl Shared {
             is_ready: AtomicBool::new(false),
             reload,
             backtests: http::backtest_places(),
-            connections: AtomicUsize::new(0),
+            holdings: Arc::default(),
             http: Security::new(config.tls.http.as_ref()),
             resp: Security::new(config.tls.resp.as_ref()),
         }
     }
 
     /// Room for one more connection, if there is any.
-    fn admit_connection(self: &Arc<Self>) -> Option<Counted> {
-        let taken = self.connections.fetch_add(1, Ordering::AcqRel);
-        let counted = Counted(self.clone());
-        let is_room = taken < self.limits().max_connections;
-        if !is_room {
-            self.gate.metrics.connections_refused.inc();
-        }
-        is_room.then_some(counted)
+    fn admit_connection(&self, peer: Peer) -> Option<HeldConnection> {
+        let settings = self.settings.load();
+        let holder = Holder::of(peer, &settings.trusted_proxies);
+        let refused = match self.holdings.connect(holder, &settings.limits) {
+            Ok(held) => return Some(held),
+            Err(NoRoom::Server) => "server",
+            Err(NoRoom::Address) => "address",
+        };
+        let labels = ReasonLabels { reason: refused };
+        self.gate.metrics.connections_refused.get_or_create(&labels).inc();
+        None
+    }
+
+    /// Room for bytes that a client makes the server hold, if there is any.
+    pub(crate) fn hold(&self, peer: Peer, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
+        let holder = Holder::of(peer, &self.settings.load().trusted_proxies);
+        self.holdings.hold(holder, bytes, limits)
     }
 
     /// Shows new certificates, as far as that can be changed while it runs.
@@ -260,11 +270,5 @@ impl Shared {
         let gone = || "the server is stopping".to_owned();
         self.reload.send(tell).await.map_err(|_| gone())?;
         told.await.map_err(|_| gone())?
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }
 }

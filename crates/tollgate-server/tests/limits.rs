@@ -43,8 +43,8 @@ fn rest_of(stream: &mut TcpStream) -> String {
 
 #[test]
 fn e1_a_head_that_does_not_come_is_not_waited_for_and_others_are_served() {
-    let served = served("head_timeout = \"200ms\"\n");
-    let mut slow: Vec<_> = (0..200).map(|_| Client::connect(served.http())).collect();
+    let served = served("head_timeout = \"200ms\"\nmax_connections_per_address = 1001\n");
+    let mut slow: Vec<_> = (0..1000).map(|_| Client::connect(served.http())).collect();
     for (place, client) in slow.iter_mut().enumerate() {
         let begun: &[u8] =
             [b"".as_slice(), b"GET /livez HTTP/1.1\r\nhost: t", b"PRI * HTTP/2.0\r\n"][place % 3];
@@ -121,7 +121,10 @@ fn one_connection_too_many_is_closed_and_counted_and_room_is_found_again() {
     }
     http.send("GET /metrics", &[], b"");
     let metrics = http.read().expect("those who are there are served").body;
-    assert!(metrics.contains("\ntollgate_connections_refused_total 3\n"), "{metrics}");
+    assert!(
+        metrics.contains("\ntollgate_connections_refused_total{reason=\"server\"} 3\n"),
+        "{metrics}"
+    );
     drop(command);
     wait_until("room", PATIENCE, || {
         let mut client = Client::connect(served.http());

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `contract.rs` | what every store does, whatever it is made of |
 //! | `corpus.rs` | the seeds of the fuzz targets, and mutations of them |
+//! | `http2.rs` | frames of HTTP/2, written by hand |
 //! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
 //! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
 //! | `vectors.rs` | cases with their answers, kept in `vectors/` |
@@ -13,6 +14,7 @@ use proptest::prelude::ProptestConfig;
 
 pub mod contract;
 mod corpus;
+pub mod http2;
 mod model;
 pub mod servers;
 mod traces;

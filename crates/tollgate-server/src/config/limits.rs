@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::Deserializer;
 
 use super::file::Window;
+use crate::server::SHARE_OF_AN_ADDRESS;
 
 /// What one client may take of the server itself. New connections go by it when it changes.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -15,6 +16,10 @@ use super::file::Window;
 pub(crate) struct Limits {
     /// The most connections at a time, over all listeners. One too many is closed at once.
     pub(crate) max_connections: usize,
+    /// The most connections at a time of one address; `None` is a tenth of all, but no less than a hundred.
+    pub(crate) max_connections_per_address: Option<usize>,
+    /// The most bytes of bodies and replies that are held at a time, small ones not counted. One address has a quarter.
+    pub(crate) max_held_bytes: usize,
     /// The most that the head of an HTTP request may have.
     pub(crate) max_head_bytes: u32,
     /// The most that the body of an HTTP request may have.
@@ -30,6 +35,9 @@ pub(crate) struct Limits {
     /// How long a client may take over the body of an HTTP request.
     #[serde(deserialize_with = "span")]
     pub(crate) body_timeout: Duration,
+    /// How long a client may take nothing of its replies.
+    #[serde(deserialize_with = "span")]
+    pub(crate) write_timeout: Duration,
     /// How long a RESP connection may rest between two commands; `None` is as long as it likes, as with Redis.
     #[serde(deserialize_with = "some_span")]
     pub(crate) idle_timeout: Option<Duration>,
@@ -47,12 +55,15 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_connections: 10_000,
+            max_connections_per_address: None,
+            max_held_bytes: 256 * 1024 * 1024,
             max_head_bytes: 64 * 1024,
             max_body_bytes: 1024 * 1024,
             max_streams: 256,
             max_pipeline: 256,
             head_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(30),
             idle_timeout: None,
         }
     }
@@ -63,6 +74,7 @@ impl Limits {
     pub(super) fn check(self) -> Result<Self, String> {
         let least_one = [
             ("max_connections", self.max_connections),
+            ("max_connections_per_address", self.max_connections_per_address()),
             ("max_body_bytes", self.max_body_bytes),
             ("max_streams", usize::try_from(self.max_streams).unwrap_or(usize::MAX)),
             ("max_pipeline", self.max_pipeline),
@@ -74,15 +86,23 @@ impl Limits {
         let times = [
             ("head_timeout", self.head_timeout),
             ("body_timeout", self.body_timeout),
+            ("write_timeout", self.write_timeout),
             ("idle_timeout", idle_timeout),
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
             return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
         }
         // A deadline must be a time that the clock knows.
-        let given = &times[..if self.idle_timeout.is_some() { 3 } else { 2 }];
+        let given = &times[..if self.idle_timeout.is_some() { 4 } else { 3 }];
         if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
             return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
+        }
+        let (held, body) = (self.max_held_bytes, self.max_body_bytes);
+        if held / SHARE_OF_AN_ADDRESS < body {
+            let least = body.saturating_mul(SHARE_OF_AN_ADDRESS);
+            return Err(format!(
+                "max_held_bytes {held} leaves no address enough for a body of {body} bytes; use at least {least}"
+            ));
         }
         let head = self.max_head_bytes;
         if !(LEAST_HEAD_BYTES..=MOST_HEAD_BYTES).contains(&head) {
@@ -91,6 +111,11 @@ impl Limits {
             ));
         }
         Ok(self)
+    }
+
+    /// The most connections at a time of one address.
+    pub(crate) fn max_connections_per_address(&self) -> usize {
+        self.max_connections_per_address.unwrap_or((self.max_connections / 10).max(100))
     }
 }
 
@@ -106,9 +131,12 @@ impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (head, body) = (format_duration(self.head_timeout), format_duration(self.body_timeout));
         write!(f, "{} connections, ", self.max_connections)?;
+        write!(f, "{} an address, ", self.max_connections_per_address())?;
         write!(f, "heads of {} bytes in {head}, ", self.max_head_bytes)?;
         write!(f, "bodies of {} bytes in {body}, ", self.max_body_bytes)?;
-        write!(f, "{} streams, {} commands at once", self.max_streams, self.max_pipeline)?;
+        write!(f, "{} bytes held, ", self.max_held_bytes)?;
+        write!(f, "{} streams, {} commands at once, ", self.max_streams, self.max_pipeline)?;
+        write!(f, "replies taken within {}", format_duration(self.write_timeout))?;
         match self.idle_timeout {
             Some(idle) => write!(f, ", {} of rest", format_duration(idle)),
             None => Ok(()),

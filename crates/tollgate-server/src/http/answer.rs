@@ -1,7 +1,6 @@
 //! A decision in JSON, written by hand: it is what nearly every reply is made of.
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{self, HeaderValue};
 use tollgate::{Decision, Ticks};
 
@@ -91,7 +90,7 @@ pub(super) fn json(body: Vec<u8>) -> Reply {
 }
 
 pub(super) fn with_type(body: impl Into<Bytes>, content_type: HeaderValue) -> Reply {
-    let mut reply = Reply::new(Full::new(body.into()));
+    let mut reply = Reply::new(body.into());
     reply.headers_mut().insert(header::CONTENT_TYPE, content_type);
     reply
 }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -18,23 +19,48 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::problem::Problem;
 use super::simulate::{Retries, Traffic};
+use super::{Caller, no_room};
 use crate::config::{Limits, with_nearest};
+use crate::server::{HeldBytes, SMALL_BYTES};
 
 /// How much of a body that is too long is read past, so that the client hears why.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
+/// A body that was read, and counts as held until it is dropped.
+pub(super) struct Received {
+    bytes: Bytes,
+    _held: Option<HeldBytes>,
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Why a body was not read to its end.
+enum Unread {
+    TooLong,
+    NoRoom,
+    Broken(hyper::Error),
+}
+
 /// Reads a body whole.
-pub(super) async fn read(mut body: Incoming, limits: &Limits) -> Result<Bytes, Problem> {
-    let Limits { max_body_bytes, body_timeout, .. } = *limits;
+pub(super) async fn read(mut body: Incoming, caller: &Caller) -> Result<Received, Problem> {
+    let Limits { max_body_bytes, body_timeout, .. } = caller.limits;
     let too_long =
         usize::try_from(body.size_hint().lower()).map_or(true, |bytes| bytes > max_body_bytes);
+    let mut problem = None;
     if !too_long {
-        match tokio::time::timeout(body_timeout, collected(&mut body, max_body_bytes)).await {
-            Ok(Ok(Some(bytes))) => return Ok(bytes),
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => {
+        match tokio::time::timeout(body_timeout, collected(&mut body, caller)).await {
+            Ok(Ok(whole)) => return Ok(whole),
+            Ok(Err(Unread::TooLong)) => {}
+            Ok(Err(Unread::NoRoom)) => problem = Some(no_room()),
+            Ok(Err(Unread::Broken(error))) => {
                 return Err(Problem::bad(format!("the body cannot be read: {error}")));
             }
             Err(_) => {
@@ -47,26 +73,48 @@ pub(super) async fn read(mut body: Incoming, limits: &Limits) -> Result<Bytes, P
     }
     // Closed upon at once, a client that still writes would never read the answer.
     tokio::spawn(skip(body, MAX_SKIPPED_BYTES, body_timeout));
-    Err(Problem::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        format!("the body has more than {max_body_bytes} bytes"),
-    ))
+    Err(problem.unwrap_or_else(|| {
+        let detail = format!("the body has more than {max_body_bytes} bytes");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    }))
 }
 
-/// All of it; `None` if it is too long.
-async fn collected(body: &mut Incoming, max_bytes: usize) -> Result<Option<Bytes>, hyper::Error> {
-    let Some(first) = next(body).await? else { return Ok(Some(Bytes::new())) };
+/// All of it.
+async fn collected(body: &mut Incoming, caller: &Caller) -> Result<Received, Unread> {
+    let Some(first) = next(body).await? else {
+        return Ok(Received { bytes: Bytes::new(), _held: None });
+    };
+    let mut held = None;
+    let mut hold = |so_far: usize, more: usize| {
+        if so_far + more > caller.limits.max_body_bytes {
+            return Err(Unread::TooLong);
+        }
+        let is_room = match &mut held {
+            _ if so_far + more <= SMALL_BYTES => true,
+            None => {
+                held = caller.hold(so_far + more);
+                held.is_some()
+            }
+            Some(held) => held.grow(more, &caller.limits),
+        };
+        is_room.then_some(()).ok_or(Unread::NoRoom)
+    };
+    hold(0, first.len())?;
     if body.is_end_stream() {
-        return Ok((first.len() <= max_bytes).then_some(first));
+        return Ok(Received { bytes: first, _held: held });
     }
     let mut all = BytesMut::from(first);
     while let Some(more) = next(body).await? {
-        if all.len() + more.len() > max_bytes {
-            return Ok(None);
-        }
+        hold(all.len(), more.len())?;
         all.extend_from_slice(&more);
     }
-    Ok(Some(all.freeze()))
+    Ok(Received { bytes: all.freeze(), _held: held })
+}
+
+impl From<hyper::Error> for Unread {
+    fn from(error: hyper::Error) -> Self {
+        Self::Broken(error)
+    }
 }
 
 /// Reads past so many bytes, as long as they come in time.
@@ -161,7 +209,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 #[derive(Debug)]
 pub(super) struct Text<'a>(Cow<'a, str>);
 
-impl std::ops::Deref for Text<'_> {
+impl Deref for Text<'_> {
     type Target = str;
 
     fn deref(&self) -> &str {

@@ -3,7 +3,6 @@
 //! They are kept by the server that was told, until it stops; those of the configuration are listed with them.
 
 use std::str::FromStr as _;
-use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
@@ -16,8 +15,7 @@ use super::answer;
 use super::body::{self, Text, Whole, field, required};
 use super::problem::Problem;
 use super::query::Query;
-use super::{Reply, questions};
-use crate::config::Limits;
+use super::{Caller, Reply, questions};
 use crate::gate::{AskError, Entry, Gate};
 
 const NANOS_A_MILLI: u64 = 1_000_000;
@@ -45,13 +43,13 @@ struct Set<'a> {
 
 /// Lists, sets and removes overrides, by the method.
 pub(super) async fn reply(
-    gate: &Arc<Gate>,
+    caller: &Caller,
     request: &Parts,
     body: Incoming,
-    limits: &Limits,
 ) -> Result<Reply, Problem> {
+    let gate = &caller.shared.gate;
     match request.method {
-        Method::PUT => set(gate, &body::read(body, limits).await?),
+        Method::PUT => set(gate, &body::read(body, caller).await?),
         Method::DELETE => remove(gate, request),
         _ => all(gate, request),
     }

@@ -1,7 +1,6 @@
 //! What went wrong, as RFC 9457 has it: `application/problem+json`.
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
 
@@ -57,7 +56,7 @@ impl Problem {
         json.extend_from_slice(br#","detail":"#);
         answer::text(&mut json, &self.detail);
         json.push(b'}');
-        let mut reply = Reply::new(Full::new(Bytes::from(json)));
+        let mut reply = Reply::new(Bytes::from(json));
         *reply.status_mut() = self.status;
         reply.headers_mut().insert(header::CONTENT_TYPE, CONTENT_TYPE);
         if let Some((name, value)) = self.field {

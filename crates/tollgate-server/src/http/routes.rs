@@ -175,20 +175,20 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         );
     }
     let shared = &caller.shared;
-    let (gate, limits) = (&shared.gate, &caller.limits);
+    let gate = &shared.gate;
     if let Some(role) = route.role() {
         roles::admit(caller, role, &request)?;
     }
     match route {
         Route::Ask(verb) => {
             let query = request.uri.query();
-            questions::ask(gate, verb, query, &body::read(body, limits).await?).await
+            questions::ask(gate, verb, query, &body::read(body, caller).await?).await
         }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
-        Route::Reserve => questions::reserve(gate, &body::read(body, limits).await?).await,
-        Route::Settle => questions::settle(gate, &body::read(body, limits).await?).await,
-        Route::Simulate => simulate::simulate(&body::read(body, limits).await?).await,
-        Route::Explain => simulate::explain(&body::read(body, limits).await?).await,
+        Route::Reserve => questions::reserve(gate, &body::read(body, caller).await?).await,
+        Route::Settle => questions::settle(gate, &body::read(body, caller).await?).await,
+        Route::Simulate => simulate::simulate(&body::read(body, caller).await?).await,
+        Route::Explain => simulate::explain(&body::read(body, caller).await?).await,
         Route::Home => Ok(page::home(&request.headers, HELLO)),
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
@@ -208,7 +208,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Policies => policies::reply(gate, &request),
         Route::Hot => admin::hot(gate, &request),
         Route::Client => admin::client(gate, &request).await,
-        Route::Overrides => overrides::reply(gate, &request, body, limits).await,
+        Route::Overrides => overrides::reply(caller, &request, body).await,
         Route::Reload => admin::reload(shared).await,
         Route::Backtest => backtest::reply(caller, &request, body).await,
     }

@@ -4,14 +4,20 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
+use super::impatient::Impatient;
 use super::tls::Security;
 use super::{Peer, Shared, Stop};
 use crate::metrics::SurfaceLabels;
+
+/// How long the next try waits after a connection could not be accepted.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long none may have failed until it is over.
+const OVER: Duration = Duration::from_secs(1);
 
 /// A place where connections come in.
 pub(super) enum Listener {
@@ -59,6 +65,8 @@ impl Listener {
     {
         let security = if self.port().is_some() { security } else { Security::none() };
         let serve = Arc::new(serve);
+        let given_up = &shared.gate.metrics.connections_given_up;
+        let mut failing = Failing::default();
         loop {
             let accepted = tokio::select! {
                 accepted = self.next() => accepted,
@@ -66,8 +74,11 @@ impl Listener {
             };
             match accepted {
                 Ok((stream, peer)) => {
+                    failing.accepted();
                     // One too many is closed at once.
-                    let Some(counted) = shared.admit_connection() else { continue };
+                    let Some(counted) = shared.admit_connection(peer) else { continue };
+                    let patience = shared.limits().write_timeout;
+                    let stream = Box::new(Impatient::new(stream, patience, given_up.clone()));
                     let (shared, stop) = (shared.clone(), stop.clone());
                     let (security, serve) = (security.clone(), serve.clone());
                     tokio::spawn(async move {
@@ -83,9 +94,10 @@ impl Listener {
                     });
                 }
                 Err(error) => {
+                    shared.gate.metrics.accept_errors.inc();
+                    failing.count(&error);
                     // No descriptors left, most likely: others must close theirs first.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(AGAIN).await;
                 }
             }
         }
@@ -103,6 +115,31 @@ impl Listener {
                 let (stream, _) = listener.accept().await?;
                 Ok((Box::new(stream), Peer { address: None }))
             }
+        }
+    }
+}
+
+/// Connections that cannot be accepted: told when it begins and when it is over, not each.
+#[derive(Default)]
+struct Failing {
+    failed: u64,
+    last: Option<Instant>,
+}
+
+impl Failing {
+    fn count(&mut self, error: &io::Error) {
+        if self.last.is_none() {
+            tracing::warn!(%error, "connections cannot be accepted; those that are there are served");
+        }
+        self.failed += 1;
+        self.last = Some(Instant::now());
+    }
+
+    /// One was accepted. Between two that are not, that is no end.
+    fn accepted(&mut self) {
+        if self.last.is_some_and(|last| last.elapsed() >= OVER) {
+            tracing::warn!(failed = self.failed, "connections are accepted again");
+            *self = Self::default();
         }
     }
 }

@@ -28,12 +28,26 @@ impl Served {
         Self::with_variables(options, config, &[])
     }
 
+    /// The same, by a shell that is told something first.
+    pub(crate) fn after(prelude: &str, options: &[&str], config: Option<&str>) -> Self {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{prelude}; exec \"$0\" \"$@\""));
+        shell.arg(env!("CARGO_BIN_EXE_tollgate"));
+        Self::run(shell, options, config)
+    }
+
     /// The same, with variables in its environment.
     pub(crate) fn with_variables(
         options: &[&str],
         config: Option<&str>,
         variables: &[(&str, &str)],
     ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.envs(variables.iter().copied());
+        Self::run(command, options, config)
+    }
+
+    fn run(mut command: Command, options: &[&str], config: Option<&str>) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let file = |extension: &str| {
@@ -46,7 +60,6 @@ impl Served {
             std::fs::write(&path, text).expect("the configuration is written");
             path
         });
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
         command.arg("serve");
         for (flag, value) in [("--http", "127.0.0.1:0"), ("--resp", "127.0.0.1:0")] {
             if !options.contains(&flag) {
@@ -57,7 +70,6 @@ impl Served {
         if let Some(path) = &config {
             command.arg("--config").arg(path);
         }
-        command.envs(variables.iter().copied());
         command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(std::fs::File::create(&log).expect("the log is written"));
         let mut child = command.spawn().expect("the binary starts");
@@ -108,6 +120,29 @@ impl Served {
         self.child.id()
     }
 
+    /// What it holds in memory, in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it ever held in memory, in KiB.
+    pub(crate) fn peak_kib(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a size");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    /// How many descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.pid()));
+        open.expect("it runs").count()
+    }
+
     /// Sends a signal, by its name.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.pid().to_string();
@@ -125,6 +160,13 @@ impl Served {
             assert!(started.elapsed() < PATIENCE, "it goes on");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Kills it, and leaves behind what it leaves behind.
+    pub(crate) fn kill(mut self) {
+        self.signal("KILL");
+        self.ended();
+        (self.http, self.resp) = (String::new(), String::new());
     }
 
     /// Tells it to stop, and waits; the exit code.

@@ -1,0 +1,291 @@
+//! What is done to the server, all of it from one address that is not the good client's.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddrV4, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tollgate_testkit::http2::{
+    self, END_HEADERS, END_STREAM, INITIAL_WINDOW_SIZE, Method, frame, kind,
+};
+
+use crate::rest;
+use crate::server::{Server, connect};
+
+/// An attack, by some threads at once.
+pub(crate) struct Attack {
+    pub(crate) name: &'static str,
+    pub(crate) attackers: usize,
+    /// What the server may hold more under it.
+    pub(crate) most_mib: u64,
+    /// Whether others can connect meanwhile.
+    pub(crate) lets_in: bool,
+    pub(crate) run: fn(&Server, usize, &AtomicBool),
+}
+
+const fn attack(
+    name: &'static str,
+    attackers: usize,
+    most_mib: u64,
+    run: fn(&Server, usize, &AtomicBool),
+) -> Attack {
+    Attack { name, attackers, most_mib, lets_in: true, run }
+}
+
+/// What one address may hold of bodies and replies, and some for the rest.
+const SHARE_MIB: u64 = 64 + 32;
+
+pub(crate) const ATTACKS: &[Attack] = &[
+    attack("half-open", 1, 64, half_open),
+    attack("slow-bodies", 1, 64, slow_bodies),
+    attack("endless-bodies", 4, 64, endless_bodies),
+    attack("unfinished-bodies", 1, SHARE_MIB, unfinished_bodies),
+    attack("http-pipelines-unread", 1, 64, http_pipelines),
+    attack("resp-pipelines-unread", 1, 64, resp_pipelines),
+    attack("http2-closed-windows", 1, SHARE_MIB + 64, closed_windows),
+    attack("http2-rapid-reset", 2, 64, rapid_reset),
+    attack("http2-continuation", 2, 64, continuation),
+    attack("http2-header-bombs", 2, 64, header_bombs),
+    attack("http2-pings-unread", 1, 64, pings),
+    attack("simulations", 4, 64, simulations),
+    attack("connections", 2, 64, connections),
+    Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
+];
+
+const FROM: [u8; 4] = [127, 0, 0, 1];
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn open(to: SocketAddrV4) -> Option<TcpStream> {
+    connect(FROM, to, PATIENCE).ok()
+}
+
+fn goes_on(over: &AtomicBool) -> bool {
+    !over.load(Ordering::Relaxed)
+}
+
+/// Whether the other end has closed a connection on which nothing is read otherwise.
+fn is_closed(stream: &TcpStream) -> bool {
+    let _ = stream.set_nonblocking(true);
+    let looked = stream.peek(&mut [0; 1]);
+    let _ = stream.set_nonblocking(false);
+    match looked {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Keeps so many connections that are begun in some way; those that are closed are made again, but at most 200 a second.
+fn keep_open(to: SocketAddrV4, count: usize, over: &AtomicBool, begin: impl Fn(&mut TcpStream)) {
+    let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+    while goes_on(over) {
+        let mut made = 0;
+        for place in &mut streams {
+            if place.as_ref().is_none_or(is_closed) && made < 20 {
+                *place = open(to).map(|mut stream| {
+                    begin(&mut stream);
+                    stream
+                });
+                made += 1;
+            }
+        }
+        rest(over, Duration::from_millis(100));
+    }
+}
+
+/// 900 connections with a part of a head each.
+fn half_open(server: &Server, _: usize, over: &AtomicBool) {
+    keep_open(server.http, 900, over, |stream| {
+        let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nhost: t\r\nx: ");
+    });
+}
+
+/// 500 requests whose bodies come a byte a second.
+fn slow_bodies(server: &Server, _: usize, over: &AtomicBool) {
+    let mut streams: Vec<Option<TcpStream>> = (0..500).map(|_| None).collect();
+    while goes_on(over) {
+        for place in &mut streams {
+            let is_lost = place.as_mut().is_none_or(|stream| stream.write_all(b" ").is_err());
+            if is_lost {
+                *place = open(server.http);
+                if let Some(stream) = place {
+                    let head =
+                        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 1000000\r\n\r\n";
+                    let _ = stream.write_all(head);
+                }
+            }
+        }
+        rest(over, Duration::from_secs(1));
+    }
+}
+
+/// Bodies without end, 25 MB a second each.
+fn endless_bodies(server: &Server, _: usize, over: &AtomicBool) {
+    let chunk = [b"40000\r\n".as_slice(), &[b' '; 0x4_0000], b"\r\n"].concat();
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let head = b"POST /v1/check HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n";
+        let _ = stream.write_all(head);
+        while goes_on(over) && stream.write_all(&chunk).is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// 500 bodies of nearly a megabyte that lack their end.
+fn unfinished_bodies(server: &Server, _: usize, over: &AtomicBool) {
+    let body = vec![b' '; (1 << 20) - 1];
+    keep_open(server.http, 500, over, |stream| {
+        let head = b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 1048576\r\n\r\n";
+        let _ = stream.write_all(head).and_then(|()| stream.write_all(&body));
+    });
+}
+
+/// Writes the same until nothing more is taken.
+fn fill(stream: &mut TcpStream, request: &[u8]) {
+    let piece = request.repeat((64 << 10) / request.len());
+    // Cut in the midst of a request.
+    let piece = &piece[..piece.len() - request.len() / 2];
+    let _ = stream.set_write_timeout(Some(Duration::from_millis(50)));
+    let mut left = 32 << 20;
+    while left > 0 {
+        match stream.write(piece) {
+            Ok(taken) => left -= taken.min(left),
+            Err(_) => return,
+        }
+    }
+}
+
+/// 20 connections that ask for a large reply again and again, and read none.
+fn http_pipelines(server: &Server, _: usize, over: &AtomicBool) {
+    keep_open(server.http, 20, over, |stream| {
+        fill(stream, b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    });
+}
+
+/// 20 connections that ask again and again, and read no reply.
+fn resp_pipelines(server: &Server, _: usize, over: &AtomicBool) {
+    keep_open(server.resp, 20, over, |stream| fill(stream, b"TOLLGATE.CHECK api attacker\r\n"));
+}
+
+/// 50 connections with 250 requests each for megabytes or little, and no window to send them by.
+fn closed_windows(server: &Server, _: usize, over: &AtomicBool) {
+    let large = br#"{"rate_per_minute":60000,"duration_ms":10000}"#;
+    keep_open(server.http, 50, over, |stream| {
+        let mut script = http2::hello(&[(INITIAL_WINDOW_SIZE, 0)]);
+        for id in 0..250 {
+            let (path, body) = if id % 50 == 0 {
+                ("/v1/simulate", Some(&large[..]))
+            } else {
+                ("/openapi.json", None)
+            };
+            script.extend(http2::request(2 * id + 1, path, body));
+        }
+        let _ = stream.write_all(&script);
+    });
+}
+
+/// Requests that are taken back at once, at most 10 000 a second each.
+fn rapid_reset(server: &Server, _: usize, over: &AtomicBool) {
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let _ = stream.write_all(&http2::hello(&[]));
+        for turn in 0_u32.. {
+            let mut batch = Vec::new();
+            for pair in 0..100 {
+                let id = 2 * (100 * turn + pair) + 1;
+                let fields = http2::fields(Method::Post, "/v1/check");
+                batch.extend(frame(kind::HEADERS, END_HEADERS, id, &fields));
+                batch.extend(http2::reset(id));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            if !goes_on(over) || stream.write_all(&batch).is_err() || is_closed(&stream) {
+                break;
+            }
+        }
+    }
+}
+
+/// Heads that never end; again as soon as the connection is closed, at most 500 times a second each.
+fn continuation(server: &Server, place: usize, over: &AtomicBool) {
+    let field = [&[0x40, 1, b'x', 126][..], &[b'y'; 126]].concat();
+    let piece = if place == 0 { field.repeat(120) } else { Vec::new() };
+    let more = frame(kind::CONTINUATION, 0, 1, &piece);
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let head = frame(kind::HEADERS, END_STREAM, 1, &http2::fields(Method::Get, "/livez"));
+        let _ = stream.write_all(&http2::hello(&[])).and_then(|()| stream.write_all(&head));
+        while goes_on(over) && stream.write_all(&more).is_ok() {}
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Heads of a few bytes that stand for 32 MB, at most 500 a second each.
+fn header_bombs(server: &Server, _: usize, over: &AtomicBool) {
+    let block = http2::bomb();
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let _ = stream.write_all(&http2::hello(&[]));
+        for id in 0.. {
+            let bomb = frame(kind::HEADERS, END_HEADERS | END_STREAM, 2 * id + 1, &block);
+            std::thread::sleep(Duration::from_millis(2));
+            if !goes_on(over) || stream.write_all(&bomb).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// 20 connections with pings whose answers are not read.
+fn pings(server: &Server, _: usize, over: &AtomicBool) {
+    keep_open(server.http, 20, over, |stream| {
+        let _ = stream.write_all(&http2::hello(&[]));
+        fill(stream, &frame(kind::PING, 0, 0, b"12345678"));
+    });
+}
+
+/// Scenarios that take a while to work out, one after the other.
+fn simulations(server: &Server, _: usize, over: &AtomicBool) {
+    let body = r#"{"rate_per_minute":60000,"duration_ms":10000}"#;
+    let length = body.len();
+    let request = format!(
+        "POST /v1/simulate HTTP/1.1\r\nhost: t\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    );
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { continue };
+        let _ = stream.write_all(request.as_bytes());
+        let mut piece = vec![0; 1 << 16];
+        while matches!(stream.read(&mut piece), Ok(1..)) {}
+    }
+}
+
+/// As many connections as can be made, at most 1000 a second each; half of them for HTTP.
+fn connections(server: &Server, place: usize, over: &AtomicBool) {
+    let to = [server.http, server.resp][place % 2];
+    let mut kept = Vec::new();
+    while goes_on(over) {
+        if let Some(mut stream) = open(to) {
+            let _ = stream.write_all(b"PING\r\n");
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
+            // Those that are let in are kept.
+            if !matches!(stream.read(&mut [0; 7]), Ok(0)) && kept.len() < 5_000 {
+                kept.push(stream);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The system lets the server open nothing for 8 s, while 50 connections wait to be let in.
+fn no_descriptors(server: &Server, _: usize, over: &AtomicBool) {
+    let set = |most: &str| {
+        let pid = server.pid().to_string();
+        let _ =
+            Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}:")]).status();
+    };
+    set("3");
+    let waiting: Vec<_> = (0..50).map(|_| open(server.http)).collect();
+    rest(over, Duration::from_secs(8));
+    set("10000");
+    drop(waiting);
+}

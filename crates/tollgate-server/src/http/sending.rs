@@ -1,0 +1,202 @@
+//! Replies on their way out: what they hold until they are taken, and who does not take them.
+//!
+//! Over HTTP/2 each reply waits for a window that its client opens, or never does, while the connection goes on. So
+//! replies are counted by when something of them was last taken, in turns of a quarter of the time that a client has: one
+//! that is found in too old a turn ends the connection. Over HTTP/1 it is the connection itself that stands still, and
+//! `server/impatient.rs` that notices.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::Notify;
+
+use crate::server::HeldBytes;
+
+/// In how many turns a client's time passes.
+const TURNS: u32 = 4;
+/// Turns that are told apart: those of a client's time, the one in which it began, and some to spare.
+const KEPT: usize = 8;
+/// How many turns ago something was taken at the latest of what is too old.
+const TOO_OLD: usize = 1 + TURNS as usize;
+
+/// The replies of a connection that are not taken yet, by the turn in which something of them was.
+#[derive(Debug, Default)]
+pub(super) struct Untaken {
+    turn: AtomicUsize,
+    by_turn: [AtomicUsize; KEPT],
+    first: Notify,
+}
+
+impl Untaken {
+    /// Waits until something was not taken for so long.
+    pub(super) async fn neglected(&self, patience: Duration) {
+        // Without a reply there is nothing to look for.
+        self.first.notified().await;
+        loop {
+            tokio::time::sleep(patience / TURNS).await;
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            let old = turn.wrapping_sub(TOO_OLD) % KEPT;
+            if self.by_turn[old].load(Ordering::Relaxed) > 0 {
+                return;
+            }
+        }
+    }
+
+    fn enter(&self) -> usize {
+        let turn = self.turn.load(Ordering::Relaxed);
+        self.by_turn[turn % KEPT].fetch_add(1, Ordering::Relaxed);
+        turn
+    }
+
+    fn leave(&self, turn: usize) {
+        self.by_turn[turn % KEPT].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A reply among those that are not taken.
+#[derive(Debug)]
+struct Place {
+    among: Arc<Untaken>,
+    turn: usize,
+}
+
+impl Place {
+    fn new(among: Arc<Untaken>) -> Self {
+        let turn = among.enter();
+        among.first.notify_one();
+        Self { among, turn }
+    }
+
+    /// Something was taken.
+    fn renew(&mut self) {
+        let turn = self.among.enter();
+        self.among.leave(std::mem::replace(&mut self.turn, turn));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.among.leave(self.turn);
+    }
+}
+
+/// The body of a reply.
+#[derive(Debug)]
+pub(super) struct Sending(Option<Unsent>);
+
+/// What of a body is not sent yet.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    bytes: Bytes,
+    place: Option<Place>,
+    held: Option<HeldBytes>,
+}
+
+impl Sending {
+    /// A body, counted among those that are not taken where it can wait by itself.
+    pub(super) fn new(bytes: Bytes, held: Option<HeldBytes>, among: Option<&Arc<Untaken>>) -> Self {
+        if bytes.is_empty() {
+            return Self(None);
+        }
+        let place = among.cloned().map(Place::new);
+        Self(Some(Unsent { bytes, place, held }))
+    }
+}
+
+impl Body for Sending {
+    type Data = Unsent;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Unsent>, Infallible>>> {
+        Poll::Ready(self.0.take().map(|unsent| Ok(Frame::data(unsent))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.as_ref().map_or(0, |unsent| unsent.bytes.len() as u64))
+    }
+}
+
+impl Buf for Unsent {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, taken: usize) {
+        self.bytes.advance(taken);
+        if self.bytes.is_empty() {
+            (self.place, self.held) = (None, None);
+        } else if let Some(place) = &mut self.place {
+            place.renew();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(8);
+
+    /// How long it takes until somebody is found to take nothing, in seconds.
+    async fn noticed_after(untaken: &Untaken) -> u64 {
+        let began = tokio::time::Instant::now();
+        untaken.neglected(PATIENCE).await;
+        began.elapsed().as_secs()
+    }
+
+    fn unsent(untaken: &Arc<Untaken>, bytes: &'static [u8]) -> Unsent {
+        Sending::new(Bytes::from_static(bytes), None, Some(untaken)).0.expect("a body")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn e6_a_reply_that_nobody_takes_is_noticed_whatever_the_others_do() {
+        let untaken = Arc::new(Untaken::default());
+        let _stalled = unsent(&untaken, b"stalled");
+        let others = tokio::spawn({
+            let untaken = untaken.clone();
+            async move {
+                loop {
+                    let mut other = unsent(&untaken, b"taken");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    other.advance(5);
+                }
+            }
+        });
+        assert_eq!(noticed_after(&untaken).await, 10);
+        others.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reply_that_is_taken_bit_by_bit_is_waited_for() {
+        let untaken = Arc::new(Untaken::default());
+        let mut slow = unsent(&untaken, &[0; 20]);
+        let taking = tokio::spawn(async move {
+            while slow.has_remaining() {
+                tokio::time::sleep(PATIENCE - Duration::from_secs(1)).await;
+                slow.advance(1);
+            }
+        });
+        tokio::select! {
+            () = untaken.neglected(PATIENCE) => panic!("it takes something each time"),
+            taken = taking => taken.expect("it took all"),
+        }
+        assert!(untaken.by_turn.iter().all(|count| count.load(Ordering::Relaxed) == 0));
+    }
+}
