@@ -17,6 +17,8 @@ use crate::config::Config;
 use crate::metrics::OutcomeLabels;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often a file that changes while it is read is read again.
+const TRIES: u32 = 10;
 
 /// The configuration, looked at again and again.
 pub(super) struct Watched {
@@ -57,6 +59,20 @@ impl Watched {
         }
         all.finalize().into()
     }
+
+    /// Reads it, and what stands for what was read: what changed meanwhile is read again, a few times.
+    fn read(&mut self) -> (Digest, anyhow::Result<Config>) {
+        let mut before = self.look();
+        for _ in 0..TRIES {
+            let read = Config::read(&self.path);
+            let after = self.look();
+            if before == after {
+                return (after, read);
+            }
+            before = after;
+        }
+        (before, Err(anyhow::anyhow!("{} is being written all the time", self.path.display())))
+    }
 }
 
 fn digest(contents: Option<&[u8]>) -> Digest {
@@ -75,9 +91,9 @@ pub(super) async fn watch(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut seen = config.as_ref().map(|config| config.in_force);
     loop {
-        let tell = tokio::select! {
-            _ = hangup.recv() => None,
-            Some(tell) = asked.recv() => Some(tell),
+        let (is_own_idea, tell) = tokio::select! {
+            _ = hangup.recv() => (false, None),
+            Some(tell) = asked.recv() => (false, Some(tell)),
             _ = ticks.tick() => {
                 let Some(config) = &mut config else { continue };
                 let found = Some(config.look());
@@ -86,15 +102,21 @@ pub(super) async fn watch(
                 if !is_steady || seen == Some(config.in_force) {
                     continue;
                 }
-                None
+                (true, None)
             }
         };
         let result = match &mut config {
             Some(config) => {
+                let (found, read) = config.read();
+                let is_steady = seen == Some(found);
+                seen = Some(found);
+                // Nobody waits: it is looked at again.
+                if is_own_idea && !is_steady {
+                    continue;
+                }
                 // Also what is refused is not looked at again until it changes.
-                config.in_force = config.look();
-                seen = Some(config.in_force);
-                put_in_force(&config.path, &shared)
+                config.in_force = found;
+                put_in_force(read, &shared)
             }
             None => {
                 Err("no configuration was given at the start; there is nothing to read".to_owned())
@@ -106,10 +128,10 @@ pub(super) async fn watch(
     }
 }
 
-fn put_in_force(path: &Path, shared: &Shared) -> Result<(), String> {
+fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> Result<(), String> {
     let count =
         |outcome| shared.gate.metrics.reloads.get_or_create(&OutcomeLabels { outcome }).inc();
-    match Config::read(path) {
+    match read {
         Ok(config) => {
             shared.gate.put_in_force(&config);
             shared.settings.store(Arc::new(Settings::of(&config)));
