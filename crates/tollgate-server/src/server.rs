@@ -1,6 +1,7 @@
 //! `tollgate serve`: listens, keeps the configuration current, and stops when it is told to.
 
 mod listen;
+mod notify;
 mod reload;
 
 use std::io::Write as _;
@@ -122,6 +123,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         Listener::bind(resp).await.with_context(|| format!("cannot listen for RESP on {resp}"))?;
     say_hello(options, &http, &resp)?;
     shared.is_ready.store(true, Ordering::Release);
+    notify::ready();
 
     let (stop, stopped) = watch::channel(false);
     let http = tokio::spawn(http.accept(shared.clone(), stopped.clone(), http::serve_connection));
@@ -130,8 +132,10 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     tokio::select! {
         () = signals.stop() => {}
         () = watching => {}
+        () = notify::stay_watched() => {}
     }
     tracing::info!("stopping");
+    notify::stopping();
     shared.is_ready.store(false, Ordering::Release);
     // Whoever asks whether it is ready has a moment to hear that it is not.
     stop.send_replace(true);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{ConfigPath, Settings, Shared};
+use super::{ConfigPath, Settings, Shared, notify};
 use crate::config::Config;
 use crate::metrics::OutcomeLabels;
 
@@ -43,6 +43,7 @@ pub(super) async fn watch(
                 None
             }
         };
+        notify::reloading();
         let result = match path.as_deref() {
             Some(path) => {
                 // Also what is refused is not looked at again until it changes.
@@ -54,6 +55,7 @@ pub(super) async fn watch(
                 Err("no configuration was given at the start; there is nothing to read".to_owned())
             }
         };
+        notify::ready();
         if let Some(tell) = tell {
             let _ = tell.send(result);
         }
