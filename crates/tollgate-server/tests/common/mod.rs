@@ -108,6 +108,28 @@ impl Served {
         self.child.id()
     }
 
+    /// How much memory it has, in KiB.
+    pub(crate) fn resident_kib(&self) -> usize {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    /// How many files and connections it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
+    }
+
+    /// Waits until it has no more files and connections open than so many.
+    pub(crate) fn wait_for_descriptors(&self, most: usize) {
+        let started = Instant::now();
+        while self.descriptors() > most {
+            assert!(started.elapsed() < PATIENCE, "{} are open, not {most}", self.descriptors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Sends a signal, by its name.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.pid().to_string();
