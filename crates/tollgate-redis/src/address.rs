@@ -98,14 +98,23 @@ impl Address {
 fn redact(text: &str) -> Box<str> {
     let Some((scheme, rest)) = text.split_once("://") else {
         // Whatever it is, what stands before an @ may be a password.
-        return text.rsplit_once('@').map_or(text, |(_, after)| after).into();
+        return without_parameters(text.rsplit_once('@').map_or(text, |(_, after)| after)).into();
     };
     match rest.rsplit_once('@') {
-        None => text.into(),
+        None => without_parameters(text).into(),
         Some((login, hosts)) => {
             let user = login.split_once(':').map_or("", |(user, _)| user);
-            format!("{scheme}://{user}:***@{hosts}").into()
+            let user = Some(user).filter(|user| !user.contains('?')).unwrap_or_default();
+            format!("{scheme}://{user}:***@{}", without_parameters(hosts)).into()
         }
+    }
+}
+
+/// The address of a socket has its password among its parameters.
+fn without_parameters(text: &str) -> String {
+    match text.split_once('?') {
+        Some((before, _)) => format!("{before}?***"),
+        None => text.to_owned(),
     }
 }
 
@@ -156,6 +165,9 @@ mod tests {
             "redis+cluster://:hunter2@a:1,b:2",
             "redis+sentinel://alice:hunter2@a/main",
             "rediss://alice:hunter2@localhost",
+            "unix:///run/redis.sock?user=alice&pass=hunter2",
+            "unix:///run/redis.sock?pass=hunter2:@",
+            "redis://alice:hunter2@localhost?protocol=resp3",
         ] {
             let address = Address::parse(text).unwrap();
             assert!(!format!("{address} {address:?}").contains("hunter2"), "{address}");
@@ -166,6 +178,8 @@ mod tests {
             "redis+sentinel://alice:hunter2@localhost",
             "redis://alice:hun@ter2@:x",
             "alice:hunter2@localhost",
+            "redis+unix:///run/redis.sock?pass=hunter2",
+            "redis+cluster://alice:?hunter2@localhost:port",
         ] {
             let error = Address::parse(text).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");

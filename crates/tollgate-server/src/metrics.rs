@@ -72,8 +72,12 @@ impl Metrics {
         let make: fn() -> Histogram = || Histogram::new(BUCKETS);
         let latency = Family::new_with_constructor(make);
         registry.register("request_seconds", "How long requests took", latency.clone());
-        let reloads = Family::default();
+        let reloads = Family::<_, Counter>::default();
         registry.register("reloads", "Configurations read anew", reloads.clone());
+        // Told from the start: an alert sees a count that grows, not one that appears.
+        for outcome in ["applied", "refused"] {
+            reloads.get_or_create_owned(&OutcomeLabels { outcome });
+        }
         let connections = Family::default();
         registry.register("connections", "Connections that are open", connections.clone());
         let connections_refused = Family::default();

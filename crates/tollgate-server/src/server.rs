@@ -4,6 +4,7 @@ mod descriptors;
 mod holdings;
 mod impatient;
 mod listen;
+mod notify;
 mod reload;
 mod tls;
 
@@ -133,6 +134,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         Listener::bind(resp).await.with_context(|| format!("cannot listen for RESP on {resp}"))?;
     say_hello(options, &http, &resp)?;
     shared.is_ready.store(true, Ordering::Release);
+    notify::ready();
 
     let (stop, stopped) = watch::channel(false);
     let (secure_http, secure_resp) = (shared.http.clone(), shared.resp.clone());
@@ -145,8 +147,10 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     tokio::select! {
         () = signals.stop() => {}
         () = watching => {}
+        () = notify::stay_watched() => {}
     }
     tracing::info!("stopping");
+    notify::stopping();
     shared.is_ready.store(false, Ordering::Release);
     // Whoever asks whether it is ready has a moment to hear that it is not.
     stop.send_replace(true);

@@ -1,6 +1,5 @@
 //! What strangers write into bodies, queries and header fields.
 
-use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -21,7 +20,8 @@ use crate::server::Peer;
 /// first byte says which.
 pub fn json(input: &[u8]) {
     let Some((&choice, body)) = input.split_first() else { return };
-    let (status, told) = said(asked(choice, body));
+    let gate = gate();
+    let (status, told) = said(asked(&gate, choice, body));
     let read = serde_json::from_slice::<Value>(body);
     if status != 200 {
         assert!((400..500).contains(&status), "{status}: {told}");
@@ -39,41 +39,31 @@ pub fn json(input: &[u8]) {
     let written = read.expect("what is no JSON is refused").to_string();
     // What was settled is settled.
     if choice % 7 != 5 {
-        let (again, told) = said(asked(choice, written.as_bytes()));
+        let (again, told) = said(asked(&gate, choice, written.as_bytes()));
         assert_eq!(again, 200, "the same in other words: {told}");
     }
 }
 
-fn asked(choice: u8, body: &[u8]) -> Result<Reply, Problem> {
+fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     let query = (choice >= 128).then_some("headers=all");
-    with_gate(|gate| {
-        let ask = |verb| questions::ask(gate, verb, query, body).now_or_never();
-        let answer = match choice % 7 {
-            0 => ask(Verb::Check),
-            1 => ask(Verb::Peek),
-            2 => ask(Verb::Refund),
-            3 => ask(Verb::Reset),
-            4 => questions::reserve(gate, body).now_or_never(),
-            5 => questions::settle(gate, body).now_or_never(),
-            _ => Some(overrides::set(gate, body)),
-        };
-        answer.expect("memory answers at once")
-    })
+    let ask = |verb| questions::ask(gate, verb, query, body).now_or_never();
+    let answer = match choice % 7 {
+        0 => ask(Verb::Check),
+        1 => ask(Verb::Peek),
+        2 => ask(Verb::Refund),
+        3 => ask(Verb::Reset),
+        4 => questions::reserve(gate, body).now_or_never(),
+        5 => questions::settle(gate, body).now_or_never(),
+        _ => Some(overrides::set(gate, body)),
+    };
+    answer.expect("memory answers at once")
 }
 
-/// A gate that lives as long as its thread, with policies of every shape.
-fn with_gate<T>(ask: impl FnOnce(&Arc<Gate>) -> T) -> T {
+/// A gate that nobody has asked before, with policies of every shape.
+fn gate() -> Arc<Gate> {
     const POLICIES: &str = include_str!("../../../../fuzz/corpus/config/shapes.toml");
-    thread_local! {
-        static GATE: OnceCell<Arc<Gate>> = const { OnceCell::new() };
-    }
-    GATE.with(|gate| {
-        ask(gate.get_or_init(|| {
-            let config =
-                Config::parse(POLICIES, std::path::Path::new("")).expect("a configuration");
-            crate::fuzzing::shared(&config).gate
-        }))
-    })
+    let config = Config::parse(POLICIES, std::path::Path::new("")).expect("a configuration");
+    crate::fuzzing::shared(&config).gate
 }
 
 /// The status and the body of a reply, which is JSON and not long because of what it refuses.

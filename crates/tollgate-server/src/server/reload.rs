@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Settings, Shared};
+use super::{Settings, Shared, notify};
 use crate::config::Config;
 use crate::metrics::OutcomeLabels;
 
@@ -114,6 +114,7 @@ pub(super) async fn watch(
                 if is_own_idea && !is_steady {
                     continue;
                 }
+                notify::reloading();
                 // Also what is refused is not looked at again until it changes.
                 config.in_force = found;
                 put_in_force(read, &shared)
@@ -122,6 +123,7 @@ pub(super) async fn watch(
                 Err("no configuration was given at the start; there is nothing to read".to_owned())
             }
         };
+        notify::ready();
         if let Some(tell) = tell {
             let _ = tell.send(result);
         }

@@ -137,10 +137,18 @@ impl Served {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// How many descriptors it has open.
+    /// How many files and connections it has open.
     pub(crate) fn descriptors(&self) -> usize {
-        let open = std::fs::read_dir(format!("/proc/{}/fd", self.pid()));
-        open.expect("it runs").count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
+    }
+
+    /// Waits until it has no more files and connections open than so many.
+    pub(crate) fn wait_for_descriptors(&self, most: usize) {
+        let started = Instant::now();
+        while self.descriptors() > most {
+            assert!(started.elapsed() < PATIENCE, "{} are open, not {most}", self.descriptors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Sends a signal, by its name.
