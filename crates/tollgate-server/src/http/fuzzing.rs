@@ -1,6 +1,8 @@
 //! What strangers write into bodies, queries and header fields.
 
+use std::cell::RefCell;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
@@ -59,11 +61,21 @@ fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     answer.expect("memory answers at once")
 }
 
-/// A gate that nobody has asked before, with policies of every shape.
+/// A gate with policies of every shape: a new one now and then, so that it does not fill up.
 fn gate() -> Arc<Gate> {
     const POLICIES: &str = include_str!("../../../../fuzz/corpus/config/shapes.toml");
-    let config = Config::parse(POLICIES, std::path::Path::new("")).expect("a configuration");
-    crate::fuzzing::shared(&config).gate
+    const TURNS: usize = 10_000;
+    thread_local! {
+        static GATE: RefCell<(usize, Option<Arc<Gate>>)> = const { RefCell::new((0, None)) };
+    }
+    GATE.with_borrow_mut(|(turn, gate)| {
+        *turn += 1;
+        if *turn % TURNS == 0 {
+            *gate = None;
+        }
+        let config = || Config::parse(POLICIES, Path::new("")).expect("a configuration");
+        gate.get_or_insert_with(|| crate::fuzzing::shared(&config()).gate).clone()
+    })
 }
 
 /// The status and the body of a reply, which is JSON and not long because of what it refuses.
