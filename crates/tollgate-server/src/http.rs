@@ -78,6 +78,8 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest frame of HTTP/2, which is the least that can be said.
 const MAX_FRAME_BYTES: u32 = 16 * 1024;
+/// What a request of HTTP/2 takes until its reply is taken, beside what is in them.
+const STREAM_BYTES: usize = 8 * 1024;
 /// How much of a reply is handed to HTTP/2 ahead of its window.
 const SEND_AHEAD: usize = 64 * 1024;
 
@@ -205,8 +207,14 @@ async fn serve(
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
     let is_http2 = request.version() == Version::HTTP_2;
+    let mut stream = None;
     if is_http2 {
         caller.is_http2.store(true, Ordering::Relaxed);
+        stream = caller.hold(STREAM_BYTES);
+        if stream.is_none() {
+            // To refuse it would take as much.
+            caller.untaken.give_up();
+        }
     }
     let trace = Trace::of_request(&request, routes::template);
     let mut reply =
@@ -215,17 +223,27 @@ async fn serve(
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     observe(&caller.latency, began.elapsed());
-    Ok(sending(&caller, reply, is_http2))
+    Ok(sending(&caller, reply, is_http2, stream))
 }
 
-/// A reply that is sent, or another one if there is no room for what is not taken yet.
-fn sending(caller: &Caller, reply: Reply, is_http2: bool) -> Response<Sending> {
+/// A reply that is sent, or another one if there is no room for what is not taken yet. Of HTTP/2 its stream is held.
+fn sending(
+    caller: &Caller,
+    reply: Reply,
+    is_http2: bool,
+    mut held: Option<HeldBytes>,
+) -> Response<Sending> {
     let bytes = reply.body().len();
-    let mut held = None;
     if bytes > SMALL_BYTES {
-        held = caller.hold(bytes);
-        if held.is_none() {
-            return sending(caller, no_room().reply(), is_http2);
+        let is_room = match &mut held {
+            Some(held) => held.grow(bytes, &caller.limits),
+            None => {
+                held = caller.hold(bytes);
+                held.is_some()
+            }
+        };
+        if !is_room {
+            return sending(caller, no_room().reply(), is_http2, held);
         }
     }
     if is_http2 {

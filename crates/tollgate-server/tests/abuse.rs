@@ -246,6 +246,25 @@ fn e6_a_small_reply_that_no_window_takes_ends_the_connection() {
     assert_eq!(counted(&served, GIVEN_UP), 1);
 }
 
+#[test]
+fn e6_streams_that_stand_still_are_held_up_to_a_bound() {
+    let served = served(HELD);
+    let before = served.resident_kib();
+    // 8192 requests, of each of which the server holds some kilobytes.
+    let mut script = http2::hello(&[(INITIAL_WINDOW_SIZE, 0)]);
+    for id in 0..256 {
+        script.extend(http2::request(2 * id + 1, "/livez", None));
+    }
+    let mut streams: Vec<_> = (0..32).map(|_| connect(served.http())).collect();
+    for stream in &mut streams {
+        let _ = stream.write_all(&script);
+    }
+    wait_until("the end of most", PATIENCE, || counted(&served, GIVEN_UP) >= 28);
+    let grown = served.resident_kib().saturating_sub(before);
+    assert!(grown < 24 << 10, "{grown} KiB for one client");
+    assert_eq!(post(served.http(), "/v1/check", CHECK).status, 200, "others are served");
+}
+
 #[tokio::test]
 async fn e6_bodies_on_many_streams_are_held_up_to_a_bound() {
     let served = served(&format!("{HELD}body_timeout = \"2s\"\n"));
@@ -283,20 +302,14 @@ fn e4_who_takes_requests_back_as_fast_as_it_makes_them_is_ended() {
     let served = served("");
     let before = served.resident_kib();
     let mut stream = connect_http2(&served, &[]);
-    let body = br#"{"policy":"api""#;
+    let fields = http2::fields(Method::Post, "/v1/check");
     let mut pairs = 0_u32;
     // Requests that never end and are taken back: as many as it lets us make.
     'made: while pairs < 200_000 {
         let mut batch = Vec::new();
         for _ in 0..500 {
             let id = 2 * pairs + 1;
-            batch.extend(frame(
-                kind::HEADERS,
-                END_HEADERS,
-                id,
-                &http2::fields(Method::Post, "/v1/check"),
-            ));
-            batch.extend(frame(kind::DATA, 0, id, body));
+            batch.extend(frame(kind::HEADERS, END_HEADERS, id, &fields));
             batch.extend(http2::reset(id));
             pairs += 1;
         }
@@ -348,9 +361,11 @@ fn e6_a_field_that_is_named_again_and_again_is_not_unpacked() {
     // Refused stream by stream, or ended.
     let _ = stream.write_all(&http2::request(101, "/livez", None));
     stream.set_read_timeout(Some(QUIET)).expect("a timeout");
-    while let Some((kind, payload)) = next_frame(&mut stream) {
-        assert!(kind != kind::DATA || payload == b"alive\n", "a bomb was answered");
+    let mut answered = 0;
+    while let Some((kind, _)) = next_frame(&mut stream) {
+        answered += u32::from(kind == kind::DATA);
     }
+    assert!(answered <= 1, "{answered} were answered, and one was no bomb");
     let grown = served.peak_kib().saturating_sub(before);
     assert!(grown < 8 << 10, "{grown} KiB for one client");
     assert_eq!(post(served.http(), "/v1/check", CHECK).status, 200, "others are served");

@@ -31,11 +31,24 @@ pub(super) struct Untaken {
     turn: AtomicUsize,
     by_turn: [AtomicUsize; KEPT],
     first: Notify,
+    too_many: Notify,
 }
 
 impl Untaken {
-    /// Waits until something was not taken for so long.
+    /// There are too many of them.
+    pub(super) fn give_up(&self) {
+        self.too_many.notify_one();
+    }
+
+    /// Waits until something was not taken for so long, or there is too much of it.
     pub(super) async fn neglected(&self, patience: Duration) {
+        tokio::select! {
+            () = self.too_many.notified() => {}
+            () = self.grow_old(patience) => {}
+        }
+    }
+
+    async fn grow_old(&self, patience: Duration) {
         // Without a reply there is nothing to look for.
         self.first.notified().await;
         loop {
