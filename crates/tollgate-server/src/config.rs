@@ -9,8 +9,9 @@ mod mistake;
 mod policies;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use tollgate::{Access, Cost, Tiers};
@@ -26,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) http: Option<String>,
     pub(crate) resp: Option<String>,
     pub(crate) store: Option<String>,
+    pub(crate) snapshot: Option<PathBuf>,
+    pub(crate) snapshot_every: Option<Duration>,
     pub(crate) admin_token: Option<Box<str>>,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
@@ -83,6 +86,14 @@ pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
     match config.store.as_deref() {
         None | Some("memory") => writeln!(out, "store memory")?,
         Some(address) => writeln!(out, "store {}", Redis::open(address)?.address())?,
+    }
+    match (&config.snapshot, config.snapshot_every) {
+        (None, _) => writeln!(out, "snapshot none")?,
+        (Some(path), None) => writeln!(out, "snapshot {}, at the end", path.display())?,
+        (Some(path), Some(every)) => {
+            let every = humantime::format_duration(every);
+            writeln!(out, "snapshot {}, every {every} and at the end", path.display())?;
+        }
     }
     let token = if config.admin_token.is_some() { "by token" } else { "from this machine only" };
     writeln!(out, "admin {token}")?;
@@ -175,6 +186,22 @@ mod tests {
         says(
             "[limits]\nmax_conections = 5\n",
             "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
+        );
+    }
+
+    #[test]
+    fn a_snapshot_that_saves_nothing_is_refused() {
+        says(
+            "snapshot = \"clients\"\nsnapshot_every = \"0s\"\n",
+            "tollgate.toml:2:18: snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+        );
+        says(
+            "snapshot_every = \"30s\"\n",
+            "tollgate.toml:1:18: snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
+        );
+        says(
+            "snapshot = \"clients\"\nstore = \"redis://127.0.0.1\"\n",
+            "tollgate.toml:1:12: a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
         );
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(super) struct File {
     #[serde(default)]
     listen: Listen,
     store: Option<String>,
+    snapshot: Option<Spanned<PathBuf>>,
+    snapshot_every: Option<Spanned<Window>>,
     #[serde(default)]
     admin: Admin,
     #[serde(default)]
@@ -207,6 +210,7 @@ impl<'de> Deserialize<'de> for KeySource {
 impl File {
     /// Makes rules of what is written.
     pub(super) fn check(self, text: &str) -> Result<Config, Mistake> {
+        self.check_snapshot(text)?;
         let limits = match self.limits {
             Some(limits) => {
                 let at = limits.span().start;
@@ -225,11 +229,33 @@ impl File {
             http: self.listen.http,
             resp: self.listen.resp,
             store: self.store,
+            snapshot: self.snapshot.map(Spanned::into_inner),
+            snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
             admin_token: self.admin.token,
             trusted_proxies: self.trusted_proxies,
             limits,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
             policies: all,
         })
+    }
+
+    fn check_snapshot(&self, text: &str) -> Result<(), Mistake> {
+        let is_redis = self.store.as_deref().is_some_and(|store| store != "memory");
+        let (at, reason) = match (&self.snapshot, &self.snapshot_every) {
+            (Some(path), _) if is_redis => (
+                path.span().start,
+                "a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
+            ),
+            (None, Some(every)) => (
+                every.span().start,
+                "snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
+            ),
+            (_, Some(every)) if every.get_ref().0.is_zero() => (
+                every.span().start,
+                "snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Mistake::at(text, at, reason.to_owned()))
     }
 }

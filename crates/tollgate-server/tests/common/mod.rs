@@ -34,6 +34,16 @@ impl Served {
         config: Option<&str>,
         variables: &[(&str, &str)],
     ) -> Self {
+        Self::with_log(options, config, variables, None)
+    }
+
+    /// The same, with something else for standard error than a file.
+    pub(crate) fn with_log(
+        options: &[&str],
+        config: Option<&str>,
+        variables: &[(&str, &str)],
+        stderr: Option<Stdio>,
+    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let file = |extension: &str| {
@@ -57,9 +67,10 @@ impl Served {
         if let Some(path) = &config {
             command.arg("--config").arg(path);
         }
-        command.envs(variables.iter().copied());
-        command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(std::fs::File::create(&log).expect("the log is written"));
+        command.env("TOLLGATE_LOG", "warn").envs(variables.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let file = std::fs::File::create(&log).expect("the log is written");
+        command.stderr(stderr.unwrap_or(file.into()));
         let mut child = command.spawn().expect("the binary starts");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (mut http, mut resp) = (String::new(), String::new());
