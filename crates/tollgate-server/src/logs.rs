@@ -72,10 +72,10 @@ impl Logs {
         }
         let text = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(lines.clone());
         let text = match format {
-            LogFormat::Text => text.with_filter(repeats).boxed(),
-            LogFormat::Json => text.json().with_filter(repeats).boxed(),
+            LogFormat::Text => text.boxed(),
+            LogFormat::Json => text.json().boxed(),
         };
-        tracing_subscriber::registry().with(filter(level)).with(text).init();
+        tracing_subscriber::registry().with(text).with(repeats).with(filter(level)).init();
         std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         Self { lines }
     }

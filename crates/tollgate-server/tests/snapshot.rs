@@ -121,7 +121,8 @@ fn what_was_used_and_set_outlasts_a_restart() {
     let pro = json!({ "policy": "api", "key": "bob", "tier": "pro", "cost": 10 });
     assert_eq!(call(&served, "POST /v1/check", &pro)["allowed"], true);
     call(&served, "POST /v1/check", &json!({ "policy": "gone", "key": "alice" }));
-    call(&served, "PUT /v1/policies/api/overrides/mallory", &json!({ "access": "blocked" }));
+    let blocked = json!({ "policy": "api", "key": "mallory", "access": "blocked" });
+    call(&served, "PUT /v1/admin/overrides", &blocked);
     let throttle = words(&["CL.THROTTLE", "alice", "1", "1", "3600"]);
     let mut resp = Resp::connect(served.resp()).expect("it listens");
     let told = resp.ask_all(&vec![throttle.clone(); 3]).expect("answers");
