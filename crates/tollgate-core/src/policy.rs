@@ -108,6 +108,13 @@ impl Policy {
         &self.name
     }
 
+    /// The same policy by another name.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<Box<str>>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Its limits, at least one.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {

@@ -57,7 +57,15 @@ Signals:
 
 Exit status:
   0  it was told to stop, and nothing that had come was left unanswered
-  2  it could not start: the message says why";
+  2  it could not start, or not save its clients at the end: the message says why";
+
+/// A time that is not none.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("expected a time such as 30s or 5m".to_owned()),
+    }
+}
 
 /// Serve decisions over HTTP and RESP.
 ///
@@ -92,6 +100,14 @@ pub(crate) struct Serve {
     /// The most clients that are kept in memory, for each policy
     #[arg(long, value_name = "N", env = "TOLLGATE_MAX_KEYS", default_value_t = 1_000_000)]
     pub(crate) max_keys: usize,
+
+    /// A file in which clients are saved when it stops, and read when it starts; for the store in memory
+    #[arg(long, value_name = "PATH", env = "TOLLGATE_SNAPSHOT")]
+    pub(crate) snapshot: Option<PathBuf>,
+
+    /// Save them every so often as well, such as `30s`
+    #[arg(long, value_name = "TIME", env = "TOLLGATE_SNAPSHOT_EVERY", value_parser = some_time)]
+    pub(crate) snapshot_every: Option<Duration>,
 
     /// Where to send traces of requests, over OTLP: `http://HOST:PORT`; without it where `OTEL_EXPORTER_OTLP_ENDPOINT` says
     #[cfg(feature = "otlp")]

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use tollgate::{Access, Cost, Tiers};
@@ -32,6 +33,8 @@ pub(crate) struct Config {
     pub(crate) http: Option<String>,
     pub(crate) resp: Option<String>,
     pub(crate) store: Option<String>,
+    pub(crate) snapshot: Option<PathBuf>,
+    pub(crate) snapshot_every: Option<Duration>,
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) tls: Tls,
     pub(crate) trusted_proxies: Vec<IpNet>,
@@ -98,6 +101,14 @@ pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> 
     match config.store.as_deref() {
         None | Some("memory") => writeln!(out, "store memory")?,
         Some(address) => writeln!(out, "store {}", Redis::open(address)?.address())?,
+    }
+    match (&config.snapshot, config.snapshot_every) {
+        (None, _) => writeln!(out, "snapshot none")?,
+        (Some(path), None) => writeln!(out, "snapshot {}, at the end", path.display())?,
+        (Some(path), Some(every)) => {
+            let every = humantime::format_duration(every);
+            writeln!(out, "snapshot {}, every {every} and at the end", path.display())?;
+        }
     }
     writeln!(out, "tls {}", config.tls)?;
     writeln!(out, "auth {}", config.tokens)?;
@@ -203,6 +214,22 @@ mod tests {
         says(
             "[limits]\nmax_conections = 5\n",
             "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
+        );
+    }
+
+    #[test]
+    fn a_snapshot_that_saves_nothing_is_refused() {
+        says(
+            "snapshot = \"clients\"\nsnapshot_every = \"0s\"\n",
+            "tollgate.toml:2:18: snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+        );
+        says(
+            "snapshot_every = \"30s\"\n",
+            "tollgate.toml:1:18: snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
+        );
+        says(
+            "snapshot = \"clients\"\nstore = \"redis://127.0.0.1\"\n",
+            "tollgate.toml:1:12: a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
         );
     }
 

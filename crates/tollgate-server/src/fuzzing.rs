@@ -16,7 +16,7 @@ use crate::backtest::{
     BacktestError, Bounds, Format, Input, Plan, Report, Share, Wanted, backtest,
 };
 use crate::config::{self, Config};
-use crate::gate::{Ask, Asked, Backend, Verb};
+use crate::gate::{Ask, Asked, Backend, Remembered, Verb};
 use crate::server::Shared;
 use crate::spelling;
 
@@ -70,7 +70,7 @@ fn told(config: &Config) -> Option<String> {
 pub(crate) fn shared(config: &Config) -> Shared {
     const MAX_KEYS: usize = 64;
     let (reload, _) = mpsc::channel(1);
-    Shared::new(config, Backend::Memory { max_keys: MAX_KEYS }, reload)
+    Shared::new(config, Backend::Memory { max_keys: MAX_KEYS }, Remembered::default(), reload)
 }
 
 /// Lines of a log, plain or packed: however they are cut into reads, the report is the same, and it adds up.

@@ -5,6 +5,7 @@
 //! memory costs no more than the decisions.
 
 mod hot;
+mod remembered;
 mod reservations;
 mod throttle;
 
@@ -25,6 +26,8 @@ use crate::metrics::{Metrics, PolicyMetrics};
 use crate::traces;
 
 pub(crate) use hot::{Hot, HotClient};
+use remembered::RememberedPolicy;
+pub(crate) use remembered::{Remembered, Saved};
 pub(crate) use reservations::{Reservations, SettleFailure};
 use throttle::Throttle;
 pub(crate) use throttle::ThrottleArguments;
@@ -140,9 +143,17 @@ impl<T> Asked<T> {
 }
 
 impl Gate {
-    pub(crate) fn new(config: &Config, backend: Backend, metrics: Metrics) -> Self {
+    /// With the clients who are remembered from before.
+    pub(crate) fn new(
+        config: &Config,
+        backend: Backend,
+        metrics: Metrics,
+        mut remembered: Remembered,
+    ) -> Self {
         let throttle = match &backend {
-            Backend::Memory { max_keys } => Throttle::in_memory(*max_keys),
+            Backend::Memory { max_keys } => {
+                Throttle::in_memory(*max_keys, remembered.throttle.take())
+            }
             Backend::Redis(redis) => Throttle::in_redis(redis),
         };
         let name = Arc::from("CL.THROTTLE");
@@ -156,29 +167,40 @@ impl Gate {
             hot: Hot::default(),
             metrics,
         };
-        gate.put_in_force(config);
+        gate.put_all(config, remembered);
         gate
     }
 
     /// Puts a configuration in force, whole. What clients have used stays used; overrides that were set at run time
     /// stay.
     pub(crate) fn put_in_force(&self, config: &Config) {
+        self.put_all(config, Remembered::default());
+    }
+
+    fn put_all(&self, config: &Config, mut remembered: Remembered) {
         let old = self.policies.load();
         let new = config.policies.iter().map(|(name, policy)| {
-            let entry = self.entry(name, policy, old.get(name).map(|entry| &**entry));
+            let old = old.get(name).map(|entry| &**entry);
+            let entry = self.entry(name, policy, old, remembered.policies.remove(&**name));
             (name.clone(), Arc::new(entry))
         });
         self.policies.store(Arc::new(new.collect()));
     }
 
-    fn entry(&self, name: &Arc<str>, policy: &PolicyConfig, old: Option<&Entry>) -> Entry {
+    fn entry(
+        &self,
+        name: &Arc<str>,
+        policy: &PolicyConfig,
+        old: Option<&Entry>,
+        remembered: Option<RememberedPolicy>,
+    ) -> Entry {
         let limiter = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
                 old.limiter.set_on_failure(policy.on_failure);
                 old.limiter.clone()
             }
-            None => self.limiter(name, policy),
+            None => self.limiter(name, policy, remembered),
         };
         for gone in old.iter().flat_map(|old| &old.configured) {
             limiter.remove_override(gone);
@@ -196,12 +218,27 @@ impl Gate {
         }
     }
 
-    fn limiter(&self, name: &Arc<str>, policy: &PolicyConfig) -> Limiter {
+    fn limiter(
+        &self,
+        name: &Arc<str>,
+        policy: &PolicyConfig,
+        remembered: Option<RememberedPolicy>,
+    ) -> Limiter {
         let tiers = policy.tiers.copy();
         match &self.backend {
             Backend::Memory { max_keys } => {
-                let store = MemoryStore::new(Capacity::of(*max_keys), SystemClock::new());
-                Limiter::Memory(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)))
+                let (store, overrides) = match remembered {
+                    Some(RememberedPolicy { store, overrides }) => (store, overrides),
+                    None => {
+                        let capacity = Capacity::of(*max_keys);
+                        (MemoryStore::new(capacity, SystemClock::new()), Vec::new())
+                    }
+                };
+                let limiter = RateLimiter::in_store(name.clone(), tiers, store);
+                for (key, set) in overrides {
+                    limiter.set_override(key, set.access, set.until);
+                }
+                Limiter::Memory(Arc::new(limiter))
             }
             Backend::Redis(redis) => {
                 let store = redis.store(name.clone()).on_failure(policy.on_failure);

@@ -13,8 +13,10 @@ mod config;
 pub mod fuzzing;
 mod gate;
 mod http;
+mod logs;
 mod machine;
 mod metrics;
+mod repeats;
 mod replay;
 mod resp;
 mod server;
@@ -31,7 +33,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 
-use cli::{Command, LogFormat, LogLevel};
+use cli::Command;
+use logs::Logs;
 
 /// Runs the command that the command line names; how it ended.
 #[must_use]
@@ -39,8 +42,13 @@ pub fn main() -> ExitCode {
     let cli::Cli { command } = cli::Cli::parse();
     let result = match command {
         Command::Serve(options) => {
-            log(options.log, options.log_format);
-            server::run(&options).map(|()| ExitCode::SUCCESS)
+            let logs = Logs::start(options.log, options.log_format);
+            let served = server::run(&options);
+            if let Err(error) = &served {
+                logs.say(format!("tollgate: {error:#}"));
+            }
+            logs.flush();
+            return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(2) };
         }
         Command::CheckConfig(options) => config::show(&options.file).map(|()| ExitCode::SUCCESS),
         Command::Check(options) => check::run(&options),
@@ -65,21 +73,5 @@ pub fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "tollgate: {error:#}");
             ExitCode::from(2)
         }
-    }
-}
-
-/// Logs to standard error.
-fn log(level: LogLevel, format: LogFormat) {
-    let level = match level {
-        LogLevel::Error => tracing::Level::ERROR,
-        LogLevel::Warn => tracing::Level::WARN,
-        LogLevel::Info => tracing::Level::INFO,
-        LogLevel::Debug => tracing::Level::DEBUG,
-        LogLevel::Trace => tracing::Level::TRACE,
-    };
-    let logs = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => logs.with_ansi(false).init(),
-        LogFormat::Json => logs.json().init(),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -12,7 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tollgate::{Decision, Source};
 
-use crate::gate::{Backend, Gate};
+use crate::gate::{Backend, Gate, Saved};
+use crate::logs;
 
 /// What is counted.
 #[derive(Clone)]
@@ -26,6 +28,7 @@ pub(crate) struct Metrics {
     pub(crate) accept_errors: Counter,
     pub(crate) handshakes_failed: Family<SurfaceLabels, Counter>,
     pub(crate) tokens_refused: Family<SurfaceLabels, Counter>,
+    pub(crate) snapshots: Snapshots,
     registry: Arc<Registry>,
 }
 
@@ -113,6 +116,7 @@ impl Metrics {
             "Requests without a token, or with one that does not do",
             tokens_refused.clone(),
         );
+        let snapshots = Snapshots::registered(&mut registry);
         let registry = Arc::new(registry);
         Self {
             decisions,
@@ -124,6 +128,7 @@ impl Metrics {
             accept_errors,
             handshakes_failed,
             tokens_refused,
+            snapshots,
             registry,
         }
     }
@@ -151,6 +156,8 @@ impl Metrics {
         let _ = writeln!(out, "# TYPE tollgate_build_info gauge");
         let version = env!("CARGO_PKG_VERSION");
         let _ = writeln!(out, "tollgate_build_info{{version=\"{version}\"}} 1");
+        let _ = writeln!(out, "# TYPE tollgate_log_lines_lost counter");
+        let _ = writeln!(out, "tollgate_log_lines_lost_total {}", logs::lines_lost());
         let _ = writeln!(out, "# TYPE tollgate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tollgate_evictions counter");
         for entry in gate.policies() {
@@ -180,6 +187,37 @@ impl Metrics {
         out = out.replace("# EOF\n", "");
         out.push_str("# EOF\n");
         out
+    }
+}
+
+/// What is told of snapshots: how many there were, and what the last one was like.
+#[derive(Clone, Default)]
+pub(crate) struct Snapshots {
+    outcomes: Family<OutcomeLabels, Counter>,
+    keys: Gauge<u64, AtomicU64>,
+    bytes: Gauge<u64, AtomicU64>,
+    seconds: Gauge<f64, AtomicU64>,
+}
+
+impl Snapshots {
+    fn registered(registry: &mut Registry) -> Self {
+        let new = Self::default();
+        registry.register("snapshots", "Snapshots of clients", new.outcomes.clone());
+        registry.register("snapshot_keys", "Clients in the last snapshot", new.keys.clone());
+        registry.register("snapshot_bytes", "Its bytes", new.bytes.clone());
+        registry.register("snapshot_seconds", "How long it took", new.seconds.clone());
+        new
+    }
+
+    /// Notes one, or that it could not be written.
+    pub(crate) fn saved(&self, saved: Option<&Saved>, took: Duration) {
+        let outcome = if saved.is_some() { "written" } else { "failed" };
+        self.outcomes.get_or_create(&OutcomeLabels { outcome }).inc();
+        if let Some(saved) = saved {
+            self.keys.set(saved.keys);
+            self.bytes.set(saved.bytes);
+            self.seconds.set(took.as_secs_f64());
+        }
     }
 }
 

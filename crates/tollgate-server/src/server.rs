@@ -6,8 +6,10 @@ mod impatient;
 mod listen;
 mod notify;
 mod reload;
+mod snapshot;
 mod tls;
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use tollgate_redis::Redis;
 
 use crate::cli::Serve;
 use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
-use crate::gate::{Backend, Gate};
+use crate::gate::{Backend, Gate, Remembered};
 use crate::metrics::{Metrics, ReasonLabels};
 use crate::{http, resp, traces};
 pub(crate) use holdings::{HeldBytes, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
@@ -30,6 +32,7 @@ use holdings::{HeldConnection, Holder, Holdings, NoRoom};
 pub(crate) use listen::Connection;
 use listen::Listener;
 use reload::Watched;
+use snapshot::Snapshot;
 use tls::Security;
 
 /// What all connections share.
@@ -121,8 +124,14 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }
+    let in_memory = matches!(backend, Backend::Memory { .. });
+    let snapshot = Snapshot::asked_for(options, &config, in_memory)?;
+    let remembered = match &snapshot {
+        Some(snapshot) => snapshot.read(&config, options.max_keys)?,
+        None => Remembered::default(),
+    };
     let (ask_reload, reloads) = mpsc::channel(8);
-    let shared = Arc::new(Shared::new(&config, backend, ask_reload));
+    let shared = Arc::new(Shared::new(&config, backend, remembered, ask_reload));
     // Signals are heard from here on: one that comes while it starts is not lost.
     let mut signals = Signals::new()?;
     let hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
@@ -132,8 +141,8 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         Listener::bind(http).await.with_context(|| format!("cannot listen for HTTP on {http}"))?;
     let resp =
         Listener::bind(resp).await.with_context(|| format!("cannot listen for RESP on {resp}"))?;
-    say_hello(options, &http, &resp)?;
     shared.is_ready.store(true, Ordering::Release);
+    say(hello(options, &http, &resp));
     notify::ready();
 
     let (stop, stopped) = watch::channel(false);
@@ -148,6 +157,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         () = signals.stop() => {}
         () = watching => {}
         () = notify::stay_watched() => {}
+        () = saving(snapshot.as_ref(), &shared.gate) => {}
     }
     tracing::info!("stopping");
     notify::stopping();
@@ -164,36 +174,53 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
         tracing::warn!(connections = shared.holdings.connections(), "not all have ended");
     }
+    if let Some(snapshot) = &snapshot {
+        snapshot.save(&shared.gate).await?;
+    }
     Ok(())
 }
 
-/// Prints where it listens and what to try. Scripts read this: an address a line, then `tollgate ready`.
-fn say_hello(options: &Serve, http: &Listener, resp: &Listener) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "http {http}")?;
-    writeln!(out, "resp {resp}")?;
-    writeln!(out, "tollgate ready")?;
+/// Saves clients every so often, if that was asked for.
+async fn saving(snapshot: Option<&Snapshot>, gate: &Arc<Gate>) {
+    match snapshot {
+        Some(snapshot) => snapshot.keep_saving(gate).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Prints something to standard output. Whether anybody reads it is not waited for.
+fn say(text: String) {
+    std::thread::spawn(move || {
+        let mut out = std::io::stdout().lock();
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            tracing::warn!(%error, "where it listens cannot be printed");
+        }
+    });
+}
+
+/// Where it listens and what to try. Scripts read this: an address a line, then `tollgate ready`.
+fn hello(options: &Serve, http: &Listener, resp: &Listener) -> String {
+    let mut out = format!("http {http}\nresp {resp}\ntollgate ready\n");
     if options.config.is_none() {
-        writeln!(
-            out,
-            "no configuration was given; the policy \"demo\" allows 5 at once and 10 a minute. Try:"
-        )?;
+        out.push_str(
+            "no configuration was given; the policy \"demo\" allows 5 at once and 10 a minute. Try:\n",
+        );
         let (address, page) = (http.to_string(), format!("http://{http}/"));
         let curl = match address.strip_prefix("unix:") {
             Some(path) => format!("curl --unix-socket {path} http://localhost/v1/check"),
             None => format!("curl {page}v1/check"),
         };
-        writeln!(out, "  {curl} -d '{{\"policy\":\"demo\",\"key\":\"alice\"}}'")?;
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "  {curl} -d '{{\"policy\":\"demo\",\"key\":\"alice\"}}'");
         if let Some(port) = resp.port() {
-            writeln!(out, "  redis-cli -p {port} TOLLGATE.CHECK demo alice")?;
-            writeln!(out, "  redis-cli -p {port} CL.THROTTLE alice 4 10 60")?;
+            let _ = writeln!(out, "  redis-cli -p {port} TOLLGATE.CHECK demo alice");
+            let _ = writeln!(out, "  redis-cli -p {port} CL.THROTTLE alice 4 10 60");
         }
         if http.port().is_some() {
-            writeln!(out, "or open {page} in a browser")?;
+            let _ = writeln!(out, "or open {page} in a browser");
         }
     }
-    out.flush()?;
-    Ok(())
+    out
 }
 
 /// What the system tells.
@@ -220,9 +247,14 @@ impl Signals {
 }
 
 impl Shared {
-    pub(crate) fn new(config: &Config, backend: Backend, reload: AskReload) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        backend: Backend,
+        remembered: Remembered,
+        reload: AskReload,
+    ) -> Self {
         Self {
-            gate: Arc::new(Gate::new(config, backend, Metrics::new())),
+            gate: Arc::new(Gate::new(config, backend, Metrics::new(), remembered)),
             settings: ArcSwap::from_pointee(Settings::of(config)),
             is_ready: AtomicBool::new(false),
             reload,

@@ -334,7 +334,8 @@ fn a_configuration_is_checked_without_serving_it() {
     std::fs::remove_file(&tokens).expect("it was there");
     assert_eq!(
         text(&shown.stdout),
-        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nstore redis://alice:***@example.com\ntls none\n\
+        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nstore redis://alice:***@example.com\nsnapshot none\n\
+         tls none\n\
          auth check by anybody, admin by token\n\
          limits 10000 connections, 1000 an address, heads of 65536 bytes in 1m, bodies of 1048576 bytes in 10s, \
          268435456 bytes held, 256 streams, 256 commands at once, replies taken within 30s\n\

@@ -27,7 +27,7 @@ struct Others(Vec<Under>);
 
 /// How many policies a key is kept under: a client has few tiers, and rules seldom change before it is
 /// fresh again. Of more, the one under which least is used is forgotten.
-const MAX_POLICIES: usize = 4;
+pub(crate) const MAX_POLICIES: usize = 4;
 
 /// What a key has used under a policy.
 #[derive(Clone, Debug)]

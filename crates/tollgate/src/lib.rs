@@ -21,6 +21,7 @@
 //! | What time is it? | `clock.rs` |
 //! | Where does storage plug in? | `store.rs` |
 //! | How are keys kept in memory? | `memory.rs`, on `table.rs` and `hash.rs` |
+//! | How do keys outlast the process? | `snapshot.rs` |
 //! | Who is told? | `observer.rs` |
 //!
 //! The algorithms, policies and decisions are those of [`tollgate_core`], re-exported here.
@@ -36,6 +37,7 @@ mod memory;
 mod observer;
 mod reservation;
 mod rules;
+mod snapshot;
 mod store;
 mod table;
 mod tiers;
@@ -53,6 +55,7 @@ pub use observer::MetricsObserver;
 pub use observer::{Event, NoObserver, Observer};
 pub use reservation::{Reservation, Reserved, SettleError};
 pub use rules::Rules;
+pub use snapshot::{Section, SnapshotError, SnapshotReader, SnapshotWriter, save_snapshot};
 pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
 pub use tiers::{Access, Chosen, Override, Plan, Tier, Tiers, UnknownTier};

@@ -1,18 +1,23 @@
 //! Keys in memory: bounded, exact under any number of threads, and ready at once.
 
 use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::task::Waker;
 
 use tollgate_core::{
-    Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Limit, Machine, Op, Part,
-    Policy, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
+    Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Limit, LimitState, Machine,
+    Op, Part, Policy, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
 };
 
 use crate::clock::{Alarm, Clock, SystemClock};
 use crate::hash::KeyHasher;
+use crate::kept::Kept;
 use crate::line::{Joined, Line, Ticket, Turn};
+use crate::snapshot::{Section, SnapshotError, SnapshotWriter};
 use crate::store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 use crate::table::{Fingerprint, Found, Full, Locks, Spot, Table, Usage, WhenFull};
+use crate::tiers::{Access, Override, Plan};
 use crate::together::JointStore;
 use crate::waiting::WaitingStore;
 
@@ -147,9 +152,20 @@ impl NoDecision {
 const AHEAD: usize = 32;
 
 impl<S> Keys<S> {
-    fn new(capacity: Capacity) -> Self {
+    /// For keys of whose hashes at most so many bits are known.
+    fn knowing(bits: u32, capacity: Capacity) -> Self {
         let Capacity { max_keys, when_full } = capacity;
-        Self { table: Table::new(max_keys, when_full), line: Line::default() }
+        Self { table: Table::new(bits, max_keys, when_full), line: Line::default() }
+    }
+
+    fn new(capacity: Capacity) -> Self {
+        Self::knowing(u128::BITS, capacity)
+    }
+
+    /// Keeps a key as it was, if there is room for it.
+    fn keep(&self, rule: &impl Algorithm<State = S>, key: Fingerprint, was: S, now: Tick) {
+        // Where there is none, the table counts it as refused.
+        let _ = self.table.with(rule, self.table.spot(key), now, |state, _| *state = was);
     }
 
     pub(crate) fn full(&self) -> StoreError {
@@ -356,6 +372,80 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
+/// Snapshots of the keys of [`Tiers`](crate::Tiers).
+impl<C: Clock> MemoryStore<Plan, C> {
+    /// Writes what its keys have used into a snapshot, by a name and with some overrides; how many keys. While others
+    /// use the store, each key is written as it is at some moment meanwhile.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tollgate::{
+    ///     Access, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SnapshotWriter, SystemClock, Tiers,
+    /// };
+    ///
+    /// let limiter = RateLimiter::tiered("api", Tiers::new(Policy::token_bucket(2).per_hour().build()?));
+    /// limiter.check_n("alice", 2)?;
+    /// limiter.set_override("mallory", Access::Blocked, None);
+    /// let mut snapshot = SnapshotWriter::new(Vec::new())?;
+    /// limiter.store().save(limiter.name(), &limiter.overrides(), &mut snapshot)?;
+    /// let bytes = snapshot.finish()?;
+    ///
+    /// // Later, in another process, perhaps with other rules:
+    /// let mut snapshot = SnapshotReader::new(&bytes[..])?;
+    /// let mut section = snapshot.next_section()?.expect("there is one");
+    /// let store =
+    ///     MemoryStore::restored(Capacity::default(), SystemClock::new(), &mut section, Arc::new)?;
+    /// let tiers = Tiers::new(Policy::sliding_window_log(5).per_hour().build()?);
+    /// let limiter = RateLimiter::in_store(section.name(), tiers, store);
+    /// for (key, set) in section.overrides() {
+    ///     limiter.set_override(key, set.access.clone(), set.until);
+    /// }
+    /// assert_eq!(limiter.check("alice")?.remaining, 2);
+    /// assert!(!limiter.check("mallory")?.allowed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The snapshot cannot be written to.
+    pub fn save(
+        &self,
+        name: &str,
+        overrides: &[(Box<[u8]>, Override)],
+        snapshot: &mut SnapshotWriter<impl Write>,
+    ) -> io::Result<u64> {
+        let table = &self.keys.table;
+        snapshot.put_table((name, overrides), &self.front.hasher, table, |kept, listed| {
+            for (policy, standings) in kept.policies() {
+                listed.add(policy, &standings);
+            }
+        })
+    }
+
+    /// A store with the keys of a snapshot, whatever its capacity was: if there are too many, the least used are evicted
+    /// (see [`usage`](Self::usage)). Policies that are equal should be one: `share` finds the one, or is `Arc::new`.
+    /// Its overrides are not set by this.
+    ///
+    /// # Errors
+    /// The snapshot is damaged, or is of another version of Tollgate.
+    ///
+    /// # Panics
+    /// If the system has no address space for so many keys.
+    pub fn restored(
+        capacity: Capacity,
+        clock: C,
+        section: &mut Section<'_, impl Read>,
+        share: impl FnMut(Policy) -> Arc<Policy>,
+    ) -> Result<Self, SnapshotError> {
+        let (known_bits, hasher) = section.hashes();
+        let now = clock.now();
+        let keys = Keys::knowing(known_bits, capacity);
+        // What was used does not depend on the plan.
+        let rule = Plan::of(Access::Unlimited);
+        section.each(share, |key, kept| keys.keep(&rule, key, kept, now))?;
+        Ok(Self { keys, front: Front { hasher, clock } })
+    }
+}
+
 impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     type Reply<'a, T: 'a> = Result<T, StoreError>;
 
@@ -403,27 +493,134 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 }
 
+impl Kinds {
+    fn of(policy: &Policy, known_bits: u32, capacity: Capacity) -> Self {
+        match policy.plain().map(Limit::machine) {
+            Some(Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_)) => {
+                Self::Bucket(Keys::knowing(known_bits, capacity))
+            }
+            Some(
+                Machine::WideTokenBucket(_) | Machine::WideGcra(_) | Machine::WideLeakyBucket(_),
+            ) => Self::WideBucket(Keys::knowing(known_bits, capacity)),
+            Some(Machine::FixedWindow(_)) => Self::FixedWindow(Keys::knowing(known_bits, capacity)),
+            Some(Machine::SlidingWindowLog(_)) => {
+                Self::SlidingWindowLog(Keys::knowing(known_bits, capacity))
+            }
+            Some(Machine::SlidingWindowCounter(_)) => {
+                Self::SlidingWindowCounter(Keys::knowing(known_bits, capacity))
+            }
+            None => Self::Several(Keys::knowing(known_bits, capacity)),
+        }
+    }
+
+    /// Keeps a key as it was, under a policy of this kind.
+    fn keep(&self, policy: &Policy, key: Fingerprint, kept: &Kept, now: Tick) {
+        let Some((_, standings)) = kept.policies().next() else { return };
+        let kept: Result<(), StoreError> = of_its_kind!(policy, self, |rule, keys| {
+            if let Some(state) = Standings::of(&standings) {
+                keys.keep(rule, key, state, now);
+            }
+            Ok(())
+        });
+        debug_assert!(kept.is_ok(), "the kinds are made for the policy");
+    }
+}
+
+/// The state of a kind as a policy has it, and back.
+trait Standings: Sized {
+    fn standings(&self) -> Box<[Standing]>;
+    fn of(standings: &[Standing]) -> Option<Self>;
+}
+
+macro_rules! standings_of_one {
+    ($state:ty, $kind:ident) => {
+        impl Standings for $state {
+            fn standings(&self) -> Box<[Standing]> {
+                [LimitState::$kind(self.clone()).into()].into()
+            }
+
+            fn of(standings: &[Standing]) -> Option<Self> {
+                match standings {
+                    [one] => match one.state() {
+                        LimitState::$kind(state) => Some(state.clone()),
+                        _ => None,
+                    },
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+standings_of_one!(BucketState, Bucket);
+standings_of_one!(BucketState<u128>, WideBucket);
+standings_of_one!(FixedWindowState, FixedWindow);
+standings_of_one!(SlidingWindowLogState, SlidingWindowLog);
+standings_of_one!(SlidingWindowCounterState, SlidingWindowCounter);
+
+impl Standings for Box<[Standing]> {
+    fn standings(&self) -> Box<[Standing]> {
+        self.clone()
+    }
+
+    fn of(standings: &[Standing]) -> Option<Self> {
+        Some(standings.into())
+    }
+}
+
 impl<C: Clock> PolicyStore<C> {
     /// An empty store for the keys of a policy.
     ///
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        let kinds = match policy.plain().map(Limit::machine) {
-            Some(Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_)) => {
-                Kinds::Bucket(Keys::new(capacity))
-            }
-            Some(
-                Machine::WideTokenBucket(_) | Machine::WideGcra(_) | Machine::WideLeakyBucket(_),
-            ) => Kinds::WideBucket(Keys::new(capacity)),
-            Some(Machine::FixedWindow(_)) => Kinds::FixedWindow(Keys::new(capacity)),
-            Some(Machine::SlidingWindowLog(_)) => Kinds::SlidingWindowLog(Keys::new(capacity)),
-            Some(Machine::SlidingWindowCounter(_)) => {
-                Kinds::SlidingWindowCounter(Keys::new(capacity))
-            }
-            None => Kinds::Several(Keys::new(capacity)),
-        };
-        Self { kinds, front: Front::new(clock) }
+        Self { kinds: Kinds::of(policy, u128::BITS, capacity), front: Front::new(clock) }
+    }
+
+    /// Writes what its keys have used into a snapshot, by a name; how many keys. The policy is that of its limiter. While
+    /// others use the store, each key is written as it is at some moment meanwhile. [`SnapshotWriter`] has an example.
+    ///
+    /// # Errors
+    /// The snapshot cannot be written to, or the store is for another policy.
+    pub fn save(
+        &self,
+        policy: &Policy,
+        name: &str,
+        snapshot: &mut SnapshotWriter<impl Write>,
+    ) -> io::Result<u64> {
+        let shared = Arc::new(policy.clone());
+        let saved = of_its_kind!(policy, &self.kinds, |_rule, keys| {
+            Ok(snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
+                listed.add(&shared, &state.standings());
+            }))
+        });
+        saved.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?
+    }
+
+    /// A store for the keys of a policy, with those of a snapshot: whatever its capacity was, and whatever the policy was
+    /// they were saved under. What was used stays used. [`SnapshotWriter`] has an example.
+    ///
+    /// # Errors
+    /// The snapshot is damaged, or is of another version of Tollgate.
+    ///
+    /// # Panics
+    /// If the system has no address space for so many keys.
+    pub fn restored(
+        policy: &Policy,
+        capacity: Capacity,
+        clock: C,
+        section: &mut Section<'_, impl Read>,
+    ) -> Result<Self, SnapshotError> {
+        let (known_bits, hasher) = section.hashes();
+        let now = clock.now();
+        let shared = Arc::new(policy.clone());
+        let share = |saved: Policy| if saved == *shared { shared.clone() } else { Arc::new(saved) };
+        let kinds = Kinds::of(policy, known_bits, capacity);
+        section.each(share, |key, mut kept| {
+            kept.bring_under(&shared, now);
+            kinds.keep(policy, key, &kept, now);
+        })?;
+        Ok(Self { kinds, front: Front { hasher, clock } })
     }
 
     /// What has become of keys so far.

@@ -24,12 +24,12 @@ use tollgate_core::{Algorithm, Tick};
 #[cfg(loom)]
 use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(loom))]
 use std::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 /// Slots in a bucket: with 16-byte states and their tags, two cache lines with the lock.
@@ -58,27 +58,29 @@ const CANDIDATES: usize = 8;
 /// How many times of dropped keys are kept: homes share them.
 const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
 
-/// What stands for a key: its home, and 59 bits to tell it from the others there. In a table made for
-/// n keys, the odds that any two of n keys are taken for one are about 1.5 · n / 2⁵⁹: for five
-/// million keys one in 77 billion.
+/// In how many rounds all buckets are shown.
+const ROUNDS: usize = 64;
+
+/// What stands for a key: its hash, of which a table knows the first bits (see [`Table::spot`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint {
-    /// Chooses the home.
-    home: u64,
-    /// Told apart in a bucket by this: never 0, the bits of `DISTANCE` 0.
-    tag: u64,
-}
+pub(crate) struct Fingerprint(u128);
 
 impl From<u128> for Fingerprint {
     fn from(hash: u128) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-        let (home, low) = ((hash >> 64) as u64, hash as u64);
-        Self { home, tag: (low & !DISTANCE).max(DISTANCE + 1) }
+        Self(hash)
     }
 }
 
-/// The bits of a slot's tag that say how far from home its key lives.
+impl Fingerprint {
+    /// Its first bits, which are all that a table knows of it, as bytes.
+    pub(crate) fn known_bytes(self, bits: u32) -> impl Iterator<Item = u8> {
+        self.0.to_be_bytes().into_iter().take(bits.div_ceil(8) as usize)
+    }
+}
+
+/// The bits of a slot's tag that say how far from home its key lives; the other 59 tell it from its neighbours.
 const DISTANCE: u64 = 0x1f;
+const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 
 /// What to do with a new key when the table is full of keys that are not fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +101,10 @@ pub(crate) struct Table<S> {
     buckets: Pages<Bucket<S>>,
     /// How many of the buckets can be homes; the rest are for the keys of the last homes.
     homes: usize,
+    /// How many bits of a hash are known of a key.
+    known_bits: u32,
+    /// Those bits.
+    known: u128,
     max_keys: usize,
     when_full: WhenFull,
     len: AtomicUsize,
@@ -139,7 +145,9 @@ struct Bucket<S> {
     lock: AtomicU32,
     /// How many keys whose home this is live in a later bucket. Raised under the home's lock before
     /// the key is placed, lowered by whoever dropped it afterwards: never too low.
-    spilled: AtomicU32,
+    spilled: AtomicU16,
+    /// Whether anybody has ever lived here. A look at it touches no memory that was not touched before.
+    lived_in: AtomicBool,
     slots: UnsafeCell<Slots<S>>,
 }
 
@@ -313,6 +321,7 @@ impl<S> Held<'_, S> {
     /// Fills a slot, dropping the state that was there.
     fn put(&mut self, slot: usize, tag: u64, state: S) {
         self.clear(slot);
+        self.0.lived_in.store(true, Ordering::Relaxed);
         self.slots(|slots| {
             slots.states[slot] = MaybeUninit::new(state);
             slots.tags[slot] = tag;
@@ -333,12 +342,15 @@ impl<S> Held<'_, S> {
 }
 
 impl<S> Table<S> {
-    /// A table for at most so many keys.
-    pub(crate) fn new(max_keys: usize, when_full: WhenFull) -> Self {
+    /// A table for at most so many keys, of whose hashes at most so many bits are known.
+    pub(crate) fn new(known_bits: u32, max_keys: usize, when_full: WhenFull) -> Self {
         let homes = (max_keys.saturating_mul(100) / FILL).div_ceil(SLOTS).max(1);
+        let known_bits = known_bits.clamp(1, TAG_BITS + homes.ilog2());
         Self {
             buckets: Pages::new(homes + REACH),
             homes,
+            known_bits,
+            known: u128::MAX << (u128::BITS - known_bits),
             max_keys: max_keys.max(1),
             when_full,
             len: AtomicUsize::new(0),
@@ -373,15 +385,59 @@ impl<S> Table<S> {
         self.max_keys
     }
 
+    /// How many bits of a hash are known of its keys.
+    pub(crate) const fn known_bits(&self) -> u32 {
+        self.known_bits
+    }
+
     /// Where a key belongs. What a decision on it will need starts to load.
+    ///
+    /// Its hash, as a fraction of 1, is stretched over the homes: the whole part says which one, and the first
+    /// 59 bits of the rest tell it from the others there. Together they are as good as the first bits of the
+    /// hash, 59 and as many as the number of homes has, so that [`show`](Self::show) can tell them again, for a
+    /// table of another size. In a table made for n keys, the odds that any two of n keys are taken for one are
+    /// at most 3 · n / 2⁵⁹: for five million keys one in 38 billion.
     #[inline]
     pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
-        // The high half of the product is below the number of homes, whatever that is.
-        let scaled = (u128::from(key.home) * self.homes as u128) >> 64;
-        #[expect(clippy::cast_possible_truncation, reason = "below a usize")]
-        let home = scaled as usize;
+        let hash = key.0 & self.known;
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (high, low) = ((hash >> 64) as u64, hash as u64);
+        let homes = self.homes as u128;
+        let place = u128::from(high) * homes + ((u128::from(low) * homes) >> 64);
+        #[expect(clippy::cast_possible_truncation, reason = "below a usize, and the rest")]
+        let (home, rest) = ((place >> 64) as usize, place as u64);
         self.buckets.prefetch(home);
-        Spot { home, tag: key.tag }
+        Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) }
+    }
+
+    /// The key that belongs to a spot.
+    fn key_at(&self, Spot { home, tag }: Spot) -> Fingerprint {
+        let homes = self.homes as u128;
+        let place = (home as u128) << 64 | u128::from(tag & !DISTANCE);
+        // The least that is stretched so far: by long division, for it has 192 bits.
+        let least = ((place / homes) << 64) + ((place % homes) << 64).div_ceil(homes);
+        Fingerprint(least.saturating_add(!self.known) & self.known)
+    }
+
+    /// Its buckets, for [`show`](Self::show). They come from all over the table: so a smaller one that takes over their
+    /// keys in this order has all kinds of neighbours to evict the least used of.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = usize> + use<S> {
+        let buckets = self.buckets.len();
+        (0..ROUNDS).flat_map(move |first| (first..buckets).step_by(ROUNDS))
+    }
+
+    /// Shows the keys that live in a bucket, and their states. Whoever goes through all buckets has seen all keys, but
+    /// for those that were dropped and came again meanwhile: these may be seen twice, as they are last, or not at all.
+    pub(crate) fn show(&self, index: usize, mut show: impl FnMut(Fingerprint, &S)) {
+        if !self.buckets[index].lived_in.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut bucket = self.buckets[index].hold();
+        for (slot, tag) in bucket.tags().into_iter().enumerate().filter(|(_, tag)| *tag != 0) {
+            let home = index - (tag & DISTANCE) as usize;
+            let key = self.key_at(Spot { home, tag });
+            bucket.with_state(slot, |state| show(key, state));
+        }
     }
 
     /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
@@ -496,7 +552,7 @@ impl<S> Table<S> {
             }
             let tags = bucket.tags();
             let from_here = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
-            left = left.saturating_sub(u32::try_from(from_here).unwrap_or(u32::MAX));
+            left = left.saturating_sub(u16::try_from(from_here).unwrap_or(u16::MAX));
             if left == 0 {
                 break;
             }
@@ -816,7 +872,8 @@ impl<S> Deref for Pages<Bucket<S>> {
     #[inline]
     fn deref(&self) -> &[Bucket<S>] {
         // Safety: the memory is page-aligned, as long as `length` buckets, lives as long as `self`,
-        // and was zeroed, which is a valid bucket: not locked, nothing spilled, no tags, so no states.
+        // and was zeroed, which is a valid bucket: not locked, nothing spilled, never lived in, no tags, so no
+        // states.
         // It is only ever written through the cells and atomics of the buckets.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<Bucket<S>>(), self.length) }
     }
@@ -831,7 +888,8 @@ impl<S> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
         let bucket = |_| Bucket {
             lock: AtomicU32::new(0),
-            spilled: AtomicU32::new(0),
+            spilled: AtomicU16::new(0),
+            lived_in: AtomicBool::new(false),
             slots: UnsafeCell::new(Slots {
                 tags: [0; SLOTS],
                 states: std::array::from_fn(|_| MaybeUninit::uninit()),
@@ -854,3 +912,29 @@ impl<T> Deref for Pages<T> {
 
 #[cfg(all(test, loom))]
 mod loom_tests;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What a table knows of a key is enough for any other, smaller or larger, to find the key by its whole hash.
+    #[test]
+    fn keys_can_be_told_again_for_a_table_of_any_size() {
+        let table = |bits, keys| Table::<()>::new(bits, keys, WhenFull::EvictLeastUsed);
+        for keys in [1, 2, 3, 7, 100, 12_345, 5_000_000] {
+            let one = table(u128::BITS, keys);
+            for other_keys in [1, 5, 99, 1_000, 54_321, 20_000_000] {
+                let other = table(one.known_bits(), other_keys);
+                let mut hash = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835_u128;
+                for _ in 0..200 {
+                    hash =
+                        hash.wrapping_mul(0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645) ^ (hash >> 67);
+                    let key = Fingerprint(hash);
+                    let told = one.key_at(one.spot(key));
+                    assert_eq!(told, Fingerprint(hash & one.known), "{keys} keys");
+                    assert_eq!(other.spot(told), other.spot(key), "{keys} keys to {other_keys}");
+                }
+            }
+        }
+    }
+}

@@ -28,6 +28,8 @@ pub(super) struct File {
     #[serde(default)]
     listen: Listen,
     store: Option<String>,
+    snapshot: Option<Spanned<PathBuf>>,
+    snapshot_every: Option<Spanned<Window>>,
     auth: Option<Spanned<AuthTable>>,
     tls: Option<Spanned<TlsTable>>,
     #[serde(default)]
@@ -211,6 +213,7 @@ impl File {
 
     /// Makes rules of what is written. Files that it names are looked for from a folder.
     pub(super) fn check(self, text: &str, folder: &Path) -> Result<Config, Mistake> {
+        self.check_snapshot(text)?;
         let tokens = match self.auth {
             Some(auth) => auth.get_ref().read(folder).map_err(|reason| {
                 Mistake::at(text, auth.span().start, format!("auth: {reason}"))
@@ -242,6 +245,8 @@ impl File {
             http: self.listen.http,
             resp: self.listen.resp,
             store: self.store,
+            snapshot: self.snapshot.map(|path| folder.join(path.into_inner())),
+            snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
             tokens: Arc::new(tokens),
             tls,
             trusted_proxies: self.trusted_proxies,
@@ -249,5 +254,25 @@ impl File {
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
             policies: all,
         })
+    }
+
+    fn check_snapshot(&self, text: &str) -> Result<(), Mistake> {
+        let is_redis = self.store.as_deref().is_some_and(|store| store != "memory");
+        let (at, reason) = match (&self.snapshot, &self.snapshot_every) {
+            (Some(path), _) if is_redis => (
+                path.span().start,
+                "a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
+            ),
+            (None, Some(every)) => (
+                every.span().start,
+                "snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
+            ),
+            (_, Some(every)) if every.get_ref().0.is_zero() => (
+                every.span().start,
+                "snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Mistake::at(text, at, reason.to_owned()))
     }
 }

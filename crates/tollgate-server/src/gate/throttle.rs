@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::{
-    Access, Capacity, Cost, Decision, MemoryStore, Op, Plan, Policy, PolicyError, Store as _,
-    SystemClock, Ticks,
+    Access, Capacity, Cost, Decision, Limit, MemoryStore, Op, Plan, Policy, PolicyError,
+    Store as _, SystemClock, Ticks,
 };
 use tollgate_redis::{OnFailure, Redis, RedisStore};
 
@@ -30,12 +30,23 @@ pub(crate) struct ThrottleArguments {
 
 type Known<T> = HashMap<ThrottleArguments, T, foldhash::fast::RandomState>;
 
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
 /// How many sets of numbers are remembered.
 const REMEMBERED: usize = 1024;
 
 impl Throttle {
-    pub(super) fn in_memory(max_keys: usize) -> Self {
-        Self::Memory(Box::new(MemoryStore::new(Capacity::of(max_keys), SystemClock::new())))
+    /// With the clients of a store that was there before, or with none.
+    pub(super) fn in_memory(max_keys: usize, remembered: Option<MemoryStore<Plan>>) -> Self {
+        let new = || MemoryStore::new(Capacity::of(max_keys), SystemClock::new());
+        Self::Memory(Box::new(remembered.unwrap_or_else(new)))
+    }
+
+    pub(super) fn in_memory_store(&self) -> Option<&MemoryStore<Plan>> {
+        match self {
+            Self::Memory(store) => Some(store),
+            Self::Redis(_) => None,
+        }
     }
 
     /// No policy of a configuration has a control character in its name.
@@ -98,8 +109,20 @@ impl ThrottleArguments {
         }
     }
 
+    /// The policy that all threads share which is the same as one, or that one.
+    pub(super) fn shared(policy: Policy) -> Arc<Policy> {
+        let numbers = policy.limits().first().map(Limit::numbers);
+        let arguments = numbers.map(|numbers| Self {
+            max_burst: numbers.burst.saturating_sub(1),
+            count: numbers.limit,
+            period_s: numbers.window.0 / NANOS_PER_SECOND,
+        });
+        let shared = arguments.and_then(|arguments| arguments.policy().ok());
+        shared.filter(|shared| **shared == policy).unwrap_or_else(|| policy.into())
+    }
+
     fn build(self) -> Result<Policy, PolicyError> {
-        let window = Ticks(self.period_s.saturating_mul(1_000_000_000));
+        let window = Ticks(self.period_s.saturating_mul(NANOS_PER_SECOND));
         Policy::gcra(self.count).per(window).burst(self.max_burst.saturating_add(1)).debt(0).build()
     }
 }

@@ -32,8 +32,8 @@ impl Served {
     pub(crate) fn after(prelude: &str, options: &[&str], config: Option<&str>) -> Self {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{prelude}; exec \"$0\" \"$@\""));
-        shell.arg(env!("CARGO_BIN_EXE_tollgate"));
-        Self::run(shell, options, config)
+        shell.arg(env!("CARGO_BIN_EXE_tollgate")).env("TOLLGATE_LOG", "warn");
+        Self::run(shell, options, config, None)
     }
 
     /// The same, with variables in its environment.
@@ -42,12 +42,27 @@ impl Served {
         config: Option<&str>,
         variables: &[(&str, &str)],
     ) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.envs(variables.iter().copied());
-        Self::run(command, options, config)
+        Self::with_log(options, config, variables, None)
     }
 
-    fn run(mut command: Command, options: &[&str], config: Option<&str>) -> Self {
+    /// The same, with something else for standard error than a file.
+    pub(crate) fn with_log(
+        options: &[&str],
+        config: Option<&str>,
+        variables: &[(&str, &str)],
+        stderr: Option<Stdio>,
+    ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.env("TOLLGATE_LOG", "warn").envs(variables.iter().copied());
+        Self::run(command, options, config, stderr)
+    }
+
+    fn run(
+        mut command: Command,
+        options: &[&str],
+        config: Option<&str>,
+        stderr: Option<Stdio>,
+    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let file = |extension: &str| {
@@ -70,8 +85,9 @@ impl Served {
         if let Some(path) = &config {
             command.arg("--config").arg(path);
         }
-        command.env("TOLLGATE_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(std::fs::File::create(&log).expect("the log is written"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let file = std::fs::File::create(&log).expect("the log is written");
+        command.stderr(stderr.unwrap_or(file.into()));
         let mut child = command.spawn().expect("the binary starts");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (mut http, mut resp) = (String::new(), String::new());

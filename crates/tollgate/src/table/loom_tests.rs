@@ -19,7 +19,7 @@ fn bucket(limit: u64, window: u64) -> TokenBucket {
 type Shared = Arc<Table<<TokenBucket as Algorithm>::State>>;
 
 fn table(max_keys: usize) -> Shared {
-    Arc::new(Table::new(max_keys, WhenFull::EvictLeastUsed))
+    Arc::new(Table::new(u128::BITS, max_keys, WhenFull::EvictLeastUsed))
 }
 
 fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
@@ -43,9 +43,9 @@ fn race(
     (thread.join().expect("no panic"), other)
 }
 
-const ALICE: Fingerprint = Fingerprint { home: 0, tag: 1 << 5 };
-const BOB: Fingerprint = Fingerprint { home: 0, tag: 2 << 5 };
-const FAR: Fingerprint = Fingerprint { home: u64::MAX, tag: 3 << 5 };
+const ALICE: Fingerprint = Fingerprint(1 << 80);
+const BOB: Fingerprint = Fingerprint(2 << 80);
+const FAR: Fingerprint = Fingerprint(u128::MAX);
 
 fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
     answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
@@ -184,7 +184,7 @@ fn c7_a_refused_decision_charges_nobody() {
 /// The same where one of the keys lives away from home, in a bucket that is another's home.
 #[test]
 fn c7_keys_away_from_home_do_not_deadlock() {
-    const NEXT: Fingerprint = Fingerprint { home: u64::MAX / 5, tag: 4 << 5 };
+    const NEXT: Fingerprint = Fingerprint(u128::MAX / 5);
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
         assert_eq!(table.spot(NEXT).home, table.spot(BOB).home + 1);

@@ -1,0 +1,55 @@
+//! How long it takes to save a store and to read it again, and how large it is.
+//!
+//! Clients of one bucket, as a server with tiers keeps them. The file goes to the folder that is named, or to the
+//! system's for temporary files, and is brought to the disk.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tollgate::{
+    Access, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SystemClock, Tiers,
+    save_snapshot,
+};
+use tollgate_bench::workload::{name, scaled};
+
+const SIZES: [usize; 2] = [1_000_000, 10_000_000];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
+    let path = folder.join(format!("tollgate-bench-snapshot-{}", std::process::id()));
+    println!("{:>12} {:>9} {:>9} {:>12} {:>6}", "clients", "save s", "read s", "bytes", "each");
+    for size in SIZES.map(scaled) {
+        let policy = Arc::new(Policy::token_bucket(100).per_hour().build()?);
+        let tiers = || Tiers::new(Access::Limited(policy.clone()));
+        let capacity = Capacity::of(size + size / 8);
+        let store = MemoryStore::new(capacity, SystemClock::new());
+        let limiter = RateLimiter::in_store("api", tiers(), store);
+        for key in 0..size {
+            assert!(limiter.is_allowed(name(key))?);
+        }
+        let started = Instant::now();
+        let mut saved = 0;
+        let bytes = save_snapshot(&path, |snapshot| {
+            saved = limiter.store().save("api", &[], snapshot)?;
+            Ok(())
+        })?;
+        let save_s = started.elapsed().as_secs_f64();
+        assert_eq!(saved, size as u64);
+        drop(limiter);
+
+        let started = Instant::now();
+        let mut snapshot = SnapshotReader::open(&path)?.ok_or("it was saved")?;
+        let mut section = snapshot.next_section()?.ok_or("it has a store")?;
+        let share = |saved: Policy| if saved == *policy { policy.clone() } else { saved.into() };
+        let store = MemoryStore::restored(capacity, SystemClock::new(), &mut section, share)?;
+        assert!(snapshot.next_section()?.is_none());
+        let read_s = started.elapsed().as_secs_f64();
+        let restored = RateLimiter::in_store("api", tiers(), store);
+        assert_eq!(restored.store().usage().keys, size);
+        assert!(restored.check(name(0))?.remaining <= 98);
+        let each = bytes / size as u64;
+        println!("{size:>12} {save_s:>9.2} {read_s:>9.2} {bytes:>12} {each:>6}");
+    }
+    std::fs::remove_file(&path)?;
+    Ok(())
+}
