@@ -10,7 +10,6 @@ asks fifty times a second. `scripts/soak` starts this; what it prints ends in a 
 import argparse, http.client, os, pathlib, re, signal, socket, statistics, subprocess, sys, tempfile, threading, time
 
 EVERY = 2.0
-RESTART_EVERY = 45.0
 AWAY = 2.0
 COLOURS = {"p50": "#0969da", "p99": "#cf222e", "value": "#0969da"}
 
@@ -37,10 +36,12 @@ algorithm = "sliding_window_log"
 limit = 20
 window = "1s"
 on_store_error = "local"
+instances = 2
 [policies.good]
 limit = 100000
 window = "1s"
 on_store_error = "local"
+instances = 2
 """
 
 
@@ -180,8 +181,8 @@ class Redis:
                 time.sleep(0.05)
         sys.exit("redis-server did not start")
 
-    def fail_now_and_then(self, stop):
-        while not stop.wait(RESTART_EVERY):
+    def fail_now_and_then(self, every, stop):
+        while not stop.wait(every):
             self.process.kill()
             self.process.wait()
             stop.wait(AWAY)
@@ -253,7 +254,9 @@ def main():
                 for work in (server.be_good, server.come_and_go, server.reload):
                     threads.append(threading.Thread(target=work, args=(stop,), daemon=True))
                 loads += server.load()
-            threads.append(threading.Thread(target=redis.fail_now_and_then, args=(stop,), daemon=True))
+            # Each outage makes clients known to the server itself, until it knows as many as it will: that is the warm-up.
+            every = max(10.0, min(45.0, arguments.minutes * 60 / 12))
+            threads.append(threading.Thread(target=redis.fail_now_and_then, args=(every, stop), daemon=True))
             for thread in threads:
                 thread.start()
             began = time.monotonic()
