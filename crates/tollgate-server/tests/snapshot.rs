@@ -5,7 +5,7 @@ mod http_client;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -247,12 +247,10 @@ fn killed_while_it_saves_it_leaves_a_whole_snapshot() {
     }
 }
 
-fn refused(options: &[&str], config: Option<&Path>) -> String {
+/// What it says when it does not start.
+fn refused(options: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(options);
-    if let Some(config) = config {
-        command.arg("--config").arg(config);
-    }
     let output = command.output().expect("the binary runs");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(output.stdout.is_empty(), "it must not listen: {output:?}");
@@ -277,7 +275,7 @@ fn a_damaged_snapshot_is_not_started_with_and_not_touched() {
         (&b"tollgate\x02\0\0\0"[..], "it is of version 2, and version 1 is known here"),
     ] {
         std::fs::write(&path, bytes).expect("written");
-        let said = refused(&["--snapshot", &path], None);
+        let said = refused(&["--snapshot", &path]);
         assert!(said.contains(&format!("the snapshot {path} is refused: {expected}")), "{said}");
         assert!(said.contains("move it away to start with nobody remembered"), "{said}");
         assert_eq!(std::fs::read(&path).expect("it is there"), bytes);
@@ -288,7 +286,7 @@ fn a_damaged_snapshot_is_not_started_with_and_not_touched() {
 fn where_it_cannot_be_saved_is_told_at_the_start_and_at_the_end() {
     let folder = Folder::new("nowhere");
     let nowhere = folder.0.join("nowhere/clients").display().to_string();
-    let said = refused(&["--snapshot", &nowhere], None);
+    let said = refused(&["--snapshot", &nowhere]);
     assert!(said.contains("snapshots cannot be written to"), "{said}");
     let mut served = Served::start(&["--snapshot", &folder.snapshot()], Some(API));
     std::fs::remove_dir_all(&folder.0).expect("removed");
@@ -300,7 +298,7 @@ fn where_it_cannot_be_saved_is_told_at_the_start_and_at_the_end() {
 fn a_snapshot_is_for_clients_in_memory() {
     let folder = Folder::new("redis");
     let options = ["--snapshot", &folder.snapshot(), "--store", "redis://127.0.0.1:1"];
-    let said = refused(&options, None);
+    let said = refused(&options);
     assert!(said.contains("a snapshot is for store = \"memory\""), "{said}");
     let config = folder.0.join("tollgate.toml");
     let text = "snapshot = \"/var/lib/tollgate/clients\"\nsnapshot_every = \"30s\"\n";
