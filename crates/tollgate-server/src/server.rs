@@ -5,6 +5,7 @@ mod holdings;
 mod impatient;
 mod listen;
 mod reload;
+mod turns;
 
 use std::io::Write as _;
 use std::net::IpAddr;

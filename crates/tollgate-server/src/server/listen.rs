@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::impatient::Impatient;
+use super::turns::InTurns;
 use super::{Peer, Shared, Stop};
 
 /// How long the next try waits after a connection could not be accepted.
@@ -72,8 +73,8 @@ impl Listener {
                     // One too many is closed at once.
                     let Some(counted) = shared.admit_connection(peer) else { continue };
                     let patience = shared.limits().write_timeout;
-                    let stream = Box::new(Impatient::new(stream, patience, given_up.clone()));
-                    let serving = serve(shared.clone(), stream, peer, stop.clone());
+                    let stream = Impatient::new(InTurns::new(stream), patience, given_up.clone());
+                    let serving = serve(shared.clone(), Box::new(stream), peer, stop.clone());
                     tokio::spawn(async move {
                         serving.await;
                         drop(counted);
