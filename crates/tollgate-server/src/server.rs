@@ -8,6 +8,7 @@ mod notify;
 mod reload;
 mod snapshot;
 mod tls;
+mod turns;
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -44,6 +44,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     attack("unfinished-bodies", 1, SHARE_MIB, unfinished_bodies),
     attack("http-pipelines-unread", 1, 64, http_pipelines),
     attack("resp-pipelines-unread", 1, 64, resp_pipelines),
+    attack("resp-commands", 2, 64, resp_commands),
     attack("http2-closed-windows", 1, SHARE_MIB, closed_windows),
     attack("http2-rapid-reset", 2, 64, rapid_reset),
     attack("http2-continuation", 2, 64, continuation),
@@ -167,6 +168,21 @@ fn http_pipelines(server: &Server, _: usize, over: &AtomicBool) {
 /// 20 connections that ask again and again, and read no reply.
 fn resp_pipelines(server: &Server, _: usize, over: &AtomicBool) {
     keep_open(server.resp, 20, over, |stream| fill(stream, b"TOLLGATE.CHECK api attacker\r\n"));
+}
+
+/// 2 connections that ask 1000 at a time and read the replies, as fast as they are answered.
+fn resp_commands(server: &Server, _: usize, over: &AtomicBool) {
+    let Some(mut stream) = open(server.resp) else { return };
+    let (script, mut piece) = (b"TOLLGATE.CHECK api attacker\r\n".repeat(1000), vec![0; 1 << 16]);
+    while goes_on(over) && stream.write_all(&script).is_ok() {
+        let mut lines = 0;
+        while lines < 7 * 1000 {
+            match stream.read(&mut piece) {
+                Ok(read @ 1..) => lines += memchr::memchr_iter(b'\n', &piece[..read]).count(),
+                _ => return,
+            }
+        }
+    }
 }
 
 /// 50 connections with 250 requests each for megabytes or little, and no window to send them by.

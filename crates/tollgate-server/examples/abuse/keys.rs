@@ -18,8 +18,8 @@ const A_SECOND: usize = 150_000;
 const BATCH: usize = 500;
 /// Clients that the server keeps, without being told.
 const MAX_KEYS: usize = 1_000_000;
-/// What a kept client takes, with the table's spare room.
-const BYTES_A_KEY: usize = 48;
+/// What a kept client takes, with the tiers that it may have and the table's spare room.
+const BYTES_A_KEY: usize = 96;
 /// Keys that are chosen to collide.
 const CHOSEN: usize = 20_000;
 /// Bits in which their hashes agree, if there is no secret.

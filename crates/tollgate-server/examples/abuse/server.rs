@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::Failure;
 
 /// What is asked for: all that a good client asks is allowed.
-const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000000\n[policies.keys]\nlimit = 100\nwindow = \"1h\"\n[policies.brief]\nlimit = 1\nwindow = \"20s\"\n";
+const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000000\n[policies.keys]\nlimit = 1\nwindow = \"1000h\"\nburst = 100\n[policies.brief]\nlimit = 1\nwindow = \"20s\"\n";
 
 /// A server that runs until it is dropped.
 pub(crate) struct Server {

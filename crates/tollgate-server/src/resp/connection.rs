@@ -105,7 +105,9 @@ impl Serving {
                 // What has come is still answered, what has not is not waited for: the sockets are looked at once more.
                 Some(since) if since.elapsed() < LINGER => {
                     tokio::task::yield_now().await;
-                    match self.stream.read_buf(&mut self.input).now_or_never() {
+                    // Twice: at the end of a turn nothing is read, whatever has come.
+                    let read = self.stream.read_buf(&mut self.input).now_or_never();
+                    match read.or_else(|| self.stream.read_buf(&mut self.input).now_or_never()) {
                         Some(read) => read?,
                         None => return self.part().await,
                     }

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use super::impatient::Impatient;
 use super::tls::Security;
+use super::turns::InTurns;
 use super::{Peer, Shared, Stop};
 use crate::metrics::SurfaceLabels;
 
@@ -78,11 +79,11 @@ impl Listener {
                     // One too many is closed at once.
                     let Some(counted) = shared.admit_connection(peer) else { continue };
                     let patience = shared.limits().write_timeout;
-                    let stream = Box::new(Impatient::new(stream, patience, given_up.clone()));
+                    let stream = Impatient::new(InTurns::new(stream), patience, given_up.clone());
                     let (shared, stop) = (shared.clone(), stop.clone());
                     let (security, serve) = (security.clone(), serve.clone());
                     tokio::spawn(async move {
-                        match security.agree(stream, &shared, stop.clone()).await {
+                        match security.agree(Box::new(stream), &shared, stop.clone()).await {
                             Ok(stream) => serve(shared, stream, peer, stop).await,
                             Err(error) => {
                                 let labels = SurfaceLabels { surface };

@@ -86,7 +86,11 @@ impl Client {
 
     /// Whether the server has closed the connection.
     pub(crate) fn is_closed(&mut self) -> bool {
-        matches!(self.stream.fill_buf(), Ok([]) | Err(_))
+        match self.stream.fill_buf() {
+            Ok(rest) => rest.is_empty(),
+            // Nothing came in time: it is open.
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        }
     }
 }
 
