@@ -35,6 +35,14 @@ pub(crate) struct Local {
     store: OnceLock<MemoryStore<Plan>>,
     /// What clients used here, until that is charged in Redis.
     owed: Mutex<HashMap<Box<[u8]>, Owed>>,
+    /// The shares that clients have: one for all who have the same policy.
+    shares: Mutex<Vec<Share>>,
+}
+
+struct Share {
+    whole: Arc<Policy>,
+    instances: u32,
+    part: Arc<Policy>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -78,11 +86,17 @@ impl Drop for Charge<'_> {
 
 /// How many clients are decided on locally. More are refused: what they used could not be charged later.
 const MAX_CLIENTS: usize = 100_000;
+/// How many shares are kept to be found again.
+const MAX_SHARES: usize = 32;
 
 impl Local {
     pub(crate) fn new(on_failure: OnFailure) -> Self {
-        let local =
-            Self { instances: AtomicU32::new(1), store: OnceLock::new(), owed: Mutex::default() };
+        let local = Self {
+            instances: AtomicU32::new(1),
+            store: OnceLock::new(),
+            owed: Mutex::default(),
+            shares: Mutex::default(),
+        };
         local.share_as(on_failure);
         local
     }
@@ -119,7 +133,22 @@ impl Local {
 
     fn share(&self, plan: &Plan) -> Result<Plan, PolicyError> {
         let instances = self.instances.load(Ordering::Relaxed);
-        plan.with(|policy| share_of(policy, instances).map(Arc::new), |time| time)
+        plan.with(|policy| self.part_of(policy, instances), |time| time)
+    }
+
+    /// What each client kept of its policy would be a policy of its own, were it made anew each time.
+    fn part_of(&self, whole: &Arc<Policy>, instances: u32) -> Result<Arc<Policy>, PolicyError> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |share: &&Share| share.instances == instances && share.whole == *whole;
+        if let Some(share) = shares.iter().find(is_it) {
+            return Ok(share.part.clone());
+        }
+        let part = Arc::new(share_of(whole, instances)?);
+        if shares.len() == MAX_SHARES {
+            shares.clear();
+        }
+        shares.push(Share { whole: whole.clone(), instances, part: part.clone() });
+        Ok(part)
     }
 
     fn note(&self, client: &[u8], op: Op, is_allowed: bool) {
@@ -276,5 +305,21 @@ mod tests {
         let numbers = share.limits().iter().map(|limit| *limit.numbers());
         let told: Vec<_> = numbers.map(|n| (n.limit, n.window.0, n.burst)).collect();
         assert_eq!(told, [(100, 240, 10), (2, 60, 2), (1, 120, 1)]);
+    }
+
+    #[test]
+    fn i5_clients_of_one_policy_have_one_share_however_often_it_is_made() {
+        let local = Local::new(OnFailure::Local { instances: 4 });
+        let policy = |limit| Arc::new(Policy::gcra(limit).per_second().build().unwrap());
+        let first = local.part_of(&policy(100), 4).unwrap();
+        assert!(Arc::ptr_eq(&first, &local.part_of(&policy(100), 4).unwrap()));
+        assert_ne!(first, local.part_of(&policy(100), 5).unwrap());
+        for limit in 1..1000 {
+            assert_eq!(
+                *local.part_of(&policy(limit), 4).unwrap(),
+                share_of(&policy(limit), 4).unwrap()
+            );
+        }
+        assert!(local.shares.lock().unwrap().len() <= MAX_SHARES);
     }
 }

@@ -199,7 +199,10 @@ fn one_line(mut text: Vec<u8>) -> Vec<u8> {
     for byte in text {
         match byte {
             b'\t' => line.push(byte),
-            byte if byte.is_ascii_control() => line.extend(byte.escape_ascii()),
+            b'\n' => line.extend(b"\\n"),
+            b'\r' => line.extend(b"\\r"),
+            // As JSON has it.
+            byte if byte.is_ascii_control() => line.extend(format!("\\u{byte:04x}").bytes()),
             byte => line.push(byte),
         }
     }
