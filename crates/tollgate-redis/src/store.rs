@@ -57,9 +57,9 @@ pub(crate) struct Prepared {
     /// In microseconds.
     pub(crate) policy: Arc<Policy>,
     /// How a value begins that was left under it.
-    head: Vec<u8>,
+    pub(crate) head: Vec<u8>,
     /// Its scripts; `None` if its numbers are not exact in doubles.
-    scripted: Option<Scripted>,
+    pub(crate) scripted: Option<Scripted>,
 }
 
 /// How many policies are remembered: tiers, overrides and what changed lately.
@@ -136,7 +136,7 @@ impl RedisStore {
     }
 
     /// A policy in Redis's ticks, and all that is needed to decide by it.
-    fn prepare(&self, policy: &Policy) -> Result<Arc<Prepared>, NotWhole> {
+    pub(crate) fn prepare(&self, policy: &Policy) -> Result<Arc<Prepared>, NotWhole> {
         let known = self.shared.prepared.load();
         if let Some((_, prepared)) = known.iter().find(|(known, _)| **known == *policy) {
             return Ok(prepared.clone());
@@ -406,7 +406,7 @@ pub(crate) trait Judge: Send + Sync {
 
 /// One policy for everybody.
 #[derive(Debug)]
-pub struct ByPolicy(Arc<Prepared>);
+pub struct ByPolicy(pub(crate) Arc<Prepared>);
 
 impl Judge for ByPolicy {
     type Rule = Policy;
@@ -481,7 +481,7 @@ impl Judge for ByPlan {
 }
 
 /// Decides on a key in Redis's ticks: by a script if there is one for it.
-async fn decide<J: Judge>(
+pub(crate) async fn decide<J: Judge>(
     redis: &Redis,
     judge: &J,
     key: &Key,

@@ -48,8 +48,14 @@ pub(crate) struct PolicyMetrics {
     decisions: [[Counter; SOURCES.len()]; 2],
 }
 
-const SOURCES: [Source; 4] =
-    [Source::Store, Source::Local, Source::FailedOpen, Source::FailedClosed];
+const SOURCES: [Source; 6] = [
+    Source::Store,
+    Source::Lease,
+    Source::DenyCache,
+    Source::Local,
+    Source::FailedOpen,
+    Source::FailedClosed,
+];
 
 /// From 1 µs to 1 s.
 const BUCKETS: [f64; 13] =
