@@ -90,7 +90,8 @@ mod tests {
             let key = Key::new("tg:", "api", client.as_bytes()).unwrap();
             let leases = Key::of_leases("tg:", "api", client.as_bytes()).unwrap();
             assert_eq!(key.slot, leases.slot);
-            let rest = String::from_utf8(leases.name).unwrap().split_once('}').unwrap().1.to_owned();
+            let rest =
+                String::from_utf8(leases.name).unwrap().split_once('}').unwrap().1.to_owned();
             assert!(rest.starts_with("3:api~=") || rest.starts_with("3:api~#"), "{rest}");
         }
         assert!(name("api~", "alice").starts_with("4:api~="), "the length tells it apart");

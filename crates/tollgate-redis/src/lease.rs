@@ -66,6 +66,8 @@
 //! it always was. It is at most 16 numbers of what ends when, and it expires with the last of them.
 
 pub(crate) mod calls;
+#[cfg(test)]
+mod fleet_tests;
 pub(crate) mod ledger;
 
 use std::time::Duration;
@@ -109,10 +111,15 @@ impl Leases {
         Ticks(u64::try_from(self.life.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The life in nanoseconds, as a process counts it: a thousandth less, for clocks that run unequally.
+    /// The life in nanoseconds, as a process counts it.
     pub(crate) fn in_process(self) -> Ticks {
-        Ticks::from_duration(self.life - self.life / 1000)
+        by_any_clock(Ticks::from_duration(self.life))
     }
+}
+
+/// A span that is over when this much has passed by any other clock: a thousandth less.
+pub(crate) const fn by_any_clock(span: Ticks) -> Ticks {
+    Ticks(span.0 - span.0.div_ceil(1000))
 }
 
 /// Whether slices of a policy can be leased: one bucket or one fixed window, without options.

@@ -157,9 +157,8 @@ mod tests {
     fn a_slice_is_what_is_needed_and_else_a_part_of_what_is_there() {
         let policy = bucket();
         let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
-        let mut take = |need, want| {
-            take(&policy, &mut state, &mut out, Tick(0), Slice { need, want }, LIFE)
-        };
+        let mut take =
+            |need, want| take(&policy, &mut state, &mut out, Tick(0), Slice { need, want }, LIFE);
         assert_eq!(take(1, 100), 5, "a quarter of 20");
         assert_eq!(take(1, 2), 2, "no more than is wanted");
         assert_eq!(take(12, 12), 12, "all that is needed");
