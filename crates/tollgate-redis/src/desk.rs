@@ -328,10 +328,6 @@ impl Desk {
         self.under_way.as_ref().is_some_and(|under_way| under_way.call.number == number)
     }
 
-    pub(crate) const fn holds(&self) -> bool {
-        !self.held.is_empty()
-    }
-
     fn give_back(&mut self, terms: &Terms, which: impl Fn(&Held) -> bool) -> Vec<GivenBack> {
         if !ledger::gives_back(&terms.policy) {
             return Vec::new();
@@ -566,4 +562,330 @@ impl Demand {
 
 fn half_of(now: Tick, half_life: Ticks) -> i64 {
     now.0.div_euclid(i64::try_from(half_life.0).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate::Penalty;
+
+    use super::*;
+    use crate::lease::ledger::Out;
+
+    const MS: i64 = 1_000_000;
+
+    /// A desk, and a store whose clock is the same in microseconds.
+    struct Scene {
+        terms: Terms,
+        desk: Desk,
+        state: Box<[Standing]>,
+        out: Out,
+        waiters: u64,
+        calls: Vec<Call>,
+    }
+
+    impl Scene {
+        fn new(policy: Policy, leases: Option<Leases>) -> Self {
+            let policy = Arc::new(policy);
+            let state = policy.first(Tick(0));
+            let terms = Terms::new(policy, true, leases);
+            let desk = Desk::default();
+            Self { terms, desk, state, out: Out::default(), waiters: 0, calls: Vec::new() }
+        }
+
+        fn ask(&mut self, cost: Cost, now: i64) -> Asked {
+            self.waiters += 1;
+            let asked = self.desk.ask(&self.terms, self.waiters, cost, Tick(now));
+            self.calls.extend(asked.call);
+            asked
+        }
+
+        /// The store carries out the call that was made last, and it is heard later.
+        fn reply(&mut self, at: i64, now: i64) -> Heard {
+            let call = *self.calls.last().unwrap();
+            let (policy, at) = (&self.terms.policy, Tick(at / 1000));
+            let came = match call.what {
+                What::Check(cost) => {
+                    let is_allowed = policy.decide::<bool>(&mut self.state, at, cost);
+                    Came::Checked { is_allowed, at, state: self.state.clone(), shadow: None }
+                }
+                What::Take(slice) => {
+                    let life = self.terms.leases.unwrap().in_store();
+                    let (state, out) = (&mut self.state, &mut self.out);
+                    let amount = ledger::take(policy, state, out, at, slice, life);
+                    Came::Taken(Taken { amount, at, state: self.state.clone() })
+                }
+            };
+            let heard = self.desk.hear(&self.terms, call.number, came, Tick(now));
+            self.calls.extend(heard.call);
+            heard
+        }
+
+        /// Asks, and has a call answered at once.
+        fn check(&mut self, cost: Cost, now: i64) -> Decision {
+            let asked = self.ask(cost, now);
+            if let Some(told) = asked.answer {
+                return told.decision;
+            }
+            let heard = self.reply(now, now);
+            let told = heard.verdicts.into_iter().find(|(waiter, _)| *waiter == self.waiters);
+            match told {
+                Some((_, Verdict::Told(told))) => told.decision,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn tokens(limit: Cost, window: Duration, burst: Cost) -> Policy {
+        let micros = u64::try_from(window.as_micros()).unwrap();
+        Policy::token_bucket(limit).per(Ticks(micros)).burst(burst).build().unwrap()
+    }
+
+    fn second(limit: Cost, burst: Cost) -> Policy {
+        tokens(limit, Duration::from_secs(1), burst)
+    }
+
+    #[test]
+    fn a_refusal_holds_until_the_time_it_told_and_no_longer() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        let refused = scene.check(1, 1000);
+        assert_eq!((refused.source, refused.retry_after), (Source::Store, Some(Ticks(99_999))));
+        let calls = scene.calls.len();
+        let again = scene.check(1, 40 * MS);
+        assert_eq!((again.source, again.retry_after), (Source::DenyCache, Some(Ticks(60_000))));
+        assert_eq!(scene.check(1, 100 * MS - 1001).source, Source::DenyCache);
+        assert_eq!(scene.calls.len(), calls, "nobody was asked");
+        assert!(scene.check(1, 100 * MS).allowed);
+    }
+
+    #[test]
+    fn a_refusal_counts_from_when_the_call_was_sent() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert!(scene.ask(1, MS).answer.is_none());
+        // Carried out late, and heard later still: 60 ms of it have passed by then, as far as anybody knows.
+        scene.reply(20 * MS, 61 * MS);
+        let told = scene.check(1, 61 * MS);
+        assert_eq!((told.source, told.retry_after), (Source::DenyCache, Some(Ticks(20_000))));
+        assert_eq!(scene.check(1, 81 * MS).source, Source::Store);
+    }
+
+    #[test]
+    fn a_refusal_is_asked_about_again_after_a_second() {
+        let mut scene = Scene::new(tokens(1, Duration::from_secs(3600), 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert_eq!(scene.check(1, 0).source, Source::Store);
+        assert_eq!(scene.check(1, 999 * MS).source, Source::DenyCache);
+        assert_eq!(scene.check(1, 1000 * MS).source, Source::Store);
+    }
+
+    #[test]
+    fn a_refusal_is_of_its_cost_and_above() {
+        let mut scene = Scene::new(second(10, 10), None);
+        assert!(scene.check(8, 0).allowed);
+        assert!(!scene.check(5, 0).allowed);
+        let above = scene.check(6, 0);
+        assert_eq!((above.source, above.retry_after), (Source::DenyCache, Some(Ticks(400_000))));
+        assert_eq!(scene.check(2, 0).source, Source::Store, "less was not refused");
+    }
+
+    #[test]
+    fn of_a_log_a_refusal_is_of_its_cost_alone() {
+        let log = Policy::sliding_window_log(10).per(Ticks(1_000_000)).build().unwrap();
+        let mut scene = Scene::new(log, None);
+        assert!(scene.check(8, 0).allowed);
+        assert!(!scene.check(5, 0).allowed);
+        assert_eq!(scene.check(5, 0).source, Source::DenyCache);
+        assert_eq!(scene.check(6, 0).source, Source::Store);
+    }
+
+    #[test]
+    fn what_counts_towards_a_penalty_is_always_asked_for() {
+        let penalty = Penalty::lasting(Ticks(1_000_000)).after(3);
+        let policy = Policy::token_bucket(1).per(Ticks(1_000_000)).penalty(penalty);
+        let mut scene = Scene::new(policy.build().unwrap(), None);
+        assert!(scene.check(1, 0).allowed);
+        for _ in 0..3 {
+            assert_eq!(scene.check(1, 0).source, Source::Store);
+        }
+    }
+
+    #[test]
+    fn a_change_from_here_shows_at_once() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert!(!scene.check(1, 0).allowed);
+        scene.state = scene.terms.policy.fresh(Tick(0));
+        assert_eq!(scene.check(1, 0).source, Source::DenyCache);
+        scene.desk.changed();
+        assert!(scene.check(1, 0).allowed);
+    }
+
+    #[test]
+    fn checks_at_one_time_become_one_call_and_are_told_what_each_would_be_told() {
+        let policy = Policy::leaky_bucket(10).per(Ticks(1_000_000)).burst(100).build().unwrap();
+        let mut scene = Scene::new(policy.clone(), None);
+        for cost in [1, 2, 3, 4] {
+            assert!(scene.ask(cost, 0).answer.is_none());
+        }
+        scene.reply(0, MS);
+        assert_eq!(
+            scene.calls.iter().map(|call| call.what).collect::<Vec<_>>(),
+            [What::Check(1), What::Check(9)]
+        );
+        let heard = scene.reply(2 * MS, 3 * MS);
+        let mut alone = policy.first(Tick(0));
+        let _ = policy.decide::<Timed>(&mut alone, Tick(0), 1);
+        for ((_, verdict), cost) in heard.verdicts.into_iter().zip([2, 3, 4]) {
+            let expected = policy.decide::<Timed>(&mut alone, Tick(2000), cost);
+            let Verdict::Told(told) = verdict else { panic!("{verdict:?}") };
+            assert_eq!((told.at, told.decision.allowed), (expected.at, true));
+            assert_eq!(told.decision.remaining, expected.decision.remaining);
+            assert_eq!(told.decision.delay, expected.decision.delay);
+        }
+        assert_eq!(scene.calls.len(), 2);
+    }
+
+    #[test]
+    fn of_those_who_do_not_fit_together_as_many_are_admitted_as_one_by_one() {
+        for there in 1..12 {
+            let mut scene = Scene::new(second(1, 100), None);
+            scene.terms.policy.charge(&mut scene.state, Tick(0), i128::from(100 - there));
+            let mut told = Vec::new();
+            (0..40).for_each(|_| assert!(scene.ask(1, 0).answer.is_none()));
+            let mut made = 0;
+            while made < scene.calls.len() {
+                made = scene.calls.len();
+                told.extend(scene.reply(0, 0).verdicts);
+            }
+            let admitted = told.iter().filter(|(_, verdict)| match verdict {
+                Verdict::Told(told) => told.decision.allowed,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!((admitted.count(), told.len()), (usize::try_from(there).unwrap(), 40));
+            assert!(made < 20, "{made} calls for 40");
+        }
+    }
+
+    /// A key that is asked for so often that it is leased.
+    fn hot(policy: Policy) -> Scene {
+        let mut scene = Scene::new(policy, Some(Leases::default()));
+        for _ in 0..HOT {
+            assert!(scene.check(1, 0).allowed);
+        }
+        scene
+    }
+
+    #[test]
+    fn a_cold_key_is_asked_for_and_a_hot_one_is_served_here() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        assert_eq!(scene.calls.iter().filter(|call| matches!(call.what, What::Take(_))).count(), 1);
+        let calls = scene.calls.len();
+        for served in 1..HOT / 2 {
+            let told = scene.check(1, MS);
+            assert_eq!((told.allowed, told.source), (true, Source::Lease), "{served}");
+        }
+        assert_eq!(scene.calls.len(), calls);
+    }
+
+    #[test]
+    fn slices_grow_with_what_is_asked_for() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        for request in 0..20_000 {
+            let now = request * MS / 100;
+            let asked = scene.ask(1, now);
+            if asked.call.is_some() {
+                scene.reply(now, now);
+            }
+        }
+        assert!(scene.calls.len() < 40, "{} calls for 20 000", scene.calls.len());
+    }
+
+    #[test]
+    fn a_lease_is_not_served_from_after_its_life_counted_from_when_it_was_asked_for() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        assert!(scene.desk.left() > 0);
+        (0..scene.desk.left()).for_each(|_| {
+            let _ = scene.ask(1, MS);
+        });
+        assert!(scene.ask(1, 2 * MS).answer.is_none() || scene.desk.is_asking());
+        scene.reply(50 * MS, 90 * MS);
+        assert!(scene.desk.left() > 0);
+        let life = scene.terms.leases.unwrap().in_process();
+        let ends = MS + i64::try_from(life.0).unwrap();
+        assert_eq!(scene.check(1, ends - 1).source, Source::Lease);
+        let held = scene.desk.left();
+        assert!(held > 0);
+        assert!(scene.ask(1, ends + MS).answer.is_none(), "it is over");
+    }
+
+    #[test]
+    fn a_lease_of_a_window_ends_with_the_window() {
+        let policy = Policy::fixed_window(1000).per(Ticks(30_000)).build().unwrap();
+        let mut scene = hot(policy);
+        assert!(scene.desk.left() > 0);
+        assert_eq!(scene.check(1, 29 * MS).source, Source::Lease);
+        assert!(scene.desk.left() > 0);
+        assert!(scene.ask(1, 30 * MS).answer.is_none(), "it is over with the window");
+    }
+
+    #[test]
+    fn what_is_left_is_given_back_once_when_nobody_asks_any_more() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        let left = scene.desk.left();
+        assert_eq!(scene.desk.sweep(&scene.terms, Tick(10 * MS)), []);
+        let back = scene.desk.sweep(&scene.terms, Tick(25 * MS));
+        assert_eq!(back, [GivenBack { amount: left, taken: Tick(0) }]);
+        assert_eq!((scene.desk.left(), scene.desk.lapsed), (0, 0));
+        assert_eq!(scene.desk.close(&scene.terms, Tick(26 * MS)), []);
+        assert!(!scene.desk.is_idle(&scene.terms, Tick(26 * MS)));
+        assert!(scene.desk.is_idle(&scene.terms, Tick(200 * MS)));
+    }
+
+    #[test]
+    fn of_a_leaky_bucket_nothing_is_given_back_and_turns_go_on() {
+        let policy = Policy::leaky_bucket(100).per(Ticks(1_000_000)).burst(100).build().unwrap();
+        let mut scene = hot(policy);
+        let first = scene.check(1, 0);
+        let next = scene.check(1, 0);
+        assert_eq!((first.source, next.source), (Source::Lease, Source::Lease));
+        assert_eq!(next.delay.0 - first.delay.0, 10_000, "{first:?} {next:?}");
+        assert_eq!(scene.desk.close(&scene.terms, Tick(MS)), []);
+    }
+
+    #[test]
+    fn a_quota_that_is_used_up_is_asked_about_now_and_then() {
+        let mut scene = hot(second(1000, 12));
+        let mut admitted = HOT;
+        for request in 0..10_000 {
+            admitted += u64::from(scene.check(1, request * MS / 100).allowed);
+        }
+        assert!((100..=112).contains(&admitted), "{admitted}");
+        assert!(scene.calls.len() < 60, "{} calls for 10 000 in 100 ms", scene.calls.len());
+    }
+
+    #[test]
+    fn a_cost_above_the_capacity_is_never_put_together_from_slices() {
+        let mut scene = hot(second(1_000_000, 100));
+        assert!(scene.desk.left() > 0);
+        let told = scene.check(101, 0);
+        assert_eq!((told.allowed, told.retry_after), (false, None));
+    }
+
+    #[test]
+    fn a_reply_to_a_call_that_was_given_up_is_nothing() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.ask(1, 0).answer.is_none());
+        let late = scene.calls[0];
+        scene.desk.hear(&scene.terms, late.number, Came::Nothing, Tick(50 * MS));
+        scene.desk = Desk::default();
+        assert!(scene.ask(1, 60 * MS).answer.is_none());
+        let came = Came::Taken(Taken { amount: 9, at: Tick(0), state: scene.state.clone() });
+        assert!(
+            scene.desk.hear(&scene.terms, late.number, came, Tick(61 * MS)).verdicts.is_empty()
+        );
+        assert!(scene.desk.is_asking());
+    }
 }

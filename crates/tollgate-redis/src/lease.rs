@@ -68,6 +68,10 @@
 pub(crate) mod calls;
 #[cfg(test)]
 mod fleet_tests;
+#[cfg_attr(
+    not(test),
+    allow(dead_code, reason = "the definition; what serves is its port, which runs in the store")
+)]
 pub(crate) mod ledger;
 
 use std::time::Duration;

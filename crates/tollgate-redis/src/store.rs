@@ -769,7 +769,7 @@ pub(crate) async fn decide<J: Judge>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     let mut seen = None;
-    if let Some(Call { prepared, script, numbers, charged }) = call_of(judge, op, given) {
+    if let Some(ScriptCall { prepared, script, numbers, charged }) = call_of(judge, op, given) {
         let time = given.map(|given| given.to_string());
         let charged = charged.map(|charged| charged.to_string());
         let mut arguments = vec![&prepared.head[..], &numbers];
@@ -801,7 +801,7 @@ pub(crate) async fn decide<J: Judge>(
 }
 
 /// A call of a script.
-struct Call<'a> {
+struct ScriptCall<'a> {
     prepared: &'a Prepared,
     script: &'a Script,
     numbers: Vec<u8>,
@@ -809,7 +809,7 @@ struct Call<'a> {
 }
 
 /// The call for an operation, if it is one that a script does.
-fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<Call<'_>> {
+fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall<'_>> {
     // More than the greatest number is more than there ever is.
     const MOST: i64 = 1 << 52;
     let prepared = judge.script()?;
@@ -831,7 +831,7 @@ fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<Call<'_>> 
         }
         _ => return None,
     };
-    Some(Call { prepared, script, numbers: scripted.numbers(amount), charged })
+    Some(ScriptCall { prepared, script, numbers: scripted.numbers(amount), charged })
 }
 
 /// What a script replied.
