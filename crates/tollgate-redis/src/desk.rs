@@ -18,7 +18,7 @@ use tollgate::{
 
 use crate::lease::calls::Taken;
 use crate::lease::ledger::{self, Slice};
-use crate::lease::{Leases, by_any_clock, is_leasable};
+use crate::lease::{Leases, by_any_clock};
 
 /// What the checks of a policy are decided by.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ const NANOS: u64 = 1000;
 
 impl Terms {
     pub(crate) fn new(policy: Arc<Policy>, caches_refusals: bool, leases: Option<Leases>) -> Self {
-        let leases = leases.filter(|_| is_leasable(&policy));
+        let leases = leases.filter(|_| Leases::serve(&policy));
         let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
         let tells_one_cost =
             policy.limits().iter().any(|limit| limit.numbers().kind == Kind::SlidingWindowLog);

@@ -74,6 +74,7 @@ mod fleet_tests;
 )]
 pub(crate) mod ledger;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tollgate::{Kind, Policy, Ticks};
@@ -91,10 +92,6 @@ pub struct Leases {
     pub(crate) life: Duration,
 }
 
-/// The shortest and the longest life: shorter ones end before they arrive, longer ones are no bound to speak of.
-pub(crate) const LIVES: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(1)..=Duration::from_secs(60);
-
 impl Default for Leases {
     fn default() -> Self {
         Self { life: Duration::from_millis(100) }
@@ -102,12 +99,24 @@ impl Default for Leases {
 }
 
 impl Leases {
+    /// The shortest and the longest life: shorter ones end before they arrive, longer ones are no bound to speak of.
+    pub const LIVES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+
     /// How long a lease lives, 100 ms if nothing is said; from 1 ms to a minute. The bound on what is admitted widens
     /// by what is earned in that time.
     #[must_use]
     pub fn life(mut self, life: Duration) -> Self {
-        self.life = life.clamp(*LIVES.start(), *LIVES.end());
+        self.life = life.clamp(*Self::LIVES.start(), *Self::LIVES.end());
         self
+    }
+
+    /// Whether slices of a policy can be leased: one bucket or one fixed window, without options.
+    #[must_use]
+    pub fn serve(policy: &Policy) -> bool {
+        policy.plain().is_some_and(|limit| {
+            let kind = limit.numbers().kind;
+            kind.is_bucket() || kind == Kind::FixedWindow
+        })
     }
 
     /// The life in microseconds, as the store counts it.
@@ -124,12 +133,4 @@ impl Leases {
 /// A span that is over when this much has passed by any other clock: a thousandth less.
 pub(crate) const fn by_any_clock(span: Ticks) -> Ticks {
     Ticks(span.0 - span.0.div_ceil(1000))
-}
-
-/// Whether slices of a policy can be leased: one bucket or one fixed window, without options.
-pub(crate) fn is_leasable(policy: &Policy) -> bool {
-    policy.plain().is_some_and(|limit| {
-        let kind = limit.numbers().kind;
-        kind.is_bucket() || kind == Kind::FixedWindow
-    })
 }

@@ -213,13 +213,6 @@ impl Near {
         }
         (back, has_desks)
     }
-
-    /// How many keys have desks.
-    #[cfg(test)]
-    pub(crate) fn desks(&self) -> usize {
-        let shards = self.shards.iter().map(|shard| shard.lock().unwrap());
-        shards.map(|shard| shard.desks.len()).sum()
-    }
 }
 
 /// What is left of a slice, and whose it is.

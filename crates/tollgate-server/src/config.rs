@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tollgate::{Access, Cost, Tiers};
-use tollgate_redis::{OnFailure, Redis};
+use tollgate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::Limits;
@@ -45,6 +45,9 @@ pub(crate) struct PolicyConfig {
     /// Where `authorize` finds the client.
     pub(crate) key: KeySource,
     pub(crate) on_failure: OnFailure,
+    pub(crate) leases: Option<Leases>,
+    /// Whether refusals of the store are remembered.
+    pub(crate) deny_cache: bool,
 }
 
 impl Config {
@@ -175,6 +178,23 @@ mod tests {
         says(
             "[limits]\nmax_conections = 5\n",
             "tollgate.toml:2:1: unknown field `max_conections`; did you mean `max_connections`?",
+        );
+    }
+
+    #[test]
+    fn leases_are_of_what_can_be_leased() {
+        let policy = |more: &str| format!("[policies.api]\nlimit = 1\nwindow = \"1m\"\n{more}\n");
+        let config = Config::parse(&policy("lease = \"50ms\"\ndeny_cache = false")).expect("valid");
+        let api = &config.policies["api"];
+        let leases = tollgate_redis::Leases::default().life(std::time::Duration::from_millis(50));
+        assert_eq!((api.leases, api.deny_cache), (Some(leases), false));
+        says(
+            &policy("lease = \"2m\""),
+            "tollgate.toml:1:1: policy \"api\": a lease lives from \"1ms\" to \"1m\"",
+        );
+        says(
+            &policy("lease = \"1s\"\nalgorithm = \"sliding_window_log\""),
+            "tollgate.toml:1:1: policy \"api\": `lease` is for one bucket or fixed window, without penalty and shadow",
         );
     }
 

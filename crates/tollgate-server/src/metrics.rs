@@ -128,6 +128,10 @@ impl Metrics {
             count("connections", counts.connections);
             count("redirections", counts.redirections);
             count("returned", counts.returned);
+            count("coalesced", counts.coalesced);
+            count("leased", counts.leased);
+            count("lease_given_back", counts.given_back);
+            count("lease_lapsed", counts.lapsed);
             let _ = writeln!(out, "# TYPE tollgate_store_breaker_open gauge");
             let _ = writeln!(out, "tollgate_store_breaker_open {}", u8::from(counts.is_open));
         }

@@ -152,6 +152,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
             "not all have ended"
         );
     }
+    shared.gate.give_back_leases().await;
     Ok(())
 }
 
