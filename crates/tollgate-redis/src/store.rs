@@ -214,10 +214,13 @@ impl RedisStore {
         }
         let in_redis = Arc::new(policy.with_ticks_of(self.shared.scale)?);
         let habits = **self.shared.habits.load();
+        let scripted = Scripted::new(&in_redis);
+        let is_leased = scripted.as_ref().is_some_and(|scripted| scripted.lease.is_some());
+        let leases = habits.leases.filter(|_| is_leased);
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
-            scripted: Scripted::new(&in_redis),
-            terms: Terms::new(in_redis.clone(), habits.caches_refusals, habits.leases),
+            scripted,
+            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases),
             policy: in_redis,
         });
         let entry = (Arc::new(policy.clone()), prepared.clone());

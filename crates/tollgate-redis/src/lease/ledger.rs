@@ -171,16 +171,26 @@ mod tests {
         let policy = bucket();
         let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
         let (mut now, mut held) = (Tick(0), Vec::new());
-        for _ in 0..4 {
+        let mut most = 0;
+        for step in 0..50 {
             held.push((take(&policy, &mut state, &mut out, now, all(20), LIFE), now));
+            if step > 2 {
+                let lifted = give_back(&policy, &mut state, &mut out, now, held.remove(0), LIFE);
+                let there = policy.facts(&state, now, None).remaining;
+                assert!(lifted == 0 || there + out.total() <= 20, "{there} and {out:?}");
+                most = most.max(there + out.total());
+            }
             now = Tick(now.0 + 20);
         }
-        assert_eq!(held.iter().map(|(amount, _)| amount).sum::<Cost>(), 80);
+        // What is earned within a lease's life is not given back, and adds up by itself.
+        assert!(most <= 20 + 100, "{most}");
+        assert_eq!(held.len(), 3);
+        let last = held.pop().expect("there are three");
+        now = Tick(last.1.0 + 1);
         for slice in held {
             give_back(&policy, &mut state, &mut out, now, slice, LIFE);
-            let there = policy.facts(&state, now, None).remaining;
-            assert!(there + out.total() <= 80 && there <= 20, "{there} and {out:?}");
         }
+        assert_eq!(give_back(&policy, &mut state, &mut out, now, last, LIFE), 19);
         assert_eq!((policy.facts(&state, now, None).remaining, out.total()), (20, 0));
     }
 
