@@ -200,10 +200,7 @@ fn pace(policy: &Policy, leases: Leases) -> Ticks {
 impl Desk {
     /// Asks for a cost, at least 1.
     pub(crate) fn ask(&mut self, terms: &Terms, waiter: Waiter, cost: Cost, now: Tick) -> Asked {
-        self.asked_at = now;
-        if terms.leases.is_some() {
-            self.demand.note(cost, now, terms.half_life());
-        }
+        self.note(terms, cost, now);
         match self.answer(terms, cost, now) {
             Some(answer) => Asked { answer: Some(answer), call: self.top_up(terms, waiter, now) },
             None => {
@@ -211,6 +208,16 @@ impl Desk {
                 Asked { answer: None, call: self.next_call(terms, None, now) }
             }
         }
+    }
+
+    /// Answers a cost where nothing has to be sent: `None` if it has to be asked for.
+    pub(crate) fn answer_at_once(&mut self, terms: &Terms, cost: Cost, now: Tick) -> Option<Timed> {
+        if self.wants_more(terms, cost, now) {
+            return None;
+        }
+        let answer = self.answer(terms, cost, now)?;
+        self.note(terms, cost, now);
+        Some(answer)
     }
 
     /// Takes the reply to a call. That of a call that was given up already is nothing.
@@ -423,15 +430,27 @@ impl Desk {
         Some(by(Source::Lease, told))
     }
 
-    /// Asks for more before all is used.
+    fn note(&mut self, terms: &Terms, cost: Cost, now: Tick) {
+        self.asked_at = now;
+        if terms.leases.is_some() {
+            self.demand.note(cost, now, terms.half_life());
+        }
+    }
+
+    /// Whether so little is left after a cost that more should be asked for before all is used.
+    fn wants_more(&self, terms: &Terms, cost: Cost, now: Tick) -> bool {
+        !self.held.is_empty()
+            && self.under_way.is_none()
+            && now >= self.rests_until
+            && self.left().saturating_sub(cost) < self.demand.expected() / 4
+            && self.is_hot(terms)
+    }
+
     fn top_up(&mut self, terms: &Terms, waiter: Waiter, now: Tick) -> Option<Call> {
-        if self.held.is_empty() || self.under_way.is_some() || now < self.rests_until {
+        if !self.wants_more(terms, 0, now) {
             return None;
         }
         let want = self.demand.expected();
-        if self.left() >= want / 4 || !self.is_hot(terms) {
-            return None;
-        }
         Some(self.call(waiter, What::Take(Slice { need: 0, want }), Vec::new(), now))
     }
 

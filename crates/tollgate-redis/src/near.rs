@@ -97,6 +97,22 @@ impl Near {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Answers at a key's desk if nothing has to be sent for it.
+    pub(crate) fn answer_at_once(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        cost: Cost,
+    ) -> Option<Timed> {
+        let now = self.now();
+        let mut shard = self.shard(client);
+        let entry = shard.desks.get_mut(client)?;
+        if !Arc::ptr_eq(&entry.prepared, prepared) || now < entry.alone_until {
+            return None;
+        }
+        entry.desk.answer_at_once(&prepared.terms, cost, now)
+    }
+
     /// Asks at a key's desk.
     pub(crate) fn ask(&self, prepared: &Arc<Prepared>, client: &[u8], cost: Cost) -> Told {
         let now = self.now();

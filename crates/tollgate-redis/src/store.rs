@@ -305,14 +305,14 @@ impl RedisStore {
         }
     }
 
-    /// Asks at the desk of a key: what is a check by the store's clock, of a policy that has scripts.
-    fn ask_near(
+    /// What is asked at the desk of a key: a check by the store's clock, of a policy that has scripts.
+    fn asked_near(
         &self,
         rule: &impl Shareable,
         client: &[u8],
         op: Op,
         now: Option<Tick>,
-    ) -> Option<(Arc<Prepared>, Told)> {
+    ) -> Option<(Arc<Prepared>, Cost)> {
         let (Op::Check(cost @ 1..), None) = (op, now) else { return None };
         let is_exact = i64::try_from(cost).is_ok_and(Numbers::takes);
         let local = &self.shared.local;
@@ -320,12 +320,23 @@ impl RedisStore {
             return None;
         }
         let prepared = rule.prepared(self)?;
-        prepared.scripted.as_ref()?;
+        prepared.scripted.is_some().then_some((prepared, cost))
+    }
+
+    /// Decides on a check, at the desk of its key if it has one.
+    async fn decide_any<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Result<Timed, Error> {
+        let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
+            return self.decide(rule, client, &self.key(client)?, op, now).await;
+        };
         let told = self.shared.near.ask(&prepared, client, cost);
-        if prepared.terms.leases().is_some() {
-            self.keep_sweeping(&prepared.terms);
-        }
-        Some((prepared, told))
+        self.keep_sweeping(&prepared.terms);
+        self.decide_near(rule, client, op, &prepared, told).await
     }
 
     /// Decides on a check that came to a desk, by the failure policy if Redis cannot.
@@ -916,19 +927,16 @@ impl<A: Shareable> Store<A> for RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Reply<'a, T> {
-        let told = self.ask_near(&*rule, key, op, now);
-        if let Some((_, Told::Now(Timed { decision, at }, None))) = told {
-            let Timed { decision, at } = self.told(Timed { decision, at });
+        let at_once = self
+            .asked_near(&*rule, key, op, now)
+            .and_then(|(prepared, cost)| self.shared.near.answer_at_once(&prepared, key, cost));
+        if let Some(told) = at_once {
+            let Timed { decision, at } = self.told(told);
             return Box::pin(ready(Ok(T::of_decision(decision, at))));
         }
         let client: Box<[u8]> = key.into();
         Box::pin(async move {
-            if let Some((prepared, told)) = told {
-                let told = self.decide_near(&*rule, &client, op, &prepared, told).await;
-                return told.map(|Timed { decision, at }| T::of_decision(decision, at));
-            }
-            let key = self.key(&client);
-            let Timed { decision, at } = self.decide(&*rule, &client, &key?, op, now).await?;
+            let Timed { decision, at } = self.decide_any(&*rule, &client, op, now).await?;
             Ok(T::of_decision(decision, at))
         })
     }
@@ -942,25 +950,14 @@ impl<A: Shareable> Store<A> for RedisStore {
         cost: Cost,
         now: Option<Tick>,
     ) -> Reply<'a, Vec<T>> {
-        let each = keys.iter().map(|key| {
-            let key = key.as_ref();
-            Ok::<_, Error>((Box::<[u8]>::from(key), self.key(key)?))
-        });
-        let keys = each.collect::<Result<Vec<_>, _>>();
+        let long = keys.iter().map(|key| key.as_ref().len()).find(|bytes| *bytes > MAX_KEY_BYTES);
+        let keys: Vec<Box<[u8]>> = keys.iter().map(|key| key.as_ref().into()).collect();
         Box::pin(async move {
-            let (keys, rule) = (&keys?, &*rule);
-            let op = Op::Check(cost);
-            let each = keys.iter().map(|(client, key)| {
-                let decided = async move {
-                    match self.ask_near(rule, client, op, now) {
-                        Some((prepared, told)) => {
-                            self.decide_near(rule, client, op, &prepared, told).await
-                        }
-                        None => self.decide(rule, client, key, op, now).await,
-                    }
-                };
-                (&**client, decided)
-            });
+            if let Some(bytes) = long {
+                return Err(Error::KeyTooLong { bytes });
+            }
+            let (rule, op) = (&*rule, Op::Check(cost));
+            let each = keys.iter().map(|key| (&**key, self.decide_any(rule, key, op, now)));
             let decided = in_order(each.collect()).await?.into_iter();
             Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })

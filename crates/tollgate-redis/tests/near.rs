@@ -253,3 +253,19 @@ async fn what_is_known_of_keys_is_bounded() {
     let told = join_all(names.iter().take(500).map(|name| limiter.check(name))).await;
     assert!(told.into_iter().all(|told| told.unwrap().allowed));
 }
+
+#[test]
+fn a_check_is_made_where_it_is_awaited_and_one_that_never_is_blocks_nobody() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = patient(&server.url());
+    let limiter = leasing(&redis, burst(10_000), LONG);
+    let began = Instant::now();
+    for _ in 0..100 {
+        // Made outside of the runtime, as the argument of `block_on` is.
+        assert!(runtime.block_on(limiter.check("alice")).unwrap().allowed);
+        drop(limiter.check("alice"));
+    }
+    assert!(began.elapsed() < AMPLE, "somebody waited for a call that nobody made");
+    assert!(redis.counts().leased > 0);
+}
