@@ -222,7 +222,7 @@ async fn leases_under_a_policy_that_has_changed_are_not_served() {
 async fn leases_live_on_while_the_store_is_away_and_end_then() {
     let server = Server::start(Flavor::Redis);
     let redis = Redis::with(&server.url(), Options::default().budget(AMPLE)).unwrap();
-    let limiter = leasing(&redis, burst(1_000_000), Duration::from_secs(3));
+    let limiter = leasing(&redis, burst(100_000), Duration::from_secs(3));
     let mut admitted = 0;
     while admitted < 300 || redis.counts().leased < admitted + 20 {
         assert!(limiter.check("alice").await.unwrap().allowed);
