@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Kind, Outcome, Policy, Source, Standing, Tick,
-    Ticks, Timed,
+    Algorithm as _, Answer as _, Cost, Decision, Kind, Limit, Outcome, Policy, Source, Standing,
+    Tick, Ticks, Timed,
 };
 
 use crate::lease::calls::Taken;
@@ -188,12 +188,11 @@ impl Terms {
 /// A while in which a bucket does not overflow even if nobody comes for a quarter of it.
 fn pace(policy: &Policy, leases: Leases) -> Ticks {
     let longest = leases.in_process().0 / RESTS;
-    let fills =
-        policy.plain().map(|limit| limit.numbers()).filter(|n| n.kind.is_bucket()).map(|n| {
-            let fills = u128::from(n.burst) * u128::from(n.window.0) * u128::from(NANOS)
-                / u128::from(n.limit.max(1));
-            u64::try_from(fills / 4).unwrap_or(u64::MAX)
-        });
+    let fills = policy.plain().map(Limit::numbers).filter(|n| n.kind.is_bucket()).map(|n| {
+        let fills = u128::from(n.burst) * u128::from(n.window.0) * u128::from(NANOS)
+            / u128::from(n.limit.max(1));
+        u64::try_from(fills / 4).unwrap_or(u64::MAX)
+    });
     Ticks(longest.min(fills.unwrap_or(u64::MAX)))
 }
 

@@ -186,7 +186,7 @@ mod tests {
         let policy = |more: &str| format!("[policies.api]\nlimit = 1\nwindow = \"1m\"\n{more}\n");
         let config = Config::parse(&policy("lease = \"50ms\"\ndeny_cache = false")).expect("valid");
         let api = &config.policies["api"];
-        let leases = tollgate_redis::Leases::default().life(std::time::Duration::from_millis(50));
+        let leases = Leases::default().life(std::time::Duration::from_millis(50));
         assert_eq!((api.leases, api.deny_cache), (Some(leases), false));
         says(
             &policy("lease = \"2m\""),
