@@ -118,7 +118,7 @@ impl Process {
             let (mut admitted, mut by_lease) = (Admitted::new(), 0);
             for line in says.lines().map_while(Result::ok) {
                 let Some((_, said)) = line.split_once("says: ") else { continue };
-                let mut numbers = said.split(' ').map(|number| number.parse::<u64>());
+                let mut numbers = said.split(' ').map(str::parse::<u64>);
                 // What a killed process did not finish saying is not counted.
                 while let (Some(Ok(slot)), Some(Ok(count)), Some(Ok(leased))) =
                     (numbers.next(), numbers.next(), numbers.next())
@@ -153,7 +153,6 @@ fn sum(processes: Vec<Process>) -> (Admitted, u64) {
 /// Asks for the key all the time, and says what it was admitted in each millisecond.
 #[test]
 #[ignore = "run by the tests above, as a process of its own"]
-#[expect(clippy::print_stdout, reason = "it is how it is heard")]
 fn one_of_the_processes() {
     let Ok(address) = env::var(ADDRESS) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();

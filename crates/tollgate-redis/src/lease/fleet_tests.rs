@@ -76,7 +76,7 @@ struct Sender {
     life: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Message {
     Call(Call),
     GiveBack(GivenBack),
@@ -649,7 +649,6 @@ fn a_seed_replays_exactly() {
 /// Many seeds at full scale, as long as it is told to; prints what it found.
 #[test]
 #[ignore = "a campaign: scripts/fleet"]
-#[expect(clippy::print_stdout, reason = "the lines are what the campaign is for")]
 fn campaign() {
     let seconds =
         std::env::var("TOLLGATE_FLEET_SECONDS").map_or(10, |seconds| seconds.parse().unwrap());
