@@ -34,7 +34,8 @@ fn ask(served: &Served, verb: &str, policy: &str) -> Value {
 fn count(served: &Served, name: &str) -> u64 {
     let metrics = get(served.http(), "/metrics").body;
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("{name} in {metrics}")).parse().expect("a number")
+    assert!(line.is_some(), "{name} in {metrics}");
+    line.and_then(|value| value.parse().ok()).expect("a number")
 }
 
 fn decisions(served: &Served, policy: &str, outcome: &str, source: &str) -> u64 {
