@@ -134,3 +134,19 @@ impl Leases {
 pub(crate) const fn by_any_clock(span: Ticks) -> Ticks {
     Ticks(span.0 - span.0.div_ceil(1000))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_a_thousandth_slow_ends_a_lease_in_time() {
+        for life in [1_000, 1_500, 100_000, 60_000_000].map(Duration::from_micros) {
+            let leases = Leases::default().life(life);
+            // What passes by other clocks while this much passes by one that is a thousandth slow.
+            let passes = u128::from(leases.in_process().0) * 1000 / 999;
+            assert!(passes <= life.as_nanos(), "{life:?}");
+            assert_eq!(u128::from(leases.in_store().0), life.as_micros());
+        }
+    }
+}

@@ -16,7 +16,7 @@ use tollgate::{
 
 use super::Leases;
 use super::calls::Taken;
-use super::ledger::{self, Out};
+use super::ledger::{self, Out, Slice};
 use crate::OnFailure;
 use crate::breaker::{Breaker, Pass};
 use crate::desk::{Call, Came, Desk, GivenBack, Number, Terms, Verdict, What};
@@ -67,6 +67,31 @@ enum Event {
     /// The store is from now on what it was a while before.
     Failover,
     Snapshot,
+    /// Somebody takes all there is, holds it, and gives it back before it ends: all that the protocol allows.
+    Hoard {
+        key: u32,
+    },
+    Hoarded {
+        key: u32,
+        hoard: Hoard,
+    },
+    GiveUp {
+        key: u32,
+        number: u64,
+    },
+    /// Whoever hoards serves all they hold, at once.
+    Strike {
+        key: u32,
+    },
+}
+
+/// What somebody holds who serves nothing.
+#[derive(Clone, Copy, Debug)]
+struct Hoard {
+    number: u64,
+    amount: Cost,
+    taken: Tick,
+    until_us: i64,
 }
 
 /// A process, in one of its lives.
@@ -82,6 +107,9 @@ enum Message {
     GiveBack(GivenBack),
     /// What was used while the store was away.
     Charge(Cost),
+    Hoard {
+        sent_us: i64,
+    },
 }
 
 struct Instance {
@@ -153,6 +181,7 @@ struct Fleet {
     /// When what was admitted of each key: by the store when it decided, from a lease when it was served.
     admitted: BTreeMap<u32, Vec<(i64, Cost)>>,
     local_meters: HashMap<(usize, u32), Meter>,
+    hoards: BTreeMap<u32, Vec<Hoard>>,
     failed_over_us: Option<i64>,
     /// From when to when some of the instances are cut off.
     cut: Option<(i64, i64, usize)>,
@@ -211,6 +240,7 @@ impl Fleet {
             replica: Store::default(),
             admitted: BTreeMap::new(),
             local_meters: HashMap::new(),
+            hoards: BTreeMap::new(),
             failed_over_us: None,
             cut: None,
             loss_per_mille: [0, 0, 2, 20, 200][random.usize(0..5)],
@@ -254,6 +284,19 @@ impl Fleet {
             let from = self.random.i64(0..lasts_us);
             self.cut =
                 Some((from, from + self.random.i64(0..400_000), self.random.usize(1..=instances)));
+        }
+        if self.random.bool() {
+            // Of keys that nobody else asks for, so that nothing but what they do decides.
+            for key in [keys, keys + 1] {
+                for _ in 0..self.random.u32(0..400) {
+                    let at = self.random.i64(0..lasts_us);
+                    self.at(at, Event::Hoard { key });
+                }
+                for _ in 0..3 {
+                    let at = self.random.i64(0..lasts_us);
+                    self.at(at, Event::Strike { key });
+                }
+            }
         }
         if self.random.u8(0..3) == 0 {
             let at = self.random.i64(0..lasts_us);
@@ -309,6 +352,33 @@ impl Fleet {
                 crashed.local = Local::new(self.on_failure);
                 crashed.breaker = Breaker::new();
                 crashed.life += 1;
+            }
+            Event::Hoard { key } => {
+                let from = Sender { instance: 0, life: 0 };
+                self.send(from, key, Message::Hoard { sent_us: self.now_us });
+            }
+            Event::Hoarded { key, hoard } => {
+                if self.now_us < hoard.until_us {
+                    self.hoards.entry(key).or_default().push(hoard);
+                    let at = self.random.i64(self.now_us..hoard.until_us);
+                    self.at(at, Event::GiveUp { key, number: hoard.number });
+                }
+            }
+            Event::GiveUp { key, number } => {
+                let hoards = self.hoards.entry(key).or_default();
+                let Some(place) = hoards.iter().position(|hoard| hoard.number == number) else {
+                    return;
+                };
+                let Hoard { amount, taken, .. } = hoards.swap_remove(place);
+                let back = Message::GiveBack(GivenBack { amount, taken });
+                self.send(Sender { instance: 0, life: 0 }, key, back);
+            }
+            Event::Strike { key } => {
+                for hoard in self.hoards.remove(&key).unwrap_or_default() {
+                    if self.now_us < hoard.until_us {
+                        self.admitted.entry(key).or_default().push((self.now_us, hoard.amount));
+                    }
+                }
             }
             Event::Snapshot => self.replica = self.store.clone(),
             Event::Failover => {
@@ -409,6 +479,21 @@ impl Fleet {
                 *self.store.lifted.entry(key).or_default() += lifted;
                 self.tally.given_back += amount;
                 self.tally.lifted += lifted;
+                return;
+            }
+            Message::Hoard { sent_us } => {
+                let all = Slice { need: Cost::MAX, want: Cost::MAX };
+                let amount = ledger::take(&policy, state, out, now, all, life);
+                let mut until_us = sent_us + life.0.cast_signed();
+                if !ledger::notes_what_is_out(&policy) {
+                    let window = policy.facts(state, now, None).reset_after;
+                    until_us = until_us.min(now.0 + window.0.cast_signed());
+                }
+                self.sequence += 1;
+                let hoard = Hoard { number: self.sequence, amount, taken: now, until_us };
+                if let Some(arrives) = self.arrives(from.instance) {
+                    self.at(arrives, Event::Hoarded { key, hoard });
+                }
                 return;
             }
             Message::Charge(used) => {
