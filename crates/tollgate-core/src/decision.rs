@@ -39,6 +39,10 @@ pub enum Source {
     /// The store that keeps the client's state.
     #[default]
     Store,
+    /// This process, from a slice of the quota that was paid for in the store before.
+    Lease,
+    /// This process: the store refused lately, and said until when.
+    DenyCache,
     /// A limiter in this process, in place of a store that could not be asked.
     Local,
     /// Nobody: the store could not be asked, and everything is allowed meanwhile.
@@ -53,6 +57,8 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
+            Self::Lease => "lease",
+            Self::DenyCache => "deny_cache",
             Self::Local => "local",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",

@@ -212,6 +212,10 @@ impl Redis {
         Key::new(&self.inner.options.prefix, policy, client)
     }
 
+    pub(crate) fn key_of_leases(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
+        Key::of_leases(&self.inner.options.prefix, policy, client)
+    }
+
     /// Runs a script on keys of one slot, once. If the server has forgotten it, it is told again: it was not
     /// run then.
     pub(crate) async fn run(
@@ -339,6 +343,10 @@ pub(crate) struct Counters {
     pub(crate) denied: AtomicU64,
     pub(crate) local: AtomicU64,
     pub(crate) returned: AtomicU64,
+    pub(crate) coalesced: AtomicU64,
+    pub(crate) leased: AtomicU64,
+    pub(crate) given_back: AtomicU64,
+    pub(crate) lapsed: AtomicU64,
     pub(crate) eviction_warnings: AtomicU64,
     pub(crate) last_error: ArcSwapOption<Error>,
 }
@@ -373,6 +381,14 @@ pub struct Counts {
     pub local: u64,
     /// Clients whose use in this process was charged in Redis when it was back.
     pub returned: u64,
+    /// Checks that shared another's call, or were answered by what it brought.
+    pub coalesced: u64,
+    /// What was taken on [lease](crate::Leases).
+    pub leased: u64,
+    /// What of it was given back.
+    pub given_back: u64,
+    /// What of it was neither served nor given back.
+    pub lapsed: u64,
     /// Whether the server was found to drop keys before they expire.
     pub eviction_warnings: u64,
 }
@@ -394,6 +410,10 @@ impl Counters {
             denied: read(&self.denied),
             local: read(&self.local),
             returned: read(&self.returned),
+            coalesced: read(&self.coalesced),
+            leased: read(&self.leased),
+            given_back: read(&self.given_back),
+            lapsed: read(&self.lapsed),
             eviction_warnings: read(&self.eviction_warnings),
         }
     }

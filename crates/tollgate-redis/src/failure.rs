@@ -173,7 +173,12 @@ impl Local {
     }
 
     /// Takes what a client has used here and not earned back, to be charged in Redis. Here it stays used.
-    pub(crate) fn take<'a>(&'a self, plan: &Plan, client: &'a [u8]) -> Taken<'a> {
+    pub(crate) fn take<'a>(
+        &'a self,
+        plan: &Plan,
+        client: &'a [u8],
+        now: Option<Tick>,
+    ) -> Taken<'a> {
         let owed = match self.owed().get_mut(client) {
             None => return Taken::Nothing,
             Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
@@ -183,7 +188,7 @@ impl Local {
             }
         };
         let stands = self.share(plan).ok().and_then(|share| {
-            self.store().apply::<Decision>(&share, client, Op::Peek(0), None).ok()
+            self.store().apply::<Decision>(&share, client, Op::Peek(0), now).ok()
         });
         let used = stands.map_or(owed, |stands| stands.limit - stands.remaining);
         let charge = Charge { local: self, client, owed, used: owed.min(used) };

@@ -3,7 +3,8 @@
 //! `PREFIX{TAG}LENGTH:POLICY=CLIENT`, or `PREFIX{TAG}LENGTH:POLICY#DIGEST` for a long one. The length is that
 //! of the policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a
 //! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
-//! putting braces into its name, and all policies of one client are in one place.
+//! putting braces into its name, and all policies of one client are in one place. With `~` before `=` or `#` it is
+//! the key of what is out on lease.
 
 use sha2::{Digest as _, Sha256};
 use tollgate::MAX_KEY_BYTES;
@@ -22,6 +23,15 @@ pub(crate) struct Key {
 
 impl Key {
     pub(crate) fn new(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
+        Self::marked(prefix, policy, b"", client)
+    }
+
+    /// The key of what is out on lease of another, in the same slot.
+    pub(crate) fn of_leases(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
+        Self::marked(prefix, policy, b"~", client)
+    }
+
+    fn marked(prefix: &str, policy: &str, mark: &[u8], client: &[u8]) -> Result<Self, Error> {
         if client.len() > MAX_KEY_BYTES {
             return Err(Error::KeyTooLong { bytes: client.len() });
         }
@@ -29,6 +39,7 @@ impl Key {
         let mut name = Vec::with_capacity(prefix.len() + policy.len() + client.len() + 16);
         name.extend_from_slice(prefix.as_bytes());
         name.extend_from_slice(format!("{{{tag}}}{}:{policy}", policy.len()).as_bytes());
+        name.extend_from_slice(mark);
         if client.len() > LONGEST {
             name.push(b'#');
             name.extend(
@@ -71,6 +82,19 @@ mod tests {
         let digest = long.split_once('#').unwrap().1;
         assert_ne!(name("a", digest), long);
         assert_ne!(name("a", &"x".repeat(129)), name("a", &"x".repeat(130)));
+    }
+
+    #[test]
+    fn what_is_out_on_lease_is_beside_its_key_and_is_no_clients_key() {
+        for client in ["alice", "=alice", "~=alice", &"x".repeat(129)] {
+            let key = Key::new("tg:", "api", client.as_bytes()).unwrap();
+            let leases = Key::of_leases("tg:", "api", client.as_bytes()).unwrap();
+            assert_eq!(key.slot, leases.slot);
+            let rest =
+                String::from_utf8(leases.name).unwrap().split_once('}').unwrap().1.to_owned();
+            assert!(rest.starts_with("3:api~=") || rest.starts_with("3:api~#"), "{rest}");
+        }
+        assert!(name("api~", "alice").starts_with("4:api~="), "the length tells it apart");
     }
 
     #[test]

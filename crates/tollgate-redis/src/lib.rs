@@ -22,6 +22,7 @@
 //! |---|---|
 //! | How do I connect? | `client.rs`, on `address.rs` |
 //! | How is a decision made? | `store.rs`, by `script.rs` and `scripts/` |
+//! | Which checks are no call of their own? | `near.rs`, by `desk.rs`; leases are in `lease.rs` |
 //! | What is kept in Redis? | `key.rs`, `value.rs` |
 //! | What happens when Redis is away? | `failure.rs`, `breaker.rs` |
 //! | Which server has a key, and how is it asked? | `routes.rs`, `node.rs` |
@@ -33,6 +34,7 @@
 mod address;
 mod breaker;
 mod client;
+mod desk;
 mod error;
 mod failure;
 #[cfg(any(test, fuzzing))]
@@ -40,6 +42,8 @@ mod failure;
 pub mod fuzzing;
 mod in_flight;
 mod key;
+mod lease;
+mod near;
 mod node;
 mod own;
 mod routes;
@@ -54,6 +58,7 @@ pub use client::{Counts, Options, Redis};
 pub use error::{AddressError, Error};
 pub use failure::OnFailure;
 pub use in_flight::{InFlight, Place};
+pub use lease::Leases;
 pub use own::OwnStore;
 pub use store::{RedisStore, Reply};
 pub use together::{Ask, Together, check_all};

@@ -41,6 +41,18 @@ pub(crate) static COMPARE_AND_SET: LazyLock<Script> =
 pub(crate) static PLACES: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/places.lua")));
 
+/// Takes a slice of a bucket or of a fixed window without options, or gives back what is left of one of a bucket.
+static LEASE_BUCKET: LazyLock<Arc<Script>> =
+    LazyLock::new(|| with_what_is_out(include_str!("scripts/lease_bucket.lua")));
+static LEASE_FIXED_WINDOW: LazyLock<Arc<Script>> =
+    LazyLock::new(|| Arc::new(Script::new(include_str!("scripts/lease_fixed_window.lua"))));
+pub(crate) static RETURN_BUCKET: LazyLock<Arc<Script>> =
+    LazyLock::new(|| with_what_is_out(include_str!("scripts/return_bucket.lua")));
+
+fn with_what_is_out(text: &str) -> Arc<Script> {
+    Arc::new(Script::new(&text.replace("--out--", include_str!("scripts/out.lua"))))
+}
+
 /// A script, and the name that a server knows it by once it has seen it.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -78,6 +90,8 @@ pub(crate) struct Scripted {
     pub(crate) check: Arc<Script>,
     /// Charges without asking, or gives back; where the kinds can do that in Lua.
     pub(crate) force: Option<Arc<Script>>,
+    /// Takes a slice of it, if that can be leased.
+    pub(crate) lease: Option<Arc<Script>>,
     /// The constants of all limits, in doubles.
     constants: Vec<u8>,
 }
@@ -102,7 +116,13 @@ impl Scripted {
         let is_plain = policy.plain().is_some();
         let recipe = |is_check| Recipe { kinds, has_penalty, is_check, is_plain };
         let forces = kinds & (DEEP_BUCKET | LOG) == 0;
+        let lease = match kinds {
+            BUCKET if is_plain => Some(LEASE_BUCKET.clone()),
+            FIXED_WINDOW if is_plain => Some(LEASE_FIXED_WINDOW.clone()),
+            _ => None,
+        };
         Some(Self {
+            lease,
             check: made(recipe(true)),
             force: forces.then(|| made(recipe(false))),
             constants: limits.iter().flatten().flat_map(|n| double(i128::from(*n))).collect(),
@@ -118,10 +138,12 @@ impl Scripted {
     }
 }
 
+const BUCKET: u8 = 1;
 /// The kinds that are charged without asking by compare-and-set: one would have to divide numbers of two
 /// doubles, the other to take a list apart.
 const DEEP_BUCKET: u8 = 1 << 1;
 const LOG: u8 = 1 << 4;
+const FIXED_WINDOW: u8 = 1 << 2;
 const COUNTER: u8 = 1 << 3;
 
 /// A whole number as Lua's `struct` packs it. It is one that a double holds exactly.

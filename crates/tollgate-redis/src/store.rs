@@ -12,17 +12,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, ready};
 use redis::Value;
 use tollgate::{
-    Access, Algorithm, Answer, Cost, Decision, Kept, Lent, NotWhole, Op, Outcome, Part, Plan,
-    Policy, Script as Numbers, Standing, Store, Tick, Ticks, Timed,
+    Access, Algorithm, Answer, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op, Outcome,
+    Part, Plan, Policy, Script as Numbers, Standing, Store, Tick, Ticks, Timed,
 };
 
 use crate::client::Redis;
+use crate::desk::{Call, Came, GivenBack, Number, Terms, What};
 use crate::error::Error;
 use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, refused};
 use crate::key::Key;
+use crate::lease::Leases;
+use crate::lease::calls::Keys;
+use crate::near::{self, Back, Habits, Near, Told};
 use crate::script::{Script, Scripted};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
@@ -49,6 +53,8 @@ struct Shared {
     prepared: ArcSwap<Vec<(Arc<Policy>, Arc<Prepared>)>>,
     said: Seldom,
     is_returning: AtomicBool,
+    habits: ArcSwap<Habits>,
+    near: Near,
 }
 
 /// A policy as Redis takes it.
@@ -57,9 +63,11 @@ pub(crate) struct Prepared {
     /// In microseconds.
     pub(crate) policy: Arc<Policy>,
     /// How a value begins that was left under it.
-    head: Vec<u8>,
+    pub(crate) head: Vec<u8>,
     /// Its scripts; `None` if its numbers are not exact in doubles.
-    scripted: Option<Scripted>,
+    pub(crate) scripted: Option<Scripted>,
+    /// What is done without asking.
+    pub(crate) terms: Terms,
 }
 
 /// How many policies are remembered: tiers, overrides and what changed lately.
@@ -67,10 +75,16 @@ const MAX_PREPARED: usize = 64;
 
 impl RedisStore {
     pub(crate) fn new(redis: Redis, name: Arc<str>, on_failure: OnFailure) -> Self {
-        Self::made(redis, name, on_failure, 1000)
+        Self::made(redis, name, on_failure, 1000, Habits::default())
     }
 
-    fn made(redis: Redis, name: Arc<str>, on_failure: OnFailure, scale: u64) -> Self {
+    fn made(
+        redis: Redis,
+        name: Arc<str>,
+        on_failure: OnFailure,
+        scale: u64,
+        habits: Habits,
+    ) -> Self {
         let shared = Shared {
             redis,
             name,
@@ -80,6 +94,8 @@ impl RedisStore {
             prepared: ArcSwap::default(),
             said: Seldom::new(),
             is_returning: AtomicBool::new(false),
+            habits: ArcSwap::from_pointee(habits),
+            near: Near::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -87,8 +103,56 @@ impl RedisStore {
     /// The same store with another failure policy.
     #[must_use]
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
-        let Shared { redis, name, scale, .. } = &*self.shared;
-        Self::made(redis.clone(), name.clone(), on_failure, *scale)
+        let Shared { redis, name, scale, habits, .. } = &*self.shared;
+        Self::made(redis.clone(), name.clone(), on_failure, *scale, **habits.load())
+    }
+
+    /// The same store with leases: of a key that is asked for often, this process takes a slice of the quota in one
+    /// call, and serves from it without asking.
+    ///
+    /// For policies of one bucket or one fixed window, without options; others are asked for plainly. What is
+    /// admitted in any time is at most what the policy admits in that time and a lease's life; a window admits
+    /// no more than ever. Before the process ends, [give them back](Self::give_back_leases).
+    #[must_use]
+    pub fn leases(self, leases: Leases) -> Self {
+        self.set_leases(Some(leases));
+        self
+    }
+
+    /// Takes leases from now on, or none any more, for this store and all its clones.
+    pub fn set_leases(&self, leases: Option<Leases>) {
+        self.set_habits(|habits| Habits { leases, ..habits });
+    }
+
+    /// Whether a refusal is remembered, which it is if nothing is said: until the time it told, for at most a second,
+    /// what was refused is refused without asking. A refund, a reset or a change elsewhere shows within that second;
+    /// one through this store shows at once. Decisions at a given time, and policies with a penalty, are always asked
+    /// for.
+    #[must_use]
+    pub fn deny_cache(self, is_on: bool) -> Self {
+        self.set_deny_cache(is_on);
+        self
+    }
+
+    /// Remembers refusals from now on, or does not, for this store and all its clones.
+    pub fn set_deny_cache(&self, is_on: bool) {
+        self.set_habits(|habits| Habits { caches_refusals: is_on, ..habits });
+    }
+
+    fn set_habits(&self, change: impl Fn(Habits) -> Habits) {
+        let before = **self.shared.habits.load();
+        if change(before) != before {
+            self.shared.habits.rcu(|habits| Arc::new(change(**habits)));
+            // Whoever was prepared for other habits is prepared anew.
+            self.shared.prepared.store(Arc::default());
+        }
+    }
+
+    /// Gives back what this process holds on lease, so that others can use it: before the process ends.
+    pub async fn give_back_leases(&self) {
+        let counters = &self.shared.redis.inner().counters;
+        let (back, _) = self.shared.near.sweep(true, counters);
+        near::give_back_all(self, back).await;
     }
 
     /// Gives this store, and all its clones, another failure policy. What was used in this process stays used.
@@ -101,8 +165,8 @@ impl RedisStore {
     /// Without, a tick is a nanosecond, and what is given is cut off to microseconds.
     #[must_use]
     pub fn in_ticks(self) -> Self {
-        let Shared { redis, name, on_failure, .. } = &*self.shared;
-        Self::made(redis.clone(), name.clone(), **on_failure.load(), 1)
+        let Shared { redis, name, on_failure, habits, .. } = &*self.shared;
+        Self::made(redis.clone(), name.clone(), **on_failure.load(), 1, **habits.load())
     }
 
     /// The Redis it is in.
@@ -122,8 +186,15 @@ impl RedisStore {
     /// # Errors
     /// A key is too long, or Redis could not be asked; some may be gone then.
     pub async fn forget(&self, clients: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<(), Error> {
-        let keys = clients.into_iter().map(|client| self.key(client.as_ref()));
-        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        let mut keys = Vec::new();
+        for client in clients {
+            let client = client.as_ref();
+            keys.push(self.key(client)?);
+            if self.shared.habits.load().leases.is_some() {
+                keys.push(self.shared.redis.key_of_leases(&self.shared.name, client)?);
+            }
+            self.shared.near.changed(client, true);
+        }
         self.shared.redis.remove(&keys).await
     }
 
@@ -136,15 +207,20 @@ impl RedisStore {
     }
 
     /// A policy in Redis's ticks, and all that is needed to decide by it.
-    fn prepare(&self, policy: &Policy) -> Result<Arc<Prepared>, NotWhole> {
+    pub(crate) fn prepare(&self, policy: &Policy) -> Result<Arc<Prepared>, NotWhole> {
         let known = self.shared.prepared.load();
         if let Some((_, prepared)) = known.iter().find(|(known, _)| **known == *policy) {
             return Ok(prepared.clone());
         }
         let in_redis = Arc::new(policy.with_ticks_of(self.shared.scale)?);
+        let habits = **self.shared.habits.load();
+        let scripted = Scripted::new(&in_redis);
+        let is_leased = scripted.as_ref().is_some_and(|scripted| scripted.lease.is_some());
+        let leases = habits.leases.filter(|_| is_leased);
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
-            scripted: Scripted::new(&in_redis),
+            scripted,
+            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases),
             policy: in_redis,
         });
         let entry = (Arc::new(policy.clone()), prepared.clone());
@@ -209,6 +285,11 @@ impl RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
+        match op {
+            Op::Check(_) | Op::Peek(_) => {}
+            Op::Force(_) | Op::GiveBack { .. } => self.shared.near.changed(client, false),
+            Op::Reset => self.shared.near.changed(client, true),
+        }
         let judge = rule.judge(self, now)?;
         let deadline = self.shared.redis.deadline();
         let result = match self.give_in(rule, client, deadline).await {
@@ -222,6 +303,173 @@ impl RedisStore {
             }
             Err(error) => self.fall_back(error, rule, client, op, now),
         }
+    }
+
+    /// What is asked at the desk of a key: a check by the store's clock, of a policy that has scripts.
+    fn asked_near(
+        &self,
+        rule: &impl Shareable,
+        client: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Option<(Arc<Prepared>, Cost)> {
+        let (Op::Check(cost @ 1..), None) = (op, now) else { return None };
+        let is_exact = i64::try_from(cost).is_ok_and(Numbers::takes);
+        let local = &self.shared.local;
+        if !is_exact || client.len() > MAX_KEY_BYTES || !local.is_unused() && local.owes(client) {
+            return None;
+        }
+        let prepared = rule.prepared(self)?;
+        prepared.scripted.is_some().then_some((prepared, cost))
+    }
+
+    /// Decides on a check, at the desk of its key if it has one.
+    async fn decide_any<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        op: Op,
+        now: Option<Tick>,
+    ) -> Result<Timed, Error> {
+        let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
+            return self.decide(rule, client, &self.key(client)?, op, now).await;
+        };
+        let told = self.shared.near.ask(&prepared, client, cost);
+        self.keep_sweeping(&prepared.terms);
+        self.decide_near(rule, client, op, &prepared, told).await
+    }
+
+    /// Decides on a check that came to a desk, by the failure policy if Redis cannot.
+    async fn decide_near<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        op: Op,
+        prepared: &Arc<Prepared>,
+        told: Told,
+    ) -> Result<Timed, Error> {
+        let deadline = self.shared.redis.deadline();
+        let said = match told {
+            Told::Now(told, call) => {
+                if let Some(call) = call {
+                    self.spawn_call(prepared, client, call);
+                }
+                return Ok(self.told(told));
+            }
+            Told::Alone => Ok(None),
+            Told::Later { waits, call } => {
+                if let Some(call) = call {
+                    self.make_call(prepared, client, call).await;
+                }
+                match tokio::time::timeout_at(deadline.into(), waits).await {
+                    Ok(Ok(said)) => said,
+                    Ok(Err(_)) => Err(near::given_up()),
+                    Err(_) => Err(Error::Unavailable {
+                        reason: "no reply within the time budget".into(),
+                        sent: true,
+                    }),
+                }
+            }
+        };
+        match said {
+            Ok(Some(told)) => {
+                self.return_others(rule);
+                Ok(self.told(told))
+            }
+            Ok(None) => self.decide(rule, client, &self.key(client)?, op, None).await,
+            Err(error) => self.fall_back(error, rule, client, op, None),
+        }
+    }
+
+    fn spawn_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
+        let (store, prepared) = (self.clone(), prepared.clone());
+        let client: Box<[u8]> = client.into();
+        tokio::spawn(async move { store.make_call(&prepared, &client, call).await });
+    }
+
+    /// Makes a call, and tells whoever waits. Those who came meanwhile are asked for next, by somebody else.
+    async fn make_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
+        let number = call.number;
+        let mut calling = Calling { store: self, prepared, client, number, came: None };
+        calling.came = Some(self.carry_out(prepared, client, call).await);
+    }
+
+    async fn carry_out(
+        &self,
+        prepared: &Prepared,
+        client: &[u8],
+        call: Call,
+    ) -> Result<Came, Error> {
+        let redis = &self.shared.redis;
+        let (key, deadline) = (self.key(client)?, redis.deadline());
+        match call.what {
+            What::Take(slice) => {
+                let leases = redis.key_of_leases(&self.shared.name, client)?;
+                let keys = Keys { client: &key, leases: &leases };
+                let life = prepared.terms.leases().unwrap_or_default().in_store();
+                let taken = redis.take_slice(prepared, keys, slice, life, None, deadline).await?;
+                Ok(taken.map_or(Came::Undecided, Came::Taken))
+            }
+            What::Check(cost) => {
+                let Some(scripted) = &prepared.scripted else { return Ok(Came::Undecided) };
+                let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
+                let arguments = [&prepared.head[..], &numbers];
+                let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
+                Ok(match read_reply(reply)? {
+                    Scripts::Decided { is_allowed, now, shadow, numbers } => {
+                        redis.heard(now);
+                        let state = prepared.policy.state_of_numbers(&numbers)?;
+                        Came::Checked { is_allowed, at: Tick(now), state, shadow }
+                    }
+                    Scripts::Left(_) => Came::Undecided,
+                })
+            }
+        }
+    }
+
+    /// Gives back what is left of a slice.
+    pub(crate) async fn give_back(&self, back: &Back) {
+        let Shared { redis, name, .. } = &*self.shared;
+        let keys = self
+            .key(&back.client)
+            .and_then(|key| redis.key_of_leases(name, &back.client).map(|leases| (key, leases)));
+        let Ok((key, leases)) = keys else { return };
+        let keys = Keys { client: &key, leases: &leases };
+        let GivenBack { amount, taken } = back.slice;
+        let life = back.prepared.terms.leases().unwrap_or_default().in_store();
+        let (prepared, deadline) = (&back.prepared, redis.deadline());
+        let given =
+            redis.give_back_slice(prepared, keys, (amount, taken), life, None, deadline).await;
+        let counters = &redis.inner().counters;
+        // What fails may have been given back; it is not served here any more in any case.
+        let counter = if given.is_ok() { &counters.given_back } else { &counters.lapsed };
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Sweeps the desks while there are leases.
+    fn keep_sweeping(&self, terms: &Terms) {
+        let Some(leases) = terms.leases() else { return };
+        if self.shared.near.is_swept.load(Ordering::Relaxed)
+            || self.shared.near.is_swept.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let (shared, every) = (Arc::downgrade(&self.shared), leases.life / 4);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let Some(shared) = shared.upgrade() else { return };
+                let (back, has_desks) = shared.near.sweep(false, &shared.redis.inner().counters);
+                if !back.is_empty() {
+                    let store = Self { shared: shared.clone() };
+                    tokio::spawn(async move { near::give_back_all(&store, back).await });
+                }
+                if !has_desks {
+                    shared.near.is_swept.store(false, Ordering::Release);
+                    return;
+                }
+            }
+        });
     }
 
     pub(crate) fn fall_back(
@@ -286,7 +534,7 @@ impl RedisStore {
         let (judge, key, plan) = (rule.judge(self, None)?, self.key(client)?, rule.plan());
         // A look first: what is sent to a server that does not answer is lost, or is charged later.
         let _ = self.ask(&judge, &key, Op::Peek(0), None, deadline).await?;
-        let charge = match self.shared.local.take(&plan, client) {
+        let charge = match self.shared.local.take(&plan, client, None) {
             Taken::Nothing => return Ok(()),
             Taken::ByAnother => {
                 let reason = "what was used in this process is just being charged".into();
@@ -332,6 +580,34 @@ impl RedisStore {
     }
 }
 
+/// A call that is made. If nobody waits for its reply any more, those behind it go on.
+struct Calling<'a> {
+    store: &'a RedisStore,
+    prepared: &'a Arc<Prepared>,
+    client: &'a [u8],
+    number: Number,
+    came: Option<Result<Came, Error>>,
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        let Self { store, prepared, client, number, came } = self;
+        let came = came.take().unwrap_or_else(|| Err(near::given_up()));
+        let Shared { redis, near, .. } = &*store.shared;
+        let next = near.hear(prepared, client, *number, came, &redis.inner().counters);
+        if let Some(call) = next {
+            match tokio::runtime::Handle::try_current() {
+                Ok(_) => store.spawn_call(prepared, client, call),
+                // Without a runtime there is nobody to go on.
+                Err(_) => {
+                    let came = Err(near::given_up());
+                    near.hear(prepared, client, call.number, came, &redis.inner().counters);
+                }
+            }
+        }
+    }
+}
+
 /// A rule that processes can share. Not exported: how it is kept is this crate's own affair.
 pub trait Shareable: Algorithm + Sync {
     /// How it is decided by.
@@ -344,6 +620,10 @@ pub trait Shareable: Algorithm + Sync {
     /// It is not in microseconds.
     fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<Self::Judge, Error>;
 
+    /// The policy that decides now, as Redis takes it, if there is one.
+    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>>;
+
     /// The same as a plan.
     fn plan(&self) -> Plan;
 }
@@ -353,6 +633,11 @@ impl Shareable for Policy {
 
     fn judge(&self, store: &RedisStore, _: Option<Tick>) -> Result<ByPolicy, Error> {
         Ok(ByPolicy(store.prepare(self)?))
+    }
+
+    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
+        store.prepare(self).ok()
     }
 
     fn plan(&self) -> Plan {
@@ -373,6 +658,14 @@ impl Shareable for Plan {
             Access::Unlimited | Access::Blocked => None,
         };
         Ok(ByPlan { plan, script })
+    }
+
+    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
+        match self.access(store.outside(Tick(store.shared.redis.now()))) {
+            Access::Limited(policy) => store.prepare(policy).ok(),
+            Access::Unlimited | Access::Blocked => None,
+        }
     }
 
     fn plan(&self) -> Plan {
@@ -406,7 +699,7 @@ pub(crate) trait Judge: Send + Sync {
 
 /// One policy for everybody.
 #[derive(Debug)]
-pub struct ByPolicy(Arc<Prepared>);
+pub struct ByPolicy(pub(crate) Arc<Prepared>);
 
 impl Judge for ByPolicy {
     type Rule = Policy;
@@ -481,7 +774,7 @@ impl Judge for ByPlan {
 }
 
 /// Decides on a key in Redis's ticks: by a script if there is one for it.
-async fn decide<J: Judge>(
+pub(crate) async fn decide<J: Judge>(
     redis: &Redis,
     judge: &J,
     key: &Key,
@@ -490,7 +783,7 @@ async fn decide<J: Judge>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     let mut seen = None;
-    if let Some(Call { prepared, script, numbers, charged }) = call_of(judge, op, given) {
+    if let Some(ScriptCall { prepared, script, numbers, charged }) = call_of(judge, op, given) {
         let time = given.map(|given| given.to_string());
         let charged = charged.map(|charged| charged.to_string());
         let mut arguments = vec![&prepared.head[..], &numbers];
@@ -522,7 +815,7 @@ async fn decide<J: Judge>(
 }
 
 /// A call of a script.
-struct Call<'a> {
+struct ScriptCall<'a> {
     prepared: &'a Prepared,
     script: &'a Script,
     numbers: Vec<u8>,
@@ -530,7 +823,7 @@ struct Call<'a> {
 }
 
 /// The call for an operation, if it is one that a script does.
-fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<Call<'_>> {
+fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall<'_>> {
     // More than the greatest number is more than there ever is.
     const MOST: i64 = 1 << 52;
     let prepared = judge.script()?;
@@ -552,7 +845,7 @@ fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<Call<'_>> 
         }
         _ => return None,
     };
-    Some(Call { prepared, script, numbers: scripted.numbers(amount), charged })
+    Some(ScriptCall { prepared, script, numbers: scripted.numbers(amount), charged })
 }
 
 /// What a script replied.
@@ -634,9 +927,16 @@ impl<A: Shareable> Store<A> for RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Reply<'a, T> {
-        let (client, key): (Box<[u8]>, _) = (key.into(), self.key(key));
+        let at_once = self
+            .asked_near(&*rule, key, op, now)
+            .and_then(|(prepared, cost)| self.shared.near.answer_at_once(&prepared, key, cost));
+        if let Some(told) = at_once {
+            let Timed { decision, at } = self.told(told);
+            return Box::pin(ready(Ok(T::of_decision(decision, at))));
+        }
+        let client: Box<[u8]> = key.into();
         Box::pin(async move {
-            let Timed { decision, at } = self.decide(&*rule, &client, &key?, op, now).await?;
+            let Timed { decision, at } = self.decide_any(&*rule, &client, op, now).await?;
             Ok(T::of_decision(decision, at))
         })
     }
@@ -650,18 +950,14 @@ impl<A: Shareable> Store<A> for RedisStore {
         cost: Cost,
         now: Option<Tick>,
     ) -> Reply<'a, Vec<T>> {
-        let each = keys.iter().map(|key| {
-            let key = key.as_ref();
-            Ok::<_, Error>((Box::<[u8]>::from(key), self.key(key)?))
-        });
-        let keys = each.collect::<Result<Vec<_>, _>>();
+        let long = keys.iter().map(|key| key.as_ref().len()).find(|bytes| *bytes > MAX_KEY_BYTES);
+        let keys: Vec<Box<[u8]>> = keys.iter().map(|key| key.as_ref().into()).collect();
         Box::pin(async move {
-            let (keys, rule) = (&keys?, &*rule);
-            let op = Op::Check(cost);
-            let each = keys.iter().map(|(client, key)| {
-                let decided = self.decide(rule, client, key, op, now);
-                (&**client, decided)
-            });
+            if let Some(bytes) = long {
+                return Err(Error::KeyTooLong { bytes });
+            }
+            let (rule, op) = (&*rule, Op::Check(cost));
+            let each = keys.iter().map(|key| (&**key, self.decide_any(rule, key, op, now)));
             let decided = in_order(each.collect()).await?.into_iter();
             Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })

@@ -234,3 +234,36 @@ async fn i4_a_value_of_an_unknown_version_is_left_alone() {
         }
     }
 }
+
+/// What is out on lease is beside the value, which is what it is without leases: who knows nothing of them goes on.
+#[tokio::test]
+async fn i4_what_is_out_on_lease_is_beside_a_value_that_is_what_it_was() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let policy = common::burst(1000);
+    let leases = tollgate_redis::Leases::default().life(std::time::Duration::from_secs(30));
+    let leasing = redis.store("api").on_failure(OnFailure::Deny).leases(leases);
+    let leasing = RateLimiter::with_store(policy.clone(), leasing);
+    for _ in 0..20 {
+        assert!(leasing.check("alice").await.unwrap().allowed);
+    }
+    let plain = common::limiter(&redis, policy, OnFailure::Deny);
+    assert!(plain.check("bob").await.unwrap().allowed);
+    let value = |client: &str| {
+        let mut keys: Vec<Vec<u8>> = server.ask(&["KEYS", &format!("*}}3:api{client}")]);
+        assert_eq!(keys.len(), 1, "{client}: {keys:?}");
+        server.ask::<Vec<u8>>(&[b"GET", &keys.remove(0)[..]])
+    };
+    let (alice, bob, out) = (value("=alice"), value("=bob"), value("~=alice"));
+    let numbers = bob.len() - 16;
+    assert_eq!((alice.len(), &alice[..numbers]), (bob.len(), &bob[..numbers]));
+    assert_eq!((&out[..2], (out.len() - 2) % 16), (&[1, b'l'][..], 0), "{out:?}");
+    // What it does not understand counts as nothing, and is written over.
+    let key = server.ask::<Vec<Vec<u8>>>(&["KEYS", "*~=alice"]).remove(0);
+    server.ask::<()>(&[b"SET", &key[..], b"garbage", b"PX", b"100000"]);
+    for _ in 0..100 {
+        assert!(leasing.check("alice").await.unwrap().allowed);
+    }
+    assert_eq!(value("~=alice")[..2], [1, b'l']);
+    common::assert_all_expire(&server);
+}

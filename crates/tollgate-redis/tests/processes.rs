@@ -104,7 +104,7 @@ fn one_of_the_processes() {
     let redis = Redis::with(&address, Options::default().budget(Duration::from_secs(20))).unwrap();
     for kind in Kind::ALL {
         let policy = Policy::of(kind, LIMIT).per(WINDOW).named(kind.name()).build().unwrap();
-        let store = redis.store(kind.name()).on_failure(OnFailure::Deny);
+        let store = redis.store(kind.name()).on_failure(OnFailure::Deny).deny_cache(false);
         let limiter = RateLimiter::with_store(policy, store);
         // It is connected then, and nobody has begun.
         assert_eq!(runtime.block_on(limiter.peek_n("everybody", 0)).unwrap().remaining, LIMIT);

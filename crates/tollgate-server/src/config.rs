@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tollgate::{Access, Cost, Tiers};
-use tollgate_redis::{OnFailure, Redis};
+use tollgate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::Limits;
@@ -55,6 +55,9 @@ pub(crate) struct PolicyConfig {
     /// Where `authorize` finds the client.
     pub(crate) key: KeySource,
     pub(crate) on_failure: OnFailure,
+    pub(crate) leases: Option<Leases>,
+    /// Whether refusals of the store are remembered.
+    pub(crate) deny_cache: bool,
 }
 
 impl Config {
@@ -230,6 +233,24 @@ mod tests {
         says(
             "snapshot = \"clients\"\nstore = \"redis://127.0.0.1\"\n",
             "tollgate.toml:1:12: a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
+        );
+    }
+
+    #[test]
+    fn leases_are_of_what_can_be_leased() {
+        let policy = |more: &str| format!("[policies.api]\nlimit = 1\nwindow = \"1m\"\n{more}\n");
+        let config = Config::parse(&policy("lease = \"50ms\"\ndeny_cache = false"), Path::new(""))
+            .expect("valid");
+        let api = &config.policies["api"];
+        let leases = Leases::default().life(Duration::from_millis(50));
+        assert_eq!((api.leases, api.deny_cache), (Some(leases), false));
+        says(
+            &policy("lease = \"2m\""),
+            "tollgate.toml:1:1: policy \"api\": a lease lives from \"1ms\" to \"1m\"",
+        );
+        says(
+            &policy("lease = \"1s\"\nalgorithm = \"sliding_window_log\""),
+            "tollgate.toml:1:1: policy \"api\": `lease` is for one bucket or fixed window, without penalty and shadow",
         );
     }
 

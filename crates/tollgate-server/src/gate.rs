@@ -19,7 +19,7 @@ use tollgate::{
     Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, PolicyError, RateLimiter,
     Rules as _, StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
-use tollgate_redis::{OnFailure, Redis, RedisStore};
+use tollgate_redis::{Redis, RedisStore};
 
 use crate::config::{Config, KeySource, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
@@ -197,7 +197,7 @@ impl Gate {
         let limiter = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
-                old.limiter.set_on_failure(policy.on_failure);
+                old.limiter.set_habits(policy);
                 old.limiter.clone()
             }
             None => self.limiter(name, policy, remembered),
@@ -241,8 +241,20 @@ impl Gate {
                 Limiter::Memory(Arc::new(limiter))
             }
             Backend::Redis(redis) => {
-                let store = redis.store(name.clone()).on_failure(policy.on_failure);
-                Limiter::Redis(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)))
+                let store = redis.store(name.clone());
+                let limiter =
+                    Limiter::Redis(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)));
+                limiter.set_habits(policy);
+                limiter
+            }
+        }
+    }
+
+    /// Gives back what is held on lease, so that others can use it: before the server ends.
+    pub(crate) async fn give_back_leases(&self) {
+        for entry in self.policies() {
+            if let Limiter::Redis(limiter) = &entry.limiter {
+                limiter.store().give_back_leases().await;
             }
         }
     }
@@ -479,10 +491,13 @@ impl Limiter {
         }
     }
 
-    /// Memory does not fail.
-    fn set_on_failure(&self, on_failure: OnFailure) {
+    /// What is done where Redis cannot be asked, or need not be. Memory is always asked.
+    fn set_habits(&self, policy: &PolicyConfig) {
         if let Self::Redis(limiter) = self {
-            limiter.store().set_on_failure(on_failure);
+            let store = limiter.store();
+            store.set_on_failure(policy.on_failure);
+            store.set_leases(policy.leases);
+            store.set_deny_cache(policy.deny_cache);
         }
     }
 

@@ -60,8 +60,14 @@ pub(crate) struct PolicyMetrics {
     decisions: [[Counter; SOURCES.len()]; 2],
 }
 
-const SOURCES: [Source; 4] =
-    [Source::Store, Source::Local, Source::FailedOpen, Source::FailedClosed];
+const SOURCES: [Source; 6] = [
+    Source::Store,
+    Source::Lease,
+    Source::DenyCache,
+    Source::Local,
+    Source::FailedOpen,
+    Source::FailedClosed,
+];
 
 /// From 1 µs to 1 s.
 const BUCKETS: [f64; 13] =
@@ -180,6 +186,10 @@ impl Metrics {
             count("connections", counts.connections);
             count("redirections", counts.redirections);
             count("returned", counts.returned);
+            count("coalesced", counts.coalesced);
+            count("leased", counts.leased);
+            count("lease_given_back", counts.given_back);
+            count("lease_lapsed", counts.lapsed);
             let _ = writeln!(out, "# TYPE tollgate_store_breaker_open gauge");
             let _ = writeln!(out, "tollgate_store_breaker_open {}", u8::from(counts.is_open));
         }

@@ -178,6 +178,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     if let Some(snapshot) = &snapshot {
         snapshot.save(&shared.gate).await?;
     }
+    shared.gate.give_back_leases().await;
     Ok(())
 }
 

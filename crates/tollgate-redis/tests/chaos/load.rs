@@ -121,7 +121,8 @@ impl Load {
                 let redis = Redis::with(&addresses[index % addresses.len()], options)
                     .expect("a valid address");
                 let limiter = |policy: &Policy| {
-                    let store = redis.store(policy.name()).on_failure(OnFailure::Deny);
+                    let store =
+                        redis.store(policy.name()).on_failure(OnFailure::Deny).deny_cache(false);
                     Arc::new(RateLimiter::with_store(policy.clone(), store))
                 };
                 Process { api: limiter(&policy), meter: limiter(&meter), redis: redis.clone() }

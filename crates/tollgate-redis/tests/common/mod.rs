@@ -34,8 +34,10 @@ pub(crate) fn patient(url: &str) -> Redis {
     Redis::with(url, Options::default().budget(AMPLE)).expect("an address")
 }
 
+/// A limiter that asks the server for each decision: what is tested is the server.
 pub(crate) fn limiter(redis: &Redis, policy: Policy, on_failure: OnFailure) -> Limiter {
-    RateLimiter::with_store(policy, redis.store("api").on_failure(on_failure))
+    let store = redis.store("api").on_failure(on_failure);
+    RateLimiter::with_store(policy, store.deny_cache(false))
 }
 
 pub(crate) fn cluster_url(cluster: &Cluster) -> String {

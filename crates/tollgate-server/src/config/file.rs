@@ -78,6 +78,9 @@ pub(super) struct PolicyTable {
     pub(super) on_store_error: OnStoreError,
     /// How many servers share the quota, for `on_store_error = "local"`.
     pub(super) instances: Option<u32>,
+    /// For how long slices of the quota are taken; none without it.
+    pub(super) lease: Option<Window>,
+    pub(super) deny_cache: Option<bool>,
 }
 
 /// One of several limits.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::{Access, Anchor, Kind, LimitBuilder, Penalty, Policy, PolicyError, Tiers};
-use tollgate_redis::OnFailure;
+use tollgate_redis::{Leases, OnFailure};
 
 use super::PolicyConfig;
 use super::file::{self, AccessTable, Algorithm, LimitTable, OnStoreError, PolicyTable};
@@ -37,6 +37,18 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
         shadow: table.shadow,
     };
     let policy = policy(name, &place, &base, &table.limits)?;
+    let leases = match table.lease {
+        None => None,
+        Some(_) if !Leases::serve(&policy) => {
+            return Err(format!(
+                "{place}: `lease` is for one bucket or fixed window, without penalty and shadow"
+            ));
+        }
+        Some(life) if !Leases::LIVES.contains(&life.0) => {
+            return Err(format!("{place}: a lease lives from \"1ms\" to \"1m\""));
+        }
+        Some(life) => Some(Leases::default().life(life.0)),
+    };
     let mut tiers = Tiers::new(policy);
     for (tier, access) in &table.tiers {
         let place = format!("{place}, tier {tier:?}");
@@ -62,7 +74,8 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
         }
     };
     let cost = table.cost.unwrap_or(1);
-    Ok(PolicyConfig { tiers, overrides, cost, key: table.key, on_failure })
+    let deny_cache = table.deny_cache.unwrap_or(true);
+    Ok(PolicyConfig { tiers, overrides, cost, key: table.key, on_failure, leases, deny_cache })
 }
 
 /// What a tier or an override says, with the policy's for the rest.

@@ -62,7 +62,7 @@ impl Quota<'_> {
     /// Writes what is left in some dialects, and when to come again.
     pub(super) fn write_all(&self, fields: &mut HeaderMap, dialects: &[Dialect]) {
         // Where the store could not be asked, nobody knows what is left.
-        if matches!(self.decision.source, Source::Store | Source::Local) {
+        if !matches!(self.decision.source, Source::FailedOpen | Source::FailedClosed) {
             for dialect in dialects {
                 self.write(fields, *dialect);
             }

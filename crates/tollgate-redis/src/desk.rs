@@ -1,0 +1,909 @@
+//! What one process does with the checks of one key: which it answers by itself, and what it asks the store.
+//!
+//! Three things keep a check from being a call of its own. A *lease* is served from. A *refusal* of the store holds
+//! until it said, for at most a second at a time. And while a call is under way, those who come wait for it, and
+//! are then asked for *together*.
+//!
+//! A pure state machine, as the algorithms are: a question or a reply and `now` go in, answers and calls come out.
+//! `now` is nanoseconds by the process's own monotonic clock; the store's times, in microseconds, are only ever
+//! carried on by what has passed here since the call was sent. There is no timer here: whoever holds desks
+//! [sweeps](Desk::sweep) them.
+
+use std::sync::Arc;
+
+use tollgate::{
+    Algorithm as _, Answer as _, Cost, Decision, Kind, Limit, Outcome, Policy, Source, Standing,
+    Tick, Ticks, Timed,
+};
+
+use crate::lease::calls::Taken;
+use crate::lease::ledger::{self, Slice};
+use crate::lease::{Leases, by_any_clock};
+
+/// What the checks of a policy are decided by.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// In microseconds.
+    policy: Arc<Policy>,
+    caches_refusals: bool,
+    leases: Option<Leases>,
+    /// How long a quota that was used up is not asked about again.
+    pace: Ticks,
+    /// Whether a refusal tells only of its own cost.
+    tells_one_cost: bool,
+}
+
+/// Somebody who waits for an answer.
+pub(crate) type Waiter = u64;
+
+/// A call's own number: somebody whom it is for, and how many calls there were before. Desks come and go, and a reply
+/// that is late must not be taken for that to another call.
+pub(crate) type Number = (Waiter, u64);
+
+/// What came of a question: an answer, or one later; and a call, perhaps.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) answer: Option<Timed>,
+    pub(crate) call: Option<Call>,
+}
+
+/// A call to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) number: Number,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Ask for a cost, of one or of several together.
+    Check(Cost),
+    Take(Slice),
+}
+
+/// What became of a call.
+#[derive(Debug)]
+pub(crate) enum Came {
+    Checked {
+        is_allowed: bool,
+        at: Tick,
+        state: Box<[Standing]>,
+        shadow: Option<usize>,
+    },
+    Taken(Taken),
+    /// The scripts do not decide on this key now.
+    Undecided,
+    /// There was no answer.
+    Nothing,
+}
+
+/// What somebody who waited is told.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Told(Timed),
+    /// To ask for oneself, by another way.
+    Alone,
+    /// The store gave no answer.
+    Nothing,
+}
+
+/// What came of a reply.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) verdicts: Vec<(Waiter, Verdict)>,
+    pub(crate) call: Option<Call>,
+}
+
+/// What is left of a slice, to be given back. It is not served from any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    pub(crate) amount: Cost,
+    /// When it was taken, by the store's clock.
+    pub(crate) taken: Tick,
+}
+
+/// What one process knows of one key.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    /// The first to end first.
+    held: Vec<Held>,
+    known: Option<Known>,
+    under_way: Option<UnderWay>,
+    waiting: Vec<(Waiter, Cost)>,
+    demand: Demand,
+    /// Until when the store is not asked for slices.
+    rests_until: Tick,
+    asked_at: Tick,
+    calls: u64,
+    /// How many are asked for together at most, after some were refused together.
+    together: Option<usize>,
+    /// What was paid for and not served, since somebody last asked.
+    pub(crate) lapsed: Cost,
+}
+
+/// What is left of a slice.
+#[derive(Debug)]
+struct Held {
+    left: Cost,
+    /// Until when it is served from, by the clock here.
+    until: Tick,
+    /// How the store stood when it was taken.
+    known: Known,
+}
+
+/// How the store stood when it last said.
+#[derive(Clone, Debug)]
+struct Known {
+    state: Box<[Standing]>,
+    /// When that was, by the store's clock.
+    at: Tick,
+    /// When it was asked, by the clock here.
+    sent: Tick,
+    /// The cost that was refused; what is less may be admitted.
+    cost: Cost,
+    shadow: Option<usize>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    call: Call,
+    sent: Tick,
+    asked: Vec<(Waiter, Cost)>,
+}
+
+/// How long a refusal holds without asking again, in nanoseconds.
+const REFUSED_FOR: Ticks = Ticks(1_000_000_000);
+/// How many requests in half a life make a key hot. Below, a slice would hardly serve anybody.
+const HOT: u64 = 8;
+/// Which part of a life a used up quota rests.
+const RESTS: u64 = 8;
+const NANOS: u64 = 1000;
+
+impl Terms {
+    pub(crate) fn new(policy: Arc<Policy>, caches_refusals: bool, leases: Option<Leases>) -> Self {
+        let leases = leases.filter(|_| Leases::serve(&policy));
+        let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
+        let tells_one_cost =
+            policy.limits().iter().any(|limit| limit.numbers().kind == Kind::SlidingWindowLog);
+        Self {
+            // A refusal counts towards a penalty: the store has to hear of it.
+            caches_refusals: caches_refusals && !has_penalty,
+            pace: leases.map_or(Ticks::ZERO, |leases| pace(&policy, leases)),
+            leases,
+            tells_one_cost,
+            policy,
+        }
+    }
+
+    /// Whether something is remembered of a key between its calls.
+    pub(crate) const fn leases(&self) -> Option<Leases> {
+        self.leases
+    }
+
+    fn half_life(&self) -> Ticks {
+        Ticks(self.leases.map_or(0, |leases| leases.in_process().0 / 2).max(1))
+    }
+}
+
+/// A while in which a bucket does not overflow even if nobody comes for a quarter of it.
+fn pace(policy: &Policy, leases: Leases) -> Ticks {
+    let longest = leases.in_process().0 / RESTS;
+    let fills = policy.plain().map(Limit::numbers).filter(|n| n.kind.is_bucket()).map(|n| {
+        let fills = u128::from(n.burst) * u128::from(n.window.0) * u128::from(NANOS)
+            / u128::from(n.limit.max(1));
+        u64::try_from(fills / 4).unwrap_or(u64::MAX)
+    });
+    Ticks(longest.min(fills.unwrap_or(u64::MAX)))
+}
+
+impl Desk {
+    /// Asks for a cost, at least 1.
+    pub(crate) fn ask(&mut self, terms: &Terms, waiter: Waiter, cost: Cost, now: Tick) -> Asked {
+        self.note(terms, cost, now);
+        match self.answer(terms, cost, now) {
+            Some(answer) => Asked { answer: Some(answer), call: self.top_up(terms, waiter, now) },
+            None => {
+                self.waiting.push((waiter, cost));
+                Asked { answer: None, call: self.next_call(terms, None, now) }
+            }
+        }
+    }
+
+    /// Answers a cost where nothing has to be sent: `None` if it has to be asked for.
+    pub(crate) fn answer_at_once(&mut self, terms: &Terms, cost: Cost, now: Tick) -> Option<Timed> {
+        if self.wants_more(terms, cost, now) {
+            return None;
+        }
+        let answer = self.answer(terms, cost, now)?;
+        self.note(terms, cost, now);
+        Some(answer)
+    }
+
+    /// Takes the reply to a call. That of a call that was given up already is nothing.
+    pub(crate) fn hear(&mut self, terms: &Terms, number: Number, came: Came, now: Tick) -> Heard {
+        let Some(UnderWay { call, sent, asked }) =
+            self.under_way.take_if(|under_way| under_way.call.number == number)
+        else {
+            return Heard::default();
+        };
+        let mut verdicts = Vec::with_capacity(asked.len());
+        let mut room = None;
+        match came {
+            Came::Nothing => {
+                verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Nothing)));
+            }
+            Came::Undecided => {
+                self.known = None;
+                verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Alone)));
+            }
+            Came::Taken(taken) => {
+                self.hold(terms, &taken, sent, now);
+                if let What::Take(slice) = call.what
+                    && taken.amount < slice.want
+                {
+                    self.rests_until = sent.after(terms.pace).unwrap_or(sent);
+                }
+                let known = Known { state: taken.state, at: taken.at, sent, cost: 1, shadow: None };
+                for (waiter, cost) in asked {
+                    let told = self.serve(terms, cost, now).unwrap_or_else(|| {
+                        let left = self.left_for(terms, cost);
+                        known.refusal(terms, cost, left, known.at)
+                    });
+                    // It was asked for in this call: whoever waited was answered by the store.
+                    verdicts.push((waiter, Verdict::Told(by(Source::Store, told))));
+                }
+                self.known = Some(known);
+            }
+            Came::Checked { is_allowed, at, state, shadow } => {
+                let cost = asked.iter().fold(0, |sum: Cost, (_, cost)| sum.saturating_add(*cost));
+                let known = Known { state, at, sent, cost, shadow };
+                if is_allowed {
+                    room = Some(terms.policy.facts(&known.state, at, None).remaining);
+                    self.together = self.together.map(|most| most.saturating_mul(2));
+                    verdicts = known.admissions(terms, asked);
+                    self.known = None;
+                } else if let [(waiter, cost)] = asked[..] {
+                    let told = known.refusal(terms, cost, 0, at);
+                    verdicts.push((waiter, Verdict::Told(by(Source::Store, told))));
+                    self.known = Some(known);
+                } else {
+                    // Not all of them fit: fewer may.
+                    self.together = Some(asked.len() / 2);
+                    self.waiting.splice(0..0, asked);
+                }
+            }
+        }
+        if self.together.is_some_and(|most| most >= self.waiting.len()) {
+            self.together = None;
+        }
+        for (waiter, cost) in std::mem::take(&mut self.waiting) {
+            match self.answer(terms, cost, now) {
+                Some(told) => verdicts.push((waiter, Verdict::Told(told))),
+                None => self.waiting.push((waiter, cost)),
+            }
+        }
+        let call = self.next_call(terms, room, now);
+        Heard { verdicts, call }
+    }
+
+    /// Forgets what the store said: it was changed from here.
+    pub(crate) fn changed(&mut self) {
+        self.known = None;
+        self.rests_until = Tick(i64::MIN);
+    }
+
+    /// Gives up what is held, as if it had never been taken: the key was made fresh.
+    pub(crate) fn reset(&mut self) {
+        self.changed();
+        self.held.clear();
+    }
+
+    /// Takes what is to be given back: of keys that nobody asks for any more, and before it is too late.
+    pub(crate) fn sweep(&mut self, terms: &Terms, now: Tick) -> Vec<GivenBack> {
+        self.lapse(now);
+        let Some(leases) = terms.leases else { return Vec::new() };
+        let quarter = leases.in_process().0 / 4;
+        let is_idle = now.since(self.asked_at).0 >= quarter;
+        self.give_back(terms, |held| is_idle || held.until.since(now).0 <= quarter)
+    }
+
+    /// Takes all that is held, to be given back: the process ends.
+    pub(crate) fn close(&mut self, terms: &Terms, now: Tick) -> Vec<GivenBack> {
+        self.lapse(now);
+        self.give_back(terms, |_| true)
+    }
+
+    /// Whether nothing would be lost if it were forgotten.
+    pub(crate) fn is_idle(&self, terms: &Terms, now: Tick) -> bool {
+        self.under_way.is_none()
+            && self.waiting.is_empty()
+            && self.held.is_empty()
+            && self.lapsed == 0
+            && self.demand.is_over(now, terms.half_life())
+            && self.known.as_ref().is_none_or(|known| !known.refuses(terms, known.cost, now))
+    }
+
+    /// Whether somebody waits for the store.
+    pub(crate) const fn is_asking(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Whether it waits for the reply to a call.
+    #[cfg(test)]
+    pub(crate) fn waits_for(&self, number: Number) -> bool {
+        self.under_way.as_ref().is_some_and(|under_way| under_way.call.number == number)
+    }
+
+    fn give_back(&mut self, terms: &Terms, which: impl Fn(&Held) -> bool) -> Vec<GivenBack> {
+        if !ledger::gives_back(&terms.policy) {
+            return Vec::new();
+        }
+        let back = self.held.extract_if(.., |held| which(held));
+        back.map(|held| GivenBack { amount: held.left, taken: held.known.at }).collect()
+    }
+
+    /// Drops what has ended.
+    fn lapse(&mut self, now: Tick) {
+        let lapsed = &mut self.lapsed;
+        self.held.retain(|held| {
+            let lives = held.until > now;
+            if !lives {
+                *lapsed = lapsed.saturating_add(held.left);
+            }
+            lives
+        });
+    }
+
+    fn left(&self) -> Cost {
+        self.held.iter().fold(0, |left: Cost, held| left.saturating_add(held.left))
+    }
+
+    /// What is left towards a cost. Nothing towards one that the policy never admits at once.
+    fn left_for(&self, terms: &Terms, cost: Cost) -> Cost {
+        if cost <= terms.policy.capacity() { self.left() } else { 0 }
+    }
+
+    /// Keeps a slice. Its life began when it was asked for, and that of a window ends with the window.
+    fn hold(&mut self, terms: &Terms, taken: &Taken, sent: Tick, now: Tick) {
+        let Some(leases) = terms.leases.filter(|_| taken.amount > 0) else { return };
+        let mut life = leases.in_process();
+        if !ledger::notes_what_is_out(&terms.policy) {
+            let window = terms.policy.facts(&taken.state, taken.at, None).reset_after;
+            life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS))));
+        }
+        let known = Known { state: taken.state.clone(), at: taken.at, sent, cost: 1, shadow: None };
+        let until = sent.after(life).unwrap_or(sent);
+        self.held.push(Held { left: taken.amount, until, known });
+        self.lapse(now);
+    }
+
+    /// Answers without the store, if that can be.
+    fn answer(&mut self, terms: &Terms, cost: Cost, now: Tick) -> Option<Timed> {
+        if let Some(served) = self.serve(terms, cost, now) {
+            return Some(served);
+        }
+        let known = self.known.as_ref()?;
+        let left = self.left_for(terms, cost);
+        if terms.caches_refusals && known.refuses(terms, cost - left, now) {
+            let told = known.refusal(terms, cost, left, known.store_time(now));
+            return Some(by(Source::DenyCache, told));
+        }
+        if now < self.rests_until {
+            let mut told = known.refusal(terms, cost, left, known.store_time(now));
+            let rests = Ticks(self.rests_until.since(now).0.div_ceil(NANOS));
+            told.decision.remaining = told.decision.remaining.min(left);
+            told.decision.retry_after = told.decision.retry_after.map(|wait| wait.max(rests));
+            told.decision.refused_by = Some(0);
+            return Some(by(Source::Lease, told));
+        }
+        None
+    }
+
+    /// Serves a cost from what is held.
+    fn serve(&mut self, terms: &Terms, cost: Cost, now: Tick) -> Option<Timed> {
+        if self.held.is_empty() {
+            return None;
+        }
+        self.lapse(now);
+        if self.left_for(terms, cost) < cost {
+            return None;
+        }
+        let mut wanted = cost;
+        let mut told = None;
+        for held in &mut self.held {
+            if wanted == 0 {
+                break;
+            }
+            let part = wanted.min(held.left);
+            // Ahead of it is what the slice came on top of, and what of the slice was served before.
+            let outcome = Outcome::Admitted(held.left);
+            let at = held.known.store_time(now);
+            told = Some(Timed::of(&*terms.policy, &held.known.state, at, outcome, None));
+            held.left -= part;
+            wanted -= part;
+        }
+        self.held.retain(|held| held.left > 0);
+        let mut told = told?;
+        let there = told.decision.remaining.saturating_add(self.left());
+        told.decision.remaining = there.min(told.decision.limit.saturating_sub(cost));
+        Some(by(Source::Lease, told))
+    }
+
+    fn note(&mut self, terms: &Terms, cost: Cost, now: Tick) {
+        self.asked_at = now;
+        if terms.leases.is_some() {
+            self.demand.note(cost, now, terms.half_life());
+        }
+    }
+
+    /// Whether so little is left after a cost that more should be asked for before all is used.
+    fn wants_more(&self, terms: &Terms, cost: Cost, now: Tick) -> bool {
+        !self.held.is_empty()
+            && self.under_way.is_none()
+            && now >= self.rests_until
+            && self.left().saturating_sub(cost) < self.demand.expected() / 4
+            && self.is_hot(terms)
+    }
+
+    fn top_up(&mut self, terms: &Terms, waiter: Waiter, now: Tick) -> Option<Call> {
+        if !self.wants_more(terms, 0, now) {
+            return None;
+        }
+        let want = self.demand.expected();
+        Some(self.call(waiter, What::Take(Slice { need: 0, want }), Vec::new(), now))
+    }
+
+    /// Asks for those who wait; for no more together than there is room for, if that is known.
+    fn next_call(&mut self, terms: &Terms, room: Option<Cost>, now: Tick) -> Option<Call> {
+        if self.under_way.is_some() {
+            return None;
+        }
+        let &(waiter, first) = self.waiting.first()?;
+        if self.is_hot(terms) {
+            let fitting = self.waiting.iter().filter(|(_, cost)| *cost <= terms.policy.capacity());
+            let sum = fitting.fold(0, |sum: Cost, (_, cost)| sum.saturating_add(*cost));
+            let need = sum.saturating_sub(self.left());
+            let slice = Slice { need, want: need.max(self.demand.expected()) };
+            let asked = std::mem::take(&mut self.waiting);
+            return Some(self.call(waiter, What::Take(slice), asked, now));
+        }
+        let most = terms.policy.capacity().min(room.unwrap_or(Cost::MAX)).max(first);
+        let (mut sum, mut count) = (0, 0);
+        for (_, cost) in self.waiting.iter().take(self.together.unwrap_or(usize::MAX).max(1)) {
+            match cost.checked_add(sum) {
+                Some(more) if more <= most => (sum, count) = (more, count + 1),
+                _ => break,
+            }
+        }
+        let asked = self.waiting.drain(..count).collect();
+        Some(self.call(waiter, What::Check(sum), asked, now))
+    }
+
+    fn call(&mut self, waiter: Waiter, what: What, asked: Vec<(Waiter, Cost)>, now: Tick) -> Call {
+        self.calls += 1;
+        let call = Call { number: (waiter, self.calls), what };
+        self.under_way = Some(UnderWay { call, sent: now, asked });
+        call
+    }
+
+    fn is_hot(&self, terms: &Terms) -> bool {
+        terms.leases.is_some() && self.demand.requests() >= HOT
+    }
+}
+
+impl Known {
+    /// The store's time, as far as it can be: what has passed since it was asked is at least what has passed since
+    /// it answered.
+    fn store_time(&self, now: Tick) -> Tick {
+        let since = now.since(self.sent).0.div_ceil(NANOS);
+        self.at.after(Ticks(since)).unwrap_or(self.at)
+    }
+
+    /// Whether the store is known to refuse a cost.
+    fn refuses(&self, terms: &Terms, cost: Cost, now: Tick) -> bool {
+        let tells = cost == self.cost || (cost > self.cost && !terms.tells_one_cost);
+        tells
+            && now.since(self.sent) < REFUSED_FOR
+            && !terms.policy.admits(&self.state, self.store_time(now), cost)
+    }
+
+    /// A refusal of a cost, of which something is left here.
+    fn refusal(&self, terms: &Terms, cost: Cost, left: Cost, at: Tick) -> Timed {
+        let outcome = Outcome::Refused(cost - left);
+        let mut told = Timed::of(&*terms.policy, &self.state, at, outcome, self.shadow);
+        let there = told.decision.remaining.saturating_add(left);
+        told.decision.remaining = there.min(cost - 1);
+        told
+    }
+
+    /// What those are told who were admitted together: what each would have been told one after the other.
+    fn admissions(&self, terms: &Terms, asked: Vec<(Waiter, Cost)>) -> Vec<(Waiter, Verdict)> {
+        let mut from_here = self.cost;
+        let mut told = Vec::with_capacity(asked.len());
+        for (waiter, cost) in asked {
+            let outcome = Outcome::Admitted(from_here);
+            from_here -= cost;
+            let mut timed = Timed::of(&*terms.policy, &self.state, self.at, outcome, self.shadow);
+            timed.decision.remaining = timed.decision.remaining.saturating_add(from_here);
+            told.push((waiter, Verdict::Told(timed)));
+        }
+        told
+    }
+}
+
+fn by(source: Source, Timed { decision, at }: Timed) -> Timed {
+    Timed { decision: Decision { source, ..decision }, at }
+}
+
+/// What was asked for in the present half of a life and in the one before.
+#[derive(Debug, Default)]
+struct Demand {
+    half: i64,
+    this: Counted,
+    last: Counted,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    requests: u64,
+    cost: Cost,
+}
+
+impl Demand {
+    fn note(&mut self, cost: Cost, now: Tick, half_life: Ticks) {
+        let half = half_of(now, half_life);
+        if half != self.half {
+            self.last = if half == self.half + 1 { self.this } else { Counted::default() };
+            (self.half, self.this) = (half, Counted::default());
+        }
+        self.this.requests += 1;
+        self.this.cost = self.this.cost.saturating_add(cost);
+    }
+
+    const fn requests(&self) -> u64 {
+        if self.this.requests > self.last.requests {
+            self.this.requests
+        } else {
+            self.last.requests
+        }
+    }
+
+    /// What will be asked for in half a life.
+    const fn expected(&self) -> Cost {
+        if self.this.cost > self.last.cost { self.this.cost } else { self.last.cost }
+    }
+
+    fn is_over(&self, now: Tick, half_life: Ticks) -> bool {
+        self.requests() == 0 || half_of(now, half_life) > self.half + 1
+    }
+}
+
+fn half_of(now: Tick, half_life: Ticks) -> i64 {
+    now.0.div_euclid(i64::try_from(half_life.0).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate::Penalty;
+
+    use super::*;
+    use crate::lease::ledger::Out;
+
+    const MS: i64 = 1_000_000;
+
+    /// A desk, and a store whose clock is the same in microseconds.
+    struct Scene {
+        terms: Terms,
+        desk: Desk,
+        state: Box<[Standing]>,
+        out: Out,
+        waiters: u64,
+        calls: Vec<Call>,
+    }
+
+    impl Scene {
+        fn new(policy: Policy, leases: Option<Leases>) -> Self {
+            let policy = Arc::new(policy);
+            let state = policy.first(Tick(0));
+            let terms = Terms::new(policy, true, leases);
+            let desk = Desk::default();
+            Self { terms, desk, state, out: Out::default(), waiters: 0, calls: Vec::new() }
+        }
+
+        fn ask(&mut self, cost: Cost, now: i64) -> Asked {
+            self.waiters += 1;
+            let asked = self.desk.ask(&self.terms, self.waiters, cost, Tick(now));
+            self.calls.extend(asked.call);
+            asked
+        }
+
+        /// The store carries out the call that was made last, and it is heard later.
+        fn reply(&mut self, at: i64, now: i64) -> Heard {
+            let call = *self.calls.last().unwrap();
+            let (policy, at) = (&self.terms.policy, Tick(at / 1000));
+            let came = match call.what {
+                What::Check(cost) => {
+                    let is_allowed = policy.decide::<bool>(&mut self.state, at, cost);
+                    Came::Checked { is_allowed, at, state: self.state.clone(), shadow: None }
+                }
+                What::Take(slice) => {
+                    let life = self.terms.leases.unwrap().in_store();
+                    let (state, out) = (&mut self.state, &mut self.out);
+                    let amount = ledger::take(policy, state, out, at, slice, life);
+                    Came::Taken(Taken { amount, at, state: self.state.clone() })
+                }
+            };
+            let heard = self.desk.hear(&self.terms, call.number, came, Tick(now));
+            self.calls.extend(heard.call);
+            heard
+        }
+
+        /// Asks, and has a call answered at once.
+        fn check(&mut self, cost: Cost, now: i64) -> Decision {
+            let asked = self.ask(cost, now);
+            if let Some(told) = asked.answer {
+                return told.decision;
+            }
+            let heard = self.reply(now, now);
+            let told = heard.verdicts.into_iter().find(|(waiter, _)| *waiter == self.waiters);
+            match told {
+                Some((_, Verdict::Told(told))) => told.decision,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn tokens(limit: Cost, window: Duration, burst: Cost) -> Policy {
+        let micros = u64::try_from(window.as_micros()).unwrap();
+        Policy::token_bucket(limit).per(Ticks(micros)).burst(burst).build().unwrap()
+    }
+
+    fn second(limit: Cost, burst: Cost) -> Policy {
+        tokens(limit, Duration::from_secs(1), burst)
+    }
+
+    #[test]
+    fn a_refusal_holds_until_the_time_it_told_and_no_longer() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        let refused = scene.check(1, 1000);
+        assert_eq!((refused.source, refused.retry_after), (Source::Store, Some(Ticks(99_999))));
+        let calls = scene.calls.len();
+        let again = scene.check(1, 40 * MS);
+        assert_eq!((again.source, again.retry_after), (Source::DenyCache, Some(Ticks(60_000))));
+        assert_eq!(scene.check(1, 100 * MS - 1001).source, Source::DenyCache);
+        assert_eq!(scene.calls.len(), calls, "nobody was asked");
+        assert!(scene.check(1, 100 * MS).allowed);
+    }
+
+    #[test]
+    fn a_refusal_counts_from_when_the_call_was_sent() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert!(scene.ask(1, MS).answer.is_none());
+        // Carried out late, and heard later still: 60 ms of it have passed by then, as far as anybody knows.
+        scene.reply(20 * MS, 61 * MS);
+        let told = scene.check(1, 61 * MS);
+        assert_eq!((told.source, told.retry_after), (Source::DenyCache, Some(Ticks(20_000))));
+        assert_eq!(scene.check(1, 81 * MS).source, Source::Store);
+    }
+
+    #[test]
+    fn a_refusal_is_asked_about_again_after_a_second() {
+        let mut scene = Scene::new(tokens(1, Duration::from_secs(3600), 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert_eq!(scene.check(1, 0).source, Source::Store);
+        assert_eq!(scene.check(1, 999 * MS).source, Source::DenyCache);
+        assert_eq!(scene.check(1, 1000 * MS).source, Source::Store);
+    }
+
+    #[test]
+    fn a_refusal_is_of_its_cost_and_above() {
+        let mut scene = Scene::new(second(10, 10), None);
+        assert!(scene.check(8, 0).allowed);
+        assert!(!scene.check(5, 0).allowed);
+        let above = scene.check(6, 0);
+        assert_eq!((above.source, above.retry_after), (Source::DenyCache, Some(Ticks(400_000))));
+        assert_eq!(scene.check(2, 0).source, Source::Store, "less was not refused");
+    }
+
+    #[test]
+    fn of_a_log_a_refusal_is_of_its_cost_alone() {
+        let log = Policy::sliding_window_log(10).per(Ticks(1_000_000)).build().unwrap();
+        let mut scene = Scene::new(log, None);
+        assert!(scene.check(8, 0).allowed);
+        assert!(!scene.check(5, 0).allowed);
+        assert_eq!(scene.check(5, 0).source, Source::DenyCache);
+        assert_eq!(scene.check(6, 0).source, Source::Store);
+    }
+
+    #[test]
+    fn what_counts_towards_a_penalty_is_always_asked_for() {
+        let penalty = Penalty::lasting(Ticks(1_000_000)).after(3);
+        let policy = Policy::token_bucket(1).per(Ticks(1_000_000)).penalty(penalty);
+        let mut scene = Scene::new(policy.build().unwrap(), None);
+        assert!(scene.check(1, 0).allowed);
+        for _ in 0..3 {
+            assert_eq!(scene.check(1, 0).source, Source::Store);
+        }
+    }
+
+    #[test]
+    fn a_change_from_here_shows_at_once() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.check(1, 0).allowed);
+        assert!(!scene.check(1, 0).allowed);
+        scene.state = scene.terms.policy.fresh(Tick(0));
+        assert_eq!(scene.check(1, 0).source, Source::DenyCache);
+        scene.desk.changed();
+        assert!(scene.check(1, 0).allowed);
+    }
+
+    #[test]
+    fn checks_at_one_time_become_one_call_and_are_told_what_each_would_be_told() {
+        let policy = Policy::leaky_bucket(10).per(Ticks(1_000_000)).burst(100).build().unwrap();
+        let mut scene = Scene::new(policy.clone(), None);
+        for cost in [1, 2, 3, 4] {
+            assert!(scene.ask(cost, 0).answer.is_none());
+        }
+        scene.reply(0, MS);
+        assert_eq!(
+            scene.calls.iter().map(|call| call.what).collect::<Vec<_>>(),
+            [What::Check(1), What::Check(9)]
+        );
+        let heard = scene.reply(2 * MS, 3 * MS);
+        let mut alone = policy.first(Tick(0));
+        let _ = policy.decide::<Timed>(&mut alone, Tick(0), 1);
+        for ((_, verdict), cost) in heard.verdicts.into_iter().zip([2, 3, 4]) {
+            let expected = policy.decide::<Timed>(&mut alone, Tick(2000), cost);
+            let Verdict::Told(told) = verdict else { panic!("{verdict:?}") };
+            assert_eq!((told.at, told.decision.allowed), (expected.at, true));
+            assert_eq!(told.decision.remaining, expected.decision.remaining);
+            assert_eq!(told.decision.delay, expected.decision.delay);
+        }
+        assert_eq!(scene.calls.len(), 2);
+    }
+
+    #[test]
+    fn of_those_who_do_not_fit_together_as_many_are_admitted_as_one_by_one() {
+        for there in 1..12 {
+            let mut scene = Scene::new(second(1, 100), None);
+            scene.terms.policy.charge(&mut scene.state, Tick(0), i128::from(100 - there));
+            let mut told = Vec::new();
+            (0..40).for_each(|_| assert!(scene.ask(1, 0).answer.is_none()));
+            let mut made = 0;
+            while made < scene.calls.len() {
+                made = scene.calls.len();
+                told.extend(scene.reply(0, 0).verdicts);
+            }
+            let admitted = told.iter().filter(|(_, verdict)| match verdict {
+                Verdict::Told(told) => told.decision.allowed,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!((admitted.count(), told.len()), (usize::try_from(there).unwrap(), 40));
+            assert!(made < 20, "{made} calls for 40");
+        }
+    }
+
+    /// A key that is asked for so often that it is leased.
+    fn hot(policy: Policy) -> Scene {
+        let mut scene = Scene::new(policy, Some(Leases::default()));
+        for _ in 0..HOT {
+            assert!(scene.check(1, 0).allowed);
+        }
+        scene
+    }
+
+    #[test]
+    fn a_cold_key_is_asked_for_and_a_hot_one_is_served_here() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        assert_eq!(scene.calls.iter().filter(|call| matches!(call.what, What::Take(_))).count(), 1);
+        let calls = scene.calls.len();
+        for served in 1..HOT / 2 {
+            let told = scene.check(1, MS);
+            assert_eq!((told.allowed, told.source), (true, Source::Lease), "{served}");
+        }
+        assert_eq!(scene.calls.len(), calls);
+    }
+
+    #[test]
+    fn slices_grow_with_what_is_asked_for() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        for request in 0..20_000 {
+            let now = request * MS / 100;
+            let asked = scene.ask(1, now);
+            if asked.call.is_some() {
+                scene.reply(now, now);
+            }
+        }
+        assert!(scene.calls.len() < 40, "{} calls for 20 000", scene.calls.len());
+    }
+
+    #[test]
+    fn a_lease_is_not_served_from_after_its_life_counted_from_when_it_was_asked_for() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        assert!(scene.desk.left() > 0);
+        (0..scene.desk.left()).for_each(|_| {
+            let _ = scene.ask(1, MS);
+        });
+        assert!(scene.ask(1, 2 * MS).answer.is_none() || scene.desk.is_asking());
+        scene.reply(50 * MS, 90 * MS);
+        assert!(scene.desk.left() > 0);
+        let life = scene.terms.leases.unwrap().in_process();
+        let ends = MS + i64::try_from(life.0).unwrap();
+        assert_eq!(scene.check(1, ends - 1).source, Source::Lease);
+        let held = scene.desk.left();
+        assert!(held > 0);
+        assert!(scene.ask(1, ends + MS).answer.is_none(), "it is over");
+    }
+
+    #[test]
+    fn a_lease_of_a_window_ends_with_the_window() {
+        let policy = Policy::fixed_window(1000).per(Ticks(30_000)).build().unwrap();
+        let mut scene = hot(policy);
+        assert!(scene.desk.left() > 0);
+        assert_eq!(scene.check(1, 29 * MS).source, Source::Lease);
+        assert!(scene.desk.left() > 0);
+        assert!(scene.ask(1, 30 * MS).answer.is_none(), "it is over with the window");
+    }
+
+    #[test]
+    fn what_is_left_is_given_back_once_when_nobody_asks_any_more() {
+        let mut scene = hot(second(1_000_000, 1_000_000));
+        let left = scene.desk.left();
+        assert_eq!(scene.desk.sweep(&scene.terms, Tick(10 * MS)), []);
+        let back = scene.desk.sweep(&scene.terms, Tick(25 * MS));
+        assert_eq!(back, [GivenBack { amount: left, taken: Tick(0) }]);
+        assert_eq!((scene.desk.left(), scene.desk.lapsed), (0, 0));
+        assert_eq!(scene.desk.close(&scene.terms, Tick(26 * MS)), []);
+        assert!(!scene.desk.is_idle(&scene.terms, Tick(26 * MS)));
+        assert!(scene.desk.is_idle(&scene.terms, Tick(200 * MS)));
+    }
+
+    #[test]
+    fn of_a_leaky_bucket_nothing_is_given_back_and_turns_go_on() {
+        let policy = Policy::leaky_bucket(100).per(Ticks(1_000_000)).burst(100).build().unwrap();
+        let mut scene = hot(policy);
+        let first = scene.check(1, 0);
+        let next = scene.check(1, 0);
+        assert_eq!((first.source, next.source), (Source::Lease, Source::Lease));
+        assert_eq!(next.delay.0 - first.delay.0, 10_000, "{first:?} {next:?}");
+        assert_eq!(scene.desk.close(&scene.terms, Tick(MS)), []);
+    }
+
+    #[test]
+    fn a_quota_that_is_used_up_is_asked_about_now_and_then() {
+        let mut scene = hot(second(1000, 12));
+        let mut admitted = HOT;
+        for request in 0..10_000 {
+            admitted += u64::from(scene.check(1, request * MS / 100).allowed);
+        }
+        assert!((100..=112).contains(&admitted), "{admitted}");
+        assert!(scene.calls.len() < 60, "{} calls for 10 000 in 100 ms", scene.calls.len());
+    }
+
+    #[test]
+    fn a_cost_above_the_capacity_is_never_put_together_from_slices() {
+        let mut scene = hot(second(1_000_000, 100));
+        assert!(scene.desk.left() > 0);
+        let told = scene.check(101, 0);
+        assert_eq!((told.allowed, told.retry_after), (false, None));
+    }
+
+    #[test]
+    fn a_reply_to_a_call_that_was_given_up_is_nothing() {
+        let mut scene = Scene::new(second(10, 1), None);
+        assert!(scene.ask(1, 0).answer.is_none());
+        let late = scene.calls[0];
+        scene.desk.hear(&scene.terms, late.number, Came::Nothing, Tick(50 * MS));
+        scene.desk = Desk::default();
+        assert!(scene.ask(1, 60 * MS).answer.is_none());
+        let came = Came::Taken(Taken { amount: 9, at: Tick(0), state: scene.state.clone() });
+        assert!(
+            scene.desk.hear(&scene.terms, late.number, came, Tick(61 * MS)).verdicts.is_empty()
+        );
+        assert!(scene.desk.is_asking());
+    }
+}

@@ -1,0 +1,272 @@
+//! The desks of a store: where checks are answered before they become calls of their own.
+//!
+//! This is the edge of the pure [`Desk`]: it brings the clock, the calls and those who wait. Desks are kept for as long
+//! as there is something to remember, in bounded room; a key that finds none is asked for plainly. There is no thread
+//! or timer a key: one task sweeps all desks of a store while there are leases.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry as Place, RandomState};
+use std::hash::BuildHasher as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+use tollgate::{Cost, Tick, Ticks, Timed};
+
+use crate::client::Counters;
+use crate::desk::{Call, Came, Desk, GivenBack, Number, Verdict, Waiter};
+use crate::error::Error;
+use crate::lease::Leases;
+use crate::store::Prepared;
+
+/// What a store does without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Habits {
+    pub(crate) caches_refusals: bool,
+    pub(crate) leases: Option<Leases>,
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self { caches_refusals: true, leases: None }
+    }
+}
+
+/// The desks of a store.
+pub(crate) struct Near {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    waiters: AtomicU64,
+    begin: Instant,
+    pub(crate) is_swept: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    desks: HashMap<Box<[u8]>, Entry>,
+    cleared: Option<Instant>,
+}
+
+struct Entry {
+    prepared: Arc<Prepared>,
+    desk: Desk,
+    waiting: Vec<(Waiter, oneshot::Sender<Said>)>,
+    /// Until when the key is asked for by other ways: no script decides on it.
+    alone_until: Tick,
+}
+
+/// What somebody who waits is told: a decision, or `None` to ask alone.
+pub(crate) type Said = Result<Option<Timed>, Error>;
+
+/// What came of a question.
+pub(crate) enum Told {
+    Now(Timed, Option<Call>),
+    Later { waits: oneshot::Receiver<Said>, call: Option<Call> },
+    Alone,
+}
+
+const SHARDS: usize = 16;
+/// How many keys a shard has desks for.
+const MOST_DESKS: usize = 1024;
+/// How often a full shard is looked through for desks that nobody needs.
+const CLEARED_EVERY: Duration = Duration::from_millis(10);
+/// How long a key is left alone that no script decides on.
+const ALONE_FOR: Ticks = Ticks(1_000_000_000);
+
+impl Near {
+    pub(crate) fn new() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            waiters: AtomicU64::new(0),
+            begin: Instant::now(),
+            is_swept: AtomicBool::new(false),
+        }
+    }
+
+    fn now(&self) -> Tick {
+        let since = self.begin.elapsed().as_nanos();
+        Tick(i64::try_from(since).unwrap_or(i64::MAX))
+    }
+
+    fn shard(&self, client: &[u8]) -> MutexGuard<'_, Shard> {
+        let hash = self.hasher.hash_one(client);
+        let index = usize::try_from(hash >> 32).unwrap_or(0) % SHARDS;
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers at a key's desk if nothing has to be sent for it.
+    pub(crate) fn answer_at_once(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        cost: Cost,
+    ) -> Option<Timed> {
+        let now = self.now();
+        let mut shard = self.shard(client);
+        let entry = shard.desks.get_mut(client)?;
+        if !Arc::ptr_eq(&entry.prepared, prepared) || now < entry.alone_until {
+            return None;
+        }
+        entry.desk.answer_at_once(&prepared.terms, cost, now)
+    }
+
+    /// Asks at a key's desk.
+    pub(crate) fn ask(&self, prepared: &Arc<Prepared>, client: &[u8], cost: Cost) -> Told {
+        let now = self.now();
+        let mut shard = self.shard(client);
+        if !shard.desks.contains_key(client) {
+            if shard.desks.len() >= MOST_DESKS && !shard.make_room(now) {
+                return Told::Alone;
+            }
+            shard.desks.insert(client.into(), Entry::new(prepared));
+        }
+        let Some(entry) = shard.desks.get_mut(client) else { return Told::Alone };
+        if !Arc::ptr_eq(&entry.prepared, prepared) {
+            if entry.desk.is_asking() {
+                return Told::Alone;
+            }
+            // What is held was paid for under other rules, and is not served under these.
+            *entry = Entry::new(prepared);
+        }
+        if now < entry.alone_until {
+            return Told::Alone;
+        }
+        let waiter = self.waiters.fetch_add(1, Ordering::Relaxed);
+        let asked = entry.desk.ask(&prepared.terms, waiter, cost, now);
+        match asked.answer {
+            Some(told) => Told::Now(told, asked.call),
+            None => {
+                let (sender, waits) = oneshot::channel();
+                entry.waiting.push((waiter, sender));
+                Told::Later { waits, call: asked.call }
+            }
+        }
+    }
+
+    /// Takes what became of a call to whoever waits, and says which call is next.
+    pub(crate) fn hear(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        number: Number,
+        came: Result<Came, Error>,
+        counters: &Counters,
+    ) -> Option<Call> {
+        let now = self.now();
+        let mut shard = self.shard(client);
+        let Place::Occupied(mut place) = shard.desks.entry(client.into()) else { return None };
+        let entry = place.get_mut();
+        if !Arc::ptr_eq(&entry.prepared, prepared) {
+            return None;
+        }
+        let (came, error) = match came {
+            Ok(came) => (came, None),
+            Err(error) => (Came::Nothing, Some(error)),
+        };
+        if let Came::Taken(taken) = &came {
+            counters.leased.fetch_add(taken.amount, Ordering::Relaxed);
+        }
+        let heard = entry.desk.hear(&prepared.terms, number, came, now);
+        let shared = u64::try_from(heard.verdicts.len()).unwrap_or(0).saturating_sub(1);
+        counters.coalesced.fetch_add(shared, Ordering::Relaxed);
+        for (waiter, verdict) in heard.verdicts {
+            let Some(index) = entry.waiting.iter().position(|(other, _)| *other == waiter) else {
+                continue;
+            };
+            let (_, sender) = entry.waiting.swap_remove(index);
+            // Who does not wait any more is not told.
+            let _ = sender.send(match verdict {
+                Verdict::Told(told) => Ok(Some(told)),
+                Verdict::Alone => {
+                    entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
+                    Ok(None)
+                }
+                Verdict::Nothing => Err(error.clone().unwrap_or_else(given_up)),
+            });
+        }
+        if heard.call.is_none()
+            && now >= entry.alone_until
+            && entry.desk.is_idle(&prepared.terms, now)
+        {
+            place.remove();
+        }
+        heard.call
+    }
+
+    /// The store was changed from here: what it said before does not hold.
+    pub(crate) fn changed(&self, client: &[u8], is_fresh: bool) {
+        if let Some(entry) = self.shard(client).desks.get_mut(client) {
+            if is_fresh {
+                entry.desk.reset();
+            } else {
+                entry.desk.changed();
+            }
+        }
+    }
+
+    /// Takes what is to be given back, and forgets desks that nobody needs; whether any are left.
+    pub(crate) fn sweep(&self, ends: bool, counters: &Counters) -> (Vec<Back>, bool) {
+        let now = self.now();
+        let (mut back, mut has_desks) = (Vec::new(), false);
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.desks.retain(|client, Entry { prepared, desk, alone_until, .. }| {
+                let terms = &prepared.terms;
+                let given = if ends { desk.close(terms, now) } else { desk.sweep(terms, now) };
+                back.extend(given.into_iter().map(|slice| Back {
+                    client: client.clone(),
+                    prepared: prepared.clone(),
+                    slice,
+                }));
+                let lapsed = std::mem::take(&mut desk.lapsed);
+                counters.lapsed.fetch_add(lapsed, Ordering::Relaxed);
+                now < *alone_until || !desk.is_idle(terms, now)
+            });
+            has_desks |= shard.desks.values().any(|entry| entry.prepared.terms.leases().is_some());
+        }
+        (back, has_desks)
+    }
+}
+
+/// What is left of a slice, and whose it is.
+pub(crate) struct Back {
+    pub(crate) client: Box<[u8]>,
+    pub(crate) prepared: Arc<Prepared>,
+    pub(crate) slice: GivenBack,
+}
+
+impl Entry {
+    fn new(prepared: &Arc<Prepared>) -> Self {
+        Self {
+            prepared: prepared.clone(),
+            desk: Desk::default(),
+            waiting: Vec::new(),
+            alone_until: Tick(i64::MIN),
+        }
+    }
+}
+
+impl Shard {
+    /// Forgets desks that nobody needs, if that was not just tried.
+    fn make_room(&mut self, now: Tick) -> bool {
+        if self.cleared.is_some_and(|cleared| cleared.elapsed() < CLEARED_EVERY) {
+            return false;
+        }
+        self.cleared = Some(Instant::now());
+        self.desks.retain(|_, entry| !entry.desk.is_idle(&entry.prepared.terms, now));
+        self.desks.len() < MOST_DESKS
+    }
+}
+
+/// Who made the call went away before the reply.
+pub(crate) fn given_up() -> Error {
+    Error::Unavailable { reason: "the call was given up".into(), sent: true }
+}
+
+/// Gives back what is left of some slices. What fails is lost.
+pub(crate) async fn give_back_all(store: &crate::RedisStore, back: Vec<Back>) {
+    join_all(back.iter().map(|back| store.give_back(back))).await;
+}

@@ -1,0 +1,77 @@
+-- Gives back what is left of a slice of one bucket without options; `give_back` of lease/ledger.rs.
+--
+-- KEYS[1]  the key
+-- KEYS[2]  what of it is out on lease
+-- ARGV[1]  how a value begins that was left under this policy
+-- ARGV[2]  how much, then the constants of the limit, as doubles
+-- ARGV[3]  when the lease ends, and how long it lived, as doubles
+-- ARGV[4]  the time; none if it is the server's
+--
+-- Replies what of it is in the bucket again.
+local EXACT = 9007199254740992
+local head, given = ARGV[1], ARGV[4]
+local amount, _, _, window, _, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
+local lease_ends, life = struct.unpack('>dd', ARGV[3])
+local value = redis.call('GET', KEYS[1])
+local now
+if given then
+  now = tonumber(given)
+else
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+if now > lease_ends then
+  return 0
+end
+--out--
+local step = math.max(1, math.floor(life / 8))
+local ends = (math.floor(lease_ends / step) + 1) * step
+local place = 1
+while out[place] and out[place][1] < ends do
+  place = place + 1
+end
+if not out[place] then
+  return 0
+end
+local known = math.min(amount, out[place][2])
+out[place][2] = out[place][2] - known
+if out[place][2] == 0 then
+  table.remove(out, place)
+end
+keep(out)
+local length = #head
+if not value or #value ~= length + 16 or string.sub(value, 1, length) ~= head then
+  return 0
+end
+local last, level = struct.unpack('>dd', value, length + 1)
+if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) or level % 1 + last % 1 > 0 then
+  return 0
+end
+if now > last then
+  local drained = (now - last) * drain
+  level = drained < level and level - drained or 0
+  last = now
+elseif level == 0 or last - now > window then
+  return 0
+end
+-- What is in the bucket and what is out on lease are together never more than the burst: what is used stays
+-- at least what is out.
+local total = 0
+for _, entry in ipairs(out) do
+  total = total + entry[2]
+end
+local used = (level - math.fmod(level, unit)) / unit
+local lifted = math.min(known, math.max(0, used - total))
+if lifted == 0 then
+  return 0
+end
+level = level - lifted * unit
+if given then
+  redis.call('SET', KEYS[1], head .. struct.pack('>dd', last, level), 'PX', 86400000)
+elseif level > 0 then
+  local fresh_at = last + math.ceil(level / drain)
+  redis.call('SET', KEYS[1], head .. struct.pack('>dd', last, level), 'PXAT', math.floor(fresh_at / 1000) + 1)
+else
+  redis.call('DEL', KEYS[1])
+end
+return lifted
