@@ -168,7 +168,8 @@ fn d7_no_client_is_in_the_metrics() {
     assert!(!metrics.contains("client-"), "{metrics}");
     let of_api =
         metrics.lines().filter(|line| line.starts_with("tollgate_decisions_total{policy=\"api\""));
-    assert_eq!(of_api.count(), 8);
+    // Two outcomes, six sources.
+    assert_eq!(of_api.count(), 12);
 }
 
 #[test]
