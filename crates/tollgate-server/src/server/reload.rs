@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
@@ -45,7 +46,12 @@ impl Watched {
 
     /// What stands for everything that is there now.
     fn look(&mut self) -> Digest {
-        let text = std::fs::read(&self.path).ok();
+        // Without descriptors nothing can be seen, and nothing has changed.
+        self.try_look().unwrap_or(self.in_force)
+    }
+
+    fn try_look(&mut self) -> Result<Digest, NoDescriptors> {
+        let text = contents(&self.path)?;
         let digest = digest(text.as_deref());
         if self.text != digest {
             self.text = digest;
@@ -55,9 +61,9 @@ impl Watched {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let mut all = Sha256::new_with_prefix(digest);
         for name in &self.names {
-            all.update(self::digest(std::fs::read(folder.join(name)).ok().as_deref()));
+            all.update(self::digest(contents(&folder.join(name))?.as_deref()));
         }
-        all.finalize().into()
+        Ok(all.finalize().into())
     }
 
     /// Reads it, and what stands for what was read: what changed meanwhile is read again, a few times.
@@ -72,6 +78,18 @@ impl Watched {
             before = after;
         }
         (before, Err(anyhow::anyhow!("{} is being written all the time", self.path.display())))
+    }
+}
+
+/// The system lets the server open nothing more at this time.
+struct NoDescriptors;
+
+/// What a file has in it, if it can be read.
+fn contents(path: &Path) -> Result<Option<Vec<u8>>, NoDescriptors> {
+    let no_more = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
+    match std::fs::read(path) {
+        Err(error) if no_more.contains(&error.raw_os_error()) => Err(NoDescriptors),
+        read => Ok(read.ok()),
     }
 }
 
