@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::cli::Check;
@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks; the exit code is the answer.
 pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
-    let Check { policy, key, cost, tier, resp, token_file, ca, quiet } = options;
+    let Check { policy, key, cost, tier, resp, token_file, ca, cert, cert_key, quiet } = options;
     let cost = cost.map(|cost| cost.to_string());
     let mut words = vec!["TOLLGATE.CHECK", policy, key];
     words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     let token = token_file.as_deref().map(read_token).transpose()?;
     let mut stream = match ca {
         None => connect(resp),
-        Some(ca) => connect_by_tls(resp, ca),
+        Some(ca) => connect_by_tls(resp, ca, cert.as_deref().zip(cert_key.as_deref())),
     }
     .with_context(|| format!("cannot ask {resp}"))?;
     let reply = ask(&mut *stream, token.as_deref(), &words)
@@ -71,22 +71,46 @@ fn connect_by_tcp(address: &str) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A connection to `HOST:PORT` by TLS, if its certificate is one of those to be trusted.
-fn connect_by_tls(address: &str, ca: &Path) -> anyhow::Result<Box<dyn Connection>> {
+/// A connection to `HOST:PORT` by TLS, if its certificate is one of those to be trusted. One of our own, and its key, are
+/// shown if there are any.
+fn connect_by_tls(
+    address: &str,
+    ca: &Path,
+    own: Option<(&Path, &Path)>,
+) -> anyhow::Result<Box<dyn Connection>> {
     let mut roots = rustls::RootCertStore::empty();
-    let name = ca.display();
-    for root in CertificateDer::pem_file_iter(ca).with_context(|| format!("cannot read {name}"))? {
-        roots.add(root.with_context(|| format!("{name} has no certificate that can be read"))?)?;
+    for root in certificates(ca)? {
+        roots.add(root)?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let client = match own {
+        None => client.with_no_client_auth(),
+        Some((own, key)) => {
+            let private = PrivateKeyDer::from_pem_file(key);
+            let private = private
+                .with_context(|| format!("{} has no private key to be read", key.display()))?;
+            client.with_client_auth_cert(certificates(own)?, private).with_context(|| {
+                format!("{} and {} do not go together", own.display(), key.display())
+            })?
+        }
+    };
     let (host, _) = address.rsplit_once(':').context("expected HOST:PORT")?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let session = ClientConnection::new(Arc::new(client), ServerName::try_from(host)?)?;
     Ok(Box::new(StreamOwned::new(session, connect_by_tcp(address)?)))
+}
+
+/// The certificates of a file.
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let name = path.display();
+    let all = CertificateDer::pem_file_iter(path).with_context(|| format!("cannot read {name}"))?;
+    let all = all.collect::<Result<Vec<_>, _>>();
+    let all = all.with_context(|| format!("{name} has a certificate that cannot be read"))?;
+    anyhow::ensure!(!all.is_empty(), "{name} has no certificate");
+    Ok(all)
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {

@@ -193,6 +193,14 @@ pub(crate) struct Check {
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CA")]
     pub(crate) ca: Option<PathBuf>,
 
+    /// Show the certificate of this file to a server that asks for one (PEM)
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CERT", requires_all = ["ca", "cert_key"])]
+    pub(crate) cert: Option<PathBuf>,
+
+    /// The private key of that certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CERT_KEY", requires = "cert")]
+    pub(crate) cert_key: Option<PathBuf>,
+
     /// Print nothing
     #[arg(long, short)]
     pub(crate) quiet: bool,

@@ -60,7 +60,7 @@ use crate::metrics::{SurfaceLabels, observe};
 use crate::server::{Connection, HeldBytes, Peer, SMALL_BYTES, Shared, Stop};
 use crate::traces::Trace;
 use problem::Problem;
-use sending::{Sending, Untaken};
+use sending::{Reserved, Sending, Untaken};
 
 const SURFACE: &str = "http";
 
@@ -229,12 +229,17 @@ async fn serve(
 /// A reply that is sent, or another one if there is no room for what is not taken yet. Of HTTP/2 its stream is held.
 fn sending(
     caller: &Caller,
-    reply: Reply,
+    mut reply: Reply,
     is_http2: bool,
     mut held: Option<HeldBytes>,
 ) -> Response<Sending> {
     let bytes = reply.body().len();
-    if bytes > SMALL_BYTES {
+    if let Some(reserved) = Reserved::of(&mut reply) {
+        match &mut held {
+            Some(held) => held.join(reserved),
+            None => held = Some(reserved),
+        }
+    } else if bytes > SMALL_BYTES {
         let is_room = match &mut held {
             Some(held) => held.grow(bytes, &caller.limits),
             None => {
@@ -263,6 +268,14 @@ impl Caller {
     /// Room for bytes that this client makes the server hold, if there is any.
     fn hold(&self, bytes: usize) -> Option<HeldBytes> {
         self.shared.hold(self.peer, bytes, &self.limits)
+    }
+
+    /// Room for a reply that is yet to be made; `None` if it needs none.
+    fn reserve(&self, bytes: usize) -> Result<Option<Reserved>, Problem> {
+        match bytes {
+            ..=SMALL_BYTES => Ok(None),
+            _ => self.hold(bytes).map(|held| Some(Reserved::new(held))).ok_or_else(no_room),
+        }
     }
 }
 

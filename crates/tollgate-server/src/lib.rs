@@ -5,6 +5,7 @@
 //! (`http.rs`, `resp.rs`) ask the gate (`gate.rs`), which holds the policies of the configuration (`config.rs`).
 #![doc(hidden)]
 
+mod aside;
 mod backtest;
 mod check;
 mod cli;

@@ -268,4 +268,42 @@ mod tests {
         assert_eq!(lines_lost() - before, 2 * 1024);
         assert_eq!(sent.try_iter().count(), 1024);
     }
+
+    #[test]
+    fn i3_how_many_lines_were_lost_is_told_once_there_is_room_again() {
+        let (to, sent) = mpsc::channel();
+        let lines = Lines { to, waiting_bytes: Arc::default() };
+        for _ in 0..2 * 1024 {
+            lines.send(vec![b'x'; 1024]);
+        }
+        let lost = lines_lost();
+        let (written, read) = mpsc::channel();
+        let waiting_bytes = lines.waiting_bytes.clone();
+        let text = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(lines);
+        std::thread::spawn(move || {
+            let log = tracing_subscriber::registry().with(text);
+            tracing::subscriber::with_default(log, || {
+                write_all(&sent, &waiting_bytes, Handed(written), &Repeats::default());
+            });
+        });
+        assert!(read.iter().take(1024).all(|line| line.starts_with('x')), "those that waited");
+        let told = read.recv_timeout(Duration::from_secs(20)).expect("one more line");
+        let expected = format!("were lost: they could not be written lines={lost}\n");
+        assert!(told.ends_with(&expected), "{told}");
+    }
+
+    /// Hands every line on.
+    struct Handed(Sender<String>);
+
+    impl Write for Handed {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let text = String::from_utf8_lossy(line).into_owned();
+            self.0.send(text).map_err(|_| io::ErrorKind::BrokenPipe)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 }

@@ -35,6 +35,7 @@ use listen::Listener;
 use reload::Watched;
 use snapshot::Snapshot;
 use tls::Security;
+pub(crate) use turns::TURN_BYTES;
 
 /// What all connections share.
 pub(crate) struct Shared {

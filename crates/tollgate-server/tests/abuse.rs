@@ -224,6 +224,34 @@ fn e6_replies_that_no_window_takes_are_held_up_to_a_bound_and_given_up() {
     wait_until("room", PATIENCE, simulated);
 }
 
+/// A list whose reply finds no room is refused before it is charged for.
+#[test]
+fn a_long_reply_has_its_room_before_anything_is_charged() {
+    let served = served(HELD);
+    let before = http_client::remaining(served.http(), "api", "listed");
+    // Bodies that lack their end leave some 150 KB of the share.
+    let held: Vec<_> = [1 << 20, 1 << 20, 1 << 20, 900_000_usize]
+        .into_iter()
+        .map(|bytes| {
+            let mut stream = connect(served.http());
+            let head =
+                format!("POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: {bytes}\r\n\r\n");
+            stream.write_all(head.as_bytes()).expect("it reads");
+            stream.write_all(&vec![b' '; bytes - 1]).expect("it reads");
+            stream
+        })
+        .collect();
+    let list =
+        format!("{{\"checks\":[{}]}}", [r#"{"policy":"api","key":"listed"}"#; 1000].join(","));
+    let asked = |verb| post(served.http(), verb, &list).status;
+    wait_until("all to be held", PATIENCE, || asked("/v1/peek") == 503);
+    assert_eq!(asked("/v1/check"), 503);
+    drop(held);
+    wait_until("room", PATIENCE, || asked("/v1/peek") == 200);
+    assert_eq!(http_client::remaining(served.http(), "api", "listed"), before);
+    assert_eq!(asked("/v1/check"), 200);
+}
+
 #[test]
 fn e6_a_small_reply_that_no_window_takes_ends_the_connection() {
     let served = served("write_timeout = \"200ms\"\n");

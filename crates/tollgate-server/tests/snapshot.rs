@@ -168,6 +168,32 @@ fn a_policy_that_changed_meanwhile_keeps_what_was_used() {
     assert_eq!(served.stop(), Some(0));
 }
 
+/// A question that is still being asked when the server is told to stop.
+#[test]
+fn what_is_decided_while_it_stops_is_saved() {
+    let folder = Folder::new("draining");
+    let path = folder.snapshot();
+    let mut served = Served::start(&["--snapshot", &path], Some(API));
+    let mut last = Client::connect(served.http());
+    let body = json!({ "policy": "api", "key": "last", "cost": 3 }).to_string();
+    let head = format!(
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\nexpect: 100-continue\r\n\r\n",
+        body.len()
+    );
+    last.write(head.as_bytes()).expect("sent");
+    last.go_on();
+    served.signal("TERM");
+    let started = Instant::now();
+    while TcpStream::connect(served.http()).is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it does not stop");
+    }
+    last.write(body.as_bytes()).expect("sent");
+    assert_eq!(last.read().expect("an answer").json()["allowed"], true);
+    assert_eq!(served.ended(), Some(0));
+    let served = Served::start(&["--snapshot", &path], Some(API));
+    assert_eq!(check(&served, "last")["allowed"], false, "it is forgiven");
+}
+
 /// One greedy client, four servers one after the other: one burst.
 #[test]
 fn a_restart_under_load_forgives_nobody() {

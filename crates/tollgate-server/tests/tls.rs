@@ -271,12 +271,31 @@ fn certificates_that_do_not_work_are_told_with_their_place() {
 fn the_command_asks_by_tls() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "")));
-    let asked = |trusted: &Certificates| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.args(["check", "--resp", served.resp(), "api", "bob", "--ca"]);
-        command.arg(trusted.authority()).output().expect("the binary runs")
-    };
-    let right = asked(&certificates);
+    let right = checked(&served, &certificates, &[]);
     assert_eq!(right.stdout, b"allowed, 4 of 5 left\n", "{right:?}");
-    assert_eq!(asked(&Certificates::new()).status.code(), Some(2));
+    assert_eq!(checked(&served, &Certificates::new(), &[]).status.code(), Some(2));
+}
+
+#[test]
+fn the_command_shows_a_certificate_of_its_own() {
+    let certificates = Certificates::new();
+    let more = format!("client_ca = {:?}", certificates.authority());
+    let served = Served::start(&[], Some(&config(&certificates, &more)));
+    let (certificate, key) = certificates.client();
+    let [certificate, key] = [certificate, key].map(|path| path.display().to_string());
+    let shown = ["--cert", &certificate, "--cert-key", &key];
+    let right = checked(&served, &certificates, &shown);
+    assert_eq!(right.stdout, b"allowed, 4 of 5 left\n", "{right:?}");
+    assert_eq!(checked(&served, &certificates, &[]).status.code(), Some(2));
+    let others = certificates.key().display().to_string();
+    let wrong = checked(&served, &certificates, &["--cert", &certificate, "--cert-key", &others]);
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(said.contains("server.key do not go together"), "{said}");
+}
+
+/// What `tollgate check` says, which trusts some authority.
+fn checked(served: &Served, trusted: &Certificates, options: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(["check", "--resp", served.resp(), "api", "bob", "--ca"]);
+    command.arg(trusted.authority()).args(options).output().expect("the binary runs")
 }

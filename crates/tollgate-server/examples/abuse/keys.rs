@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::good::{Good, shown};
 use crate::server::{Server, connect};
-use crate::{Failure, allowed};
+use crate::{Failure, allowed, step_back};
 
 /// Keys that are invented, one in ten over HTTP.
 const INVENTED: usize = 10_000_000;
@@ -55,8 +55,14 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
     let began = Instant::now();
     let time = Duration::from_secs((INVENTED / A_SECOND) as u64);
     let (during, washed, unserved, asked) = std::thread::scope(|scope| -> Result<_, Failure> {
-        let resp = scope.spawn(|| flood_resp(server.resp, INVENTED / 10 * 9));
-        let http = scope.spawn(|| flood_http(server.http, INVENTED / 10));
+        let resp = scope.spawn(|| {
+            step_back();
+            flood_resp(server.resp, INVENTED / 10 * 9)
+        });
+        let http = scope.spawn(|| {
+            step_back();
+            flood_http(server.http, INVENTED / 10)
+        });
         let judging = scope.spawn(move || -> Result<_, Failure> {
             let (mut washed, mut unserved, mut asked) = (0, 0, 0);
             while began.elapsed() < time {

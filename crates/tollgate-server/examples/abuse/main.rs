@@ -6,8 +6,8 @@
 //!
 //! Each attack has a server of its own, as it is shipped. A good client asks it steadily over HTTP and RESP from an
 //! address of its own, first in peace and then under attack. What comes out is a table, which takes the place of the one
-//! in FILE. Attackers are held back where the attack is not about work: on a machine of two cores they would be measured
-//! instead. `scripts/abuse` builds and runs this.
+//! in FILE. Attackers have only the processors' time that server and good client leave, and are held back where the attack is
+//! not about work: on a machine of two cores they would be measured instead. `scripts/abuse` builds and runs this.
 //!
 //! | file | what |
 //! |---|---|
@@ -110,7 +110,10 @@ fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), 
     let (during, most) = std::thread::scope(|scope| -> Result<_, Failure> {
         for place in 0..attack.attackers {
             let (server, over) = (&server, &over);
-            scope.spawn(move || (attack.run)(server, place, over));
+            scope.spawn(move || {
+                step_back();
+                (attack.run)(server, place, over);
+            });
         }
         let most = scope.spawn(|| most_held(&server, &over));
         // An attack takes a moment to be one.
@@ -177,6 +180,11 @@ fn put(document: Option<&std::path::Path>, name: &str, table: &str) -> Result<()
     let (_, after) = rest.split_once(END).ok_or("a table without end")?;
     std::fs::write(document, format!("{before}{begin}{table}{END}{after}"))?;
     Ok(())
+}
+
+/// Leaves the processors to the server and the good client as far as they need them: attackers are elsewhere.
+fn step_back() {
+    let _ = rustix::process::setpriority_process(None, 19);
 }
 
 /// Waits until it is over, or for so long.

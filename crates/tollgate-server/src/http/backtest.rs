@@ -1,7 +1,7 @@
 //! A log that is sent to be decided anew: streamed, never held whole, and few at a time.
 //!
-//! The parameters are the command's. Reading, unpacking and deciding happen off the threads that serve; the body is
-//! handed to them piece by piece, and waits where they are slower.
+//! The parameters are the command's. Reading, unpacking and deciding happen aside; the body is handed on piece by
+//! piece, and waits where that is slower.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use tollgate_core::Limit;
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, answer, body};
+use crate::aside::aside;
 use crate::backtest::{
     ABANDONED, BacktestError, Bounds, Input, KeyFrom, Plan, Share, Wanted, backtest,
 };
@@ -73,7 +74,7 @@ async fn decided(caller: &Caller, request: &Parts, sent: &mut Sent) -> Result<Re
     let unpacked_bytes = sent.max_bytes.saturating_mul(MAX_UNPACKED);
     let bounds = Bounds { unpacked_bytes, clients: MAX_CLIENTS, name_bytes: MAX_NAME_BYTES };
     let (pieces, arriving) = mpsc::channel(WAITING);
-    let deciding = tokio::task::spawn_blocking(move || {
+    let deciding = aside(move || {
         let arriving =
             Input::upload(Arriving { pieces: arriving, here: Bytes::new(), ended: false });
         let report = backtest(vec![arriving], &plan, &bounds);

@@ -14,6 +14,7 @@ use super::body::{self, Items, Text, Whole, field, required};
 use super::headers::{Dialect, Quota};
 use super::problem::Problem;
 use super::query::Query;
+use super::sending::Reserved;
 use crate::gate::{Answer, Ask, AskError, Gate, SettleFailure, Verb};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
@@ -109,12 +110,14 @@ pub(super) fn known_length(policy: &str) -> Result<&str, Problem> {
     Err(Problem::new(StatusCode::NOT_FOUND, detail))
 }
 
-/// Check, peek, refund, reset. One question is answered in header fields too, if they are asked for.
+/// Check, peek, refund, reset. One question is answered in header fields too, if they are asked for. Room for a long reply
+/// is reserved before anything is charged.
 pub(super) async fn ask(
     gate: &Arc<Gate>,
     verb: Verb,
     query: Option<&str>,
     body: &[u8],
+    reserve: impl FnOnce(usize) -> Result<Option<Reserved>, Problem>,
 ) -> Result<Reply, Problem> {
     let dialects = Dialect::wanted(&Query::parse(query, &["headers"])?, &[])?;
     let Questions { policy, key, cost, tier, checks, all } = body::parse(body)?;
@@ -136,7 +139,14 @@ pub(super) async fn ask(
         _ if !dialects.is_empty() => {
             Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
         }
-        (false, Some(Items(items)), None) => each(gate, verb, &items).await,
+        (false, Some(Items(items)), None) => {
+            let reserved = reserve(answer::BYTES * items.len())?;
+            let mut reply = each(gate, verb, &items).await?;
+            if let Some(reserved) = reserved {
+                reply.extensions_mut().insert(reserved);
+            }
+            Ok(reply)
+        }
         (false, None, Some(Items(items))) if verb == Verb::Check => together(gate, &items).await,
         (false, None, Some(_)) => Err(Problem::bad("`all` is for check; send `checks`")),
         _ => Err(Problem::bad("`checks` and `all` stand alone; send one of them, or one question")),

@@ -182,7 +182,8 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
     match route {
         Route::Ask(verb) => {
             let query = request.uri.query();
-            questions::ask(gate, verb, query, &body::read(body, caller).await?).await
+            let body = body::read(body, caller).await?;
+            questions::ask(gate, verb, query, &body, |bytes| caller.reserve(bytes)).await
         }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
         Route::Reserve => questions::reserve(gate, &body::read(body, caller).await?).await,

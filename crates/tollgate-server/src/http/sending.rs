@@ -16,6 +16,7 @@ use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
+use super::Reply;
 use crate::server::HeldBytes;
 
 /// In how many turns a client's time passes.
@@ -96,6 +97,22 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.among.leave(self.turn);
+    }
+}
+
+/// What is held for a reply before it is made: one that tells what was charged is not to find that there is no room.
+#[derive(Clone, Debug)]
+pub(super) struct Reserved(Arc<HeldBytes>);
+
+impl Reserved {
+    pub(super) fn new(held: HeldBytes) -> Self {
+        Self(Arc::new(held))
+    }
+
+    /// What a reply brings with it.
+    pub(super) fn of(reply: &mut Reply) -> Option<HeldBytes> {
+        let Self(held) = reply.extensions_mut().remove()?;
+        Arc::into_inner(held)
     }
 }
 

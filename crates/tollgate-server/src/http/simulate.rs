@@ -1,7 +1,7 @@
 //! Scenarios over HTTP: what limits would do to made-up traffic, and the arithmetic of one of the decisions.
 //!
-//! Open to everybody, since no client's state is touched. The work is bounded by the scenario's own bounds, is done on
-//! threads that serve nobody, and few at a time: whoever comes when all are busy is told to come again.
+//! Open to everybody, since no client's state is touched. The work is bounded by the scenario's own bounds, is done
+//! aside, and few at a time: whoever comes when all are busy is told to come again.
 
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tollgate_core::Kind;
 use super::body::{self, Object, Text, Whole, field, required};
 use super::problem::Problem;
 use super::{Reply, answer};
+use crate::aside::aside;
 use crate::simulate::{Pattern, Retry, Scenario, ScenarioError, arithmetic, report};
 
 /// How many are worked on at a time, and how long the next waits for one of them to end.
@@ -105,7 +106,7 @@ async fn worked_out<T: Serialize>(
     };
     let place = tokio::time::timeout(PATIENCE, PLACES.acquire()).await;
     let place = place.map_err(|_| busy())?.map_err(|_| busy())?;
-    let working = tokio::task::spawn_blocking(move || {
+    let working = aside(move || {
         let _held_until_done = place;
         let done = work().map_err(|error| Problem::bad(error.to_string()))?;
         serde_json::to_vec(&done).map_err(|error| broken(&error))

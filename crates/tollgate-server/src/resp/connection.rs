@@ -20,12 +20,12 @@ use super::parse::{Parsed, Parser};
 use super::reply::Output;
 use crate::config::Limits;
 use crate::metrics;
-use crate::server::{Connection, Peer, Shared, Stop};
+use crate::server::{Connection, Peer, Shared, Stop, TURN_BYTES};
 use crate::traces::Trace;
 
 /// How much is read at a time: less while little comes.
 const READ_LEAST: usize = 4 << 10;
-const READ_MOST: usize = 64 << 10;
+const READ_MOST: usize = TURN_BYTES;
 /// Replies are written when there are so many bytes of them, before more is decided.
 const WRITE_AT: usize = 64 << 10;
 /// How many commands are looked at before they are carried out.

@@ -137,6 +137,12 @@ impl HeldBytes {
         }
         is_room
     }
+
+    /// Holds as one what was held as two.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert_eq!(self.holder, other.holder, "of one client");
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
 }
 
 impl Held {
@@ -223,7 +229,8 @@ mod tests {
         let hold = |address, bytes| holdings.hold(holder(address), bytes, &limits);
         let mut one = hold("192.0.2.1", 600).unwrap();
         assert!(hold("192.0.2.1", 401).is_none(), "more than a quarter");
-        assert!(one.grow(400, &limits) && !one.grow(1, &limits));
+        one.join(hold("192.0.2.1", 300).unwrap());
+        assert!(one.grow(100, &limits) && !one.grow(1, &limits));
         let whole = hold("192.0.2.2", 2500).unwrap();
         let rest = hold("10.0.0.1", 500).unwrap();
         assert!(hold("192.0.2.3", 1).is_none(), "all is taken");

@@ -4,13 +4,13 @@
 //! things without end would have a thread to itself for tens of milliseconds, and whoever else is served by it waits.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How much is read in a turn.
-const TURN_BYTES: usize = 16 * 1024;
+/// How much is read in a turn, about: a read that has begun is not cut short.
+pub(crate) const TURN_BYTES: usize = 8 * 1024;
 
 /// A stream that is read turn by turn.
 pub(super) struct InTurns<S> {
@@ -32,8 +32,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
     ) -> Poll<io::Result<()>> {
         if self.read >= TURN_BYTES {
             self.read = 0;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+            // Not by the waker: who waits for a socket would wait until the runtime looks at sockets of itself.
+            return pin!(tokio::task::yield_now()).poll(cx).map(Ok);
         }
         let before = into.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, into);
