@@ -62,6 +62,9 @@ use crate::traces::Trace;
 use problem::Problem;
 use sending::{Reserved, Sending, Untaken};
 
+/// How much is worked out at a time that is more than a decision.
+pub(crate) const WORKED_ON_AT_A_TIME: usize = simulate::AT_A_TIME + backtest::AT_A_TIME;
+
 const SURFACE: &str = "http";
 
 /// How long HTTP/1 clients are still answered after the server was told to stop.

@@ -15,6 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often it asks over connections that it keeps, and over new ones.
 const EVERY: Duration = Duration::from_millis(5);
 const NEW_EVERY: Duration = Duration::from_millis(50);
+/// From how many hundredths of a second that others had of it a second counts as disturbed.
+const DISTURBED: u64 = 2;
+/// For how many times as long it is asked at most, to find seconds that are not.
+const MOST_DISTURBED: usize = 5;
 
 const HTTP: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 29\r\n\r\n{\"policy\":\"api\",\"key\":\"good\"}";
 const RESP: &[u8] = b"TOLLGATE.CHECK api good\r\n";
@@ -54,24 +58,40 @@ impl Good {
         Self { http: Kept::new(server.http, HTTP), resp: Kept::new(server.resp, RESP) }
     }
 
-    /// Asks for so long.
-    pub(crate) fn watch(&mut self, time: Duration) -> Result<Watched, Failure> {
+    /// Asks for so many seconds. Those in which the host gave the machine's processors to others tell nothing, and are not
+    /// counted; if there are too many of them, some of them are.
+    pub(crate) fn watch(&mut self, seconds: usize) -> Result<Watched, Failure> {
         let Self { http, resp } = self;
-        let (failed, to) = (|_| "the good client failed", resp.to);
-        std::thread::scope(|scope| {
-            let http = scope.spawn(|| steadily(time, EVERY, || http.ask()));
-            let resp = scope.spawn(|| steadily(time, EVERY, || resp.ask()));
-            let new = scope.spawn(|| {
-                steadily(time, NEW_EVERY, || {
-                    connect(FROM, to, PATIENCE).is_ok_and(|mut stream| ask(&mut stream, RESP))
-                })
+        let to = resp.to;
+        let mut new = || connect(FROM, to, PATIENCE).is_ok_and(|mut stream| ask(&mut stream, RESP));
+        let mut asked = [Asked::default(), Asked::default(), Asked::default()];
+        let mut calm = 0;
+        for second in 0..MOST_DISTURBED * seconds {
+            let before = stolen()?;
+            let [http, resp, new] = std::thread::scope(|scope| {
+                let all = [
+                    scope.spawn(|| steadily(EVERY, || http.ask())),
+                    scope.spawn(|| steadily(EVERY, || resp.ask())),
+                    scope.spawn(|| steadily(NEW_EVERY, &mut new)),
+                ];
+                all.map(std::thread::ScopedJoinHandle::join)
             });
-            Ok(Watched {
-                http: http.join().map_err(failed)?,
-                resp: resp.join().map_err(failed)?,
-                new: new.join().map_err(failed)?,
-            })
-        })
+            let is_calm = stolen()? - before < DISTURBED;
+            let too_many = second >= (MOST_DISTURBED - 1) * seconds;
+            for (asked, second) in asked.iter_mut().zip([http, resp, new]) {
+                let second = second.map_err(|_| "the good client failed")?;
+                asked.failed += second.failed;
+                if is_calm || too_many {
+                    asked.times.extend(second.times);
+                }
+            }
+            calm += usize::from(is_calm || too_many);
+            if calm == seconds {
+                break;
+            }
+        }
+        let [http, resp, new] = asked.map(Asked::latency);
+        Ok(Watched { http, resp, new })
     }
 }
 
@@ -100,23 +120,44 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
         && stream.read(&mut reply).is_ok_and(|read| is_allowed(&reply[..read]))
 }
 
-/// Asks when it is due, however long the one before took: who is late has waited.
-fn steadily(time: Duration, every: Duration, mut ask: impl FnMut() -> bool) -> Latency {
+/// What became of questions.
+#[derive(Default)]
+struct Asked {
+    times: Vec<Duration>,
+    failed: usize,
+}
+
+impl Asked {
+    fn latency(mut self) -> Latency {
+        self.times.sort_unstable();
+        let last = self.times.len().saturating_sub(1);
+        let at =
+            |percent: usize| self.times.get((self.times.len() * percent / 100).min(last)).copied();
+        let (p50, p99) = (at(50).unwrap_or_default(), at(99).unwrap_or_default());
+        Latency { p50, p99, failed: self.failed }
+    }
+}
+
+/// Asks for a second when it is due, however long the one before took: who is late has waited.
+fn steadily(every: Duration, mut ask: impl FnMut() -> bool) -> Asked {
     let (began, mut due) = (Instant::now(), Duration::ZERO);
-    let (mut times, mut failed) = (Vec::new(), 0);
-    while due < time {
+    let mut asked = Asked::default();
+    while due < Duration::from_secs(1) {
         std::thread::sleep(due.saturating_sub(began.elapsed()));
         match ask() {
-            true => times.push(began.elapsed().saturating_sub(due)),
-            false => failed += 1,
+            true => asked.times.push(began.elapsed().saturating_sub(due)),
+            false => asked.failed += 1,
         }
         due += every;
     }
-    times.sort_unstable();
-    let at = |percent: usize| {
-        times.get((times.len() * percent / 100).min(times.len().saturating_sub(1))).copied()
-    };
-    Latency { p50: at(50).unwrap_or_default(), p99: at(99).unwrap_or_default(), failed }
+    asked
+}
+
+/// How long the host has given this machine's processors to others, in hundredths of a second.
+fn stolen() -> Result<u64, Failure> {
+    let all = std::fs::read_to_string("/proc/stat")?;
+    let stolen = all.split_whitespace().nth(8).ok_or("no times of the processors")?;
+    Ok(stolen.parse()?)
 }
 
 impl fmt::Display for Latency {

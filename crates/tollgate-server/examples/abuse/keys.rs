@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::good::{Good, shown};
 use crate::server::{Server, connect};
-use crate::{Failure, allowed, step_back};
+use crate::{Failure, PEACE, allowed, step_back};
 
 /// Keys that are invented, one in ten over HTTP.
 const INVENTED: usize = 10_000_000;
@@ -47,13 +47,14 @@ pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
 fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &[])?;
     let mut good = Good::new(&server);
-    let peace = good.watch(Duration::from_secs(5))?;
+    let peace = good.watch(PEACE)?;
     let before = server.holds()?.mib;
     let mut judge = Asking::new(server.resp)?;
     let greedy = ["greedy".to_owned()];
     let used_up = judge.check("keys", &greedy, 100)? == 1;
     let began = Instant::now();
-    let time = Duration::from_secs((INVENTED / A_SECOND) as u64);
+    let seconds = INVENTED / A_SECOND;
+    let time = Duration::from_secs(seconds as u64);
     let (during, washed, unserved, asked) = std::thread::scope(|scope| -> Result<_, Failure> {
         let resp = scope.spawn(|| {
             step_back();
@@ -73,7 +74,7 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
             }
             Ok((washed, unserved, asked))
         });
-        let during = good.watch(time)?;
+        let during = good.watch(seconds / 2)?;
         let failed = |_| "a flood failed";
         let (washed, unserved, asked) = judging.join().map_err(failed)??;
         let refused = resp.join().map_err(failed)?? + http.join().map_err(failed)??;

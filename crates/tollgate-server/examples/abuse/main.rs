@@ -32,9 +32,9 @@ use attacks::{ATTACKS, Attack};
 use good::{Good, Latency};
 use server::{Holds, Server};
 
-/// How long a good client is watched in peace, and under attack.
-const PEACE: Duration = Duration::from_secs(5);
-const ATTACKED: Duration = Duration::from_secs(12);
+/// How many seconds a good client is watched in peace, and under attack.
+const PEACE: usize = 5;
+const ATTACKED: usize = 12;
 
 /// Where a table begins and ends in a document.
 const BEGIN: &str = "<!-- measured: ";
@@ -184,7 +184,13 @@ fn put(document: Option<&std::path::Path>, name: &str, table: &str) -> Result<()
 
 /// Leaves the processors to the server and the good client as far as they need them: attackers are elsewhere.
 fn step_back() {
-    let _ = rustix::process::setpriority_process(None, 19);
+    use thread_priority::unix::{
+        NormalThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy,
+        thread_native_id,
+    };
+    let when_idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+    let priority = thread_priority::ThreadPriority::Min;
+    set_thread_priority_and_policy(thread_native_id(), priority, when_idle).expect("it may");
 }
 
 /// Waits until it is over, or for so long.

@@ -77,26 +77,26 @@ impl Untaken {
 #[derive(Debug)]
 struct Place {
     among: Arc<Untaken>,
-    turn: usize,
+    turn: AtomicUsize,
 }
 
 impl Place {
     fn new(among: Arc<Untaken>) -> Self {
-        let turn = among.enter();
+        let turn = AtomicUsize::new(among.enter());
         among.first.notify_one();
         Self { among, turn }
     }
 
     /// Something was taken.
-    fn renew(&mut self) {
+    fn renew(&self) {
         let turn = self.among.enter();
-        self.among.leave(std::mem::replace(&mut self.turn, turn));
+        self.among.leave(self.turn.swap(turn, Ordering::Relaxed));
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.among.leave(self.turn);
+        self.among.leave(*self.turn.get_mut());
     }
 }
 
@@ -116,50 +116,70 @@ impl Reserved {
     }
 }
 
-/// The body of a reply.
+/// The body of a reply. It is handed on piece by piece: to copy megabytes at once would hold up others.
 #[derive(Debug)]
-pub(super) struct Sending(Option<Unsent>);
-
-/// What of a body is not sent yet.
-#[derive(Debug)]
-pub(super) struct Unsent {
+pub(super) struct Sending {
     bytes: Bytes,
+    until_taken: Option<Arc<UntilTaken>>,
+}
+
+/// How much of a body is handed on at a time.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// What a reply keeps until its last piece is taken.
+#[derive(Debug)]
+struct UntilTaken {
     place: Option<Place>,
-    held: Option<HeldBytes>,
+    _held: Option<HeldBytes>,
+}
+
+/// A piece of a body that is not taken yet.
+#[derive(Debug)]
+pub(super) struct Piece {
+    bytes: Bytes,
+    of: Option<Arc<UntilTaken>>,
 }
 
 impl Sending {
     /// A body, counted among those that are not taken where it can wait by itself.
     pub(super) fn new(bytes: Bytes, held: Option<HeldBytes>, among: Option<&Arc<Untaken>>) -> Self {
-        if bytes.is_empty() {
-            return Self(None);
-        }
-        let place = among.cloned().map(Place::new);
-        Self(Some(Unsent { bytes, place, held }))
+        let until_taken = (!bytes.is_empty() && (held.is_some() || among.is_some())).then(|| {
+            let place = among.cloned().map(Place::new);
+            Arc::new(UntilTaken { place, _held: held })
+        });
+        Self { bytes, until_taken }
     }
 }
 
 impl Body for Sending {
-    type Data = Unsent;
+    type Data = Piece;
     type Error = Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Unsent>, Infallible>>> {
-        Poll::Ready(self.0.take().map(|unsent| Ok(Frame::data(unsent))))
+    ) -> Poll<Option<Result<Frame<Piece>, Infallible>>> {
+        let length = self.bytes.len().min(PIECE_BYTES);
+        if length == 0 {
+            return Poll::Ready(None);
+        }
+        let bytes = self.bytes.split_to(length);
+        // The last piece takes it along.
+        let of =
+            if self.bytes.is_empty() { self.until_taken.take() } else { self.until_taken.clone() };
+        Poll::Ready(Some(Ok(Frame::data(Piece { bytes, of }))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_none()
+        self.bytes.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |unsent| unsent.bytes.len() as u64))
+        SizeHint::with_exact(self.bytes.len() as u64)
     }
 }
 
-impl Buf for Unsent {
+impl Buf for Piece {
     fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -170,10 +190,11 @@ impl Buf for Unsent {
 
     fn advance(&mut self, taken: usize) {
         self.bytes.advance(taken);
-        if self.bytes.is_empty() {
-            (self.place, self.held) = (None, None);
-        } else if let Some(place) = &mut self.place {
+        if let Some(place) = self.of.as_ref().and_then(|of| of.place.as_ref()) {
             place.renew();
+        }
+        if self.bytes.is_empty() {
+            self.of = None;
         }
     }
 }
@@ -191,8 +212,20 @@ mod tests {
         began.elapsed().as_secs()
     }
 
-    fn unsent(untaken: &Arc<Untaken>, bytes: &'static [u8]) -> Unsent {
-        Sending::new(Bytes::from_static(bytes), None, Some(untaken)).0.expect("a body")
+    fn unsent(untaken: &Arc<Untaken>, bytes: &'static [u8]) -> Piece {
+        let mut sending = Sending::new(Bytes::from_static(bytes), None, Some(untaken));
+        next(&mut sending).expect("a body")
+    }
+
+    fn next(sending: &mut Sending) -> Option<Piece> {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(sending).poll_frame(&mut context) {
+            Poll::Ready(frame) => frame.map(|frame| match frame {
+                Ok(frame) => frame.into_data().expect("data"),
+                Err(never) => match never {},
+            }),
+            Poll::Pending => panic!("it is all there"),
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -228,5 +261,25 @@ mod tests {
             taken = taking => taken.expect("it took all"),
         }
         assert!(untaken.by_turn.iter().all(|count| count.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn a_large_reply_is_handed_on_in_pieces_and_held_until_the_last_is_taken() {
+        let untaken = Arc::new(Untaken::default());
+        let body: Vec<u8> = (0..=u8::MAX).cycle().take(100_000).collect();
+        let mut sending = Sending::new(Bytes::from(body.clone()), None, Some(&untaken));
+        let waiting =
+            || -> usize { untaken.by_turn.iter().map(|count| count.load(Ordering::Relaxed)).sum() };
+        let (mut taken, mut pieces) = (Vec::new(), 0);
+        while let Some(mut piece) = next(&mut sending) {
+            assert_eq!(waiting(), 1);
+            assert!(piece.remaining() <= PIECE_BYTES);
+            taken.extend_from_slice(piece.chunk());
+            assert_eq!(sending.size_hint().exact(), Some((body.len() - taken.len()) as u64));
+            piece.advance(piece.remaining());
+            pieces += 1;
+        }
+        assert_eq!((taken, pieces), (body, 100_000_usize.div_ceil(PIECE_BYTES)));
+        assert_eq!(waiting(), 0, "nothing is left to be taken");
     }
 }

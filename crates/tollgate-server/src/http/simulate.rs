@@ -17,7 +17,7 @@ use crate::aside::aside;
 use crate::simulate::{Pattern, Retry, Scenario, ScenarioError, arithmetic, report};
 
 /// How many are worked on at a time, and how long the next waits for one of them to end.
-const AT_A_TIME: usize = 2;
+pub(super) const AT_A_TIME: usize = 2;
 const PATIENCE: Duration = Duration::from_millis(250);
 
 static PLACES: Semaphore = Semaphore::const_new(AT_A_TIME);
