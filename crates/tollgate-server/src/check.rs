@@ -1,4 +1,4 @@
-//! `tollgate check`: asks a server, for scripts.
+//! `tollgate check` and `tollgate ping`: ask a server, for scripts.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,25 +13,25 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-use crate::cli::Check;
+use crate::cli::{Check, Connect, Ping};
+use crate::config::tokens_of;
 
+/// The longest line that is read of an answer to a ping.
+const LONGEST_LINE: u64 = 512;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks; the exit code is the answer.
 pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
-    let Check { policy, key, cost, tier, resp, token_file, ca, cert, cert_key, quiet } = options;
+    let Check { policy, key, cost, tier, token_file, to, quiet } = options;
+    let resp = &to.resp;
     let cost = cost.map(|cost| cost.to_string());
     let mut words = vec!["TOLLGATE.CHECK", policy, key];
     words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
     words.extend(tier.iter().flat_map(|tier| ["TIER", tier]));
     let token = token_file.as_deref().map(read_token).transpose()?;
-    let mut stream = match ca {
-        None => connect(resp),
-        Some(ca) => connect_by_tls(resp, ca, cert.as_deref().zip(cert_key.as_deref())),
-    }
-    .with_context(|| format!("cannot ask {resp}"))?;
-    let reply = ask(&mut *stream, token.as_deref(), &words)
-        .with_context(|| format!("cannot ask {resp}"))?;
+    let cannot = || format!("cannot ask {resp}");
+    let mut stream = connect(to).with_context(cannot)?;
+    let reply = ask(&mut *stream, token.as_deref(), &words).with_context(cannot)?;
     let [allowed, limit, remaining, retry_after_ms, ..] = reply[..] else {
         anyhow::bail!(
             "{resp} answered with {} numbers; expected 6: is it a Tollgate server?",
@@ -49,12 +49,35 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     Ok(if allowed == 1 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
+/// Whether it answers: any reply will do, also that one needs a token.
+pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
+    let answer = |stream: &mut dyn Connection| -> anyhow::Result<String> {
+        stream.write_all(command(&["PING"]).as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).take(LONGEST_LINE).read_line(&mut line).context("no reply")?;
+        anyhow::ensure!(!line.is_empty(), "the server closed the connection");
+        Ok(line)
+    };
+    let resp = &options.to.resp;
+    let answered = connect(&options.to).and_then(|mut stream| answer(&mut *stream));
+    let line = answered.with_context(|| format!("cannot ask {resp}"))?;
+    anyhow::ensure!(
+        line.starts_with(['+', '-']),
+        "{resp} answered {line:?}; expected PONG: is it a Tollgate server?"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
 trait Connection: Read + Write {}
 
 impl<T: Read + Write> Connection for T {}
 
-/// A connection to `HOST:PORT` or `unix:/path`.
-fn connect(address: &str) -> anyhow::Result<Box<dyn Connection>> {
+/// A connection to `HOST:PORT` or `unix:/path`, by TLS if there is somebody to trust.
+fn connect(to: &Connect) -> anyhow::Result<Box<dyn Connection>> {
+    let address = &*to.resp;
+    if let Some(ca) = &to.ca {
+        return connect_by_tls(address, ca, to.cert.as_deref().zip(to.cert_key.as_deref()));
+    }
     if let Some(path) = address.strip_prefix("unix:") {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -116,8 +139,7 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    let token = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    Ok(token.with_context(|| format!("{name} has no token"))?.to_owned())
+    Ok(tokens_of(&text).next().with_context(|| format!("{name} has no token"))?.to_owned())
 }
 
 /// Sends one command, and reads an array of numbers.

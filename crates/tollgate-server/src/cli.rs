@@ -24,6 +24,7 @@ pub(crate) enum Command {
     Serve(Serve),
     CheckConfig(CheckConfig),
     Check(Check),
+    Ping(Ping),
     Replay(Replay),
     Backtest(Backtest),
     Simulate(Simulate),
@@ -163,6 +164,13 @@ Exit status:
   1  refused; standard output says when to come back
   2  no answer: the message says why";
 
+const PING: &str = "\
+Examples:
+  tollgate ping
+  tollgate ping --resp unix:/run/tollgate/resp.sock
+
+It needs neither a policy nor a token, so it suits health checks.";
+
 /// Ask a server whether a client may do something now: exit code 0 if so, 1 if not, 2 if it cannot be asked.
 #[derive(Args, Debug)]
 #[command(after_long_help = CHECK)]
@@ -181,13 +189,32 @@ pub(crate) struct Check {
     #[arg(long, value_name = "NAME")]
     pub(crate) tier: Option<String>,
 
-    /// Where the server listens for RESP: `HOST:PORT` or `unix:/path`
-    #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP", default_value = "127.0.0.1:6380")]
-    pub(crate) resp: String,
-
     /// A file with the token to ask with, in its first line
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) to: Connect,
+
+    /// Print nothing
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}
+
+/// Ask a server whether it is there: exit code 0 if it answers, 2 if not.
+#[derive(Args, Debug)]
+#[command(after_long_help = PING)]
+pub(crate) struct Ping {
+    #[command(flatten)]
+    pub(crate) to: Connect,
+}
+
+/// Where a server is, and how it is spoken to.
+#[derive(Args, Debug)]
+pub(crate) struct Connect {
+    /// Where the server listens for RESP: `HOST:PORT` or `unix:/path`
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP", default_value = "127.0.0.1:6380")]
+    pub(crate) resp: String,
 
     /// Speak TLS, and trust the certificates of this file (PEM)
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CA")]
@@ -200,10 +227,6 @@ pub(crate) struct Check {
     /// The private key of that certificate (PEM)
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CERT_KEY", requires = "cert")]
     pub(crate) cert_key: Option<PathBuf>,
-
-    /// Print nothing
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
 }
 
 /// Print completions for a shell.

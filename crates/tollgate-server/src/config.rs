@@ -25,7 +25,7 @@ pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::Limits;
 pub(crate) use mistake::{Mistake, nearest, with_nearest};
 pub(crate) use tls::Tls;
-pub(crate) use tokens::{Given, Role, Tokens};
+pub(crate) use tokens::{Given, Role, Tokens, tokens_of};
 
 /// A configuration that works.
 #[derive(Debug, Default)]

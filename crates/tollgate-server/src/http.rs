@@ -41,8 +41,8 @@ pub(crate) use backtest::places as backtest_places;
 
 use std::convert::Infallible;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -57,7 +57,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::config::Limits;
 use crate::metrics::{SurfaceLabels, observe};
-use crate::server::{Connection, HeldBytes, Peer, SMALL_BYTES, Shared, Stop};
+use crate::server::{Connection, HeldBytes, Holder, Peer, SMALL_BYTES, Shared, Stop};
 use crate::traces::Trace;
 use problem::Problem;
 use sending::{Reserved, Sending, Untaken};
@@ -93,14 +93,13 @@ type Reply = Response<Bytes>;
 struct Caller {
     shared: Arc<Shared>,
     peer: Peer,
+    holder: Holder,
     limits: Limits,
     latency: Histogram,
     has_asked: AtomicBool,
     is_http2: AtomicBool,
     /// Replies that are not taken yet, of HTTP/2.
     untaken: Arc<Untaken>,
-    /// What the last reply of HTTP/1 holds: it was copied, and is sent when the next request is answered.
-    sent_last: Mutex<Option<HeldBytes>>,
 }
 
 /// Serves a connection until either end closes it.
@@ -115,15 +114,16 @@ pub(crate) async fn serve_connection(
     let _open = Open::count(connections);
     let latency = metrics.latency(SURFACE);
     let limits = shared.limits();
+    let holder = shared.holder(peer);
     let caller = Arc::new(Caller {
         shared,
         peer,
+        holder,
         limits,
         latency,
         has_asked: AtomicBool::new(false),
         is_http2: AtomicBool::new(false),
         untaken: Arc::default(),
-        sent_last: Mutex::default(),
     });
     let answers = service_fn({
         let caller = caller.clone();
@@ -215,8 +215,9 @@ async fn serve(
         caller.is_http2.store(true, Ordering::Relaxed);
         stream = caller.hold(STREAM_BYTES);
         if stream.is_none() {
-            // To refuse it would take as much.
+            // To refuse each by itself would take as much.
             caller.untaken.give_up();
+            return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
         }
     }
     let trace = Trace::of_request(&request, routes::template);
@@ -254,11 +255,8 @@ fn sending(
             return sending(caller, no_room().reply(), is_http2, held);
         }
     }
-    if is_http2 {
-        return reply.map(|body| Sending::new(body, held, Some(&caller.untaken)));
-    }
-    *caller.sent_last.lock().unwrap_or_else(PoisonError::into_inner) = held;
-    reply.map(|body| Sending::new(body, None, None))
+    let among = is_http2.then_some(&caller.untaken);
+    reply.map(|body| Sending::new(body, held, among))
 }
 
 /// Why a request is not answered that would make the server hold too much.
@@ -270,7 +268,7 @@ fn no_room() -> Problem {
 impl Caller {
     /// Room for bytes that this client makes the server hold, if there is any.
     fn hold(&self, bytes: usize) -> Option<HeldBytes> {
-        self.shared.hold(self.peer, bytes, &self.limits)
+        self.shared.hold(self.holder, bytes, &self.limits)
     }
 
     /// Room for a reply that is yet to be made; `None` if it needs none.

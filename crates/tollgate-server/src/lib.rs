@@ -53,6 +53,7 @@ pub fn main() -> ExitCode {
         }
         Command::CheckConfig(options) => config::show(&options.file).map(|()| ExitCode::SUCCESS),
         Command::Check(options) => check::run(&options),
+        Command::Ping(options) => check::ping(&options),
         Command::Replay(options) => replay::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Backtest(options) => backtest::run(&options),
         Command::Simulate(options) => simulate::run(&options).map(|()| ExitCode::SUCCESS),

@@ -28,8 +28,8 @@ use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate, Remembered};
 use crate::metrics::{Metrics, ReasonLabels};
 use crate::{http, resp, traces};
-pub(crate) use holdings::{HeldBytes, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
-use holdings::{HeldConnection, Holder, Holdings, NoRoom};
+pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
+use holdings::{HeldConnection, Holdings, NoRoom};
 pub(crate) use listen::Connection;
 use listen::Listener;
 use reload::Watched;
@@ -271,8 +271,7 @@ impl Shared {
     /// Room for one more connection, if there is any.
     fn admit_connection(&self, peer: Peer) -> Option<HeldConnection> {
         let settings = self.settings.load();
-        let holder = Holder::of(peer, &settings.trusted_proxies);
-        let refused = match self.holdings.connect(holder, &settings.limits) {
+        let refused = match self.holdings.connect(self.holder(peer), &settings.limits) {
             Ok(held) => return Some(held),
             Err(NoRoom::Server) => "server",
             Err(NoRoom::Address) => "address",
@@ -282,10 +281,23 @@ impl Shared {
         None
     }
 
+    /// Whom the bytes of a connection are counted to. It is settled once: they are given back to whom they were taken from.
+    pub(crate) fn holder(&self, peer: Peer) -> Holder {
+        Holder::of(peer, &self.settings.load().trusted_proxies)
+    }
+
     /// Room for bytes that a client makes the server hold, if there is any.
-    pub(crate) fn hold(&self, peer: Peer, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
-        let holder = Holder::of(peer, &self.settings.load().trusted_proxies);
+    pub(crate) fn hold(&self, holder: Holder, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
         self.holdings.hold(holder, bytes, limits)
+    }
+
+    /// Whether who is at the other end may be the operator without a token: on this machine, and no proxy that brings others.
+    pub(crate) fn is_operators(&self, peer: Peer) -> bool {
+        peer.is_local()
+            && !peer.address.is_some_and(|address| {
+                let address = address.to_canonical();
+                self.settings.load().trusted_proxies.iter().any(|net| net.contains(&address))
+            })
     }
 
     /// Shows new certificates, as far as that can be changed while it runs.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::Served;
-use http_client::{Client, get, post};
+use http_client::{Client, get, post, remaining};
 use tollgate_testkit::http2::{
     self, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, INITIAL_WINDOW_SIZE, Method, frame, kind,
 };
@@ -224,32 +224,131 @@ fn e6_replies_that_no_window_takes_are_held_up_to_a_bound_and_given_up() {
     wait_until("room", PATIENCE, simulated);
 }
 
+/// Bodies that lack their end, and so are held.
+fn hold_bodies(served: &Served, sizes: &[usize]) -> Vec<TcpStream> {
+    let begun = sizes.iter().map(|bytes| {
+        let mut stream = connect(served.http());
+        let head = format!("POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: {bytes}\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("it reads");
+        stream.write_all(&vec![b' '; bytes - 1]).expect("it reads");
+        stream
+    });
+    begun.collect()
+}
+
+/// As many questions about one client.
+fn list(questions: usize) -> String {
+    let questions = vec![r#"{"policy":"api","key":"listed"}"#; questions];
+    format!(r#"{{"checks":[{}]}}"#, questions.join(","))
+}
+
 /// A list whose reply finds no room is refused before it is charged for.
 #[test]
 fn a_long_reply_has_its_room_before_anything_is_charged() {
     let served = served(HELD);
-    let before = http_client::remaining(served.http(), "api", "listed");
-    // Bodies that lack their end leave some 150 KB of the share.
-    let held: Vec<_> = [1 << 20, 1 << 20, 1 << 20, 900_000_usize]
-        .into_iter()
-        .map(|bytes| {
-            let mut stream = connect(served.http());
-            let head =
-                format!("POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: {bytes}\r\n\r\n");
-            stream.write_all(head.as_bytes()).expect("it reads");
-            stream.write_all(&vec![b' '; bytes - 1]).expect("it reads");
-            stream
-        })
-        .collect();
-    let list =
-        format!("{{\"checks\":[{}]}}", [r#"{"policy":"api","key":"listed"}"#; 1000].join(","));
-    let asked = |verb| post(served.http(), verb, &list).status;
+    let before = remaining(served.http(), "api", "listed");
+    // Some 150 KB of the share are left.
+    let held = hold_bodies(&served, &[1 << 20, 1 << 20, 1 << 20, 900_000]);
+    let asked = |verb| post(served.http(), verb, &list(1000)).status;
     wait_until("all to be held", PATIENCE, || asked("/v1/peek") == 503);
     assert_eq!(asked("/v1/check"), 503);
     drop(held);
     wait_until("room", PATIENCE, || asked("/v1/peek") == 200);
-    assert_eq!(http_client::remaining(served.http(), "api", "listed"), before);
+    assert_eq!(remaining(served.http(), "api", "listed"), before);
     assert_eq!(asked("/v1/check"), 200);
+}
+
+/// A request of HTTP/2 that there is no room for ends its connection, and is not decided.
+#[test]
+fn a_stream_without_room_is_not_charged() {
+    let served = served(HELD);
+    let before = remaining(served.http(), "api", "alice");
+    // Nothing of the share is left.
+    let held = hold_bodies(&served, &[1 << 20; 4]);
+    let peek = list(40);
+    wait_until("all to be held", PATIENCE, || post(served.http(), "/v1/peek", &peek).status == 503);
+    let mut stream = connect_http2(&served, &[]);
+    stream.write_all(&http2::request(1, "/v1/check", Some(CHECK.as_bytes()))).expect("it reads");
+    assert!(farewell(&mut stream).is_none());
+    drop(held);
+    wait_until("room", PATIENCE, || counted(&served, GIVEN_UP) == 1);
+    assert_eq!(remaining(served.http(), "api", "alice"), before);
+}
+
+/// What is sent is not held any more, however long a connection rests.
+#[test]
+fn connections_that_rest_after_large_replies_hold_nothing() {
+    let served = served(HELD);
+    // Each has a fifth of the share; a quarter of all is one address's.
+    let clients: Vec<_> = (0..8)
+        .map(|number| {
+            let mut client = Client::connect(served.http());
+            client.send("POST /v1/peek", &[], list(4_000).as_bytes());
+            let reply = client.read().expect("a reply");
+            assert_eq!(reply.status, 200, "of connection {number}");
+            client
+        })
+        .collect();
+    assert_eq!(clients.len(), 8);
+}
+
+#[test]
+fn long_commands_are_held_up_to_a_bound() {
+    let served = served(HELD);
+    // 4 MiB are an address's, which are 32 commands of up to 128 KiB.
+    let begun = [b"*2\r\n$4\r\nECHO\r\n$65000\r\n".as_slice(), &[b'x'; 40_000]].concat();
+    let mut streams: Vec<_> = (0..64).map(|_| connect(served.resp())).collect();
+    for stream in &mut streams {
+        stream.write_all(&begun).expect("it reads");
+    }
+    // The others are told something only when their command is whole.
+    let is_told = |stream: &TcpStream| {
+        stream.set_nonblocking(true).expect("a socket");
+        let is_told = stream.peek(&mut [0]).is_ok();
+        stream.set_nonblocking(false).expect("a socket");
+        is_told
+    };
+    wait_until("half to be turned away", PATIENCE, || {
+        streams.iter().filter(|stream| is_told(stream)).count() == 32
+    });
+    let rest = [[b'x'; 25_000].as_slice(), b"\r\n"].concat();
+    let (away, mut let_in): (Vec<_>, Vec<_>) = streams.into_iter().partition(is_told);
+    for mut stream in away {
+        let mut told = [0; 4];
+        stream.read_exact(&mut told).expect("it is told");
+        assert_eq!(&told, b"-ERR");
+    }
+    for stream in &mut let_in {
+        stream.write_all(&rest).expect("it reads");
+        let mut told = vec![0; 65_000 + 10];
+        stream.read_exact(&mut told).expect("its echo");
+        assert!(told.starts_with(b"$65000\r\nxx"));
+    }
+    // What they held is there for others, though they are still connected.
+    let mut next = connect(served.resp());
+    next.write_all(&[&begun[..], &rest].concat()).expect("it reads");
+    next.read_exact(&mut [0; 65_000]).expect("its echo");
+}
+
+#[test]
+fn connections_that_rest_after_long_commands_hold_little() {
+    const CLIENTS: u64 = 300;
+    let served = served("");
+    let command = [b"*2\r\n$4\r\nECHO\r\n$65000\r\n".as_slice(), &[b'x'; 65_000], b"\r\n"].concat();
+    let ask = || {
+        let mut stream = connect(served.resp());
+        stream.write_all(&command).expect("it reads");
+        stream.read_exact(&mut vec![0; 65_000 + 10]).expect("its echo");
+        // It has rested since.
+        assert!(is_served(&mut stream));
+        stream
+    };
+    let first = ask();
+    let before = served.resident_kib();
+    let streams: Vec<_> = (0..CLIENTS).map(|_| ask()).collect();
+    let grown = served.resident_kib().saturating_sub(before);
+    assert!(grown < 48 * CLIENTS, "{grown} KiB of {CLIENTS} clients that rest");
+    drop((first, streams));
 }
 
 #[test]

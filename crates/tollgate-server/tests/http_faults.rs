@@ -6,6 +6,7 @@ mod http_client;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -14,8 +15,6 @@ use http_client::{Client, Reply, ask, get, post, remaining};
 use serde_json::json;
 
 const CONFIG: &str = r#"
-    trusted_proxies = ["127.0.0.0/8", "10.0.0.0/8"]
-
     [policies.api]
     limit = 10
     window = "1h"
@@ -42,6 +41,12 @@ const CONFIG: &str = r#"
 
 fn served() -> Served {
     Served::start(&[], Some(CONFIG))
+}
+
+/// One whose clients on this machine are proxies.
+fn served_to_proxies() -> Served {
+    let config = format!("trusted_proxies = [\"127.0.0.0/8\", \"10.0.0.0/8\"]\n{CONFIG}");
+    Served::start(&[], Some(&config))
 }
 
 fn check(served: &Served, key: &str) -> Reply {
@@ -363,7 +368,7 @@ fn g1_a_configuration_with_a_mistake_is_told_and_changes_nothing() {
 
 #[test]
 fn g6_a_misspelled_field_is_told_with_the_nearest_right_name() {
-    let served = served();
+    let served = served_to_proxies();
     for (path, body, told) in [
         (
             "/v1/check",
@@ -457,12 +462,29 @@ fn h7_whoever_is_sent_by_a_proxy_or_a_page_is_not_the_operator() {
             ("x-forwarded-for", "203.0.113.9"),
             ("forwarded", "for=203.0.113.9"),
             ("x-real-ip", "203.0.113.9"),
+            ("x-forwarded-proto", "https"),
+            ("via", "1.1 proxy"),
             ("origin", "https://evil.example"),
         ] {
             assert_eq!(ask(served.http(), line, &[sent], "").status, 403, "{line} {sent:?}");
         }
         assert_ne!(ask(served.http(), line, &[], "").status, 403, "{line}");
     }
+}
+
+/// A proxy may say nothing of whom it brings.
+#[test]
+fn h7_a_trusted_proxy_is_not_the_operator() {
+    let served = served_to_proxies();
+    for line in FOR_OPERATORS {
+        assert_eq!(ask(served.http(), line, &[], "").status, 403, "{line}");
+    }
+    let told = Command::new("redis-cli")
+        .args(["-p", served.resp_port(), "TOLLGATE.RESET", "api", "alice"])
+        .output()
+        .expect("redis-cli is installed");
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.starts_with("NOPERM"), "{told}");
 }
 
 /// A page may be served under a name that is then made to lead to this machine: the browser sends what is its own.
@@ -582,6 +604,23 @@ fn i1_a_request_that_has_begun_is_answered_after_the_signal() {
     assert!(other.is_closed());
     client.write(b"\"api\",\"key\":\"a\"}").unwrap();
     assert_eq!(client.read().unwrap().json()["remaining"], 9);
+    assert_eq!(served.ended(), Some(0));
+}
+
+/// Connections that nobody has accepted yet when the signal comes.
+#[test]
+fn i1_who_is_in_the_queue_is_answered() {
+    let mut served = served();
+    served.signal("STOP");
+    let mut clients: Vec<_> = (0..20).map(|_| Client::connect(served.http())).collect();
+    for client in &mut clients {
+        client.send("GET /livez", &[], b"");
+    }
+    served.signal("TERM");
+    served.signal("CONT");
+    for client in &mut clients {
+        assert_eq!(client.read().expect("a reply").status, 200);
+    }
     assert_eq!(served.ended(), Some(0));
 }
 

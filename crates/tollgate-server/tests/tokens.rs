@@ -226,3 +226,21 @@ fn the_command_asks_with_a_token() {
     assert!(wrong.status.code() == Some(2) && told.contains("WRONGPASS"), "{told}");
     assert!(!told.contains("wrong-token"), "{told}");
 }
+
+#[test]
+fn the_command_that_asks_whether_it_is_there_needs_no_token() {
+    let pinged = |address: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.args(["ping", "--resp", address]).output().expect("the binary runs")
+    };
+    let mut served = served();
+    let there = pinged(served.resp());
+    assert_eq!(there.status.code(), Some(0), "{there:?}");
+    let other = pinged(served.http());
+    let told = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(other.status.code() == Some(2) && told.contains("is it a Tollgate server?"), "{told}");
+    served.stop();
+    let gone = pinged(served.resp());
+    let told = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert!(gone.status.code() == Some(2) && told.contains("cannot ask"), "{told}");
+}

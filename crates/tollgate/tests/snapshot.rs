@@ -481,3 +481,24 @@ fn a_file_that_cannot_be_finished_leaves_the_one_before() {
     assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 1, "nothing else is left");
     std::fs::remove_dir_all(&folder).expect("removed");
 }
+
+/// Two processes by mistake: one is told so, and spoils nothing of the other's.
+#[cfg(unix)]
+#[test]
+fn what_another_process_saves_to_the_same_path_is_left_alone() {
+    let folder = std::env::temp_dir().join(format!("tollgate-snapshots-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (path, beside) = (folder.join("clients"), folder.join("clients.new"));
+    for is_failing in [false, true] {
+        let saved = save_snapshot(&path, |_| {
+            std::fs::remove_file(&beside)?;
+            std::fs::write(&beside, "of another process")?;
+            if is_failing { Err(std::io::Error::other("the disk is full")) } else { Ok(()) }
+        });
+        let told = saved.expect_err("it is told").to_string();
+        assert_eq!(told.starts_with("another process"), !is_failing, "{told}");
+        let left = std::fs::read_to_string(&beside).expect("it is there");
+        assert_eq!(left, "of another process");
+    }
+    std::fs::remove_dir_all(&folder).expect("removed");
+}

@@ -112,7 +112,6 @@ impl AuthTable {
 }
 
 impl TokenSource {
-    /// Tokens stand apart by blanks or line ends; a line that begins with `#` is a remark.
     fn read_into(&self, folder: &Path, digests: &mut Vec<Digest>) -> Result<(), String> {
         let text = match self {
             Self::File(path) => std::fs::read_to_string(folder.join(path))
@@ -121,9 +120,8 @@ impl TokenSource {
                 std::env::var(name).map_err(|_| format!("{self} is not set, or is no text"))?
             }
         };
-        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
         let before = digests.len();
-        for (index, token) in lines.flat_map(str::split_whitespace).enumerate() {
+        for (index, token) in tokens_of(&text).enumerate() {
             let place = index + 1;
             if !(SHORTEST..=LONGEST).contains(&token.len()) {
                 let length = token.len();
@@ -143,6 +141,12 @@ impl TokenSource {
         }
         Ok(())
     }
+}
+
+/// The tokens of a text: they stand apart by blanks or line ends, and from a word that begins with `#` on the rest of a line
+/// is a remark.
+pub(crate) fn tokens_of(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split_whitespace().take_while(|word| !word.starts_with('#')))
 }
 
 impl<'de> Deserialize<'de> for TokenSource {
@@ -242,7 +246,9 @@ mod tests {
 
     #[test]
     fn a_file_has_any_number_of_tokens_and_remarks() {
-        let text = format!("# the old one, until May\n{ONE}\n\n  # the new one\n  {OTHER}\r\n");
+        let text = format!(
+            "# the old one, until May\n{ONE} #of-the-production-gateway\n\n  # the new one\n  {OTHER}\r\n"
+        );
         let tokens = read(&text).expect("tokens");
         for token in [ONE, OTHER] {
             assert_eq!(tokens.role(Given::new(token.as_bytes())), Some(Role::Check), "{token}");

@@ -16,8 +16,8 @@ use super::{Caller, SURFACE};
 use crate::config::{Given, Role};
 use crate::metrics::SurfaceLabels;
 
-/// Header fields that only a proxy adds.
-const OF_PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
+/// Header fields that only a proxy adds, beside those that begin with `x-forwarded-`.
+const OF_PROXIES: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 
 /// Lets through who has a role, and nobody else.
 pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), Problem> {
@@ -56,9 +56,13 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
 /// Lets the operator through who needs no token, being here.
 fn admit_from_here(caller: &Caller, request: &Parts) -> Result<(), Problem> {
     let fields = &request.headers;
-    let is_sent = OF_PROXIES.iter().any(|name| fields.contains_key(*name)) || is_foreign(fields);
+    let is_sent = is_forwarded(fields) || is_foreign(fields);
     // No page reaches a Unix socket, and its clients call it what they like.
     let is_called_so = caller.peer.address.is_none() || is_called_local(request);
+    if caller.peer.is_local() && !caller.shared.is_operators(caller.peer) {
+        let detail = "this is for the operator, and your address is a trusted proxy's: configure a token of `admin`";
+        return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+    }
     let detail = match (caller.peer.is_local() && !is_sent, is_called_so) {
         (true, true) => return Ok(()),
         (true, false) => {
@@ -97,6 +101,12 @@ fn is_loopback(host: &str) -> bool {
 fn bearer(given: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = given.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+}
+
+/// Whether a proxy sent it, by what it says.
+fn is_forwarded(fields: &HeaderMap) -> bool {
+    let mut names = fields.keys().map(header::HeaderName::as_str);
+    names.any(|name| name.starts_with("x-forwarded-") || OF_PROXIES.contains(&name))
 }
 
 /// Whether a page of somewhere else sent it, from a browser on this machine.

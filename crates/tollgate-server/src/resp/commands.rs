@@ -11,10 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::decide::{self, Ran};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
-use crate::config::{Given, Role};
+use crate::config::{Given, Limits, Role};
 use crate::gate::Verb;
 use crate::metrics::SurfaceLabels;
-use crate::server::{Peer, Shared};
+use crate::server::{HeldBytes, Peer, Shared};
 
 /// What a client has said about itself.
 pub(super) struct Session {
@@ -44,6 +44,9 @@ struct Command {
     /// Where its key is.
     key: i64,
 }
+
+/// The longest name that a client may give itself, in bytes.
+const LONGEST_NAME: usize = 256;
 
 /// The version of Redis whose clients are understood.
 const REDIS_VERSION: &str = "7.2.0";
@@ -106,6 +109,11 @@ impl Session {
         session
     }
 
+    /// Room for bytes that this client makes the server hold, if there is any.
+    pub(super) fn hold(&self, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
+        self.shared.hold(self.shared.holder(self.peer), bytes, limits)
+    }
+
     /// Asks what the client may do, by the configuration that is in force now.
     pub(super) fn look_up_access(&mut self) {
         let settings = self.shared.settings.load();
@@ -115,7 +123,7 @@ impl Session {
             may_check: !tokens.guard_checks() || role.is_some(),
             may_administer: match tokens.guard_administration() {
                 true => role == Some(Role::Admin),
-                false => self.peer.is_local(),
+                false => self.shared.is_operators(self.peer),
             },
         };
     }
@@ -467,9 +475,12 @@ fn wrong_number(usage: &str, out: &mut Output) {
 
 /// Whether a connection may be named so: it is told in a line of words.
 fn is_name(name: &[u8]) -> bool {
-    name.iter().all(u8::is_ascii_graphic)
+    name.len() <= LONGEST_NAME && name.iter().all(u8::is_ascii_graphic)
 }
 
 fn bad_name(out: &mut Output) {
-    out.error("ERR", "Client names cannot contain spaces, newlines or special characters.");
+    out.error(
+        "ERR",
+        format_args!("Client names cannot contain spaces, newlines or special characters, nor have more than {LONGEST_NAME} bytes."),
+    );
 }

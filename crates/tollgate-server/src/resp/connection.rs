@@ -1,7 +1,7 @@
 //! Reading, deciding and writing in step.
 //!
 //! Everything that has come is decided, then the replies are written, then more is read: whoever does not take replies
-//! is not read from, and holds no more memory than two buffers. Decisions of a store across the network run side by
+//! is not read from, and holds no more memory than two buffers, which are small again once it rests. Decisions of a store across the network run side by
 //! side, and their replies go out in the order of the questions.
 
 use std::io;
@@ -16,11 +16,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::commands::{self, Session};
 use super::decide::Ran;
-use super::parse::{Parsed, Parser};
+use super::parse::{MAX_COMMAND, Parsed, Parser};
 use super::reply::Output;
 use crate::config::Limits;
 use crate::metrics;
-use crate::server::{Connection, Peer, Shared, Stop, TURN_BYTES};
+use crate::server::{Connection, HeldBytes, Peer, Shared, Stop, TURN_BYTES};
 use crate::traces::Trace;
 
 /// How much is read at a time: less while little comes.
@@ -28,6 +28,9 @@ const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = TURN_BYTES;
 /// Replies are written when there are so many bytes of them, before more is decided.
 const WRITE_AT: usize = 64 << 10;
+/// What a connection keeps of its buffers while it rests. A command that needs more is counted among what its client makes the
+/// server hold.
+const KEPT: usize = 2 * READ_MOST;
 /// How many commands are looked at before they are carried out.
 const AHEAD: usize = 16;
 /// How long a client that is sent off may go on sending.
@@ -57,6 +60,7 @@ pub(super) async fn serve(
         latency,
         limits,
         begun: None,
+        held: None,
     };
     // Whoever went away in the midst of it is not told.
     let _ = serving.run(stop).await;
@@ -73,6 +77,8 @@ struct Serving {
     limits: Limits,
     /// When a command began of which only a part has come.
     begun: Option<Instant>,
+    /// What a long command is counted by.
+    held: Option<HeldBytes>,
 }
 
 impl Serving {
@@ -86,6 +92,9 @@ impl Serving {
         tokio::pin!(stopped);
         let mut is_stopping = None;
         loop {
+            if !self.has_room() {
+                return self.turn_away().await;
+            }
             self.input.reserve(chunk);
             let room = self.input.capacity() - self.input.len();
             let deadline = match self.begun {
@@ -128,7 +137,38 @@ impl Serving {
             if !goes_on {
                 return self.part().await;
             }
+            self.rest_small();
         }
+    }
+
+    /// Whether there is room for what has come of a command and for the rest of it.
+    fn has_room(&mut self) -> bool {
+        if self.input.len() > KEPT && self.held.is_none() {
+            self.held = self.session.hold(MAX_COMMAND, &self.limits);
+            return self.held.is_some();
+        }
+        true
+    }
+
+    /// Gives back what only a large batch needed.
+    fn rest_small(&mut self) {
+        if self.input.is_empty() {
+            self.held = None;
+            if self.input.capacity() > KEPT {
+                self.input = BytesMut::new();
+            }
+        }
+        self.output.bytes.shrink_to(KEPT);
+    }
+
+    /// Closes the connection of a client whose command there is no room for.
+    async fn turn_away(mut self) -> io::Result<()> {
+        self.output.error(
+            "ERR",
+            "the server holds as much as it may of what clients send; come again in a second",
+        );
+        write(&mut self.stream, &mut self.output.bytes).await?;
+        self.part().await
     }
 
     /// Answers every command that has come whole; whether the connection goes on.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
@@ -38,8 +39,11 @@ impl Listener {
             return TcpListener::bind(address).await.map(Self::Tcp);
         };
         let path = PathBuf::from(path);
-        // A socket that nobody listens on any more is in the way.
-        if tokio::net::UnixStream::connect(&path).await.is_err() && is_socket(&path) {
+        // A socket that nobody listens on any more is in the way. One that cannot be asked may be somebody's.
+        let asked = tokio::net::UnixStream::connect(&path).await;
+        if asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            && is_socket(&path)
+        {
             std::fs::remove_file(&path)?;
         }
         Ok(Self::Unix { listener: UnixListener::bind(&path)?, path })
@@ -68,10 +72,24 @@ impl Listener {
         let serve = Arc::new(serve);
         let given_up = &shared.gate.metrics.connections_given_up;
         let mut failing = Failing::default();
+        let mut is_stopping = false;
         loop {
-            let accepted = tokio::select! {
-                accepted = self.next() => accepted,
-                _ = stop.wait_for(|stop| *stop) => break,
+            let accepted = if is_stopping {
+                // Whoever is in the queue has come in time: to close upon it would reset it.
+                self.next().now_or_never()
+            } else {
+                tokio::select! {
+                    accepted = self.next() => Some(accepted),
+                    _ = stop.wait_for(|stop| *stop) => None,
+                }
+            };
+            let Some(accepted) = accepted else {
+                if std::mem::replace(&mut is_stopping, true) {
+                    break;
+                }
+                // The sockets are looked at once more.
+                tokio::task::yield_now().await;
+                continue;
             };
             match accepted {
                 Ok((stream, peer)) => {
@@ -97,6 +115,9 @@ impl Listener {
                 Err(error) => {
                     shared.gate.metrics.accept_errors.inc();
                     failing.count(&error);
+                    if is_stopping {
+                        break;
+                    }
                     // No descriptors left, most likely: others must close theirs first.
                     tokio::time::sleep(AGAIN).await;
                 }

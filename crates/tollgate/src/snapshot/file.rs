@@ -35,24 +35,23 @@ use super::{SnapshotError, SnapshotReader, SnapshotWriter};
 /// ```
 ///
 /// # Errors
-/// It cannot be written. The one before is then still in its place.
+/// It cannot be written. The one before is then still in its place, unless it was only the folder that could not be brought
+/// to the disk.
 pub fn save_snapshot(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut SnapshotWriter<File>) -> io::Result<()>,
 ) -> io::Result<u64> {
     let path = path.as_ref();
     let new = beside(path);
-    let saved = save_beside(&new, write).and_then(|(file, bytes)| {
-        is_still(&file, &new)?;
-        fs::rename(&new, path)?;
-        sync_folder(path)?;
-        Ok(bytes)
-    });
-    if saved.is_err() {
-        // What is left of it is of no use; the error that is told is the first one.
+    let (file, bytes) = save_beside(&new, write)?;
+    // If it is somebody else's by now, it is left alone.
+    is_still(&file, &new)?;
+    if let Err(error) = fs::rename(&new, path) {
         let _ = fs::remove_file(&new);
+        return Err(error);
     }
-    saved
+    sync_folder(path)?;
+    Ok(bytes)
 }
 
 impl SnapshotReader<BufReader<File>> {
@@ -88,12 +87,23 @@ fn save_beside(
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut snapshot = SnapshotWriter::new(options.open(new)?)?;
-    write(&mut snapshot)?;
-    let file = snapshot.finish()?;
-    file.sync_all()?;
-    let bytes = file.metadata()?.len();
-    Ok((file, bytes))
+    let file = options.open(new)?;
+    let written = || {
+        let mut snapshot = SnapshotWriter::new(file.try_clone()?)?;
+        write(&mut snapshot)?;
+        snapshot.finish()?.sync_all()?;
+        Ok(file.metadata()?.len())
+    };
+    match written() {
+        Ok(bytes) => Ok((file, bytes)),
+        Err(error) => {
+            // What is left of it is of no use, if it is ours; the error that is told is the first one.
+            if is_still(&file, new).is_ok() {
+                let _ = fs::remove_file(new);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Whether the file at a path is the one that was written, and not that of another process.
