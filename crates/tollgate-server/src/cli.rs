@@ -57,7 +57,7 @@ Signals:
   SIGTERM, SIGINT   be unready, answer what has come, stop
 
 Exit status:
-  0  it was told to stop, and nothing that had come was left unanswered
+  0  it was told to stop, and answered what had come; what takes longer than 10 s is dropped, and logged
   2  it could not start, or not save its clients at the end: the message says why";
 
 /// A time that is not none.

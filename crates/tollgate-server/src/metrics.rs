@@ -110,18 +110,22 @@ impl Metrics {
             "Connections that could not be accepted",
             accept_errors.clone(),
         );
-        let handshakes_failed = Family::default();
+        let handshakes_failed = Family::<_, Counter>::default();
         registry.register(
             "tls_handshakes_failed",
             "Connections on which no TLS was agreed on",
             handshakes_failed.clone(),
         );
-        let tokens_refused = Family::default();
+        let tokens_refused = Family::<_, Counter>::default();
         registry.register(
             "tokens_refused",
             "Requests without a token, or with one that does not do",
             tokens_refused.clone(),
         );
+        for surface in ["http", "resp"] {
+            handshakes_failed.get_or_create_owned(&SurfaceLabels { surface });
+            tokens_refused.get_or_create_owned(&SurfaceLabels { surface });
+        }
         let snapshots = Snapshots::registered(&mut registry);
         let registry = Arc::new(registry);
         Self {
@@ -213,6 +217,9 @@ impl Snapshots {
     fn registered(registry: &mut Registry) -> Self {
         let new = Self::default();
         registry.register("snapshots", "Snapshots of clients", new.outcomes.clone());
+        for outcome in ["written", "failed"] {
+            new.outcomes.get_or_create_owned(&OutcomeLabels { outcome });
+        }
         registry.register("snapshot_keys", "Clients in the last snapshot", new.keys.clone());
         registry.register("snapshot_bytes", "Its bytes", new.bytes.clone());
         registry.register("snapshot_seconds", "How long it took", new.seconds.clone());
@@ -241,4 +248,28 @@ impl PolicyMetrics {
 /// How long something took, into a histogram.
 pub(crate) fn observe(histogram: &Histogram, took: Duration) {
     histogram.observe(took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_alerts_watch_is_told_before_it_happens() {
+        let mut told = String::new();
+        text::encode_registry(&mut told, &Metrics::new().registry).expect("a string takes it");
+        for count in [
+            "reloads_total{outcome=\"refused\"}",
+            "connections_refused_total{reason=\"server\"}",
+            "connections_refused_total{reason=\"address\"}",
+            "tls_handshakes_failed_total{surface=\"http\"}",
+            "tls_handshakes_failed_total{surface=\"resp\"}",
+            "tokens_refused_total{surface=\"http\"}",
+            "tokens_refused_total{surface=\"resp\"}",
+            "snapshots_total{outcome=\"written\"}",
+            "snapshots_total{outcome=\"failed\"}",
+        ] {
+            assert!(told.contains(&format!("\ntollgate_{count} 0\n")), "no {count} in {told}");
+        }
+    }
 }

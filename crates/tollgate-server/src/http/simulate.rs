@@ -1,7 +1,8 @@
 //! Scenarios over HTTP: what limits would do to made-up traffic, and the arithmetic of one of the decisions.
 //!
-//! Open to everybody, since no client's state is touched. The work is bounded by the scenario's own bounds, is done
-//! aside, and few at a time: whoever comes when all are busy is told to come again.
+//! Open to whoever may check, since no client's state is touched: to everybody, unless there are tokens of `check`. The
+//! work is bounded by the scenario's own bounds, is done aside, and few at a time: whoever comes when all are busy is
+//! told to come again.
 
 use std::time::Duration;
 
