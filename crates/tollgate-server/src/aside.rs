@@ -50,7 +50,7 @@ fn step_back() {
     #[cfg(not(target_os = "linux"))]
     let stepped_back = thread_priority::set_current_thread_priority(ThreadPriority::Min);
     if let Err(error) = stepped_back {
-        tracing::debug!(?error, "what is done aside has the priority of those that serve");
+        tracing::warn!(?error, "what is done aside has the priority of those that serve");
     }
 }
 
