@@ -147,6 +147,8 @@ fn change(
         let new = if random.bool() { other() } else { tiers() };
         let new = if random.bool() { new.tier("team", policies()[0].clone()) } else { new };
         let new = new.tier("strict", policies()[3].clone()).tier("team", Access::Unlimited);
+        let ruled = random.choice(policies()).unwrap();
+        let new = if random.bool() { new.overridden(key, ruled) } else { new };
         here.replace(&new);
         there.replace(&new);
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tollgate::{Access, Cost, Tiers};
+use tollgate::{Cost, Tiers};
 use tollgate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
@@ -46,10 +46,8 @@ pub(crate) struct Config {
 /// A policy and what the surfaces need to know of it.
 #[derive(Debug)]
 pub(crate) struct PolicyConfig {
-    /// Its rules, with the tiers.
+    /// Its rules, with the tiers and what single clients get instead.
     pub(crate) tiers: Tiers,
-    /// What single clients get instead.
-    pub(crate) overrides: Vec<(Box<[u8]>, Access)>,
     /// What a request uses that does not say.
     pub(crate) cost: Cost,
     /// Where `authorize` finds the client.
@@ -121,8 +119,8 @@ pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> 
         for (tier, access) in policy.tiers.by_name() {
             writeln!(out, "policy {name}, tier {tier}: {access}")?;
         }
-        for (key, access) in &policy.overrides {
-            writeln!(out, "policy {name}, override {}: {access}", String::from_utf8_lossy(key))?;
+        for (key, access) in policy.tiers.by_key() {
+            writeln!(out, "policy {name}, override {}: {access}", String::from_utf8_lossy(&key))?;
         }
     }
     Ok(())
@@ -130,6 +128,8 @@ pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use tollgate::Access;
+
     use super::*;
 
     #[test]
@@ -274,9 +274,10 @@ mod tests {
         let api = &config.policies["api"];
         let shown = format!("{:?}", api.tiers);
         assert!(shown.contains("limit: 1000") && shown.contains("burst: 2000"), "{shown}");
-        assert_eq!(api.overrides.len(), 2);
-        assert_eq!(api.overrides[1].1, Access::Blocked);
-        let Access::Limited(alice) = &api.overrides[0].1 else { panic!("{:?}", api.overrides) };
+        let overrides = api.tiers.by_key();
+        assert_eq!(overrides.len(), 2);
+        assert_eq!(overrides[1].1, Access::Blocked);
+        let Access::Limited(alice) = &overrides[0].1 else { panic!("{overrides:?}") };
         let numbers = alice.limits()[0].numbers();
         // A limit of its own has a burst of its own, unless it says otherwise.
         assert_eq!(

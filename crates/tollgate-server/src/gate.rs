@@ -64,8 +64,6 @@ pub(crate) struct Entry {
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
     metrics: PolicyMetrics,
-    /// The overrides that the configuration gave, to be taken back when it no longer does.
-    configured: Vec<Box<[u8]>>,
 }
 
 /// Its limiter. It outlives changes of the configuration, and with it what clients have used.
@@ -171,8 +169,8 @@ impl Gate {
         gate
     }
 
-    /// Puts a configuration in force, whole. What clients have used stays used; overrides that were set at run time
-    /// stay.
+    /// Puts a configuration in force, each policy in one step, with its overrides. What clients have used stays used;
+    /// overrides that were set at run time stay.
     pub(crate) fn put_in_force(&self, config: &Config) {
         self.put_all(config, Remembered::default());
     }
@@ -202,19 +200,12 @@ impl Gate {
             }
             None => self.limiter(name, policy, remembered),
         };
-        for gone in old.iter().flat_map(|old| &old.configured) {
-            limiter.remove_override(gone);
-        }
-        for (key, access) in &policy.overrides {
-            limiter.set_override(key, access.clone(), None);
-        }
         Entry {
             name: name.clone(),
             limiter,
             cost: policy.cost,
             key: policy.key.clone(),
             metrics: self.metrics.of_policy(name),
-            configured: policy.overrides.iter().map(|(key, _)| key.clone()).collect(),
         }
     }
 
@@ -484,6 +475,13 @@ async fn all_in_redis(
 }
 
 impl Limiter {
+    fn rules(&self) -> &Tiers {
+        match self {
+            Self::Memory(limiter) => limiter.rules(),
+            Self::Redis(limiter) => limiter.rules(),
+        }
+    }
+
     fn replace(&self, tiers: &Tiers) {
         match self {
             Self::Memory(limiter) => limiter.replace(tiers),
@@ -501,7 +499,7 @@ impl Limiter {
         }
     }
 
-    /// Gives a client something else than its tier.
+    /// Gives a client something else than the configuration does.
     pub(crate) fn set_override(&self, key: &[u8], access: Access, until: Option<Tick>) {
         match self {
             Self::Memory(limiter) => limiter.set_override(key, access, until),
@@ -517,12 +515,22 @@ impl Limiter {
         }
     }
 
-    /// All overrides that have not ended.
+    /// All that were set at run time and have not ended.
     pub(crate) fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
         match self {
             Self::Memory(limiter) => limiter.overrides(),
             Self::Redis(limiter) => limiter.overrides(),
         }
+    }
+
+    /// The overrides of the configuration, by key.
+    pub(crate) fn configured(&self) -> Vec<(Box<[u8]>, Access)> {
+        self.rules().by_key()
+    }
+
+    /// What the configuration gives a single client.
+    pub(crate) fn configured_for(&self, key: &[u8]) -> Option<Access> {
+        self.rules().of_key(key)
     }
 
     /// The time by the store's clock, in nanoseconds.
@@ -543,18 +551,12 @@ impl Limiter {
 
     /// What clients get that have neither a tier nor an override.
     pub(crate) fn base(&self) -> Access {
-        match self {
-            Self::Memory(limiter) => limiter.rules().base(),
-            Self::Redis(limiter) => limiter.rules().base(),
-        }
+        self.rules().base()
     }
 
     /// The tiers and what they get, by name.
     pub(crate) fn tiers(&self) -> Vec<(Box<str>, Access)> {
-        match self {
-            Self::Memory(limiter) => limiter.rules().by_name(),
-            Self::Redis(limiter) => limiter.rules().by_name(),
-        }
+        self.rules().by_name()
     }
 
     /// What a client gets now: by a tier if one is named, and by its override.

@@ -4,6 +4,7 @@ mod common;
 mod http_client;
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::Served;
@@ -358,6 +359,80 @@ fn an_override_holds_until_it_ends_or_is_taken_back() {
     ] {
         assert_eq!(put(wrong).status, 400, "{wrong}");
     }
+}
+
+#[test]
+fn an_override_of_the_configuration_is_listed_and_goes_with_it_only() {
+    let config = "[policies.api]\nlimit = 10\nwindow = \"1h\"\n\
+                  [policies.api.overrides.mallory]\naccess = \"blocked\"\n";
+    let served = Served::start(&[], Some(config));
+    let listed = || get(served.http(), "/v1/admin/overrides").json()["overrides"].clone();
+    let shown = |access: &str, configured: bool| {
+        json!({
+            "policy": "api", "key": "mallory", "access": access, "expires_in_ms": null,
+            "configured": configured,
+        })
+    };
+    let of_file = shown("blocked", true);
+    assert_eq!(listed(), json!([of_file]));
+    let remove =
+        || ask(served.http(), "DELETE /v1/admin/overrides?policy=api&key=mallory", &[], "");
+    let refused = remove();
+    assert_eq!(refused.status, 409);
+    let told = "the override is in the configuration and stays in force: blocked; \
+                remove it there, or set another over it";
+    assert_eq!(refused.problem(), told);
+    assert_eq!(listed(), json!([of_file]));
+
+    let set = r#"{"policy":"api","key":"mallory","access":"unlimited"}"#;
+    let set = ask(served.http(), "PUT /v1/admin/overrides", &[], set);
+    assert_eq!(set.json(), shown("unlimited", false));
+    assert_eq!(listed(), json!([shown("unlimited", false)]), "the one that is in force");
+    let removed = remove();
+    assert_eq!((removed.status, removed.json()), (200, of_file));
+
+    std::fs::write(served.config(), "[policies.api]\nlimit = 10\nwindow = \"1h\"\n")
+        .expect("written");
+    assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
+    assert_eq!(listed(), json!([]));
+    assert_eq!(remove().status, 404);
+}
+
+/// Overrides were once removed and set again one by one, and who was blocked got through meanwhile.
+#[test]
+fn g4_who_is_blocked_before_and_after_a_reload_is_blocked_meanwhile() {
+    let version = |limit: u32| {
+        let mut text = format!("[policies.api]\nlimit = {limit}\nwindow = \"1h\"\n");
+        for client in (0..500).map(|other| format!("other {other}")).chain(["mallory".to_owned()]) {
+            text += &format!("[policies.api.overrides.\"{client}\"]\naccess = \"blocked\"\n");
+        }
+        text
+    };
+    let served = Served::start(&[], Some(&version(1_000_000)));
+    let done = AtomicBool::new(false);
+    let admitted = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut client = Client::connect(served.http());
+            let mut admitted = 0;
+            while !done.load(Ordering::Relaxed) {
+                client.send("POST /v1/check", &[], br#"{"policy":"api","key":"mallory"}"#);
+                let told = client.read().expect("an answer").json();
+                admitted += u32::from(told["allowed"] != false);
+            }
+            admitted
+        });
+        for round in 0..30 {
+            // Renamed: whoever looks after the file must not find half of it.
+            let new = served.config().with_extension("new");
+            std::fs::write(&new, version(1_000_000 + round % 2)).expect("written");
+            std::fs::rename(&new, served.config()).expect("renamed");
+            assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
+        }
+        done.store(true, Ordering::Relaxed);
+        asking.join().expect("no panic")
+    });
+    assert_eq!(admitted, 0);
+    assert_eq!(remaining(served.http(), "api", "somebody"), 1_000_001, "the last one is in force");
 }
 
 #[test]

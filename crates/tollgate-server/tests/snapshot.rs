@@ -148,6 +148,28 @@ fn what_was_used_and_set_outlasts_a_restart() {
     assert_eq!(left, 1, "nothing but the snapshot");
 }
 
+/// It vanished at the next reload, and was not saved.
+#[test]
+fn an_override_set_over_one_of_the_file_outlasts_a_reload_and_a_restart() {
+    let folder = Folder::new("set-over");
+    let options = ["--snapshot", &folder.snapshot()];
+    let config = format!("{API}[policies.api.overrides.guest]\naccess = \"blocked\"\n");
+    let mut served = Served::start(&options, Some(&config));
+    assert_eq!(check(&served, "guest")["allowed"], false);
+    let unlimited = json!({ "policy": "api", "key": "guest", "access": "unlimited" });
+    call(&served, "PUT /v1/admin/overrides", &unlimited);
+    call(&served, "POST /v1/admin/reload", &Value::Null);
+    assert_eq!(check(&served, "guest")["allowed"], true);
+    assert_eq!(served.stop(), Some(0));
+
+    let mut served = Served::start(&options, Some(&config));
+    assert_eq!(check(&served, "guest")["allowed"], true);
+    let left = call(&served, "DELETE /v1/admin/overrides?policy=api&key=guest", &Value::Null);
+    assert_eq!((&left["access"], &left["configured"]), (&json!("blocked"), &json!(true)));
+    assert_eq!(check(&served, "guest")["allowed"], false);
+    assert_eq!(served.stop(), Some(0));
+}
+
 #[test]
 fn a_policy_that_changed_meanwhile_keeps_what_was_used() {
     let folder = Folder::new("changed");

@@ -107,7 +107,8 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
 impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// Puts other rules in force: decisions that begin from now on are made under them, those that
     /// have begun are not disturbed. What clients have used stays used, and whoever waits is served by
-    /// the new rules. The limiter keeps its own overrides and its resolver, whatever the others have.
+    /// the new rules. Overrides of the rules ([`Tiers::overridden`]) change with them, all at once. The
+    /// limiter keeps those that were set at run time and its resolver, whatever the others have.
     ///
     /// ```
     /// use tollgate::{Policy, RateLimiter, Tiers};
@@ -124,8 +125,8 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         self.store.rules_changed();
     }
 
-    /// Gives a client something else than its tier, for good or until a time by the store's clock
-    /// (see [`now`](Self::now)).
+    /// Gives a client something else than the rules do, for good or until a time by the store's clock
+    /// (see [`now`](Self::now)). It outlasts [`replace`](Self::replace).
     ///
     /// Overrides are looked up in one hash map that is copied when it changes: thousands are no
     /// burden, millions belong into tiers.
@@ -139,14 +140,16 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         self.store.rules_changed();
     }
 
-    /// Takes an override back; says whether there was one.
+    /// Takes back an override that was set at run time; says whether there was one. What the rules say
+    /// is in force again.
     pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
         let was_there = self.rules.remove_override(key.as_ref());
         self.store.rules_changed();
         was_there
     }
 
-    /// All overrides that have not ended. Those that have are forgotten.
+    /// All overrides that were set at run time and have not ended. Those that have are forgotten.
+    /// [`Tiers::by_key`] tells those of the rules.
     #[must_use]
     pub fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
         self.rules.overrides(self.store.now())

@@ -44,7 +44,7 @@ impl From<Policy> for Access {
     }
 }
 
-/// What a single client gets instead of its tier.
+/// What a single client was given at run time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
     /// What it gets.
@@ -88,6 +88,9 @@ struct Book {
     /// Without a tier and without an override.
     base: Plan,
     tiers: Arc<HashMap<Box<str>, Access>>,
+    /// Overrides of the rules: they change with them.
+    ruled: Arc<HashMap<Box<[u8]>, Access>>,
+    /// Overrides that were set at run time: they come first, and outlast the rules.
     overrides: Arc<HashMap<Box<[u8]>, Override>>,
 }
 
@@ -95,17 +98,49 @@ impl Tiers {
     /// Rules for clients without a tier.
     #[must_use]
     pub fn new(base: impl Into<Access>) -> Self {
-        let book = Book { base: Plan::of(base), tiers: Arc::default(), overrides: Arc::default() };
+        let book = Book {
+            base: Plan::of(base),
+            tiers: Arc::default(),
+            ruled: Arc::default(),
+            overrides: Arc::default(),
+        };
         Self { book: ArcSwap::from_pointee(book), resolver: None }
     }
 
     /// The same, with one more tier.
     #[must_use]
     pub fn tier(self, name: impl Into<Box<str>>, access: impl Into<Access>) -> Self {
-        let mut book = Book::clone(&self.book.load());
+        let mut book = Arc::unwrap_or_clone(self.book.into_inner());
         Arc::make_mut(&mut book.tiers).insert(name.into(), access.into());
-        self.book.store(Arc::new(book));
-        self
+        Self { book: ArcSwap::from_pointee(book), resolver: self.resolver }
+    }
+
+    /// The same, with something else for a single client, whatever its tier.
+    ///
+    /// It belongs to the rules, and changes with them in one step. One that is
+    /// [set at run time](crate::RateLimiter::set_override) comes first while it is in force.
+    ///
+    /// ```
+    /// use tollgate::{Access, Policy, RateLimiter, Tiers};
+    ///
+    /// let rules = |limit| Policy::token_bucket(limit).per_minute().build().map(Tiers::new);
+    /// let limiter = RateLimiter::tiered("api", rules(2)?.overridden("mallory", Access::Blocked));
+    /// assert!(!limiter.check("mallory")?.allowed);
+    ///
+    /// limiter.set_override("mallory", Access::Unlimited, None);
+    /// assert!(limiter.check("mallory")?.allowed);
+    /// limiter.remove_override("mallory");
+    /// assert!(!limiter.check("mallory")?.allowed); // the rules still say so
+    ///
+    /// limiter.replace(&rules(5)?);
+    /// assert!(limiter.check("mallory")?.allowed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn overridden(self, key: impl AsRef<[u8]>, access: impl Into<Access>) -> Self {
+        let mut book = Arc::unwrap_or_clone(self.book.into_inner());
+        Arc::make_mut(&mut book.ruled).insert(key.as_ref().into(), access.into());
+        Self { book: ArcSwap::from_pointee(book), resolver: self.resolver }
     }
 
     /// The same, with somebody who knows the tier of a key. A name that is no tier, as after a change
@@ -135,7 +170,24 @@ impl Tiers {
         tiers
     }
 
-    /// The same rules for another limiter: base and tiers, without overrides and resolver.
+    /// The overrides of the rules, by key. Those that were set at run time are not among them.
+    #[must_use]
+    pub fn by_key(&self) -> Vec<(Box<[u8]>, Access)> {
+        let book = self.book.load();
+        let mut ruled: Vec<_> =
+            book.ruled.iter().map(|(key, access)| (key.clone(), access.clone())).collect();
+        ruled.sort_by(|(one, _), (other, _)| one.cmp(other));
+        ruled
+    }
+
+    /// The override that the rules have for a key.
+    #[must_use]
+    pub fn of_key(&self, key: &[u8]) -> Option<Access> {
+        self.book.load().ruled.get(key).cloned()
+    }
+
+    /// The same rules for another limiter: base, tiers and their overrides, without those that were set
+    /// at run time, and without the resolver.
     #[must_use]
     pub fn copy(&self) -> Self {
         let book = Book { overrides: Arc::default(), ..Book::clone(&self.book.load()) };
@@ -154,7 +206,7 @@ impl Tiers {
         was_there
     }
 
-    /// Those that have not ended; the others are dropped.
+    /// Those of the run time that have not ended; the others are dropped.
     pub(crate) fn overrides(&self, now: Tick) -> Vec<(Box<[u8]>, Override)> {
         self.change_overrides(|overrides| overrides.retain(|_, set| set.is_in_force(now)));
         let book = self.book.load();
@@ -169,7 +221,8 @@ impl Tiers {
         });
     }
 
-    /// Puts other rules for everybody in force. Overrides stay, and so does the resolver.
+    /// Puts other rules in force, with their overrides. Those that were set at run time stay, and so
+    /// does the resolver.
     pub(crate) fn replace(&self, new: &Self) {
         let new = new.book.load();
         self.book.rcu(|old| Book {
@@ -186,6 +239,15 @@ impl Tiers {
                 })
                 .collect::<HashMap<_, _>>()
                 .into(),
+            ruled: new
+                .ruled
+                .iter()
+                .map(|(key, access)| {
+                    let before = old.ruled.get(key).into_iter().chain([&old.base.access]);
+                    (key.clone(), reused(access, before))
+                })
+                .collect::<HashMap<_, _>>()
+                .into(),
             overrides: old.overrides.clone(),
         });
     }
@@ -195,16 +257,22 @@ impl Tiers {
         let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
         match tier.and_then(|tier| book.tiers.get(&*tier)) {
             Some(access) => Choice::Own(book.plan(key, access)),
-            None if book.overrides.is_empty() => Choice::Base(book),
+            None if !book.has_overrides() => Choice::Base(book),
             None => Choice::Own(book.plan(key, &book.base.access)),
         }
     }
 }
 
 impl Book {
+    fn has_overrides(&self) -> bool {
+        !self.overrides.is_empty() || !self.ruled.is_empty()
+    }
+
+    /// What a key gets, whose tier gets this.
     fn plan(&self, key: &[u8], access: &Access) -> Plan {
         let set = if self.overrides.is_empty() { None } else { self.overrides.get(key) };
-        Plan { set: set.cloned(), access: access.clone() }
+        let ruled = if self.ruled.is_empty() { None } else { self.ruled.get(key) };
+        Plan { set: set.cloned(), access: ruled.unwrap_or(access).clone() }
     }
 }
 
@@ -216,7 +284,7 @@ fn reused<'a>(new: &'a Access, mut before: impl Iterator<Item = &'a Access>) -> 
 /// What one client gets, for one decision.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Its override, which may have ended when the decision is made.
+    /// Its override of the run time, which may have ended when the decision is made.
     set: Option<Override>,
     /// What it gets without it.
     access: Access,

@@ -95,6 +95,71 @@ fn overrides_come_before_tiers_and_end() {
     assert_eq!(kept, [(b"vip".to_vec().into(), vip)]);
 }
 
+#[test]
+fn overrides_of_the_rules_come_before_tiers_and_after_those_of_the_run_time() {
+    let clock = ManualClock::new(Tick(0));
+    let rules = || Tiers::new(bucket(2)).tier("pro", bucket(5)).overridden("vip", bucket(50));
+    let tiers = rules().overridden("bad", Access::Blocked);
+    let by_key = [("bad", Access::Blocked), ("vip", bucket(50).into())]
+        .map(|(key, access)| (Box::from(key.as_bytes()), access));
+    assert_eq!(tiers.by_key(), by_key);
+    assert_eq!((tiers.of_key(b"bad"), tiers.of_key(b"good")), (Some(Access::Blocked), None));
+    let limiter = limiter(tiers.resolved_by(|key| (key == b"vip").then_some("pro".into())), &clock);
+    let limit = |key: &str| limiter.peek(key).expect("short").limit;
+    assert_eq!([limit("vip"), limit("bad"), limit("other")], [50, 0, 2]);
+    assert_eq!(limiter.tier("pro").expect("known").check("vip").expect("short").limit, 50);
+    assert!(!limiter.tier("pro").expect("known").is_allowed("bad").expect("short"));
+
+    limiter.set_override("bad", bucket(7), Some(Tick(10)));
+    assert_eq!(limit("bad"), 7);
+    limiter.replace(&rules().overridden("bad", Access::Blocked));
+    assert_eq!(limit("bad"), 7, "it outlasts a change of the rules");
+    let set = Override { access: bucket(7).into(), until: Some(Tick(10)) };
+    assert_eq!(limiter.overrides(), [(b"bad".to_vec().into(), set)], "no others are told");
+    let copied = limiter.rules().copy();
+    assert_eq!(copied.by_key(), by_key);
+    limiter.replace(&Tiers::new(bucket(2)));
+    assert_eq!([limit("vip"), limit("bad")], [2, 7]);
+    limiter.replace(&copied);
+    clock.set(Tick(10));
+    assert_eq!([limit("vip"), limit("bad")], [50, 0], "what the rules say is in force again");
+    assert!(!limiter.remove_override("vip"), "it is not of the run time");
+    assert_eq!(limit("vip"), 50);
+}
+
+/// Overrides were once removed and set again one by one, and who was blocked got through meanwhile.
+#[test]
+fn g4_who_is_blocked_by_both_rules_is_never_admitted() {
+    let version = |limit: Cost| {
+        let others = (0..200).map(|other| format!("other {other}"));
+        others.chain(["mallory".to_owned()]).fold(Tiers::new(bucket(limit)), |tiers, key| {
+            tiers.tier("pro", bucket(2 * limit)).overridden(key, Access::Blocked)
+        })
+    };
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(version(10), &clock);
+    let pro = limiter.tier("pro").expect("known");
+    let versions = [version(20), version(10)];
+    let (done, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
+    let admitted = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                versions.iter().for_each(|version| limiter.replace(version));
+                replaced.fetch_add(2, Ordering::Relaxed);
+            }
+        });
+        let (mut asked, mut admitted) = (0, 0);
+        while asked < 1_000 || replaced.load(Ordering::Relaxed) < 1_000 {
+            asked += 1;
+            admitted += u64::from(limiter.is_allowed("mallory").expect("short"));
+            admitted += u64::from(pro.is_allowed("mallory").expect("short"));
+        }
+        done.store(true, Ordering::Relaxed);
+        admitted
+    });
+    assert_eq!(admitted, 0);
+}
+
 /// What a refusal tells under an override that ends is when the cost fits after it.
 #[test]
 fn an_override_that_ends_is_not_waited_out() {
@@ -170,16 +235,18 @@ fn a_penalty_follows_from_tier_to_tier() {
 #[test]
 fn rules_replaced_by_themselves_change_nothing() {
     let clock = ManualClock::new(Tick(0));
-    let tiers = || Tiers::new(bucket(3)).tier("pro", bucket(7));
+    let tiers = || Tiers::new(bucket(3)).tier("pro", bucket(7)).overridden("vip", bucket(11));
     let (changing, steady) = (limiter(tiers(), &clock), limiter(tiers(), &clock));
     for tick in 0..2_000 {
         clock.set(Tick(tick));
         changing.replace(&tiers());
-        assert_eq!(
-            changing.check("a").expect("short"),
-            steady.check("a").expect("short"),
-            "{tick}"
-        );
+        for key in ["a", "vip"] {
+            assert_eq!(
+                changing.check(key).expect("short"),
+                steady.check(key).expect("short"),
+                "{key} at {tick}"
+            );
+        }
     }
 }
 

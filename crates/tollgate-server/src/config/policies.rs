@@ -54,11 +54,9 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
         let place = format!("{place}, tier {tier:?}");
         tiers = tiers.tier(tier.as_str(), access_of(name, &place, &base, &table.limits, access)?);
     }
-    let mut overrides = Vec::new();
     for (key, access) in &table.overrides {
         let place = format!("{place}, override {key:?}");
-        let access = access_of(name, &place, &base, &table.limits, access)?;
-        overrides.push((key.as_bytes().into(), access));
+        tiers = tiers.overridden(key, access_of(name, &place, &base, &table.limits, access)?);
     }
     let on_failure = match (table.on_store_error, table.instances) {
         (OnStoreError::Allow, None) => OnFailure::Allow,
@@ -75,7 +73,7 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
     };
     let cost = table.cost.unwrap_or(1);
     let deny_cache = table.deny_cache.unwrap_or(true);
-    Ok(PolicyConfig { tiers, overrides, cost, key: table.key, on_failure, leases, deny_cache })
+    Ok(PolicyConfig { tiers, cost, key: table.key, on_failure, leases, deny_cache })
 }
 
 /// What a tier or an override says, with the policy's for the rest.

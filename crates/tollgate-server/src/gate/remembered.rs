@@ -101,9 +101,7 @@ impl Gate {
         let bytes = save_snapshot(path, |snapshot| {
             for entry in self.policies() {
                 let Limiter::Memory(limiter) = &entry.limiter else { continue };
-                let mut overrides = limiter.overrides();
-                overrides.retain(|(key, _)| !entry.configured.contains(key));
-                keys += limiter.store().save(&entry.name, &overrides, snapshot)?;
+                keys += limiter.store().save(&entry.name, &limiter.overrides(), snapshot)?;
             }
             if let Some(store) = self.throttle.in_memory_store() {
                 keys += store.save(THROTTLE, &[], snapshot)?;

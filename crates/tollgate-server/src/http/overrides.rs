@@ -1,7 +1,9 @@
 //! Overrides at run time: what a single client gets instead of its tier, until it ends or is taken back.
 //!
-//! They are kept by the server that was told, until it stops; those of the configuration are listed with them.
+//! They are kept by the server that was told, through reloads and in its snapshot, and come before those of the
+//! configuration. Those are listed with them, and only a change of the configuration takes them back.
 
+use std::collections::BTreeMap;
 use std::str::FromStr as _;
 
 use hyper::body::Incoming;
@@ -41,6 +43,19 @@ struct Set<'a> {
     expires_in_ms: Option<Whole>,
 }
 
+/// The override of a client that is in force.
+struct Shown {
+    set: Override,
+    /// Whether the configuration has it, and not the run time.
+    configured: bool,
+}
+
+impl Shown {
+    const fn configured(access: Access) -> Self {
+        Self { set: Override { access, until: None }, configured: true }
+    }
+}
+
 /// Lists, sets and removes overrides, by the method.
 pub(super) async fn reply(
     caller: &Caller,
@@ -63,12 +78,15 @@ fn all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     };
     let mut shown = Vec::new();
     for entry in entries {
-        let mut overrides = entry.limiter.overrides();
-        overrides.sort_by(|(one, _), (other, _)| one.cmp(other));
-        shown.extend(overrides.into_iter().map(|(key, set)| (entry.clone(), key, set)));
+        let configured = entry.limiter.configured().into_iter();
+        let mut in_force: BTreeMap<_, _> =
+            configured.map(|(key, access)| (key, Shown::configured(access))).collect();
+        let set = entry.limiter.overrides().into_iter();
+        in_force.extend(set.map(|(key, set)| (key, Shown { set, configured: false })));
+        shown.extend(in_force.into_iter().map(|(key, one)| (entry.clone(), key, one)));
     }
     let mut out = br#"{"overrides":"#.to_vec();
-    list(&mut out, &shown, |out, (entry, key, set)| write(out, entry, key, set));
+    list(&mut out, &shown, |out, (entry, key, one)| write(out, entry, key, one));
     out.push(b'}');
     Ok(answer::json(out))
 }
@@ -88,20 +106,39 @@ pub(super) fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
     });
     entry.limiter.set_override(key, access.clone(), until);
     let mut out = Vec::new();
-    write(&mut out, &entry, key, &Override { access, until });
+    let shown = Shown { set: Override { access, until }, configured: false };
+    write(&mut out, &entry, key, &shown);
     Ok(answer::json(out))
 }
 
+/// Says what the client gets from now on, if the configuration has an override for it.
 fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy", "key"])?;
     let (key, policy) = (query.required("key")?, query.text("policy")?);
     let entry = gate.policy(questions::known_length(required_policy(policy)?)?)?;
-    if !entry.limiter.remove_override(key) {
-        return Err(Problem::new(StatusCode::NOT_FOUND, "the client has no override there"));
+    let was_there = entry.limiter.remove_override(key);
+    match (was_there, entry.limiter.configured_for(key)) {
+        (true, None) => {
+            let mut reply = Reply::default();
+            *reply.status_mut() = StatusCode::NO_CONTENT;
+            Ok(reply)
+        }
+        (true, Some(access)) => {
+            let mut out = Vec::new();
+            write(&mut out, &entry, key, &Shown::configured(access));
+            Ok(answer::json(out))
+        }
+        (false, None) => {
+            Err(Problem::new(StatusCode::NOT_FOUND, "the client has no override there"))
+        }
+        (false, Some(access)) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            format!(
+                "the override is in the configuration and stays in force: {access}; \
+                 remove it there, or set another over it"
+            ),
+        )),
     }
-    let mut reply = Reply::default();
-    *reply.status_mut() = StatusCode::NO_CONTENT;
-    Ok(reply)
 }
 
 fn required_policy(policy: Option<&str>) -> Result<&str, Problem> {
@@ -159,7 +196,7 @@ fn limited(said: &Set<'_>, entry: &Entry) -> Result<Access, Problem> {
     policy.map(Access::from).map_err(|error| Problem::bad(error.to_string()))
 }
 
-fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], set: &Override) {
+fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }: &Shown) {
     out.extend_from_slice(br#"{"policy":"#);
     answer::text(out, &entry.name);
     out.push(b',');
@@ -173,5 +210,8 @@ fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], set: &Override) {
         }
         None => out.extend_from_slice(b"null"),
     }
+    let configured: &[u8] = if *configured { b"true" } else { b"false" };
+    out.extend_from_slice(br#","configured":"#);
+    out.extend_from_slice(configured);
     out.push(b'}');
 }
