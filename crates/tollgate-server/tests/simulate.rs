@@ -572,6 +572,8 @@ fn the_work_of_a_call_is_bounded() {
 
 #[test]
 fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
+    /// Stands for a 503 that says so.
+    const BUSY: u16 = 0;
     let served = Served::start(&[], None);
     let most =
         json!({ "pattern": "retry", "rate_per_minute": 40_000, "retry": { "obeys": false } });
@@ -581,9 +583,10 @@ fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
             let reply = post(served.http(), "/v1/simulate", &most);
             if reply.status == 503 {
                 assert_eq!(reply.field("retry-after"), Some("1"));
-                reply.problem();
             }
-            reply.status
+            // Some may be refused for what the replies to others hold.
+            let is_busy = reply.status == 503 && reply.problem().contains("simulating");
+            if is_busy { BUSY } else { reply.status }
         };
         let asking: Vec<_> = (0..60).map(|_| scope.spawn(ask)).collect();
         let began = std::time::Instant::now();
@@ -592,8 +595,8 @@ fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         asking.into_iter().map(|asking| asking.join().expect("a reply")).collect()
     });
-    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
-    assert!(statuses.contains(&200) && statuses.contains(&503), "{statuses:?}");
+    assert!(statuses.iter().all(|status| [200, 503, BUSY].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200) && statuses.contains(&BUSY), "{statuses:?}");
     assert_eq!(post(served.http(), "/v1/simulate", "{}").status, 200);
 }
 
