@@ -154,10 +154,7 @@ fn d6_while_all_keys_expire_nobody_waits() {
     let policy = "[policies.api]\nlimit = 1\nwindow = \"2s\"\n";
     let served = Served::start(&["--max-keys", &(KEYS + KEYS / 5).to_string()], Some(policy));
     let mut resp = Asking::new(&served);
-    // Where there is next to nothing to sweep.
-    let small = Served::start(&["--max-keys", "1000"], Some(policy));
-    let mut small = Asking::new(&small).times("new", 1_000);
-    let (mut p999, mut median) = ([Duration::MAX; 2], Duration::MAX);
+    let mut p999 = [Duration::MAX; 2];
     for round in 0..2 {
         for batch in numbered(&format!("old-{round}"), 0..KEYS).chunks(BATCH) {
             resp.check(batch, 1);
@@ -167,14 +164,14 @@ fn d6_while_all_keys_expire_nobody_waits() {
         for (best, kind) in p999.iter_mut().zip(["early", "late"]) {
             if kind == "late" {
                 std::thread::sleep(Duration::from_millis(2_200).saturating_sub(filled.elapsed()));
+                assert!(resp.check_one(&format!("first-{round}"), 1), "it is new");
+                // That one call did not pay for all of them.
+                assert!(live(&served) > KEYS / 2, "{} keys are left", live(&served));
             }
             let times = resp.times(&format!("{kind}-{round}"), 4_000);
             *best = (*best).min(times[times.len() * 999 / 1000]);
-            median = median.min(times[times.len() / 2]);
         }
     }
-    let small = small.swap_remove(500);
-    assert!(median < 4 * small, "half take {median:?}, and {small:?} where there are few keys");
     let [live, expiring] = p999;
     let bound = (3 * live).max(Duration::from_millis(2));
     assert!(expiring < bound, "p99.9 {expiring:?} against {live:?}");
