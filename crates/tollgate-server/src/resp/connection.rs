@@ -152,11 +152,11 @@ impl Serving {
 
     /// Gives back what only a large batch needed.
     fn rest_small(&mut self) {
-        if self.input.is_empty() {
+        if self.input.len() <= KEPT {
             self.held = None;
-            if self.input.capacity() > KEPT {
-                self.input = BytesMut::new();
-            }
+        }
+        if self.input.is_empty() && self.input.capacity() > KEPT {
+            self.input = BytesMut::new();
         }
         self.output.bytes.shrink_to(KEPT);
     }
