@@ -4,15 +4,13 @@ use std::io;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use thread_priority::ThreadPriority;
-#[cfg(target_os = "linux")]
-use thread_priority::unix::{
-    NormalThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy,
-    thread_native_id,
-};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::http::WORKED_ON_AT_A_TIME;
+
+/// How far a thread steps back: of a processor that others would have to themselves it gets a tenth, not nothing.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
 
 /// How long a thread waits for more to do. A new one begins with a credit of the system's, which delays others.
 const KEPT: Duration = Duration::from_secs(3600);
@@ -39,24 +37,13 @@ pub(crate) fn aside<T: Send + 'static>(
     async move { begun?.await.map_err(io::Error::other) }
 }
 
-/// Runs only while a processor has nothing else to do, as far as the system can be told so.
-///
-/// A low priority is not enough: the thread of a higher one that wakes up is not always let in before the next tick, and
-/// ticks are milliseconds apart.
+/// Lets those that serve go first. Where the system knows only the priority of a whole process, things stay as they are.
 fn step_back() {
     #[cfg(target_os = "linux")]
-    let stepped_back =
-        set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, WHEN_IDLE);
-    #[cfg(not(target_os = "linux"))]
-    let stepped_back = thread_priority::set_current_thread_priority(ThreadPriority::Min);
-    if let Err(error) = stepped_back {
-        tracing::warn!(?error, "what is done aside has the priority of those that serve");
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::warn!(%error, "what is done aside has the priority of those that serve");
     }
 }
-
-#[cfg(target_os = "linux")]
-const WHEN_IDLE: ThreadSchedulePolicy =
-    ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
 
 #[cfg(test)]
 mod tests {
@@ -65,11 +52,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn what_is_done_aside_lets_others_go_first() {
-        use thread_priority::unix::thread_schedule_policy;
-
-        assert_eq!(aside(thread_schedule_policy).await.expect("it is done"), Ok(WHEN_IDLE));
-        let here = thread_schedule_policy().expect("it has one");
-        assert_ne!(here, WHEN_IDLE, "only that thread steps back");
+        let nice = || rustix::process::getpriority_process(None).expect("it has one");
+        let here = nice();
+        assert_eq!(aside(nice).await.expect("it is done"), here.max(NICE));
+        assert_eq!(nice(), here, "only that thread steps back");
     }
 
     #[tokio::test]

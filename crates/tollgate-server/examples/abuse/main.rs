@@ -184,13 +184,7 @@ fn put(document: Option<&std::path::Path>, name: &str, table: &str) -> Result<()
 
 /// Leaves the processors to the server and the good client as far as they need them: attackers are elsewhere.
 fn step_back() {
-    use thread_priority::unix::{
-        NormalThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy,
-        thread_native_id,
-    };
-    let when_idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-    let priority = thread_priority::ThreadPriority::Min;
-    set_thread_priority_and_policy(thread_native_id(), priority, when_idle).expect("it may");
+    let _ = rustix::process::setpriority_process(None, 19);
 }
 
 /// Waits until it is over, or for so long.
