@@ -8,7 +8,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::http::WORKED_ON_AT_A_TIME;
 
-/// How far a thread steps back: of a processor that others would have to themselves it gets a tenth, not nothing.
+/// How far a thread steps back from where the process is: of a processor that one which serves would have to itself it
+/// gets a tenth, not nothing.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 
@@ -40,7 +41,7 @@ pub(crate) fn aside<T: Send + 'static>(
 /// Lets those that serve go first. Where the system knows only the priority of a whole process, things stay as they are.
 fn step_back() {
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+    if let Err(error) = rustix::process::nice(NICE) {
         tracing::warn!(%error, "what is done aside has the priority of those that serve");
     }
 }
@@ -54,7 +55,7 @@ mod tests {
     async fn what_is_done_aside_lets_others_go_first() {
         let nice = || rustix::process::getpriority_process(None).expect("it has one");
         let here = nice();
-        assert_eq!(aside(nice).await.expect("it is done"), here.max(NICE));
+        assert_eq!(aside(nice).await.expect("it is done"), (here + NICE).min(19));
         assert_eq!(nice(), here, "only that thread steps back");
     }
 
