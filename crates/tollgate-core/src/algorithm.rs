@@ -103,6 +103,9 @@ impl Used {
 ///     fn fresh(&self, _: Tick) -> Option<Tick> {
 ///         None
 ///     }
+///     fn last_change(&self, state: &Option<Tick>) -> Tick {
+///         state.unwrap_or(Tick(i64::MIN))
+///     }
 ///     fn set_back(&self, state: &Option<Tick>, now: Tick) -> bool {
 ///         state.is_some_and(|last| last.since(now) > self.0)
 ///     }
@@ -178,8 +181,15 @@ pub trait Algorithm {
         self.fresh(now)
     }
 
-    /// Whether `now` is so far before the state's last change that the clock must have been set
-    /// back.
+    /// Returns the time of the state's last change.
+    ///
+    /// A store that reads its clock before it locks the state decides at this time if its own reading
+    /// is earlier: the caller is late, by however much, and must not earn that time twice. It never
+    /// calls [`rebase`](Self::rebase) for a late caller.
+    fn last_change(&self, state: &Self::State) -> Tick;
+
+    /// Returns whether, in a history of explicit times, `now` is so far before the state's last change
+    /// that the clock must have been set back.
     fn set_back(&self, state: &Self::State, now: Tick) -> bool;
 
     /// Moves the state to `now`, before its last change, keeping what was used.

@@ -60,11 +60,6 @@ pub struct BucketState<N = u64> {
 }
 
 impl<F: Face, N: Level> Bucket<F, N> {
-    /// The time of the last change; of a state that has used nothing, none.
-    pub(crate) fn last_change(&self, state: &BucketState<N>) -> Tick {
-        if state.level > N::ZERO { state.last } else { Tick(i64::MIN) }
-    }
-
     /// The bucket for numbers that were found valid; `None` if their levels need more bits.
     pub(crate) fn new(numbers: &Numbers) -> Option<Self> {
         let divisor = gcd(numbers.limit, numbers.window.0);
@@ -175,6 +170,11 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     #[inline]
     fn first(&self, now: Tick) -> BucketState<N> {
         BucketState { last: now, level: N::times(self.start, self.unit) }
+    }
+
+    #[inline]
+    fn last_change(&self, state: &BucketState<N>) -> Tick {
+        state.last
     }
 
     #[inline]

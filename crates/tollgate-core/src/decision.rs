@@ -96,6 +96,11 @@ pub trait Answer: Sized + Send + 'static {
     /// What is wanted of a decision that was told in full, and when it was made.
     fn of_decision(decision: Decision, now: Tick) -> Self;
 
+    /// Returns the same answer with its waits counted from a time that lies `lateness` earlier: a late
+    /// caller is decided at the time of the state's last change, and counts from its own.
+    #[must_use]
+    fn counted_from_earlier(self, lateness: Ticks) -> Self;
+
     /// Whether the request may go ahead.
     fn is_allowed(&self) -> bool;
 
@@ -128,6 +133,11 @@ impl Answer for bool {
     #[inline]
     fn of_decision(decision: Decision, _: Tick) -> Self {
         decision.allowed
+    }
+
+    #[inline]
+    fn counted_from_earlier(self, _: Ticks) -> Self {
+        self
     }
 
     #[inline]
@@ -182,6 +192,16 @@ impl Answer for Decision {
         decision
     }
 
+    fn counted_from_earlier(self, lateness: Ticks) -> Self {
+        let later = |wait: Ticks| if wait == Ticks::ZERO { wait } else { wait.plus(lateness) };
+        Self {
+            retry_after: self.retry_after.map(later),
+            reset_after: later(self.reset_after),
+            delay: later(self.delay),
+            ..self
+        }
+    }
+
     fn is_allowed(&self) -> bool {
         self.allowed
     }
@@ -217,6 +237,10 @@ impl Answer for Timed {
 
     fn of_decision(decision: Decision, now: Tick) -> Self {
         Self { decision, at: now }
+    }
+
+    fn counted_from_earlier(self, lateness: Ticks) -> Self {
+        Self { decision: self.decision.counted_from_earlier(lateness), at: self.at }
     }
 
     fn is_allowed(&self) -> bool {

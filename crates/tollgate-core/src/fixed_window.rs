@@ -40,11 +40,6 @@ pub struct FixedWindowState {
 }
 
 impl FixedWindow {
-    /// The time of the last change; of a state that has used nothing, none.
-    pub(crate) fn last_change(&self, state: &FixedWindowState) -> Tick {
-        if state.count > 0 { state.last } else { Tick(i64::MIN) }
-    }
-
     pub(crate) fn new(numbers: &Numbers) -> Self {
         Self {
             limit: numbers.limit,
@@ -133,6 +128,11 @@ impl Algorithm for FixedWindow {
 
     fn first(&self, now: Tick) -> FixedWindowState {
         self.starting(self.start, now)
+    }
+
+    #[inline]
+    fn last_change(&self, state: &FixedWindowState) -> Tick {
+        state.last
     }
 
     #[inline]

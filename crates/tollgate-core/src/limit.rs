@@ -403,11 +403,6 @@ impl Limit {
         self.with_used(from.used(&state, now), now)
     }
 
-    /// The time before which the state is not to be read, while it is not fresh.
-    pub(crate) fn last_change(&self, state: &LimitState) -> Tick {
-        with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
-    }
-
     /// Reads a state that [`encode`](Algorithm::encode) wrote under whatever limit, and carries it
     /// over to this one.
     ///
@@ -462,6 +457,11 @@ impl Algorithm for Limit {
 
     fn first(&self, now: Tick) -> LimitState {
         make!(self, |machine| machine.first(now))
+    }
+
+    #[inline]
+    fn last_change(&self, state: &LimitState) -> Tick {
+        with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
     }
 
     #[inline]

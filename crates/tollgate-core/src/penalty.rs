@@ -109,6 +109,14 @@ impl Record {
         }
     }
 
+    /// The latest time at which the record is known to have changed.
+    pub(crate) fn last_change(&self, penalty: &Penalty) -> Tick {
+        match self {
+            Self::Counting { since, .. } => *since,
+            Self::Serving { until } => Tick(until.0.saturating_sub_unsigned(penalty.lasts.0)),
+        }
+    }
+
     /// Whether the clock must have been set back since it was made.
     pub(crate) fn set_back(&self, penalty: &Penalty, window: Ticks, now: Tick) -> bool {
         match self {

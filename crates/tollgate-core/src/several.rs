@@ -83,6 +83,12 @@ impl Limit {
         facts
     }
 
+    fn last_changed(&self, standing: &Standing) -> Tick {
+        let record = standing.record.as_ref().zip(self.penalty());
+        let state = self.last_change(&standing.state);
+        record.map_or(state, |(record, penalty)| state.max(record.last_change(penalty)))
+    }
+
     fn was_set_back(&self, standing: &Standing, now: Tick) -> bool {
         let record = standing.record.as_ref().zip(self.penalty());
         self.set_back(&standing.state, now)
@@ -204,6 +210,11 @@ impl Algorithm for Policy {
 
     fn first(&self, now: Tick) -> Self::State {
         self.make(|limit| limit.first(now))
+    }
+
+    fn last_change(&self, state: &Self::State) -> Tick {
+        let each = self.each(state).map(|(limit, standing)| limit.last_changed(standing));
+        each.max().unwrap_or(Tick(i64::MIN))
     }
 
     fn set_back(&self, state: &Self::State, now: Tick) -> bool {

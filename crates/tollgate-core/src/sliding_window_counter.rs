@@ -39,11 +39,6 @@ pub struct SlidingWindowCounterState {
 }
 
 impl SlidingWindowCounter {
-    /// The time of the last change; of a state that has used nothing, none.
-    pub(crate) fn last_change(&self, state: &SlidingWindowCounterState) -> Tick {
-        if !state.is_fresh() { state.last } else { Tick(i64::MIN) }
-    }
-
     pub(crate) fn new(numbers: &Numbers) -> Self {
         Self {
             limit: numbers.limit,
@@ -157,6 +152,11 @@ impl Algorithm for SlidingWindowCounter {
 
     fn first(&self, now: Tick) -> SlidingWindowCounterState {
         self.starting(self.start, now)
+    }
+
+    #[inline]
+    fn last_change(&self, state: &SlidingWindowCounterState) -> Tick {
+        state.last
     }
 
     #[inline]

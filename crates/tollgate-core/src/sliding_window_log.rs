@@ -43,11 +43,6 @@ pub struct SlidingWindowLogState {
 }
 
 impl SlidingWindowLog {
-    /// The time of the last change; of a state that has used nothing, none.
-    pub(crate) fn last_change(&self, state: &SlidingWindowLogState) -> Tick {
-        if !state.entries.is_empty() { state.last } else { Tick(i64::MIN) }
-    }
-
     pub(crate) fn new(numbers: &Numbers) -> Self {
         Self {
             limit: numbers.limit,
@@ -198,6 +193,11 @@ impl Algorithm for SlidingWindowLog {
 
     fn first(&self, now: Tick) -> SlidingWindowLogState {
         Self::starting(self.start, now)
+    }
+
+    #[inline]
+    fn last_change(&self, state: &SlidingWindowLogState) -> Tick {
+        state.last
     }
 
     #[inline]

@@ -135,6 +135,9 @@ impl Algorithm for EveryOther {
     fn fresh(&self, _: Tick) -> bool {
         false
     }
+    fn last_change(&self, _: &bool) -> Tick {
+        Tick(i64::MIN)
+    }
     fn set_back(&self, _: &bool, _: Tick) -> bool {
         false
     }

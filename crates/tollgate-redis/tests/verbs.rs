@@ -42,6 +42,10 @@ impl Algorithm for Coins {
         (0, now)
     }
 
+    fn last_change(&self, _: &Self::State) -> Tick {
+        Tick(i64::MIN)
+    }
+
     fn set_back(&self, _: &Self::State, _: Tick) -> bool {
         false
     }

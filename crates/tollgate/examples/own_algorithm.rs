@@ -30,6 +30,9 @@ impl Algorithm for Cooldown {
         None
     }
 
+    fn last_change(&self, state: &Option<Tick>) -> Tick {
+        state.unwrap_or(Tick(i64::MIN))
+    }
     fn set_back(&self, state: &Option<Tick>, now: Tick) -> bool {
         state.is_some_and(|last| last.since(now) > self.0)
     }

@@ -145,6 +145,10 @@ impl Algorithm for Places {
         0
     }
 
+    fn last_change(&self, _: &Cost) -> Tick {
+        Tick(i64::MIN)
+    }
+
     fn set_back(&self, _: &Cost, _: Tick) -> bool {
         false
     }

@@ -106,6 +106,11 @@ impl Under {
     }
 
     #[inline]
+    fn last_change(&self) -> Tick {
+        with!(self, |rule, state| rule.last_change(state))
+    }
+
+    #[inline]
     pub(crate) fn set_back(&self, now: Tick) -> bool {
         with!(self, |rule, state| rule.set_back(state, now))
     }
@@ -241,6 +246,12 @@ impl Kept {
         if self.others.is_some() && self.fresh_at().is_some_and(|fresh| fresh <= now) {
             self.others = None;
         }
+    }
+
+    /// The time of the last change under any policy.
+    #[inline]
+    pub(crate) fn last_change(&self) -> Tick {
+        self.each().map(Under::last_change).max().unwrap_or(Tick(i64::MIN))
     }
 
     pub(crate) fn fresh_at(&self) -> Option<Tick> {

@@ -16,6 +16,7 @@ use std::task::Waker;
 
 use tollgate_core::{Algorithm, Answer as _, Cost, Decision, Fit, Outcome, Tick, Ticks};
 
+use crate::memory::counted_from;
 use crate::table::{Full, Spot, Table};
 
 /// Locks that lines are kept under.
@@ -198,8 +199,9 @@ impl<S: Clone> Line<S> {
         let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
         let mut queues = self.queues(spot);
         let Some(queue) = queues.get_mut(&spot) else {
-            let told =
-                table.with(rule, spot, now, |state, now| ask(rule, state, now, cost, until))?;
+            let told = table.with(rule, spot, now, |state, at| {
+                counted_from(now, at, ask(rule, state, at, cost, until))
+            })?;
             let Some(due) = due(&told, now, until) else { return Ok(Joined::Decided(told)) };
             let mut queue = Queue { waiters: VecDeque::new(), next: 0, tail: None };
             let ticket = queue.push(spot, cost, due, until);
@@ -237,7 +239,9 @@ impl<S: Clone> Line<S> {
         if place > 0 {
             return Ok(Turn::Behind);
         }
-        let told = table.with(rule, spot, now, |state, now| ask(rule, state, now, cost, until))?;
+        let told = table.with(rule, spot, now, |state, at| {
+            counted_from(now, at, ask(rule, state, at, cost, until))
+        })?;
         if let Some(due) = due(&told, now, until) {
             if due != queue.waiters[0].due {
                 queue.waiters[0].due = due;

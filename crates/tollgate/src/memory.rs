@@ -148,6 +148,12 @@ impl NoDecision {
     }
 }
 
+/// Counts the waits of an answer from the caller's `now`, which is earlier than `at` if the caller is late.
+#[inline]
+pub(crate) fn counted_from<T: Answer>(now: Tick, at: Tick, answer: T) -> T {
+    if at > now { answer.counted_from_earlier(at.since(now)) } else { answer }
+}
+
 /// How many keys of a batch are hashed and fetched ahead.
 const AHEAD: usize = 32;
 
@@ -188,7 +194,9 @@ impl<S: Clone> Keys<S> {
         {
             return told;
         }
-        self.table.with(rule, spot, now, |state, now| rule.decide(state, now, cost))
+        self.table.with(rule, spot, now, |state, at| {
+            counted_from(now, at, rule.decide::<T>(state, at, cost))
+        })
     }
 
     /// What is heard because others wait for the key.
@@ -283,10 +291,11 @@ impl<C: Clock> Front<C> {
         {
             return told.map_err(|Full| keys.full());
         }
-        let stepped = keys.table.with(rule, spot, now, |state, now| {
+        let stepped = keys.table.with(rule, spot, now, |state, at| {
             let mut part = Part { rule, state, op };
-            let agrees = part.admits(now);
-            part.step(now, agrees)
+            let agrees = part.admits(at);
+            let (answer, dropped) = part.step::<T>(at, agrees);
+            (counted_from(now, at, answer), dropped)
         });
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
         if matches!(op, Op::Force(1..)) {

@@ -442,6 +442,9 @@ impl<S> Table<S> {
 
     /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
     /// then kept unless it is still fresh.
+    ///
+    /// `run` gets the time to decide at. It is later than `now` if the state has changed since: `now` was
+    /// read before the lock, so the caller is late, and time that was earned already is not earned twice.
     #[inline]
     pub(crate) fn with<A: Algorithm<State = S>, R>(
         &self,
@@ -452,13 +455,13 @@ impl<S> Table<S> {
     ) -> Result<R, Full> {
         let mut home = self.buckets[key.home].hold();
         if let Some(slot) = home.find(key.tag) {
-            return Ok(home.with_state(slot, |state| run(state, now)));
+            return Ok(home.with_state(slot, |state| run_late(rule, state, now, run)));
         }
         // Acquire: whoever sees that a key is gone sees when it went.
         if home.0.spilled.load(Ordering::Acquire) > 0
             && let Some((mut bucket, slot)) = self.find_beyond(&home, key)
         {
-            return Ok(bucket.with_state(slot, |state| run(state, now)));
+            return Ok(bucket.with_state(slot, |state| run_late(rule, state, now, run)));
         }
         self.with_new(rule, key, home, now, run)
     }
@@ -508,7 +511,8 @@ impl<S> Table<S> {
     ) -> R {
         match found.at {
             Some((bucket, slot)) => {
-                under(&self.buckets[bucket], locks).with_state(slot, |state| read(state, now))
+                let mut bucket = under(&self.buckets[bucket], locks);
+                bucket.with_state(slot, |state| run_late(rule, state, now, read))
             }
             None => {
                 let now = now.max(self.floor(found.key.home));
@@ -806,6 +810,18 @@ impl<S> DerefMut for Open<'_, S> {
             Self::Under(held) => held,
         }
     }
+}
+
+/// Runs on a state at `now`, or at its last change if that is later.
+#[inline]
+fn run_late<A: Algorithm, R>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    run: impl FnOnce(&mut A::State, Tick) -> R,
+) -> R {
+    let at = now.max(rule.last_change(state));
+    run(state, at)
 }
 
 fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {

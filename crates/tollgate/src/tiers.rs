@@ -371,6 +371,11 @@ impl Algorithm for Plan {
         }
     }
 
+    #[inline]
+    fn last_change(&self, kept: &Kept) -> Tick {
+        kept.last_change()
+    }
+
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
         match (self.access(now), kept.first()) {

@@ -10,7 +10,7 @@ use tollgate_core::{Algorithm, Answer as _, Cost, Decision, Op, Part, Tick};
 
 use crate::in_flight::Place;
 use crate::limiter::RateLimiter;
-use crate::memory::Keys;
+use crate::memory::{Keys, counted_from};
 use crate::observer::Observer;
 use crate::rules::Rules;
 use crate::store::{Store, StoreError};
@@ -284,7 +284,9 @@ impl<S: Clone> Keys<S> {
         go: bool,
     ) -> Decision {
         let op = Op::Check(cost);
-        let step = |state: &mut S, now| Part { rule, state, op }.step::<Decision>(now, go).0;
+        let step = |state: &mut S, at| {
+            counted_from(now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
+        };
         self.table.change_found(rule, found, now, locks, step)
     }
 }

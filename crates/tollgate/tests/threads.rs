@@ -187,6 +187,9 @@ impl Algorithm for Buggy {
         1
     }
     fn fresh(&self, _: Tick) {}
+    fn last_change(&self, (): &()) -> Tick {
+        Tick(i64::MIN)
+    }
     fn set_back(&self, (): &(), _: Tick) -> bool {
         false
     }

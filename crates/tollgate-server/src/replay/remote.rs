@@ -166,6 +166,10 @@ impl Algorithm for Steps {
         (self.0.first(now), true)
     }
 
+    fn last_change(&self, _: &Self::State) -> Tick {
+        Tick(i64::MIN)
+    }
+
     fn set_back(&self, _: &Self::State, _: Tick) -> bool {
         false
     }
