@@ -26,6 +26,5 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 fn governor(limit: u32, window: Duration) -> AskRival {
     let limiter = Governor::new(Limit { burst: limit, one_per: window / limit }, 1);
-    let key = "hot".to_owned();
-    Box::new(move || limiter.allows(&key))
+    Box::new(move |key| limiter.allows(key))
 }

@@ -18,10 +18,10 @@ const CROWD: usize = 8;
 /// How long after its time a run may still record denials: threads start and end late.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A limiter that is asked for one key.
+/// A limiter, and how to ask it for a key. (Governor takes a `&String`.)
 pub(crate) struct Subject<'a> {
     pub(crate) limit: Limit,
-    pub(crate) ask: Box<dyn Fn() -> Answers + Sync + 'a>,
+    pub(crate) ask: Box<dyn Fn(&String) -> Answers + Sync + 'a>,
 }
 
 /// The answers to one call.
@@ -86,12 +86,13 @@ impl Share {
     }
 }
 
-/// Lets the threads ask the subjects for a time.
+/// Lets the threads ask the subjects for a key, for a time.
 pub(crate) fn run(
     clock: &SystemClock,
     threads: usize,
     time: Duration,
     subjects: &[&Subject<'_>],
+    key: &String,
 ) -> Vec<Tally> {
     let period = Ticks::from_duration(time + SLACK);
     let denials: Vec<Denials> =
@@ -114,7 +115,7 @@ pub(crate) fn run(
                     }
                     let own_end = clock.now().after(time).expect("the clock is far from its end");
                     let end = Tick(end.fetch_min(own_end.0, Ordering::Relaxed)).min(own_end);
-                    ask_until(clock, end, (number, stays), subjects, denials)
+                    ask_until(clock, end, (number, stays), subjects, denials, key)
                 })
             })
             .collect();
@@ -142,6 +143,7 @@ fn ask_until(
     (thread, stays): (usize, bool),
     subjects: &[&Subject<'_>],
     denials: &[Denials],
+    key: &String,
 ) -> Vec<Share> {
     let mut shares = vec![Share::NOTHING; subjects.len()];
     let mut began = clock.now();
@@ -151,7 +153,7 @@ fn ask_until(
         let mut share = shares[number];
         share.first = share.first.min(began);
         for _ in 0..TURN {
-            let answers = (subject.ask)();
+            let answers = (subject.ask)(key);
             let ended = clock.now();
             if answers.denied > 0 {
                 denials.record(began, ended);

@@ -34,7 +34,9 @@ const USUAL_SECONDS: u32 = 30;
 /// Keys of a batch: all the same.
 const BATCH: usize = 16;
 
-const KEY: &str = "hot";
+/// How often a run is tried until every limiter has denied a request. On a busy machine the system may run none of the
+/// threads for most of a short run, and then too little is asked to show anything.
+const ATTEMPTS: usize = 5;
 
 /// The share of what a limiter must allow below which it fails, in percent.
 const LEAST_PERCENT: u64 = 95;
@@ -75,8 +77,8 @@ impl Verb {
     }
 }
 
-/// Asks a limiter once; `true` if it allowed the request.
-pub(crate) type AskRival = Box<dyn Fn() -> bool + Send + Sync>;
+/// Asks a limiter once for a key; `true` if it allowed the request.
+pub(crate) type AskRival = Box<dyn Fn(&String) -> bool + Send + Sync>;
 
 /// Another limiter that runs in the same campaign. It is shown, and cannot fail the campaign.
 pub(crate) struct Rival {
@@ -99,12 +101,12 @@ struct Case<'a> {
 /// Reads the time budget from the first argument.
 ///
 /// # Errors
-/// If it is not a whole number of seconds, at least 1.
+/// If it is not a whole number of seconds, at least 10: in less time, the runs are too short to exhaust the limits.
 pub(crate) fn seconds(argument: Option<&str>) -> Result<u32, String> {
     let Some(argument) = argument else { return Ok(USUAL_SECONDS) };
     match argument.parse() {
-        Ok(seconds @ 1..=86_400) => Ok(seconds),
-        _ => Err(format!("the time budget must be 1 to 86400 whole seconds (got {argument:?})")),
+        Ok(seconds @ 10..=86_400) => Ok(seconds),
+        _ => Err(format!("the time budget must be 10 to 86400 whole seconds (got {argument:?})")),
     }
 }
 
@@ -131,12 +133,12 @@ pub(crate) fn run(seconds: u32, rival: Option<&Rival>, out: &mut impl Write) -> 
             for cases_of_run in runs(&clock, window, rival) {
                 let subjects: Vec<&Subject<'_>> =
                     cases_of_run.iter().map(|case| &case.subject).collect();
-                let tallies = crew::run(&clock, threads, time, &subjects);
+                let tallies = tallies(&clock, threads, time, &subjects);
                 for (case, tally) in cases_of_run.iter().zip(tallies) {
                     let row = Row { case, tally };
                     writeln!(out, "{row}")?;
                     cases += u32::from(case.is_ours);
-                    failed += u32::from(case.is_ours && row.verdict() != PASSED);
+                    failed += u32::from(row.verdict() != PASSED);
                 }
             }
             out.flush()?;
@@ -144,6 +146,26 @@ pub(crate) fn run(seconds: u32, rival: Option<&Rival>, out: &mut impl Write) -> 
     }
     writeln!(out, "\n{} of {cases} cases passed, {failed} failed", cases - failed)?;
     Ok(failed == 0)
+}
+
+/// Runs threads on the subjects, again if too little was asked.
+fn tallies(
+    clock: &SystemClock,
+    threads: usize,
+    time: Duration,
+    subjects: &[&Subject<'_>],
+) -> Vec<Tally> {
+    let mut attempt = 1;
+    loop {
+        // A new key per attempt, so that each begins with a fresh state.
+        let tallies = crew::run(clock, threads, time, subjects, &format!("hot-{attempt}"));
+        let was_exceeded = tallies.iter().any(|tally| tally.allowed > tally.bound);
+        let was_exhausted = tallies.iter().all(|tally| tally.least > 0);
+        if was_exceeded || was_exhausted || attempt == ATTEMPTS {
+            return tallies;
+        }
+        attempt += 1;
+    }
 }
 
 /// The cases of a window, in the runs that they share.
@@ -170,23 +192,23 @@ fn limit_of(window: &Window, kind: Kind) -> Limit {
 fn our_case<'a>(clock: &'a SystemClock, window: &Window, kind: Kind, verb: Verb) -> Case<'a> {
     let limit = limit_of(window, kind);
     let limiter = limiter(clock, limit);
-    let ask: Box<dyn Fn() -> Answers + Sync + 'a> = match verb {
-        Verb::IsAllowed => Box::new(move || {
-            Answers::one(limiter.is_allowed(KEY).expect("the store has room for one key"))
+    let ask: Box<dyn Fn(&String) -> Answers + Sync + 'a> = match verb {
+        Verb::IsAllowed => Box::new(move |key| {
+            Answers::one(limiter.is_allowed(key).expect("the store has room for one key"))
         }),
-        Verb::Check => Box::new(move || {
-            Answers::one(limiter.check(KEY).expect("the store has room for one key").allowed)
+        Verb::Check => Box::new(move |key| {
+            Answers::one(limiter.check(key).expect("the store has room for one key").allowed)
         }),
-        Verb::CheckMany => Box::new(move || {
+        Verb::CheckMany => Box::new(move |key| {
             let decisions: Vec<Decision> =
-                limiter.check_many(&[KEY; BATCH]).expect("the store has room for one key");
+                limiter.check_many(&[key; BATCH]).expect("the store has room for one key");
             decisions.iter().map(|decision| Answers::one(decision.allowed)).sum()
         }),
         Verb::CheckAll => {
             // Twice the limit, so that the first one decides.
             let wider = self::limiter(clock, Limit { limit: 2 * limit.limit, ..limit });
-            Box::new(move || {
-                let asks = [limiter.ask(KEY), wider.ask(KEY)];
+            Box::new(move |key| {
+                let asks = [limiter.ask(key), wider.ask(key)];
                 let asks = asks.map(|ask| ask.expect("the key is short"));
                 Answers::one(check_all(asks).expect("both have room").decision.allowed)
             })
@@ -207,7 +229,7 @@ fn rival_case<'a>(window: &Window, rival: &Rival) -> Case<'a> {
     let ask = (rival.bucket)(window.limit, window.length);
     let subject = Subject {
         limit: limit_of(window, Kind::TokenBucket),
-        ask: Box::new(move || Answers::one(ask())),
+        ask: Box::new(move |key| Answers::one(ask(key))),
     };
     Case { name: rival.name.to_owned(), verb: rival.verb, is_ours: false, subject }
 }
@@ -224,7 +246,10 @@ struct Row<'a> {
 impl Row<'_> {
     const fn verdict(&self) -> &'static str {
         let Tally { allowed, bound, least, .. } = self.tally;
-        if allowed > bound {
+        if !self.case.is_ours {
+            // A rival reads a clock of its own, so its bound is not known to the unit.
+            PASSED
+        } else if allowed > bound {
             "TOO MUCH"
         } else if least == 0 {
             "NO DEMAND"
