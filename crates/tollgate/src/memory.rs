@@ -212,9 +212,8 @@ impl<S: Clone> Keys<S> {
         reading: Reading,
         read: impl FnOnce(&mut S, Tick) -> T,
     ) -> T {
-        self.table.look(rule, spot, reading, |state, at| {
-            counted_from(reading.now, at, read(state, at))
-        })
+        self.table
+            .look(rule, spot, reading, |state, at| counted_from(reading.now, at, read(state, at)))
     }
 
     /// If a reading is the first after the clock was set back, whoever waits asks again.
