@@ -62,6 +62,8 @@ pub struct MemoryStore<A: Algorithm, C = SystemClock> {
 /// The keys of a [`Policy`], in memory: each algorithm in a table of its own kind, so that a bucket's
 /// state takes 16 bytes and not as many as the largest of the six.
 pub struct PolicyStore<C = SystemClock> {
+    /// The policy that it was made for.
+    policy: Arc<Policy>,
     kinds: Kinds,
     front: Front<C>,
 }
@@ -640,27 +642,33 @@ impl<C: Clock> PolicyStore<C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        Self { kinds: Kinds::of(policy, u128::BITS, capacity), front: Front::new(clock) }
+        Self {
+            policy: Arc::new(policy.clone()),
+            kinds: Kinds::of(policy, u128::BITS, capacity),
+            front: Front::new(clock),
+        }
     }
 
     /// Writes what its keys have used into a snapshot, by a name; how many keys. The policy is that of its limiter. While
     /// others use the store, each key is written as it is at some moment meanwhile. [`SnapshotWriter`] has an example.
     ///
     /// # Errors
-    /// The snapshot cannot be written to, or the store is for another policy.
+    /// The snapshot cannot be written to, or the store was made for another policy: then the error is of the kind
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) and holds [`StoreError::OtherPolicy`], and nothing is written.
     pub fn save(
         &self,
         policy: &Policy,
         name: &str,
         snapshot: &mut SnapshotWriter<impl Write>,
     ) -> io::Result<u64> {
-        let shared = Arc::new(policy.clone());
-        let saved = of_its_kind!(policy, &self.kinds, |_rule, keys| {
-            Ok(snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
-                listed.add(&shared, &state.standings());
-            }))
-        });
-        saved.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?
+        if *policy != *self.policy {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, StoreError::OtherPolicy));
+        }
+        of_any_kind!(&self.kinds, |keys| {
+            snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
+                listed.add(&self.policy, &state.standings());
+            })
+        })
     }
 
     /// A store for the keys of a policy, with those of a snapshot: whatever its capacity was, and whatever the policy was
@@ -686,7 +694,7 @@ impl<C: Clock> PolicyStore<C> {
             kept.bring_under(&shared, reading.now);
             kinds.keep(policy, key, &kept, reading);
         })?;
-        Ok(Self { kinds, front: Front { hasher, clock } })
+        Ok(Self { policy: shared, kinds, front: Front { hasher, clock } })
     }
 
     /// What has become of keys so far.
@@ -824,6 +832,20 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         self.keys.table.look_for(spot, locks)
     }
 
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        self.keys.table.make_room(rule, found, now, locks).map_err(|Full| self.keys.full())
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        self.keys.table.give_up_room(found, locks);
+    }
+
     fn agrees(
         &self,
         rule: &A,
@@ -832,7 +854,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        self.keys.agrees(rule, found, cost, now, locks)
+        Ok(self.keys.agrees(rule, found, cost, now, locks))
     }
 
     fn step(
@@ -874,6 +896,22 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
     }
 
+    fn make_room<'a>(
+        &'a self,
+        policy: &Policy,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.table.make_room(rule, found, now, locks).map_err(|Full| keys.full())
+        })
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        of_any_kind!(&self.kinds, |keys| keys.table.give_up_room(found, locks));
+    }
+
     fn agrees(
         &self,
         policy: &Policy,
@@ -882,7 +920,9 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        of_its_kind!(policy, &self.kinds, |rule, keys| keys.agrees(rule, found, cost, now, locks))
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.agrees(rule, found, cost, now, locks))
+        })
     }
 
     fn step(

@@ -61,6 +61,9 @@ const SWEEP: usize = 2;
 /// How many live keys are compared before the least used of them is evicted.
 const CANDIDATES: usize = 8;
 
+/// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
+const REFUSED_REACH: usize = 1;
+
 /// How many times of dropped keys are kept for each era: homes share them.
 const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
 
@@ -240,19 +243,25 @@ struct Held<'a, S>(&'a Bucket<S>);
 /// They are taken in their order, as everybody does who waits for one while holding another: so nobody
 /// waits in a circle.
 #[derive(Debug, Default)]
-pub struct Locks<'a>(Vec<&'a AtomicU8>);
+pub struct Locks<'a> {
+    held: Vec<&'a AtomicU8>,
+    /// Slots of keys of this decision, by the locks of their buckets: no other key may take them.
+    pinned: Vec<(&'a AtomicU8, usize)>,
+}
 
 /// A key whose lock is held, among others, and where its state is, if one is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     key: Spot,
     at: Option<(usize, usize)>,
+    /// Whether the state was placed for this decision, and is given up if the decision fails.
+    is_new: bool,
 }
 
 impl Found {
     /// Whether a state is kept for the key.
     pub(crate) const fn is_kept(&self) -> bool {
-        self.at.is_some()
+        self.at.is_some() && !self.is_new
     }
 }
 
@@ -319,20 +328,35 @@ impl<S> Drop for Held<'_, S> {
 impl<'a> Locks<'a> {
     fn take(&mut self, lock: &'a AtomicU8) {
         if !self.have(lock) {
-            debug_assert!(self.0.iter().all(|held| address(held) < address(lock)));
+            debug_assert!(self.held.iter().all(|held| address(held) < address(lock)));
             take(lock);
-            self.0.push(lock);
+            self.held.push(lock);
         }
     }
 
     fn have(&self, lock: &AtomicU8) -> bool {
-        self.0.iter().any(|held| std::ptr::eq(*held, lock))
+        self.held.iter().any(|held| std::ptr::eq(*held, lock))
+    }
+
+    /// Takes over the lock of a bucket that was entered.
+    fn keep<S>(&mut self, open: Open<'a, S>) {
+        if let Open::Held(held) = open {
+            self.held.push(&ManuallyDrop::new(held).0.lock);
+        }
+    }
+
+    fn pin(&mut self, lock: &'a AtomicU8, slot: usize) {
+        self.pinned.push((lock, slot));
+    }
+
+    fn is_pinned(&self, lock: &AtomicU8, slot: usize) -> bool {
+        self.pinned.iter().any(|(of, pinned)| std::ptr::eq(*of, lock) && *pinned == slot)
     }
 }
 
 impl Drop for Locks<'_> {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(let_go);
+        self.held.drain(..).for_each(let_go);
     }
 }
 
@@ -685,26 +709,50 @@ impl<S> Table<S> {
             locks.take(&self.buckets[index].lock);
             let slot = under(&self.buckets[index], locks).find(key.tag | distance as u64);
             if let Some(slot) = slot {
-                return Found { key, at: Some((index, slot)) };
+                locks.pin(&self.buckets[index].lock, slot);
+                return Found { key, at: Some((index, slot)), is_new: false };
             }
         }
-        Found { key, at: None }
+        Found { key, at: None, is_new: false }
     }
 
-    /// Whether a new key would be refused, because the table is full and set to refuse then.
-    pub(crate) fn refuses_new<A: Algorithm<State = S>>(
-        &self,
+    /// Finds a place for a key that is not kept, with the state that it would start with, if the table refuses
+    /// new keys when it is full. So a decision on several keys knows before it charges any that all have one.
+    ///
+    /// # Errors
+    /// The table is full. Nothing has changed.
+    pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
+        &'a self,
         rule: &A,
         found: Found,
         reading: impl Into<Reading>,
-        locks: &mut Locks<'_>,
-    ) -> bool {
-        if found.at.is_some() {
-            return false;
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, Full> {
+        let Found { key, at: None, .. } = found else { return Ok(found) };
+        if self.when_full != WhenFull::RefuseNew {
+            return Ok(found);
         }
-        let mut home = under(&self.buckets[found.key.home], locks);
+        let mut home = under(&self.buckets[key.home], locks);
         let reading = self.enter(rule, &mut home, reading.into());
-        self.is_closed(rule, &mut home, reading)
+        let now = reading.now.max(self.floor(key.home, reading));
+        let reading = Reading { now, ..reading };
+        let state = rule.first(now);
+        let (index, slot, beyond) =
+            self.place(rule, key, &mut home, reading, state, Some(&*locks))?;
+        if let Some(beyond) = beyond {
+            locks.keep(beyond);
+        }
+        locks.pin(&self.buckets[index].lock, slot);
+        Ok(Found { key, at: Some((index, slot)), is_new: true })
+    }
+
+    /// Gives up the place that was made for a key.
+    pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        if let Found { at: Some((index, slot)), is_new: true, .. } = found {
+            let tag = under(&self.buckets[index], locks).clear(slot);
+            self.lower_spilled(index, tag);
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Reads the state of a key that was found, or the one it would start with.
@@ -742,7 +790,7 @@ impl<S> Table<S> {
         locks: &mut Locks<'_>,
         change: impl FnOnce(&mut S, Tick) -> R,
     ) -> R {
-        let Found { key, at: None } = found else {
+        let Found { key, at: None, .. } = found else {
             return self.read_found(rule, found, reading, locks, change);
         };
         let mut home = under(&self.buckets[key.home], locks);
@@ -752,7 +800,10 @@ impl<S> Table<S> {
         let answer = change(&mut state, now);
         if !is_fresh(rule, &state, now) {
             let reading = Reading { now, ..reading };
-            self.place(rule, key, &mut home, reading, state, |bucket| bucket.under_or_free(locks));
+            // Keys that are kept went first, so they may be evicted like any other.
+            locks.pinned.clear();
+            // A table that refuses new keys has made room before, or the decision charges nothing.
+            drop(self.place(rule, key, &mut home, reading, state, Some(&*locks)));
             self.sweep(rule, reading);
         }
         answer
@@ -793,38 +844,27 @@ impl<S> Table<S> {
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            // What leaves nothing behind, such as a look, needs no place.
-            if self.is_closed(rule, &mut home, reading) {
-                return Err(Full);
-            }
-            self.place(rule, key, &mut home, reading, state, |bucket| {
-                bucket.try_hold().map(Open::Held)
-            });
+            // What leaves nothing behind needs no place.
+            drop(self.place(rule, key, &mut home, reading, state, None)?);
             drop(home);
             self.sweep(rule, reading);
         }
         Ok(answer)
     }
 
-    /// Whether a new key of a home is to be refused.
-    fn is_closed<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        home: &mut Held<'_, S>,
-        reading: Reading,
-    ) -> bool {
-        if self.when_full != WhenFull::RefuseNew || self.len() < self.max_keys {
-            return false;
-        }
-        self.sweep(rule, reading);
-        let closed = self.len() >= self.max_keys && !self.has_fresh(rule, home, reading.now);
-        self.counters.refused.fetch_add(closed.into(), Ordering::Relaxed);
-        closed
+    /// Counts one more key, if there may be one more.
+    fn reserve(&self) -> bool {
+        let one_more = |len| (len < self.max_keys).then_some(len + 1);
+        self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
-    /// in the place of the least used. Only the home's lock is needed: other buckets that cannot be
-    /// opened, because somebody has them, are passed over, so nobody is waited for.
+    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or, unless the
+    /// table refuses new keys, in the place of the least used. Only the home's lock is needed: other buckets
+    /// that cannot be opened, because another caller has them, are passed over, so nobody is waited for.
+    /// Returns where it is, and its bucket if that is not the home.
+    ///
+    /// # Errors
+    /// The table is full, and refuses new keys then.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -832,19 +872,30 @@ impl<S> Table<S> {
         home: &mut Held<'a, S>,
         reading: Reading,
         state: S,
-        open: impl Fn(&'a Bucket<S>) -> Option<Open<'a, S>>,
-    ) {
+        locks: Option<&Locks<'_>>,
+    ) -> Result<(usize, usize, Option<Open<'a, S>>), Full> {
         let now = reading.now;
+        let refuses = self.when_full == WhenFull::RefuseNew;
         let open = |index: usize| {
-            let mut bucket = open(&self.buckets[index])?;
+            let bucket = &self.buckets[index];
+            let mut bucket = match locks {
+                Some(locks) => bucket.under_or_free(locks)?,
+                None => bucket.try_hold().map(Open::Held)?,
+            };
             self.can_enter(rule, &mut bucket, reading).then_some(bucket)
         };
-        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys
-            // Whoever may not evict was let in before: threads that come at once may be a few too many.
-            || self.when_full == WhenFull::RefuseNew;
+        let is_pinned = |bucket: &Held<'_, S>, slot| {
+            locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
+        };
+        let mut reserved = self.reserve();
+        if !reserved && refuses {
+            self.sweep(rule, reading);
+            reserved = self.reserve();
+        }
+        let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
-        for distance in 0..=REACH {
+        for distance in 0..=reach {
             let mut beyond = match distance {
                 0 => None,
                 _ => match open(key.home + distance) {
@@ -854,15 +905,21 @@ impl<S> Table<S> {
             };
             let bucket = beyond.as_deref_mut().unwrap_or(home);
             let tags = bucket.tags();
-            if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
-                return self.replace(rule, bucket, slot, (key, distance), reading, state);
+            let empty = tags.iter().position(|tag| *tag == 0).filter(|_| reserved);
+            if let Some(slot) = empty {
+                self.replace(rule, bucket, slot, (key, distance), reading, state);
+                return Ok((key.home + distance, slot, beyond));
             }
             for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
+                if is_pinned(bucket, slot) {
+                    continue;
+                }
                 if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
-                    self.len.fetch_sub(1, Ordering::Relaxed);
-                    return self.replace(rule, bucket, slot, (key, distance), reading, state);
+                    self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+                    self.replace(rule, bucket, slot, (key, distance), reading, state);
+                    return Ok((key.home + distance, slot, beyond));
                 }
                 let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
                 if least.is_none_or(|(_, _, other)| used < other) {
@@ -870,33 +927,40 @@ impl<S> Table<S> {
                 }
                 seen += 1;
             }
-            if !reserved && seen >= CANDIDATES {
+            if !refuses && !reserved && seen >= CANDIDATES {
                 break;
             }
         }
+        if refuses {
+            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Full);
+        }
         let Some((distance, slot, _)) = least else {
-            // Nobody lives in reach, as at the end of the table: somebody goes elsewhere.
-            if self.evict_any(rule, reading) {
-                self.len.fetch_sub(1, Ordering::Relaxed);
-            }
-            return self.replace(rule, home, 0, (key, 0), reading, state);
+            // No key that may go lives in reach, as at the end of the table: one goes elsewhere.
+            let evicted = self.evict_any(rule, reading);
+            self.len.fetch_add((!reserved && !evicted).into(), Ordering::Relaxed);
+            self.replace(rule, home, 0, (key, 0), reading, state);
+            return Ok((key.home, 0, None));
         };
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
+        // Its bucket was let go meanwhile. If another caller has it now, one at home goes instead.
         let mut beyond = match distance {
             0 => None,
             _ => open(key.home + distance),
         };
-        let (distance, slot) = if beyond.is_some() { (distance, slot) } else { (0, slot) };
+        let distance = if beyond.is_some() { distance } else { 0 };
         let bucket = beyond.as_deref_mut().unwrap_or(home);
-        // Whoever is in the slot now goes; if nobody is, there is one key more for a while, for whoever
-        // comes next finds the table full.
-        if bucket.tags()[slot] == 0 {
-            self.len.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        // The key that is in the slot now goes. If there is none, there is one key more for a while, until the
+        // next new key finds the table full.
+        let is_empty = bucket.tags()[slot] == 0;
+        self.counters.evicted.fetch_add((!is_empty).into(), Ordering::Relaxed);
+        match (reserved, is_empty) {
+            (true, false) => _ = self.len.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => _ = self.len.fetch_add(1, Ordering::Relaxed),
+            _ => {}
         }
         self.replace(rule, bucket, slot, (key, distance), reading, state);
+        Ok((key.home + distance, slot, beyond))
     }
 
     /// Evicts the least used of the next bucket that nobody has and somebody lives in.
@@ -959,8 +1023,14 @@ impl<S> Table<S> {
             // earlier one would keep keys out; without it, one late thread may earn a little twice.
             watermark.store(i64::MIN, Ordering::Release);
         }
+        self.lower_spilled(index, tag);
+    }
+
+    /// Notes at its home that a key is gone from a later bucket, whose lock is held.
+    fn lower_spilled(&self, index: usize, tag: u64) {
+        let distance = (tag & DISTANCE) as usize;
         if distance > 0 {
-            self.buckets[home].spilled.fetch_sub(1, Ordering::Release);
+            self.buckets[index - distance].spilled.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -973,17 +1043,6 @@ impl<S> Table<S> {
     /// The era of a reading. A time that was given counts to the present one.
     fn era_to_note(&self, reading: Reading) -> u32 {
         if reading.is_given() { self.era.load(Ordering::Acquire) } else { reading.set_backs }
-    }
-
-    fn has_fresh<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        bucket: &mut Held<'_, S>,
-        now: Tick,
-    ) -> bool {
-        (0..SLOTS).any(|slot| {
-            bucket.tags()[slot] != 0 && bucket.with_state(slot, |state| is_fresh(rule, state, now))
-        })
     }
 
     /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
