@@ -824,11 +824,16 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         cost: Cost,
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
+        self.keys.table.grow();
         self.front.read_for(&self.keys, rule, spot);
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&self.keys).addr()
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         self.keys.table.look_for(spot, locks)
     }
 
@@ -887,12 +892,17 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.table.grow();
             self.front.read_for(keys, rule, spot);
             keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
         })
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&self.kinds).addr()
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
     }
 

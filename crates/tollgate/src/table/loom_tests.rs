@@ -189,9 +189,15 @@ fn neighbours_do_not_deadlock() {
 fn ask_all(table: &Shared, rule: &TokenBucket, keys: &[Fingerprint], now: i64) -> bool {
     let now = Tick(now);
     let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
-    spots.sort_by_key(|spot| table.lock_order(*spot));
-    let mut locks = Locks::default();
-    let mut found: Vec<_> = spots.iter().map(|spot| table.look_for(*spot, &mut locks)).collect();
+    let (mut locks, mut found) = loop {
+        spots.sort_by_key(|spot| table.lock_order(*spot));
+        let mut locks = Locks::default();
+        let found: Option<Vec<_>> =
+            spots.iter().map(|spot| table.look_for(*spot, &mut locks)).collect();
+        if let Some(found) = found {
+            break (locks, found);
+        }
+    };
     let admits = |state: &mut _, now| rule.admits(state, now, 1);
     let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
     if agree {
