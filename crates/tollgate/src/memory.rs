@@ -62,6 +62,8 @@ pub struct MemoryStore<A: Algorithm, C = SystemClock> {
 /// The keys of a [`Policy`], in memory: each algorithm in a table of its own kind, so that a bucket's
 /// state takes 16 bytes and not as many as the largest of the six.
 pub struct PolicyStore<C = SystemClock> {
+    /// The policy that it was made for.
+    policy: Arc<Policy>,
     kinds: Kinds,
     front: Front<C>,
 }
@@ -212,9 +214,8 @@ impl<S: Clone> Keys<S> {
         reading: Reading,
         read: impl FnOnce(&mut S, Tick) -> T,
     ) -> T {
-        self.table.look(rule, spot, reading, |state, at| {
-            counted_from(reading.now, at, read(state, at))
-        })
+        self.table
+            .look(rule, spot, reading, |state, at| counted_from(reading.now, at, read(state, at)))
     }
 
     /// If a reading is the first after the clock was set back, whoever waits asks again.
@@ -641,27 +642,33 @@ impl<C: Clock> PolicyStore<C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        Self { kinds: Kinds::of(policy, u128::BITS, capacity), front: Front::new(clock) }
+        Self {
+            policy: Arc::new(policy.clone()),
+            kinds: Kinds::of(policy, u128::BITS, capacity),
+            front: Front::new(clock),
+        }
     }
 
     /// Writes what its keys have used into a snapshot, by a name; how many keys. The policy is that of its limiter. While
     /// others use the store, each key is written as it is at some moment meanwhile. [`SnapshotWriter`] has an example.
     ///
     /// # Errors
-    /// The snapshot cannot be written to, or the store is for another policy.
+    /// The snapshot cannot be written to, or the store was made for another policy: then the error is of the kind
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) and holds [`StoreError::OtherPolicy`], and nothing is written.
     pub fn save(
         &self,
         policy: &Policy,
         name: &str,
         snapshot: &mut SnapshotWriter<impl Write>,
     ) -> io::Result<u64> {
-        let shared = Arc::new(policy.clone());
-        let saved = of_its_kind!(policy, &self.kinds, |_rule, keys| {
-            Ok(snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
-                listed.add(&shared, &state.standings());
-            }))
-        });
-        saved.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?
+        if *policy != *self.policy {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, StoreError::OtherPolicy));
+        }
+        of_any_kind!(&self.kinds, |keys| {
+            snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
+                listed.add(&self.policy, &state.standings());
+            })
+        })
     }
 
     /// A store for the keys of a policy, with those of a snapshot: whatever its capacity was, and whatever the policy was
@@ -687,7 +694,7 @@ impl<C: Clock> PolicyStore<C> {
             kept.bring_under(&shared, reading.now);
             kinds.keep(policy, key, &kept, reading);
         })?;
-        Ok(Self { kinds, front: Front { hasher, clock } })
+        Ok(Self { policy: shared, kinds, front: Front { hasher, clock } })
     }
 
     /// What has become of keys so far.
@@ -817,12 +824,31 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         cost: Cost,
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
+        self.keys.table.grow();
         self.front.read_for(&self.keys, rule, spot);
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&self.keys).addr()
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         self.keys.table.look_for(spot, locks)
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        self.keys.table.make_room(rule, found, now, locks).map_err(|Full| self.keys.full())
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        self.keys.table.give_up_room(found, locks);
     }
 
     fn agrees(
@@ -833,7 +859,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        self.keys.agrees(rule, found, cost, now, locks)
+        Ok(self.keys.agrees(rule, found, cost, now, locks))
     }
 
     fn step(
@@ -866,13 +892,34 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.table.grow();
             self.front.read_for(keys, rule, spot);
             keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
         })
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&self.kinds).addr()
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        policy: &Policy,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.table.make_room(rule, found, now, locks).map_err(|Full| keys.full())
+        })
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        of_any_kind!(&self.kinds, |keys| keys.table.give_up_room(found, locks));
     }
 
     fn agrees(
@@ -883,7 +930,9 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        of_its_kind!(policy, &self.kinds, |rule, keys| keys.agrees(rule, found, cost, now, locks))
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.agrees(rule, found, cost, now, locks))
+        })
     }
 
     fn step(

@@ -1,14 +1,20 @@
 //! The table: states by fingerprint, in buckets of two cache lines, each with a lock of its own.
 //!
 //! A bucket holds five slots and its lock, so that a decision on a known key touches one or two
-//! lines and waits only for the few keys that share them. The size is fixed when the table is made:
-//! nothing is ever moved or grown, so there is no pause, and untouched memory is never resident.
+//! lines and waits only for the few keys that share them.
 //!
-//! A key belongs to the bucket its fingerprint says, its home, and the home's lock is the key's
+//! The address space is reserved for the most keys when the table is made, and only its first buckets are used
+//! at first: untouched memory is never resident. The table grows by linear hashing, one bucket at a time. A new
+//! key splits a few buckets when the table is filled: of the keys of the next bucket to split, those that have
+//! the next bit of their tag set move to the first bucket that is not used yet. Nothing else moves, no call
+//! splits more than [`SPLITS`] buckets, and keys only move to higher buckets.
+//!
+//! A key belongs to the bucket its fingerprint says at the present size, its home, and the home's lock is the key's
 //! lock: whoever finds, makes or changes a key's state holds it. A key that finds its home full
 //! lives in one of the next buckets; the home counts how many do, so that only then a search looks
 //! further. Locks are taken from lower to higher buckets only, or not waited for; also by a decision on
-//! several keys, which holds several locks.
+//! several keys, which holds several locks. A split holds the lock of the home that it splits. So a caller that
+//! has locked a home and finds that it is still the key's home knows that it stays so.
 //!
 //! This is the one file with unsafe code: states lie in cells under a lock of a few bytes, in memory
 //! that the system gives zeroed and in large pages. `cfg(loom)` swaps atomics and cells for loom's;
@@ -48,6 +54,20 @@ const REACH: usize = if cfg!(loom) { 1 } else { 31 };
 /// home, and the furthest of five million about 16 buckets; at 70 some would find no place in reach.
 const FILL: usize = 60;
 
+/// The fewest homes that a table starts with and then doubles, and less than twice as many are the most.
+const FIRST_HOMES: usize = 128;
+
+/// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are
+/// still to be split fuller: with 8 splits they are filled by 62 % at the end instead of [`FILL`].
+const SPLITS: usize = 8;
+
+/// From how many bytes on the memory of a table is in large pages. The first bytes are in small ones, so that a
+/// table of a few keys takes little, until it has grown to [`LARGE`] bytes.
+#[cfg(not(loom))]
+const SMALL: usize = 4 << 20;
+#[cfg(not(loom))]
+const LARGE: usize = 32 << 20;
+
 /// The bytes of a cache line, and how many lines of a bucket are fetched ahead: all, of buckets with states of up to
 /// 40 bytes.
 #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -61,14 +81,14 @@ const SWEEP: usize = 2;
 /// How many live keys are compared before the least used of them is evicted.
 const CANDIDATES: usize = 8;
 
-/// How many times of dropped keys are kept for each era: homes share them.
+/// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
+const REFUSED_REACH: usize = 1;
+
+/// How many times of dropped keys are kept for each era: keys share them.
 const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
 
 /// For how many eras they are kept. A thread that is behind by one era writes to its own.
 const ERAS: usize = 2;
-
-/// In how many rounds all buckets are shown.
-const ROUNDS: usize = 64;
 
 /// What stands for a key: its hash, of which a table knows the first bits (see [`Table::spot`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,8 +167,14 @@ impl From<Tick> for Reading {
 
 pub(crate) struct Table<S> {
     buckets: Pages<Bucket<S>>,
-    /// How many of the buckets can be homes; the rest are for the keys of the last homes.
-    homes: usize,
+    /// How many homes there are at first.
+    first_homes: usize,
+    /// How many there can be. The buckets after them are for the keys of the last homes.
+    most_homes: usize,
+    /// How many homes there are now, and the bits of a tag that choose among them: see [`Shape`].
+    shape: AtomicU64,
+    /// Whether a thread splits buckets.
+    splitting: AtomicBool,
     /// How many bits of a hash are known of a key.
     known_bits: u32,
     /// Those bits.
@@ -161,7 +187,7 @@ pub(crate) struct Table<S> {
     era: AtomicU32,
     /// The first time that was read in the era. Locked while a new era begins.
     era_began: Mutex<Tick>,
-    /// For some eras, the latest time at which a key of some homes was dropped: see `floor`.
+    /// For some eras, the latest time at which one of some keys was dropped: see `floor`.
     watermarks: Box<[AtomicI64]>,
     counters: Counters,
 }
@@ -191,6 +217,42 @@ struct Counters {
     forgiven: AtomicU64,
 }
 
+/// How many homes there are, and how many bits of a tag choose among them.
+///
+/// With n homes at first, a key's home is that of the first n that its hash says, plus n times some bits of its
+/// tag. If there is no such home yet, the last bit does not count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shape(u64);
+
+impl Shape {
+    const BITS: u32 = 8;
+
+    /// The shape with so many homes, of which there were so many at first.
+    fn of(homes: usize, first_homes: usize) -> Self {
+        let bits = homes.div_ceil(first_homes).next_power_of_two().trailing_zeros();
+        Self((homes as u64) << Self::BITS | u64::from(bits))
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "made from a usize")]
+    const fn homes(self) -> usize {
+        (self.0 >> Self::BITS) as usize
+    }
+
+    /// How many bits choose a home, while there may be no such home yet for all of them.
+    #[inline]
+    const fn bits(self) -> u32 {
+        (self.0 & ((1 << Self::BITS) - 1)) as u32
+    }
+}
+
+/// The bits of a tag that choose a home.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "its low bits")]
+const fn choice(tag: u64) -> usize {
+    (tag >> DISTANCE.count_ones()) as usize
+}
+
 #[repr(C, align(64))]
 struct Bucket<S> {
     /// 1 while somebody holds the bucket.
@@ -218,7 +280,7 @@ struct Slots<S> {
 unsafe impl<S: Send> Sync for Bucket<S> {}
 unsafe impl<S: Send> Send for Bucket<S> {}
 
-/// A key in a table: its home, and what it is told by there.
+/// A key in a table: its home while the table had its first size, and its tag, by which it is told apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spot {
     home: usize,
@@ -240,19 +302,27 @@ struct Held<'a, S>(&'a Bucket<S>);
 /// They are taken in their order, as everybody does who waits for one while holding another: so nobody
 /// waits in a circle.
 #[derive(Debug, Default)]
-pub struct Locks<'a>(Vec<&'a AtomicU8>);
+pub struct Locks<'a> {
+    held: Vec<&'a AtomicU8>,
+    /// Slots of keys of this decision, by the locks of their buckets: no other key may take them.
+    pinned: Vec<(&'a AtomicU8, usize)>,
+}
 
 /// A key whose lock is held, among others, and where its state is, if one is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     key: Spot,
+    /// Its home, which is locked.
+    home: usize,
     at: Option<(usize, usize)>,
+    /// Whether the state was placed for this decision, and is given up if the decision fails.
+    is_new: bool,
 }
 
 impl Found {
     /// Whether a state is kept for the key.
     pub(crate) const fn is_kept(&self) -> bool {
-        self.at.is_some()
+        self.at.is_some() && !self.is_new
     }
 }
 
@@ -309,6 +379,14 @@ fn wait_for(_: &AtomicU8) {
     loom::thread::yield_now();
 }
 
+/// Lets another thread go on.
+fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
 impl<S> Drop for Held<'_, S> {
     #[inline]
     fn drop(&mut self) {
@@ -319,20 +397,40 @@ impl<S> Drop for Held<'_, S> {
 impl<'a> Locks<'a> {
     fn take(&mut self, lock: &'a AtomicU8) {
         if !self.have(lock) {
-            debug_assert!(self.0.iter().all(|held| address(held) < address(lock)));
+            debug_assert!(self.held.iter().all(|held| address(held) < address(lock)));
             take(lock);
-            self.0.push(lock);
+            self.held.push(lock);
         }
     }
 
+    /// Whether a lock is held, or comes after all that are.
+    fn can_take(&self, lock: &AtomicU8) -> bool {
+        self.have(lock) || self.held.iter().all(|held| address(held) < address(lock))
+    }
+
     fn have(&self, lock: &AtomicU8) -> bool {
-        self.0.iter().any(|held| std::ptr::eq(*held, lock))
+        self.held.iter().any(|held| std::ptr::eq(*held, lock))
+    }
+
+    /// Takes over the lock of a bucket that was entered.
+    fn keep<S>(&mut self, open: Open<'a, S>) {
+        if let Open::Held(held) = open {
+            self.held.push(&ManuallyDrop::new(held).0.lock);
+        }
+    }
+
+    fn pin(&mut self, lock: &'a AtomicU8, slot: usize) {
+        self.pinned.push((lock, slot));
+    }
+
+    fn is_pinned(&self, lock: &AtomicU8, slot: usize) -> bool {
+        self.pinned.iter().any(|(of, pinned)| std::ptr::eq(*of, lock) && *pinned == slot)
     }
 }
 
 impl Drop for Locks<'_> {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(let_go);
+        self.held.drain(..).for_each(let_go);
     }
 }
 
@@ -399,10 +497,27 @@ impl<S> Table<S> {
     /// A table for at most so many keys, of whose hashes at most so many bits are known.
     pub(crate) fn new(known_bits: u32, max_keys: usize, when_full: WhenFull) -> Self {
         let homes = (max_keys.saturating_mul(100) / FILL).div_ceil(SLOTS).max(1);
-        let known_bits = known_bits.clamp(1, TAG_BITS + homes.ilog2());
+        let doublings = (homes / FIRST_HOMES).checked_ilog2().unwrap_or(0);
+        let first_homes = homes.div_ceil(1 << doublings);
+        Self::of_homes(first_homes, doublings, known_bits, max_keys, when_full)
+    }
+
+    /// A table of so many homes at first, which double so often.
+    fn of_homes(
+        first_homes: usize,
+        doublings: u32,
+        known_bits: u32,
+        max_keys: usize,
+        when_full: WhenFull,
+    ) -> Self {
+        let most_homes = first_homes.checked_shl(doublings).expect("max_keys beyond memory");
+        let known_bits = known_bits.clamp(1, TAG_BITS + first_homes.ilog2());
         Self {
-            buckets: Pages::new(homes + REACH),
-            homes,
+            buckets: Pages::new(most_homes + REACH),
+            first_homes,
+            most_homes,
+            shape: AtomicU64::new(Shape::of(first_homes, first_homes).0),
+            splitting: AtomicBool::new(false),
             known_bits,
             known: u128::MAX << (u128::BITS - known_bits),
             max_keys: max_keys.max(1),
@@ -413,6 +528,43 @@ impl<S> Table<S> {
             era_began: Mutex::new(Tick(i64::MIN)),
             watermarks: (0..ERAS * WATERMARKS).map(|_| AtomicI64::new(i64::MIN)).collect(),
             counters: Counters::default(),
+        }
+    }
+
+    #[inline]
+    fn shape(&self) -> Shape {
+        Shape(self.shape.load(Ordering::Relaxed))
+    }
+
+    /// How many buckets are in use: the homes, and those after them.
+    fn in_use(&self) -> usize {
+        self.shape().homes() + REACH
+    }
+
+    /// The home of a key in a table of a shape.
+    #[inline]
+    fn home(&self, key: Spot, shape: Shape) -> usize {
+        let mask = (1 << shape.bits()) - 1;
+        let home = key.home + self.first_homes * (choice(key.tag) & mask);
+        if home < shape.homes() {
+            home
+        } else {
+            key.home + self.first_homes * (choice(key.tag) & (mask >> 1))
+        }
+    }
+
+    /// Locks the home of a key. It stays the key's home while it is locked, for a split would lock it.
+    #[inline]
+    fn hold_home(&self, key: Spot) -> (usize, Held<'_, S>) {
+        loop {
+            let shape = self.shape();
+            let index = self.home(key, shape);
+            let home = self.buckets[index].hold();
+            // If the home was split before it was locked, this sees the shape that came of it.
+            let now = self.shape();
+            if now == shape || self.home(key, now) == index {
+                return (index, home);
+            }
         }
     }
 
@@ -448,38 +600,40 @@ impl<S> Table<S> {
 
     /// Where a key belongs. What a decision on it will need starts to load.
     ///
-    /// Its hash, as a fraction of 1, is stretched over the homes: the whole part says which one, and the first
-    /// 59 bits of the rest tell it from the others there. Together they are as good as the first bits of the
-    /// hash, 59 and as many as the number of homes has, so that [`show`](Self::show) can tell them again, for a
-    /// table of another size. In a table made for n keys, the odds that any two of n keys are taken for one are
-    /// at most 3 · n / 2⁵⁹: for five million keys one in 38 billion.
+    /// Its hash, as a fraction of 1, is stretched over the first homes: the whole part says which one, and the
+    /// first 59 bits of the rest are the tag, of which the last bits choose the home when there are more. Together
+    /// they are as good as the first bits of the hash, 59 and as many as the number of first homes has, so that
+    /// [`show`](Self::show) can find them again, for a table of another size. A table for 400 keys or more has at
+    /// least 128 first homes, so the odds that any two of n keys are taken for one are at most n² / 2⁶⁷: for a
+    /// million keys one in 147 million.
     #[inline]
     pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
         let hash = key.0 & self.known;
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
         let (high, low) = ((hash >> 64) as u64, hash as u64);
-        let homes = self.homes as u128;
+        let homes = self.first_homes as u128;
         let place = u128::from(high) * homes + ((u128::from(low) * homes) >> 64);
         #[expect(clippy::cast_possible_truncation, reason = "below a usize, and the rest")]
         let (home, rest) = ((place >> 64) as usize, place as u64);
-        self.buckets.prefetch(home);
-        Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) }
+        let spot = Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) };
+        self.buckets.prefetch(self.home(spot, self.shape()));
+        spot
     }
 
     /// The key that belongs to a spot.
     fn key_at(&self, Spot { home, tag }: Spot) -> Fingerprint {
-        let homes = self.homes as u128;
+        let homes = self.first_homes as u128;
         let place = (home as u128) << 64 | u128::from(tag & !DISTANCE);
         // The least that is stretched so far: by long division, for it has 192 bits.
         let least = ((place / homes) << 64) + ((place % homes) << 64).div_ceil(homes);
         Fingerprint(least.saturating_add(!self.known) & self.known)
     }
 
-    /// Its buckets, for [`show`](Self::show). They come from all over the table: so a smaller one that takes over their
-    /// keys in this order has all kinds of neighbours to evict the least used of.
-    pub(crate) fn buckets(&self) -> impl Iterator<Item = usize> + use<S> {
-        let buckets = self.buckets.len();
-        (0..ROUNDS).flat_map(move |first| (first..buckets).step_by(ROUNDS))
+    /// Its buckets, for [`show`](Self::show), upward: so a key that moves while the table grows is shown before or
+    /// after. A run of them has keys from all over the hashes: a smaller table that takes over their keys in this
+    /// order has all kinds of neighbors to evict the least used of.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = usize> {
+        (0..).take_while(|index| *index < self.in_use())
     }
 
     /// Shows the keys that live in a bucket, and their states. Whoever goes through all buckets has seen all keys, but
@@ -490,7 +644,7 @@ impl<S> Table<S> {
         }
         let mut bucket = self.buckets[index].hold();
         for (slot, tag) in bucket.tags().into_iter().enumerate().filter(|(_, tag)| *tag != 0) {
-            let home = index - (tag & DISTANCE) as usize;
+            let home = (index - (tag & DISTANCE) as usize) % self.first_homes;
             let key = self.key_at(Spot { home, tag });
             bucket.with_state(slot, |state| show(key, state));
         }
@@ -510,19 +664,19 @@ impl<S> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let mut home = self.buckets[key.home].hold();
+        let (index, mut home) = self.hold_home(key);
         let reading = self.enter(rule, &mut home, reading.into());
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
         // Acquire: whoever sees that a key is gone sees when it went.
         if home.0.spilled.load(Ordering::Acquire) > 0
-            && let Some((mut bucket, slot)) = self.find_beyond(&home, key)
+            && let Some((mut bucket, slot)) = self.find_beyond(index, &home, key)
         {
             let reading = self.enter(rule, &mut bucket, reading);
             return Ok(bucket.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
-        self.with_new(rule, key, home, reading, run)
+        self.with_new(rule, key, (index, home), reading, run)
     }
 
     /// Reads a key's state, or the state it would start with, and changes nothing: `read` gets a copy. The
@@ -539,11 +693,11 @@ impl<S> Table<S> {
         S: Clone,
     {
         let reading = reading.into();
-        let mut home = self.buckets[key.home].hold();
+        let (index, mut home) = self.hold_home(key);
         let found = match home.find(key.tag) {
             Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
             None if home.0.spilled.load(Ordering::Acquire) > 0 => {
-                let beyond = self.find_beyond(&home, key);
+                let beyond = self.find_beyond(index, &home, key);
                 beyond.map(|(mut bucket, slot)| {
                     (self.era_of(&bucket), bucket.with_state(slot, |state| state.clone()))
                 })
@@ -553,7 +707,7 @@ impl<S> Table<S> {
         drop(home);
         let Some((era, mut state)) = found else {
             let reading = self.caught_up(self.era.load(Ordering::Acquire), reading);
-            let now = reading.now.max(self.floor(key.home, reading));
+            let now = reading.now.max(self.floor(key, reading));
             return read(&mut rule.first(now), now);
         };
         let reading = self.caught_up(era, reading);
@@ -566,11 +720,11 @@ impl<S> Table<S> {
     /// Brings a key's state, if one is kept, into the era of a reading.
     #[cold]
     pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
-        let mut home = self.buckets[key.home].hold();
+        let (index, mut home) = self.hold_home(key);
         let reading = self.enter(rule, &mut home, reading);
         if home.find(key.tag).is_none()
             && home.0.spilled.load(Ordering::Acquire) > 0
-            && let Some((mut bucket, _)) = self.find_beyond(&home, key)
+            && let Some((mut bucket, _)) = self.find_beyond(index, &home, key)
         {
             self.enter(rule, &mut bucket, reading);
         }
@@ -669,42 +823,75 @@ impl<S> Table<S> {
         &self.watermarks[from..from + WATERMARKS]
     }
 
-    /// Where the lock of a key comes in the order of all.
+    /// Where the lock of a key comes in the order of all, until the table grows.
     pub(crate) fn lock_order(&self, key: Spot) -> usize {
-        address(&self.buckets[key.home].lock)
+        address(&self.buckets[self.home(key, self.shape())].lock)
     }
 
     /// Takes the locks of a key, in addition to those that are held, and looks where it is. Keys are
-    /// to be looked for in the order of their locks.
-    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Found {
-        let home = &self.buckets[key.home];
+    /// to be looked for in the order of their locks. Returns `None` if the table has grown meanwhile, so that the
+    /// order is another: then the caller lets go of all locks and begins again.
+    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Option<Found> {
+        let index = self.home(key, self.shape());
+        let home = &self.buckets[index];
+        if !locks.can_take(&home.lock) {
+            return None;
+        }
         locks.take(&home.lock);
+        if self.home(key, self.shape()) != index {
+            return None;
+        }
         let reach = if home.spilled.load(Ordering::Acquire) > 0 { REACH } else { 0 };
         for distance in 0..=reach {
-            let index = key.home + distance;
-            locks.take(&self.buckets[index].lock);
-            let slot = under(&self.buckets[index], locks).find(key.tag | distance as u64);
+            let bucket = &self.buckets[index + distance];
+            locks.take(&bucket.lock);
+            let slot = under(bucket, locks).find(key.tag | distance as u64);
             if let Some(slot) = slot {
-                return Found { key, at: Some((index, slot)) };
+                locks.pin(&bucket.lock, slot);
+                let at = Some((index + distance, slot));
+                return Some(Found { key, home: index, at, is_new: false });
             }
         }
-        Found { key, at: None }
+        Some(Found { key, home: index, at: None, is_new: false })
     }
 
-    /// Whether a new key would be refused, because the table is full and set to refuse then.
-    pub(crate) fn refuses_new<A: Algorithm<State = S>>(
-        &self,
+    /// Finds a place for a key that is not kept, with the state that it would start with, if the table refuses
+    /// new keys when it is full. So a decision on several keys knows before it charges any that all have one.
+    ///
+    /// # Errors
+    /// The table is full. Nothing has changed.
+    pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
+        &'a self,
         rule: &A,
         found: Found,
         reading: impl Into<Reading>,
-        locks: &mut Locks<'_>,
-    ) -> bool {
-        if found.at.is_some() {
-            return false;
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, Full> {
+        let Found { key, home: index, at: None, .. } = found else { return Ok(found) };
+        if self.when_full != WhenFull::RefuseNew {
+            return Ok(found);
         }
-        let mut home = under(&self.buckets[found.key.home], locks);
+        let mut home = under(&self.buckets[index], locks);
         let reading = self.enter(rule, &mut home, reading.into());
-        self.is_closed(rule, &mut home, reading)
+        let now = reading.now.max(self.floor(key, reading));
+        let reading = Reading { now, ..reading };
+        let state = rule.first(now);
+        let (index, slot, beyond) =
+            self.place(rule, key, (found.home, &mut home), reading, state, Some(&*locks))?;
+        if let Some(beyond) = beyond {
+            locks.keep(beyond);
+        }
+        locks.pin(&self.buckets[index].lock, slot);
+        Ok(Found { at: Some((index, slot)), is_new: true, ..found })
+    }
+
+    /// Gives up the place that was made for a key.
+    pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        if let Found { at: Some((index, slot)), is_new: true, .. } = found {
+            let tag = under(&self.buckets[index], locks).clear(slot);
+            self.lower_spilled(index, tag);
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Reads the state of a key that was found, or the one it would start with.
@@ -724,9 +911,9 @@ impl<S> Table<S> {
                 bucket.with_state(slot, |state| run_late(rule, state, reading.now, read))
             }
             None => {
-                let mut home = under(&self.buckets[found.key.home], locks);
+                let mut home = under(&self.buckets[found.home], locks);
                 let reading = self.enter(rule, &mut home, reading);
-                let now = reading.now.max(self.floor(found.key.home, reading));
+                let now = reading.now.max(self.floor(found.key, reading));
                 read(&mut rule.first(now), now)
             }
         }
@@ -742,17 +929,20 @@ impl<S> Table<S> {
         locks: &mut Locks<'_>,
         change: impl FnOnce(&mut S, Tick) -> R,
     ) -> R {
-        let Found { key, at: None } = found else {
+        let Found { key, home: index, at: None, .. } = found else {
             return self.read_found(rule, found, reading, locks, change);
         };
-        let mut home = under(&self.buckets[key.home], locks);
+        let mut home = under(&self.buckets[index], locks);
         let reading = self.enter(rule, &mut home, reading.into());
-        let now = reading.now.max(self.floor(key.home, reading));
+        let now = reading.now.max(self.floor(key, reading));
         let mut state = rule.first(now);
         let answer = change(&mut state, now);
         if !is_fresh(rule, &state, now) {
             let reading = Reading { now, ..reading };
-            self.place(rule, key, &mut home, reading, state, |bucket| bucket.under_or_free(locks));
+            // Keys that are kept went first, so they may be evicted like any other.
+            locks.pinned.clear();
+            // A table that refuses new keys has made room before, or the decision charges nothing.
+            drop(self.place(rule, key, (index, &mut home), reading, state, Some(&*locks)));
             self.sweep(rule, reading);
         }
         answer
@@ -760,10 +950,15 @@ impl<S> Table<S> {
 
     /// Looks for a key in the buckets after its home, whose lock is held.
     #[cold]
-    fn find_beyond(&self, home: &Held<'_, S>, key: Spot) -> Option<(Held<'_, S>, usize)> {
+    fn find_beyond(
+        &self,
+        index: usize,
+        home: &Held<'_, S>,
+        key: Spot,
+    ) -> Option<(Held<'_, S>, usize)> {
         let mut left = home.0.spilled.load(Ordering::Relaxed);
         for distance in 1..=REACH {
-            let mut bucket = self.buckets[key.home + distance].hold();
+            let mut bucket = self.buckets[index + distance].hold();
             if let Some(slot) = bucket.find(key.tag | distance as u64) {
                 return Some((bucket, slot));
             }
@@ -783,86 +978,93 @@ impl<S> Table<S> {
         &'a self,
         rule: &A,
         key: Spot,
-        mut home: Held<'a, S>,
+        (index, mut home): (usize, Held<'a, S>),
         reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
-        let now = reading.now.max(self.floor(key.home, reading));
+        let now = reading.now.max(self.floor(key, reading));
         let reading = Reading { now, ..reading };
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            // What leaves nothing behind, such as a look, needs no place.
-            if self.is_closed(rule, &mut home, reading) {
-                return Err(Full);
-            }
-            self.place(rule, key, &mut home, reading, state, |bucket| {
-                bucket.try_hold().map(Open::Held)
-            });
+            // What leaves nothing behind needs no place.
+            drop(self.place(rule, key, (index, &mut home), reading, state, None)?);
             drop(home);
             self.sweep(rule, reading);
+            self.grow();
         }
         Ok(answer)
     }
 
-    /// Whether a new key of a home is to be refused.
-    fn is_closed<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        home: &mut Held<'_, S>,
-        reading: Reading,
-    ) -> bool {
-        if self.when_full != WhenFull::RefuseNew || self.len() < self.max_keys {
-            return false;
-        }
-        self.sweep(rule, reading);
-        let closed = self.len() >= self.max_keys && !self.has_fresh(rule, home, reading.now);
-        self.counters.refused.fetch_add(closed.into(), Ordering::Relaxed);
-        closed
+    /// Counts one more key, if there may be one more.
+    fn reserve(&self) -> bool {
+        let one_more = |len| (len < self.max_keys).then_some(len + 1);
+        self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
-    /// in the place of the least used. Only the home's lock is needed: other buckets that cannot be
-    /// opened, because somebody has them, are passed over, so nobody is waited for.
+    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or, unless the
+    /// table refuses new keys, in the place of the least used. Only the home's lock is needed: other buckets
+    /// that cannot be opened, because another caller has them, are passed over, so nobody is waited for.
+    /// Returns where it is, and its bucket if that is not the home.
+    ///
+    /// # Errors
+    /// The table is full, and refuses new keys then.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
         key: Spot,
-        home: &mut Held<'a, S>,
+        (home_index, home): (usize, &mut Held<'a, S>),
         reading: Reading,
         state: S,
-        open: impl Fn(&'a Bucket<S>) -> Option<Open<'a, S>>,
-    ) {
+        locks: Option<&Locks<'_>>,
+    ) -> Result<(usize, usize, Option<Open<'a, S>>), Full> {
         let now = reading.now;
+        let refuses = self.when_full == WhenFull::RefuseNew;
         let open = |index: usize| {
-            let mut bucket = open(&self.buckets[index])?;
+            let bucket = &self.buckets[index];
+            let mut bucket = match locks {
+                Some(locks) => bucket.under_or_free(locks)?,
+                None => bucket.try_hold().map(Open::Held)?,
+            };
             self.can_enter(rule, &mut bucket, reading).then_some(bucket)
         };
-        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys
-            // Whoever may not evict was let in before: threads that come at once may be a few too many.
-            || self.when_full == WhenFull::RefuseNew;
+        let is_pinned = |bucket: &Held<'_, S>, slot| {
+            locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
+        };
+        let mut reserved = self.reserve();
+        if !reserved && refuses {
+            self.sweep(rule, reading);
+            reserved = self.reserve();
+        }
+        let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
-        for distance in 0..=REACH {
+        for distance in 0..=reach {
             let mut beyond = match distance {
                 0 => None,
-                _ => match open(key.home + distance) {
+                _ => match open(home_index + distance) {
                     Some(open) => Some(open),
                     None => continue,
                 },
             };
             let bucket = beyond.as_deref_mut().unwrap_or(home);
             let tags = bucket.tags();
-            if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
-                return self.replace(rule, bucket, slot, (key, distance), reading, state);
+            let empty = tags.iter().position(|tag| *tag == 0).filter(|_| reserved);
+            if let Some(slot) = empty {
+                self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
+                return Ok((home_index + distance, slot, beyond));
             }
             for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
+                if is_pinned(bucket, slot) {
+                    continue;
+                }
                 if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
-                    self.len.fetch_sub(1, Ordering::Relaxed);
-                    return self.replace(rule, bucket, slot, (key, distance), reading, state);
+                    self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+                    self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
+                    return Ok((home_index + distance, slot, beyond));
                 }
                 let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
                 if least.is_none_or(|(_, _, other)| used < other) {
@@ -870,41 +1072,49 @@ impl<S> Table<S> {
                 }
                 seen += 1;
             }
-            if !reserved && seen >= CANDIDATES {
+            if !refuses && !reserved && seen >= CANDIDATES {
                 break;
             }
         }
+        if refuses {
+            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Full);
+        }
         let Some((distance, slot, _)) = least else {
-            // Nobody lives in reach, as at the end of the table: somebody goes elsewhere.
-            if self.evict_any(rule, reading) {
-                self.len.fetch_sub(1, Ordering::Relaxed);
-            }
-            return self.replace(rule, home, 0, (key, 0), reading, state);
+            // No key that may go lives in reach, as at the end of the table: one goes elsewhere.
+            let evicted = self.evict_any(rule, reading);
+            self.len.fetch_add((!reserved && !evicted).into(), Ordering::Relaxed);
+            self.replace(rule, home, 0, (key, home_index, 0), reading, state);
+            return Ok((home_index, 0, None));
         };
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
+        // Its bucket was let go meanwhile. If another caller has it now, one at home goes instead.
         let mut beyond = match distance {
             0 => None,
-            _ => open(key.home + distance),
+            _ => open(home_index + distance),
         };
-        let (distance, slot) = if beyond.is_some() { (distance, slot) } else { (0, slot) };
+        let distance = if beyond.is_some() { distance } else { 0 };
         let bucket = beyond.as_deref_mut().unwrap_or(home);
-        // Whoever is in the slot now goes; if nobody is, there is one key more for a while, for whoever
-        // comes next finds the table full.
-        if bucket.tags()[slot] == 0 {
-            self.len.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        // The key that is in the slot now goes. If there is none, there is one key more for a while, until the
+        // next new key finds the table full.
+        let is_empty = bucket.tags()[slot] == 0;
+        self.counters.evicted.fetch_add((!is_empty).into(), Ordering::Relaxed);
+        match (reserved, is_empty) {
+            (true, false) => _ = self.len.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => _ = self.len.fetch_add(1, Ordering::Relaxed),
+            _ => {}
         }
-        self.replace(rule, bucket, slot, (key, distance), reading, state);
+        self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
+        Ok((home_index + distance, slot, beyond))
     }
 
     /// Evicts the least used of the next bucket that nobody has and somebody lives in.
     #[cold]
     fn evict_any<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) -> bool {
         let now = reading.now;
-        for _ in 0..self.buckets.len() {
-            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
+        let in_use = self.in_use();
+        for _ in 0..in_use {
+            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % in_use;
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
             if !self.can_enter(rule, &mut bucket, reading) {
                 continue;
@@ -928,12 +1138,12 @@ impl<S> Table<S> {
         rule: &A,
         bucket: &mut Held<'_, S>,
         slot: usize,
-        (key, distance): (Spot, usize),
+        (key, home, distance): (Spot, usize, usize),
         reading: Reading,
         state: S,
     ) {
         if distance > 0 {
-            self.buckets[key.home].spilled.fetch_add(1, Ordering::Relaxed);
+            self.buckets[home].spilled.fetch_add(1, Ordering::Relaxed);
         }
         let gone = bucket.tags()[slot];
         let at = match gone {
@@ -941,7 +1151,7 @@ impl<S> Table<S> {
             _ => bucket.with_state(slot, |state| dropped_at(rule, state, reading.now)),
         };
         bucket.put(slot, key.tag | distance as u64, state);
-        self.forget(key.home + distance, gone, reading, at);
+        self.forget(home + distance, gone, reading, at);
     }
 
     /// Notes that a key is gone from a bucket, whose lock is held, and until when it had used its state.
@@ -949,41 +1159,34 @@ impl<S> Table<S> {
         if tag == 0 {
             return;
         }
-        let distance = (tag & DISTANCE) as usize;
-        let home = index - distance;
         let era = self.era_to_note(reading);
-        let watermark = &self.watermarks_of(era)[home % WATERMARKS];
+        let watermark = &self.watermarks_of(era)[watermark_of(tag)];
         watermark.fetch_max(at.0, Ordering::AcqRel);
         if self.era.load(Ordering::Acquire) as usize >= era as usize + ERAS {
             // The clock was set back so often meanwhile that this watermark is of a later era. A time of an
             // earlier one would keep keys out; without it, one late thread may earn a little twice.
             watermark.store(i64::MIN, Ordering::Release);
         }
+        self.lower_spilled(index, tag);
+    }
+
+    /// Notes at its home that a key is gone from a later bucket, whose lock is held.
+    fn lower_spilled(&self, index: usize, tag: u64) {
+        let distance = (tag & DISTANCE) as usize;
         if distance > 0 {
-            self.buckets[home].spilled.fetch_sub(1, Ordering::Release);
+            self.buckets[index - distance].spilled.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// The time before which no new key of a home may start: when the last one was dropped there.
-    fn floor(&self, home: usize, reading: Reading) -> Tick {
+    /// The time before which no new key may start: when the last one that shares its watermark was dropped.
+    fn floor(&self, key: Spot, reading: Reading) -> Tick {
         let watermarks = self.watermarks_of(self.era_to_note(reading));
-        Tick(watermarks[home % WATERMARKS].load(Ordering::Relaxed))
+        Tick(watermarks[watermark_of(key.tag)].load(Ordering::Relaxed))
     }
 
     /// The era of a reading. A time that was given counts to the present one.
     fn era_to_note(&self, reading: Reading) -> u32 {
         if reading.is_given() { self.era.load(Ordering::Acquire) } else { reading.set_backs }
-    }
-
-    fn has_fresh<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        bucket: &mut Held<'_, S>,
-        now: Tick,
-    ) -> bool {
-        (0..SLOTS).any(|slot| {
-            bucket.tags()[slot] != 0 && bucket.with_state(slot, |state| is_fresh(rule, state, now))
-        })
     }
 
     /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
@@ -994,7 +1197,7 @@ impl<S> Table<S> {
             return;
         }
         for _ in 0..SWEEP {
-            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
+            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.in_use();
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
             if !self.can_enter(rule, &mut bucket, reading) {
                 continue;
@@ -1011,6 +1214,147 @@ impl<S> Table<S> {
                 }
             }
         }
+    }
+}
+
+/// Growth.
+impl<S> Table<S> {
+    /// Splits a few buckets, if the table is filled and not as large as it can be. The caller holds no lock.
+    #[inline]
+    pub(crate) fn grow(&self) {
+        if self.shape().homes() < self.most_homes && self.is_to_grow() {
+            self.split_some();
+        }
+    }
+
+    /// Whether the number of homes is being doubled, or is to be.
+    fn is_to_grow(&self) -> bool {
+        let shape = self.shape();
+        let is_doubling = shape.homes() < self.first_homes << shape.bits();
+        shape.homes() < self.most_homes && (is_doubling || self.is_filled(shape.homes(), FILL))
+    }
+
+    /// Whether so many homes are filled by more than so many hundredths.
+    fn is_filled(&self, homes: usize, hundredths: usize) -> bool {
+        self.len().saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
+    }
+
+    #[cold]
+    fn split_some(&self) {
+        let take = || {
+            let swapped =
+                self.splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+            swapped.is_ok()
+        };
+        while !take() {
+            // One thread splits at a time. The others only wait for it if buckets that are to be split become
+            // too full: then new keys come faster than one thread can split.
+            let shape = self.shape();
+            let homes = self.first_homes << shape.bits() >> 1;
+            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3) {
+                return;
+            }
+            pause();
+        }
+        for _ in 0..SPLITS {
+            if !self.is_to_grow() || !self.split_next() {
+                break;
+            }
+        }
+        self.splitting.store(false, Ordering::Release);
+    }
+
+    /// Splits the next home. Only called by the thread that splits.
+    fn split_next(&self) -> bool {
+        let homes = self.shape().homes();
+        let next = Shape::of(homes + 1, self.first_homes);
+        // The last bit that chooses among one home more is the one that the keys of the split home differ in.
+        let bit = 1 << (next.bits() - 1);
+        let from = homes - self.first_homes * bit;
+        let moves = |tag: u64, distance: usize| {
+            tag != 0 && (tag & DISTANCE) as usize == distance && choice(tag) & bit != 0
+        };
+        // The keys of a home are its own while its lock is held. Locks are taken upward.
+        let mut home = self.buckets[from].hold();
+        let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
+        let mut moving = home.tags().iter().filter(|tag| moves(**tag, 0)).count();
+        if home.0.spilled.load(Ordering::Acquire) > 0 {
+            for distance in 1..=REACH {
+                let mut source = self.buckets[from + distance].hold();
+                let tags = source.tags();
+                let here = tags.iter().filter(|tag| moves(**tag, distance)).count();
+                if here > 0 {
+                    moving += here;
+                    sources[distance - 1] = Some(source);
+                }
+            }
+        }
+        let mut targets: [Option<Held<'_, S>>; REACH + 1] = std::array::from_fn(|_| None);
+        let mut room = 0;
+        for (distance, target) in targets.iter_mut().enumerate() {
+            if room >= moving {
+                break;
+            }
+            let bucket = target.insert(self.buckets[homes + distance].hold());
+            room += bucket.tags().iter().filter(|tag| **tag == 0).count();
+        }
+        if room < moving {
+            // It does not fit yet. Later, when keys were dropped, it may.
+            return false;
+        }
+        let mut target = 0;
+        for distance in 0..=REACH {
+            let source = match distance {
+                0 => Some(&mut home),
+                _ => sources[distance - 1].as_mut(),
+            };
+            let Some(source) = source else { continue };
+            for (slot, tag) in source.tags().into_iter().enumerate() {
+                if !moves(tag, distance) {
+                    continue;
+                }
+                let to = loop {
+                    let empty = targets[target].as_mut().and_then(|bucket| {
+                        let empty = bucket.tags().iter().position(|tag| *tag == 0);
+                        empty.map(|slot| (bucket, slot))
+                    });
+                    match empty {
+                        Some(to) => break to,
+                        None => target += 1,
+                    }
+                };
+                self.carry((source, slot), to, (tag & !DISTANCE) | target as u64);
+                if distance > 0 {
+                    self.buckets[from].spilled.fetch_sub(1, Ordering::Release);
+                }
+                if target > 0 {
+                    self.buckets[homes].spilled.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        // Published under the locks of all keys that moved, and where they are now.
+        self.shape.store(next.0, Ordering::Release);
+        self.buckets.grown(homes + 1 + REACH);
+        true
+    }
+
+    /// Moves a state to an empty slot of another bucket.
+    fn carry(
+        &self,
+        (source, slot): (&mut Held<'_, S>, usize),
+        (target, empty): (&mut Held<'_, S>, usize),
+        tag: u64,
+    ) {
+        // States of the target may be of a later era than the one that comes: all are moved into it again when
+        // the target is entered, which changes nothing for those that are in it.
+        let era = self.era_of(source).min(self.era_of(target));
+        target.0.era.store(era, Ordering::Relaxed);
+        let state = source.slots(|slots| {
+            slots.tags[slot] = 0;
+            // Safety: it had a tag, so it has a state; the tag is gone, so it is not used again.
+            unsafe { slots.states[slot].assume_init_read() }
+        });
+        target.put(empty, tag, state);
     }
 }
 
@@ -1058,6 +1402,12 @@ impl<S> DerefMut for Open<'_, S> {
     }
 }
 
+/// Which watermark a key shares with others, wherever it lives.
+#[expect(clippy::cast_possible_truncation, reason = "below their number")]
+const fn watermark_of(tag: u64) -> usize {
+    ((tag >> 32) % WATERMARKS as u64) as usize
+}
+
 /// The time from which a key that is dropped may start again. What a late caller drops because it is fresh
 /// may have changed after the caller read the clock.
 fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
@@ -1083,7 +1433,7 @@ fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {
 impl<S> Drop for Table<S> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<S>() {
-            for bucket in self.buckets.iter() {
+            for bucket in &self.buckets[..self.in_use()] {
                 let mut bucket = bucket.hold();
                 for slot in 0..SLOTS {
                     bucket.clear(slot);
@@ -1111,9 +1461,27 @@ impl<S> Pages<Bucket<S>> {
         let bytes = length.checked_mul(size_of::<Bucket<S>>()).expect("max_keys beyond memory");
         let memory = memmap2::MmapMut::map_anon(bytes).expect("no memory for max_keys");
         #[cfg(target_os = "linux")]
-        // Without large pages it works as well, only slower.
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        {
+            // Without large pages it works as well, only slower.
+            let small = SMALL.min(bytes);
+            let _ = memory.advise_range(memmap2::Advice::NoHugePage, 0, small);
+            if small < bytes {
+                let _ = memory.advise_range(memmap2::Advice::HugePage, small, bytes - small);
+            }
+        }
         Self { memory, length, holds: std::marker::PhantomData }
+    }
+
+    /// Is called when so many buckets are in use.
+    #[inline]
+    fn grown(&self, in_use: usize) {
+        #[cfg(target_os = "linux")]
+        if in_use == LARGE / size_of::<Bucket<S>>() {
+            // The table is large now: the system may put its first part into large pages too.
+            let _ = self.memory.advise_range(memmap2::Advice::HugePage, 0, SMALL);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = in_use;
     }
 
     #[inline]
@@ -1168,6 +1536,8 @@ impl<S> Pages<Bucket<S>> {
     }
 
     fn prefetch(&self, _: usize) {}
+
+    fn grown(&self, _: usize) {}
 }
 
 #[cfg(loom)]

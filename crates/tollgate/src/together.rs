@@ -75,15 +75,21 @@ pub fn check_all_at<'a>(
 
 /// What can be asked together with others.
 trait Joint<'a> {
-    /// Which lock and key: in the order of locks, and those that are equal are one.
+    /// Which store and key: those that are equal are one.
     fn identity(&self) -> (usize, Spot);
+    /// Where the lock of the key comes in the order of all.
+    fn lock_order(&self) -> usize;
     fn cost(&self) -> Cost;
     fn set_cost(&mut self, cost: Cost);
     /// Reads the clock, and whether others wait for the key: they come first.
     fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError>;
-    /// Takes the locks of the key.
-    fn look(&mut self, locks: &mut Locks<'a>);
+    /// Takes the locks of the key. Returns whether the order of locks is still the one that they were taken in.
+    fn look(&mut self, locks: &mut Locks<'a>) -> bool;
     fn is_kept(&self) -> bool;
+    /// Finds a place for a key that is new, before any is charged.
+    fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError>;
+    /// Gives up that place.
+    fn give_up_room(&mut self, locks: &mut Locks<'a>);
     /// Whether it admits its cost.
     fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
     fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision;
@@ -109,12 +115,7 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     for &part in &parts {
         asks[part].part.begin(now)?;
     }
-    let mut in_order = parts.clone();
-    in_order.sort_unstable_by_key(|part| asks[*part].part.identity());
-    let mut locks = Locks::default();
-    for part in in_order {
-        asks[part].part.look(&mut locks);
-    }
+    let mut locks = lock_all(&mut asks, &parts);
     let mut refused_ask = None;
     for &part in &parts {
         if !asks[part].part.agrees(&mut locks)? {
@@ -122,6 +123,9 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
         }
     }
     let go = refused_ask.is_none();
+    if go {
+        make_room(&mut asks, &parts, &mut locks)?;
+    }
     // New keys come last: they may be kept in the place of a fresh one.
     let mut new_last = parts.clone();
     new_last.sort_by_key(|part| !asks[*part].part.is_kept());
@@ -141,6 +145,34 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     let places = asks.into_iter().filter_map(|ask| ask.place);
     let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
     Ok(Together { decision, refused_ask, places })
+}
+
+/// Takes the locks of all keys in the order of locks, and looks where the keys are.
+fn lock_all<'a>(asks: &mut [Ask<'a>], parts: &[usize]) -> Locks<'a> {
+    let mut in_order = parts.to_vec();
+    loop {
+        in_order.sort_by_cached_key(|part| asks[*part].part.lock_order());
+        let mut locks = Locks::default();
+        if in_order.iter().all(|part| asks[*part].part.look(&mut locks)) {
+            return locks;
+        }
+        // A table has grown meanwhile: some keys have other locks.
+    }
+}
+
+/// Finds a place for every new key, or for none.
+fn make_room<'a>(
+    asks: &mut [Ask<'a>],
+    parts: &[usize],
+    locks: &mut Locks<'a>,
+) -> Result<(), StoreError> {
+    for (count, part) in parts.iter().enumerate() {
+        if let Err(error) = asks[*part].part.make_room(locks) {
+            parts[..count].iter().for_each(|part| asks[*part].part.give_up_room(locks));
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// The answer to no question.
@@ -167,8 +199,11 @@ pub trait JointStore<A: Algorithm>:
     /// The key is too long, or the policy is of another kind.
     fn spot(&self, rule: &A, key: &[u8]) -> Result<Spot, StoreError>;
 
-    /// Where the lock of a key comes in the order of all.
+    /// Where the lock of a key comes in the order of all, until the table grows.
     fn lock_order(&self, spot: Spot) -> usize;
+
+    /// Identifies the store among all that there are.
+    fn identity(&self) -> usize;
 
     /// What a check of the key hears because others wait for it.
     ///
@@ -182,13 +217,29 @@ pub trait JointStore<A: Algorithm>:
         now: Tick,
     ) -> Result<Option<Decision>, StoreError>;
 
-    /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks.
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found;
+    /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks. `None` if
+    /// the order is another by now: then all begin again.
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found>;
+
+    /// Finds a place for a key that is new, if the store refuses new keys when it is full.
+    ///
+    /// # Errors
+    /// The store is full.
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError>;
+
+    /// Gives up the place that was made for a key.
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>);
 
     /// Whether a key has nothing against a cost.
     ///
     /// # Errors
-    /// The store is full.
+    /// The policy is of another kind.
     fn agrees(
         &self,
         rule: &A,
@@ -229,8 +280,26 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         (**self).behind_others(rule, spot, cost, now)
     }
 
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
+    fn identity(&self) -> usize {
+        (**self).identity()
+    }
+
+    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
         (**self).look_for(spot, locks)
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        (**self).make_room(rule, found, now, locks)
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        (**self).give_up_room(found, locks);
     }
 
     fn agrees(
@@ -265,13 +334,10 @@ impl<S: Clone> Keys<S> {
         cost: Cost,
         now: Tick,
         locks: &mut Locks<'_>,
-    ) -> Result<bool, StoreError> {
-        if self.table.refuses_new(rule, found, now, locks) {
-            return Err(self.full());
-        }
+    ) -> bool {
         let op = Op::Check(cost);
         let admits = |state: &mut S, now| Part { rule, state, op }.admits(now);
-        Ok(self.table.read_found(rule, found, now, locks, admits))
+        self.table.read_found(rule, found, now, locks, admits)
     }
 
     pub(crate) fn step<A: Algorithm<State = S>>(
@@ -287,6 +353,11 @@ impl<S: Clone> Keys<S> {
         let step = |state: &mut S, at| {
             counted_from(now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
         };
+        if cost == 0 {
+            // A look leaves nothing behind.
+            let look = |state: &mut S, at| step(&mut state.clone(), at);
+            return self.table.read_found(rule, found, now, locks, look);
+        }
         self.table.change_found(rule, found, now, locks, step)
     }
 }
@@ -350,7 +421,11 @@ impl<R: Rules, S: JointStore<R::Rule>, O> Asking<'_, R, S, O> {
 
 impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a, R, S, O> {
     fn identity(&self) -> (usize, Spot) {
-        (self.limiter.store.lock_order(self.spot), self.spot)
+        (self.limiter.store.identity(), self.spot)
+    }
+
+    fn lock_order(&self) -> usize {
+        self.limiter.store.lock_order(self.spot)
     }
 
     fn cost(&self) -> Cost {
@@ -368,12 +443,25 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         Ok(())
     }
 
-    fn look(&mut self, locks: &mut Locks<'a>) {
-        self.found = Some(self.limiter.store.look_for(self.spot, locks));
+    fn look(&mut self, locks: &mut Locks<'a>) -> bool {
+        self.found = self.limiter.store.look_for(self.spot, locks);
+        self.found.is_some()
     }
 
     fn is_kept(&self) -> bool {
         self.found().is_kept()
+    }
+
+    fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError> {
+        if self.cost > 0 {
+            let store = &self.limiter.store;
+            self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
+        }
+        Ok(())
+    }
+
+    fn give_up_room(&mut self, locks: &mut Locks<'a>) {
+        self.limiter.store.give_up_room(self.found(), locks);
     }
 
     fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError> {

@@ -38,7 +38,8 @@ struct OfOnePolicy {
 impl OfOnePolicy {
     fn store(&self, policy: &Policy) -> Arc<PolicyStore<Arc<ManualClock>>> {
         let mut stores = self.stores.lock().expect("nobody panicked");
-        let new = || Arc::new(PolicyStore::new(policy, Capacity::of(1000), self.time.clock.clone()));
+        let new =
+            || Arc::new(PolicyStore::new(policy, Capacity::of(1000), self.time.clock.clone()));
         stores.entry(format!("{policy:?}")).or_insert_with(new).clone()
     }
 }
