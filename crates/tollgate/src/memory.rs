@@ -427,6 +427,7 @@ impl<C: Clock> MemoryStore<Plan, C> {
             for (policy, standings) in kept.policies() {
                 listed.add(policy, &standings);
             }
+            listed.add_allowances(kept.allowances());
         })
     }
 
