@@ -409,6 +409,39 @@ impl Kept {
         Some(fit)
     }
 
+    /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.
+    ///
+    /// A listed policy has its own state, which is known to the end. Any other takes over what is still used when the
+    /// client is asked, so the answer is the first time at which that leaves enough room. It never gets less later on,
+    /// so that time can be searched for.
+    pub(crate) fn fit_under(&self, policy: &Arc<Policy>, start: Tick, cost: Cost) -> Fit {
+        let asked_at = |now: Tick| {
+            let mut asked = self.clone();
+            asked.bring_under(policy, now);
+            asked.rebase(now);
+            asked
+        };
+        let fit = asked_at(start).fit(start, cost).unwrap_or(Fit::Now);
+        if !matches!(fit, Fit::After(_)) || self.is_empty() || self.lists(policy) {
+            return fit;
+        }
+        // From this time on nothing is used.
+        let Some(fresh) = self.fresh_at() else { return Fit::After(Ticks(u64::MAX)) };
+        let is_allowed = |now: Tick| asked_at(now).admits(now, cost) == Some(true);
+        let (mut low, mut high) = (0, fresh.since(start).0);
+        while low < high {
+            let middle = low.midpoint(high);
+            let now = start.after(Ticks(middle)).unwrap_or(fresh);
+            if is_allowed(now) { high = middle } else { low = middle + 1 }
+        }
+        Fit::After(Ticks(low))
+    }
+
+    /// Returns whether the client was asked under no policy yet.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
     /// Returns what is reported of the first policy; `None` if there is none.
     pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Option<Facts> {
         let mut facts = self.first.as_ref()?.facts(now, admitted);

@@ -436,11 +436,7 @@ impl Algorithm for Plan {
             return fit;
         }
         let then = match &self.access {
-            Access::Limited(policy) => {
-                let mut kept = kept.clone();
-                kept.bring_under(policy, end);
-                kept.fit(end, cost).unwrap_or(Fit::Now)
-            }
+            Access::Limited(policy) => kept.fit_under(policy, end, cost),
             Access::Unlimited => Fit::Now,
             Access::Blocked => Fit::Never,
         };
@@ -451,9 +447,10 @@ impl Algorithm for Plan {
         }
     }
 
-    /// Who is not limited uses nothing, but has given back what it used before.
+    /// A client without a limit uses nothing by its requests. What is forced, such as the rest of a reservation that
+    /// was made under a policy, is charged under the policies that the client was asked under.
     fn charge(&self, kept: &mut Kept, now: Tick, amount: i128) -> u128 {
-        if amount > 0 && !self.charges(now) {
+        if amount > 0 && kept.is_empty() {
             return 0;
         }
         kept.charge(now, amount)

@@ -287,3 +287,120 @@ fn check_retry(
     prop_assert!(!plan.decide::<bool>(&mut state.clone(), at(wait.0 - 1), cost), "before {wait}");
     Ok(())
 }
+
+/// K6: random histories of tiers, overrides that end, changes of rules, refunds and peeks: every time that a denied check
+/// was given is exact, and a peek answers what a check would.
+mod histories {
+    use super::*;
+    use tollgate::{Access, Capacity, ManualClock, MemoryStore, RateLimiter, Tiers};
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Check { tier: usize, cost: Cost },
+        Refund(Cost),
+        Force { tier: usize, estimate: Cost, actual: Cost },
+        Override { policy: usize, lasts: Option<i64> },
+        EndOverride,
+        Replace([usize; 3]),
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        let lasts = prop_oneof![4 => (1..80_i64).prop_map(Some), 1 => Just(None)];
+        prop_oneof![
+            12 => (0..3_usize, 0..6_u64).prop_map(|(tier, cost)| Event::Check { tier, cost }),
+            1 => (1..6_u64).prop_map(Event::Refund),
+            1 => (0..3_usize, 1..4_u64, 0..20_u64)
+                .prop_map(|(tier, estimate, actual)| Event::Force { tier, estimate, actual }),
+            2 => (0..8_usize, lasts).prop_map(|(policy, lasts)| Event::Override { policy, lasts }),
+            1 => Just(Event::EndOverride),
+            1 => [0..8_usize, 0..8_usize, 0..8_usize].prop_map(Event::Replace),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(cases(1_000))]
+
+        #[test]
+        fn k6_the_time_to_retry_is_exact_after_every_change(
+            policies in vec(numbers(), 6),
+            events in vec((event(), 0..30_i64), 1..80),
+        ) {
+            // Two of them are no policies.
+            let access = |index: usize| match index {
+                6 => Access::Unlimited,
+                7 => Access::Blocked,
+                index => policies[index].policy().into(),
+            };
+            let rules = |chosen: [usize; 3]| {
+                let [base, pro, team] = chosen.map(access);
+                Tiers::new(base).tier("pro", pro).tier("team", team)
+            };
+            let clock = ManualClock::new(Tick(0));
+            let store = MemoryStore::new(Capacity::of(10), &clock);
+            let limiter = RateLimiter::in_store("api", rules([0, 1, 2]), store);
+            let mut now = 1_000;
+            for (event, gap) in events {
+                now += gap / 3;
+                clock.set(Tick(now));
+                let (tier, cost) = match event {
+                    Event::Refund(cost) => {
+                        let _ = limiter.refund("a", cost).expect("short");
+                        continue;
+                    }
+                    Event::Override { policy, lasts } => {
+                        let until = lasts.map(|lasts| Tick(now + lasts));
+                        limiter.set_override("a", access(policy), until);
+                        continue;
+                    }
+                    Event::EndOverride => {
+                        limiter.remove_override("a");
+                        continue;
+                    }
+                    Event::Replace(chosen) => {
+                        limiter.replace(&rules(chosen));
+                        continue;
+                    }
+                    Event::Force { tier, estimate, actual } => {
+                        let reserved = match tier {
+                            0 => limiter.reserve("a", estimate, Ticks(1)),
+                            1 => limiter.tier("pro").expect("known").reserve("a", estimate, Ticks(1)),
+                            _ => limiter.tier("team").expect("known").reserve("a", estimate, Ticks(1)),
+                        };
+                        if let Some(mut reservation) = reserved.expect("short").granted() {
+                            let _ = limiter.settle(&mut reservation, actual).expect("in time").expect("short");
+                        }
+                        continue;
+                    }
+                    Event::Check { tier, cost } => (tier, cost),
+                };
+                let peek = |at: i64| match tier {
+                    0 => limiter.peek_n_at("a", cost, Tick(at)),
+                    1 => limiter.tier("pro").expect("known").peek_n_at("a", cost, Tick(at)),
+                    _ => limiter.tier("team").expect("known").peek_n_at("a", cost, Tick(at)),
+                }.expect("short");
+                let peeked = peek(now);
+                let told = match tier {
+                    0 => limiter.check_n("a", cost),
+                    1 => limiter.tier("pro").expect("known").check_n("a", cost),
+                    _ => limiter.tier("team").expect("known").check_n("a", cost),
+                }.expect("short");
+                prop_assert_eq!(peeked, told);
+                if let (false, Some(wait)) = (told.allowed, told.retry_after) {
+                    let wait = i64::try_from(wait.0).expect("short");
+                    prop_assert!(peek(now + wait).allowed, "not after {} at {}", wait, now);
+                    prop_assert!(!peek(now + wait - 1).allowed, "before {} at {}", wait, now);
+                }
+                let fits = told.remaining;
+                if fits < Cost::MAX {
+                    let largest = |cost: Cost| match tier {
+                        0 => limiter.peek_n("a", cost),
+                        1 => limiter.tier("pro").expect("known").peek_n("a", cost),
+                        _ => limiter.tier("team").expect("known").peek_n("a", cost),
+                    }.expect("short").allowed;
+                    prop_assert!(fits == 0 || largest(fits), "{} remain", fits);
+                    prop_assert!(!largest(fits + 1), "more than {} remain", fits);
+                }
+            }
+        }
+    }
+}
