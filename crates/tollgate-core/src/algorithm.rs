@@ -208,6 +208,28 @@ pub trait Algorithm {
     /// client would stay refused until the old time comes round again.
     fn rebase(&self, state: &mut Self::State, now: Tick);
 
+    /// Returns the time at which a store decides for a caller that read `now` before it locked the state.
+    ///
+    /// This is the time of the last change if `now` is earlier.
+    #[inline]
+    fn decides_at(&self, state: &Self::State, now: Tick) -> Tick {
+        now.max(self.last_change(state))
+    }
+
+    /// Moves the state to `now` after the clock was set back, keeping what was used.
+    ///
+    /// It decides as the state would in a history of explicit times: a state that is ahead of `now` by at
+    /// most a window stays, and one that has used nothing starts at `now`.
+    fn clock_set_back(&self, state: &mut Self::State, now: Tick) {
+        if self.set_back(state, now) {
+            self.rebase(state, now);
+        } else if self.last_change(state) > now
+            && self.fresh_at(state).is_some_and(|fresh| fresh <= now)
+        {
+            *state = self.fresh(now);
+        }
+    }
+
     /// Whether the cost would be admitted now. Override it where yes or no is cheaper than when.
     fn admits(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
         self.fit(state, now, cost) == Fit::Now

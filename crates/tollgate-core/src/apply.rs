@@ -24,7 +24,7 @@ pub enum Op {
         /// When it was charged.
         charged: Tick,
     },
-    /// Make the key fresh.
+    /// Make the key as it was before it was ever seen.
     Reset,
 }
 
@@ -135,7 +135,7 @@ impl<A: Algorithm> Part<'_, A> {
             }
             Op::Reset => {
                 if go {
-                    *self.state = rule.fresh(now);
+                    *self.state = rule.first(now);
                 }
                 (told(rule, self.state, now), 0)
             }

@@ -464,6 +464,10 @@ impl Algorithm for Limit {
         with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
     }
 
+    fn clock_set_back(&self, state: &mut LimitState, now: Tick) {
+        with!(self, state, |machine, state| machine.clock_set_back(state, now), else ());
+    }
+
     #[inline]
     fn set_back(&self, state: &LimitState, now: Tick) -> bool {
         with!(self, state, |machine, state| machine.set_back(state, now), else true)

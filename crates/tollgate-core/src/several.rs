@@ -106,6 +106,22 @@ impl Limit {
         }
     }
 
+    /// The time at which a limit decides for a caller that read `now` before the state was locked. Within a
+    /// window before the last change, the limit itself takes `now` for that of its last change.
+    fn decides_late_at(&self, Standing { state, record }: &Standing, now: Tick) -> Tick {
+        let has_no_time = self.fresh_at(state).is_some_and(|fresh| fresh <= now);
+        let at = match has_no_time || self.set_back(state, now) {
+            true => now.max(self.last_change(state)),
+            false => now,
+        };
+        match (record, self.penalty()) {
+            (Some(record), Some(penalty)) if record.set_back(penalty, self.window(), now) => {
+                at.max(record.last_change(penalty))
+            }
+            _ => at,
+        }
+    }
+
     fn forgets_at(&self, standing: &Standing) -> Option<Tick> {
         let fresh = self.fresh_at(&standing.state)?;
         match standing.record {
@@ -241,6 +257,18 @@ impl Algorithm for Policy {
 
     fn rebase(&self, state: &mut Self::State, now: Tick) {
         self.each_mut(state).for_each(|(limit, standing)| limit.move_back(standing, now));
+    }
+
+    fn decides_at(&self, state: &Self::State, now: Tick) -> Tick {
+        let each = self.each(state).map(|(limit, standing)| limit.decides_late_at(standing, now));
+        each.max().unwrap_or(now)
+    }
+
+    fn clock_set_back(&self, state: &mut Self::State, now: Tick) {
+        for (limit, standing) in self.each_mut(state) {
+            limit.move_back(standing, now);
+            limit.clock_set_back(&mut standing.state, now);
+        }
     }
 
     fn admits(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {

@@ -341,9 +341,9 @@ impl Model {
         used.to_u128().expect("not negative")
     }
 
-    /// Forgets everything.
+    /// Forgets everything: the key is as it was before it was ever seen.
     pub fn reset(&mut self, now: Tick) {
-        *self = Self::with_used(&self.numbers, &BigRational::zero(), now);
+        *self = Self::first(&self.numbers, now);
     }
 
     /// Goes on under other numbers, keeping what was used, at most the new capacity.

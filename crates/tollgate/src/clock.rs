@@ -8,28 +8,46 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{Tick, Ticks};
 
-/// What time it is. For one thread, never earlier than it was.
+/// What time it is. For one thread, never earlier than it was, unless the clock reports a set-back.
 pub trait Clock {
     /// The time, in nanoseconds since the Unix epoch unless the clock is a [`ManualClock`].
     fn now(&self) -> Tick;
+
+    /// Returns how often this clock has been set back. The default is a clock that never is.
+    ///
+    /// A store does not infer a set-back from an early time: the caller may only be late. It reads this
+    /// count first and [`now`](Self::now) after it, so a clock that is set back changes its time first and
+    /// raises the count after it. States of before are then moved back, and keep what was used.
+    #[inline]
+    fn set_backs(&self) -> u32 {
+        0
+    }
 }
 
 impl<C: Clock + ?Sized> Clock for &C {
     fn now(&self) -> Tick {
         (**self).now()
     }
+
+    fn set_backs(&self) -> u32 {
+        (**self).set_backs()
+    }
 }
 
 impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     fn now(&self) -> Tick {
         (**self).now()
+    }
+
+    fn set_backs(&self) -> u32 {
+        (**self).set_backs()
     }
 }
 
@@ -94,12 +112,14 @@ pub struct CoarseClock(Anchored<Coarse>);
 /// let clock = ManualClock::new(Tick(0));
 /// clock.advance(Ticks(5));
 /// assert_eq!(clock.now(), Tick(5));
-/// clock.set(Tick(3)); // it may be set back, as broken clocks are
-/// assert_eq!(clock.now(), Tick(3));
+/// clock.set(Tick(3)); // it may be set back, and reports that it was
+/// assert_eq!((clock.now(), clock.set_backs()), (Tick(3), 1));
 /// ```
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: AtomicI64,
+    /// How often the time was set back. Raised after the time has changed.
+    set_backs: AtomicU32,
     /// Who is to be woken when.
     rings: Mutex<BTreeMap<(Tick, u64), Waker>>,
     next_ring: AtomicU64,
@@ -127,6 +147,7 @@ impl ManualClock {
     pub const fn new(now: Tick) -> Self {
         Self {
             now: AtomicI64::new(now.0),
+            set_backs: AtomicU32::new(0),
             rings: Mutex::new(BTreeMap::new()),
             next_ring: AtomicU64::new(0),
         }
@@ -140,10 +161,19 @@ impl ManualClock {
         self.ring();
     }
 
-    /// Goes to a time, forward or back, and wakes whoever waited for a time until then.
+    /// Goes to a time, forward or back.
+    ///
+    /// Going forward wakes the futures that waited for a time until then. Going back counts as a
+    /// [set-back](Clock::set_backs) and wakes all of them, so that they find out when their time comes now.
     pub fn set(&self, now: Tick) {
-        self.now.store(now.0, Ordering::Release);
-        self.ring();
+        let before = self.now.swap(now.0, Ordering::AcqRel);
+        if now.0 < before {
+            self.set_backs.fetch_add(1, Ordering::Release);
+            let all = std::mem::take(&mut *self.rings());
+            all.into_values().for_each(Waker::wake);
+        } else {
+            self.ring();
+        }
     }
 
     /// The next time somebody waits for.
@@ -257,6 +287,11 @@ impl Clock for ManualClock {
     #[inline]
     fn now(&self) -> Tick {
         Tick(self.now.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn set_backs(&self) -> u32 {
+        self.set_backs.load(Ordering::Acquire)
     }
 }
 

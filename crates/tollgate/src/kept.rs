@@ -129,6 +129,14 @@ impl PolicyState {
         with!(self, |rule, state| rule.last_change(state))
     }
 
+    fn decides_at(&self, now: Tick) -> Tick {
+        with!(self, |rule, state| rule.decides_at(state, now))
+    }
+
+    fn clock_set_back(&mut self, now: Tick) {
+        with!(self, |rule, state| rule.clock_set_back(state, now));
+    }
+
     #[inline]
     fn set_back(&self, now: Tick) -> bool {
         with!(self, |rule, state| rule.set_back(state, now))
@@ -330,6 +338,18 @@ impl Kept {
     #[inline]
     pub(crate) fn last_change(&self) -> Tick {
         self.each().map(PolicyState::last_change).max().unwrap_or(Tick(i64::MIN))
+    }
+
+    /// The time at which all policies decide for a caller that read `now` before the state was locked.
+    #[inline]
+    pub(crate) fn decides_at(&self, now: Tick) -> Tick {
+        self.each().map(|under| under.decides_at(now)).max().unwrap_or(now)
+    }
+
+    /// Moves the states under all policies to a clock that was set back, each by its own policy.
+    pub(crate) fn clock_set_back(&mut self, now: Tick) {
+        let others = self.others.iter_mut().flat_map(|others| &mut others.0);
+        self.first.iter_mut().chain(others).for_each(|under| under.clock_set_back(now));
     }
 
     pub(crate) fn fresh_at(&self) -> Option<Tick> {

@@ -305,7 +305,8 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), Some(now))
     }
 
-    /// Makes a client fresh: nothing used, no penalty.
+    /// Makes a client as it was before it was ever seen: without a penalty, and with as much as new clients start
+    /// with (all, unless the policy says otherwise). Returns the resulting state.
     pub fn reset(&self, key: impl AsRef<[u8]>) -> S::Reply<'_, Decision> {
         self.quietly(key.as_ref(), Op::Reset, None)
     }

@@ -55,6 +55,13 @@ pub struct Ticket {
     until: Tick,
 }
 
+impl Ticket {
+    /// The key that it waits for.
+    pub(crate) const fn spot(&self) -> Spot {
+        self.spot
+    }
+}
+
 /// What came of joining a line.
 #[derive(Debug)]
 pub enum Joined {

@@ -16,7 +16,7 @@ use crate::kept::Kept;
 use crate::line::{Joined, Line, Ticket, Turn};
 use crate::snapshot::{Section, SnapshotError, SnapshotWriter};
 use crate::store::{Lent, MAX_KEY_BYTES, Store, StoreError};
-use crate::table::{Fingerprint, Found, Full, Locks, Spot, Table, Usage, WhenFull};
+use crate::table::{Fingerprint, Found, Full, Locks, Reading, Spot, Table, Usage, WhenFull};
 use crate::tiers::{Access, Override, Plan};
 use crate::together::JointStore;
 use crate::waiting::WaitingStore;
@@ -62,6 +62,8 @@ pub struct MemoryStore<A: Algorithm, C = SystemClock> {
 /// The keys of a [`Policy`], in memory: each algorithm in a table of its own kind, so that a bucket's
 /// state takes 16 bytes and not as many as the largest of the six.
 pub struct PolicyStore<C = SystemClock> {
+    /// The policy that it was made for.
+    policy: Arc<Policy>,
     kinds: Kinds,
     front: Front<C>,
 }
@@ -169,9 +171,9 @@ impl<S> Keys<S> {
     }
 
     /// Keeps a key as it was, if there is room for it.
-    fn keep(&self, rule: &impl Algorithm<State = S>, key: Fingerprint, was: S, now: Tick) {
+    fn keep(&self, rule: &impl Algorithm<State = S>, key: Fingerprint, was: S, reading: Reading) {
         // Where there is none, the table counts it as refused.
-        let _ = self.table.with(rule, self.table.spot(key), now, |state, _| *state = was);
+        let _ = self.table.with(rule, self.table.spot(key), reading, |state, _| *state = was);
     }
 
     pub(crate) fn full(&self) -> StoreError {
@@ -187,16 +189,41 @@ impl<S: Clone> Keys<S> {
         rule: &A,
         spot: Spot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Result<T, Full> {
-        if !self.line.is_empty()
-            && let Some(told) = self.behind_others(rule, spot, cost, now)
-        {
-            return told;
+        if cost == 0 {
+            return Ok(self.look(rule, spot, reading, |state, at| rule.decide::<T>(state, at, 0)));
         }
-        self.table.with(rule, spot, now, |state, at| {
-            counted_from(now, at, rule.decide::<T>(state, at, cost))
+        if !self.line.is_empty() {
+            self.note_set_back(reading);
+            if let Some(told) = self.behind_others(rule, spot, cost, reading.now) {
+                return told;
+            }
+        }
+        self.table.with(rule, spot, reading, |state, at| {
+            counted_from(reading.now, at, rule.decide::<T>(state, at, cost))
         })
+    }
+
+    /// Answers from a key's state, or from the state it would start with, and changes nothing.
+    #[cold]
+    fn look<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        spot: Spot,
+        reading: Reading,
+        read: impl FnOnce(&mut S, Tick) -> T,
+    ) -> T {
+        self.table
+            .look(rule, spot, reading, |state, at| counted_from(reading.now, at, read(state, at)))
+    }
+
+    /// If a reading is the first after the clock was set back, whoever waits asks again.
+    #[cold]
+    fn note_set_back(&self, reading: Reading) {
+        if self.table.note_set_back(reading) {
+            self.line.nudge_all();
+        }
     }
 
     /// What is heard because others wait for the key.
@@ -241,6 +268,23 @@ impl<C: Clock> Front<C> {
         self.clock.now()
     }
 
+    /// The time that the caller gave, or that of the clock.
+    #[inline]
+    fn read(&self, now: Option<Tick>) -> Reading {
+        now.map_or_else(|| Reading::of(&self.clock), Reading::from)
+    }
+
+    /// Reads the clock, and brings a key's state up to it if the clock was set back: for decisions that go on
+    /// with the time alone.
+    fn read_for<A: Algorithm>(&self, keys: &Keys<A::State>, rule: &A, spot: Spot) -> Reading {
+        let reading = self.read(None);
+        if reading.is_after_a_set_back() {
+            keys.note_set_back(reading);
+            keys.table.follow(rule, spot, reading);
+        }
+        reading
+    }
+
     #[inline]
     fn apply<A: Algorithm, T: Answer>(
         &self,
@@ -270,8 +314,7 @@ impl<C: Clock> Front<C> {
     ) -> Result<T, NoDecision> {
         let spot = keys.table.spot(self.fingerprint(key)?);
         // The bucket comes from memory while the clock is read.
-        let now = now.unwrap_or_else(|| self.clock.now());
-        Ok(keys.decide(rule, spot, cost, now)?)
+        Ok(keys.decide(rule, spot, cost, self.read(now))?)
     }
 
     /// The verbs that are not a check.
@@ -285,17 +328,24 @@ impl<C: Clock> Front<C> {
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
         let spot = self.spot(keys, key)?;
-        let now = now.unwrap_or_else(|| self.clock.now());
+        let reading = self.read(now);
+        keys.note_set_back(reading);
         if let Op::Peek(cost) = op
-            && let Some(told) = keys.behind_others(rule, spot, cost, now)
+            && let Some(told) = keys.behind_others(rule, spot, cost, reading.now)
         {
             return told.map_err(|Full| keys.full());
         }
-        let stepped = keys.table.with(rule, spot, now, |state, at| {
+        let step = |state: &mut A::State, at| {
             let mut part = Part { rule, state, op };
             let agrees = part.admits(at);
-            let (answer, dropped) = part.step::<T>(at, agrees);
-            (counted_from(now, at, answer), dropped)
+            part.step::<T>(at, agrees)
+        };
+        if matches!(op, Op::Peek(_) | Op::Force(0) | Op::GiveBack { amount: 0, .. }) {
+            return Ok(keys.look(rule, spot, reading, |state, at| step(state, at).0));
+        }
+        let stepped = keys.table.with(rule, spot, reading, |state, at| {
+            let (answer, dropped) = step(state, at);
+            (counted_from(reading.now, at, answer), dropped)
         });
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
         if matches!(op, Op::Force(1..)) {
@@ -317,7 +367,7 @@ impl<C: Clock> Front<C> {
         if let Some(long) = many.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
             return Err(StoreError::KeyTooLong { bytes: long.as_ref().len() });
         }
-        let now = now.unwrap_or_else(|| self.clock.now());
+        let reading = self.read(now);
         let mut answers = Vec::with_capacity(many.len());
         let mut spots = [Spot::default(); AHEAD];
         for some in many.chunks(AHEAD) {
@@ -325,7 +375,7 @@ impl<C: Clock> Front<C> {
                 *spot = keys.table.spot(self.hasher.fingerprint(key.as_ref()));
             }
             for spot in &spots[..some.len()] {
-                let answer = keys.decide(rule, *spot, cost, now);
+                let answer = keys.decide(rule, *spot, cost, reading);
                 answers.push(answer.map_err(|Full| keys.full())?);
             }
         }
@@ -341,7 +391,8 @@ impl<C: Clock> Front<C> {
         max_wait: Ticks,
     ) -> Result<Joined, StoreError> {
         let spot = self.spot(keys, key)?;
-        let joined = keys.line.join((&keys.table, rule), spot, cost, self.clock.now(), max_wait);
+        let now = self.read_for(keys, rule, spot).now;
+        let joined = keys.line.join((&keys.table, rule), spot, cost, now, max_wait);
         joined.map_err(|Full| keys.full())
     }
 
@@ -352,8 +403,16 @@ impl<C: Clock> Front<C> {
         ticket: &Ticket,
         waker: &Waker,
     ) -> Result<Turn, StoreError> {
-        let turn = keys.line.turn((&keys.table, rule), ticket, self.clock.now(), waker);
-        turn.map_err(|Full| keys.full())
+        loop {
+            let set_backs = self.clock.set_backs();
+            let now = self.read_for(keys, rule, ticket.spot()).now;
+            let turn = keys.line.turn((&keys.table, rule), ticket, now, waker);
+            let turn = turn.map_err(|Full| keys.full())?;
+            // What was answered by a time of before a set-back is asked again.
+            if matches!(turn, Turn::Done(_)) || self.clock.set_backs() == set_backs {
+                return Ok(turn);
+            }
+        }
     }
 }
 
@@ -447,11 +506,11 @@ impl<C: Clock> MemoryStore<Plan, C> {
         share: impl FnMut(Policy) -> Arc<Policy>,
     ) -> Result<Self, SnapshotError> {
         let (known_bits, hasher) = section.hashes();
-        let now = clock.now();
+        let reading = Reading::of(&clock);
         let keys = Keys::knowing(known_bits, capacity);
         // What was used does not depend on the plan.
         let rule = Plan::of(Access::Unlimited);
-        section.each(share, |key, kept| keys.keep(&rule, key, kept, now))?;
+        section.each(share, |key, kept| keys.keep(&rule, key, kept, reading))?;
         Ok(Self { keys, front: Front { hasher, clock } })
     }
 }
@@ -524,11 +583,11 @@ impl Kinds {
     }
 
     /// Keeps a key as it was, under a policy of this kind.
-    fn keep(&self, policy: &Policy, key: Fingerprint, kept: &Kept, now: Tick) {
+    fn keep(&self, policy: &Policy, key: Fingerprint, kept: &Kept, reading: Reading) {
         let Some((_, standings)) = kept.policies().next() else { return };
         let kept: Result<(), StoreError> = of_its_kind!(policy, self, |rule, keys| {
             if let Some(state) = Standings::of(&standings) {
-                keys.keep(rule, key, state, now);
+                keys.keep(rule, key, state, reading);
             }
             Ok(())
         });
@@ -584,27 +643,33 @@ impl<C: Clock> PolicyStore<C> {
     /// # Panics
     /// If the system has no address space for so many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
-        Self { kinds: Kinds::of(policy, u128::BITS, capacity), front: Front::new(clock) }
+        Self {
+            policy: Arc::new(policy.clone()),
+            kinds: Kinds::of(policy, u128::BITS, capacity),
+            front: Front::new(clock),
+        }
     }
 
     /// Writes what its keys have used into a snapshot, by a name; how many keys. The policy is that of its limiter. While
     /// others use the store, each key is written as it is at some moment meanwhile. [`SnapshotWriter`] has an example.
     ///
     /// # Errors
-    /// The snapshot cannot be written to, or the store is for another policy.
+    /// The snapshot cannot be written to, or the store was made for another policy: then the error is of the kind
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) and holds [`StoreError::OtherPolicy`], and nothing is written.
     pub fn save(
         &self,
         policy: &Policy,
         name: &str,
         snapshot: &mut SnapshotWriter<impl Write>,
     ) -> io::Result<u64> {
-        let shared = Arc::new(policy.clone());
-        let saved = of_its_kind!(policy, &self.kinds, |_rule, keys| {
-            Ok(snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
-                listed.add(&shared, &state.standings());
-            }))
-        });
-        saved.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?
+        if *policy != *self.policy {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, StoreError::OtherPolicy));
+        }
+        of_any_kind!(&self.kinds, |keys| {
+            snapshot.put_table((name, &[]), &self.front.hasher, &keys.table, |state, listed| {
+                listed.add(&self.policy, &state.standings());
+            })
+        })
     }
 
     /// A store for the keys of a policy, with those of a snapshot: whatever its capacity was, and whatever the policy was
@@ -622,15 +687,15 @@ impl<C: Clock> PolicyStore<C> {
         section: &mut Section<'_, impl Read>,
     ) -> Result<Self, SnapshotError> {
         let (known_bits, hasher) = section.hashes();
-        let now = clock.now();
+        let reading = Reading::of(&clock);
         let shared = Arc::new(policy.clone());
         let share = |saved: Policy| if saved == *shared { shared.clone() } else { Arc::new(saved) };
         let kinds = Kinds::of(policy, known_bits, capacity);
         section.each(share, |key, mut kept| {
-            kept.bring_under(&shared, now);
-            kinds.keep(policy, key, &kept, now);
+            kept.bring_under(&shared, reading.now);
+            kinds.keep(policy, key, &kept, reading);
         })?;
-        Ok(Self { kinds, front: Front { hasher, clock } })
+        Ok(Self { policy: shared, kinds, front: Front { hasher, clock } })
     }
 
     /// What has become of keys so far.
@@ -760,11 +825,26 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         cost: Cost,
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
+        self.front.read_for(&self.keys, rule, spot);
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
 
     fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
         self.keys.table.look_for(spot, locks)
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        self.keys.table.make_room(rule, found, now, locks).map_err(|Full| self.keys.full())
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        self.keys.table.give_up_room(found, locks);
     }
 
     fn agrees(
@@ -775,7 +855,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        self.keys.agrees(rule, found, cost, now, locks)
+        Ok(self.keys.agrees(rule, found, cost, now, locks))
     }
 
     fn step(
@@ -808,12 +888,29 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
+            self.front.read_for(keys, rule, spot);
             keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
         })
     }
 
     fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        policy: &Policy,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.table.make_room(rule, found, now, locks).map_err(|Full| keys.full())
+        })
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        of_any_kind!(&self.kinds, |keys| keys.table.give_up_room(found, locks));
     }
 
     fn agrees(
@@ -824,7 +921,9 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         now: Tick,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        of_its_kind!(policy, &self.kinds, |rule, keys| keys.agrees(rule, found, cost, now, locks))
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.agrees(rule, found, cost, now, locks))
+        })
     }
 
     fn step(

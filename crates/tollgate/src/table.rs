@@ -24,13 +24,19 @@ use tollgate_core::{Algorithm, Tick};
 #[cfg(loom)]
 use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::{Mutex, MutexGuard, atomic},
 };
 #[cfg(not(loom))]
 use std::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::{Mutex, MutexGuard, atomic},
 };
+
+use atomic::{
+    AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
+
+use crate::clock::Clock;
 
 /// Slots in a bucket: with 16-byte states and their tags, two cache lines with the lock.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 5 };
@@ -55,8 +61,14 @@ const SWEEP: usize = 2;
 /// How many live keys are compared before the least used of them is evicted.
 const CANDIDATES: usize = 8;
 
-/// How many times of dropped keys are kept: homes share them.
+/// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
+const REFUSED_REACH: usize = 1;
+
+/// How many times of dropped keys are kept for each era: homes share them.
 const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
+
+/// For how many eras they are kept. A thread that is behind by one era writes to its own.
+const ERAS: usize = 2;
 
 /// In how many rounds all buckets are shown.
 const ROUNDS: usize = 64;
@@ -97,6 +109,45 @@ pub enum WhenFull {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
+/// A time, and how often the clock had been set back when it was read. The table calls the time between two
+/// set-backs an era.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) now: Tick,
+    set_backs: u32,
+}
+
+impl Reading {
+    /// Stands for the count of a time that the caller gave.
+    const GIVEN: u32 = u32::MAX;
+
+    /// Reads a clock.
+    #[inline]
+    pub(crate) fn of(clock: &impl Clock) -> Self {
+        // The count first: a time that is read after it is never of an earlier era.
+        let set_backs = clock.set_backs();
+        Self { now: clock.now(), set_backs }
+    }
+
+    /// Whether the clock has ever been set back.
+    pub(crate) const fn is_after_a_set_back(self) -> bool {
+        self.set_backs > 0 && !self.is_given()
+    }
+
+    /// Whether the caller gave the time. Such a caller may be late, but never sets the clock back.
+    #[inline]
+    const fn is_given(self) -> bool {
+        self.set_backs == Self::GIVEN
+    }
+}
+
+impl From<Tick> for Reading {
+    #[inline]
+    fn from(now: Tick) -> Self {
+        Self { now, set_backs: Self::GIVEN }
+    }
+}
+
 pub(crate) struct Table<S> {
     buckets: Pages<Bucket<S>>,
     /// How many of the buckets can be homes; the rest are for the keys of the last homes.
@@ -109,7 +160,11 @@ pub(crate) struct Table<S> {
     when_full: WhenFull,
     len: AtomicUsize,
     cursor: AtomicUsize,
-    /// The latest time at which a key of some homes was dropped: see `floor`.
+    /// The most set-backs that any caller has reported: the era.
+    era: AtomicU32,
+    /// The first time that was read in the era. Locked while a new era begins.
+    era_began: Mutex<Tick>,
+    /// For some eras, the latest time at which a key of some homes was dropped: see `floor`.
     watermarks: Box<[AtomicI64]>,
     counters: Counters,
 }
@@ -142,12 +197,14 @@ struct Counters {
 #[repr(C, align(64))]
 struct Bucket<S> {
     /// 1 while somebody holds the bucket.
-    lock: AtomicU32,
+    lock: AtomicU8,
+    /// Whether anybody has ever lived here. A look at it touches no memory that was not touched before.
+    lived_in: AtomicBool,
     /// How many keys whose home this is live in a later bucket. Raised under the home's lock before
     /// the key is placed, lowered by whoever dropped it afterwards: never too low.
     spilled: AtomicU16,
-    /// Whether anybody has ever lived here. A look at it touches no memory that was not touched before.
-    lived_in: AtomicBool,
+    /// The era that its states are in. It changes under the lock.
+    era: AtomicU32,
     slots: UnsafeCell<Slots<S>>,
 }
 
@@ -186,19 +243,25 @@ struct Held<'a, S>(&'a Bucket<S>);
 /// They are taken in their order, as everybody does who waits for one while holding another: so nobody
 /// waits in a circle.
 #[derive(Debug, Default)]
-pub struct Locks<'a>(Vec<&'a AtomicU32>);
+pub struct Locks<'a> {
+    held: Vec<&'a AtomicU8>,
+    /// Slots of keys of this decision, by the locks of their buckets: no other key may take them.
+    pinned: Vec<(&'a AtomicU8, usize)>,
+}
 
 /// A key whose lock is held, among others, and where its state is, if one is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     key: Spot,
     at: Option<(usize, usize)>,
+    /// Whether the state was placed for this decision, and is given up if the decision fails.
+    is_new: bool,
 }
 
 impl Found {
     /// Whether a state is kept for the key.
     pub(crate) const fn is_kept(&self) -> bool {
-        self.at.is_some()
+        self.at.is_some() && !self.is_new
     }
 }
 
@@ -217,31 +280,31 @@ impl<S> Bucket<S> {
 }
 
 /// The order of locks.
-fn address(lock: &AtomicU32) -> usize {
+fn address(lock: &AtomicU8) -> usize {
     std::ptr::from_ref(lock).addr()
 }
 
 #[inline]
-fn take(lock: &AtomicU32) {
+fn take(lock: &AtomicU8) {
     while !try_take(lock) {
         wait_for(lock);
     }
 }
 
 #[inline]
-fn try_take(lock: &AtomicU32) -> bool {
+fn try_take(lock: &AtomicU8) -> bool {
     lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 #[inline]
-fn let_go(lock: &AtomicU32) {
+fn let_go(lock: &AtomicU8) {
     lock.store(0, Ordering::Release);
 }
 
 /// Waits until a lock may be free, without writing, so that the holder keeps the line.
 #[cfg(not(loom))]
 #[cold]
-fn wait_for(lock: &AtomicU32) {
+fn wait_for(lock: &AtomicU8) {
     let mut spins = 0_u32;
     while lock.load(Ordering::Relaxed) != 0 {
         spins += 1;
@@ -251,7 +314,7 @@ fn wait_for(lock: &AtomicU32) {
 }
 
 #[cfg(loom)]
-fn wait_for(_: &AtomicU32) {
+fn wait_for(_: &AtomicU8) {
     loom::thread::yield_now();
 }
 
@@ -263,22 +326,37 @@ impl<S> Drop for Held<'_, S> {
 }
 
 impl<'a> Locks<'a> {
-    fn take(&mut self, lock: &'a AtomicU32) {
+    fn take(&mut self, lock: &'a AtomicU8) {
         if !self.have(lock) {
-            debug_assert!(self.0.iter().all(|held| address(held) < address(lock)));
+            debug_assert!(self.held.iter().all(|held| address(held) < address(lock)));
             take(lock);
-            self.0.push(lock);
+            self.held.push(lock);
         }
     }
 
-    fn have(&self, lock: &AtomicU32) -> bool {
-        self.0.iter().any(|held| std::ptr::eq(*held, lock))
+    fn have(&self, lock: &AtomicU8) -> bool {
+        self.held.iter().any(|held| std::ptr::eq(*held, lock))
+    }
+
+    /// Takes over the lock of a bucket that was entered.
+    fn keep<S>(&mut self, open: Open<'a, S>) {
+        if let Open::Held(held) = open {
+            self.held.push(&ManuallyDrop::new(held).0.lock);
+        }
+    }
+
+    fn pin(&mut self, lock: &'a AtomicU8, slot: usize) {
+        self.pinned.push((lock, slot));
+    }
+
+    fn is_pinned(&self, lock: &AtomicU8, slot: usize) -> bool {
+        self.pinned.iter().any(|(of, pinned)| std::ptr::eq(*of, lock) && *pinned == slot)
     }
 }
 
 impl Drop for Locks<'_> {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(let_go);
+        self.held.drain(..).for_each(let_go);
     }
 }
 
@@ -355,7 +433,9 @@ impl<S> Table<S> {
             when_full,
             len: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
-            watermarks: (0..WATERMARKS).map(|_| AtomicI64::new(i64::MIN)).collect(),
+            era: AtomicU32::new(0),
+            era_began: Mutex::new(Tick(i64::MIN)),
+            watermarks: (0..ERAS * WATERMARKS).map(|_| AtomicI64::new(i64::MIN)).collect(),
             counters: Counters::default(),
         }
     }
@@ -443,27 +523,174 @@ impl<S> Table<S> {
     /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
     /// then kept unless it is still fresh.
     ///
-    /// `run` gets the time to decide at. It is later than `now` if the state has changed since: `now` was
-    /// read before the lock, so the caller is late, and time that was earned already is not earned twice.
+    /// `run` gets the time to decide at. It is later than the reading if the state has changed since: the
+    /// clock was read before the lock, so the caller is late, and time that was earned already is not earned
+    /// twice.
     #[inline]
     pub(crate) fn with<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
         key: Spot,
-        now: Tick,
+        reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         let mut home = self.buckets[key.home].hold();
+        let reading = self.enter(rule, &mut home, reading.into());
         if let Some(slot) = home.find(key.tag) {
-            return Ok(home.with_state(slot, |state| run_late(rule, state, now, run)));
+            return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
         // Acquire: whoever sees that a key is gone sees when it went.
         if home.0.spilled.load(Ordering::Acquire) > 0
             && let Some((mut bucket, slot)) = self.find_beyond(&home, key)
         {
-            return Ok(bucket.with_state(slot, |state| run_late(rule, state, now, run)));
+            let reading = self.enter(rule, &mut bucket, reading);
+            return Ok(bucket.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
-        self.with_new(rule, key, home, now, run)
+        self.with_new(rule, key, home, reading, run)
+    }
+
+    /// Reads a key's state, or the state it would start with, and changes nothing: `read` gets a copy. The
+    /// states of a bucket stay in their era.
+    #[cold]
+    pub(crate) fn look<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: Spot,
+        reading: impl Into<Reading>,
+        read: impl FnOnce(&mut S, Tick) -> R,
+    ) -> R
+    where
+        S: Clone,
+    {
+        let reading = reading.into();
+        let mut home = self.buckets[key.home].hold();
+        let found = match home.find(key.tag) {
+            Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
+            None if home.0.spilled.load(Ordering::Acquire) > 0 => {
+                let beyond = self.find_beyond(&home, key);
+                beyond.map(|(mut bucket, slot)| {
+                    (self.era_of(&bucket), bucket.with_state(slot, |state| state.clone()))
+                })
+            }
+            None => None,
+        };
+        drop(home);
+        let Some((era, mut state)) = found else {
+            let reading = self.caught_up(self.era.load(Ordering::Acquire), reading);
+            let now = reading.now.max(self.floor(key.home, reading));
+            return read(&mut rule.first(now), now);
+        };
+        let reading = self.caught_up(era, reading);
+        if !reading.is_given() && era < reading.set_backs {
+            rule.clock_set_back(&mut state, reading.now);
+        }
+        run_late(rule, &mut state, reading.now, read)
+    }
+
+    /// Brings a key's state, if one is kept, into the era of a reading.
+    #[cold]
+    pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
+        let mut home = self.buckets[key.home].hold();
+        let reading = self.enter(rule, &mut home, reading);
+        if home.find(key.tag).is_none()
+            && home.0.spilled.load(Ordering::Acquire) > 0
+            && let Some((mut bucket, _)) = self.find_beyond(&home, key)
+        {
+            self.enter(rule, &mut bucket, reading);
+        }
+    }
+
+    /// Enters a bucket with a reading: states of an earlier era are moved into that of the reading, and a
+    /// reading of an earlier era is replaced. Returns the reading to go on with.
+    #[inline]
+    fn enter<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        bucket: &mut Held<'_, S>,
+        reading: Reading,
+    ) -> Reading {
+        if reading.is_given() || self.era_of(bucket) == reading.set_backs {
+            return reading;
+        }
+        self.enter_from_another_era(rule, bucket, reading)
+    }
+
+    #[cold]
+    fn enter_from_another_era<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        bucket: &mut Held<'_, S>,
+        reading: Reading,
+    ) -> Reading {
+        let reading = self.caught_up(self.era_of(bucket), reading);
+        if self.era_of(bucket) < reading.set_backs {
+            self.note_set_back(reading);
+            let tags = bucket.tags();
+            for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
+                bucket.with_state(slot, |state| rule.clock_set_back(state, reading.now));
+            }
+            bucket.0.era.store(reading.set_backs, Ordering::Relaxed);
+        }
+        reading
+    }
+
+    /// Whether a bucket can be used with a reading, after its states were moved into the reading's era; not if
+    /// the bucket is ahead of it.
+    #[inline]
+    fn can_enter<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        bucket: &mut Held<'_, S>,
+        reading: Reading,
+    ) -> bool {
+        let ahead = !reading.is_given() && self.era_of(bucket) > reading.set_backs;
+        if !ahead {
+            self.enter(rule, bucket, reading);
+        }
+        !ahead
+    }
+
+    /// The era of a bucket whose lock is held.
+    #[inline]
+    fn era_of(&self, bucket: &Held<'_, S>) -> u32 {
+        bucket.0.era.load(Ordering::Relaxed)
+    }
+
+    /// The reading, unless it is older than an era: then the clock was set back since it was read, and the
+    /// first time of the present era is taken instead. That time has passed, so nobody earns by it.
+    fn caught_up(&self, era: u32, reading: Reading) -> Reading {
+        if reading.is_given() || era <= reading.set_backs {
+            return reading;
+        }
+        let began = self.era_began();
+        Reading { now: *began, set_backs: self.era.load(Ordering::Acquire) }
+    }
+
+    fn era_began(&self) -> MutexGuard<'_, Tick> {
+        // The tick under it is whole, whatever panicked.
+        self.era_began.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Begins a new era if a reading is of one. Returns whether it is the first of its era.
+    pub(crate) fn note_set_back(&self, reading: Reading) -> bool {
+        if reading.is_given() || self.era.load(Ordering::Acquire) >= reading.set_backs {
+            return false;
+        }
+        let mut began = self.era_began();
+        if self.era.load(Ordering::Acquire) >= reading.set_backs {
+            return false;
+        }
+        *began = reading.now;
+        for watermark in self.watermarks_of(reading.set_backs) {
+            watermark.store(i64::MIN, Ordering::Release);
+        }
+        self.era.store(reading.set_backs, Ordering::Release);
+        true
+    }
+
+    fn watermarks_of(&self, era: u32) -> &[AtomicI64] {
+        let from = era as usize % ERAS * WATERMARKS;
+        &self.watermarks[from..from + WATERMARKS]
     }
 
     /// Where the lock of a key comes in the order of all.
@@ -482,22 +709,50 @@ impl<S> Table<S> {
             locks.take(&self.buckets[index].lock);
             let slot = under(&self.buckets[index], locks).find(key.tag | distance as u64);
             if let Some(slot) = slot {
-                return Found { key, at: Some((index, slot)) };
+                locks.pin(&self.buckets[index].lock, slot);
+                return Found { key, at: Some((index, slot)), is_new: false };
             }
         }
-        Found { key, at: None }
+        Found { key, at: None, is_new: false }
     }
 
-    /// Whether a new key would be refused, because the table is full and set to refuse then.
-    pub(crate) fn refuses_new<A: Algorithm<State = S>>(
-        &self,
+    /// Finds a place for a key that is not kept, with the state that it would start with, if the table refuses
+    /// new keys when it is full. So a decision on several keys knows before it charges any that all have one.
+    ///
+    /// # Errors
+    /// The table is full. Nothing has changed.
+    pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
+        &'a self,
         rule: &A,
         found: Found,
-        now: Tick,
-        locks: &mut Locks<'_>,
-    ) -> bool {
-        let home = || under(&self.buckets[found.key.home], locks);
-        found.at.is_none() && self.is_closed(rule, &mut home(), now)
+        reading: impl Into<Reading>,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, Full> {
+        let Found { key, at: None, .. } = found else { return Ok(found) };
+        if self.when_full != WhenFull::RefuseNew {
+            return Ok(found);
+        }
+        let mut home = under(&self.buckets[key.home], locks);
+        let reading = self.enter(rule, &mut home, reading.into());
+        let now = reading.now.max(self.floor(key.home, reading));
+        let reading = Reading { now, ..reading };
+        let state = rule.first(now);
+        let (index, slot, beyond) =
+            self.place(rule, key, &mut home, reading, state, Some(&*locks))?;
+        if let Some(beyond) = beyond {
+            locks.keep(beyond);
+        }
+        locks.pin(&self.buckets[index].lock, slot);
+        Ok(Found { key, at: Some((index, slot)), is_new: true })
+    }
+
+    /// Gives up the place that was made for a key.
+    pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        if let Found { at: Some((index, slot)), is_new: true, .. } = found {
+            let tag = under(&self.buckets[index], locks).clear(slot);
+            self.lower_spilled(index, tag);
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Reads the state of a key that was found, or the one it would start with.
@@ -505,17 +760,21 @@ impl<S> Table<S> {
         &self,
         rule: &A,
         found: Found,
-        now: Tick,
+        reading: impl Into<Reading>,
         locks: &mut Locks<'_>,
         read: impl FnOnce(&mut S, Tick) -> R,
     ) -> R {
+        let reading = reading.into();
         match found.at {
             Some((bucket, slot)) => {
                 let mut bucket = under(&self.buckets[bucket], locks);
-                bucket.with_state(slot, |state| run_late(rule, state, now, read))
+                let reading = self.enter(rule, &mut bucket, reading);
+                bucket.with_state(slot, |state| run_late(rule, state, reading.now, read))
             }
             None => {
-                let now = now.max(self.floor(found.key.home));
+                let mut home = under(&self.buckets[found.key.home], locks);
+                let reading = self.enter(rule, &mut home, reading);
+                let now = reading.now.max(self.floor(found.key.home, reading));
                 read(&mut rule.first(now), now)
             }
         }
@@ -527,20 +786,25 @@ impl<S> Table<S> {
         &self,
         rule: &A,
         found: Found,
-        now: Tick,
+        reading: impl Into<Reading>,
         locks: &mut Locks<'_>,
         change: impl FnOnce(&mut S, Tick) -> R,
     ) -> R {
-        let Found { key, at: None } = found else {
-            return self.read_found(rule, found, now, locks, change);
+        let Found { key, at: None, .. } = found else {
+            return self.read_found(rule, found, reading, locks, change);
         };
-        let now = now.max(self.floor(key.home));
+        let mut home = under(&self.buckets[key.home], locks);
+        let reading = self.enter(rule, &mut home, reading.into());
+        let now = reading.now.max(self.floor(key.home, reading));
         let mut state = rule.first(now);
         let answer = change(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            let mut home = under(&self.buckets[key.home], locks);
-            self.place(rule, key, &mut home, now, state, |bucket| bucket.under_or_free(locks));
-            self.sweep(rule, now);
+            let reading = Reading { now, ..reading };
+            // Keys that are kept went first, so they may be evicted like any other.
+            locks.pinned.clear();
+            // A table that refuses new keys has made room before, or the decision charges nothing.
+            drop(self.place(rule, key, &mut home, reading, state, Some(&*locks)));
+            self.sweep(rule, reading);
         }
         answer
     }
@@ -571,79 +835,91 @@ impl<S> Table<S> {
         rule: &A,
         key: Spot,
         mut home: Held<'a, S>,
-        now: Tick,
+        reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
-        let now = now.max(self.floor(key.home));
+        let now = reading.now.max(self.floor(key.home, reading));
+        let reading = Reading { now, ..reading };
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
-            // What leaves nothing behind, such as a look, needs no place.
-            if self.is_closed(rule, &mut home, now) {
-                return Err(Full);
-            }
-            self.place(rule, key, &mut home, now, state, |bucket| {
-                bucket.try_hold().map(Open::Held)
-            });
+            // What leaves nothing behind needs no place.
+            drop(self.place(rule, key, &mut home, reading, state, None)?);
             drop(home);
-            self.sweep(rule, now);
+            self.sweep(rule, reading);
         }
         Ok(answer)
     }
 
-    /// Whether a new key of a home is to be refused.
-    fn is_closed<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        home: &mut Held<'_, S>,
-        now: Tick,
-    ) -> bool {
-        if self.when_full != WhenFull::RefuseNew || self.len() < self.max_keys {
-            return false;
-        }
-        self.sweep(rule, now);
-        let closed = self.len() >= self.max_keys && !self.has_fresh(rule, home, now);
-        self.counters.refused.fetch_add(closed.into(), Ordering::Relaxed);
-        closed
+    /// Counts one more key, if there may be one more.
+    fn reserve(&self) -> bool {
+        let one_more = |len| (len < self.max_keys).then_some(len + 1);
+        self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or
-    /// in the place of the least used. Only the home's lock is needed: other buckets that cannot be
-    /// opened, because somebody has them, are passed over, so nobody is waited for.
+    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or, unless the
+    /// table refuses new keys, in the place of the least used. Only the home's lock is needed: other buckets
+    /// that cannot be opened, because another caller has them, are passed over, so nobody is waited for.
+    /// Returns where it is, and its bucket if that is not the home.
+    ///
+    /// # Errors
+    /// The table is full, and refuses new keys then.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
         key: Spot,
         home: &mut Held<'a, S>,
-        now: Tick,
+        reading: Reading,
         state: S,
-        open: impl Fn(&'a Bucket<S>) -> Option<Open<'a, S>>,
-    ) {
-        let reserved = self.len.fetch_add(1, Ordering::Relaxed) < self.max_keys
-            // Whoever may not evict was let in before: threads that come at once may be a few too many.
-            || self.when_full == WhenFull::RefuseNew;
+        locks: Option<&Locks<'_>>,
+    ) -> Result<(usize, usize, Option<Open<'a, S>>), Full> {
+        let now = reading.now;
+        let refuses = self.when_full == WhenFull::RefuseNew;
+        let open = |index: usize| {
+            let bucket = &self.buckets[index];
+            let mut bucket = match locks {
+                Some(locks) => bucket.under_or_free(locks)?,
+                None => bucket.try_hold().map(Open::Held)?,
+            };
+            self.can_enter(rule, &mut bucket, reading).then_some(bucket)
+        };
+        let is_pinned = |bucket: &Held<'_, S>, slot| {
+            locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
+        };
+        let mut reserved = self.reserve();
+        if !reserved && refuses {
+            self.sweep(rule, reading);
+            reserved = self.reserve();
+        }
+        let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
         let mut least: Option<(usize, usize, u64)> = None;
         let mut seen = 0;
-        for distance in 0..=REACH {
+        for distance in 0..=reach {
             let mut beyond = match distance {
                 0 => None,
-                _ => match open(&self.buckets[key.home + distance]) {
+                _ => match open(key.home + distance) {
                     Some(open) => Some(open),
                     None => continue,
                 },
             };
             let bucket = beyond.as_deref_mut().unwrap_or(home);
             let tags = bucket.tags();
-            if let Some(slot) = tags.iter().position(|tag| *tag == 0).filter(|_| reserved) {
-                return self.replace(bucket, slot, (key, distance), now, state);
+            let empty = tags.iter().position(|tag| *tag == 0).filter(|_| reserved);
+            if let Some(slot) = empty {
+                self.replace(rule, bucket, slot, (key, distance), reading, state);
+                return Ok((key.home + distance, slot, beyond));
             }
             for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
+                if is_pinned(bucket, slot) {
+                    continue;
+                }
                 if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
-                    self.len.fetch_sub(1, Ordering::Relaxed);
-                    return self.replace(bucket, slot, (key, distance), now, state);
+                    self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+                    self.replace(rule, bucket, slot, (key, distance), reading, state);
+                    return Ok((key.home + distance, slot, beyond));
                 }
                 let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
                 if least.is_none_or(|(_, _, other)| used < other) {
@@ -651,47 +927,58 @@ impl<S> Table<S> {
                 }
                 seen += 1;
             }
-            if !reserved && seen >= CANDIDATES {
+            if !refuses && !reserved && seen >= CANDIDATES {
                 break;
             }
         }
+        if refuses {
+            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Full);
+        }
         let Some((distance, slot, _)) = least else {
-            // Nobody lives in reach, as at the end of the table: somebody goes elsewhere.
-            if self.evict_any(rule, now) {
-                self.len.fetch_sub(1, Ordering::Relaxed);
-            }
-            return self.replace(home, 0, (key, 0), now, state);
+            // No key that may go lives in reach, as at the end of the table: one goes elsewhere.
+            let evicted = self.evict_any(rule, reading);
+            self.len.fetch_add((!reserved && !evicted).into(), Ordering::Relaxed);
+            self.replace(rule, home, 0, (key, 0), reading, state);
+            return Ok((key.home, 0, None));
         };
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        // Its bucket was let go meanwhile. If somebody has it now, one at home goes instead.
+        // Its bucket was let go meanwhile. If another caller has it now, one at home goes instead.
         let mut beyond = match distance {
             0 => None,
-            _ => open(&self.buckets[key.home + distance]),
+            _ => open(key.home + distance),
         };
-        let (distance, slot) = if beyond.is_some() { (distance, slot) } else { (0, slot) };
+        let distance = if beyond.is_some() { distance } else { 0 };
         let bucket = beyond.as_deref_mut().unwrap_or(home);
-        // Whoever is in the slot now goes; if nobody is, there is one key more for a while, for whoever
-        // comes next finds the table full.
-        if bucket.tags()[slot] == 0 {
-            self.len.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        // The key that is in the slot now goes. If there is none, there is one key more for a while, until the
+        // next new key finds the table full.
+        let is_empty = bucket.tags()[slot] == 0;
+        self.counters.evicted.fetch_add((!is_empty).into(), Ordering::Relaxed);
+        match (reserved, is_empty) {
+            (true, false) => _ = self.len.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => _ = self.len.fetch_add(1, Ordering::Relaxed),
+            _ => {}
         }
-        self.replace(bucket, slot, (key, distance), now, state);
+        self.replace(rule, bucket, slot, (key, distance), reading, state);
+        Ok((key.home + distance, slot, beyond))
     }
 
     /// Evicts the least used of the next bucket that nobody has and somebody lives in.
     #[cold]
-    fn evict_any<A: Algorithm<State = S>>(&self, rule: &A, now: Tick) -> bool {
+    fn evict_any<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) -> bool {
+        let now = reading.now;
         for _ in 0..self.buckets.len() {
             let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
+            if !self.can_enter(rule, &mut bucket, reading) {
+                continue;
+            }
             let tags = bucket.tags();
             let mut used = |slot: &usize| bucket.with_state(*slot, |state| rule.used(state, now));
             let lived_in = (0..SLOTS).filter(|slot| tags[*slot] != 0);
             if let Some(slot) = lived_in.min_by_key(|slot| used(slot).rounded_up()) {
                 let tag = bucket.clear(slot);
-                self.forget(index, tag, now);
+                self.forget(index, tag, reading, now);
                 self.counters.evicted.fetch_add(1, Ordering::Relaxed);
                 return true;
             }
@@ -700,66 +987,84 @@ impl<S> Table<S> {
     }
 
     /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.
-    fn replace(
+    fn replace<A: Algorithm<State = S>>(
         &self,
+        rule: &A,
         bucket: &mut Held<'_, S>,
         slot: usize,
         (key, distance): (Spot, usize),
-        now: Tick,
+        reading: Reading,
         state: S,
     ) {
         if distance > 0 {
             self.buckets[key.home].spilled.fetch_add(1, Ordering::Relaxed);
         }
         let gone = bucket.tags()[slot];
+        let at = match gone {
+            0 => reading.now,
+            _ => bucket.with_state(slot, |state| dropped_at(rule, state, reading.now)),
+        };
         bucket.put(slot, key.tag | distance as u64, state);
-        self.forget(key.home + distance, gone, now);
+        self.forget(key.home + distance, gone, reading, at);
     }
 
-    /// Notes that a key is gone from a bucket, whose lock is held.
-    fn forget(&self, index: usize, tag: u64, now: Tick) {
+    /// Notes that a key is gone from a bucket, whose lock is held, and until when it had used its state.
+    fn forget(&self, index: usize, tag: u64, reading: Reading, at: Tick) {
         if tag == 0 {
             return;
         }
         let distance = (tag & DISTANCE) as usize;
         let home = index - distance;
-        self.watermarks[home % WATERMARKS].fetch_max(now.0, Ordering::Relaxed);
+        let era = self.era_to_note(reading);
+        let watermark = &self.watermarks_of(era)[home % WATERMARKS];
+        watermark.fetch_max(at.0, Ordering::AcqRel);
+        if self.era.load(Ordering::Acquire) as usize >= era as usize + ERAS {
+            // The clock was set back so often meanwhile that this watermark is of a later era. A time of an
+            // earlier one would keep keys out; without it, one late thread may earn a little twice.
+            watermark.store(i64::MIN, Ordering::Release);
+        }
+        self.lower_spilled(index, tag);
+    }
+
+    /// Notes at its home that a key is gone from a later bucket, whose lock is held.
+    fn lower_spilled(&self, index: usize, tag: u64) {
+        let distance = (tag & DISTANCE) as usize;
         if distance > 0 {
-            self.buckets[home].spilled.fetch_sub(1, Ordering::Release);
+            self.buckets[index - distance].spilled.fetch_sub(1, Ordering::Release);
         }
     }
 
     /// The time before which no new key of a home may start: when the last one was dropped there.
-    fn floor(&self, index: usize) -> Tick {
-        Tick(self.watermarks[index % WATERMARKS].load(Ordering::Relaxed))
+    fn floor(&self, home: usize, reading: Reading) -> Tick {
+        let watermarks = self.watermarks_of(self.era_to_note(reading));
+        Tick(watermarks[home % WATERMARKS].load(Ordering::Relaxed))
     }
 
-    fn has_fresh<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        bucket: &mut Held<'_, S>,
-        now: Tick,
-    ) -> bool {
-        (0..SLOTS).any(|slot| {
-            bucket.tags()[slot] != 0 && bucket.with_state(slot, |state| is_fresh(rule, state, now))
-        })
+    /// The era of a reading. A time that was given counts to the present one.
+    fn era_to_note(&self, reading: Reading) -> u32 {
+        if reading.is_given() { self.era.load(Ordering::Acquire) } else { reading.set_backs }
     }
 
     /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
     /// the table is free nothing is gained by it: the keys may come back.
-    fn sweep<A: Algorithm<State = S>>(&self, rule: &A, now: Tick) {
+    fn sweep<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) {
+        let now = reading.now;
         if self.len() <= self.max_keys / 2 {
             return;
         }
         for _ in 0..SWEEP {
             let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.buckets.len();
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
+            if !self.can_enter(rule, &mut bucket, reading) {
+                continue;
+            }
             for slot in 0..SLOTS {
                 if bucket.tags()[slot] != 0
                     && bucket.with_state(slot, |state| is_fresh(rule, state, now))
                 {
+                    let at = bucket.with_state(slot, |state| dropped_at(rule, state, now));
                     let tag = bucket.clear(slot);
-                    self.forget(index, tag, now);
+                    self.forget(index, tag, reading, at);
                     self.len.fetch_sub(1, Ordering::Relaxed);
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
                 }
@@ -812,6 +1117,12 @@ impl<S> DerefMut for Open<'_, S> {
     }
 }
 
+/// The time from which a key that is dropped may start again. What a late caller drops because it is fresh
+/// may have changed after the caller read the clock.
+fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
+    if is_fresh(rule, state, now) { now.max(rule.last_change(state)) } else { now }
+}
+
 /// Runs on a state at `now`, or at its last change if that is later.
 #[inline]
 fn run_late<A: Algorithm, R>(
@@ -820,7 +1131,7 @@ fn run_late<A: Algorithm, R>(
     now: Tick,
     run: impl FnOnce(&mut A::State, Tick) -> R,
 ) -> R {
-    let at = now.max(rule.last_change(state));
+    let at = rule.decides_at(state, now);
     run(state, at)
 }
 
@@ -888,8 +1199,8 @@ impl<S> Deref for Pages<Bucket<S>> {
     #[inline]
     fn deref(&self) -> &[Bucket<S>] {
         // Safety: the memory is page-aligned, as long as `length` buckets, lives as long as `self`,
-        // and was zeroed, which is a valid bucket: not locked, nothing spilled, never lived in, no tags, so no
-        // states.
+        // and was zeroed, which is a valid bucket: not locked, nothing spilled, never lived in, in the first era,
+        // no tags, so no states.
         // It is only ever written through the cells and atomics of the buckets.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<Bucket<S>>(), self.length) }
     }
@@ -903,9 +1214,10 @@ struct Pages<T>(Vec<T>);
 impl<S> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
         let bucket = |_| Bucket {
-            lock: AtomicU32::new(0),
-            spilled: AtomicU16::new(0),
+            lock: AtomicU8::new(0),
             lived_in: AtomicBool::new(false),
+            spilled: AtomicU16::new(0),
+            era: AtomicU32::new(0),
             slots: UnsafeCell::new(Slots {
                 tags: [0; SLOTS],
                 states: std::array::from_fn(|_| MaybeUninit::uninit()),

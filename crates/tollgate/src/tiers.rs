@@ -376,6 +376,16 @@ impl Algorithm for Plan {
         kept.last_change()
     }
 
+    #[inline]
+    fn decides_at(&self, kept: &Kept, now: Tick) -> Tick {
+        kept.decides_at(now)
+    }
+
+    /// Each state by the policy that it is under: the plan is only that of the caller.
+    fn clock_set_back(&self, kept: &mut Kept, now: Tick) {
+        kept.clock_set_back(now);
+    }
+
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
         match self.access(now) {

@@ -84,6 +84,10 @@ trait Joint<'a> {
     /// Takes the locks of the key.
     fn look(&mut self, locks: &mut Locks<'a>);
     fn is_kept(&self) -> bool;
+    /// Finds a place for a key that is new, before any is charged.
+    fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError>;
+    /// Gives up that place.
+    fn give_up_room(&mut self, locks: &mut Locks<'a>);
     /// Whether it admits its cost.
     fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
     fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision;
@@ -122,6 +126,9 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
         }
     }
     let go = refused_ask.is_none();
+    if go {
+        make_room(&mut asks, &parts, &mut locks)?;
+    }
     // New keys come last: they may be kept in the place of a fresh one.
     let mut new_last = parts.clone();
     new_last.sort_by_key(|part| !asks[*part].part.is_kept());
@@ -141,6 +148,21 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     let places = asks.into_iter().filter_map(|ask| ask.place);
     let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
     Ok(Together { decision, refused_ask, places })
+}
+
+/// Finds a place for every new key, or for none.
+fn make_room<'a>(
+    asks: &mut [Ask<'a>],
+    parts: &[usize],
+    locks: &mut Locks<'a>,
+) -> Result<(), StoreError> {
+    for (count, part) in parts.iter().enumerate() {
+        if let Err(error) = asks[*part].part.make_room(locks) {
+            parts[..count].iter().for_each(|part| asks[*part].part.give_up_room(locks));
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// The answer to no question.
@@ -185,10 +207,25 @@ pub trait JointStore<A: Algorithm>:
     /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks.
     fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Found;
 
-    /// Whether a key has nothing against a cost.
+    /// Finds a place for a key that is new, if the store refuses new keys when it is full.
     ///
     /// # Errors
     /// The store is full.
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError>;
+
+    /// Gives up the place that was made for a key.
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>);
+
+    /// Whether a key has nothing against a cost.
+    ///
+    /// # Errors
+    /// The policy is of another kind.
     fn agrees(
         &self,
         rule: &A,
@@ -233,6 +270,20 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         (**self).look_for(spot, locks)
     }
 
+    fn make_room<'a>(
+        &'a self,
+        rule: &A,
+        found: Found,
+        now: Tick,
+        locks: &mut Locks<'a>,
+    ) -> Result<Found, StoreError> {
+        (**self).make_room(rule, found, now, locks)
+    }
+
+    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+        (**self).give_up_room(found, locks);
+    }
+
     fn agrees(
         &self,
         rule: &A,
@@ -265,13 +316,10 @@ impl<S: Clone> Keys<S> {
         cost: Cost,
         now: Tick,
         locks: &mut Locks<'_>,
-    ) -> Result<bool, StoreError> {
-        if self.table.refuses_new(rule, found, now, locks) {
-            return Err(self.full());
-        }
+    ) -> bool {
         let op = Op::Check(cost);
         let admits = |state: &mut S, now| Part { rule, state, op }.admits(now);
-        Ok(self.table.read_found(rule, found, now, locks, admits))
+        self.table.read_found(rule, found, now, locks, admits)
     }
 
     pub(crate) fn step<A: Algorithm<State = S>>(
@@ -287,6 +335,11 @@ impl<S: Clone> Keys<S> {
         let step = |state: &mut S, at| {
             counted_from(now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
         };
+        if cost == 0 {
+            // A look leaves nothing behind.
+            let look = |state: &mut S, at| step(&mut state.clone(), at);
+            return self.table.read_found(rule, found, now, locks, look);
+        }
         self.table.change_found(rule, found, now, locks, step)
     }
 }
@@ -374,6 +427,18 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
 
     fn is_kept(&self) -> bool {
         self.found().is_kept()
+    }
+
+    fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError> {
+        if self.cost > 0 {
+            let store = &self.limiter.store;
+            self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
+        }
+        Ok(())
+    }
+
+    fn give_up_room(&mut self, locks: &mut Locks<'a>) {
+        self.limiter.store.give_up_room(self.found(), locks);
     }
 
     fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError> {

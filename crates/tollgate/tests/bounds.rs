@@ -1,7 +1,8 @@
 //! Whatever an attacker invents: memory, pauses and other people's quotas stay bounded.
 
 use tollgate::{
-    Capacity, ManualClock, Policy, PolicyStore, RateLimiter, StoreError, Tick, Ticks, WhenFull,
+    Capacity, InFlight, ManualClock, Policy, PolicyStore, RateLimiter, SnapshotWriter, StoreError,
+    Tick, Ticks, WhenFull, check_all, check_all_at,
 };
 
 type Limiter = RateLimiter<Policy, PolicyStore<ManualClock>>;
@@ -172,4 +173,189 @@ fn d4_chosen_keys_spread_as_random_ones_do() {
         let usage = limiter.store().usage();
         assert_eq!((usage.keys, usage.evicted), (keys.len(), 0), "{name}: crowded");
     }
+}
+
+/// A decision on several keys that needs more places than there are charges none of its keys.
+#[test]
+fn k9_a_joint_decision_evicts_no_key_from_a_store_that_refuses_new_ones() {
+    let refusing = |max_keys| Capacity::of(max_keys).when_full(WhenFull::RefuseNew);
+    let full = limiter(hourly(2), refusing(10));
+    let other = limiter(hourly(100), Capacity::of(10));
+    for key in 0..10_u8 {
+        assert!(full.is_allowed_at([key], Tick(0)).unwrap());
+    }
+    let error = StoreError::Full { max_keys: 10 };
+    for key in 0..1_000_u16 {
+        let new = check_all_at(
+            [other.ask("client").unwrap(), full.ask(key.to_be_bytes()).unwrap()],
+            Tick(0),
+        );
+        assert_eq!(new.map(|together| together.decision), Err(error));
+    }
+    let usage = full.store().usage();
+    assert_eq!((usage.keys, usage.evicted, usage.refused), (10, 0, 1_000));
+    assert_eq!(
+        other.check_n_at("client", 0, Tick(0)).unwrap().remaining,
+        100,
+        "nothing is charged"
+    );
+    assert_eq!(other.store().usage().keys, 0);
+
+    // Keys that are kept are decided as ever, and so is a decision that another key denies.
+    let known = check_all_at([full.ask([3]).unwrap()], Tick(0)).unwrap();
+    assert_eq!((known.decision.allowed, known.decision.remaining), (true, 0));
+    let denied = check_all_at([full.ask([3]).unwrap(), full.ask("new").unwrap()], Tick(0)).unwrap();
+    assert!(!denied.decision.allowed);
+
+    // With room for two, three new keys get none, and two get theirs.
+    let full = limiter(hourly(2), refusing(3));
+    assert!(full.is_allowed_at("kept", Tick(0)).unwrap());
+    let asks = |keys: &'static [&'static str]| {
+        check_all_at(keys.iter().map(|key| full.ask(key).unwrap()), Tick(0))
+    };
+    assert_eq!(
+        asks(&["a", "b", "c"]).map(|told| told.decision),
+        Err(StoreError::Full { max_keys: 3 })
+    );
+    assert_eq!(full.store().usage().keys, 1, "the places are given up");
+    assert!(asks(&["a", "kept", "b"]).unwrap().decision.allowed);
+    assert_eq!((full.store().usage().keys, full.store().usage().evicted), (3, 0));
+    for key in ["a", "b"] {
+        assert_eq!(full.check_n_at(key, 0, Tick(0)).unwrap().remaining, 1);
+    }
+    assert_eq!(full.check_n_at("kept", 0, Tick(0)).unwrap().remaining, 0);
+}
+
+/// A fresh key's place can be taken, but not that of a key of the same decision.
+#[test]
+fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
+    let policy = Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap();
+    for when_full in [WhenFull::RefuseNew, WhenFull::EvictLeastUsed] {
+        for max_keys in 1..4 {
+            let limiter = limiter(policy.clone(), Capacity::of(max_keys).when_full(when_full));
+            for key in 0..max_keys {
+                assert!(limiter.is_allowed_at([key as u8], Tick(0)).unwrap());
+            }
+            // All are fresh now. The decision needs all of them, and one more.
+            let asks = (0..=max_keys).map(|key| limiter.ask([key as u8]).unwrap());
+            let told = check_all_at(asks, Tick(5_000));
+            if when_full == WhenFull::RefuseNew {
+                assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
+                continue;
+            }
+            assert!(told.unwrap().decision.allowed);
+            // One of them had to go, and the others have their charge: none has that of another.
+            let left = |key| limiter.check_n_at([key as u8], 0, Tick(5_000)).unwrap().remaining;
+            let charged = (0..=max_keys).filter(|key| left(*key) == 1).count();
+            assert_eq!((charged, limiter.store().usage().keys), (max_keys, max_keys));
+        }
+    }
+}
+
+/// However the requests come: more clients than there is room for get an error, and none is forgotten.
+#[test]
+fn k9_requests_in_flight_are_never_forgotten() {
+    let in_flight = InFlight::for_clients(1, 10);
+    let mut held = Vec::new();
+    for client in 0..10_u8 {
+        let entered = check_all([in_flight.ask([client]).unwrap()]).unwrap();
+        assert!(entered.decision.allowed);
+        held.push(entered);
+    }
+    for client in 10..=255_u8 {
+        assert!(in_flight.enter([client]).is_err());
+        assert!(check_all([in_flight.ask([client]).unwrap()]).is_err());
+        let both = [in_flight.ask([client]).unwrap(), in_flight.ask([client - 1]).unwrap()];
+        assert!(!check_all(both).is_ok_and(|told| told.decision.allowed));
+    }
+    for client in 0..10_u8 {
+        assert_eq!(in_flight.count([client]).unwrap(), 1);
+        assert!(in_flight.enter([client]).unwrap().is_none());
+    }
+    drop(held);
+    assert!(in_flight.enter("new").unwrap().is_some());
+}
+
+/// Threads that come at once get no more places than there are, and nobody is evicted.
+#[test]
+fn k9_threads_at_once_get_no_more_places_than_there_are() {
+    let capacity = Capacity::of(100).when_full(WhenFull::RefuseNew);
+    let limiter = &limiter(hourly(1), capacity);
+    let served: usize = std::thread::scope(|scope| {
+        let run = |thread: u64| {
+            let keys = (0..200).map(move |key| (thread << 32 | key).to_le_bytes());
+            keys.filter(|key| match key[0] % 2 {
+                0 => limiter.is_allowed_at(key, Tick(0)).is_ok(),
+                _ => check_all_at([limiter.ask(key).unwrap()], Tick(0)).is_ok(),
+            })
+            .count()
+        };
+        let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || run(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let usage = limiter.store().usage();
+    assert_eq!((served, usage.keys, usage.evicted), (100, 100, 0), "{usage:?}");
+}
+
+/// Looks keep nothing and are always answered, also for a policy whose new keys do not start full.
+#[test]
+fn k9_looks_store_nothing_and_are_answered_by_a_full_store() {
+    let policy = Policy::token_bucket(10).per_hour().starting_with(0).build().unwrap();
+    let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
+    let limiter = limiter(policy, capacity);
+    let looks = || {
+        assert!(!limiter.peek_at("new", Tick(0)).unwrap().allowed);
+        assert_eq!(limiter.check_n_at("new", 0, Tick(0)).unwrap().remaining, 0);
+        assert_eq!(limiter.refund_at("new", 0, Tick(0)).unwrap().remaining, 0);
+        let joint = check_all_at([limiter.ask("new").unwrap().cost(0)], Tick(0)).unwrap();
+        assert_eq!(joint.decision.remaining, 0);
+    };
+    looks();
+    assert_eq!(limiter.store().usage().keys, 0);
+    assert!(!limiter.is_allowed_at("kept", Tick(0)).unwrap());
+    assert_eq!(limiter.store().usage().keys, 1);
+    looks();
+    let usage = limiter.store().usage();
+    assert_eq!((usage.keys, usage.evicted, usage.refused), (1, 0, 0));
+}
+
+/// A reset makes a key as it was before it was ever seen, and says what the next check will find.
+#[test]
+fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {
+    for kind in tollgate::Kind::ALL {
+        for start in [0, 3, 10] {
+            let policy = Policy::of(kind, 10).per(Ticks(1_000)).starting_with(start).build();
+            let limiter = limiter(policy.unwrap(), Capacity::of(10));
+            let told = limiter.reset_at("unseen", Tick(0)).unwrap();
+            assert_eq!(told.remaining, start, "{kind}");
+            assert_eq!(
+                limiter.check_n_at("unseen", 0, Tick(0)).unwrap().remaining,
+                start,
+                "{kind}"
+            );
+            assert_eq!(limiter.is_allowed_at("unseen", Tick(0)).unwrap(), start > 0, "{kind}");
+            assert_eq!(limiter.reset_at("unseen", Tick(1)).unwrap().remaining, start, "{kind}");
+            assert_eq!(
+                limiter.check_n_at("unseen", 0, Tick(1)).unwrap().remaining,
+                start,
+                "{kind}"
+            );
+        }
+    }
+}
+
+/// What a store holds is only saved as what it is.
+#[test]
+fn a_snapshot_under_another_policy_is_refused() {
+    let limiter = limiter(hourly(5), Capacity::of(10));
+    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
+    for other in [hourly(6), Policy::fixed_window(5).per_hour().build().unwrap()] {
+        let mut snapshot = SnapshotWriter::new(Vec::new()).unwrap();
+        let error = limiter.store().save(&other, "api", &mut snapshot).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        let why = error.get_ref().and_then(|why| why.downcast_ref::<StoreError>());
+        assert_eq!(why, Some(&StoreError::OtherPolicy));
+    }
+    let mut snapshot = SnapshotWriter::new(Vec::new()).unwrap();
+    assert_eq!(limiter.store().save(&hourly(5), "api", &mut snapshot).unwrap(), 1);
 }

@@ -9,27 +9,45 @@ use tollgate::{
 };
 use tollgate_testkit::contract::Subject;
 
-fn clock() -> ManualClock {
-    ManualClock::new(Tick(0))
+/// A clock for histories of explicit times: it goes to each of them, and reports a set-back for every time that
+/// lies before an earlier one. So no caller is late, as in the model.
+#[derive(Default)]
+struct HistoryClock {
+    clock: Arc<ManualClock>,
+    latest: Mutex<Option<Tick>>,
+}
+
+impl HistoryClock {
+    fn go_to(&self, now: Tick) {
+        let mut latest = self.latest.lock().expect("nobody panicked");
+        if latest.is_some_and(|latest| now < latest) {
+            self.clock.set(Tick(now.0 + 1));
+        }
+        self.clock.set(now);
+        *latest = latest.max(Some(now));
+    }
 }
 
 /// A store for one policy: one for each that is asked for.
 #[derive(Default)]
 struct OfOnePolicy {
-    stores: Mutex<HashMap<String, Arc<PolicyStore<ManualClock>>>>,
+    time: HistoryClock,
+    stores: Mutex<HashMap<String, Arc<PolicyStore<Arc<ManualClock>>>>>,
 }
 
 impl OfOnePolicy {
-    fn store(&self, policy: &Policy) -> Arc<PolicyStore<ManualClock>> {
+    fn store(&self, policy: &Policy) -> Arc<PolicyStore<Arc<ManualClock>>> {
         let mut stores = self.stores.lock().expect("nobody panicked");
-        let new = || Arc::new(PolicyStore::new(policy, Capacity::of(1000), clock()));
+        let new =
+            || Arc::new(PolicyStore::new(policy, Capacity::of(1000), self.time.clock.clone()));
         stores.entry(format!("{policy:?}")).or_insert_with(new).clone()
     }
 }
 
 impl Subject for OfOnePolicy {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
-        self.store(policy).apply(policy, key, op, Some(now)).expect("there is room")
+        self.time.go_to(now);
+        self.store(policy).apply(policy, key, op, None).expect("there is room")
     }
 
     async fn check_many(
@@ -39,17 +57,22 @@ impl Subject for OfOnePolicy {
         cost: Cost,
         now: Tick,
     ) -> Vec<Timed> {
-        self.store(policy).check_many(policy, keys, cost, Some(now)).expect("there is room")
+        self.time.go_to(now);
+        self.store(policy).check_many(policy, keys, cost, None).expect("there is room")
     }
 }
 
 /// The store of tiers, for any policy.
-struct OfPlans(MemoryStore<Plan, ManualClock>);
+struct OfPlans {
+    time: HistoryClock,
+    store: MemoryStore<Plan, Arc<ManualClock>>,
+}
 
 impl Subject for OfPlans {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
         let plan = Plan::of(policy.clone());
-        self.0.apply(&plan, key, op, Some(now)).expect("there is room")
+        self.time.go_to(now);
+        self.store.apply(&plan, key, op, None).expect("there is room")
     }
 
     async fn check_many(
@@ -60,7 +83,8 @@ impl Subject for OfPlans {
         now: Tick,
     ) -> Vec<Timed> {
         let plan = Plan::of(policy.clone());
-        self.0.check_many(&plan, keys, cost, Some(now)).expect("there is room")
+        self.time.go_to(now);
+        self.store.check_many(&plan, keys, cost, None).expect("there is room")
     }
 }
 
@@ -78,7 +102,9 @@ mod of_plans {
     use super::*;
 
     fn on_an_empty_store(behaviour: impl AsyncFnOnce(&OfPlans)) {
-        block_on(behaviour(&OfPlans(MemoryStore::new(Capacity::of(1000), clock()))));
+        let time = HistoryClock::default();
+        let store = MemoryStore::new(Capacity::of(1000), time.clock.clone());
+        block_on(behaviour(&OfPlans { time, store }));
     }
 
     tollgate_testkit::store_contract!(on_an_empty_store);

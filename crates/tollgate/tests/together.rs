@@ -324,15 +324,17 @@ proptest! {
     }
 }
 
-/// Requests in flight are never forgotten: a client too many is an error, or one more than was said if
-/// several come at once, but nobody loses its places.
+/// Requests in flight are never forgotten: a client too many is an error, also where several come at once, and
+/// no client loses its places.
 #[test]
 fn a_client_too_many_evicts_nobody_in_flight() {
     let in_flight = InFlight::for_clients(1, 2);
     let held = in_flight.enter("c").expect("room").expect("free");
     let both = check_all([in_flight.ask("a").expect("short"), in_flight.ask("b").expect("short")]);
-    let both = both.expect("room for one is room for both");
-    assert!(both.decision.allowed);
+    assert_eq!(both.expect_err("room for one only"), StoreError::Full { max_keys: 2 });
+    let both = check_all([in_flight.ask("a").expect("short"), in_flight.ask("a").expect("short")]);
+    assert!(!both.expect("room for one").decision.allowed, "two places of one");
+    let both = in_flight.enter("b").expect("room for one").expect("free");
     assert_eq!(in_flight.enter("d").expect_err("too many"), StoreError::Full { max_keys: 2 });
     assert!(in_flight.enter("c").expect("known").is_none(), "it is still in flight");
     assert_eq!(in_flight.count("nobody").expect("looking needs no room"), 0);

@@ -108,6 +108,59 @@ fn b4_a_late_thread_after_its_key_was_dropped() {
     });
 }
 
+/// A thread that read the clock so long before the lock that a clock which was set back would look the same:
+/// it decides at the time of the last change, and earns nothing twice.
+#[test]
+fn k2_a_thread_that_is_later_than_a_window_earns_nothing() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 80));
+        let answers = race(&table, rule, &[(ALICE, 50), (ALICE, 50)], &[(ALICE, 100)]);
+        assert_eq!(admitted(&answers), 1, "one was earned by 100, in whatever order they come");
+        assert!(!ask(&table, &rule, ALICE, 109) && ask(&table, &rule, ALICE, 110));
+    });
+}
+
+fn ask_in_era(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64, era: u32) -> bool {
+    let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+    let reading = Reading { now: Tick(now), set_backs: era };
+    table.with(rule, table.spot(key), reading, decide).expect("not refusing")
+}
+
+/// A caller that read the clock before it was set back meets one that read it after: the state ends in the
+/// new era, and the key is not locked out until the old time comes again.
+#[test]
+fn b1_a_reading_from_before_a_set_back_moves_no_state_ahead() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        let shared = table.clone();
+        let old = thread::spawn(move || ask_in_era(&shared, &rule, ALICE, 1000, 0));
+        let new = ask_in_era(&table, &rule, ALICE, 500, 1);
+        let old = old.join().expect("no panic");
+        assert!(old ^ new, "there is one for both");
+        assert!(!ask_in_era(&table, &rule, ALICE, 509, 1), "what was used stays used");
+        assert!(ask_in_era(&table, &rule, ALICE, 510, 1));
+    });
+}
+
+/// The same where keys are dropped meanwhile: the time at which one was dropped before the set-back keeps no
+/// key out after it.
+#[test]
+fn b1_a_key_dropped_before_a_set_back_keeps_no_key_out() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 10));
+        assert!(ask_in_era(&table, &rule, ALICE, 900, 0));
+        let shared = table.clone();
+        let old = thread::spawn(move || ask_in_era(&shared, &rule, BOB, 1000, 0));
+        ask_in_era(&table, &rule, FAR, 500, 1);
+        old.join().expect("no panic");
+        // Alice may have been dropped or not. She is served once and no later than a window after.
+        let at_once = ask_in_era(&table, &rule, ALICE, 500, 1);
+        assert!(!at_once || !ask_in_era(&table, &rule, ALICE, 509, 1));
+        assert!(ask_in_era(&table, &rule, ALICE, 510, 1));
+    });
+}
+
 /// Two keys of one home, one of which lives in the next bucket.
 #[test]
 fn c2_keys_away_from_home_are_found() {
