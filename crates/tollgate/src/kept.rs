@@ -314,6 +314,10 @@ impl Kept {
         if let Some(first) = &mut self.first {
             first.rebase(now);
         }
+        self.rebase_allowances(now);
+    }
+
+    fn rebase_allowances(&mut self, now: Tick) {
         let rates = self.rates();
         for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
             if rate.is_some_and(|rate| allowance.set_back(&rate, now)) {
@@ -343,13 +347,15 @@ impl Kept {
     /// The time at which all policies decide for a caller that read `now` before the state was locked.
     #[inline]
     pub(crate) fn decides_at(&self, now: Tick) -> Tick {
-        self.each().map(|under| under.decides_at(now)).max().unwrap_or(now)
+        self.each().map(|state| state.decides_at(now)).max().unwrap_or(now)
     }
 
     /// Moves the states under all policies to a clock that was set back, each by its own policy.
     pub(crate) fn clock_set_back(&mut self, now: Tick) {
-        let others = self.others.iter_mut().flat_map(|others| &mut others.0);
-        self.first.iter_mut().chain(others).for_each(|under| under.clock_set_back(now));
+        let others = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        let others = others.map(|one| &mut one.state);
+        self.first.iter_mut().chain(others).for_each(|state| state.clock_set_back(now));
+        self.rebase_allowances(now);
     }
 
     pub(crate) fn fresh_at(&self) -> Option<Tick> {
