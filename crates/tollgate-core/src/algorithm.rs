@@ -70,6 +70,16 @@ impl Used {
         self.whole.saturating_add((self.part.0 > 0) as Cost)
     }
 
+    /// Returns whether it is more than another amount, to the last part of a unit.
+    #[must_use]
+    pub const fn is_more_than(self, other: Self) -> bool {
+        if self.whole != other.whole {
+            return self.whole > other.whole;
+        }
+        let (own, others) = (self.part, other.part);
+        own.0 as u128 * others.1 as u128 > others.0 as u128 * own.1 as u128
+    }
+
     /// The same, but not above a capacity.
     #[must_use]
     pub const fn at_most(self, capacity: Cost) -> Self {

@@ -197,6 +197,24 @@ impl Policy {
         carried.collect()
     }
 
+    /// Merges two states of this policy: each limit keeps the state under which more is used, and the
+    /// penalty that lasts longer.
+    #[must_use]
+    pub fn merge(&self, one: &[Standing], other: &[Standing], now: Tick) -> Box<[Standing]> {
+        let merged = self.each(one).zip(other).map(|((limit, one), other)| {
+            let used = |standing: &Standing| limit.used(&standing.state, now);
+            let over_at =
+                |record: &Record| record.over_at(limit.window()).unwrap_or(Tick(i64::MAX));
+            let records = [one.record, other.record].into_iter().flatten();
+            Standing {
+                state: if used(other).is_more_than(used(one)) { other } else { one }.state.clone(),
+                // A penalty that is served comes before refusals that are only counted.
+                record: records.max_by_key(|record| (record.wait(now), over_at(record))),
+            }
+        });
+        merged.collect()
+    }
+
     fn most_used(&self, states: &[Standing], now: Tick) -> Used {
         let used = self.each(states).map(|(limit, standing)| limit.used(&standing.state, now));
         used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use tollgate::{Algorithm as _, Decision, Tick};
+use tollgate::{Algorithm as _, Allowance, Decision, Tick};
 
 use crate::address::Address;
 use crate::value;
@@ -12,12 +12,14 @@ pub fn redis_value(bytes: &[u8]) {
     if let Ok(numbers) = value::numbers(bytes) {
         assert_eq!(numbers.len() * 8, bytes.len());
     }
-    let Ok(under) = value::read(bytes) else { return };
-    let written =
-        value::write_all(under.iter().map(|(policy, state)| (policy, Cow::Borrowed(state))));
-    let again = value::read(&written).expect("it was written");
-    let rewritten =
-        value::write_all(again.iter().map(|(policy, state)| (policy, Cow::Borrowed(state))));
+    let Ok((under, allowances)) = value::read(bytes) else { return };
+    let write = |under: &[value::Under], allowances: &[Allowance]| {
+        let under = under.iter().map(|(policy, state)| (policy, Cow::Borrowed(state)));
+        value::write_all(under, allowances.iter().copied())
+    };
+    let written = write(&under, &allowances);
+    let (again, allowances) = value::read(&written).expect("it was written");
+    let rewritten = write(&again, &allowances);
     assert_eq!(written, rewritten, "a state has one value");
     for (policy, state) in under {
         for now in [Tick(0), Tick(i64::MAX), Tick(i64::MIN)] {

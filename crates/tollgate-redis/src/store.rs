@@ -719,7 +719,7 @@ impl Judge for ByPolicy {
     /// What was left under another policy is carried over: what was used stays used.
     fn read(&self, value: &[u8], now: Tick) -> Result<Box<[Standing]>, Error> {
         let policy = &self.0.policy;
-        let mut under = value::read(value)?;
+        let (mut under, _) = value::read(value)?;
         if under.iter().any(|(other, _)| other.limits() == policy.limits()) {
             under.retain(|(other, _)| other.limits() == policy.limits());
         }
@@ -756,20 +756,21 @@ impl Judge for ByPlan {
     }
 
     fn state_under(&self, standings: Box<[Standing]>) -> Kept {
-        Kept::of(self.script.iter().map(|script| (script.policy.clone(), standings.clone())))
+        Kept::of(self.script.iter().map(|script| (script.policy.clone(), standings.clone())), &[])
     }
 
     /// Policies that are the plan's own are known by their limits: in the value they have no names.
     fn read(&self, value: &[u8], _: Tick) -> Result<Kept, Error> {
-        let under = value::read(value)?.into_iter().map(|(policy, standings)| {
+        let (under, allowances) = value::read(value)?;
+        let under = under.into_iter().map(|(policy, standings)| {
             let own = self.plan.policies().find(|own| own.limits() == policy.limits());
             (own.unwrap_or(&policy).clone(), standings)
         });
-        Ok(Kept::of(under))
+        Ok(Kept::of(under, &allowances))
     }
 
     fn write(&self, kept: &Kept) -> Vec<u8> {
-        value::write_all(kept.policies())
+        value::write_all(kept.policies(), kept.allowances())
     }
 }
 

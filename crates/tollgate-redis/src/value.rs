@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use tollgate::{Algorithm as _, DecodeError, Policy, Standing};
+use tollgate::{Algorithm as _, Allowance, DecodeError, Policy, Standing, Tick};
 
 use crate::script::{double, whole};
 
@@ -59,48 +59,56 @@ pub(crate) fn write(policy: &Policy, state: &Box<[Standing]>) -> Vec<u8> {
 /// A value for a key that was asked for under some policies.
 pub(crate) fn write_all<'a>(
     under: impl Iterator<Item = (&'a Arc<Policy>, Cow<'a, Box<[Standing]>>)>,
+    allowances: impl Iterator<Item = Allowance>,
 ) -> Vec<u8> {
     let mut values: Vec<_> = under.map(|(policy, state)| write(policy, &state)).collect();
     if values.len() == 1 {
         return values.remove(0);
     }
     let mut out = vec![VERSION, SEVERAL];
-    for value in values {
+    for (value, allowance) in values.into_iter().zip(allowances) {
         out.extend(length(&value));
         out.extend(value);
+        out.extend(allowance.last.0.to_be_bytes());
+        out.extend(allowance.level.to_be_bytes());
     }
     out
 }
 
-/// Reads a value that any version of a program has left.
-pub(crate) fn read(value: &[u8]) -> Result<Vec<Under>, DecodeError> {
+/// Reads a value that any version of a program has left: the state under each policy, and the allowance of each if
+/// there are several.
+pub(crate) fn read(value: &[u8]) -> Result<(Vec<Under>, Vec<Allowance>), DecodeError> {
+    let [VERSION, SEVERAL, rest @ ..] = value else {
+        return Ok((vec![read_one(value)?], Vec::new()));
+    };
+    let (mut rest, mut under, mut allowances) = (rest, Vec::new(), Vec::new());
+    while !rest.is_empty() {
+        under.push(read_one(take(&mut rest)?)?);
+        allowances.push(take_allowance(&mut rest)?);
+    }
+    Ok((under, allowances))
+}
+
+fn read_one(value: &[u8]) -> Result<Under, DecodeError> {
     let [VERSION, format, rest @ ..] = value else {
         return Err(DecodeError::Field { name: "version" });
     };
-    match *format {
-        SEVERAL => {
-            let (mut rest, mut under) = (rest, Vec::new());
-            while !rest.is_empty() {
-                let one = take(&mut rest)?;
-                if one.get(1) == Some(&SEVERAL) {
-                    return Err(DecodeError::Field { name: "format" });
-                }
-                under.extend(read(one)?);
-            }
-            Ok(under)
-        }
-        format @ (NUMBERS | WIDE) => {
-            let mut rest = rest;
-            let policy = Policy::of_description(take(&mut rest)?)?;
-            let state = if format == WIDE {
-                policy.decode(rest)?
-            } else {
-                policy.state_of_numbers(&numbers(rest)?)?
-            };
-            Ok(vec![(Arc::new(policy), state)])
-        }
-        _ => Err(DecodeError::Field { name: "format" }),
-    }
+    let mut rest = rest;
+    let (NUMBERS | WIDE) = *format else { return Err(DecodeError::Field { name: "format" }) };
+    let policy = Policy::of_description(take(&mut rest)?)?;
+    let state = if *format == WIDE {
+        policy.decode(rest)?
+    } else {
+        policy.state_of_numbers(&numbers(rest)?)?
+    };
+    Ok((Arc::new(policy), state))
+}
+
+fn take_allowance(bytes: &mut &[u8]) -> Result<Allowance, DecodeError> {
+    let (last, rest) = bytes.split_first_chunk::<8>().ok_or(DecodeError::Truncated)?;
+    let (level, rest) = rest.split_first_chunk::<16>().ok_or(DecodeError::Truncated)?;
+    *bytes = rest;
+    Ok(Allowance { last: Tick(i64::from_be_bytes(*last)), level: u128::from_be_bytes(*level) })
 }
 
 /// The numbers that some doubles are.

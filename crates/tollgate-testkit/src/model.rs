@@ -324,6 +324,17 @@ impl Model {
         }
     }
 
+    /// Returns what is used at a time, in this many parts of a unit, rounded up.
+    pub fn used_in_parts(&self, now: Tick, parts: u64) -> u128 {
+        let used = self.used(self.taken_as(now.0.into())) * ratio(parts);
+        used.ceil().to_integer().to_u128().expect("not negative")
+    }
+
+    /// Returns whether nothing of the past matters any more.
+    pub fn is_fresh_at(&self, now: Tick) -> bool {
+        self.is_fresh(self.taken_as(now.0.into()))
+    }
+
     /// What is used at a time, in whole units, rounded up.
     pub fn used_up(&self, now: Tick) -> u128 {
         let used = self.used(self.taken_as(now.0.into())).ceil().to_integer();

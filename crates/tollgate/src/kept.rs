@@ -1,6 +1,6 @@
-//! What a key has used under each policy it was asked for.
+//! The state of one client: the amounts it has used under each policy that it was asked under.
 //!
-//! Most keys are asked for under one policy that is one bucket: its state lies in the table itself, so that a decision
+//! Most clients are asked under one policy that is one bucket: its state lies in the table itself, so that a decision
 //! does not wait for memory a second time. Everything else is behind a pointer.
 
 use std::borrow::Cow;
@@ -8,30 +8,54 @@ use std::sync::Arc;
 
 use tollgate_core::{
     Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Standing, Tick,
-    Used,
+    Ticks, Used,
 };
 
-/// What a key has used under each policy it was asked for, the last one first.
+use crate::allowance::{Allowance, Rate};
+
+/// The amounts that a client has used under each policy that it was asked under, the latest policy first.
 ///
-/// Whatever is charged under one is charged under all: so what a key used stays used wherever it goes,
-/// going there and back changes nothing, and each policy goes on by its own rate.
+/// Every charge is charged under all of them, each at most to its own bound: so what was used stays used under
+/// whichever policy the client is asked next, and each policy earns at its own rate. As soon as there is more than one
+/// policy, each also has an [`Allowance`], so that the policies do not add up.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
-    first: Option<Under>,
+    first: Option<PolicyState>,
     others: Option<Box<Others>>,
 }
 
-/// Those after the first: few keys have any.
+/// What only clients under several policies have: few clients do.
 #[derive(Clone, Debug)]
-struct Others(Vec<Under>);
+struct Others {
+    /// The allowance of the first policy.
+    own: Allowance,
+    /// The policies after the first.
+    listed: Vec<Listed>,
+}
 
-/// How many policies a key is kept under: a client has few tiers, and rules seldom change before it is
-/// fresh again. Of more, the one under which least is used is forgotten.
-pub(crate) const MAX_POLICIES: usize = 4;
+impl Others {
+    fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        [self.own].into_iter().chain(self.listed.iter().map(|one| one.allowance))
+    }
+}
 
-/// What a key has used under a policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Under {
+struct Listed {
+    state: PolicyState,
+    allowance: Allowance,
+}
+
+/// The most policies that a client is listed under. A client has few tiers, and rules seldom change before it is
+/// fresh again. When one more is asked, the policy that is fresh soonest is dropped, and the others take over what was
+/// used under it.
+pub(crate) const MAX_POLICIES: usize = 8;
+
+/// The rates of the listed policies, in their order.
+type Rates = [Option<Rate>; MAX_POLICIES];
+
+/// The state of a client under one policy.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyState {
     policy: Arc<Policy>,
     state: State,
 }
@@ -43,7 +67,7 @@ enum State {
     Listed(Box<[Standing]>),
 }
 
-/// Runs an expression with the rule of a policy, and says what the state it makes is.
+/// Runs an expression with the rule of a policy, and wraps the state that it makes.
 macro_rules! make {
     ($policy:expr, |$rule:ident| $make:expr) => {
         match $policy.plain().map(Limit::machine) {
@@ -61,7 +85,7 @@ macro_rules! make {
 /// Runs an expression with the rule and its state.
 macro_rules! with {
     ($under:expr, |$rule:ident, $state:ident| $run:expr) => {{
-        let Under { policy, state } = $under;
+        let PolicyState { policy, state } = $under;
         match state {
             State::Bucket($state) => match policy.plain().map(Limit::machine) {
                 Some(Machine::TokenBucket($rule)) => $run,
@@ -77,7 +101,7 @@ macro_rules! with {
     }};
 }
 
-impl Under {
+impl PolicyState {
     fn new(policy: Arc<Policy>, standings: Box<[Standing]>) -> Self {
         let state = match (policy.plain(), &*standings) {
             (Some(_), [standing]) => match standing.state() {
@@ -100,11 +124,6 @@ impl Under {
         }
     }
 
-    fn carried_to(&self, policy: &Arc<Policy>, now: Tick) -> Self {
-        let standings = policy.carry(&self.policy, &self.standings(), now);
-        Self::new(policy.clone(), standings)
-    }
-
     #[inline]
     fn last_change(&self) -> Tick {
         with!(self, |rule, state| rule.last_change(state))
@@ -119,12 +138,12 @@ impl Under {
     }
 
     #[inline]
-    pub(crate) fn set_back(&self, now: Tick) -> bool {
+    fn set_back(&self, now: Tick) -> bool {
         with!(self, |rule, state| rule.set_back(state, now))
     }
 
     /// Brings it to a time that lies before its own, if the clock was set back.
-    pub(crate) fn rebase(&mut self, now: Tick) {
+    fn rebase(&mut self, now: Tick) {
         with!(self, |rule, state| {
             if rule.set_back(state, now) {
                 rule.rebase(state, now);
@@ -132,7 +151,7 @@ impl Under {
         });
     }
 
-    pub(crate) fn admits(&self, now: Tick, cost: Cost) -> bool {
+    fn admits(&self, now: Tick, cost: Cost) -> bool {
         with!(self, |rule, state| rule.admits(state, now, cost))
     }
 
@@ -145,11 +164,11 @@ impl Under {
         with!(self, |rule, state| rule.refuse(state, now, cost));
     }
 
-    pub(crate) fn refusing(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+    fn refusing(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
         with!(self, |rule, state| rule.refusing(state, now, cost, shadow))
     }
 
-    pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Fit {
+    fn fit(&self, now: Tick, cost: Cost) -> Fit {
         with!(self, |rule, state| rule.fit(state, now, cost))
     }
 
@@ -162,7 +181,7 @@ impl Under {
     }
 
     #[inline]
-    pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Facts {
+    fn facts(&self, now: Tick, admitted: Option<Cost>) -> Facts {
         with!(self, |rule, state| rule.facts(state, now, admitted))
     }
 
@@ -174,22 +193,43 @@ impl Under {
         with!(self, |rule, state| rule.used(state, now))
     }
 
-    /// As the policy encodes it.
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        self.policy.encode(&self.standings(), out);
+    /// Returns what is used under the limit that gives the policy its rate.
+    fn used_of(&self, rate: &Rate, now: Tick) -> Used {
+        let limit = self.policy.limits().get(rate.index);
+        match (limit, self.standings().get(rate.index)) {
+            (Some(limit), Some(standing)) => limit.used(standing.state(), now),
+            _ => Used::NOTHING,
+        }
     }
 }
 
 impl Kept {
-    /// What was used under some policies, the one it was last asked for first.
+    /// Returns the state of a client under some policies, the latest first, with the allowance of each if there are
+    /// several.
     #[must_use]
-    pub fn of(under: impl IntoIterator<Item = (Arc<Policy>, Box<[Standing]>)>) -> Self {
-        Self::listed(under.into_iter().map(|(policy, state)| Under::new(policy, state)).collect())
+    pub fn of(
+        policies: impl IntoIterator<Item = (Arc<Policy>, Box<[Standing]>)>,
+        allowances: &[Allowance],
+    ) -> Self {
+        let unused = Allowance::unused(Tick(i64::MIN));
+        let allowances = allowances.iter().copied().chain(std::iter::repeat(unused));
+        let listed =
+            policies.into_iter().zip(allowances).map(|((policy, standings), allowance)| Listed {
+                state: PolicyState::new(policy, standings),
+                allowance,
+            });
+        Self::listed(listed.collect())
     }
 
-    /// What was used under each policy, the one it was last asked for first.
+    /// Returns the state under each policy, the latest first.
     pub fn policies(&self) -> impl Iterator<Item = (&Arc<Policy>, Cow<'_, Box<[Standing]>>)> {
-        self.each().map(|under| (&under.policy, under.standings()))
+        self.each().map(|state| (&state.policy, state.standings()))
+    }
+
+    /// Returns the allowance of each policy, in the order of [`policies`](Self::policies); none if there is only one
+    /// policy.
+    pub fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        self.others.iter().flat_map(|others| others.allowances())
     }
 
     pub(crate) fn fresh(policy: &Arc<Policy>, now: Tick) -> Self {
@@ -205,154 +245,464 @@ impl Kept {
     }
 
     fn under(policy: &Arc<Policy>, state: State) -> Self {
-        Self { first: Some(Under { policy: policy.clone(), state }), others: None }
+        Self { first: Some(PolicyState { policy: policy.clone(), state }), others: None }
     }
 
-    fn listed(mut all: Vec<Under>) -> Self {
-        let others = if all.len() > 1 { all.split_off(1) } else { Vec::new() };
-        let others = (!others.is_empty()).then(|| Box::new(Others(others)));
-        Self { first: all.pop(), others }
+    fn listed(all: Vec<Listed>) -> Self {
+        let mut all = all.into_iter();
+        let Some(first) = all.next() else { return Self::default() };
+        let listed: Vec<_> = all.collect();
+        let several = !listed.is_empty();
+        let others = several.then(|| Box::new(Others { own: first.allowance, listed }));
+        Self { first: Some(first.state), others }
     }
 
-    fn each(&self) -> impl Iterator<Item = &Under> {
-        self.first.iter().chain(self.others.iter().flat_map(|others| &others.0))
+    /// Takes the state apart. A client that had one policy gets the allowance of that one.
+    fn into_list(self, now: Tick) -> Vec<Listed> {
+        let Some(state) = self.first else { return Vec::new() };
+        let Some(others) = self.others else {
+            let rate = Rate::of(&state.policy);
+            let allowance =
+                rate.map(|rate| Allowance::with_used(&rate, state.used_of(&rate, now), now));
+            let allowance = allowance.unwrap_or(Allowance::unused(now));
+            return vec![Listed { state, allowance }];
+        };
+        let Others { own, mut listed } = *others;
+        listed.insert(0, Listed { state, allowance: own });
+        listed
     }
 
-    /// That under the policy it was last asked for.
-    #[inline]
-    pub(crate) const fn first(&self) -> Option<&Under> {
-        self.first.as_ref()
+    fn each(&self) -> impl Iterator<Item = &PolicyState> {
+        let others = self.others.iter().flat_map(|others| &others.listed);
+        self.first.iter().chain(others.map(|one| &one.state))
     }
 
-    /// Whether the policy is the one it was last asked for.
+    /// Returns whether the policy is the one that the client was last asked under.
     #[inline]
     pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
-        self.first.as_ref().is_some_and(|under| under.is(policy))
+        self.first.as_ref().is_some_and(|state| state.is(policy))
     }
 
-    /// Puts a policy first, at a time. One it was never asked for takes over from that under which most is used.
+    /// Returns whether the client has a state under the policy.
+    pub(crate) fn lists(&self, policy: &Arc<Policy>) -> bool {
+        self.each().any(|state| state.is(policy))
+    }
+
+    /// Puts a policy first, at a time. One that is not listed yet takes over the most that is used under any other.
     pub(crate) fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
         if !self.is_under(policy) {
-            let Self { first, others } = std::mem::take(self);
-            let others = others.map(|others| others.0).unwrap_or_default();
-            let mut all: Vec<_> = first.into_iter().chain(others).collect();
-            put_first(&mut all, policy, now);
+            let is_fresh = self.is_fresh(now);
+            let mut all = std::mem::take(self).into_list(now);
+            match all.iter().position(|one| one.state.is(policy)) {
+                Some(place) => all[..=place].rotate_right(1),
+                None => enter(&mut all, policy, now, is_fresh),
+            }
             *self = Self::listed(all);
         }
     }
 
-    /// Brings that under the policy it was last asked for to a time before its own, if the clock was set back.
-    pub(crate) fn rebase_first(&mut self, now: Tick) {
+    /// Returns whether the clock was set back, for what decides under the first policy.
+    #[inline]
+    pub(crate) fn set_back(&self, now: Tick) -> bool {
+        self.first.as_ref().is_some_and(|first| first.set_back(now))
+            || (self.others.is_some()
+                && self.rated_allowances().any(|(rate, allowance)| allowance.set_back(&rate, now)))
+    }
+
+    /// Brings what decides under the first policy to a time before its own, if the clock was set back.
+    pub(crate) fn rebase(&mut self, now: Tick) {
         if let Some(first) = &mut self.first {
             first.rebase(now);
         }
+        self.rebase_allowances(now);
     }
 
-    /// What has used nothing has no past: it may have been dropped meanwhile, and nobody may tell.
+    fn rebase_allowances(&mut self, now: Tick) {
+        let rates = self.rates();
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if rate.is_some_and(|rate| allowance.set_back(&rate, now)) {
+                allowance.rebase(now);
+            }
+        }
+    }
+
+    /// Forgets the other policies once everything is fresh: the store may have dropped the client meanwhile.
     #[inline]
     fn forget_if_fresh(&mut self, now: Tick) {
-        if self.others.is_some() && self.fresh_at().is_some_and(|fresh| fresh <= now) {
+        if self.others.is_some() && self.is_fresh(now) {
             self.others = None;
         }
     }
 
-    /// The time of the last change under any policy.
+    fn is_fresh(&self, now: Tick) -> bool {
+        self.fresh_at().is_some_and(|fresh| fresh <= now)
+    }
+
+    /// Returns the time of the last change under any policy.
     #[inline]
     pub(crate) fn last_change(&self) -> Tick {
-        self.each().map(Under::last_change).max().unwrap_or(Tick(i64::MIN))
+        self.each().map(PolicyState::last_change).max().unwrap_or(Tick(i64::MIN))
     }
 
     /// The time at which all policies decide for a caller that read `now` before the state was locked.
     #[inline]
     pub(crate) fn decides_at(&self, now: Tick) -> Tick {
-        self.each().map(|under| under.decides_at(now)).max().unwrap_or(now)
+        self.each().map(|state| state.decides_at(now)).max().unwrap_or(now)
     }
 
     /// Moves the states under all policies to a clock that was set back, each by its own policy.
     pub(crate) fn clock_set_back(&mut self, now: Tick) {
-        let others = self.others.iter_mut().flat_map(|others| &mut others.0);
-        self.first.iter_mut().chain(others).for_each(|under| under.clock_set_back(now));
+        let others = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        let others = others.map(|one| &mut one.state);
+        self.first.iter_mut().chain(others).for_each(|state| state.clock_set_back(now));
+        self.rebase_allowances(now);
     }
 
     pub(crate) fn fresh_at(&self) -> Option<Tick> {
-        self.each().try_fold(Tick(i64::MIN), |last, under| Some(last.max(under.fresh_at()?)))
+        let states = self.each().map(PolicyState::fresh_at);
+        let allowances = self.rated_allowances().map(|(rate, allowance)| allowance.fresh_at(&rate));
+        states.chain(allowances).try_fold(Tick(i64::MIN), |last, fresh| Some(last.max(fresh?)))
     }
 
-    /// The most that is used under any.
+    /// Returns the most that is used under any policy.
     pub(crate) fn used(&self, now: Tick) -> Used {
-        let used = self.each().map(|under| under.used(now));
-        used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
+        let used = self.each().map(|state| state.used(now));
+        used.reduce(|one, other| if other.is_more_than(one) { other } else { one })
+            .unwrap_or(Used::NOTHING)
     }
 
-    /// Admits a cost under the first, and charges it under all; `None` if there is none.
+    /// Returns whether the first policy allows a cost; `None` if there is none.
+    pub(crate) fn admits(&self, now: Tick, cost: Cost) -> Option<bool> {
+        Some(self.first.as_ref()?.admits(now, cost) && self.is_shared_out(now, cost))
+    }
+
+    /// Charges a cost under all policies if the first allows it; `None` if there is none.
     #[inline]
     pub(crate) fn admit(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+        if self.others.is_some() {
+            return self.admit_shared(now, cost);
+        }
+        Some(self.first.as_mut()?.admit(now, cost))
+    }
+
+    #[cold]
+    fn admit_shared(&mut self, now: Tick, cost: Cost) -> Option<bool> {
         self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return Some(false);
+        }
         let admitted = self.first.as_mut()?.admit(now, cost);
         if admitted && cost > 0 {
-            self.also_others(now, |under| {
-                under.charge(now, cost.into());
+            self.also_others(now, |state| {
+                state.charge(now, cost.into());
             });
+            self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
+            self.drop_stale(now);
         }
         Some(admitted)
     }
 
-    /// A refusal counts wherever the cost would have been refused.
+    /// Counts a denial wherever the cost would have been denied.
     pub(crate) fn refuse(&mut self, now: Tick, cost: Cost) {
         if let Some(first) = &mut self.first {
             first.refuse(now, cost);
-            self.also_others(now, |under| under.refuse(now, cost));
+            self.also_others(now, |state| state.refuse(now, cost));
         }
     }
 
-    /// Charges all without asking; how much of it had no effect on the first.
+    /// Returns which limit of the first policy denies a cost. If none does but the allowances have no room, it is the
+    /// limit that gives the policy its rate.
+    pub(crate) fn refusing(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        let first = self.first.as_ref()?;
+        let refusing = first.refusing(now, cost, shadow);
+        if refusing.is_some() || shadow || self.is_shared_out(now, cost) {
+            return refusing;
+        }
+        Rate::of(&first.policy).map(|rate| rate.index)
+    }
+
+    /// Returns when the first policy allows a cost; `None` if there is none.
+    pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Option<Fit> {
+        let mut fit = self.first.as_ref()?.fit(now, cost);
+        self.each_bound(|allowance, rate, capacity| {
+            fit = match (fit, allowance.wait(rate, capacity, now, cost)) {
+                (Fit::Never, _) | (_, None) => Fit::Never,
+                (fit, Some(Ticks::ZERO)) => fit,
+                (Fit::Now, Some(wait)) => Fit::After(wait),
+                (Fit::After(own), Some(wait)) => Fit::After(own.max(wait)),
+            };
+        });
+        Some(fit)
+    }
+
+    /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.
+    ///
+    /// A listed policy has its own state, which is known to the end. Any other takes over what is still used when the
+    /// client is asked, so the answer is the first time at which that leaves enough room. It never gets less later on,
+    /// so that time can be searched for.
+    pub(crate) fn fit_under(&self, policy: &Arc<Policy>, start: Tick, cost: Cost) -> Fit {
+        let asked_at = |now: Tick| {
+            let mut asked = self.clone();
+            asked.bring_under(policy, now);
+            asked.rebase(now);
+            asked
+        };
+        let fit = asked_at(start).fit(start, cost).unwrap_or(Fit::Now);
+        if !matches!(fit, Fit::After(_)) || self.is_empty() || self.lists(policy) {
+            return fit;
+        }
+        // From this time on nothing is used.
+        let Some(fresh) = self.fresh_at() else { return Fit::After(Ticks(u64::MAX)) };
+        let is_allowed = |now: Tick| asked_at(now).admits(now, cost) == Some(true);
+        let (mut low, mut high) = (0, fresh.since(start).0);
+        while low < high {
+            let middle = low.midpoint(high);
+            let now = start.after(Ticks(middle)).unwrap_or(fresh);
+            if is_allowed(now) { high = middle } else { low = middle + 1 }
+        }
+        Fit::After(Ticks(low))
+    }
+
+    /// Returns whether the client was asked under no policy yet.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Returns what is reported of the first policy; `None` if there is none.
+    pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Option<Facts> {
+        let mut facts = self.first.as_ref()?.facts(now, admitted);
+        self.each_bound(|allowance, rate, capacity| {
+            facts.remaining = facts.remaining.min(allowance.remaining(rate, capacity, now));
+            facts.reset_after = facts.reset_after.max(allowance.reset_after(rate, now));
+        });
+        Some(facts)
+    }
+
+    /// Charges all policies without asking; returns how much of it had no effect on the first.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
-        self.change(now, |under| under.charge(now, amount)).unwrap_or(amount.unsigned_abs())
+        let asked = amount.unsigned_abs();
+        let Some(dropped) = self.change(now, |state| state.charge(now, amount)) else {
+            return asked;
+        };
+        if amount > 0 {
+            self.change_allowances(|allowance, rate, capacity| {
+                allowance.force(rate, capacity, now, asked);
+            });
+        } else {
+            self.give_back_allowances(now, asked - dropped);
+        }
+        self.drop_stale(now);
+        dropped
     }
 
-    /// Gives back what was charged at a time; how much of it had no effect on the first.
+    /// Returns what was charged at a time; returns how much of it had no effect on the first policy.
     pub(crate) fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        self.change(now, |under| under.give_back(now, amount, charged)).unwrap_or(amount.into())
+        let asked = u128::from(amount);
+        let given = self.change(now, |state| state.give_back(now, amount, charged));
+        let Some(dropped) = given else { return asked };
+        self.give_back_allowances(now, asked - dropped);
+        self.drop_stale(now);
+        dropped
     }
 
-    fn change(&mut self, now: Tick, change: impl Fn(&mut Under) -> u128) -> Option<u128> {
+    fn change(&mut self, now: Tick, change: impl Fn(&mut PolicyState) -> u128) -> Option<u128> {
         self.forget_if_fresh(now);
-        let first = self.first.as_mut()?;
-        first.rebase(now);
-        let dropped = change(first);
-        self.also_others(now, |under| {
-            change(under);
+        self.rebase(now);
+        let dropped = change(self.first.as_mut()?);
+        self.also_others(now, |state| {
+            change(state);
         });
         Some(dropped)
     }
 
     #[inline]
-    fn also_others(&mut self, now: Tick, change: impl Fn(&mut Under)) {
-        for under in self.others.iter_mut().flat_map(|others| &mut others.0) {
-            under.rebase(now);
-            change(under);
+    fn also_others(&mut self, now: Tick, change: impl Fn(&mut PolicyState)) {
+        for one in self.others.iter_mut().flat_map(|others| &mut others.listed) {
+            one.state.rebase(now);
+            change(&mut one.state);
+        }
+    }
+
+    /// Encodes the state under the first policy, as that policy does.
+    pub(crate) fn encode_first(&self, out: &mut Vec<u8>) {
+        if let Some(first) = &self.first {
+            first.policy.encode(&first.standings(), out);
         }
     }
 }
 
-/// Puts a policy before the others it was asked for.
-fn put_first(all: &mut Vec<Under>, policy: &Arc<Policy>, now: Tick) {
-    if let Some(place) = all.iter().position(|under| under.is(policy)) {
-        all[..=place].rotate_right(1);
-        return;
+/// The allowances.
+impl Kept {
+    fn rates(&self) -> Rates {
+        let mut rates = [None; MAX_POLICIES];
+        if self.others.is_some() {
+            for (rate, state) in rates.iter_mut().zip(self.each()) {
+                *rate = Rate::of(&state.policy);
+            }
+        }
+        rates
     }
-    all.iter_mut().for_each(|under| under.rebase(now));
-    let used = |under: &Under| under.used(now).rounded_up();
-    let new = match all.iter().max_by_key(|under| used(under)) {
-        Some(most) => most.carried_to(policy, now),
-        None => Under { policy: policy.clone(), state: make!(policy, |rule| rule.first(now)) },
-    };
-    if all.len() == MAX_POLICIES
-        && let Some((least, _)) = all.iter().enumerate().min_by_key(|(_, under)| used(under))
+
+    fn allowances_mut(&mut self) -> impl Iterator<Item = &mut Allowance> {
+        self.others.iter_mut().flat_map(|others| {
+            let Others { own, listed } = &mut **others;
+            [own].into_iter().chain(listed.iter_mut().map(|one| &mut one.allowance))
+        })
+    }
+
+    fn rated_allowances(&self) -> impl Iterator<Item = (Rate, Allowance)> {
+        self.rates()
+            .into_iter()
+            .zip(self.allowances())
+            .filter_map(|(rate, allowance)| rate.map(|rate| (rate, allowance)))
+    }
+
+    /// Shows the allowances that a request under the first policy must fit into, each with its rate and capacity.
+    fn each_bound(&self, mut show: impl FnMut(&Allowance, &Rate, Cost)) {
+        if self.others.is_none() {
+            return;
+        }
+        let rates = self.rates();
+        let Some(own) = rates[0] else { return };
+        for (rate, allowance) in rates.iter().zip(self.allowances()) {
+            if let Some(rate) = rate.filter(|rate| own.is_at_most(rate)) {
+                show(&allowance, &rate, rate.shared_capacity(&rates));
+            }
+        }
+    }
+
+    /// Changes the same allowances.
+    fn change_allowances(&mut self, mut change: impl FnMut(&mut Allowance, &Rate, Cost)) {
+        if self.others.is_none() {
+            return;
+        }
+        let rates = self.rates();
+        let Some(own) = rates[0] else { return };
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if let Some(rate) = rate.filter(|rate| own.is_at_most(rate)) {
+                change(allowance, &rate, rate.shared_capacity(&rates));
+            }
+        }
+    }
+
+    /// Returns an amount to all allowances: it is not known under which policy it was charged.
+    fn give_back_allowances(&mut self, now: Tick, amount: u128) {
+        let rates = self.rates();
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if let Some(rate) = rate {
+                allowance.give_back(rate, now, amount);
+            }
+        }
+    }
+
+    /// Returns whether the allowances have room for a cost.
+    fn is_shared_out(&self, now: Tick, cost: Cost) -> bool {
+        let mut has_room = true;
+        self.each_bound(|allowance, rate, capacity| {
+            has_room &= allowance.has_room(rate, capacity, now, cost);
+        });
+        has_room
+    }
+
+    /// Drops policies under which nothing is used, if no allowance needs their capacity, so that a client whose policy
+    /// changed once is soon a client of one policy again.
+    fn drop_stale(&mut self, now: Tick) {
+        let mut place = 1;
+        loop {
+            let rates = self.rates();
+            let (Some(others), Some(first)) = (&mut self.others, &self.first) else { return };
+            let Some(one) = others.listed.get(place - 1) else { return };
+            let is_fresh = one.state.fresh_at().is_some_and(|fresh| fresh <= now);
+            if !is_fresh || !is_spare(place, &rates, others, now) {
+                place += 1;
+            } else if others.listed.len() > 1 {
+                others.listed.remove(place - 1);
+            } else {
+                // The last one: then the state of the first policy must account for its whole allowance.
+                let is_covered =
+                    |rate: Rate| others.own.is_within(&rate, first.used_of(&rate, now), now);
+                if rates[0].is_none_or(is_covered) {
+                    self.others = None;
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Whether nothing of a policy's allowance is used, and the allowances of faster policies do without its capacity.
+fn is_spare(place: usize, rates: &Rates, others: &Others, now: Tick) -> bool {
+    let Some(rate) = rates[place] else { return true };
+    let mut without = *rates;
+    without[place] = None;
+    rates.iter().zip(others.allowances()).enumerate().all(|(index, (other, allowance))| match other
     {
-        all.remove(least);
+        Some(other) if index == place => allowance.level_at(other, now) == 0,
+        Some(other) if rate.is_at_most(other) => {
+            allowance.fits_into(other, other.shared_capacity(&without), now)
+        }
+        _ => true,
+    })
+}
+
+/// Lists a policy before the others that the client was asked under.
+fn enter(all: &mut Vec<Listed>, policy: &Arc<Policy>, now: Tick, is_fresh: bool) {
+    let rate_of = |one: &Listed| Rate::of(&one.state.policy);
+    for one in all.iter_mut() {
+        one.state.rebase(now);
+        if rate_of(one).is_some_and(|rate| one.allowance.set_back(&rate, now)) {
+            one.allowance.rebase(now);
+        }
     }
-    all.insert(0, new);
+    let carried =
+        all.iter().map(|one| policy.carry(&one.state.policy, &one.state.standings(), now));
+    let state = match carried.reduce(|one, other| policy.merge(&one, &other, now)) {
+        Some(standings) => PolicyState::new(policy.clone(), standings),
+        None => {
+            PolicyState { policy: policy.clone(), state: make!(policy, |rule| rule.first(now)) }
+        }
+    };
+    let new = Rate::of(policy);
+    let slower = all.iter().filter_map(|one| Some((rate_of(one)?, one.allowance)));
+    let slower = slower.filter(|(rate, _)| new.is_some_and(|new| rate.is_at_most(&new)));
+    let next = slower.reduce(|one, other| if one.0.is_at_most(&other.0) { other } else { one });
+    let allowance = match (new, next) {
+        (Some(new), Some((rate, allowance))) => allowance.carried_to(&new, &rate, now),
+        _ => Allowance::unused(now),
+    };
+    if is_fresh {
+        all.clear();
+    }
+    if all.len() >= MAX_POLICIES {
+        drop_one(all, new.as_ref(), now);
+    }
+    all.insert(0, Listed { state, allowance });
+}
+
+/// Makes room for a policy: drops the one that is fresh soonest. What is still used under it is left with the others.
+/// The fastest stays, because its allowance counts everything.
+fn drop_one(all: &mut Vec<Listed>, new: Option<&Rate>, now: Tick) {
+    let rates: Vec<_> = all.iter().map(|one| Rate::of(&one.state.policy)).collect();
+    let is_fastest = |rate: &Rate| {
+        rates.iter().flatten().chain(new).all(|other| other.is_at_most(rate))
+            && new.is_none_or(|new| !rate.is_at_most(new))
+    };
+    let fresh_at = |one: &Listed| {
+        let state = one.state.fresh_at().unwrap_or(Tick(i64::MAX));
+        let rate = Rate::of(&one.state.policy);
+        let allowance = rate.map_or(Some(state), |rate| one.allowance.fresh_at(&rate));
+        state.max(allowance.unwrap_or(Tick(i64::MAX)))
+    };
+    let droppable =
+        all.iter().enumerate().filter(|(place, _)| !rates[*place].as_ref().is_some_and(is_fastest));
+    let Some((place, _)) = droppable.min_by_key(|(_, one)| fresh_at(one)) else { return };
+    let dropped = all.remove(place).state;
+    for one in all {
+        let policy = one.state.policy.clone();
+        let left = policy.carry(&dropped.policy, &dropped.standings(), now);
+        let merged = policy.merge(&one.state.standings(), &left, now);
+        one.state = PolicyState::new(policy, merged);
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@
 //! | How do I wait for my turn? | `waiting.rs`, on `line.rs` |
 //! | How do I make one key of several things? | `key.rs` |
 //! | How do I decide over several keys, or over requests in flight? | `together.rs`, `in_flight.rs` |
-//! | Which rule is a key decided by, and how does it change? | `rules.rs`, `tiers.rs` |
+//! | Which rule is a key decided by, and how does it change? | `rules.rs`, `tiers.rs`, on `kept.rs` and `allowance.rs` |
 //! | What time is it? | `clock.rs` |
 //! | Where does storage plug in? | `store.rs` |
 //! | How are keys kept in memory? | `memory.rs`, on `table.rs` and `hash.rs` |
@@ -26,6 +26,7 @@
 //!
 //! The algorithms, policies and decisions are those of [`tollgate_core`], re-exported here.
 
+mod allowance;
 mod clock;
 mod hash;
 mod in_flight;
@@ -44,6 +45,7 @@ mod tiers;
 mod together;
 mod waiting;
 
+pub use allowance::Allowance;
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
 pub use kept::Kept;

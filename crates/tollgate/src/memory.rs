@@ -1,5 +1,6 @@
 //! Keys in memory: bounded, exact under any number of threads, and ready at once.
 
+use std::any::TypeId;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -486,6 +487,7 @@ impl<C: Clock> MemoryStore<Plan, C> {
             for (policy, standings) in kept.policies() {
                 listed.add(policy, &standings);
             }
+            listed.add_allowances(kept.allowances());
         })
     }
 
@@ -808,7 +810,7 @@ impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
+impl<A: Algorithm<State: 'static>, C: Clock> JointStore<A> for MemoryStore<A, C> {
     fn spot(&self, _: &A, key: &[u8]) -> Result<Spot, StoreError> {
         self.front.spot(&self.keys, key)
     }
@@ -871,7 +873,34 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
-        self.keys.step(rule, found, cost, now, locks, go)
+        // Only an algorithm of a user's own can panic. A copy of what tiers keep may be long.
+        if TypeId::of::<A::State>() == TypeId::of::<Kept>() {
+            return self.keys.step(rule, found, cost, now, locks, go);
+        }
+        self.keys.step_on_a_copy(rule, found, cost, now, locks, go)
+    }
+
+    fn report(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        self.keys.report(rule, found, cost, now, locks, go)
+    }
+
+    fn change_kept(
+        &self,
+        rule: &A,
+        found: Found,
+        returned: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) {
+        self.keys.change_kept(rule, found, returned, now, locks);
     }
 }
 
@@ -948,6 +977,36 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
             Ok(keys.step(rule, found, cost, now, locks, go))
         });
         told.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
+    }
+
+    fn report(
+        &self,
+        policy: &Policy,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        let told = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(keys.report(rule, found, cost, now, locks, go))
+        });
+        told.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
+    }
+
+    fn change_kept(
+        &self,
+        policy: &Policy,
+        found: Found,
+        returned: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) {
+        let changed: Result<(), StoreError> = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            keys.change_kept(rule, found, returned, now, locks);
+            Ok(())
+        });
+        debug_assert!(changed.is_ok(), "its spot was of this kind");
     }
 }
 

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use tollgate_core::{Algorithm as _, DecodeError, Policy, Standing, Tick};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::allowance::Allowance;
 use crate::hash::{KeyHasher, SECRET_BYTES};
 use crate::kept::{Kept, MAX_POLICIES};
 use crate::table::{Fingerprint, Table};
@@ -357,6 +358,14 @@ impl Listed<'_> {
         self.states.append(&mut state);
         self.count += 1;
     }
+
+    /// Adds the allowances that its policies share, after all of them.
+    pub(crate) fn add_allowances(&mut self, allowances: impl Iterator<Item = Allowance>) {
+        for allowance in allowances {
+            self.states.extend(allowance.last.0.to_le_bytes());
+            self.states.extend(allowance.level.to_le_bytes());
+        }
+    }
 }
 
 impl<R: Read> SnapshotReader<R> {
@@ -429,15 +438,27 @@ impl<R: Read> SnapshotReader<R> {
                 }
                 KEY => {
                     self.exactly(&mut [0; 16][..key_bytes])?;
-                    for _ in 0..self.number()? {
+                    let count = self.number()?;
+                    for _ in 0..count {
                         self.number()?;
                         self.bytes()?;
+                    }
+                    for _ in 0..if count > 1 { count } else { 0 } {
+                        self.allowance()?;
                     }
                 }
                 _ => return Err(self.field("entry")),
             }
         }
         Ok(())
+    }
+
+    fn allowance(&mut self) -> Result<Allowance, SnapshotError> {
+        let (mut last, mut level) = ([0; 8], [0; 16]);
+        self.exactly(&mut last)?;
+        self.exactly(&mut level)?;
+        let last = Tick(i64::from_le_bytes(last));
+        Ok(Allowance { last, level: u128::from_le_bytes(level) })
     }
 
     fn set_override(&mut self) -> Result<(Box<[u8]>, Override), SnapshotError> {
@@ -644,7 +665,11 @@ impl<R: Read> Section<'_, R> {
                             return Err(snapshot.field("number of policies"));
                         }
                     }
-                    show(u128::from_be_bytes(key).into(), Kept::of(under));
+                    let mut allowances = Vec::new();
+                    for _ in 0..if under.len() > 1 { under.len() } else { 0 } {
+                        allowances.push(snapshot.allowance()?);
+                    }
+                    show(u128::from_be_bytes(key).into(), Kept::of(under, &allowances));
                 }
                 _ => return Err(snapshot.field("entry")),
             }
@@ -792,8 +817,10 @@ mod tests {
         let hasher = KeyHasher::of_secret([7; SECRET_BYTES]);
         let table = Table::new(u128::BITS, 3, crate::WhenFull::EvictLeastUsed);
         let rule = crate::Plan::of(Access::Limited(policy.clone()));
-        let kept =
-            Kept::of([(policy.clone(), policy.with_used(tollgate_core::Used::whole(2), Tick(5)))]);
+        let kept = Kept::of(
+            [(policy.clone(), policy.with_used(tollgate_core::Used::whole(2), Tick(5)))],
+            &[],
+        );
         let spot = table.spot(hasher.fingerprint(b"alice"));
         assert!(table.with(&rule, spot, Tick(5), |state, _| *state = kept).is_ok());
         let overrides = [

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Tick, Used};
 
-use crate::kept::{Kept, Under};
+use crate::kept::Kept;
 use crate::rules::Rules;
 
 /// What a client gets.
@@ -336,9 +336,9 @@ impl Plan {
         Ok(Self { set: set.transpose()?, access: access(&self.access)? })
     }
 
-    /// The policy at a time, with a state that was brought under it.
-    fn limited<'a>(&self, kept: &'a Kept, now: Tick) -> Option<&'a Under> {
-        self.charges(now).then(|| kept.first())?
+    /// Asks the policy at a time, if the client has one; the state was brought under it.
+    fn limited<T>(&self, now: Tick, ask: impl FnOnce() -> Option<T>) -> Option<T> {
+        if self.charges(now) { ask() } else { None }
     }
 
     fn is_blocked(&self, now: Tick) -> bool {
@@ -388,10 +388,9 @@ impl Algorithm for Plan {
 
     /// Also where the state is still under another policy: it is brought under this one first.
     fn set_back(&self, kept: &Kept, now: Tick) -> bool {
-        match (self.access(now), kept.first()) {
-            (Access::Limited(policy), Some(under)) => !kept.is_under(policy) || under.set_back(now),
-            (Access::Limited(_), None) => true,
-            (Access::Unlimited | Access::Blocked, _) => false,
+        match self.access(now) {
+            Access::Limited(policy) => !kept.is_under(policy) || kept.set_back(now),
+            Access::Unlimited | Access::Blocked => false,
         }
     }
 
@@ -400,14 +399,11 @@ impl Algorithm for Plan {
     fn rebase(&self, kept: &mut Kept, now: Tick) {
         let Access::Limited(policy) = self.access(now) else { return };
         kept.bring_under(policy, now);
-        kept.rebase_first(now);
+        kept.rebase(now);
     }
 
     fn admits(&self, kept: &Kept, now: Tick, cost: Cost) -> bool {
-        match self.limited(kept, now) {
-            Some(under) => under.admits(now, cost),
-            None => !self.is_blocked(now),
-        }
+        self.limited(now, || kept.admits(now, cost)).unwrap_or_else(|| !self.is_blocked(now))
     }
 
     fn admit(&self, kept: &mut Kept, now: Tick, cost: Cost) -> bool {
@@ -422,7 +418,7 @@ impl Algorithm for Plan {
     }
 
     fn refusing(&self, kept: &Kept, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
-        self.limited(kept, now)?.refusing(now, cost, shadow)
+        self.limited(now, || kept.refusing(now, cost, shadow))
     }
 
     fn limit_name(&self, limit: usize, now: Tick) -> &str {
@@ -438,8 +434,8 @@ impl Algorithm for Plan {
 
     /// Where an override ends before the cost fits, what comes after it decides.
     fn fit(&self, kept: &Kept, now: Tick, cost: Cost) -> Fit {
-        let fit = match self.limited(kept, now) {
-            Some(under) => under.fit(now, cost),
+        let fit = match self.limited(now, || kept.fit(now, cost)) {
+            Some(fit) => fit,
             None if self.is_blocked(now) => Fit::Never,
             None => Fit::Now,
         };
@@ -450,11 +446,7 @@ impl Algorithm for Plan {
             return fit;
         }
         let then = match &self.access {
-            Access::Limited(policy) => {
-                let mut kept = kept.clone();
-                kept.bring_under(policy, end);
-                kept.first().map_or(Fit::Now, |under| under.fit(end, cost))
-            }
+            Access::Limited(policy) => kept.fit_under(policy, end, cost),
             Access::Unlimited => Fit::Now,
             Access::Blocked => Fit::Never,
         };
@@ -465,9 +457,10 @@ impl Algorithm for Plan {
         }
     }
 
-    /// Who is not limited uses nothing, but has given back what it used before.
+    /// A client without a limit uses nothing by its requests. What is forced, such as the rest of a reservation that
+    /// was made under a policy, is charged under the policies that the client was asked under.
     fn charge(&self, kept: &mut Kept, now: Tick, amount: i128) -> u128 {
-        if amount > 0 && !self.charges(now) {
+        if amount > 0 && kept.is_empty() {
             return 0;
         }
         kept.charge(now, amount)
@@ -478,8 +471,8 @@ impl Algorithm for Plan {
     }
 
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {
-        match self.limited(kept, now) {
-            Some(under) => under.facts(now, admitted),
+        match self.limited(now, || kept.facts(now, admitted)) {
+            Some(facts) => facts,
             None if self.is_blocked(now) => Facts::all_of(0),
             None => Facts::UNLIMITED,
         }
@@ -502,16 +495,14 @@ impl Algorithm for Plan {
 
     /// What was used under the policy it was last asked for: for stores that keep a key under one.
     fn encode(&self, kept: &Kept, out: &mut Vec<u8>) {
-        if let Some(under) = kept.first() {
-            under.encode(out);
-        }
+        kept.encode_first(out);
     }
 
     /// Only what was encoded under the policy that is in force without an override.
     fn decode(&self, bytes: &[u8]) -> Result<Kept, DecodeError> {
         match &self.access {
             _ if bytes.is_empty() => Ok(Kept::default()),
-            Access::Limited(policy) => Ok(Kept::of([(policy.clone(), policy.decode(bytes)?)])),
+            Access::Limited(policy) => Ok(Kept::of([(policy.clone(), policy.decode(bytes)?)], &[])),
             Access::Unlimited | Access::Blocked => Err(DecodeError::OtherLimit),
         }
     }

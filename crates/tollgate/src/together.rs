@@ -5,6 +5,7 @@
 //! end in a deadlock.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 
 use tollgate_core::{Algorithm, Answer as _, Cost, Decision, Op, Part, Tick};
 
@@ -38,7 +39,9 @@ pub struct Together {
 
 /// Decides over several keys at once: all are charged, or none is.
 ///
-/// A key that is asked for twice is asked for both costs. Each limiter goes by its own clock.
+/// If one key is asked for several times, its costs are added up, and each rule that it is asked under must allow the sum:
+/// see [`RateLimiter::tier`] for asking under another rule. Each limiter goes by its own clock. If an algorithm of a
+/// user's own panics, nothing stays charged.
 ///
 /// ```
 /// use tollgate::{Policy, RateLimiter, check_all};
@@ -75,81 +78,134 @@ pub fn check_all_at<'a>(
 
 /// What can be asked together with others.
 trait Joint<'a> {
-    /// Which store and key: those that are equal are one.
+    /// Returns the store and the key: parts that are equal in this are about the same state.
     fn identity(&self) -> (usize, Spot);
     /// Where the lock of the key comes in the order of all.
     fn lock_order(&self) -> usize;
     fn cost(&self) -> Cost;
     fn set_cost(&mut self, cost: Cost);
-    /// Reads the clock, and whether others wait for the key: they come first.
-    fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError>;
+    /// Sets the time of the decision, by the clock if none is given, and returns it.
+    fn begin(&mut self, now: Option<Tick>) -> Tick;
+    /// Returns whether its rule charges what it allows.
+    fn charges(&self) -> bool;
+    /// Looks whether others wait for the key: they come first.
+    fn line_up(&mut self, cost: Cost) -> Result<(), StoreError>;
     /// Takes the locks of the key. Returns whether the order of locks is still the one that they were taken in.
     fn look(&mut self, locks: &mut Locks<'a>) -> bool;
-    fn is_kept(&self) -> bool;
+    fn found(&self) -> Found;
+    fn set_found(&mut self, found: Found);
     /// Finds a place for a key that is new, before any is charged.
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError>;
     /// Gives up that place.
     fn give_up_room(&mut self, locks: &mut Locks<'a>);
-    /// Whether it admits its cost.
-    fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
-    fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision;
+    /// Returns whether its rule allows a cost.
+    fn agrees(&self, cost: Cost, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
+    /// Returns what a step would, and changes nothing.
+    fn report(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision;
+    /// Brings the state under its rule, as a check does first.
+    fn bring(&self, locks: &mut Locks<'a>);
+    /// Charges a cost if all agree, and returns the result.
+    fn step(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision;
+    /// Returns a cost that was charged to a key that is kept.
+    fn undo(&self, cost: Cost, locks: &mut Locks<'a>);
+    /// Returns a cost that was charged to a key that was new; it takes the locks itself.
+    fn undo_new(&self, cost: Cost);
     fn tell(&self, decision: &Decision);
 }
 
+/// The parts of one key.
+struct Group {
+    /// Their places among those that were asked, in order. The first finds the state.
+    parts: Vec<usize>,
+    /// What is charged to the key: the sum of the costs of the parts whose rules charge.
+    cost: u128,
+    /// The part whose rule charges it.
+    charger: usize,
+}
+
+impl Group {
+    /// The cost, or the largest there is: then [`is_too_much`](Self::is_too_much) says so.
+    fn cost(&self) -> Cost {
+        Cost::try_from(self.cost).unwrap_or(Cost::MAX)
+    }
+
+    /// Whether it is more than any limit has.
+    fn is_too_much(&self) -> bool {
+        self.cost > Cost::MAX.into()
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        self.parts.iter().copied().filter(|part| *part != self.charger)
+    }
+}
+
+/// Finds the parts that are about the same key.
+fn grouped(asks: &mut [Ask<'_>], now: Option<Tick>) -> Vec<Group> {
+    let mut order: Vec<((usize, Spot), usize)> =
+        asks.iter().enumerate().map(|(index, ask)| (ask.part.identity(), index)).collect();
+    order.sort_unstable();
+    let mut groups: Vec<Group> = Vec::with_capacity(asks.len());
+    for same in order.chunk_by(|(one, _), (other, _)| one == other) {
+        let parts: Vec<usize> = same.iter().map(|(_, index)| *index).collect();
+        let now = asks[parts[0]].part.begin(now);
+        for part in &parts[1..] {
+            asks[*part].part.begin(Some(now));
+        }
+        let charging = || parts.iter().copied().filter(|part| asks[*part].part.charges());
+        let cost = charging().map(|part| u128::from(asks[part].part.cost())).sum();
+        let charger = charging().next().unwrap_or(parts[0]);
+        groups.push(Group { parts, cost, charger });
+    }
+    groups
+}
+
 fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreError> {
-    // The same key twice is one key with both costs: the first asks for both.
-    let mut parts: Vec<usize> = Vec::with_capacity(asks.len());
-    for index in 0..asks.len() {
-        let (identity, cost) = (asks[index].part.identity(), asks[index].part.cost());
-        if let Some(place) = &mut asks[index].place {
-            place.size = cost;
+    for ask in &mut asks {
+        if let Some(place) = &mut ask.place {
+            place.size = ask.part.cost();
         }
-        match parts.iter().find(|part| asks[**part].part.identity() == identity) {
-            Some(&first) => {
-                let both = asks[first].part.cost().saturating_add(cost);
-                asks[first].part.set_cost(both);
+    }
+    let mut groups = grouped(&mut asks, now);
+    for group in &groups {
+        for part in &group.parts {
+            asks[*part].part.line_up(group.cost())?;
+        }
+    }
+    let mut locks = lock_all(&mut asks, &groups);
+    for group in &groups {
+        share_found(&mut asks, group);
+    }
+    let mut refused_ask: Option<usize> = None;
+    for group in &groups {
+        for part in &group.parts {
+            if group.is_too_much() || !asks[*part].part.agrees(group.cost(), &mut locks)? {
+                refused_ask = refused_ask.into_iter().chain([*part]).min();
             }
-            None => parts.push(index),
-        }
-    }
-    for &part in &parts {
-        asks[part].part.begin(now)?;
-    }
-    let mut locks = lock_all(&mut asks, &parts);
-    let mut refused_ask = None;
-    for &part in &parts {
-        if !asks[part].part.agrees(&mut locks)? {
-            refused_ask = refused_ask.or(Some(part));
         }
     }
     let go = refused_ask.is_none();
     if go {
-        make_room(&mut asks, &parts, &mut locks)?;
+        make_room(&mut asks, &groups, &mut locks)?;
     }
     // New keys come last: they may be kept in the place of a fresh one.
-    let mut new_last = parts.clone();
-    new_last.sort_by_key(|part| !asks[*part].part.is_kept());
-    let mut decisions: Vec<(usize, Decision)> =
-        new_last.iter().map(|part| (*part, asks[*part].part.step(&mut locks, go))).collect();
-    drop(locks);
-    decisions.sort_by_key(|(part, _)| *part);
-    for (part, decision) in &decisions {
-        // Whoever had no objection is told what came of it all.
-        asks[*part].part.tell(&Decision { allowed: go, ..*decision });
-    }
-    let refusal = decisions.iter().find(|(part, _)| Some(*part) == refused_ask);
-    let refused_by = refusal.and_then(|(_, decision)| decision.refused_by);
-    let decisions = decisions.into_iter().map(|(_, decision)| decision);
-    let decision = decisions.reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
+    groups.sort_by_key(|group| !asks[group.charger].part.found().is_kept());
+    let decisions = steps(&asks, &groups, locks, go);
+    let refused_by = refused_ask.and_then(|refused| decisions[refused].refused_by);
+    let decision = decisions.iter().copied().reduce(Decision::merge).unwrap_or(NOTHING_ASKED);
     let decision = Decision { allowed: go, refused_by, ..decision };
-    let places = asks.into_iter().filter_map(|ask| ask.place);
+    // Places are taken before observers are called: if one panics, they are given back.
+    let places = asks.iter_mut().filter_map(|ask| ask.place.take());
     let places = if go { places.map(Place::taken).collect() } else { Vec::new() };
+    for (ask, decision) in asks.iter().zip(decisions) {
+        // A part that had no objection is told the result of all.
+        ask.part.tell(&Decision { allowed: go, ..decision });
+    }
     Ok(Together { decision, refused_ask, places })
 }
 
 /// Takes the locks of all keys in the order of locks, and looks where the keys are.
-fn lock_all<'a>(asks: &mut [Ask<'a>], parts: &[usize]) -> Locks<'a> {
-    let mut in_order = parts.to_vec();
+fn lock_all<'a>(asks: &mut [Ask<'a>], groups: &[Group]) -> Locks<'a> {
+    let mut in_order: Vec<usize> = groups.iter().map(|group| group.parts[0]).collect();
     loop {
         in_order.sort_by_cached_key(|part| asks[*part].part.lock_order());
         let mut locks = Locks::default();
@@ -160,17 +216,73 @@ fn lock_all<'a>(asks: &mut [Ask<'a>], parts: &[usize]) -> Locks<'a> {
     }
 }
 
+/// Lets all parts of a key know where its first part has found it.
+fn share_found(asks: &mut [Ask<'_>], group: &Group) {
+    let found = asks[group.parts[0]].part.found();
+    group.parts[1..].iter().for_each(|part| asks[*part].part.set_found(found));
+}
+
+/// Makes all steps, and returns the decision of each part. If an algorithm of a user's own panics, nothing stays charged.
+fn steps<'a>(asks: &[Ask<'a>], groups: &[Group], mut locks: Locks<'a>, go: bool) -> Vec<Decision> {
+    let mut decisions = vec![NOTHING_ASKED; asks.len()];
+    let mut done = 0;
+    let all = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        for group in groups {
+            step(asks, group, &mut locks, go, &mut decisions);
+            done += 1;
+        }
+    }));
+    let Err(panic) = all else { return decisions };
+    let quietly = |undo: &mut dyn FnMut()| drop(std::panic::catch_unwind(AssertUnwindSafe(undo)));
+    let charged = groups[..done].iter().filter(|group| go && group.cost > 0);
+    let (kept, new): (Vec<_>, Vec<_>) =
+        charged.partition(|group| asks[group.charger].part.found().is_kept());
+    for group in kept {
+        quietly(&mut || asks[group.charger].part.undo(group.cost(), &mut locks));
+    }
+    drop(locks);
+    for group in new {
+        quietly(&mut || asks[group.charger].part.undo_new(group.cost()));
+    }
+    std::panic::resume_unwind(panic)
+}
+
+fn step<'a>(
+    asks: &[Ask<'a>],
+    group: &Group,
+    locks: &mut Locks<'a>,
+    go: bool,
+    decisions: &mut [Decision],
+) {
+    for part in group.others() {
+        decisions[part] = asks[part].part.report(group.cost(), locks, go);
+    }
+    if asks[group.charger].part.found().is_kept() && group.cost > 0 {
+        group.others().for_each(|part| asks[part].part.bring(locks));
+    }
+    decisions[group.charger] = asks[group.charger].part.step(group.cost(), locks, go);
+    if group.is_too_much() {
+        for part in &group.parts {
+            let decision = &mut decisions[*part];
+            let refused_by = decision.refused_by.or(Some(0));
+            *decision = Decision { allowed: false, retry_after: None, refused_by, ..*decision };
+        }
+    }
+}
+
 /// Finds a place for every new key, or for none.
 fn make_room<'a>(
     asks: &mut [Ask<'a>],
-    parts: &[usize],
+    groups: &[Group],
     locks: &mut Locks<'a>,
 ) -> Result<(), StoreError> {
-    for (count, part) in parts.iter().enumerate() {
-        if let Err(error) = asks[*part].part.make_room(locks) {
-            parts[..count].iter().for_each(|part| asks[*part].part.give_up_room(locks));
+    for (count, group) in groups.iter().enumerate().filter(|(_, group)| group.cost > 0) {
+        if let Err(error) = asks[group.parts[0]].part.make_room(locks) {
+            let before = groups[..count].iter().filter(|group| group.cost > 0);
+            before.for_each(|group| asks[group.parts[0]].part.give_up_room(locks));
             return Err(error);
         }
+        share_found(asks, group);
     }
     Ok(())
 }
@@ -259,6 +371,20 @@ pub trait JointStore<A: Algorithm>:
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision;
+
+    /// Returns what a step would, and changes nothing.
+    fn report(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision;
+
+    /// Changes the state of a key that is kept: brings it under a rule, and then returns a cost that was charged.
+    fn change_kept(&self, rule: &A, found: Found, returned: Cost, now: Tick, locks: &mut Locks<'_>);
 }
 
 impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
@@ -324,6 +450,29 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
     ) -> Decision {
         (**self).step(rule, found, cost, now, locks, go)
     }
+
+    fn report(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        (**self).report(rule, found, cost, now, locks, go)
+    }
+
+    fn change_kept(
+        &self,
+        rule: &A,
+        found: Found,
+        returned: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) {
+        (**self).change_kept(rule, found, returned, now, locks);
+    }
 }
 
 impl<S: Clone> Keys<S> {
@@ -349,16 +498,74 @@ impl<S: Clone> Keys<S> {
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
+        if cost == 0 {
+            // A look leaves nothing behind.
+            return self.report(rule, found, cost, now, locks, go);
+        }
         let op = Op::Check(cost);
         let step = |state: &mut S, at| {
             counted_from(now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
         };
-        if cost == 0 {
-            // A look leaves nothing behind.
-            let look = |state: &mut S, at| step(&mut state.clone(), at);
-            return self.table.read_found(rule, found, now, locks, look);
-        }
         self.table.change_found(rule, found, now, locks, step)
+    }
+
+    /// The same on a copy, so that a rule that panics leaves the state as it was.
+    pub(crate) fn step_on_a_copy<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        if cost == 0 {
+            return self.report(rule, found, cost, now, locks, go);
+        }
+        let op = Op::Check(cost);
+        let step = |state: &mut S, at| {
+            let mut copy = state.clone();
+            let answer = Part { rule, state: &mut copy, op }.step::<Decision>(at, go).0;
+            *state = copy;
+            counted_from(now, at, answer)
+        };
+        self.table.change_found(rule, found, now, locks, step)
+    }
+
+    pub(crate) fn report<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        cost: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+        go: bool,
+    ) -> Decision {
+        let op = Op::Check(cost);
+        let step = |state: &mut S, at| {
+            let step = |state: &mut S| Part { rule, state, op }.step::<Decision>(at, go).0;
+            // A look changes nothing by itself.
+            counted_from(now, at, if cost == 0 { step(state) } else { step(&mut state.clone()) })
+        };
+        self.table.read_found(rule, found, now, locks, step)
+    }
+
+    pub(crate) fn change_kept<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        found: Found,
+        returned: Cost,
+        now: Tick,
+        locks: &mut Locks<'_>,
+    ) {
+        self.table.read_found(rule, found, now, locks, |state, at| {
+            if rule.set_back(state, at) {
+                rule.rebase(state, at);
+            }
+            if returned > 0 {
+                rule.charge(state, at, -i128::from(returned));
+            }
+        });
     }
 }
 
@@ -413,12 +620,6 @@ struct Asking<'a, R: Rules + 'a, S, O> {
     found: Option<Found>,
 }
 
-impl<R: Rules, S: JointStore<R::Rule>, O> Asking<'_, R, S, O> {
-    fn found(&self) -> Found {
-        self.found.unwrap_or_else(|| unreachable!("it is asked when all were found"))
-    }
-}
-
 impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a, R, S, O> {
     fn identity(&self) -> (usize, Spot) {
         (self.limiter.store.identity(), self.spot)
@@ -436,10 +637,17 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         self.cost = cost;
     }
 
-    fn begin(&mut self, now: Option<Tick>) -> Result<(), StoreError> {
-        let store = &self.limiter.store;
-        self.now = now.unwrap_or_else(|| store.now());
-        self.behind = store.behind_others(&self.rule, self.spot, self.cost, self.now)?;
+    fn begin(&mut self, now: Option<Tick>) -> Tick {
+        self.now = now.unwrap_or_else(|| self.limiter.store.now());
+        self.now
+    }
+
+    fn charges(&self) -> bool {
+        self.rule.charges(self.now)
+    }
+
+    fn line_up(&mut self, cost: Cost) -> Result<(), StoreError> {
+        self.behind = self.limiter.store.behind_others(&self.rule, self.spot, cost, self.now)?;
         Ok(())
     }
 
@@ -448,15 +656,17 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         self.found.is_some()
     }
 
-    fn is_kept(&self) -> bool {
-        self.found().is_kept()
+    fn found(&self) -> Found {
+        self.found.unwrap_or_else(|| unreachable!("it is asked when all were found"))
+    }
+
+    fn set_found(&mut self, found: Found) {
+        self.found = Some(found);
     }
 
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError> {
-        if self.cost > 0 {
-            let store = &self.limiter.store;
-            self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
-        }
+        let store = &self.limiter.store;
+        self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
         Ok(())
     }
 
@@ -464,16 +674,36 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         self.limiter.store.give_up_room(self.found(), locks);
     }
 
-    fn agrees(&self, locks: &mut Locks<'a>) -> Result<bool, StoreError> {
+    fn agrees(&self, cost: Cost, locks: &mut Locks<'a>) -> Result<bool, StoreError> {
         let store = &self.limiter.store;
-        let agrees = store.agrees(&self.rule, self.found(), self.cost, self.now, locks)?;
+        let agrees = store.agrees(&self.rule, self.found(), cost, self.now, locks)?;
         Ok(agrees && self.behind.is_none())
     }
 
-    fn step(&self, locks: &mut Locks<'a>, go: bool) -> Decision {
+    fn report(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
         let store = &self.limiter.store;
-        let told = store.step(&self.rule, self.found(), self.cost, self.now, locks, go);
+        let told = store.report(&self.rule, self.found(), cost, self.now, locks, go);
         self.behind.unwrap_or(told)
+    }
+
+    fn bring(&self, locks: &mut Locks<'a>) {
+        self.limiter.store.change_kept(&self.rule, self.found(), 0, self.now, locks);
+    }
+
+    fn step(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
+        let store = &self.limiter.store;
+        let told = store.step(&self.rule, self.found(), cost, self.now, locks, go);
+        self.behind.unwrap_or(told)
+    }
+
+    fn undo(&self, cost: Cost, locks: &mut Locks<'a>) {
+        self.limiter.store.change_kept(&self.rule, self.found(), cost, self.now, locks);
+    }
+
+    fn undo_new(&self, cost: Cost) {
+        let op = Op::Force(-i128::from(cost));
+        // It was placed under this rule, so the store takes it.
+        let _ = self.limiter.store.apply::<Decision>(&*self.rule, &self.key, op, Some(self.now));
     }
 
     fn tell(&self, decision: &Decision) {

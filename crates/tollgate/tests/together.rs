@@ -1,14 +1,15 @@
 //! Several keys in one decision: all or nothing, under any number of threads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tollgate::{
-    Algorithm as _, Capacity, Cost, Event, InFlight, Kind, ManualClock, MemoryStore, Observer,
-    Policy, PolicyStore, RateLimiter, StoreError, Tick, Ticks, Tiers, WhenFull, check_all,
-    check_all_at, joined_key,
+    Access, Algorithm, Capacity, Cost, Decision, DecodeError, Event, Facts, Fit, InFlight, Kind,
+    ManualClock, MemoryStore, Observer, Plan, Policy, PolicyStore, RateLimiter, StoreError, Tick,
+    Ticks, Tiers, Used, WhenFull, check_all, check_all_at, joined_key,
 };
 use tollgate_testkit::cases;
 
@@ -386,5 +387,234 @@ proptest! {
         let (cut, another) = (cut % text.len(), another % text.len());
         let split = |at: usize| joined_key([&text[..at], &text[at..]]);
         prop_assert_eq!(split(cut) == split(another), cut == another);
+    }
+}
+
+type Tiered = RateLimiter<Tiers, MemoryStore<Plan, ManualClock>>;
+
+fn tiered(rules: Tiers) -> Tiered {
+    RateLimiter::in_store(
+        "api",
+        rules,
+        MemoryStore::new(Capacity::of(100), ManualClock::new(Tick(0))),
+    )
+}
+
+fn hourly(limit: Cost) -> Policy {
+    Policy::token_bucket(limit).per_hour().build().expect("valid")
+}
+
+#[test]
+fn k8_every_rule_that_a_key_is_asked_under_counts() {
+    let rules = Tiers::new(Access::Unlimited)
+        .tier("blocked", Access::Blocked)
+        .tier("free", hourly(5))
+        .tier("pro", hourly(10));
+    let limiter = tiered(rules);
+    let [blocked, free, pro] =
+        ["blocked", "free", "pro"].map(|tier| limiter.tier(tier).expect("known"));
+    for _ in 0..2 {
+        let unlimited = limiter.ask("alice").expect("short");
+        let together = check_all([unlimited, blocked.ask("alice").expect("short")]);
+        let together = together.expect("short");
+        assert_eq!((together.decision.allowed, together.refused_ask), (false, Some(1)));
+        let unlimited = limiter.ask("alice").expect("short");
+        let together = check_all([blocked.ask("alice").expect("short"), unlimited]);
+        assert_eq!(together.expect("short").refused_ask, Some(0));
+
+        let both = |one: Cost, other: Cost| {
+            let one = pro.ask("alice").expect("short").cost(one);
+            check_all([one, free.ask("alice").expect("short").cost(other)]).expect("short")
+        };
+        assert_eq!(both(3, 3).refused_ask, Some(1), "six are more than five");
+        assert_eq!(both(1, 10).refused_ask, Some(0), "eleven are more than ten");
+        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 10, "nothing was charged");
+        assert_eq!(free.peek_n("alice", 0).expect("short").remaining, 5, "nothing was charged");
+        let together = both(2, 3);
+        assert!(together.decision.allowed);
+        assert_eq!(together.decision.remaining, 0, "the least of both");
+        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 5);
+        assert_eq!(free.peek_n("alice", 0).expect("short").remaining, 0);
+        // The unlimited part costs nothing, whichever comes first.
+        let asks =
+            [limiter.ask("alice").expect("short").cost(100), pro.ask("alice").expect("short")];
+        assert!(check_all(asks).expect("short").decision.allowed);
+        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 4);
+        let _ = pro.reset("alice").expect("short");
+    }
+}
+
+#[test]
+fn k8_costs_of_one_key_are_added_up_exactly() {
+    let policy = Policy::token_bucket(Cost::MAX).per(Ticks(1)).build().expect("valid");
+    let store = PolicyStore::new(&policy, Capacity::of(10), ManualClock::new(Tick(0)));
+    let limiter = RateLimiter::with_store(policy, store);
+    let ask = |cost| limiter.ask("alice").expect("short").cost(cost);
+    for costs in [[Cost::MAX, Cost::MAX], [Cost::MAX, 1], [1, Cost::MAX]] {
+        let together = check_all(costs.map(ask)).expect("short");
+        assert_eq!((together.decision.allowed, together.refused_ask), (false, Some(0)));
+        assert_eq!(together.decision.retry_after, None, "no time is enough");
+        assert_eq!(limiter.peek_n("alice", 0).expect("short").remaining, Cost::MAX);
+    }
+    assert!(check_all([ask(Cost::MAX), ask(0)]).expect("short").decision.allowed);
+}
+
+#[test]
+fn k8_hundreds_of_parts_with_keys_that_repeat_are_one_decision() {
+    let limiter = limiter(Kind::TokenBucket, 4, 1_000);
+    let asks = || (0..400).map(|index| limiter.ask((index % 100).to_string()).expect("short"));
+    assert!(check_all(asks()).expect("short").decision.allowed);
+    assert!((0..100).all(|key| used(&limiter, &key.to_string()) == 4));
+    assert_eq!(check_all(asks().skip(7)).expect("short").refused_ask, Some(0));
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// K8: keys that repeat, under any tiers, with any costs: all rules of a key allow the sum, or nothing is charged.
+    #[test]
+    fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged(
+        limits in vec((0..6_usize, 1..9_u64, 5..40_u64), 3),
+        requests in vec((vec((0..5_usize, 0..2_usize, 0..4_u64), 1..6), 0..20_i64), 1..40),
+    ) {
+        const TIERS: [&str; 5] = ["a", "b", "c", "unlimited", "blocked"];
+        let policy = |index: usize| {
+            let (kind, limit, window) = limits[index];
+            Policy::of(Kind::ALL[kind], limit).per(Ticks(window)).build().expect("valid")
+        };
+        let rules = Tiers::new(Access::Unlimited)
+            .tier("a", policy(0))
+            .tier("b", policy(1))
+            .tier("c", policy(2))
+            .tier("unlimited", Access::Unlimited)
+            .tier("blocked", Access::Blocked);
+        let limiter = tiered(rules);
+        let tiers = TIERS.map(|tier| limiter.tier(tier).expect("known"));
+        let keys = ["x", "y"];
+        let mut now = 0;
+        for (request, gap) in requests {
+            now += gap;
+            let at = Tick(now);
+            let total = |of: usize| -> Cost {
+                request.iter().filter(|(tier, key, _)| *key == of && *tier < 3).map(|(_, _, cost)| cost).sum()
+            };
+            let refused = request.iter().position(|(tier, key, _)| {
+                !tiers[*tier].peek_n_at(keys[*key], total(*key), at).expect("short").allowed
+            });
+            let stand = || -> Vec<Decision> {
+                let all = (0..3).flat_map(|tier| keys.map(|key| (tier, key)));
+                all.map(|(tier, key)| tiers[tier].peek_n_at(key, 0, at).expect("short")).collect()
+            };
+            let before = stand();
+            let asks = request.iter().map(|(tier, key, cost)| tiers[*tier].ask(keys[*key]).expect("short").cost(*cost));
+            let together = check_all_at(asks, at).expect("short");
+            prop_assert_eq!(together.refused_ask, refused);
+            let after = stand();
+            for (tier, key) in (0..3).flat_map(|tier| (0..2).map(move |key| (tier, key))) {
+                let (before, after) = (before[2 * tier + key].remaining, after[2 * tier + key].remaining);
+                let asked = request.iter().any(|part| (part.0, part.1) == (tier, key));
+                if refused.is_some() {
+                    prop_assert!(after >= before, "{} of {} remain", after, before);
+                } else if asked {
+                    let most = limits[tier].1 - total(key);
+                    prop_assert!(after <= most, "{} remain, at most {}", after, most);
+                }
+            }
+        }
+    }
+}
+
+type Own<'a> = RateLimiter<Panics<'a>, MemoryStore<Panics<'a>, ManualClock>>;
+
+/// An algorithm that panics when it is told to, and counts by itself.
+struct Panics<'a>(&'a Mutex<&'static str>);
+
+impl Panics<'_> {
+    fn at(&self, place: &str) {
+        let when = *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        assert!(when != place, "told to");
+    }
+}
+
+impl Algorithm for Panics<'_> {
+    type State = Cost;
+
+    fn capacity(&self) -> Cost {
+        5
+    }
+    fn fresh(&self, _: Tick) -> Cost {
+        0
+    }
+    fn last_change(&self, _: &Cost) -> Tick {
+        Tick(i64::MIN)
+    }
+    fn set_back(&self, _: &Cost, _: Tick) -> bool {
+        false
+    }
+    fn rebase(&self, _: &mut Cost, _: Tick) {}
+    fn fit(&self, used: &Cost, _: Tick, cost: Cost) -> Fit {
+        self.at("fit");
+        if used + cost <= 5 { Fit::Now } else { Fit::Never }
+    }
+    fn charge(&self, used: &mut Cost, _: Tick, amount: i128) -> u128 {
+        *used = u64::try_from(i128::from(*used) + amount).unwrap_or(0);
+        self.at("charge");
+        0
+    }
+    fn facts(&self, used: &Cost, _: Tick, _: Option<Cost>) -> Facts {
+        self.at("facts");
+        Facts { remaining: 5 - used.min(&5), ..Facts::all_of(5) }
+    }
+    fn fresh_at(&self, used: &Cost) -> Option<Tick> {
+        (*used == 0).then_some(Tick(i64::MIN))
+    }
+    fn used(&self, used: &Cost, _: Tick) -> Used {
+        self.at("used");
+        Used::whole(*used)
+    }
+    fn with_used(&self, used: Used, _: Tick) -> Cost {
+        used.whole
+    }
+    fn encode(&self, _: &Cost, _: &mut Vec<u8>) {}
+    fn decode(&self, _: &[u8]) -> Result<Cost, DecodeError> {
+        Err(DecodeError::Truncated)
+    }
+}
+
+/// K12: wherever an algorithm panics, nothing stays charged, and the keys can be asked again.
+#[test]
+fn k12_a_panic_in_an_algorithm_leaves_nothing_charged() {
+    let when = Mutex::new("");
+    let own = |max_keys| {
+        let store = MemoryStore::new(Capacity::of(max_keys), ManualClock::new(Tick(0)));
+        RateLimiter::in_store("own", Panics(&when), store)
+    };
+    let set = |place| *when.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = place;
+    for place in ["fit", "charge", "facts", "used"] {
+        // The store of the last part is full, so it asks how much its keys have used.
+        let (one, other, full) = (own(10), own(10), own(1));
+        let users = limiter(Kind::TokenBucket, 5, 10);
+        assert!(full.is_allowed("somebody").expect("room"));
+        assert!(one.is_allowed("kept").expect("room") && users.is_allowed("kept").expect("room"));
+        let ask = || {
+            check_all([
+                users.ask("kept").expect("short"),
+                users.ask("new").expect("short"),
+                one.ask("kept").expect("short"),
+                one.ask("new").expect("short"),
+                other.ask("new").expect("short").cost(2),
+                full.ask("new").expect("short"),
+            ])
+        };
+        set(place);
+        let panicked = catch_unwind(AssertUnwindSafe(|| drop(ask())));
+        set("");
+        assert!(panicked.is_err(), "{place}");
+        let left = |limiter: &Own<'_>, key: &str| limiter.peek_n(key, 0).expect("short").remaining;
+        assert_eq!((used(&users, "kept"), used(&users, "new")), (1, 0), "{place}");
+        assert_eq!((left(&one, "kept"), left(&one, "new")), (4, 5), "{place}");
+        assert_eq!((left(&other, "new"), left(&full, "new")), (5, 5), "{place}");
+        assert!(ask().expect("room").decision.allowed, "{place}: it goes on");
+        assert_eq!((used(&users, "kept"), left(&one, "kept"), left(&other, "new")), (2, 3, 3));
     }
 }

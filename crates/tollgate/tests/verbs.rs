@@ -54,73 +54,246 @@ fn tiers(limits: &[Limit; 3]) -> Tiers {
 }
 
 /// A client as it is meant: what it used stays used when its rule changes, at most the new capacity;
-/// what it uses under one rule it has used under all that it was asked for, the last one first.
+/// what it uses under one rule it has used under all that it was asked for, the last one first. If it was asked under
+/// several, each has an allowance that it shares with all slower ones.
 #[derive(Clone)]
-struct Client(Vec<(Numbers, Model)>);
+struct Client(Vec<Listed>);
+
+#[derive(Clone)]
+struct Listed {
+    numbers: Numbers,
+    model: Model,
+    /// When the allowance last changed, and the level then, in parts of a unit: as many as the window has ticks.
+    shared: (Tick, u128),
+}
+
+impl Listed {
+    fn unit(&self) -> u128 {
+        self.numbers.window.0.into()
+    }
+
+    fn is_at_most(&self, other: &Numbers) -> bool {
+        self.numbers.limit * other.window.0 <= other.limit * self.numbers.window.0
+    }
+
+    fn level(&self, at: Tick) -> u128 {
+        let earned = at.since(self.shared.0).0 * self.numbers.limit;
+        self.shared.1.saturating_sub(earned.into())
+    }
+
+    fn is_fresh(&self, at: Tick) -> bool {
+        self.model.is_fresh_at(at) && self.level(at) == 0
+    }
+}
 
 impl Client {
     fn first(numbers: &Numbers, at: Tick) -> Self {
-        Self(vec![(*numbers, Model::first(numbers, at))])
-    }
-
-    fn now(&mut self) -> &mut Model {
-        &mut self.0[0].1
+        Self(vec![Listed { numbers: *numbers, model: Model::first(numbers, at), shared: (at, 0) }])
     }
 
     fn change(&mut self, numbers: &Numbers, at: Tick) {
-        let under = match self.0.iter().position(|(other, _)| other == numbers) {
-            Some(place) => self.0.remove(place),
-            None => {
-                let used = |one: &(Numbers, Model)| one.1.used_up(at);
-                let most = self.0.iter().max_by_key(|one| used(one)).expect("at least one");
-                let mut model = most.1.clone();
-                model.change(numbers, at);
-                if self.0.len() == 4 {
-                    let least = (0..4).min_by_key(|place| used(&self.0[*place]));
-                    self.0.remove(least.expect("four"));
-                }
-                (*numbers, model)
-            }
-        };
-        self.0.insert(0, under);
+        if self.0[0].numbers == *numbers {
+            return;
+        }
+        if let [one] = &mut self.0[..] {
+            let used = one.model.used_in_parts(at, one.numbers.window.0);
+            one.shared = (at, used.min(one.unit() * u128::from(one.numbers.burst)));
+        }
+        if let Some(place) = self.0.iter().position(|one| one.numbers == *numbers) {
+            let one = self.0.remove(place);
+            self.0.insert(0, one);
+            return;
+        }
+        let model = most_used(self.0.iter().map(|one| one.model.clone()), numbers, at);
+        let next = self
+            .0
+            .iter()
+            .filter(|one| one.is_at_most(numbers))
+            .reduce(|one, other| if one.is_at_most(&other.numbers) { other } else { one });
+        let unit = u128::from(numbers.window.0);
+        let level = next.map_or(0, |one| (one.level(at) * unit).div_ceil(one.unit()));
+        if self.0.iter().all(|one| one.is_fresh(at)) {
+            self.0.clear();
+        }
+        if self.0.len() == 8 {
+            self.make_room(numbers, at);
+        }
+        self.0.insert(0, Listed { numbers: *numbers, model, shared: (at, level) });
     }
 
-    /// Nobody could tell it from a client never seen, so it is one.
+    /// Drops the one that is fresh soonest, but not the fastest, and leaves what it used with the others.
+    fn make_room(&mut self, new: &Numbers, at: Tick) {
+        let fastest = |one: &Listed| {
+            self.0.iter().all(|other| other.is_at_most(&one.numbers)) && !one.is_at_most(new)
+        };
+        let wait = |one: &Listed| {
+            let shared = one.level(at).div_ceil(one.numbers.limit.into());
+            u128::from(one.model.peek(at, 0).reset_after.0).max(shared)
+        };
+        let places = (0..8).filter(|place| !fastest(&self.0[*place]));
+        let soonest = places.min_by_key(|place| wait(&self.0[*place])).expect("there is one");
+        let dropped = self.0.remove(soonest).model;
+        for one in &mut self.0 {
+            one.model =
+                most_used([one.model.clone(), dropped.clone()].into_iter(), &one.numbers, at);
+        }
+    }
+
+    /// A client that has used nothing is as one that was never seen.
     fn forget_if_fresh(&mut self, at: Tick) {
-        if self.0.iter().all(|(_, model)| model.peek(at, 0).reset_after == Ticks::ZERO) {
+        if self.0.iter().all(|one| one.is_fresh(at)) {
             self.0.truncate(1);
         }
     }
 
+    /// The capacity of an allowance, without one of the policies.
+    fn capacity(&self, of: usize, without: Option<usize>) -> u128 {
+        let slower =
+            self.0.iter().enumerate().filter(|(place, one)| {
+                Some(*place) != without && one.is_at_most(&self.0[of].numbers)
+            });
+        slower.map(|(_, one)| u128::from(one.numbers.burst)).sum()
+    }
+
+    /// The allowances that a request must fit into.
+    fn bounds(&self) -> Vec<usize> {
+        let several = self.0.len() > 1;
+        let places = 0..if several { self.0.len() } else { 0 };
+        places.filter(|place| self.0[0].is_at_most(&self.0[*place].numbers)).collect()
+    }
+
+    /// How far the level is above where the cost would fit.
+    fn excess(&self, place: usize, at: Tick, cost: Cost) -> u128 {
+        let one = &self.0[place];
+        let room = self.capacity(place, None).saturating_sub(cost.into());
+        one.level(at).saturating_sub(room * one.unit())
+    }
+
+    /// Decides, and says how the client stands then.
     fn decide(&mut self, at: Tick, cost: Cost) -> Decision {
         self.forget_if_fresh(at);
-        let told = self.now().decide(at, cost);
-        if told.allowed {
-            for (_, other) in &mut self.0[1..] {
-                other.force(at, cost.into());
+        let has_room = self.bounds().iter().all(|place| self.excess(*place, at, cost) == 0);
+        let told = if has_room {
+            self.0[0].model.decide(at, cost)
+        } else {
+            let own = self.0[0].model.peek(at, cost).retry_after;
+            let delay = Ticks::ZERO;
+            let told = self.0[0].model.peek(at, 0);
+            Decision { allowed: false, retry_after: own, refused_by: Some(0), delay, ..told }
+        };
+        let mut told = told;
+        for place in self.bounds() {
+            let wait = self.excess(place, at, cost).div_ceil(self.0[place].numbers.limit.into());
+            let wait = Ticks(u64::try_from(wait).expect("small"));
+            told.retry_after = told.retry_after.map(|own| own.max(wait));
+        }
+        if told.allowed && cost > 0 {
+            for one in &mut self.0[1..] {
+                one.model.force(at, cost.into());
             }
+            for place in self.bounds() {
+                let one = &mut self.0[place];
+                one.shared = (at, one.level(at) + u128::from(cost) * one.unit());
+            }
+            self.drop_stale(at);
+        }
+        self.also_shared(told, at)
+    }
+
+    /// What the allowances leave of what is told.
+    fn also_shared(&self, mut told: Decision, at: Tick) -> Decision {
+        for place in self.bounds() {
+            let (one, capacity) = (&self.0[place], self.capacity(place, None));
+            let left = (capacity * one.unit()).saturating_sub(one.level(at)) / one.unit();
+            let reset = one.level(at).div_ceil(one.numbers.limit.into());
+            told.remaining = told.remaining.min(u64::try_from(left).expect("small"));
+            let reset = Ticks(u64::try_from(reset).expect("small"));
+            told.reset_after = told.reset_after.max(reset);
         }
         told
     }
 
+    fn look(&self, at: Tick) -> Decision {
+        self.also_shared(self.0[0].model.peek(at, 0), at)
+    }
+
+    fn drop_stale(&mut self, at: Tick) {
+        let mut place = 1;
+        while place < self.0.len() {
+            let one = &self.0[place];
+            let is_spare = |other: usize| {
+                let level = self.0[other].level(at);
+                let capacity = self.capacity(other, Some(place));
+                other == place
+                    || !one.is_at_most(&self.0[other].numbers)
+                    || level <= capacity * self.0[other].unit()
+            };
+            let first = &self.0[0];
+            let is_covered =
+                first.level(at) <= first.model.used_in_parts(at, first.numbers.window.0);
+            if one.is_fresh(at)
+                && (0..self.0.len()).all(is_spare)
+                && (self.0.len() > 2 || is_covered)
+            {
+                self.0.remove(place);
+            } else {
+                place += 1;
+            }
+        }
+    }
+
     fn force(&mut self, at: Tick, amount: i128) -> u128 {
+        if amount == 0 {
+            return 0;
+        }
         self.forget_if_fresh(at);
-        let dropped: Vec<u128> =
-            self.0.iter_mut().map(|(_, model)| model.force(at, amount)).collect();
+        let dropped: Vec<u128> = self.0.iter_mut().map(|one| one.model.force(at, amount)).collect();
+        if amount > 0 {
+            for place in self.bounds() {
+                let most = self.capacity(place, None) * self.0[place].unit();
+                let one = &mut self.0[place];
+                let level = one.level(at);
+                let charged = level + amount.unsigned_abs() * one.unit();
+                one.shared = (at, charged.min(most.max(level)));
+            }
+        } else {
+            self.return_shared(at, amount.unsigned_abs() - dropped[0]);
+        }
+        self.drop_stale(at);
         dropped[0]
     }
 
-    fn give_back(&mut self, at: Tick, amount: Cost, charged: Tick) {
-        self.forget_if_fresh(at);
-        for (_, model) in &mut self.0 {
-            model.give_back(at, amount, charged);
+    fn return_shared(&mut self, at: Tick, amount: u128) {
+        for one in &mut self.0 {
+            one.shared = (at, one.level(at).saturating_sub(amount * one.unit()));
         }
+    }
+
+    fn give_back(&mut self, at: Tick, amount: Cost, charged: Tick) {
+        if amount == 0 {
+            return;
+        }
+        self.forget_if_fresh(at);
+        let dropped: Vec<u128> =
+            self.0.iter_mut().map(|one| one.model.give_back(at, amount, charged)).collect();
+        self.return_shared(at, u128::from(amount) - dropped[0]);
+        self.drop_stale(at);
     }
 
     fn reset(&mut self, at: Tick) {
         self.0.truncate(1);
-        self.now().reset(at);
+        self.0[0].model.reset(at);
     }
+}
+
+/// Goes on under other numbers, from whichever model has then used most.
+fn most_used(models: impl Iterator<Item = Model>, numbers: &Numbers, at: Tick) -> Model {
+    let changed = models.map(|mut model| {
+        model.change(numbers, at);
+        model
+    });
+    let used = |model: &Model| model.used_in_parts(at, numbers.window.0);
+    changed.reduce(|one, other| if used(&other) > used(&one) { other } else { one }).expect("one")
 }
 
 /// A reservation, and what the model has to know of it.
@@ -170,7 +343,7 @@ fn on_model(
         retry_after: Some(Ticks::ZERO),
         delay: Ticks::ZERO,
         refused_by: None,
-        ..model.0[0].1.peek(now, 0)
+        ..model.look(now)
     };
     match verb {
         Verb::Check(cost) => (Ok(model.decide(now, *cost)), 0),
