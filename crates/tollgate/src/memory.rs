@@ -175,6 +175,7 @@ impl<S> Keys<S> {
     fn keep(&self, rule: &impl Algorithm<State = S>, key: Fingerprint, was: S, reading: Reading) {
         // Where there is none, the table counts it as refused.
         let _ = self.table.with(rule, self.table.spot(key), reading, |state, _| *state = was);
+        self.table.grow_for_restored();
     }
 
     pub(crate) fn full(&self) -> StoreError {

@@ -1222,16 +1222,28 @@ impl<S> Table<S> {
     /// Splits a few buckets, if the table is filled and not as large as it can be. The caller holds no lock.
     #[inline]
     pub(crate) fn grow(&self) {
-        if self.shape().homes() < self.most_homes && self.is_to_grow() {
-            self.split_some();
+        self.grow_from(FILL);
+    }
+
+    /// The same for the keys of a snapshot, at half the fill: they come in the order of another table's buckets, so
+    /// one part of this table gets its keys before the others, and is then filled twice as much as the average.
+    pub(crate) fn grow_for_restored(&self) {
+        self.grow_from(FILL / 2);
+    }
+
+    #[inline]
+    fn grow_from(&self, hundredths: usize) {
+        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths) {
+            self.split_some(hundredths);
         }
     }
 
-    /// Whether the number of homes is being doubled, or is to be.
-    fn is_to_grow(&self) -> bool {
+    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths.
+    fn is_to_grow(&self, hundredths: usize) -> bool {
         let shape = self.shape();
         let is_doubling = shape.homes() < self.first_homes << shape.bits();
-        shape.homes() < self.most_homes && (is_doubling || self.is_filled(shape.homes(), FILL))
+        shape.homes() < self.most_homes
+            && (is_doubling || self.is_filled(shape.homes(), hundredths))
     }
 
     /// Whether so many homes are filled by more than so many hundredths.
@@ -1240,7 +1252,7 @@ impl<S> Table<S> {
     }
 
     #[cold]
-    fn split_some(&self) {
+    fn split_some(&self, hundredths: usize) {
         let take = || {
             let swapped =
                 self.splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
@@ -1257,7 +1269,7 @@ impl<S> Table<S> {
             pause();
         }
         for _ in 0..SPLITS {
-            if !self.is_to_grow() || !self.split_next() {
+            if !self.is_to_grow(hundredths) || !self.split_next() {
                 break;
             }
         }

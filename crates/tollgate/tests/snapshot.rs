@@ -428,6 +428,24 @@ fn a_snapshot_under_load_has_everybody() {
     }
 }
 
+/// Keys come out of a snapshot in the order of the old table's buckets, and the new table grows as they come.
+#[test]
+fn a_restored_table_loses_no_key_while_it_grows() {
+    let clock = ManualClock::new(Tick(0));
+    let policy = Policy::token_bucket(1).per_hour().build().expect("valid");
+    for keys in [1_000, 4_500, 9_000, 15_000, 20_000, 25_000, 30_000, 36_000, 48_000] {
+        let limiter = plain_of(&policy, 50_000, &clock);
+        for key in 0..keys {
+            let _ = limiter.check(format!("key-{key}")).expect("there is room");
+        }
+        let restored = restore_plain(&save_plain(&limiter), &policy, 50_000, &clock);
+        assert_eq!(restored.store().usage().evicted, 0, "of {keys} keys");
+        for key in 0..keys {
+            assert!(!restored.is_allowed(format!("key-{key}")).expect("room"), "{key} of {keys}");
+        }
+    }
+}
+
 /// Saving looks at memory that was never used without taking it.
 #[cfg(target_os = "linux")]
 #[test]
