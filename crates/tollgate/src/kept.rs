@@ -480,39 +480,39 @@ impl Kept {
 
     /// Charges all policies without asking; returns how much of it had no effect on the first.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
+        self.change(now, amount, |state| state.charge(now, amount))
+    }
+
+    /// Returns what was charged at a time; returns how much of it had no effect on the first policy.
+    pub(crate) fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
+        self.change(now, -i128::from(amount), |state| state.give_back(now, amount, charged))
+    }
+
+    /// Changes the state under each policy by an amount, and the allowances by as much as had an effect; returns how much
+    /// had no effect on the first policy.
+    fn change(
+        &mut self,
+        now: Tick,
+        amount: i128,
+        change: impl Fn(&mut PolicyState) -> u128,
+    ) -> u128 {
         let asked = amount.unsigned_abs();
-        let Some(dropped) = self.change(now, |state| state.charge(now, amount)) else {
-            return asked;
-        };
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return asked };
+        let dropped = change(first);
+        self.also_others(now, |state| {
+            change(state);
+        });
         if amount > 0 {
             self.change_allowances(|allowance, rate, capacity| {
                 allowance.force(rate, capacity, now, asked);
             });
         } else {
-            self.give_back_allowances(now, asked - dropped);
+            self.give_back_allowances(now, asked.saturating_sub(dropped));
         }
         self.drop_stale(now);
         dropped
-    }
-
-    /// Returns what was charged at a time; returns how much of it had no effect on the first policy.
-    pub(crate) fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        let asked = u128::from(amount);
-        let given = self.change(now, |state| state.give_back(now, amount, charged));
-        let Some(dropped) = given else { return asked };
-        self.give_back_allowances(now, asked - dropped);
-        self.drop_stale(now);
-        dropped
-    }
-
-    fn change(&mut self, now: Tick, change: impl Fn(&mut PolicyState) -> u128) -> Option<u128> {
-        self.forget_if_fresh(now);
-        self.rebase(now);
-        let dropped = change(self.first.as_mut()?);
-        self.also_others(now, |state| {
-            change(state);
-        });
-        Some(dropped)
     }
 
     #[inline]

@@ -250,6 +250,9 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
 
     /// What a check of 1 would answer. Nothing is used, and no observer is told.
     ///
+    /// Also `retry_after` is that of a check at this time. A client that was not asked yet under a policy since a change
+    /// of tier or rules is under it from its first check on, not from a peek.
+    ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
     /// let limiter = RateLimiter::new(Policy::token_bucket(1).per_hour().build()?);

@@ -190,7 +190,7 @@ proptest! {
     #[test]
     fn k3_flipping_policies_never_allows_more_than_the_fastest(
         policies in vec(numbers(), 2..7),
-        steps in vec((0..7_usize, 0..5_u64, 0..40_i64), 1..250),
+        steps in vec((0..7_usize, 0..10_u64, 0..40_i64), 1..250),
         pace in 1..8_i64,
     ) {
         let policies: Vec<Policy> = policies.iter().map(Numbers::policy).collect();
@@ -207,6 +207,9 @@ proptest! {
             let (plan, at) = (&plans[index], Tick(now));
             asked[index] = true;
             let is_fresh = plan.fresh_at(&state).is_some_and(|fresh| fresh <= at);
+            // Half of the requests take all that is left.
+            let left: Decision = plan.decide(&mut state.clone(), at, 0);
+            let cost = if cost > 4 { left.remaining.max(1) } else { cost };
             let decision: Decision = plan.decide(&mut state, at, cost);
             let is_several = state.policies().count() > 1;
             if !is_several && (is_fresh || was_several) {
