@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Standing, Tick,
-    Used,
+    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Share, Standing,
+    Tick, Used,
 };
 
 /// What a key has used under each policy it was asked for, the last one first.
@@ -174,6 +174,10 @@ impl Under {
         with!(self, |rule, state| rule.used(state, now))
     }
 
+    fn share_used(&self, now: Tick) -> Share {
+        with!(self, |rule, state| rule.share_used(state, now))
+    }
+
     /// As the policy encodes it.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         self.policy.encode(&self.standings(), out);
@@ -282,6 +286,12 @@ impl Kept {
     pub(crate) fn used(&self, now: Tick) -> Used {
         let used = self.each().map(|under| under.used(now));
         used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
+    }
+
+    /// The largest share that is used under any, each of its own policy's quota.
+    pub(crate) fn share_used(&self, now: Tick) -> Share {
+        let shares = self.each().map(|under| under.share_used(now));
+        shares.max().unwrap_or(Share::of(Used::NOTHING, 1))
     }
 
     /// Admits a cost under the first, and charges it under all; `None` if there is none.
