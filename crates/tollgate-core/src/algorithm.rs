@@ -4,6 +4,7 @@
 //! Stores see only this trait: they keep the states, and ask the rule everything else.
 
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use crate::{Answer, Cost, DecodeError, Tick, Ticks};
 
@@ -86,6 +87,49 @@ impl Used {
         if self.whole < capacity { self } else { Self::whole(capacity) }
     }
 }
+
+/// The share of its own quota that a key has used: at least 0, at most all of it.
+///
+/// Shares of different rules compare exactly. A store that must drop keys ranks them by it, because a client can
+/// choose how many units it uses, but not which share of its quota they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    used: Cost,
+    capacity: Cost,
+}
+
+impl Share {
+    /// All of a quota.
+    pub const ALL: Self = Self { used: 1, capacity: 1 };
+
+    /// What is used of a capacity, in whole units, rounded up. A debt counts as all of it.
+    #[must_use]
+    pub const fn of(used: Used, capacity: Cost) -> Self {
+        let used = used.rounded_up();
+        if used < capacity { Self { used, capacity } } else { Self::ALL }
+    }
+}
+
+impl Ord for Share {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let cross = |one: &Self, other: &Self| u128::from(one.used) * u128::from(other.capacity);
+        cross(self, other).cmp(&cross(other, self))
+    }
+}
+
+impl PartialOrd for Share {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Share {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Share {}
 
 /// A rate limiting rule as a pure state machine: state, time and cost in; state and decision out.
 ///
@@ -291,6 +335,13 @@ pub trait Algorithm {
 
     /// What is used at `now`.
     fn used(&self, state: &Self::State, now: Tick) -> Used;
+
+    /// Returns the share of the quota that is used at `now`: by it a full store chooses which key to evict.
+    ///
+    /// Override it where one capacity does not say it all, such as for a rule of several limits.
+    fn share_used(&self, state: &Self::State, now: Tick) -> Share {
+        Share::of(self.used(state, now), self.capacity())
+    }
 
     /// The state of a key that has used this much, at most the capacity, at `now`.
     fn with_used(&self, used: Used, now: Tick) -> Self::State;

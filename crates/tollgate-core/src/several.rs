@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::limit::{Limit, LimitState};
 use crate::penalty::Record;
@@ -348,6 +348,15 @@ impl Algorithm for Policy {
     /// The most that any of the limits has used.
     fn used(&self, state: &Self::State, now: Tick) -> Used {
         self.most_used(state, now)
+    }
+
+    /// The largest share that any of the limits that are enforced has used. A penalty counts as all of it.
+    fn share_used(&self, state: &Self::State, now: Tick) -> Share {
+        let each = self.enforced(state).map(|(limit, standing)| match standing.record {
+            Some(record) if record.wait(now) > Ticks::ZERO => Share::ALL,
+            _ => limit.share_used(&standing.state, now),
+        });
+        each.max().unwrap_or(Share::of(Used::NOTHING, 1))
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Self::State {

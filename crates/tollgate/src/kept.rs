@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Standing, Tick,
-    Ticks, Used,
+    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Share, Standing,
+    Tick, Ticks, Used,
 };
 
 use crate::allowance::{Allowance, Rate};
@@ -201,6 +201,10 @@ impl PolicyState {
             _ => Used::NOTHING,
         }
     }
+
+    fn share_used(&self, now: Tick) -> Share {
+        with!(self, |rule, state| rule.share_used(state, now))
+    }
 }
 
 impl Kept {
@@ -369,6 +373,12 @@ impl Kept {
         let used = self.each().map(|state| state.used(now));
         used.reduce(|one, other| if other.is_more_than(one) { other } else { one })
             .unwrap_or(Used::NOTHING)
+    }
+
+    /// Returns the largest share that is used under any policy, each of its own quota.
+    pub(crate) fn share_used(&self, now: Tick) -> Share {
+        let shares = self.each().map(|state| state.share_used(now));
+        shares.max().unwrap_or(Share::of(Used::NOTHING, 1))
     }
 
     /// Returns whether the first policy allows a cost; `None` if there is none.

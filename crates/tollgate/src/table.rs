@@ -22,10 +22,11 @@
 
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
+use std::cmp::Reverse;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 
-use tollgate_core::{Algorithm, Tick};
+use tollgate_core::{Algorithm, Share, Tick};
 
 #[cfg(loom)]
 use loom::{
@@ -78,7 +79,7 @@ const FETCHED: usize = 4;
 /// How many buckets a new key sweeps in passing.
 const SWEEP: usize = 2;
 
-/// How many live keys are compared before the least used of them is evicted.
+/// How many live keys are compared before the first of them to go is evicted.
 const CANDIDATES: usize = 8;
 
 /// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
@@ -114,8 +115,9 @@ const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 /// What to do with a new key when the table is full of keys that are not fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Forget the least used of some: whoever invents keys pushes out other inventions, not the
-    /// client that owes.
+    /// Forget the one of some that has used the smallest share of its own quota, and of equal shares the one
+    /// that has used it most recently. So invented keys push out invented keys, not the clients that had used
+    /// up their quota before.
     #[default]
     EvictLeastUsed,
     /// Refuse the new key.
@@ -125,6 +127,22 @@ pub enum WhenFull {
 /// The table was full, and set to refuse new keys then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
+
+/// By what the keys are compared of which one must go: the one that has used the smallest share of its own quota
+/// goes first, and of equal shares the one that has used it most recently. So invented keys push out invented keys,
+/// whatever they cost and whatever their limits are, and not the clients that had used up their quota before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    share: Share,
+    since: Reverse<Tick>,
+}
+
+impl Rank {
+    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Self {
+        let since = Reverse(rule.last_change(state));
+        Self { share: rule.share_used(state, now), since }
+    }
+}
 
 /// A time, and how often the clock had been set back when it was read. The table calls the time between two
 /// set-backs an era.
@@ -989,7 +1007,11 @@ impl<S> Table<S> {
         let answer = run(&mut state, now);
         if !is_fresh(rule, &state, now) {
             // What leaves nothing behind needs no place.
-            drop(self.place(rule, key, (index, &mut home), reading, state, None)?);
+            let placed = self.place(rule, key, (index, &mut home), reading, state, None);
+            if placed.is_err() && self.when_full == WhenFull::RefuseNew {
+                return Err(Full);
+            }
+            drop(placed);
             drop(home);
             self.sweep(rule, reading);
             self.grow();
@@ -1009,7 +1031,7 @@ impl<S> Table<S> {
     /// Returns where it is, and its bucket if that is not the home.
     ///
     /// # Errors
-    /// The table is full, and refuses new keys then.
+    /// The table is full, and refuses new keys then, or all that could go have used as much, and as recently.
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -1038,8 +1060,8 @@ impl<S> Table<S> {
             reserved = self.reserve();
         }
         let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
-        let mut least: Option<(usize, usize, u64)> = None;
-        let mut seen = 0;
+        let mut least: Option<(Rank, usize, usize)> = None;
+        let (mut seen, mut room) = (0, None);
         for distance in 0..=reach {
             let mut beyond = match distance {
                 0 => None,
@@ -1050,8 +1072,9 @@ impl<S> Table<S> {
             };
             let bucket = beyond.as_deref_mut().unwrap_or(home);
             let tags = bucket.tags();
-            let empty = tags.iter().position(|tag| *tag == 0).filter(|_| reserved);
-            if let Some(slot) = empty {
+            let empty = tags.iter().position(|tag| *tag == 0);
+            room = room.or(empty.map(|_| distance));
+            if let Some(slot) = empty.filter(|_| reserved) {
                 self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
                 return Ok((home_index + distance, slot, beyond));
             }
@@ -1066,9 +1089,9 @@ impl<S> Table<S> {
                     self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
                     return Ok((home_index + distance, slot, beyond));
                 }
-                let used = bucket.with_state(slot, |state| rule.used(state, now)).rounded_up();
-                if least.is_none_or(|(_, _, other)| used < other) {
-                    least = Some((distance, slot, used));
+                let rank = bucket.with_state(slot, |state| Rank::of(rule, state, now));
+                if least.is_none_or(|(other, ..)| rank < other) {
+                    least = Some((rank, distance, slot));
                 }
                 seen += 1;
             }
@@ -1081,12 +1104,31 @@ impl<S> Table<S> {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Full);
         }
-        let Some((distance, slot, _)) = least else {
-            // No key that may go lives in reach, as at the end of the table: one goes elsewhere.
-            let evicted = self.evict_any(rule, reading);
-            self.len.fetch_add((!reserved && !evicted).into(), Ordering::Relaxed);
-            self.replace(rule, home, 0, (key, home_index, 0), reading, state);
-            return Ok((home_index, 0, None));
+        if !reserved && seen < CANDIDATES.min(self.len()) {
+            // Too few live in reach to choose from, as at the end of the table. One may go elsewhere.
+            let evicted = self.evict_any(rule, reading, least.map(|(rank, ..)| rank));
+            reserved = evicted || least.is_none();
+            self.len.fetch_add((reserved && !evicted).into(), Ordering::Relaxed);
+            let mut beyond = match room {
+                Some(distance @ 1..) if reserved => open(home_index + distance),
+                _ => None,
+            };
+            let distance = room.filter(|_| beyond.is_some()).unwrap_or(0);
+            let bucket = beyond.as_deref_mut().unwrap_or(home);
+            let empty = bucket.tags().iter().position(|tag| *tag == 0).filter(|_| reserved);
+            if let Some(slot) = empty {
+                self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
+                return Ok((home_index + distance, slot, beyond));
+            }
+        }
+        let (distance, slot) = match least {
+            Some((rank, ..)) if !reserved && rank == Rank::of(rule, &state, now) => {
+                // As much used, and as recently: the one that comes last is not kept.
+                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+                return Err(Full);
+            }
+            Some((_, distance, slot)) => (distance, slot),
+            None => (0, 0),
         };
         // Its bucket was let go meanwhile. If another caller has it now, one at home goes instead.
         let mut beyond = match distance {
@@ -1108,28 +1150,46 @@ impl<S> Table<S> {
         Ok((home_index + distance, slot, beyond))
     }
 
-    /// Evicts the least used of the next bucket that nobody has and somebody lives in.
+    /// Evicts the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a
+    /// rank. Returns whether there was one.
     #[cold]
-    fn evict_any<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) -> bool {
-        let now = reading.now;
-        let in_use = self.in_use();
+    fn evict_any<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        reading: Reading,
+        before: Option<Rank>,
+    ) -> bool {
+        let (now, in_use) = (reading.now, self.in_use());
+        let mut least: Option<(Rank, Held<'_, S>, usize, usize)> = None;
+        let mut seen = 0;
         for _ in 0..in_use {
             let index = self.cursor.fetch_add(1, Ordering::Relaxed) % in_use;
+            // Without waiting, so the order of locks does not matter.
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
             if !self.can_enter(rule, &mut bucket, reading) {
                 continue;
             }
             let tags = bucket.tags();
-            let mut used = |slot: &usize| bucket.with_state(*slot, |state| rule.used(state, now));
             let lived_in = (0..SLOTS).filter(|slot| tags[*slot] != 0);
-            if let Some(slot) = lived_in.min_by_key(|slot| used(slot).rounded_up()) {
-                let tag = bucket.clear(slot);
-                self.forget(index, tag, reading, now);
-                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                return true;
+            let ranks = lived_in.map(|slot| {
+                seen += 1;
+                (bucket.with_state(slot, |state| Rank::of(rule, state, now)), slot)
+            });
+            if let Some((rank, slot)) = ranks.min_by_key(|(rank, _)| *rank)
+                && before.is_none_or(|before| rank < before)
+                && least.as_ref().is_none_or(|(other, ..)| rank < *other)
+            {
+                least = Some((rank, bucket, index, slot));
+            }
+            if seen >= CANDIDATES {
+                break;
             }
         }
-        false
+        let Some((_, mut bucket, index, slot)) = least else { return false };
+        let tag = bucket.clear(slot);
+        self.forget(index, tag, reading, now);
+        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.

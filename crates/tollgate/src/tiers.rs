@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Tick, Used};
+use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Share, Tick, Used};
 
 use crate::kept::Kept;
 use crate::rules::Rules;
@@ -484,6 +484,10 @@ impl Algorithm for Plan {
 
     fn used(&self, kept: &Kept, now: Tick) -> Used {
         kept.used(now)
+    }
+
+    fn share_used(&self, kept: &Kept, now: Tick) -> Share {
+        kept.share_used(now)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> Kept {

@@ -1,8 +1,8 @@
 //! Whatever an attacker invents: memory, pauses and other people's quotas stay bounded.
 
 use tollgate::{
-    Capacity, InFlight, ManualClock, Policy, PolicyStore, RateLimiter, SnapshotWriter, StoreError,
-    Tick, Ticks, WhenFull, check_all, check_all_at,
+    Algorithm as _, Capacity, InFlight, ManualClock, MemoryStore, Policy, PolicyStore, RateLimiter,
+    SnapshotWriter, StoreError, Tick, Ticks, Tiers, WhenFull, check_all, check_all_at,
 };
 
 type Limiter = RateLimiter<Policy, PolicyStore<ManualClock>>;
@@ -14,30 +14,6 @@ fn limiter(policy: Policy, capacity: Capacity) -> Limiter {
 
 fn hourly(limit: u64) -> Policy {
     Policy::token_bucket(limit).per_hour().build().expect("valid")
-}
-
-/// Resident memory of this process, in bytes.
-#[cfg(target_os = "linux")]
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn d1_ten_million_invented_keys_stay_under_the_cap() {
-    let limiter = limiter(hourly(1), Capacity::of(100_000));
-    let before = resident();
-    for key in 0..10_000_000_u64 {
-        assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
-    }
-    let grown = resident().saturating_sub(before);
-    // 100 000 keys of 43 bytes, and some for large pages and the test itself.
-    assert!(grown < 16 << 20, "{grown} bytes");
-    let usage = limiter.store().usage();
-    assert!(usage.keys <= 100_000, "{usage:?}");
-    assert_eq!(usage.evicted, 10_000_000 - usage.keys as u64);
 }
 
 /// However small the table, and wherever in it the keys belong: not one more than was said. (It once
@@ -142,7 +118,7 @@ fn the_least_used_goes_first() {
     for (key, used) in [("a", 50), ("b", 1), ("c", 50)] {
         assert!(limiter.check_n_at(key, used, Tick(0)).unwrap().allowed);
     }
-    assert!(limiter.is_allowed_at("new", Tick(0)).unwrap());
+    assert!(limiter.is_allowed_at("new", Tick(1)).unwrap());
     assert_eq!(limiter.store().usage().evicted, 1);
     let remaining = |key| limiter.check_n_at(key, 0, Tick(0)).unwrap().remaining;
     assert_eq!([remaining("a"), remaining("b"), remaining("c")], [50, 100, 50]);
@@ -358,4 +334,105 @@ fn a_snapshot_under_another_policy_is_refused() {
     }
     let mut snapshot = SnapshotWriter::new(Vec::new()).unwrap();
     assert_eq!(limiter.store().save(&hourly(5), "api", &mut snapshot).unwrap(), 1);
+}
+
+const DAY: Ticks = Ticks(86_400_000_000_000);
+
+fn daily(limit: u64) -> Policy {
+    Policy::token_bucket(limit).per(DAY).build().expect("valid")
+}
+
+/// After a flood of ten times as many invented keys as there is room for, at least 99 % of the clients that had
+/// used up their quota before are still denied, whatever the invented keys cost and whatever their limits are.
+#[test]
+fn j6_a_flood_of_invented_keys_washes_no_debt_out() {
+    const MAX_KEYS: usize = 10_000;
+    const CLIENTS: u64 = 200;
+    const STEP: Ticks = Ticks(1_000_000);
+    // The tier of the invented keys, the cost of each, and whether the clock stands still meanwhile.
+    let floods = [
+        ("free", 1, STEP),
+        ("free", 5, STEP),
+        ("free", 5, Ticks(0)),
+        ("pro", 1, STEP),
+        ("pro", 1_000, STEP),
+        ("pro", 1_000, Ticks(0)),
+        ("once", 1, STEP),
+        ("huge", 1, STEP),
+        ("huge", 1 << 40, STEP),
+        ("short", 1_000, STEP),
+        ("windows", 1_000, STEP),
+    ];
+    let windows = Policy::fixed_window(1_000).per(DAY).build().expect("valid");
+    let short = Policy::token_bucket(1_000).per(Ticks(DAY.0 / 24)).build().expect("valid");
+    for (tier, cost, step) in floods {
+        let clock = ManualClock::new(Tick(1_000_000));
+        let tiers = Tiers::new(daily(5))
+            .tier("free", daily(5))
+            .tier("pro", daily(1_000))
+            .tier("once", daily(1))
+            .tier("huge", daily(1 << 40))
+            .tier("short", short.clone())
+            .tier("windows", windows.clone());
+        let store = MemoryStore::new(Capacity::of(MAX_KEYS), &clock);
+        let limiter = RateLimiter::in_store("flooded", tiers, store);
+        for client in 0..CLIENTS {
+            assert!(limiter.check_n(client.to_le_bytes(), 5).unwrap().allowed);
+            clock.advance(Ticks(1));
+        }
+        // Some ordinary clients, which have used a part of their quota.
+        for client in 0..5_000_u64 {
+            assert!(limiter.check((1 << 40 | client).to_le_bytes()).unwrap().allowed);
+        }
+        clock.advance(STEP);
+        let invented = limiter.tier(tier).unwrap();
+        for key in 0..10 * MAX_KEYS as u64 {
+            assert!(invented.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+            clock.advance(step);
+        }
+        let denied =
+            (0..CLIENTS).filter(|client| !limiter.peek(client.to_le_bytes()).unwrap().allowed);
+        let denied = denied.count();
+        assert!(denied * 100 >= 99 * 200, "{denied} after a flood of {tier} for {cost}");
+        assert!(limiter.store().usage().keys <= MAX_KEYS);
+        // A client that comes now is served, and its quota is counted.
+        let served = (0..6).filter(|_| limiter.is_allowed("new client").unwrap()).count();
+        assert!(served == 5 || step == Ticks(0), "{served} after a flood of {tier} for {cost}");
+    }
+}
+
+/// The same for a store of one policy, where all invented keys use their quota up.
+#[test]
+fn j6_clients_that_used_up_their_quota_first_stay_denied() {
+    for policy in [daily(1), daily(5), Policy::sliding_window_log(5).per(DAY).build().unwrap()] {
+        let clock = ManualClock::new(Tick(1_000_000));
+        let store = PolicyStore::new(&policy, Capacity::of(10_000), &clock);
+        let cost = policy.capacity();
+        let limiter = RateLimiter::with_store(policy, store);
+        for key in 0..100_200_u64 {
+            assert!(limiter.check_n(key.to_le_bytes(), cost).unwrap().allowed);
+            clock.advance(Ticks(1_000_000));
+        }
+        let denied = (0..200_u64).filter(|key| !limiter.peek(key.to_le_bytes()).unwrap().allowed);
+        assert_eq!(denied.count(), 200);
+    }
+}
+
+/// Shares are compared, not units: who has used all of a small quota stays before who has used a little of a
+/// large one.
+#[test]
+fn the_smallest_share_goes_first_whatever_the_units() {
+    let clock = ManualClock::new(Tick(0));
+    let tiers = Tiers::new(daily(2)).tier("large", daily(1_000));
+    let store = MemoryStore::new(Capacity::of(3), &clock);
+    let limiter = RateLimiter::in_store("shares", tiers, store);
+    let large = limiter.tier("large").unwrap();
+    assert!(large.check_n("large", 400).unwrap().allowed);
+    assert!(limiter.check_n("all", 2).unwrap().allowed);
+    assert!(limiter.check_n("half", 1).unwrap().allowed);
+    clock.advance(Ticks(1));
+    assert!(limiter.check_n("new", 2).unwrap().allowed);
+    assert_eq!(large.check_n("large", 0).unwrap().remaining, 1_000, "two fifths went");
+    assert_eq!(limiter.check_n("all", 0).unwrap().remaining, 0);
+    assert_eq!(limiter.check_n("half", 0).unwrap().remaining, 1);
 }

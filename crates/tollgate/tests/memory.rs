@@ -40,6 +40,15 @@ fn fill_in_a_process_of_its_own() {
                 assert_eq!(limiter.store().usage().keys as u64, keys);
                 held.0.push(limiter);
             }
+            "flooded" => {
+                let store =
+                    PolicyStore::new(&hourly(1), Capacity::of(100_000), ManualClock::default());
+                let limiter = RateLimiter::with_store(hourly(1), store);
+                assert!(fill(&|key| limiter.is_allowed(key).unwrap()));
+                let usage = limiter.store().usage();
+                assert!(usage.keys <= 100_000, "{usage:?}");
+                assert_eq!(usage.evicted, keys - usage.keys as u64);
+            }
             _ => {
                 let limiter = RateLimiter::tiered("tiered", Tiers::new(hourly(1)));
                 assert!(fill(&|key| limiter.is_allowed(key).unwrap()));
@@ -64,6 +73,13 @@ fn grown(kind: &str, limiters: usize, keys: u64) -> u64 {
 }
 
 const KIB: u64 = 1024;
+
+#[test]
+fn d1_ten_million_invented_keys_stay_under_the_cap() {
+    // 100 000 keys of 43 bytes, and some for large pages.
+    let bytes = grown("flooded", 1, 10_000_000);
+    assert!(bytes < 8 * KIB * KIB, "{bytes} bytes");
+}
 
 #[test]
 fn k10_a_default_limiter_takes_what_its_keys_take() {

@@ -257,3 +257,87 @@ fn c7_keys_away_from_home_do_not_deadlock() {
         assert_eq!(ask(&table, &rule, NEXT, 0), one);
     });
 }
+
+/// A table of two homes that can become four.
+fn growing() -> Shared {
+    Arc::new(Table::of_homes(2, 1, u128::BITS, 4, WhenFull::EvictLeastUsed))
+}
+
+/// A key of the first home that moves when the home is split.
+const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 68));
+
+#[test]
+fn k10_a_key_is_found_while_its_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        assert_eq!(table.home(table.spot(MOVER), table.shape()), 0);
+        assert!(ask(&table, &rule, MOVER, 0));
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(!ask(&table, &rule, MOVER, 0), "it has used its one token");
+        split.join().expect("no panic");
+        assert_eq!(table.home(table.spot(MOVER), table.shape()), 2);
+        assert!(!ask(&table, &rule, MOVER, 0), "it moved with its state");
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// Two callers of a new key, one of which computed its home before the split.
+#[test]
+fn k10_a_new_key_is_made_once_while_its_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        let other = table.clone();
+        let asked = thread::spawn(move || ask(&other, &rule, MOVER, 0));
+        assert!(table.split_next());
+        let here = ask(&table, &rule, MOVER, 0);
+        let there = asked.join().expect("no panic");
+        assert!(here ^ there, "one of them has the token");
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// A key that lives away from home moves as well, and the key that stays is still found.
+#[test]
+fn k10_keys_away_from_home_are_found_while_it_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        assert!(ask(&table, &rule, ALICE, 0) && ask(&table, &rule, MOVER, 0));
+        // Two of two homes are more than the table is to be filled by: it has grown.
+        assert_eq!(table.shape().homes(), 4);
+
+        let table = growing();
+        let place = |key| {
+            let (index, mut home) = table.hold_home(table.spot(key));
+            let state = rule.with_used(tollgate_core::Used::whole(1), Tick(0));
+            let reading = Reading::from(Tick(0));
+            let home = (index, &mut home);
+            drop(table.place(&rule, table.spot(key), home, reading, state, None));
+        };
+        place(ALICE);
+        place(MOVER);
+        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 1);
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
+        split.join().expect("no panic");
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
+        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 0);
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// A decision on several keys begins again if a home is split while it takes the locks: no deadlock, and no key
+/// is charged twice.
+#[test]
+fn k10_several_keys_are_decided_while_a_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(ask_all(&table, &rule, &[FAR, MOVER], 0));
+        split.join().expect("no panic");
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, FAR, 0));
+        assert_eq!(table.usage().keys, 2);
+    });
+}
