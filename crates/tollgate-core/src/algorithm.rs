@@ -18,6 +18,16 @@ pub enum Fit {
     Never,
 }
 
+/// When a request can be admitted behind others that wait for the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FitBehind {
+    /// The earliest time at which it can fit, if the requests ahead are admitted first and nothing else
+    /// comes.
+    pub earliest: Fit,
+    /// Whether it is admitted at exactly that time, if every request ahead is admitted as soon as it fits.
+    pub exact: bool,
+}
+
 /// What a caller is told beside yes or no. It costs divisions, so it is computed only when asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
@@ -237,6 +247,22 @@ pub trait Algorithm {
 
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
+
+    /// Returns a lower bound on the time at which the cost fits if `ahead` units, of requests that fit by
+    /// themselves, must be admitted before it.
+    ///
+    /// It must not be later than the true time, and must cost no more than [`fit`](Self::fit): a store asks
+    /// it for every request behind a line of waiting requests. The default ignores the units ahead.
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        FitBehind { earliest: self.fit(state, now, cost), exact: ahead == 0 }
+    }
+
+    /// Returns a number that differs between rules under which the same key can be decided differently.
+    ///
+    /// Rules that are the only ones for their keys, as nearly all are, need not override it.
+    fn identity(&self) -> u64 {
+        0
+    }
 
     /// Uses `amount` without asking, or gives back where it is negative; returns how much of it
     /// had no effect.

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Standing, Tick,
-    Used,
+    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitState, Machine, Policy,
+    Standing, Tick, Used,
 };
 
 /// What a key has used under each policy it was asked for, the last one first.
@@ -143,6 +143,10 @@ impl Under {
 
     pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Fit {
         with!(self, |rule, state| rule.fit(state, now, cost))
+    }
+
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        with!(self, |rule, state| rule.fit_behind(state, now, ahead, cost))
     }
 
     fn charge(&mut self, now: Tick, amount: i128) -> u128 {

@@ -27,6 +27,7 @@
 //! The algorithms, policies and decisions are those of [`tollgate_core`], re-exported here.
 
 mod clock;
+mod departures;
 mod hash;
 mod in_flight;
 mod kept;
@@ -41,6 +42,7 @@ mod snapshot;
 mod store;
 mod table;
 mod tiers;
+mod timer;
 mod together;
 mod waiting;
 

@@ -122,7 +122,7 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// ```
     pub fn replace(&self, tiers: &Tiers) {
         self.rules.replace(tiers);
-        self.store.rules_changed();
+        self.store.rules_changed(None);
     }
 
     /// Gives a client something else than the rules do, for good or until a time by the store's clock
@@ -137,14 +137,14 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         until: Option<Tick>,
     ) {
         self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
-        self.store.rules_changed();
+        self.store.rules_changed(Some(key.as_ref()));
     }
 
     /// Takes back an override that was set at run time; says whether there was one. What the rules say
     /// is in force again.
     pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
         let was_there = self.rules.remove_override(key.as_ref());
-        self.store.rules_changed();
+        self.store.rules_changed(Some(key.as_ref()));
         was_there
     }
 
@@ -531,17 +531,20 @@ impl<O: Observer> Told<'_, O> {
         if !O::OBSERVES {
             return;
         }
-        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
-        let event = Event {
-            policy: self.policy,
-            key,
-            cost,
-            allowed: decision.allowed,
-            refused_by: name(decision.refused_by),
-            shadow_refused_by: name(decision.shadow_refused_by),
-            source: decision.source,
-        };
-        notify(self.observer, &event);
+        // Also the names are asked for in there: they come from the user's rule.
+        notify(|| {
+            let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
+            let event = Event {
+                policy: self.policy,
+                key,
+                cost,
+                allowed: decision.allowed,
+                refused_by: name(decision.refused_by),
+                shadow_refused_by: name(decision.shadow_refused_by),
+                source: decision.source,
+            };
+            self.observer.decided(&event);
+        });
     }
 }
 
