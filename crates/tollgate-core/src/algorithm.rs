@@ -24,8 +24,22 @@ pub struct FitBehind {
     /// The earliest time at which it can fit, if the requests ahead are admitted first and nothing else
     /// comes.
     pub earliest: Fit,
-    /// Whether it is admitted at exactly that time, if every request ahead is admitted as soon as it fits.
-    pub exact: bool,
+    /// The wait after which it has been admitted at the latest, if every request ahead is admitted as soon as it
+    /// fits; `None` if it is not known.
+    pub latest: Option<Ticks>,
+}
+
+impl FitBehind {
+    /// What is known of a request with nothing ahead, or with an unknown effect of what is ahead.
+    #[must_use]
+    pub const fn alone(fit: Fit, ahead: u128) -> Self {
+        let latest = match fit {
+            Fit::Now if ahead == 0 => Some(Ticks::ZERO),
+            Fit::After(wait) if ahead == 0 => Some(wait),
+            _ => None,
+        };
+        Self { earliest: fit, latest }
+    }
 }
 
 /// What a caller is told beside yes or no. It costs divisions, so it is computed only when asked for.
@@ -248,13 +262,13 @@ pub trait Algorithm {
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
 
-    /// Returns a lower bound on the time at which the cost fits if `ahead` units, of requests that fit by
-    /// themselves, must be admitted before it.
+    /// Returns bounds on the time at which the cost fits if `ahead` units, of requests that fit by themselves,
+    /// must be admitted before it.
     ///
-    /// It must not be later than the true time, and must cost no more than [`fit`](Self::fit): a store asks
-    /// it for every request behind a line of waiting requests. The default ignores the units ahead.
+    /// It must cost no more than [`fit`](Self::fit): a store asks it for every request behind a line of waiting
+    /// requests. The default ignores the units ahead.
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
-        FitBehind { earliest: self.fit(state, now, cost), exact: ahead == 0 }
+        FitBehind::alone(self.fit(state, now, cost), ahead)
     }
 
     /// Returns a number that differs between rules under which the same key can be decided differently.

@@ -179,7 +179,7 @@ impl Algorithm for FixedWindow {
         };
         let windows = Windows { left, window: self.window, limit: self.limit };
         let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(count));
-        FitBehind { earliest: later(alone, earliest), exact: ahead == 0 }
+        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
     }
 
     fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u128 {
@@ -268,6 +268,16 @@ impl Windows {
         match beyond.div_ceil(u128::from(self.limit)).checked_sub(1) {
             None => Fit::Now,
             Some(full) => Fit::After(self.left.plus(many(full, self.window))),
+        }
+    }
+
+    /// An upper bound: each request, of at least one unit, is admitted within two windows of the one before.
+    pub(crate) fn latest(&self, alone: Fit, ahead: u128) -> Option<Ticks> {
+        let each = many(ahead.saturating_mul(2), self.window);
+        match alone {
+            Fit::Now => Some(self.left.plus(each)).filter(|_| ahead > 0).or(Some(Ticks::ZERO)),
+            Fit::After(wait) => Some(wait.plus(each)),
+            Fit::Never => None,
         }
     }
 }

@@ -257,18 +257,25 @@ impl Algorithm for Policy {
     }
 
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
-        let mut behind = FitBehind { earliest: Fit::Now, exact: true };
-        for (place, (limit, standing)) in self.enforced(state).enumerate() {
-            let under = limit.fit_behind(&standing.state, now, ahead, cost);
+        let mut enforced = self.enforced(state);
+        let (first, others) = (enforced.next(), enforced.count());
+        let mut behind = FitBehind { earliest: Fit::Now, latest: Some(Ticks::ZERO) };
+        if let Some((limit, standing)) = first {
+            behind = limit.fit_behind(&standing.state, now, ahead, cost);
+        }
+        for (limit, standing) in self.enforced(state) {
+            let under = limit.fit_behind(&standing.state, now, ahead, cost).earliest;
             let penalty = match standing.penalty(now) {
                 Ticks::ZERO => Fit::Now,
                 wait => Fit::After(wait),
             };
-            behind.earliest = later(behind.earliest, later(under.earliest, penalty));
+            behind.earliest = later(behind.earliest, later(under, penalty));
             // Which of several limits the requests ahead wait for can differ from one to the next.
-            behind.exact &= ahead == 0 || (under.exact && place == 0 && penalty == Fit::Now);
+            if others > 0 || penalty != Fit::Now {
+                behind.latest = None;
+            }
         }
-        behind
+        if ahead == 0 { FitBehind::alone(behind.earliest, 0) } else { behind }
     }
 
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128 {

@@ -210,7 +210,7 @@ impl Algorithm for SlidingWindowCounter {
         let left = behind.plus(Ticks(self.window - into));
         let windows = Windows { left, window: self.window, limit: self.limit };
         let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(state.count));
-        FitBehind { earliest: later(alone, earliest), exact: ahead == 0 }
+        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
     }
 
     fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u128 {

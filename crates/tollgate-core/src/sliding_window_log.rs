@@ -11,7 +11,7 @@ use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
-use crate::fixed_window::{forced, many};
+use crate::fixed_window::{Windows, forced, many};
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
 
@@ -250,9 +250,10 @@ impl Algorithm for SlidingWindowLog {
 
     /// The first units fit when enough has left, and each further limit of them a window later.
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
-        let exact = ahead == 0;
+        let windows = Windows { left: Ticks(self.window), window: self.window, limit: self.limit };
+        let latest = windows.latest(self.fit(state, now, cost), ahead);
         if cost > self.limit {
-            return FitBehind { earliest: Fit::Never, exact };
+            return FitBehind { earliest: Fit::Never, latest };
         }
         let limit = u128::from(self.limit);
         let units = ahead.saturating_add(cost.into());
@@ -265,7 +266,7 @@ impl Algorithm for SlidingWindowLog {
             (Fit::After(wait), more) => Fit::After(wait.plus(more)),
             (Fit::Never, _) => Fit::Never,
         };
-        FitBehind { earliest, exact }
+        FitBehind { earliest, latest }
     }
 
     fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u128 {

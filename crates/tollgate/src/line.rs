@@ -7,13 +7,14 @@
 //! it comes behind them and is denied.
 //!
 //! Every waiter has its own deadline, whatever the head does. A waiter that is not polled until its deadline
-//! has passed loses its place to the ones behind it.
+//! has passed loses its place to the ones behind it. Until then, the ones behind it are served beside it as far
+//! as there is room for all of them.
 //!
 //! Charging waiting requests beforehand would be simpler for a bucket, and wrong for a window: units charged
 //! in a window that passes are gone when their turn comes.
 //!
 //! Joining, asking and leaving take O(log n) steps for a line of n. That is why a line knows only how many
-//! units wait ([`Queue::units`]), and the rule says how long they take at least
+//! units wait ([`Group`]), and the rule says how long they take at least
 //! ([`Algorithm::fit_behind`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -47,12 +48,19 @@ struct Queue {
     /// By ticket number, so in the order in which they came.
     waiters: BTreeMap<u64, Waiter>,
     deadlines: BTreeSet<(Tick, u64)>,
-    /// The deadlines of the waiters that may not be served in time, although they do not leave.
-    uncertain: BTreeSet<(Tick, u64)>,
-    /// Whether something has happened since that makes every waiter uncertain.
-    disturbed: bool,
-    /// How many units wait, by the [identity](Algorithm::identity) of the rule that they wait under.
-    units: HashMap<u64, u128>,
+    /// What waits, by the [identity](Algorithm::identity) of the rule that it waits under.
+    groups: HashMap<u64, Group>,
+    /// How often something has happened that may delay the waiters.
+    disturbed: u64,
+}
+
+/// The requests that wait for a key under one rule.
+#[derive(Default)]
+struct Group {
+    waiters: usize,
+    units: u128,
+    /// The units of the requests that are served for certain, if they stay.
+    certain: u128,
 }
 
 struct Waiter {
@@ -61,6 +69,8 @@ struct Waiter {
     until: Tick,
     /// The identity of the rule that it waits under; `None` after the rules have changed, until it asks again.
     rule: Option<u64>,
+    /// Set if it is served for certain, unless the line was disturbed since.
+    certain: Option<u64>,
     waker: Option<Waker>,
 }
 
@@ -191,7 +201,7 @@ impl Line {
         let mut wakes = Wakes::default();
         let mut queues = self.queues(spot);
         if let Some(queue) = queues.get_mut(&spot) {
-            queue.disturbed = true;
+            queue.disturb();
             queue.wake_first_two(&mut wakes);
         }
     }
@@ -258,21 +268,22 @@ impl Line {
         let mut wakes = Wakes::default();
         let mut queues = self.queues(spot);
         self.expire(&mut queues, spot, now, None, &mut wakes);
-        let (told, certain) = match queues.get(&spot) {
+        let (told, latest) = match queues.get(&spot) {
             // A look takes no turn.
             Some(queue) if cost > 0 => {
                 let behind = queue.answer((table, rule), spot, cost, now)?;
-                (behind.decision, behind.certain)
+                (behind.decision, behind.latest)
             }
             queue => {
-                let certain = queue.is_none();
-                (ask_table((table, rule), spot, cost, now, until)?, certain)
+                let told = ask_table((table, rule), spot, cost, now, until)?;
+                (told, told.retry_after.filter(|_| queue.is_none()))
             }
         };
         if due(&told, now, until).is_none() {
             return Ok(Joined::Decided(told));
         }
         let identity = rule.identity();
+        let certain = latest.and_then(|wait| now.after(wait)).is_some_and(|latest| latest <= until);
         ticket.number = self.next.fetch_add(1, Ordering::Relaxed);
         queues.entry(spot).or_default().push(&ticket, identity, certain);
         counted.stays();
@@ -307,20 +318,19 @@ impl Line {
         let mut places = queue.waiters.keys();
         if places.next() != Some(&number) {
             let is_second = places.next() == Some(&number);
-            if now < until {
+            let place = (spot, number, cost);
+            let beside = queue.serve_beside_others((table, rule), place, now, &mut wakes)?;
+            if now < until && beside.is_none() {
                 // The second takes over when the head is not polled until its deadline.
                 let head = queue.waiters.values().next().filter(|_| is_second);
                 let over = head.and_then(|head| head.until.after(Ticks(1)));
                 return Ok(Turn::At(over.map_or(until, |over| over.min(until))));
             }
-            let told = queue.last_chance((table, rule), spot, number, cost, now)?;
             self.remove(&mut queues, spot, number, &mut wakes);
-            return Ok(Turn::Done(match told {
-                Some(allowed) => allowed,
-                None => match queues.get(&spot) {
-                    Some(queue) => queue.answer((table, rule), spot, cost, now)?.decision,
-                    None => ask_table((table, rule), spot, cost, now, now)?,
-                },
+            return Ok(Turn::Done(match (beside, queues.get(&spot)) {
+                (Some(told), _) => told,
+                (None, Some(queue)) => queue.answer((table, rule), spot, cost, now)?.decision,
+                (None, None) => ask_table((table, rule), spot, cost, now, now)?,
             }));
         }
         let told = ask_table((table, rule), spot, cost, now, until)?;
@@ -356,19 +366,28 @@ impl Line {
 /// The answer to a request that comes behind others.
 struct Behind {
     decision: Decision,
-    /// Whether it is served at the time that it is told, if it waits for that.
-    certain: bool,
+    /// The wait after which it has been served at the latest, if it is known.
+    latest: Option<Ticks>,
+}
+
+impl Group {
+    fn add(&mut self, cost: Cost, certain: bool) {
+        self.waiters += 1;
+        self.units += u128::from(cost);
+        if certain {
+            self.certain += u128::from(cost);
+        }
+    }
 }
 
 impl Queue {
     fn push(&mut self, ticket: &Ticket, rule: u64, certain: bool) {
         let &Ticket { number, cost, until, .. } = ticket;
-        self.waiters.insert(number, Waiter { cost, until, rule: Some(rule), waker: None });
-        *self.units.entry(rule).or_default() += u128::from(cost);
+        let certain = certain.then_some(self.disturbed);
+        let waiter = Waiter { cost, until, rule: Some(rule), certain, waker: None };
+        self.groups.entry(rule).or_default().add(cost, certain.is_some());
+        self.waiters.insert(number, waiter);
         self.deadlines.insert((until, number));
-        if !certain {
-            self.uncertain.insert((until, number));
-        }
     }
 
     /// Takes a waiter out; returns whether it was there. Wakes the ones that become first and second.
@@ -376,8 +395,7 @@ impl Queue {
         let was_near = self.waiters.keys().take(2).any(|one| *one == number);
         let Some(waiter) = self.waiters.remove(&number) else { return false };
         self.deadlines.remove(&(waiter.until, number));
-        self.uncertain.remove(&(waiter.until, number));
-        self.forget_units(waiter.rule, waiter.cost);
+        self.ungroup(waiter.rule, waiter.cost, waiter.certain);
         if was_near {
             self.wake_first_two(wakes);
         }
@@ -385,13 +403,17 @@ impl Queue {
         true
     }
 
-    fn forget_units(&mut self, rule: Option<u64>, cost: Cost) {
+    fn ungroup(&mut self, rule: Option<u64>, cost: Cost, certain: Option<u64>) {
         if let Some(rule) = rule
-            && let Some(units) = self.units.get_mut(&rule)
+            && let Some(group) = self.groups.get_mut(&rule)
         {
-            *units -= u128::from(cost);
-            if *units == 0 {
-                self.units.remove(&rule);
+            group.waiters -= 1;
+            group.units -= u128::from(cost);
+            if certain == Some(self.disturbed) {
+                group.certain -= u128::from(cost);
+            }
+            if group.waiters == 0 {
+                self.groups.remove(&rule);
             }
         }
     }
@@ -402,9 +424,15 @@ impl Queue {
         wakes.wake.extend(first_two.filter_map(|waiter| waiter.waker.take()));
     }
 
+    /// No waiter is certain any more to be served in time.
+    fn disturb(&mut self) {
+        self.disturbed += 1;
+        self.groups.values_mut().for_each(|group| group.certain = 0);
+    }
+
     fn rules_changed(&mut self, wakes: &mut Wakes) {
-        self.disturbed = true;
-        self.units.clear();
+        self.disturb();
+        self.groups.clear();
         for waiter in self.waiters.values_mut() {
             waiter.rule = None;
             wakes.wake.extend(waiter.waker.take());
@@ -421,19 +449,20 @@ impl Queue {
     fn update(&mut self, number: u64, rule: u64, until: Tick, waker: &mut Option<Waker>) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
         std::mem::swap(&mut waiter.waker, waker);
-        let (old, cost) = (waiter.rule.replace(rule), waiter.cost);
+        let (cost, certain) = (waiter.cost, waiter.certain);
         let old_until = std::mem::replace(&mut waiter.until, until);
-        if old != Some(rule) {
-            self.forget_units(old, cost);
-            *self.units.entry(rule).or_default() += u128::from(cost);
-            // What the others were promised depended on the old rule.
-            self.disturbed = true;
+        if waiter.rule != Some(rule) {
+            let old = waiter.rule.replace(rule);
+            waiter.certain = None;
+            self.ungroup(old, cost, certain);
+            self.groups.entry(rule).or_default().add(cost, false);
+            // What was promised to the others depended on the old rule.
+            self.disturb();
         }
         if old_until != until {
             self.deadlines.remove(&(old_until, number));
             self.deadlines.insert((until, number));
-            self.uncertain.remove(&(old_until, number));
-            self.uncertain.insert((until, number));
+            self.disturb();
         }
     }
 
@@ -445,67 +474,76 @@ impl Queue {
         cost: Cost,
         now: Tick,
     ) -> Result<Behind, Full> {
-        // Units of other rules are left out: they may be charged differently under this one, or not at all.
-        let ahead = self.units.get(&rule.identity()).copied().unwrap_or(0);
-        let (fit, decision) = table.with(rule, spot, now, |state, at| {
-            read_at(rule, state, at, |state| {
-                let fit = rule.fit_behind(state, at, ahead, cost);
-                let facts = rule.facts(state, at, None);
-                let wait = match fit.earliest {
-                    // The requests ahead may be due at this very tick, and are still to come.
-                    Fit::Now => Some(Ticks(1)),
-                    Fit::After(wait) => Some(wait),
-                    Fit::Never => None,
-                };
-                let decision = Decision {
-                    allowed: false,
-                    limit: facts.limit,
-                    remaining: 0,
-                    retry_after: wait,
-                    reset_after: facts.reset_after.max(wait.unwrap_or(Ticks::ZERO)),
-                    delay: Ticks::ZERO,
-                    refused_by: None,
-                    shadow_refused_by: None,
-                    source: Source::Store,
-                };
-                (fit, counted_from(now, at, decision))
-            })
-        })?;
-        // A waiter that may give up at its deadline may make room then.
-        let doubtful = if self.disturbed { &self.deadlines } else { &self.uncertain };
-        let change = doubtful.first().map(|(until, _)| until.since(now).max(Ticks(1)));
-        let retry_after = decision.retry_after.map(|wait| wait.min(change.unwrap_or(wait)));
-        let alone = self.units.keys().all(|other| *other == rule.identity());
-        let certain = fit.exact && alone && doubtful.is_empty();
-        Ok(Behind { decision: Decision { retry_after, ..decision }, certain })
+        // Units of other rules are left out: they may be charged differently under this one, or not at all. So
+        // are waiters that may give up, because they then make room.
+        let group = self.groups.get(&rule.identity());
+        let (certain, all) = group.map_or((0, 0), |group| (group.certain, group.units));
+        let is_alone = group.is_some_and(|group| group.waiters == self.waiters.len());
+        table.with(rule, spot, now, |state, at| {
+            // From now on it goes on under this rule, as after a check: otherwise the wait would not be right.
+            bring(rule, state, at);
+            let wait = match rule.fit_behind(state, at, certain, cost).earliest {
+                // The requests ahead may be due at this very tick, and are still to come.
+                Fit::Now => Some(Ticks(1)),
+                Fit::After(wait) => Some(wait),
+                Fit::Never => None,
+            };
+            let latest = if is_alone {
+                let latest = rule.fit_behind(state, at, all, cost).latest;
+                latest.map(|wait| wait.plus(at.since(now)))
+            } else {
+                None
+            };
+            let facts = rule.facts(state, at, None);
+            let decision = Decision {
+                allowed: false,
+                limit: facts.limit,
+                remaining: 0,
+                retry_after: wait,
+                reset_after: facts.reset_after.max(wait.unwrap_or(Ticks::ZERO)),
+                delay: Ticks::ZERO,
+                refused_by: None,
+                shadow_refused_by: None,
+                source: Source::Store,
+            };
+            Behind { decision: counted_from(now, at, decision), latest }
+        })
     }
 
-    /// At its deadline, a waiter behind others is served if there is room for it and for everything ahead of
-    /// it: then the others, which are due at this very tick, lose nothing.
-    fn last_chance<A: Algorithm>(
-        &self,
+    /// A waiter behind others is served if there is room now for it and for everything ahead of it: then the
+    /// others, which are due but have not been polled yet, lose nothing. They are woken.
+    fn serve_beside_others<A: Algorithm>(
+        &mut self,
         (table, rule): (&Table<A::State>, &A),
-        spot: Spot,
-        number: u64,
-        cost: Cost,
+        (spot, number, cost): (Spot, u64, Cost),
         now: Tick,
+        wakes: &mut Wakes,
     ) -> Result<Option<Decision>, Full> {
-        let (identity, capacity) = (Some(rule.identity()), rule.capacity());
+        let fits = |units: Cost| {
+            let admits = |state: &A::State, at| rule.admits(state, at, units);
+            table.with(rule, spot, now, |state, at| {
+                read_at(rule, state, at, |state| admits(state, at))
+            })
+        };
+        let identity = Some(rule.identity());
         let mut units = cost;
-        for (_, waiter) in self.waiters.range(..number) {
-            let with_it = units.checked_add(waiter.cost).filter(|units| *units <= capacity);
-            match with_it.filter(|_| waiter.rule == identity) {
-                Some(with_it) => units = with_it,
-                None => return Ok(None),
+        for (place, (_, waiter)) in self.waiters.range(..number).enumerate() {
+            let Some(with_it) = units.checked_add(waiter.cost).filter(|_| waiter.rule == identity)
+            else {
+                return Ok(None);
+            };
+            units = with_it;
+            // Mostly the head is not due, and that ends it. The rest of the line is looked at once.
+            if units > rule.capacity() || (place == 0 && !fits(units)?) {
+                return Ok(None);
             }
         }
-        table.with(rule, spot, now, |state, at| {
-            on_a_copy(state, |state| {
-                bring(rule, state, at);
-                let fits = rule.admits(state, at, units);
-                fits.then(|| counted_from(now, at, rule.decide(state, at, cost)))
-            })
-        })
+        if !fits(units)? {
+            return Ok(None);
+        }
+        let ahead = self.waiters.range_mut(..number);
+        wakes.wake.extend(ahead.filter_map(|(_, waiter)| waiter.waker.take()));
+        ask_table((table, rule), spot, cost, now, now).map(Some)
     }
 }
 
@@ -549,7 +587,7 @@ fn read_at<A: Algorithm, R>(
 /// Brings a state under the rule of a time: an override may have ended by then.
 fn bring<A: Algorithm>(rule: &A, state: &mut A::State, at: Tick) {
     if rule.set_back(state, at) {
-        rule.rebase(state, at);
+        on_a_copy(state, |state| rule.rebase(state, at));
     }
 }
 

@@ -474,7 +474,7 @@ impl Algorithm for Plan {
         let ends = self.set.as_ref().is_some_and(|set| set.until.is_some_and(|until| now < until));
         match self.limited(kept, now) {
             Some(under) if !ends => under.fit_behind(now, ahead, cost),
-            _ => FitBehind { earliest: self.fit(kept, now, cost), exact: ahead == 0 },
+            _ => FitBehind::alone(self.fit(kept, now, cost), ahead),
         }
     }
 
