@@ -168,6 +168,11 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
 /// is too long and a store that is full and refuses new keys.
 impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// May this client do this now? Uses 1 if so.
+    ///
+    /// While requests [wait](RateLimiter::until_ready) for the key, a check comes behind them and is denied. Its
+    /// `retry_after` is then a lower bound: the request is not admitted earlier if the waiting requests stay, and
+    /// may have to wait longer. It is exact behind requests of the same token bucket, GCRA or leaky bucket that
+    /// earns at most one unit per tick, if all of them have the same rule and are served in time.
     #[inline]
     pub fn check<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, Decision> {
         self.check_key(key, 1, None)
@@ -248,7 +253,8 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.apply_many(keys, Some(now))
     }
 
-    /// What a check of 1 would answer. Nothing is used, and no observer is told.
+    /// What a check of 1 would answer. Nothing is used, and no observer is told. Behind requests that wait for
+    /// the key, `retry_after` is a lower bound, as for a [check](Self::check).
     ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
