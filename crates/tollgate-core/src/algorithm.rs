@@ -19,6 +19,30 @@ pub enum Fit {
     Never,
 }
 
+/// When a request can be admitted behind others that wait for the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FitBehind {
+    /// The earliest time at which it can fit, if the requests ahead are admitted first and nothing else
+    /// comes.
+    pub earliest: Fit,
+    /// The wait after which it has been admitted at the latest, if every request ahead is admitted as soon as it
+    /// fits; `None` if it is not known.
+    pub latest: Option<Ticks>,
+}
+
+impl FitBehind {
+    /// What is known of a request with nothing ahead, or with an unknown effect of what is ahead.
+    #[must_use]
+    pub const fn alone(fit: Fit, ahead: u128) -> Self {
+        let latest = match fit {
+            Fit::Now if ahead == 0 => Some(Ticks::ZERO),
+            Fit::After(wait) if ahead == 0 => Some(wait),
+            _ => None,
+        };
+        Self { earliest: fit, latest }
+    }
+}
+
 /// What a caller is told beside yes or no. It costs divisions, so it is computed only when asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
@@ -313,6 +337,22 @@ pub trait Algorithm {
 
     /// When the cost would be admitted if nothing else came, counted from the `now` that is given.
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit;
+
+    /// Returns bounds on the time at which the cost fits if `ahead` units, of requests that fit by themselves,
+    /// must be admitted before it.
+    ///
+    /// It must cost no more than [`fit`](Self::fit): a store asks it for every request behind a line of waiting
+    /// requests. The default ignores the units ahead.
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        FitBehind::alone(self.fit(state, now, cost), ahead)
+    }
+
+    /// Returns a number that differs between rules under which the same key can be decided differently.
+    ///
+    /// Rules that are the only ones for their keys, as nearly all are, need not override it.
+    fn identity(&self) -> u64 {
+        0
+    }
 
     /// Uses `amount` without asking, or gives back where it is negative; returns how much of it
     /// had no effect.

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::limit::{Kind, Numbers};
@@ -209,6 +209,28 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
             None | Some(0) => Fit::Now,
             Some(excess) => Fit::After(Self::behind(state, now).plus(self.time_to_drain(excess))),
         }
+    }
+
+    /// The level and everything ahead must drain until the cost fits on top.
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        if cost > self.burst {
+            return FitBehind { earliest: Fit::Never, latest: None };
+        }
+        let unit = u128::from(self.unit);
+        let wanted = ahead.saturating_add(cost.into()).saturating_mul(unit);
+        let level: u128 = self.level(state, now).into();
+        let excess = level.saturating_add(wanted).saturating_sub(u128::from(self.burst) * unit);
+        let (earliest, wait) = match excess {
+            0 => (Fit::Now, Ticks::ZERO),
+            excess => {
+                let wait = Self::behind(state, now).plus(self.time_to_drain(excess));
+                (Fit::After(wait), wait)
+            }
+        };
+        // A level that drains by 1 per tick meets every threshold exactly. A faster one can pass 0 between two
+        // ticks; so each request ahead, of at least one unit, can lose a part of a tick.
+        let lost = if self.drain == 1 { Ticks::ZERO } else { Ticks(saturate(ahead)) };
+        FitBehind { earliest, latest: Some(wait.plus(lost)) }
     }
 
     fn charge(&self, state: &mut BucketState<N>, now: Tick, amount: i128) -> u128 {

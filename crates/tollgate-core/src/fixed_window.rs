@@ -7,7 +7,8 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
+use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::limit::{Anchor, Kind, Numbers};
@@ -169,6 +170,18 @@ impl Algorithm for FixedWindow {
         }
     }
 
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        let alone = self.fit(state, now, cost);
+        let count = self.count(state, now);
+        let left = match count {
+            0 => self.until_end(&self.fresh(now), now),
+            _ => self.until_end(state, now),
+        };
+        let windows = Windows { left, window: self.window, limit: self.limit };
+        let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(count));
+        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
+    }
+
     fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u128 {
         if amount == 0 {
             return 0;
@@ -236,6 +249,50 @@ impl Algorithm for FixedWindow {
         };
         reader.end()?;
         self.valid(state)
+    }
+}
+
+/// Windows that follow each other without a gap, of which each admits at most a limit.
+pub(crate) struct Windows {
+    /// The rest of the current one.
+    pub(crate) left: Ticks,
+    pub(crate) window: u64,
+    pub(crate) limit: Cost,
+}
+
+impl Windows {
+    /// A lower bound for a cost behind units ahead, where the current window has some room.
+    pub(crate) fn fit(&self, ahead: u128, cost: Cost, room: Cost) -> Fit {
+        let beyond = ahead.saturating_add(cost.into()).saturating_sub(room.into());
+        // All windows before the last that is needed are full, or over.
+        match beyond.div_ceil(u128::from(self.limit)).checked_sub(1) {
+            None => Fit::Now,
+            Some(full) => Fit::After(self.left.plus(many(full, self.window))),
+        }
+    }
+
+    /// An upper bound: each request, of at least one unit, is admitted within two windows of the one before.
+    pub(crate) fn latest(&self, alone: Fit, ahead: u128) -> Option<Ticks> {
+        let each = many(ahead.saturating_mul(2), self.window);
+        match alone {
+            Fit::Now => Some(self.left.plus(each)).filter(|_| ahead > 0).or(Some(Ticks::ZERO)),
+            Fit::After(wait) => Some(wait.plus(each)),
+            Fit::Never => None,
+        }
+    }
+}
+
+/// So many windows, or the longest time there is.
+pub(crate) fn many(windows: u128, window: u64) -> Ticks {
+    Ticks(saturate(windows.saturating_mul(window.into())))
+}
+
+/// The later of two times.
+pub(crate) fn later(one: Fit, other: Fit) -> Fit {
+    match (one, other) {
+        (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
+        (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
+        (Fit::Now, wait) | (wait, Fit::Now) => wait,
     }
 }
 

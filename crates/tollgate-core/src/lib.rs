@@ -61,7 +61,7 @@ mod textbook;
 mod time;
 mod token_bucket;
 
-pub use algorithm::{Algorithm, Facts, Fit, Share, Used};
+pub use algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 pub use apply::{Applied, Op, Part, apply};
 pub use bucket::{Bucket, BucketState, Face, Level};
 pub use codec::DecodeError;

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::bucket::BucketState;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
@@ -492,6 +492,12 @@ impl Algorithm for Limit {
     fn fit(&self, state: &LimitState, now: Tick, cost: Cost) -> Fit {
         with!(self, state, |machine, state| machine.fit(state, now, cost), else {
             self.fit(&self.used_up(now), now, cost)
+        })
+    }
+
+    fn fit_behind(&self, state: &LimitState, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        with!(self, state, |machine, state| machine.fit_behind(state, now, ahead, cost), else {
+            self.fit_behind(&self.used_up(now), now, ahead, cost)
         })
     }
 

@@ -7,8 +7,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Share, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
+use crate::fixed_window::later;
 use crate::limit::{Limit, LimitState};
 use crate::penalty::Record;
 use crate::policy::Policy;
@@ -52,7 +53,7 @@ impl Limit {
     }
 
     fn fits(&self, standing: &Standing, now: Tick, cost: Cost) -> Fit {
-        longest(
+        later(
             self.fit(&standing.state, now, cost),
             match standing.penalty(now) {
                 Ticks::ZERO => Fit::Now,
@@ -221,15 +222,6 @@ impl Policy {
     }
 }
 
-/// The longer of two waits.
-fn longest(one: Fit, other: Fit) -> Fit {
-    match (one, other) {
-        (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
-        (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
-        (Fit::Now, wait) | (wait, Fit::Now) => wait,
-    }
-}
-
 impl Algorithm for Policy {
     type State = Box<[Standing]>;
 
@@ -307,7 +299,29 @@ impl Algorithm for Policy {
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
         self.enforced(state)
             .map(|(limit, standing)| limit.fits(standing, now, cost))
-            .fold(Fit::Now, longest)
+            .fold(Fit::Now, later)
+    }
+
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        let mut enforced = self.enforced(state);
+        let (first, others) = (enforced.next(), enforced.count());
+        let mut behind = FitBehind { earliest: Fit::Now, latest: Some(Ticks::ZERO) };
+        if let Some((limit, standing)) = first {
+            behind = limit.fit_behind(&standing.state, now, ahead, cost);
+        }
+        for (limit, standing) in self.enforced(state) {
+            let under = limit.fit_behind(&standing.state, now, ahead, cost).earliest;
+            let penalty = match standing.penalty(now) {
+                Ticks::ZERO => Fit::Now,
+                wait => Fit::After(wait),
+            };
+            behind.earliest = later(behind.earliest, later(under, penalty));
+            // Which of several limits the requests ahead wait for can differ from one to the next.
+            if others > 0 || penalty != Fit::Now {
+                behind.latest = None;
+            }
+        }
+        if ahead == 0 { FitBehind::alone(behind.earliest, 0) } else { behind }
     }
 
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128 {

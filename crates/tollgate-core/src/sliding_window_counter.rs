@@ -6,11 +6,11 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
-use crate::fixed_window::{forced, into_window};
+use crate::fixed_window::{Windows, forced, into_window, later};
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
 
@@ -199,6 +199,18 @@ impl Algorithm for SlidingWindowCounter {
             None => self.window + self.place_where_it_fits(state.count, most),
         };
         Fit::After(behind.plus(Ticks(at.saturating_sub(state.into))))
+    }
+
+    /// Whatever the estimate says, no aligned window admits more than the limit.
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        let alone = self.fit(state, now, cost);
+        let behind = Self::behind(state, now);
+        let state = self.at(state, now);
+        let into = if state.is_fresh() { into_window(now, self.window) } else { state.into };
+        let left = behind.plus(Ticks(self.window - into));
+        let windows = Windows { left, window: self.window, limit: self.limit };
+        let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(state.count));
+        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
     }
 
     fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u128 {

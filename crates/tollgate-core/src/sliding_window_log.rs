@@ -7,10 +7,11 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Facts, Fit, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
+use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
-use crate::fixed_window::forced;
+use crate::fixed_window::{Windows, forced, many};
 use crate::limit::{Kind, Numbers};
 use crate::{Cost, Tick, Ticks};
 
@@ -245,6 +246,27 @@ impl Algorithm for SlidingWindowLog {
             Some(entry) => Fit::After(self.until_it_leaves(entry, now)),
             None => Fit::Now,
         }
+    }
+
+    /// The first units fit when enough has left, and each further limit of them a window later.
+    fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        let windows = Windows { left: Ticks(self.window), window: self.window, limit: self.limit };
+        let latest = windows.latest(self.fit(state, now, cost), ahead);
+        if cost > self.limit {
+            return FitBehind { earliest: Fit::Never, latest };
+        }
+        let limit = u128::from(self.limit);
+        let units = ahead.saturating_add(cost.into());
+        let full = units.saturating_sub(1) / limit;
+        // At most the limit, so it fits 64 bits.
+        let first = saturate(units - full * limit);
+        let earliest = match (self.fit(state, now, first), many(full, self.window)) {
+            (Fit::Now, Ticks::ZERO) => Fit::Now,
+            (Fit::Now, wait) => Fit::After(wait),
+            (Fit::After(wait), more) => Fit::After(wait.plus(more)),
+            (Fit::Never, _) => Fit::Never,
+        };
+        FitBehind { earliest, latest }
     }
 
     fn charge(&self, state: &mut SlidingWindowLogState, now: Tick, amount: i128) -> u128 {

@@ -14,8 +14,9 @@ use crate::store::Reply;
 
 /// Waiting, for limiters on Redis.
 pub trait Waiting {
-    /// Waits until the client may use this much, and uses it. Refused at once if that would take longer than
-    /// `max_wait`; the decision says how long it would take. Dropped earlier, it has used nothing.
+    /// Waits until the client may use this much, and charges it. It is denied at once if that would take longer
+    /// than `max_wait`, and by then at the latest, whatever the requests before it in this process do. If the
+    /// future is dropped earlier, nothing is charged, unless a check is on its way to the server.
     ///
     /// First come, first served within this process only: other processes take their turns as they come.
     ///
@@ -28,8 +29,9 @@ pub trait Waiting {
         max_wait: Duration,
     ) -> impl Future<Output = Result<Decision, Error>> + Send;
 
-    /// Decides now, and waits as long as the [leaky bucket](tollgate::LeakyBucket) says, so that what comes out
-    /// is flat. A refusal does not wait.
+    /// Decides now, and waits as long as the [leaky bucket](tollgate::LeakyBucket) says, so that the output is
+    /// flat. A denial does not wait. If the future is dropped while it waits, its departure time stays unused: the
+    /// output stays flat, and the unit stays charged.
     ///
     /// # Errors
     /// As there.
@@ -51,7 +53,9 @@ where
         cost: Cost,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let deadline = Instant::now() + max_wait;
+        let now = Instant::now();
+        // A wait beyond what the system can count has no deadline to speak of.
+        let deadline = now.checked_add(max_wait).unwrap_or(now + FAR);
         let line = line_of(self.name(), key.as_ref());
         let turn = tokio::time::timeout_at(deadline.into(), line.lock()).await;
         loop {
@@ -66,7 +70,8 @@ where
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if turn.is_err() {
-                return Ok(Decision { allowed: false, ..decision });
+                let retry_after = decision.retry_after.map(|wait| wait.max(Ticks(1)));
+                return Ok(Decision { allowed: false, retry_after, ..decision });
             }
             if decision.allowed || wait > left {
                 return Ok(decision);
@@ -83,6 +88,9 @@ where
         Ok(decision)
     }
 }
+
+/// A hundred years.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
 
 /// Up to a twentieth more, at most 10 ms.
 fn a_little_more(wait: Duration) -> Duration {

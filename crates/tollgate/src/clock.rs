@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::timer::Sleep;
 use crate::{Tick, Ticks};
 
 /// What time it is. For one thread, never earlier than it was, unless the clock reports a set-back.
@@ -235,11 +236,11 @@ impl Alarm for ManualClock {
 
 /// The ring of the system's clocks. One timer thread for the whole process wakes, so any runtime will do.
 #[derive(Debug)]
-pub struct SystemRing(futures_timer::Delay);
+pub struct SystemRing(Sleep);
 
 impl SystemRing {
     fn after(wait: Ticks) -> Self {
-        Self(futures_timer::Delay::new(wait.as_duration()))
+        Self(Sleep::new(wait.as_duration()))
     }
 }
 

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Share, Standing,
-    Tick, Ticks, Used,
+    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitState, Machine, Policy, Share,
+    Standing, Tick, Ticks, Used,
 };
 
 use crate::allowance::{Allowance, Rate};
@@ -170,6 +170,10 @@ impl PolicyState {
 
     fn fit(&self, now: Tick, cost: Cost) -> Fit {
         with!(self, |rule, state| rule.fit(state, now, cost))
+    }
+
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        with!(self, |rule, state| rule.fit_behind(state, now, ahead, cost))
     }
 
     fn charge(&mut self, now: Tick, amount: i128) -> u128 {
@@ -443,6 +447,21 @@ impl Kept {
             };
         });
         Some(fit)
+    }
+
+    /// Returns when the first policy allows a cost behind others that wait; `None` if there is none. The allowances are
+    /// asked for the cost alone, which makes the time a lower bound.
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> Option<FitBehind> {
+        let behind = self.first.as_ref()?.fit_behind(now, ahead, cost);
+        if self.others.is_none() {
+            return Some(behind);
+        }
+        let earliest = match (behind.earliest, self.fit(now, cost)?) {
+            (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
+            (Fit::Now, other) | (other, Fit::Now) => other,
+            (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
+        };
+        Some(FitBehind { earliest, latest: None })
     }
 
     /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.

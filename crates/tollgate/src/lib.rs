@@ -14,7 +14,7 @@
 //! |---|---|
 //! | How do I ask? | `limiter.rs` |
 //! | How do I charge what is only known later? | `reservation.rs` |
-//! | How do I wait for my turn? | `waiting.rs`, on `line.rs` |
+//! | How do I wait for my turn? | `waiting.rs`, on `line.rs`, `departures.rs` and `timer.rs` |
 //! | How do I make one key of several things? | `key.rs` |
 //! | How do I decide over several keys, or over requests in flight? | `together.rs`, `in_flight.rs` |
 //! | Which rule is a key decided by, and how does it change? | `rules.rs`, `tiers.rs`, on `kept.rs` and `allowance.rs` |
@@ -28,6 +28,7 @@
 
 mod allowance;
 mod clock;
+mod departures;
 mod hash;
 mod in_flight;
 mod kept;
@@ -42,6 +43,7 @@ mod snapshot;
 mod store;
 mod table;
 mod tiers;
+mod timer;
 mod together;
 mod waiting;
 

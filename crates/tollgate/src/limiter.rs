@@ -122,7 +122,7 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// ```
     pub fn replace(&self, tiers: &Tiers) {
         self.rules.replace(tiers);
-        self.store.rules_changed();
+        self.store.rules_changed(None);
     }
 
     /// Gives a client something else than the rules do, for good or until a time by the store's clock
@@ -137,14 +137,14 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         until: Option<Tick>,
     ) {
         self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
-        self.store.rules_changed();
+        self.store.rules_changed(Some(key.as_ref()));
     }
 
     /// Takes back an override that was set at run time; says whether there was one. What the rules say
     /// is in force again.
     pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
         let was_there = self.rules.remove_override(key.as_ref());
-        self.store.rules_changed();
+        self.store.rules_changed(Some(key.as_ref()));
         was_there
     }
 
@@ -168,6 +168,11 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
 /// is too long and a store that is full and refuses new keys.
 impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// May this client do this now? Uses 1 if so.
+    ///
+    /// While requests [wait](RateLimiter::until_ready) for the key, a check comes behind them and is denied. Its
+    /// `retry_after` is then a lower bound: the request is not admitted earlier if the waiting requests stay, and
+    /// may have to wait longer. It is exact behind requests of the same token bucket, GCRA or leaky bucket that
+    /// earns at most one unit per tick, if all of them have the same rule and are served in time.
     #[inline]
     pub fn check<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, Decision> {
         self.check_key(key, 1, None)
@@ -248,7 +253,8 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.apply_many(keys, Some(now))
     }
 
-    /// What a check of 1 would answer. Nothing is used, and no observer is told.
+    /// What a check of 1 would answer. Nothing is used, and no observer is told. Behind requests that wait for
+    /// the key, `retry_after` is a lower bound, as for a [check](Self::check).
     ///
     /// Also `retry_after` is that of a check at this time. A client that was not asked yet under a policy since a change
     /// of tier or rules is under it from its first check on, not from a peek.
@@ -535,17 +541,20 @@ impl<O: Observer> Told<'_, O> {
         if !O::OBSERVES {
             return;
         }
-        let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
-        let event = Event {
-            policy: self.policy,
-            key,
-            cost,
-            allowed: decision.allowed,
-            refused_by: name(decision.refused_by),
-            shadow_refused_by: name(decision.shadow_refused_by),
-            source: decision.source,
-        };
-        notify(self.observer, &event);
+        // Also the names are asked for in there: they come from the user's rule.
+        notify(|| {
+            let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
+            let event = Event {
+                policy: self.policy,
+                key,
+                cost,
+                allowed: decision.allowed,
+                refused_by: name(decision.refused_by),
+                shadow_refused_by: name(decision.shadow_refused_by),
+                source: decision.source,
+            };
+            self.observer.decided(&event);
+        });
     }
 }
 

@@ -12,6 +12,7 @@ use tollgate_core::{
 };
 
 use crate::clock::{Alarm, Clock, SystemClock};
+use crate::departures::{Departure, Departures};
 use crate::hash::KeyHasher;
 use crate::kept::Kept;
 use crate::line::{Joined, Line, Ticket, Turn};
@@ -120,7 +121,8 @@ macro_rules! of_any_kind {
 /// The states of keys, and those who wait for them.
 pub(crate) struct Keys<S> {
     pub(crate) table: Table<S>,
-    pub(crate) line: Line<S>,
+    pub(crate) line: Line,
+    pub(crate) departures: Departures,
 }
 
 /// What every request passes before a table: its key is hashed, its time is told.
@@ -164,7 +166,11 @@ impl<S> Keys<S> {
     /// For keys of whose hashes at most so many bits are known.
     fn knowing(bits: u32, capacity: Capacity) -> Self {
         let Capacity { max_keys, when_full } = capacity;
-        Self { table: Table::new(bits, max_keys, when_full), line: Line::default() }
+        Self {
+            table: Table::new(bits, max_keys, when_full),
+            line: Line::default(),
+            departures: Departures::default(),
+        }
     }
 
     fn new(capacity: Capacity) -> Self {
@@ -398,11 +404,45 @@ impl<C: Clock> Front<C> {
         joined.map_err(|Full| keys.full())
     }
 
+    fn shape<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        key: &[u8],
+    ) -> Result<(Decision, Option<Departure>), StoreError> {
+        let spot = self.spot(keys, key)?;
+        keys.departures.join(spot, rule.identity(), || {
+            let reading = self.read_for(keys, rule, spot);
+            let decision = keys.decide(rule, spot, 1, reading).map_err(|Full| keys.full())?;
+            Ok((decision, reading.now))
+        })
+    }
+
+    fn cancel<A: Algorithm>(&self, keys: &Keys<A::State>, rule: &A, departure: &Departure) {
+        let now = self.clock.now();
+        if keys.departures.cancel((&keys.table, rule), departure, now) {
+            keys.line.nudge(departure.spot());
+        }
+    }
+
+    /// Makes requests ask again that wait for a key, or for any.
+    fn rules_changed<S>(&self, keys: &Keys<S>, key: Option<&[u8]>) {
+        match key {
+            None => keys.line.nudge_all(),
+            // No request waits for a key that is too long.
+            Some(key) => {
+                if let Ok(spot) = self.spot(keys, key) {
+                    keys.line.nudge_all_of(spot);
+                }
+            }
+        }
+    }
+
     fn turn<A: Algorithm>(
         &self,
         keys: &Keys<A::State>,
         rule: &A,
-        ticket: &Ticket,
+        ticket: &mut Ticket,
         waker: &Waker,
     ) -> Result<Turn, StoreError> {
         loop {
@@ -545,8 +585,8 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         self.front.now()
     }
 
-    fn rules_changed(&self) {
-        self.keys.line.nudge_all();
+    fn rules_changed(&self, key: Option<&[u8]>) {
+        self.front.rules_changed(&self.keys, key);
     }
 
     #[inline]
@@ -738,8 +778,8 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         self.front.now()
     }
 
-    fn rules_changed(&self) {
-        of_any_kind!(&self.kinds, |keys| keys.line.nudge_all());
+    fn rules_changed(&self, key: Option<&[u8]>) {
+        of_any_kind!(&self.kinds, |keys| self.front.rules_changed(keys, key));
     }
 
     #[inline]
@@ -774,12 +814,24 @@ impl<A: Algorithm, C: Alarm> WaitingStore<A> for MemoryStore<A, C> {
         self.front.join(&self.keys, rule, key, cost, max_wait)
     }
 
-    fn turn(&self, rule: &A, ticket: &Ticket, waker: &Waker) -> Result<Turn, StoreError> {
+    fn turn(&self, rule: &A, ticket: &mut Ticket, waker: &Waker) -> Result<Turn, StoreError> {
         self.front.turn(&self.keys, rule, ticket, waker)
     }
 
     fn leave(&self, ticket: &Ticket) {
         self.keys.line.leave(ticket);
+    }
+
+    fn shape(&self, rule: &A, key: &[u8]) -> Result<(Decision, Option<Departure>), StoreError> {
+        self.front.shape(&self.keys, rule, key)
+    }
+
+    fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick> {
+        self.keys.departures.poll(departure, self.front.now(), waker)
+    }
+
+    fn cancel(&self, rule: &A, departure: &Departure) {
+        self.front.cancel(&self.keys, rule, departure);
     }
 }
 
@@ -802,12 +854,38 @@ impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
         })
     }
 
-    fn turn(&self, policy: &Policy, ticket: &Ticket, waker: &Waker) -> Result<Turn, StoreError> {
+    fn turn(
+        &self,
+        policy: &Policy,
+        ticket: &mut Ticket,
+        waker: &Waker,
+    ) -> Result<Turn, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| self.front.turn(keys, rule, ticket, waker))
     }
 
     fn leave(&self, ticket: &Ticket) {
         of_any_kind!(&self.kinds, |keys| keys.line.leave(ticket));
+    }
+
+    fn shape(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+    ) -> Result<(Decision, Option<Departure>), StoreError> {
+        of_its_kind!(policy, &self.kinds, |rule, keys| self.front.shape(keys, rule, key))
+    }
+
+    fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick> {
+        let now = self.front.now();
+        of_any_kind!(&self.kinds, |keys| keys.departures.poll(departure, now, waker))
+    }
+
+    fn cancel(&self, policy: &Policy, departure: &Departure) {
+        let canceled: Result<(), StoreError> = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            self.front.cancel(keys, rule, departure);
+            Ok(())
+        });
+        debug_assert!(canceled.is_ok(), "it was charged under a policy of this kind");
     }
 }
 

@@ -85,10 +85,12 @@ impl<O: Observer + Send> Observer for std::sync::Arc<O> {
     }
 }
 
-/// Tells an observer, and stops its panic.
-pub(crate) fn notify(observer: &impl Observer, event: &Event<'_>) {
-    // The panic hook has said what happened; there is nobody here to tell it to.
-    let _ = catch_unwind(AssertUnwindSafe(|| observer.decided(event)));
+/// Runs what notifies an observer, and stops a panic in it: the decision was made and stands.
+pub(crate) fn notify(observe: impl FnOnce()) {
+    // The panic hook has reported the panic. Its payload is leaked, because dropping it may panic as well.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(observe)) {
+        std::mem::forget(payload);
+    }
 }
 
 /// Counts decisions through the [`metrics`] facade: `tollgate_decisions_total`, labelled by policy,

@@ -40,8 +40,8 @@ pub trait Store<A: Algorithm> {
     /// The time by which reservations lapse.
     fn now(&self) -> Tick;
 
-    /// Is told that the rules have changed: whoever waits for a turn may have it sooner.
-    fn rules_changed(&self) {}
+    /// Reports that the rules of one key, or of all keys, have changed: requests that wait ask again.
+    fn rules_changed(&self, _key: Option<&[u8]>) {}
 
     /// Makes something else of an answer on its way to the caller.
     fn map<'a, T: Send + 'a, U: Send + 'a>(
@@ -89,8 +89,8 @@ impl<A: Algorithm, S: Store<A>> Store<A> for &S {
         (**self).now()
     }
 
-    fn rules_changed(&self) {
-        (**self).rules_changed();
+    fn rules_changed(&self, key: Option<&[u8]>) {
+        (**self).rules_changed(key);
     }
 
     fn map<'a, T: Send + 'a, U: Send + 'a>(

@@ -8,11 +8,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use tollgate_core::{Algorithm, Cost, DecodeError, Facts, Fit, Policy, Share, Tick, Used};
+use tollgate_core::{
+    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Policy, Share, Tick, Used,
+};
 
 use crate::kept::Kept;
 use crate::rules::Rules;
@@ -26,6 +29,19 @@ pub enum Access {
     Unlimited,
     /// Nothing.
     Blocked,
+}
+
+impl Access {
+    /// Hashes everything that a decision depends on.
+    fn hash_into(&self, hasher: &mut impl Hasher) {
+        std::mem::discriminant(self).hash(hasher);
+        if let Self::Limited(policy) = self {
+            for limit in policy.limits() {
+                limit.numbers().hash(hasher);
+                (limit.is_shadow(), limit.penalty()).hash(hasher);
+            }
+        }
+    }
 }
 
 impl fmt::Display for Access {
@@ -455,6 +471,24 @@ impl Algorithm for Plan {
             Fit::After(wait) => Fit::After(rest.plus(wait)),
             Fit::Never => Fit::Never,
         }
+    }
+
+    /// Ignores the units ahead while an override is in force that ends.
+    fn fit_behind(&self, kept: &Kept, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        let ends = self.set.as_ref().is_some_and(|set| set.until.is_some_and(|until| now < until));
+        let is_limited = self.charges(now) && !ends;
+        let fit = is_limited.then(|| kept.fit_behind(now, ahead, cost)).flatten();
+        fit.unwrap_or_else(|| FitBehind::alone(self.fit(kept, now, cost), ahead))
+    }
+
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.access.hash_into(&mut hasher);
+        if let Some(set) = &self.set {
+            set.access.hash_into(&mut hasher);
+            set.until.hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// A client without a limit uses nothing by its requests. What is forced, such as the rest of a reservation that
