@@ -252,7 +252,6 @@ impl Shape {
     }
 
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "made from a usize")]
     const fn homes(self) -> usize {
         (self.0 >> Self::BITS) as usize
     }
@@ -1498,7 +1497,6 @@ impl<S> DerefMut for Open<'_, S> {
 }
 
 /// Which watermark a key shares with others, wherever it lives.
-#[expect(clippy::cast_possible_truncation, reason = "below their number")]
 const fn watermark_of(tag: u64) -> usize {
     ((tag >> 32) % WATERMARKS as u64) as usize
 }
