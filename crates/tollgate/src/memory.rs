@@ -18,7 +18,9 @@ use crate::kept::Kept;
 use crate::line::{Joined, Line, Ticket, Turn};
 use crate::snapshot::{Section, SnapshotError, SnapshotWriter};
 use crate::store::{Lent, MAX_KEY_BYTES, Store, StoreError};
-use crate::table::{Fingerprint, Found, Full, Locks, Reading, Spot, Table, Usage, WhenFull};
+use crate::table::{
+    Fingerprint, Found, Full, Locks, Lookup, Reading, Spot, Table, Usage, WhenFull,
+};
 use crate::tiers::{Access, Override, Plan};
 use crate::together::JointStore;
 use crate::waiting::WaitingStore;
@@ -195,10 +197,11 @@ impl<S: Clone> Keys<S> {
     fn decide<A: Algorithm<State = S>, T: Answer>(
         &self,
         rule: &A,
-        spot: Spot,
+        key: Lookup,
         cost: Cost,
         reading: Reading,
     ) -> Result<T, Full> {
+        let spot = key.spot;
         if cost == 0 {
             return Ok(self.look(rule, spot, reading, |state, at| rule.decide::<T>(state, at, 0)));
         }
@@ -208,7 +211,7 @@ impl<S: Clone> Keys<S> {
                 return told;
             }
         }
-        self.table.with(rule, spot, reading, |state, at| {
+        self.table.with_lookup(rule, key, reading, |state, at| {
             counted_from(reading.now, at, rule.decide::<T>(state, at, cost))
         })
     }
@@ -320,9 +323,9 @@ impl<C: Clock> Front<C> {
         cost: Cost,
         now: Option<Tick>,
     ) -> Result<T, NoDecision> {
-        let spot = keys.table.spot(self.fingerprint(key)?);
+        let key = keys.table.look_up(self.fingerprint(key)?);
         // The bucket comes from memory while the clock is read.
-        Ok(keys.decide(rule, spot, cost, self.read(now))?)
+        Ok(keys.decide(rule, key, cost, self.read(now))?)
     }
 
     /// The verbs that are not a check.
@@ -377,10 +380,10 @@ impl<C: Clock> Front<C> {
         }
         let reading = self.read(now);
         let mut answers = Vec::with_capacity(many.len());
-        let mut spots = [Spot::default(); AHEAD];
+        let mut spots = [Lookup::default(); AHEAD];
         for some in many.chunks(AHEAD) {
             for (spot, key) in spots.iter_mut().zip(some) {
-                *spot = keys.table.spot(self.hasher.fingerprint(key.as_ref()));
+                *spot = keys.table.look_up(self.hasher.fingerprint(key.as_ref()));
             }
             for spot in &spots[..some.len()] {
                 let answer = keys.decide(rule, *spot, cost, reading);
@@ -477,7 +480,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[inline]
     pub fn foresee(&self, key: &[u8]) {
         if let Ok(print) = self.front.fingerprint(key) {
-            self.keys.table.spot(print);
+            self.keys.table.look_up(print);
         }
     }
 }

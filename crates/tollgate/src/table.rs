@@ -239,7 +239,7 @@ struct Counters {
 ///
 /// With n homes at first, a key's home is that of the first n that its hash says, plus n times some bits of its
 /// tag. If there is no such home yet, the last bit does not count.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Shape(u64);
 
 impl Shape {
@@ -252,7 +252,6 @@ impl Shape {
     }
 
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "made from a usize")]
     const fn homes(self) -> usize {
         (self.0 >> Self::BITS) as usize
     }
@@ -310,6 +309,14 @@ impl Spot {
     pub(crate) const fn shard(self, shards: usize) -> usize {
         (self.tag >> 32) as usize % shards
     }
+}
+
+/// A key, and where its home was when it was looked up: so that a decision does not compute it again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lookup {
+    pub(crate) spot: Spot,
+    shape: Shape,
+    home: usize,
 }
 
 /// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
@@ -573,17 +580,26 @@ impl<S> Table<S> {
 
     /// Locks the home of a key. It stays the key's home while it is locked, for a split would lock it.
     #[inline]
-    fn hold_home(&self, key: Spot) -> (usize, Held<'_, S>) {
+    fn hold_home(&self, mut key: Lookup) -> (usize, Held<'_, S>) {
         loop {
-            let shape = self.shape();
-            let index = self.home(key, shape);
-            let home = self.buckets[index].hold();
+            let home = self.buckets[key.home].hold();
             // If the home was split before it was locked, this sees the shape that came of it.
-            let now = self.shape();
-            if now == shape || self.home(key, now) == index {
-                return (index, home);
+            if self.shape() == key.shape {
+                return (key.home, home);
             }
+            let now = self.locate(key.spot);
+            if now.home == key.home {
+                return (key.home, home);
+            }
+            key = now;
         }
+    }
+
+    /// Computes the home of a key.
+    #[inline]
+    fn locate(&self, spot: Spot) -> Lookup {
+        let shape = self.shape();
+        Lookup { spot, shape, home: self.home(spot, shape) }
     }
 
     /// What has become of keys so far.
@@ -625,6 +641,14 @@ impl<S> Table<S> {
     /// least 128 first homes, so the odds that any two of n keys are taken for one are at most n² / 2⁶⁷: for a
     /// million keys one in 147 million.
     #[inline]
+    pub(crate) fn look_up(&self, key: Fingerprint) -> Lookup {
+        let lookup = self.locate(self.spot(key));
+        self.buckets.prefetch(lookup.home);
+        lookup
+    }
+
+    /// Where a key belongs.
+    #[inline]
     pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
         let hash = key.0 & self.known;
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
@@ -633,9 +657,7 @@ impl<S> Table<S> {
         let place = u128::from(high) * homes + ((u128::from(low) * homes) >> 64);
         #[expect(clippy::cast_possible_truncation, reason = "below a usize, and the rest")]
         let (home, rest) = ((place >> 64) as usize, place as u64);
-        let spot = Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) };
-        self.buckets.prefetch(self.home(spot, self.shape()));
-        spot
+        Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) }
     }
 
     /// The key that belongs to a spot.
@@ -674,7 +696,6 @@ impl<S> Table<S> {
     /// `run` gets the time to decide at. It is later than the reading if the state has changed since: the
     /// clock was read before the lock, so the caller is late, and time that was earned already is not earned
     /// twice.
-    #[inline]
     pub(crate) fn with<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
@@ -682,8 +703,21 @@ impl<S> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let (index, mut home) = self.hold_home(key);
-        let reading = self.enter(rule, &mut home, reading.into());
+        self.with_lookup(rule, self.locate(key), reading.into(), run)
+    }
+
+    /// [`with`](Self::with) for a key that was looked up.
+    #[inline]
+    pub(crate) fn with_lookup<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        lookup: Lookup,
+        reading: Reading,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
+        let key = lookup.spot;
+        let (index, mut home) = self.hold_home(lookup);
+        let reading = self.enter(rule, &mut home, reading);
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
@@ -711,7 +745,7 @@ impl<S> Table<S> {
         S: Clone,
     {
         let reading = reading.into();
-        let (index, mut home) = self.hold_home(key);
+        let (index, mut home) = self.hold_home(self.locate(key));
         let found = match home.find(key.tag) {
             Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
             None if home.0.spilled.load(Ordering::Acquire) > 0 => {
@@ -738,7 +772,7 @@ impl<S> Table<S> {
     /// Brings a key's state, if one is kept, into the era of a reading.
     #[cold]
     pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
-        let (index, mut home) = self.hold_home(key);
+        let (index, mut home) = self.hold_home(self.locate(key));
         let reading = self.enter(rule, &mut home, reading);
         if home.find(key.tag).is_none()
             && home.0.spilled.load(Ordering::Acquire) > 0
@@ -1475,7 +1509,6 @@ impl<S> DerefMut for Open<'_, S> {
 }
 
 /// Which watermark a key shares with others, wherever it lives.
-#[expect(clippy::cast_possible_truncation, reason = "below their number")]
 const fn watermark_of(tag: u64) -> usize {
     ((tag >> 32) % WATERMARKS as u64) as usize
 }
