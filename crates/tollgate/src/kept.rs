@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Standing, Tick,
-    Used,
+    Algorithm, BucketState, Cost, Facts, Fit, Limit, LimitState, Machine, Policy, Receipt,
+    Standing, Tick, Used,
 };
 
 /// What a key has used under each policy it was asked for, the last one first.
@@ -149,8 +149,16 @@ impl Under {
         with!(self, |rule, state| rule.charge(state, now, amount))
     }
 
-    fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        with!(self, |rule, state| rule.give_back(state, now, amount, charged))
+    fn receipt(&self) -> Receipt {
+        with!(self, |rule, state| rule.receipt(state))
+    }
+
+    fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        with!(self, |rule, state| rule.settle(state, now, change, receipt))
+    }
+
+    fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
+        with!(self, |rule, state| rule.uncharged(state, now, cost))
     }
 
     #[inline]
@@ -290,9 +298,25 @@ impl Kept {
         self.change(now, |under| under.charge(now, amount)).unwrap_or(amount.unsigned_abs())
     }
 
-    /// Gives back what was charged at a time; how much of it had no effect on the first.
-    pub(crate) fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        self.change(now, |under| under.give_back(now, amount, charged)).unwrap_or(amount.into())
+    /// Returns the limits of the first policy that an allowed cost would not be charged to.
+    pub(crate) fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
+        self.first.as_ref().map_or(Vec::new(), |under| under.uncharged(now, cost))
+    }
+
+    /// Returns the receipt of the charge that was just made, under every policy.
+    pub(crate) fn receipt(&self) -> Receipt {
+        Receipt::Policies(
+            self.each().map(|under| (under.policy.clone(), under.receipt())).collect(),
+        )
+    }
+
+    /// Changes a charge under every policy; returns how many units had no effect under the first.
+    pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        let settle = |under: &mut Under| {
+            let receipt = receipt.under(&under.policy);
+            under.settle(now, change, receipt)
+        };
+        self.change(now, settle).unwrap_or(change.unsigned_abs())
     }
 
     fn change(&mut self, now: Tick, change: impl Fn(&mut Under) -> u128) -> Option<u128> {

@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tollgate::{
-    Capacity, Cost, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore, Store as _, Tick,
-    Timed, block_on,
+    Capacity, Charged, Cost, Decision, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore,
+    Store as _, Tick, Ticks, Timed, block_on,
 };
 use tollgate_testkit::contract::Subject;
+
+/// A time to live that no history outlasts.
+const AGES: Ticks = Ticks(1 << 62);
 
 fn clock() -> ManualClock {
     ManualClock::new(Tick(0))
@@ -41,6 +44,33 @@ impl Subject for OfOnePolicy {
     ) -> Vec<Timed> {
         self.store(policy).check_many(policy, keys, cost, Some(now)).expect("there is room")
     }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let charged = self.store(policy).reserve(policy, key, cost, AGES, Some(now));
+        let charged = charged.expect("there is room");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let settled =
+            self.store(policy).settle(policy, key, change, reservation, Some(now)).ok()?;
+        Some(settled.expect("there is room"))
+    }
 }
 
 /// The store of tiers, for any policy.
@@ -61,6 +91,33 @@ impl Subject for OfPlans {
     ) -> Vec<Timed> {
         let plan = Plan::of(policy.clone());
         self.0.check_many(&plan, keys, cost, Some(now)).expect("there is room")
+    }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let plan = Plan::of(policy.clone());
+        let charged = self.0.reserve(&plan, key, cost, AGES, Some(now)).expect("there is room");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let plan = Plan::of(policy.clone());
+        let settled = self.0.settle(&plan, key, change, reservation, Some(now)).ok()?;
+        Some(settled.expect("there is room"))
     }
 }
 
