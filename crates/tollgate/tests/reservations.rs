@@ -132,7 +132,7 @@ proptest! {
                     let Open { reservation, at, estimate } = &mut open[place];
                     match limiter.settle(reservation, *actual) {
                         Ok(settled) => {
-                            settled.expect("short");
+                            let _ = settled.expect("short");
                             history.push(Use { at: *at, units: (*estimate).min(*actual).into() });
                         }
                         Err(SettleError::Expired { .. }) => {
@@ -143,11 +143,11 @@ proptest! {
                     open.swap_remove(place);
                 }
                 Verb::Refund(cost) => {
-                    limiter.refund("a", *cost).expect("short");
+                    let _ = limiter.refund("a", *cost).expect("short");
                     history.push(Use { at, units: -i128::from(*cost) });
                 }
                 Verb::Reset => {
-                    limiter.reset("a").expect("short");
+                    let _ = limiter.reset("a").expect("short");
                     for mut one in open.drain(..) {
                         prop_assert!(limiter.cancel(&mut one.reservation).is_err(), "void");
                         history.push(Use { at: one.at, units: one.estimate.into() });
@@ -193,7 +193,7 @@ fn j8_waiting_between_reserving_and_canceling_earns_nothing() {
         }
         let mut allowed = 0;
         for reservation in &mut banked {
-            limiter.cancel(reservation).expect("in time").expect("short");
+            let _ = limiter.cancel(reservation).expect("in time").expect("short");
             while limiter.is_allowed("a").expect("short") {
                 allowed += 1;
             }
@@ -210,7 +210,7 @@ fn k4_a_reset_voids_the_reservations_of_its_client_only() {
         let limiter = limiter(Policy::of(kind, 10).per_minute().build().expect("valid"), &clock);
         let reserve = |key: &str| limiter.reserve(key, 10, HOUR).expect("short").granted();
         let (mut alice, mut bob) = (reserve("alice").expect("room"), reserve("bob").expect("room"));
-        limiter.reset("alice").expect("short");
+        let _ = limiter.reset("alice").expect("short");
         assert!(limiter.check_n("alice", 10).expect("short").allowed, "{kind}");
         for _ in 0..2 {
             assert_eq!(limiter.cancel(&mut alice), Err(SettleError::Reset), "{kind}");
@@ -222,7 +222,7 @@ fn k4_a_reset_voids_the_reservations_of_its_client_only() {
             10,
             "{kind}"
         );
-        limiter.reset("alice").expect("short");
+        let _ = limiter.reset("alice").expect("short");
         let mut later = reserve("alice").expect("room");
         assert_eq!(limiter.cancel(&mut later).expect("valid").expect("short").remaining, 10);
         assert_eq!(
@@ -265,10 +265,10 @@ fn k4_a_surplus_is_charged_through_a_limiter_without_limits_too() {
     let base = RateLimiter::in_store("api", tiers, store);
     let free = base.tier("free").expect("known");
     let mut reservation = free.reserve("a", 3, HOUR).expect("short").granted().expect("room");
-    base.settle(&mut reservation, 8).expect("its own").expect("short");
+    let _ = base.settle(&mut reservation, 8).expect("its own").expect("short");
     assert_eq!(free.check_n("a", 0).expect("short").remaining, 2);
     let mut reservation = free.reserve("a", 2, HOUR).expect("short").granted().expect("room");
-    base.settle(&mut reservation, 1).expect("its own").expect("short");
+    let _ = base.settle(&mut reservation, 1).expect("its own").expect("short");
     assert_eq!(free.check_n("a", 0).expect("short").remaining, 1);
 }
 
@@ -289,7 +289,7 @@ fn k4_a_shadow_limit_takes_no_part_in_what_it_would_have_denied() {
     let _four = reserve(4);
     assert_eq!(used(), 4);
     let (mut less, mut more) = (reserve(3), reserve(3));
-    limiter.settle(&mut less, 0).expect("valid").expect("short");
-    limiter.settle(&mut more, 30).expect("valid").expect("short");
+    let _ = limiter.settle(&mut less, 0).expect("valid").expect("short");
+    let _ = limiter.settle(&mut more, 30).expect("valid").expect("short");
     assert_eq!(used(), 4, "both were denied by it");
 }
