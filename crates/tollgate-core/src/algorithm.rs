@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
-use crate::{Answer, Cost, DecodeError, Tick, Ticks};
+use crate::{Answer, Cost, DecodeError, Receipt, Tick, Ticks};
 
 /// When a request would be admitted if nothing else came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,10 +361,33 @@ pub trait Algorithm {
     /// in whole units. An amount of 0 changes nothing.
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128;
 
-    /// Gives back a charge of which it is known when it was made; returns how much of it had no
-    /// effect. A window that has passed gives nothing back; a bucket earns everything back alike.
-    fn give_back(&self, state: &mut Self::State, now: Tick, amount: Cost, _charged: Tick) -> u128 {
-        self.charge(state, now, -i128::from(amount))
+    /// Returns the limits that an allowed cost would not be charged to: the shadow limits that would deny
+    /// it, by their index.
+    fn uncharged(&self, _state: &Self::State, _now: Tick, _cost: Cost) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Returns the receipt of the charge that was just made, for a reservation to keep.
+    ///
+    /// By default there is none, and a settled reservation returns nothing of its estimate.
+    fn receipt(&self, _state: &Self::State) -> Receipt {
+        Receipt::Nothing
+    }
+
+    /// Changes a charge that left a receipt by `change` units: charges more without asking, or returns
+    /// units where the change is negative. Returns how many units had no effect.
+    ///
+    /// It returns at most the units of the charge that still count, as far as the receipt shows it: a
+    /// bucket's units that have not drained, the count of a window that has not passed, the charge's own
+    /// entry in a log.
+    fn settle(&self, state: &mut Self::State, now: Tick, change: i128, _receipt: &Receipt) -> u128 {
+        if change <= 0 {
+            return change.unsigned_abs();
+        }
+        if self.set_back(state, now) {
+            self.rebase(state, now);
+        }
+        self.charge(state, now, change)
     }
 
     /// What the caller is told. `admitted` is the cost just charged, if the request was admitted.

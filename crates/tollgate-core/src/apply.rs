@@ -5,7 +5,7 @@
 //! holds the states (a table behind a lock, a compare-and-set loop) runs this function on them, or its
 //! two halves part by part.
 
-use crate::{Algorithm, Answer, Cost, Outcome, Tick};
+use crate::{Algorithm, Answer, Cost, Outcome, Receipt, Tick};
 
 /// What to do to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,16 +14,8 @@ pub enum Op {
     Check(Cost),
     /// Answer as a check would, and change nothing.
     Peek(Cost),
-    /// Use this much without asking (settling a reservation may lead into debt), or give it back
-    /// where it is negative.
+    /// Charge this much without asking, which may lead into debt, or refund it where it is negative.
     Force(i128),
-    /// Give back a charge of which it is known when it was made, where it still counts.
-    GiveBack {
-        /// How much.
-        amount: Cost,
-        /// When it was charged.
-        charged: Tick,
-    },
     /// Make the key as it was before it was ever seen.
     Reset,
 }
@@ -96,6 +88,40 @@ pub(crate) fn decide<A: Algorithm, T: Answer>(
     if cost == 0 { look(rule, state, now, true) } else { check(rule, state, now, cost, true) }
 }
 
+/// Decides an estimate as a check does; with the receipt of what was charged.
+pub fn reserve<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    estimate: Cost,
+) -> (T, Receipt) {
+    if estimate == 0 {
+        return (look(rule, state, now, true), Receipt::Nothing);
+    }
+    if rule.set_back(state, now) {
+        rule.rebase(state, now);
+    }
+    let uncharged = rule.uncharged(state, now, estimate);
+    let answer: T = check(rule, state, now, estimate, true);
+    let is_charged = answer.is_allowed() && rule.charges(now);
+    let receipt =
+        if is_charged { rule.receipt(state).without(&uncharged) } else { Receipt::Nothing };
+    (answer, receipt)
+}
+
+/// Changes a charge that left a receipt by `change` units, and reads the answer from what is left; with how
+/// many units had no effect.
+pub fn settle<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    change: i128,
+    receipt: &Receipt,
+) -> (T, u128) {
+    let dropped = if change == 0 { 0 } else { rule.settle(state, now, change, receipt) };
+    (told(rule, state, now), dropped)
+}
+
 impl<A: Algorithm> Part<'_, A> {
     /// Whether this part has nothing against the decision. Whoever cannot have all states at once
     /// asks every part this, and then lets every part [`step`](Self::step).
@@ -104,7 +130,7 @@ impl<A: Algorithm> Part<'_, A> {
             Op::Check(cost) | Op::Peek(cost) => {
                 seen_from(self.rule, self.state, now, |state| self.rule.admits(state, now, cost))
             }
-            Op::Force(_) | Op::GiveBack { .. } | Op::Reset => true,
+            Op::Force(_) | Op::Reset => true,
         }
     }
 
@@ -116,20 +142,14 @@ impl<A: Algorithm> Part<'_, A> {
             Op::Check(0) | Op::Peek(0) => (look(rule, self.state, now, go), 0),
             Op::Check(cost) => (check(rule, self.state, now, cost, go), 0),
             Op::Peek(cost) => (check(rule, &mut self.state.clone(), now, cost, go), 0),
-            Op::Force(0) | Op::GiveBack { amount: 0, .. } => (told(rule, self.state, now), 0),
-            Op::Force(_) | Op::GiveBack { .. } => {
+            Op::Force(0) => (told(rule, self.state, now), 0),
+            Op::Force(amount) => {
                 let mut dropped = 0;
                 if go {
                     if rule.set_back(self.state, now) {
                         rule.rebase(self.state, now);
                     }
-                    dropped = match self.op {
-                        Op::Force(amount) => rule.charge(self.state, now, amount),
-                        Op::GiveBack { amount, charged } => {
-                            rule.give_back(self.state, now, amount, charged)
-                        }
-                        _ => 0,
-                    };
+                    dropped = rule.charge(self.state, now, amount);
                 }
                 (told(rule, self.state, now), dropped)
             }

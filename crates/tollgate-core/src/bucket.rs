@@ -16,6 +16,7 @@ use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::limit::{Kind, Numbers};
+use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
 /// What a bucket shows of itself: its name, and whether it tells admitted requests to wait.
@@ -241,6 +242,35 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         let (new, dropped) = self.forced(level, amount);
         Self::set(state, now, level, new);
         dropped
+    }
+
+    fn receipt(&self, state: &BucketState<N>) -> Receipt {
+        Receipt::Limit(Mark::of_level(state.last, state.level.into(), self.drain))
+    }
+
+    /// Returns exact parts of a unit too.
+    fn settle(
+        &self,
+        state: &mut BucketState<N>,
+        now: Tick,
+        change: i128,
+        receipt: &Receipt,
+    ) -> u128 {
+        if self.set_back(state, now) {
+            self.rebase(state, now);
+        }
+        if change > 0 {
+            return self.charge(state, now, change);
+        }
+        let (asked, unit) = (change.unsigned_abs(), u128::from(self.unit));
+        let undrained = receipt.mark().map_or(0, |mark| mark.undrained(state.last, now));
+        let level = self.level(state, now);
+        let returned = asked.saturating_mul(unit).min(undrained).min(level.into());
+        if returned > 0 {
+            let new = N::try_from(level.into() - returned).unwrap_or(level);
+            Self::set(state, now, level, new);
+        }
+        asked - returned / unit
     }
 
     fn facts(&self, state: &BucketState<N>, now: Tick, admitted: Option<Cost>) -> Facts {

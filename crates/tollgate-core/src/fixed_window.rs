@@ -12,6 +12,7 @@ use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::limit::{Anchor, Kind, Numbers};
+use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
 /// At most `limit` in each window.
@@ -192,18 +193,26 @@ impl Algorithm for FixedWindow {
         dropped
     }
 
-    fn give_back(
+    fn receipt(&self, state: &FixedWindowState) -> Receipt {
+        Receipt::Limit(Mark::at(state.last))
+    }
+
+    fn settle(
         &self,
         state: &mut FixedWindowState,
         now: Tick,
-        amount: Cost,
-        charged: Tick,
+        change: i128,
+        receipt: &Receipt,
     ) -> u128 {
-        if self.count(state, now) > 0 && state.last.since(charged).0 <= state.into {
-            self.charge(state, now, -i128::from(amount))
-        } else {
-            u128::from(amount)
+        if self.set_back(state, now) {
+            self.rebase(state, now);
         }
+        let is_of_this_window = |mark: &Mark| {
+            let charged = mark.charged_at();
+            charged <= state.last && state.last.since(charged).0 <= state.into
+        };
+        let counts = self.count(state, now) > 0 && receipt.mark().is_some_and(is_of_this_window);
+        if change > 0 || counts { self.charge(state, now, change) } else { change.unsigned_abs() }
     }
 
     fn facts(&self, state: &FixedWindowState, now: Tick, _: Option<Cost>) -> Facts {

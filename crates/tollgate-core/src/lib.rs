@@ -29,6 +29,7 @@
 //! | How does each of the six decide? | `token_bucket.rs`, `gcra.rs`, `leaky_bucket.rs` (on `bucket.rs`), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
 //! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
+//! | What does a reservation return when it is settled? | `receipt.rs` |
 //! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
 //! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
 //! | Why is a request decided as it is? | `explain.rs` |
@@ -53,6 +54,7 @@ mod leaky_bucket;
 mod limit;
 mod penalty;
 mod policy;
+mod receipt;
 mod several;
 mod simulator;
 mod sliding_window_counter;
@@ -62,7 +64,7 @@ mod time;
 mod token_bucket;
 
 pub use algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
-pub use apply::{Applied, Op, Part, apply};
+pub use apply::{Applied, Op, Part, apply, reserve, settle};
 pub use bucket::{Bucket, BucketState, Face, Level};
 pub use codec::DecodeError;
 pub use decision::{Answer, Decision, Outcome, Source, Timed};
@@ -74,6 +76,7 @@ pub use leaky_bucket::LeakyBucket;
 pub use limit::{Anchor, Kind, Limit, LimitState, Machine, Numbers, UnknownKind};
 pub use penalty::Penalty;
 pub use policy::{LimitBuilder, Policy, PolicyError};
+pub use receipt::{Mark, Receipt, Returns};
 pub use several::Standing;
 pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};

@@ -18,6 +18,7 @@ use crate::gcra::Gcra;
 use crate::leaky_bucket::LeakyBucket;
 use crate::penalty::Penalty;
 use crate::policy::PolicyError;
+use crate::receipt::Receipt;
 use crate::sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 use crate::sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
 use crate::token_bucket::TokenBucket;
@@ -508,9 +509,14 @@ impl Algorithm for Limit {
         })
     }
 
-    fn give_back(&self, state: &mut LimitState, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        with!(self, state, |machine, state| machine.give_back(state, now, amount, charged), else {
-            u128::from(amount)
+    fn receipt(&self, state: &LimitState) -> Receipt {
+        with!(self, state, |machine, state| machine.receipt(state), else Receipt::Nothing)
+    }
+
+    fn settle(&self, state: &mut LimitState, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        with!(self, &mut *state, |machine, state| machine.settle(state, now, change, receipt), else {
+            *state = self.used_up(now);
+            self.settle(state, now, change.max(0), receipt)
         })
     }
 

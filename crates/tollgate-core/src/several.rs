@@ -13,6 +13,7 @@ use crate::fixed_window::later;
 use crate::limit::{Limit, LimitState};
 use crate::penalty::Record;
 use crate::policy::Policy;
+use crate::receipt::Receipt;
 use crate::{Cost, Tick, Ticks};
 
 /// How a key stands under one limit of a [`Policy`].
@@ -331,11 +332,30 @@ impl Algorithm for Policy {
             .unwrap_or(0)
     }
 
-    fn give_back(&self, state: &mut Self::State, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        let each = self.each_mut(state);
-        each.map(|(limit, standing)| limit.give_back(&mut standing.state, now, amount, charged))
-            .max()
-            .unwrap_or(0)
+    fn uncharged(&self, state: &Self::State, now: Tick, cost: Cost) -> Vec<usize> {
+        let denies = |(limit, standing): (&Limit, &Standing)| {
+            limit.is_shadow() && !limit.lets(standing, now, cost)
+        };
+        let each = self.each(state).enumerate();
+        each.filter(|(_, one)| denies(*one)).map(|(limit, _)| limit).collect()
+    }
+
+    fn receipt(&self, state: &Self::State) -> Receipt {
+        Receipt::Each(
+            self.each(state).map(|(limit, standing)| limit.receipt(&standing.state)).collect(),
+        )
+    }
+
+    /// A shadow limit that did not charge the estimate takes no part: enforced, it would have denied the
+    /// reservation.
+    fn settle(&self, state: &mut Self::State, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        let each = self.each_mut(state).enumerate();
+        let charged = each.filter_map(|(index, one)| Some((one, receipt.of_limit(index)?)));
+        let dropped = charged.map(|((limit, standing), receipt)| {
+            limit.move_back(standing, now);
+            limit.settle(&mut standing.state, now, change, receipt)
+        });
+        dropped.max().unwrap_or(0)
     }
 
     fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts {

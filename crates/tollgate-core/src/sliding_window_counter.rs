@@ -12,6 +12,7 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::fixed_window::{Windows, forced, into_window, later};
 use crate::limit::{Kind, Numbers};
+use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
 /// At most `limit` in an estimate of the last window's use.
@@ -237,20 +238,45 @@ impl Algorithm for SlidingWindowCounter {
         dropped
     }
 
-    /// In the previous window a charge still weighs a part, which is not told apart from the others
-    /// there: whoever gives it back that late gives it in vain.
-    fn give_back(
+    fn receipt(&self, state: &SlidingWindowCounterState) -> Receipt {
+        Receipt::Limit(Mark::at(state.last))
+    }
+
+    /// Returns units to the window that they were charged in, while that window counts.
+    fn settle(
         &self,
         state: &mut SlidingWindowCounterState,
         now: Tick,
-        amount: Cost,
-        charged: Tick,
+        change: i128,
+        receipt: &Receipt,
     ) -> u128 {
-        if now.since(charged).0 <= into_window(now, self.window) {
-            self.charge(state, now, -i128::from(amount))
-        } else {
-            u128::from(amount)
+        if self.set_back(state, now) {
+            self.rebase(state, now);
         }
+        if change > 0 {
+            return self.charge(state, now, change);
+        }
+        let mut new = self.at(state, now);
+        let charged = receipt.mark().map(Mark::charged_at).filter(|charged| *charged <= new.last);
+        let ago = charged.map(|charged| new.last.since(charged).0);
+        let dropped = match ago {
+            _ if new.is_fresh() => return change.unsigned_abs(),
+            Some(ago) if ago <= new.into => {
+                let (count, dropped) = forced(new.count, self.ceiling, change);
+                new.count = count;
+                dropped
+            }
+            Some(ago) if ago <= new.into + self.window => {
+                let (previous, dropped) = forced(new.previous, self.ceiling, change);
+                new.previous = previous;
+                dropped
+            }
+            _ => return change.unsigned_abs(),
+        };
+        if dropped < change.unsigned_abs() {
+            *state = new;
+        }
+        dropped
     }
 
     fn facts(&self, state: &SlidingWindowCounterState, now: Tick, _: Option<Cost>) -> Facts {

@@ -13,6 +13,7 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::fixed_window::{Windows, forced, many};
 use crate::limit::{Kind, Numbers};
+use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
 /// The most entries that a sliding window log may need for a key: 16 bytes each.
@@ -167,6 +168,30 @@ impl SlidingWindowLogState {
         }
     }
 
+    /// Takes units from the entry of a tick, at most as many as it has. Returns how many.
+    fn take_from(&mut self, tick: Tick, asked: u128) -> Cost {
+        let Ok(index) = self.entries.binary_search_by_key(&tick, |&(tick, _)| tick) else {
+            return 0;
+        };
+        let cost = self.entries[index].1.wrapping_sub(self.total_before(index));
+        let taken = Cost::try_from(asked).unwrap_or(Cost::MAX).min(cost);
+        // Totals only count by their differences, so the shorter side of the log is the one to change.
+        if index < self.entries.len() / 2 {
+            self.before = self.before.wrapping_add(taken);
+            for (_, total) in self.entries.range_mut(..index) {
+                *total = total.wrapping_add(taken);
+            }
+        } else {
+            for (_, total) in self.entries.range_mut(index..) {
+                *total = total.wrapping_sub(taken);
+            }
+        }
+        if taken == cost {
+            self.entries.remove(index);
+        }
+        taken
+    }
+
     /// Gives up the newest entries, the last of them perhaps in part.
     fn give_back(&mut self, cost: Cost) {
         let total = self.total().wrapping_sub(cost);
@@ -284,18 +309,31 @@ impl Algorithm for SlidingWindowLog {
         dropped
     }
 
-    fn give_back(
+    fn receipt(&self, state: &SlidingWindowLogState) -> Receipt {
+        Receipt::Limit(Mark::at(state.last))
+    }
+
+    /// Returns units to the entry that they were charged to, if it has not left.
+    fn settle(
         &self,
         state: &mut SlidingWindowLogState,
         now: Tick,
-        amount: Cost,
-        charged: Tick,
+        change: i128,
+        receipt: &Receipt,
     ) -> u128 {
-        if now.since(charged).0 < self.window {
-            self.charge(state, now, -i128::from(amount))
-        } else {
-            u128::from(amount)
+        if self.set_back(state, now) {
+            self.rebase(state, now);
         }
+        if change > 0 {
+            return self.charge(state, now, change);
+        }
+        let asked = change.unsigned_abs();
+        let charged = receipt.mark().map(Mark::charged_at);
+        let Some(charged) = charged.filter(|charged| *charged <= now.max(state.last)) else {
+            return asked;
+        };
+        state.move_to(now, self.expired(state, now));
+        asked - u128::from(state.take_from(charged, asked))
     }
 
     fn facts(&self, state: &SlidingWindowLogState, now: Tick, _: Option<Cost>) -> Facts {

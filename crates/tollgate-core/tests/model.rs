@@ -4,8 +4,10 @@
 //! either shows as a difference.
 
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Decision, Kind, Limit, LimitState, Op, Part, Tick, apply};
-use tollgate_testkit::{Model, Step, any_limit_of, cases, small_limit_of, steps};
+use tollgate_core::{
+    Algorithm, Decision, Kind, Limit, LimitState, Op, Part, Returns, Tick, apply, reserve, settle,
+};
+use tollgate_testkit::{Model, Step, any_limit_of, cases, settling_steps, small_limit_of, steps};
 
 /// Runs a history through both and compares what each tells.
 fn compare(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError> {
@@ -50,6 +52,88 @@ fn compare(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError>
         }
     }
     Ok(())
+}
+
+/// The same of reservations: every check is one, and every settlement returns what the model returns, however
+/// many others were settled, refunded or reset in between.
+fn compare_settlements(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError> {
+    let Some(&(start, _)) = history.first() else { return Ok(()) };
+    let mut state = limit.first(start);
+    let mut model = Model::first(limit.numbers(), start);
+    let mut returns = Returns::default();
+    let (mut number, mut open, mut latest) = (0, Vec::new(), start);
+    for (index, (now, step)) in history.iter().enumerate() {
+        let context = || format!("under {:?} after {:?}", limit.numbers(), &history[..=index]);
+        let fresh = limit.fresh_at(&state).unwrap_or(Tick(i64::MAX));
+        // Callers may be late, but no clock is set back: a store has to know that from the clock.
+        let now = if fresh <= latest { &latest.max(*now) } else { now };
+        if limit.set_back(&state, *now) {
+            continue;
+        }
+        latest = latest.max(*now);
+        match step {
+            Step::Check(cost) | Step::Peek(cost) => {
+                let (told, receipt) = reserve::<_, Decision>(limit, &mut state, *now, *cost);
+                let (expected, charge) = model.reserve(*now, *cost);
+                prop_assert_eq!(told, expected, "{}", context());
+                if told.allowed {
+                    open.push((receipt, charge, number, *cost));
+                }
+            }
+            Step::Force(amount) => {
+                let dropped = run(limit, &mut state, Op::Force(*amount), *now).1;
+                prop_assert_eq!(dropped, model.force(*now, *amount), "dropped: {}", context());
+                if *amount < 0 {
+                    number += 1;
+                    returns.note(number, limit.receipt(&state), *now, fresh);
+                }
+            }
+            Step::Reset => {
+                let _ = run(limit, &mut state, Op::Reset, *now);
+                model.reset(*now);
+                number += 1;
+                returns.reset(number, Tick(i64::MAX));
+                prop_assert!(open.drain(..).all(|(_, _, number, _)| returns.voids(number)));
+            }
+            Step::Change(_) | Step::Store if open.is_empty() => {}
+            Step::Change(_) | Step::Store => {
+                let (mut receipt, charge, before, cost) = open.remove(index % open.len());
+                prop_assert!(!returns.voids(before), "{}", context());
+                let mut bytes = Vec::new();
+                returns.encode(&mut bytes);
+                prop_assert_eq!(&Returns::decode(&bytes).expect("whole"), &returns);
+                returns.lower(before, &mut receipt);
+                let change = match index % 4 {
+                    0 => 3,
+                    1 => -i128::from(cost.min(2)),
+                    _ => -i128::from(cost),
+                };
+                let told = settle::<_, Decision>(limit, &mut state, *now, change, &receipt);
+                let dropped = model.settle(*now, charge, change);
+                prop_assert_eq!(told.1, dropped, "dropped: {}", context());
+                prop_assert_eq!(told.0.remaining, model.peek(*now, 0).remaining, "{}", context());
+                if change < 0 {
+                    number += 1;
+                    returns.note(number, limit.receipt(&state), *now, fresh);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(6000))]
+    #[test]
+    fn settlements_agree_with_the_model((limit, history) in (0..6_usize)
+        .prop_flat_map(|kind| prop_oneof![
+            3 => small_limit_of(Kind::ALL[kind]),
+            1 => any_limit_of(Kind::ALL[kind]),
+        ])
+        .prop_flat_map(|limit| settling_steps(limit, 40)))
+    {
+        compare_settlements(&limit, &history)?;
+    }
 }
 
 fn run(limit: &Limit, state: &mut LimitState, op: Op, now: Tick) -> (Decision, u128) {

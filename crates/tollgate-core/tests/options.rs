@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use tollgate_core::{
     Algorithm, Cost, Decision, Fit, Kind, Limit, LimitState, Op, Part, Penalty, Policy,
-    PolicyError, Standing, Tick, Ticks,
+    PolicyError, Standing, Tick, Ticks, reserve, settle,
 };
 use tollgate_testkit::cases;
 
@@ -254,32 +254,33 @@ fn a_record_without_a_penalty_is_refused() {
     assert!(with.decode(&bytes).is_ok() && without.decode(&bytes).is_err());
 }
 
-/// Giving back acts where the charge was.
+/// A settlement acts where the charge was.
 #[test]
-fn a_charge_is_given_back_only_where_it_still_counts() {
-    // The time of a charge of 2, of another of 1, of the giving back; what of 2 has no effect.
-    let cases: [(Kind, i64, i64, i64, u128); 11] = [
-        (Kind::TokenBucket, 0, 1, 1, 0),
-        (Kind::TokenBucket, 0, 99, 99, 1),
-        (Kind::Gcra, 0, 1, 1, 0),
-        (Kind::LeakyBucket, 0, 1, 1, 0),
+fn a_settlement_returns_only_what_still_counts() {
+    // The time of a charge of 2, of another of 1, of the settlement; how many of 2 units have no effect.
+    let cases: [(Kind, i64, i64, i64, u128); 14] = [
+        (Kind::TokenBucket, 0, 1, 1, 1), // half a unit has drained
+        (Kind::TokenBucket, 0, 0, 0, 0),
+        (Kind::TokenBucket, 0, 99, 99, 2),
+        (Kind::TokenBucket, 0, 3, 3, 2),
+        (Kind::Gcra, 0, 1, 1, 1),
+        (Kind::LeakyBucket, 0, 1, 1, 1),
         (Kind::FixedWindow, 0, 9, 9, 0),
         (Kind::FixedWindow, 0, 10, 10, 2),
         (Kind::SlidingWindowLog, 0, 9, 9, 0),
         (Kind::SlidingWindowLog, 0, 10, 10, 2),
         (Kind::SlidingWindowCounter, 0, 9, 9, 0),
-        (Kind::SlidingWindowCounter, 5, 11, 11, 2),
-        (Kind::SlidingWindowCounter, 5, 9, 12, 2),
+        (Kind::SlidingWindowCounter, 5, 11, 11, 0), // from the previous window
+        (Kind::SlidingWindowCounter, 5, 11, 19, 0),
+        (Kind::SlidingWindowCounter, 5, 19, 20, 2),
     ];
     for (kind, charged, other, now, dropped) in cases {
         let policy = Policy::of(kind, 5).per(Ticks(10)).build().expect("valid");
         let mut state = policy.first(Tick(charged));
-        assert!(policy.decide::<bool>(&mut state, Tick(charged), 2));
-        assert!(policy.decide::<bool>(&mut state, Tick(other), 1));
-        let op = Op::GiveBack { amount: 2, charged: Tick(charged) };
-        let mut part = Part { rule: &policy, state: &mut state, op };
-        let (_, told) = part.step::<Decision>(Tick(now), true);
-        assert_eq!(told, dropped, "{kind} charged at {charged}, given back at {now}");
+        let (allowed, receipt) = reserve::<_, bool>(&policy, &mut state, Tick(charged), 2);
+        assert!(allowed && policy.decide::<bool>(&mut state, Tick(other), 1));
+        let (_, told) = settle::<_, Decision>(&policy, &mut state, Tick(now), -2, &receipt);
+        assert_eq!(told, dropped, "{kind} charged at {charged}, settled at {now}");
     }
 }
 

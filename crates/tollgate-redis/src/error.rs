@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tollgate::{DecodeError, MAX_KEY_BYTES, NotWhole};
+use tollgate::{DecodeError, MAX_KEY_BYTES, NotWhole, SettleError};
 
 /// Why there is no decision. A denial is one, and so is what the failure policy says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub enum Error {
         /// How often it was tried.
         tries: u32,
     },
+    /// The reservation cannot be settled. Nothing was changed.
+    Settle(SettleError),
 }
 
 impl fmt::Display for Error {
@@ -55,6 +57,7 @@ impl fmt::Display for Error {
             Self::Corrupt { reason } => {
                 write!(f, "what redis has under the key is no state: {reason}; delete the key")
             }
+            Self::Settle(error) => error.fmt(f),
             Self::Contended { tries } => write!(
                 f,
                 "others changed the key each of {tries} times before it could be written; ask again"

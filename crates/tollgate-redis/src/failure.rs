@@ -155,7 +155,6 @@ impl Local {
         let amount = match op {
             Op::Check(cost) if is_allowed => cost.into(),
             Op::Force(amount) => amount,
-            Op::GiveBack { amount, .. } => -i128::from(amount),
             Op::Check(_) | Op::Peek(_) | Op::Reset => 0,
         };
         let mut owed = self.owed();

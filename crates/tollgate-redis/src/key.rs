@@ -4,7 +4,7 @@
 //! of the policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a
 //! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
 //! putting braces into its name, and all policies of one client are in one place. With `~` before `=` or `#` it is
-//! the key of what is out on lease.
+//! the key of what is out on lease, with `^` that of returns and resets.
 
 use sha2::{Digest as _, Sha256};
 use tollgate::MAX_KEY_BYTES;
@@ -29,6 +29,18 @@ impl Key {
     /// The key of what is out on lease of another, in the same slot.
     pub(crate) fn of_leases(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
         Self::marked(prefix, policy, b"~", client)
+    }
+
+    /// The key of the returns and resets of this one, in the same slot: with `^` before the `=` or `#`.
+    pub(crate) fn of_returns(&self) -> Self {
+        let Self { name, slot } = self;
+        let tag_ends = name.iter().position(|byte| *byte == b'}').map_or(0, |place| place + 1);
+        let digits = name[tag_ends..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let length = str::from_utf8(&name[tag_ends..tag_ends + digits]).ok();
+        let length: usize = length.and_then(|length| length.parse().ok()).unwrap_or(0);
+        let place = (tag_ends + digits + 1 + length).min(name.len());
+        let name = [&name[..place], b"^", &name[place..]].concat();
+        Self { name, slot: *slot }
     }
 
     fn marked(prefix: &str, policy: &str, mark: &[u8], client: &[u8]) -> Result<Self, Error> {
@@ -95,6 +107,16 @@ mod tests {
             assert!(rest.starts_with("3:api~=") || rest.starts_with("3:api~#"), "{rest}");
         }
         assert!(name("api~", "alice").starts_with("4:api~="), "the length tells it apart");
+    }
+
+    #[test]
+    fn returns_have_a_key_beside_the_clients() {
+        for (policy, client) in [("api", "alice"), ("a=b}c:1", "x^=y"), ("", "}{"), ("7", "12:=")] {
+            let key = Key::new("tg:", policy, client.as_bytes()).unwrap();
+            let returns = key.of_returns();
+            assert_eq!(returns, Key::marked("tg:", policy, b"^", client.as_bytes()).unwrap());
+            assert_eq!(key.slot, returns.slot);
+        }
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use tollgate::{
-    Algorithm, Answer, Cost, DecodeError, Lent, Op, Policy, Standing, Store, Tick, Timed,
+    Algorithm, Answer, Charged, Cost, Decision, DecodeError, Lent, Op, Policy, SettleError,
+    Standing, Store, Tick, Ticks, Timed,
 };
 
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::store::{Judge, Prepared, RedisStore, Reply, step};
+use crate::store::{Judge, Lowering, Prepared, RedisStore, Reply, decide, lower, reserve_in};
 use crate::value;
 
 /// A store for any [`Algorithm`]. A decision reads the state, is made here, and is written if nobody else has
@@ -106,7 +107,7 @@ impl OwnStore {
     ) -> Result<Timed, Error> {
         let redis = self.0.redis();
         let given = now.map(|now| self.0.in_redis(now).0);
-        redis.transact(&[key], given, None, redis.deadline(), |seen| step(judge, op, seen)).await
+        decide(redis, judge, key, op, given, redis.deadline()).await
     }
 }
 
@@ -146,6 +147,47 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
             }
             Ok(answers)
         })
+    }
+
+    fn reserve<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        _: Ticks,
+        now: Option<Tick>,
+    ) -> Reply<'a, Charged> {
+        let key = self.0.key(key);
+        Box::pin(async move {
+            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
+            let (redis, given) = (self.0.redis(), now.map(|now| self.0.in_redis(now).0));
+            let deadline = redis.deadline();
+            let (timed, receipt) =
+                reserve_in(redis, &judge, &key?, estimate, given, deadline).await?;
+            let (number, store) = (timed.at.0.saturating_sub(1), self.0.identity()?);
+            Ok(Charged { timed, receipt, number, store })
+        })
+    }
+
+    fn settle<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<Reply<'a, Decision>, SettleError> {
+        if self.0.identity() != Ok(charged.store) {
+            return Err(SettleError::OtherLimiter);
+        }
+        let (key, receipt, number) = (self.0.key(key), charged.receipt.clone(), charged.number);
+        Ok(Box::pin(async move {
+            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
+            let (redis, given) = (self.0.redis(), now.map(|now| self.0.in_redis(now).0));
+            let what = Lowering::Settle { change, receipt: &receipt, number };
+            let timed = lower(redis, &judge, &key?, &what, given, redis.deadline()).await?;
+            Ok(timed.decision)
+        }))
     }
 
     fn now(&self) -> Tick {

@@ -15,8 +15,9 @@ use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
 use redis::Value;
 use tollgate::{
-    Access, Algorithm, Answer, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op, Outcome,
-    Part, Plan, Policy, Script as Numbers, Standing, Store, Tick, Ticks, Timed,
+    Access, Algorithm, Answer, Charged, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op,
+    Outcome, Part, Plan, Policy, Receipt, Script as Numbers, SettleError, Standing, Store, Tick,
+    Ticks, Timed,
 };
 
 use crate::client::Redis;
@@ -265,12 +266,6 @@ impl RedisStore {
         now: Option<Tick>,
         deadline: Instant,
     ) -> Result<Timed, Error> {
-        let op = match op {
-            Op::GiveBack { amount, charged } => {
-                Op::GiveBack { amount, charged: self.in_redis(charged) }
-            }
-            other => other,
-        };
         let given = now.map(|now| self.in_redis(now).0);
         let timed = decide(&self.shared.redis, judge, key, op, given, deadline).await?;
         Ok(self.told(timed))
@@ -287,7 +282,7 @@ impl RedisStore {
     ) -> Result<Timed, Error> {
         match op {
             Op::Check(_) | Op::Peek(_) => {}
-            Op::Force(_) | Op::GiveBack { .. } => self.shared.near.changed(client, false),
+            Op::Force(_) => self.shared.near.changed(client, false),
             Op::Reset => self.shared.near.changed(client, true),
         }
         let judge = rule.judge(self, now)?;
@@ -302,6 +297,80 @@ impl RedisStore {
                 Ok(timed)
             }
             Err(error) => self.fall_back(error, rule, client, op, now),
+        }
+    }
+
+    /// What tells this store from those of other policies and other prefixes.
+    pub(crate) fn identity(&self) -> Result<u64, Error> {
+        Ok(xxhash_rust::xxh3::xxh3_64(&self.key(b"")?.name))
+    }
+
+    /// Checks an estimate in Redis; by the failure policy, and without a receipt, if Redis cannot.
+    async fn reserve_estimate<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        estimate: Cost,
+        now: Option<Tick>,
+    ) -> Result<Charged, Error> {
+        let (key, store) = (self.key(client)?, self.identity()?);
+        let judge = rule.judge(self, now)?;
+        let deadline = self.shared.redis.deadline();
+        let result = match self.give_in(rule, client, deadline).await {
+            Ok(()) => {
+                let given = now.map(|now| self.in_redis(now).0);
+                reserve_in(&self.shared.redis, &judge, &key, estimate, given, deadline).await
+            }
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok((timed, receipt)) => {
+                self.return_others(rule);
+                // A return at the very time of the charge counts as one after it.
+                let number = timed.at.0.saturating_sub(1);
+                Ok(Charged { timed: self.told(timed), receipt, number, store })
+            }
+            Err(error) => {
+                let timed = self.fall_back(error, rule, client, Op::Check(estimate), now)?;
+                Ok(Charged { timed, receipt: Receipt::Nothing, number: i64::MAX, store })
+            }
+        }
+    }
+
+    /// Settles in Redis.
+    async fn settle_charge<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        change: i128,
+        (receipt, number): (&Receipt, i64),
+        now: Option<Tick>,
+    ) -> Result<Decision, Error> {
+        self.shared.near.changed(client, false);
+        let (key, judge) = (self.key(client)?, rule.judge(self, now)?);
+        let deadline = self.shared.redis.deadline();
+        let result = match self.give_in(rule, client, deadline).await {
+            Ok(()) => {
+                let what = Lowering::Settle { change, receipt, number };
+                let given = now.map(|now| self.in_redis(now).0);
+                lower(&self.shared.redis, &judge, &key, &what, given, deadline).await
+            }
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(timed) => {
+                self.return_others(rule);
+                Ok(self.told(timed).decision)
+            }
+            Err(error @ Error::Settle(_)) => Err(error),
+            // Without Redis, nothing of its own can be returned. It may be settled later.
+            Err(error) if change < 0 && *receipt != Receipt::Nothing => {
+                self.fall_back(error, rule, client, Op::Reset, now).map(|timed| timed.decision)
+            }
+            Err(error) => {
+                let op = Op::Force(change.max(0));
+                self.fall_back(error, rule, client, op, now).map(|timed| timed.decision)
+            }
         }
     }
 
@@ -687,6 +756,11 @@ pub(crate) trait Judge: Send + Sync {
     /// The policy whose script decides, if there is one.
     fn script(&self) -> Option<&Prepared>;
 
+    /// Whether a state may hold levels, which reservations have to know of when units are returned.
+    fn has_levels(&self) -> bool {
+        true
+    }
+
     /// The state that the script of that policy left.
     fn state_under(&self, standings: Box<[Standing]>) -> <Self::Rule as Algorithm>::State;
 
@@ -710,6 +784,10 @@ impl Judge for ByPolicy {
 
     fn script(&self) -> Option<&Prepared> {
         Some(&self.0)
+    }
+
+    fn has_levels(&self) -> bool {
+        self.0.policy.limits().iter().any(|limit| limit.numbers().kind.is_bucket())
     }
 
     fn state_under(&self, standings: Box<[Standing]>) -> Box<[Standing]> {
@@ -783,36 +861,179 @@ pub(crate) async fn decide<J: Judge>(
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Timed, Error> {
+    if matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && judge.has_levels() {
+        return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
+    }
+    let seen = match run_script(redis, judge, key, op, given, deadline).await? {
+        Ran::Decided(Left { timed, .. }) => return Ok(timed),
+        Ran::Not(seen) => seen,
+    };
+    redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await
+}
+
+/// Decides on an estimate in Redis's ticks; with the receipt of what was charged.
+pub(crate) async fn reserve_in<J: Judge>(
+    redis: &Redis,
+    judge: &J,
+    key: &Key,
+    estimate: Cost,
+    given: Option<i64>,
+    deadline: Instant,
+) -> Result<(Timed, Receipt), Error> {
+    let op = Op::Check(estimate);
+    // A script tells only the first shadow limit that would have denied.
+    let shadows = |prepared: &Prepared| {
+        prepared.policy.limits().iter().filter(|limit| limit.is_shadow()).count()
+    };
     let mut seen = None;
-    if let Some(ScriptCall { prepared, script, numbers, charged }) = call_of(judge, op, given) {
-        let time = given.map(|given| given.to_string());
-        let charged = charged.map(|charged| charged.to_string());
-        let mut arguments = vec![&prepared.head[..], &numbers];
-        match (&time, &charged) {
-            (None, None) => {}
-            (time, charged) => {
-                arguments.push(time.as_ref().map_or(&[], |time| time.as_bytes()));
-                arguments.extend(charged.as_ref().map(String::as_bytes));
-            }
-        }
-        let reply = redis.run(script, &[key], &arguments, deadline).await?;
-        match read_reply(reply)? {
-            Scripts::Decided { is_allowed, now, shadow, numbers } => {
-                if given.is_none() {
-                    redis.heard(now);
-                }
-                let state = judge.state_under(prepared.policy.state_of_numbers(&numbers)?);
-                let outcome = match op {
-                    Op::Check(cost) if is_allowed => Outcome::Admitted(cost),
-                    Op::Check(cost) => Outcome::Refused(cost),
-                    _ => Outcome::Spared(0),
+    if estimate > 0 && judge.script().is_some_and(|prepared| shadows(prepared) < 2) {
+        match run_script(redis, judge, key, op, given, deadline).await? {
+            Ran::Decided(Left { timed, state }) => {
+                let receipt = match timed.decision.allowed {
+                    true => judge.rule().receipt(&state),
+                    false => Receipt::Nothing,
                 };
-                return Ok(Timed::of(judge.rule(), &state, Tick(now), outcome, shadow));
+                let uncharged = timed.decision.shadow_refused_by;
+                return Ok((timed, receipt.without(uncharged.as_slice())));
             }
-            Scripts::Left(value) => seen = Some(value),
+            Ran::Not(found) => seen = found,
         }
     }
-    redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await
+    let decide = |seen: &Seen| {
+        let mut receipt = Receipt::Nothing;
+        let (writes, timed) = step_by(judge, op, seen, |rule, state, now| {
+            let (timed, left) = tollgate::reserve(rule, state, now, estimate);
+            receipt = left;
+            timed
+        })?;
+        Ok((writes, (timed, receipt)))
+    };
+    redis.transact(&[key], given, seen, deadline, decide).await
+}
+
+/// An operation that lowers what a client has used other than by draining, or that has to know of those.
+pub(crate) enum Lowering<'a> {
+    /// A refund or a reset.
+    Op(Op),
+    /// A settlement.
+    Settle { change: i128, receipt: &'a Receipt, number: i64 },
+}
+
+/// How long after a reset reservations are told that they are void, at least, in microseconds.
+const RESET_LIFE: i64 = 86_400_000_000;
+
+/// Carries out an operation on a key and on what is known of its returns, in Redis's ticks.
+pub(crate) async fn lower<J: Judge>(
+    redis: &Redis,
+    judge: &J,
+    key: &Key,
+    what: &Lowering<'_>,
+    given: Option<i64>,
+    deadline: Instant,
+) -> Result<Timed, Error> {
+    let returns = key.of_returns();
+    let step = |seen: &Seen| step_lowering(judge, what, seen);
+    redis.transact(&[key, &returns], given, None, deadline, step).await?.map_err(Error::Settle)
+}
+
+fn step_lowering<J: Judge>(
+    judge: &J,
+    what: &Lowering<'_>,
+    seen: &Seen,
+) -> Result<Step<Result<Timed, SettleError>>, Error> {
+    let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
+    let (rule, now) = (judge.rule(), Tick(seen.now.saturating_mul(scale)));
+    let before = &seen.values[0];
+    let mut state = if before.is_empty() { rule.first(now) } else { judge.read(before, now)? };
+    let mut returns = value::read_returns(&seen.values[1], now);
+    let fresh = rule.fresh_at(&state).unwrap_or(Tick(i64::MAX));
+    let timed = match what {
+        Lowering::Op(op) => {
+            let (timed, _) = Part { rule, state: &mut state, op: *op }.step::<Timed>(now, true);
+            timed
+        }
+        Lowering::Settle { number, .. } if returns.voids(*number) => {
+            return Ok((None, Err(SettleError::Reset)));
+        }
+        Lowering::Settle { change, receipt, number } => {
+            let mut receipt = (*receipt).clone();
+            returns.lower(*number, &mut receipt);
+            let (timed, _) = tollgate::settle(rule, &mut state, now, *change, &receipt);
+            timed
+        }
+    };
+    match what {
+        Lowering::Op(Op::Reset) => {
+            let until = Tick(now.0.saturating_add(RESET_LIFE.saturating_mul(scale)));
+            returns.reset(now.0, until.max(fresh));
+        }
+        Lowering::Op(Op::Force(..0)) | Lowering::Settle { change: ..0, .. } => {
+            returns.note(now.0, rule.receipt(&state), now, fresh);
+        }
+        Lowering::Settle { change: 0, .. } => return Ok((None, Ok(timed))),
+        Lowering::Op(_) | Lowering::Settle { .. } => {}
+    }
+    let fresh_at = rule.fresh_at(&state).map(|fresh| in_micros(fresh, scale));
+    let writes = vec![
+        Write { value: judge.write(&state), fresh_at },
+        Write {
+            value: value::write_returns(&returns),
+            fresh_at: Some(in_micros(returns.until(), scale)),
+        },
+    ];
+    Ok((Some(writes), Ok(timed)))
+}
+
+/// A time in microseconds, rounded up: a key may expire a little late, never early.
+const fn in_micros(time: Tick, scale: i64) -> i64 {
+    time.0.div_euclid(scale).saturating_add((scale > 1) as i64)
+}
+
+/// What came of a script.
+enum Ran<S> {
+    Decided(Left<S>),
+    /// It did not decide, perhaps because of what it has read.
+    Not(Option<Seen>),
+}
+
+/// What a script has decided and left.
+struct Left<S> {
+    timed: Timed,
+    state: S,
+}
+
+/// Runs the script of an operation, if there is one.
+async fn run_script<J: Judge>(
+    redis: &Redis,
+    judge: &J,
+    key: &Key,
+    op: Op,
+    given: Option<i64>,
+    deadline: Instant,
+) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
+    let Some(ScriptCall { prepared, script, numbers }) = call_of(judge, op, given) else {
+        return Ok(Ran::Not(None));
+    };
+    let time = given.map(|given| given.to_string());
+    let mut arguments = vec![&prepared.head[..], &numbers];
+    arguments.extend(time.as_ref().map(String::as_bytes));
+    let reply = redis.run(script, &[key], &arguments, deadline).await?;
+    Ok(match read_reply(reply)? {
+        Scripts::Decided { is_allowed, now, shadow, numbers } => {
+            if given.is_none() {
+                redis.heard(now);
+            }
+            let state = judge.state_under(prepared.policy.state_of_numbers(&numbers)?);
+            let outcome = match op {
+                Op::Check(cost) if is_allowed => Outcome::Admitted(cost),
+                Op::Check(cost) => Outcome::Refused(cost),
+                _ => Outcome::Spared(0),
+            };
+            let timed = Timed::of(judge.rule(), &state, Tick(now), outcome, shadow);
+            Ran::Decided(Left { timed, state })
+        }
+        Scripts::Left(value) => Ran::Not(Some(value)),
+    })
 }
 
 /// A call of a script.
@@ -820,7 +1041,6 @@ struct ScriptCall<'a> {
     prepared: &'a Prepared,
     script: &'a Script,
     numbers: Vec<u8>,
-    charged: Option<i64>,
 }
 
 /// The call for an operation, if it is one that a script does.
@@ -832,21 +1052,17 @@ fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall
     if !given.is_none_or(Numbers::takes) {
         return None;
     }
-    let (script, amount, charged) = match op {
+    let (script, amount) = match op {
         Op::Check(cost @ 1..) => {
-            (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::takes(*cost))?, None)
+            (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::takes(*cost))?)
         }
         Op::Force(amount) if amount != 0 => {
             let amount = i64::try_from(amount.clamp(-i128::from(MOST), MOST.into())).ok()?;
-            (scripted.force.as_ref()?, amount, None)
-        }
-        Op::GiveBack { amount: amount @ 1.., charged } if Numbers::takes(charged.0) => {
-            let amount = i64::try_from(amount).map_or(MOST, |amount| amount.min(MOST));
-            (scripted.force.as_ref()?, -amount, Some(charged.0))
+            (scripted.force.as_ref()?, amount)
         }
         _ => return None,
     };
-    Some(ScriptCall { prepared, script, numbers: scripted.numbers(amount), charged })
+    Some(ScriptCall { prepared, script, numbers: scripted.numbers(amount) })
 }
 
 /// What a script replied.
@@ -887,17 +1103,28 @@ fn read_reply(reply: Value) -> Result<Scripts, Error> {
 
 /// Decides here on what was read.
 pub(crate) fn step<J: Judge>(judge: &J, op: Op, seen: &Seen) -> Result<Step<Timed>, Error> {
+    step_by(judge, op, seen, |rule, state, now| {
+        let mut part = Part { rule, state, op };
+        let agrees = part.admits(now);
+        part.step::<Timed>(now, agrees).0
+    })
+}
+
+/// The same, carried out by a function.
+fn step_by<J: Judge>(
+    judge: &J,
+    op: Op,
+    seen: &Seen,
+    carry_out: impl FnOnce(&J::Rule, &mut <J::Rule as Algorithm>::State, Tick) -> Timed,
+) -> Result<Step<Timed>, Error> {
     let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
     let (rule, now) = (judge.rule(), Tick(seen.now.saturating_mul(scale)));
     let before = &seen.values[0];
     let mut state = if before.is_empty() { rule.first(now) } else { judge.read(before, now)? };
     let is_check = matches!(op, Op::Check(_));
     let as_new = (before.is_empty() && is_check).then(|| judge.write(&state));
-    let mut part = Part { rule, state: &mut state, op };
-    let agrees = part.admits(now);
-    let (answer, _) = part.step::<Timed>(now, agrees);
-    let looks =
-        matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0) | Op::GiveBack { amount: 0, .. });
+    let answer = carry_out(rule, &mut state, now);
+    let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
     // A refusal leaves nothing of a client that nobody knows.
     let unchanged = as_new.as_ref().filter(|_| !answer.decision.allowed).unwrap_or(before);
     Ok((if looks { None } else { changed(judge, &state, unchanged) }, answer))
@@ -912,9 +1139,7 @@ pub(crate) fn changed<J: Judge>(
     let value = judge.write(state);
     let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
     let fresh_at = judge.rule().fresh_at(state);
-    // Rounded up: a key may go a little late, never early.
-    let fresh_at =
-        fresh_at.map(|fresh| fresh.0.div_euclid(scale).saturating_add((scale > 1).into()));
+    let fresh_at = fresh_at.map(|fresh| in_micros(fresh, scale));
     (value != before).then(|| vec![Write { value, fresh_at }])
 }
 
@@ -962,6 +1187,38 @@ impl<A: Shareable> Store<A> for RedisStore {
             let decided = in_order(each.collect()).await?.into_iter();
             Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })
+    }
+
+    /// Goes past leases and remembered denials: one call of the policy's script.
+    fn reserve<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        _: Ticks,
+        now: Option<Tick>,
+    ) -> Reply<'a, Charged> {
+        let client: Box<[u8]> = key.into();
+        Box::pin(async move { self.reserve_estimate(&*rule, &client, estimate, now).await })
+    }
+
+    /// Fails with [`Error::Settle`] if the client was reset meanwhile.
+    fn settle<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<Reply<'a, Decision>, SettleError> {
+        if self.identity() != Ok(charged.store) {
+            return Err(SettleError::OtherLimiter);
+        }
+        let (client, receipt): (Box<[u8]>, _) = (key.into(), charged.receipt.clone());
+        let number = charged.number;
+        Ok(Box::pin(async move {
+            self.settle_charge(&*rule, &client, change, (&receipt, number), now).await
+        }))
     }
 
     fn now(&self) -> Tick {

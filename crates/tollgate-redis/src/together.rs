@@ -8,13 +8,15 @@ use std::borrow::Borrow;
 use std::fmt;
 
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Rules, Source,
-    Store, Tick, Ticks, Timed,
+    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Receipt, Rules,
+    Source, Store, Tick, Ticks, Timed,
 };
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::store::{Judge as _, RedisStore, Reply, Shareable, changed};
+use crate::store::{
+    Judge as _, Lowering, RedisStore, Reply, Shareable, changed, lower, reserve_in,
+};
 use crate::transaction::{Seen, Write};
 
 /// One key's part in a decision over several.
@@ -177,11 +179,13 @@ async fn at_once(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
 /// One after the other, and back again if one refuses.
 async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     let mut told: Vec<Timed> = Vec::new();
+    let mut receipts = Vec::new();
     let mut failed = None;
     for part in joint {
         match part.check().await {
-            Ok(timed) => {
+            Ok((timed, receipt)) => {
                 told.push(timed);
+                receipts.push(receipt);
                 if !timed.decision.allowed {
                     break;
                 }
@@ -194,9 +198,10 @@ async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     }
     let is_refused = told.last().is_some_and(|timed| !timed.decision.allowed);
     if failed.is_some() || is_refused {
-        let taken = joint.iter().zip(&mut told).filter(|(_, timed)| timed.decision.allowed);
-        for (part, timed) in taken {
-            *timed = part.give_back(timed.at).await?;
+        for ((part, timed), receipt) in joint.iter().zip(&mut told).zip(&receipts) {
+            if timed.decision.allowed {
+                *timed = part.give_back(receipt, timed.at).await?;
+            }
         }
     }
     match failed {
@@ -230,8 +235,9 @@ trait Joint: Send + Sync {
     fn agrees(&self, value: &[u8], now: i64) -> Result<bool, Error>;
     /// What becomes of it, whether that is anything new, and how it stands.
     fn step(&self, value: &[u8], now: i64, go: bool) -> Result<(Write, bool, Timed), Error>;
-    fn check(&self) -> Reply<'_, Timed>;
-    fn give_back(&self, charged: Tick) -> Reply<'_, Timed>;
+    fn check(&self) -> Reply<'_, (Timed, Receipt)>;
+    /// Returns what was charged at a time, as far as it still counts.
+    fn give_back<'a>(&'a self, receipt: &'a Receipt, charged: Tick) -> Reply<'a, Timed>;
     fn fall_back(&self, error: Error) -> Result<Timed, Error>;
     /// Takes back what falling back has charged in this process.
     fn uncharge(&self) -> Decision;
@@ -301,19 +307,33 @@ where
         })
     }
 
-    fn check(&self) -> Reply<'_, Timed> {
+    fn check(&self) -> Reply<'_, (Timed, Receipt)> {
         Box::pin(async move {
-            let deadline = self.store().redis().deadline();
+            let redis = self.store().redis();
+            let deadline = redis.deadline();
             self.give_in(deadline).await?;
-            self.store().ask(&self.judge, &self.key, Op::Check(self.cost), None, deadline).await
+            let (timed, receipt) =
+                reserve_in(redis, &self.judge, &self.key, self.cost, None, deadline).await?;
+            Ok((self.store().told(timed), receipt))
         })
     }
 
-    fn give_back(&self, charged: Tick) -> Reply<'_, Timed> {
+    fn give_back<'a>(&'a self, receipt: &'a Receipt, charged: Tick) -> Reply<'a, Timed> {
         Box::pin(async move {
-            let op = Op::GiveBack { amount: self.cost, charged };
-            let deadline = self.store().redis().deadline();
-            self.store().ask(&self.judge, &self.key, op, None, deadline).await
+            let number = self.store().in_redis(charged).0.saturating_sub(1);
+            let what = Lowering::Settle { change: -i128::from(self.cost), receipt, number };
+            let redis = self.store().redis();
+            let deadline = redis.deadline();
+            let returned = lower(redis, &self.judge, &self.key, &what, None, deadline).await;
+            let timed = match returned {
+                // The client was reset: what was charged is gone with everything else.
+                Err(Error::Settle(_)) => {
+                    let look = Op::Peek(0);
+                    return self.store().ask(&self.judge, &self.key, look, None, deadline).await;
+                }
+                returned => returned?,
+            };
+            Ok(self.store().told(timed))
         })
     }
 

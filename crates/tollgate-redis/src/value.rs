@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use tollgate::{Algorithm as _, Allowance, DecodeError, Policy, Standing, Tick};
+use tollgate::{Algorithm as _, Allowance, DecodeError, Policy, Returns, Standing, Tick};
 
 use crate::script::{double, whole};
 
@@ -20,6 +20,47 @@ const WIDE: u8 = b'w';
 const SEVERAL: u8 = b's';
 /// The state of an algorithm of a user's own.
 pub(crate) const OWN: [u8; 2] = [VERSION, b'o'];
+
+/// The returns and resets that reservations have to know of.
+const RETURNS: u8 = b'r';
+/// As a double, a time before all others.
+const NO_TIME: i128 = -(1 << 53);
+
+/// Appends the returns and resets of a client; nothing if there are none.
+///
+/// A time comes first, up to which every charge returns nothing. Scripts that return units of a slice write only that.
+pub(crate) fn write_returns(returns: &Returns) -> Vec<u8> {
+    if *returns == Returns::default() {
+        return Vec::new();
+    }
+    let mut out = vec![VERSION, RETURNS];
+    out.extend(double(NO_TIME));
+    returns.encode(&mut out);
+    out
+}
+
+/// Reads the returns and resets of a client. Of what cannot be read, nothing is returned.
+pub(crate) fn read_returns(value: &[u8], now: Tick) -> Returns {
+    let read = || {
+        let [VERSION, RETURNS, rest @ ..] = value else { return None };
+        let (closed, rest) = rest.split_first_chunk::<8>()?;
+        let closed = i64::try_from(whole(*closed)?).ok()?;
+        let mut returns =
+            if rest.is_empty() { Returns::default() } else { Returns::decode(rest).ok()? };
+        if i128::from(closed) > NO_TIME {
+            returns.close(closed, returns.until());
+        }
+        Some(returns)
+    };
+    if value.is_empty() {
+        return Returns::default();
+    }
+    read().unwrap_or_else(|| {
+        let mut returns = Returns::default();
+        returns.close(now.0, now);
+        returns
+    })
+}
 
 /// The states of a key, each with its policy.
 pub(crate) type Under = (Arc<Policy>, Box<[Standing]>);

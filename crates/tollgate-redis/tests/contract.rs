@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::{Cost, Op, Plan, Policy, Store as _, Tick, Timed};
-use tollgate_redis::{OnFailure, Options, Redis, RedisStore};
+use tollgate::{
+    Charged, Cost, Decision, Op, Plan, Policy, SettleError, Store as _, Tick, Ticks, Timed,
+};
+use tollgate_redis::{Error, OnFailure, Options, Redis, RedisStore};
 use tollgate_testkit::contract::Subject;
 use tollgate_testkit::servers::{Flavor, Server};
 
@@ -23,6 +25,35 @@ impl Subject for ByPolicy {
         now: Tick,
     ) -> Vec<Timed> {
         self.0.check_many(policy, keys, cost, Some(now)).await.expect("the server answers")
+    }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let charged = self.0.reserve(policy, key, cost, Ticks(0), Some(now)).await;
+        let charged = charged.expect("the server answers");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let settled = self.0.settle(policy, key, change, reservation, Some(now)).ok()?.await;
+        match settled {
+            Err(Error::Settle(SettleError::Reset)) => None,
+            settled => Some(settled.expect("the server answers")),
+        }
     }
 }
 
@@ -44,6 +75,37 @@ impl Subject for ByPlan {
     ) -> Vec<Timed> {
         let plan = Plan::of(policy.clone());
         self.0.check_many(&plan, keys, cost, Some(now)).await.expect("the server answers")
+    }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let plan = Plan::of(policy.clone());
+        let charged = self.0.reserve(&plan, key, cost, Ticks(0), Some(now)).await;
+        let charged = charged.expect("the server answers");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let plan = Plan::of(policy.clone());
+        let settled = self.0.settle(&plan, key, change, reservation, Some(now)).ok()?.await;
+        match settled {
+            Err(Error::Settle(SettleError::Reset)) => None,
+            settled => Some(settled.expect("the server answers")),
+        }
     }
 }
 

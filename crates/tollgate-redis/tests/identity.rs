@@ -167,7 +167,6 @@ impl Campaign {
                 Op::Peek(_) => "peek",
                 Op::Force(..0) => "refund",
                 Op::Force(_) => "debt",
-                Op::GiveBack { .. } => "give back",
                 Op::Reset => "reset",
             };
             *self.by_verb.entry(verb).or_default() += 1;
@@ -280,7 +279,6 @@ impl Campaign {
     fn op(&mut self, index: usize) -> Op {
         let client = &self.clients[index];
         let capacity = client.policy.limits()[0].numbers().burst;
-        let now = client.now;
         let remaining = client.last.map_or(capacity, |last| last.remaining);
         let cost = match self.random.u8(0..16) {
             0..6 => 1,
@@ -297,13 +295,7 @@ impl Campaign {
             0 => Op::Peek(cost),
             1 | 2 => Op::Force(-i128::from(cost)),
             3 => Op::Force(cost.into()),
-            4 => Op::GiveBack {
-                amount: cost,
-                charged: Tick(
-                    now.saturating_sub_unsigned(self.random.u64(0..=capacity.min(1 << 40))),
-                ),
-            },
-            5 if self.random.bool() => Op::Reset,
+            4 if self.random.bool() => Op::Reset,
             _ => Op::Check(cost),
         }
     }
@@ -321,10 +313,7 @@ impl Client {
         let mut part = Part { rule: &**policy, state: &mut state, op };
         let agrees = part.admits(now);
         let (timed, _) = part.step::<Timed>(now, agrees);
-        let looks = matches!(
-            op,
-            Op::Peek(_) | Op::Check(0) | Op::Force(0) | Op::GiveBack { amount: 0, .. }
-        );
+        let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
         let is_new = self.state.is_none();
         // A refusal of a client that nobody knows leaves nothing behind, unless there is a penalty.
         let refused = matches!(op, Op::Check(_)) && !timed.decision.allowed;

@@ -28,6 +28,28 @@ pub trait Subject {
         cost: Cost,
         now: Tick,
     ) -> impl Future<Output = Vec<Timed>>;
+
+    /// What the store remembers of a reservation.
+    type Reservation;
+
+    /// Reserves a cost at a time, to be settled much later.
+    fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> impl Future<Output = (Timed, Self::Reservation)>;
+
+    /// Changes what a reservation charged; `None` if the reservation is void.
+    fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Self::Reservation,
+        now: Tick,
+    ) -> impl Future<Output = Option<Decision>>;
 }
 
 /// A test of each behaviour. `$on` is a function that is given a behaviour, and runs it on an empty store:
@@ -61,8 +83,13 @@ macro_rules! store_contract {
             a_shadow_tells_and_does_not_refuse
             a_penalty_lasts_as_long_as_it_says
             a_refund_stops_at_fresh
-            what_was_charged_can_be_given_back
-            what_no_longer_counts_is_not_given_back
+            a_canceled_reservation_returns_what_it_charged
+            a_reservation_returns_nothing_to_a_later_window
+            a_bucket_returns_only_what_has_not_drained
+            a_log_returns_the_entries_of_the_reservation
+            a_return_leaves_less_to_return_for_earlier_reservations
+            a_reset_voids_reservations
+            a_shadow_limit_returns_only_what_it_charged
             debt_is_bounded
             a_reset_forgets
             a_late_time_earns_nothing
@@ -129,6 +156,26 @@ impl<'a, S: Subject> Client<'a, S> {
 
     async fn peek(&self, cost: Cost, now: Tick) -> Decision {
         self.apply(Op::Peek(cost), now).await
+    }
+
+    async fn reserve(&self, cost: Cost, now: Tick) -> (Decision, S::Reservation) {
+        let (timed, reservation) =
+            self.store.reserve(self.policy, self.key.as_bytes(), cost, now).await;
+        (timed.decision, reservation)
+    }
+
+    async fn settle(
+        &self,
+        reservation: &S::Reservation,
+        change: i128,
+        now: Tick,
+    ) -> Option<Decision> {
+        self.store.settle(self.policy, self.key.as_bytes(), change, reservation, now).await
+    }
+
+    /// What remains after a settlement that is not void.
+    async fn remaining(&self, reservation: &S::Reservation, change: i128, now: Tick) -> Cost {
+        self.settle(reservation, change, now).await.expect("not void").remaining
     }
 
     async fn admits(&self, cost: Cost, now: Tick) -> bool {
@@ -324,29 +371,124 @@ pub async fn a_refund_stops_at_fresh(store: &impl Subject) {
     }
 }
 
-/// A charge that still counts is undone.
-pub async fn what_was_charged_can_be_given_back(store: &impl Subject) {
+/// A charge that still counts is returned.
+pub async fn a_canceled_reservation_returns_what_it_charged(store: &impl Subject) {
     for kind in Kind::ALL {
         let policy = build(usual(kind));
         let client = Client::new(store, &policy, "alice");
-        assert!(client.admits(6, at(0)).await, "{kind}");
-        let told = client.apply(Op::GiveBack { amount: 6, charged: at(0) }, at(1)).await;
-        assert_eq!((told.allowed, told.remaining), (true, LIMIT), "{kind}");
+        let (told, six) = client.reserve(6, at(0)).await;
+        assert_eq!((told.allowed, told.remaining), (true, 4), "{kind}");
+        assert_eq!(client.remaining(&six, -6, at(1)).await, LIMIT, "{kind}");
         assert!(client.admits(LIMIT, at(1)).await, "{kind}");
     }
 }
 
-/// A charge of a window that has passed is not undone in the next one.
-pub async fn what_no_longer_counts_is_not_given_back(store: &impl Subject) {
-    for kind in [Kind::FixedWindow, Kind::SlidingWindowLog] {
+/// A charge of a window that has passed is not returned to the next one.
+pub async fn a_reservation_returns_nothing_to_a_later_window(store: &impl Subject) {
+    for kind in [Kind::FixedWindow, Kind::SlidingWindowLog, Kind::SlidingWindowCounter] {
         let policy = build(usual(kind));
         let client = Client::new(store, &policy, "alice");
-        assert!(client.admits(6, at(0)).await, "{kind}");
-        assert!(client.admits(LIMIT, at(150)).await, "{kind}");
-        let told = client.apply(Op::GiveBack { amount: 6, charged: at(0) }, at(151)).await;
-        assert_eq!(told.remaining, 0, "{kind}");
-        let told = client.apply(Op::GiveBack { amount: 6, charged: at(150) }, at(151)).await;
-        assert_eq!(told.remaining, 6, "{kind}");
+        let (_, early) = client.reserve(6, at(0)).await;
+        let (told, late) = client.reserve(LIMIT, at(250)).await;
+        assert!(told.allowed, "{kind}");
+        assert_eq!(client.remaining(&early, -6, at(251)).await, 0, "{kind}");
+        assert_eq!(client.remaining(&late, -6, at(251)).await, 6, "{kind}");
+    }
+}
+
+/// Reserving, waiting and canceling earns nothing.
+pub async fn a_bucket_returns_only_what_has_not_drained(store: &impl Subject) {
+    for kind in [Kind::TokenBucket, Kind::Gcra, Kind::LeakyBucket] {
+        let policy = build(usual(kind));
+        let client = Client::new(store, &policy, "alice");
+        let mut banked = Vec::new();
+        for round in 0..6 {
+            let (told, reservation) = client.reserve(LIMIT, at(100 * round)).await;
+            assert!(told.allowed, "{kind}");
+            banked.push(reservation);
+        }
+        let mut allowed = 0;
+        for reservation in &banked {
+            let _ = client.remaining(reservation, -i128::from(LIMIT), at(600)).await;
+            while client.admits(1, at(600)).await {
+                allowed += 1;
+            }
+        }
+        assert_eq!(allowed, LIMIT, "{kind}");
+        let (_, half) = client.reserve(LIMIT, at(1_000)).await;
+        assert!(client.admits(5, at(1_050)).await, "{kind}");
+        assert_eq!(client.remaining(&half, -i128::from(LIMIT), at(1_050)).await, 5, "{kind}");
+    }
+}
+
+/// A log that gave up its newest entries would admit nearly twice its limit within two ticks.
+pub async fn a_log_returns_the_entries_of_the_reservation(store: &impl Subject) {
+    let policy = build(usual(Kind::SlidingWindowLog));
+    let client = Client::new(store, &policy, "alice");
+    let (_, early) = client.reserve(LIMIT - 1, at(0)).await;
+    assert!(client.admits(1, at(99)).await);
+    assert_eq!(client.remaining(&early, 1 - i128::from(LIMIT), at(99)).await, LIMIT - 1);
+    assert!(client.admits(LIMIT - 1, at(99)).await);
+    let told = client.check(1, at(100)).await;
+    assert_eq!((told.allowed, told.remaining), (false, 0));
+}
+
+/// Units that are returned no longer stand before those that were charged later: these drain sooner.
+pub async fn a_return_leaves_less_to_return_for_earlier_reservations(store: &impl Subject) {
+    for kind in [Kind::TokenBucket, Kind::Gcra, Kind::LeakyBucket] {
+        for refunds in [false, true] {
+            let policy = build(usual(kind));
+            let client = Client::new(store, &policy, refunds);
+            let (_, first) = client.reserve(5, at(0)).await;
+            let (_, second) = client.reserve(5, at(0)).await;
+            let told = if refunds {
+                client.apply(Op::Force(-5), at(1)).await
+            } else {
+                client.settle(&first, -5, at(1)).await.expect("not void")
+            };
+            assert_eq!(told.remaining, 5, "{kind}");
+            assert!(client.admits(5, at(50)).await, "{kind}: all else has drained by then");
+            assert_eq!(client.remaining(&second, -5, at(50)).await, 5, "{kind}");
+        }
+    }
+}
+
+/// A reservation that was made before a reset cannot be settled, one made after it can.
+pub async fn a_reset_voids_reservations(store: &impl Subject) {
+    for kind in Kind::ALL {
+        let policy = build(usual(kind));
+        let client = Client::new(store, &policy, "alice");
+        let (_, before) = client.reserve(LIMIT, at(0)).await;
+        let _ = client.apply(Op::Reset, at(1)).await;
+        let (told, after) = client.reserve(LIMIT, at(2)).await;
+        assert!(told.allowed, "{kind}");
+        for change in [-1, 0, 1, -i128::from(LIMIT)] {
+            assert_eq!(client.settle(&before, change, at(2)).await, None, "{kind}: {change}");
+        }
+        assert!(!client.admits(1, at(2)).await, "{kind}");
+        assert_eq!(client.remaining(&after, -i128::from(LIMIT), at(2)).await, LIMIT, "{kind}");
+    }
+}
+
+/// A shadow limit stands as if it were enforced: a reservation that it would have denied does not change it.
+pub async fn a_shadow_limit_returns_only_what_it_charged(store: &impl Subject) {
+    for kind in Kind::ALL {
+        let half = Policy::of(kind, 5).per(Ticks(WINDOW)).named("half").shadow();
+        let policy =
+            Policy::all_of("both", [usual(kind).named("all"), half]).expect("a valid policy");
+        let client = Client::new(store, &policy, "alice");
+        let (told, fits) = client.reserve(4, at(0)).await;
+        assert_eq!(told.shadow_refused_by, None, "{kind}");
+        let (told, too_much) = client.reserve(4, at(0)).await;
+        assert_eq!((told.allowed, told.shadow_refused_by), (true, Some(1)), "{kind}");
+        assert_eq!(client.remaining(&too_much, -4, at(0)).await, 6, "{kind}");
+        assert_eq!(
+            client.peek(2, at(0)).await.shadow_refused_by,
+            Some(1),
+            "{kind}: 4 of 5 are used"
+        );
+        assert_eq!(client.remaining(&fits, -4, at(0)).await, LIMIT, "{kind}");
+        assert_eq!(client.peek(5, at(0)).await.shadow_refused_by, None, "{kind}: nothing is used");
     }
 }
 
@@ -517,35 +659,67 @@ pub async fn histories_are_those_of_the_model(store: &impl Subject) {
             let policy = with_numbers(limit.numbers());
             let client = Client::new(store, &policy, format_args!("history {history}"));
             let mut model = Model::first(limit.numbers(), steps[0].0);
-            let mut charged = None;
+            let mut reservations = Vec::new();
+            let (mut returned, mut latest) = (None, steps[0].0);
             for (place, (now, step)) in steps.iter().enumerate() {
+                // Of a clock that was set back, a store has to know otherwise.
+                if *now < latest {
+                    reservations.clear();
+                }
+                latest = *now;
+                let context = format_args!("{kind} {:?}", limit.numbers());
                 let (op, expected) = match step {
                     Step::Check(cost) => {
-                        let expected = model.decide(*now, *cost);
-                        charged = expected.allowed.then_some((*cost, *now)).or(charged);
-                        (Op::Check(*cost), expected)
+                        let (expected, charge) = model.reserve(*now, *cost);
+                        let (told, reservation) = client.reserve(*cost, *now).await;
+                        assert_eq!(
+                            told,
+                            expected,
+                            "{context}\nstep {place} of {:#?}",
+                            &steps[..=place]
+                        );
+                        // A store that orders by time takes a return at the same tick as one after the charge.
+                        if told.allowed && returned < Some(*now) {
+                            reservations.push((reservation, charge, *cost));
+                        }
+                        continue;
                     }
                     Step::Peek(cost) => (Op::Peek(*cost), model.peek(*now, *cost)),
                     Step::Force(amount) => {
                         model.force(*now, *amount);
+                        returned = returned.max((*amount < 0).then_some(*now));
                         (Op::Force(*amount), standing(&model, *now))
                     }
                     Step::Reset => {
                         model.reset(*now);
+                        returned = returned.max(Some(*now));
+                        reservations.clear();
                         (Op::Reset, standing(&model, *now))
                     }
-                    // Nothing to do for a store: it gives back what was charged last. If that is yet to
-                    // come by now, the clock was set back, of which the model knows no charge.
+                    // Nothing to do for a store: it settles a reservation instead.
+                    Step::Change(_) | Step::Store if reservations.is_empty() => continue,
                     Step::Change(_) | Step::Store => {
-                        let Some((amount, charged)) = charged.take_if(|(_, at)| *at <= *now) else {
-                            continue;
+                        let (reservation, charge, cost) =
+                            reservations.remove(place % reservations.len());
+                        let change = match place % 4 {
+                            0 => 3,
+                            1 => -i128::from(cost.min(2)),
+                            _ => -i128::from(cost),
                         };
-                        model.give_back(*now, amount, charged);
-                        (Op::GiveBack { amount, charged }, standing(&model, *now))
+                        model.settle(*now, charge, change);
+                        returned = returned.max((change < 0).then_some(*now));
+                        let told = client.settle(&reservation, change, *now).await;
+                        let expected = Some(standing(&model, *now));
+                        assert_eq!(
+                            told,
+                            expected,
+                            "{context}\nstep {place} of {:#?}",
+                            &steps[..=place]
+                        );
+                        continue;
                     }
                 };
                 let told = client.apply(op, *now).await;
-                let context = format_args!("{kind} {:?}", limit.numbers());
                 assert_eq!(told, expected, "{context}\nstep {place} of {:#?}", &steps[..=place]);
             }
         }

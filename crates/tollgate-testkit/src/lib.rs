@@ -23,8 +23,8 @@ mod vectors;
 pub use corpus::try_corpus;
 pub use model::Model;
 pub use traces::{
-    Step, any_limit, any_limit_of, bucket_limit, costs, extreme_limit_of, small_limit_of, steps,
-    times,
+    Step, any_limit, any_limit_of, bucket_limit, costs, extreme_limit_of, settling_steps,
+    small_limit_of, steps, times,
 };
 pub use vectors::{DecisionCase, Expected, ReplayCase, decision_cases, replay_cases};
 

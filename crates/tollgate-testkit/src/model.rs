@@ -6,6 +6,7 @@
 //! The core solves for all of these. Where the two agree, the algebra is right.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
@@ -19,6 +20,18 @@ pub struct Model {
     /// The time of the last change.
     last: i128,
     memory: Memory,
+    /// The charges of reservations, for ever.
+    charges: Vec<Charge>,
+}
+
+/// A charge that may be settled.
+#[derive(Clone, Debug)]
+struct Charge {
+    name: u64,
+    at: i128,
+    /// The least that was in the bucket since, as it was at a time.
+    as_of: i128,
+    level: BigRational,
 }
 
 #[derive(Clone, Debug)]
@@ -61,7 +74,7 @@ impl Model {
             }
             (Kind::SlidingWindowLog, _) => Memory::Log(vec![(now, whole())]),
         };
-        let mut model = Self { numbers: *numbers, last: now, memory };
+        let mut model = Self { numbers: *numbers, last: now, memory, charges: Vec::new() };
         model.forget_if_fresh();
         model
     }
@@ -282,24 +295,116 @@ impl Model {
             }
         }
         self.last = t;
+        if amount < 0 {
+            self.note_level();
+        }
         self.forget_if_fresh();
         asked - moved
     }
 
-    /// Gives back a charge that was made at a time, if it still counts; returns how much had no effect.
-    pub fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        if amount == 0 {
+    /// Decides a request, charging it if it is allowed; with a name for the charge, by which it can be settled.
+    pub fn reserve(&mut self, now: Tick, cost: Cost) -> (Decision, Option<u64>) {
+        let decision = self.decide(now, cost);
+        let charge = (decision.allowed && cost > 0).then(|| self.name_charge());
+        (decision, charge)
+    }
+
+    /// Names the charge that was just made.
+    pub fn name_charge(&mut self) -> u64 {
+        static NAMES: AtomicU64 = AtomicU64::new(0);
+        let name = NAMES.fetch_add(1, Ordering::Relaxed);
+        let (at, level) = (self.last, self.used(self.last));
+        self.charges.push(Charge { name, at, as_of: at, level });
+        name
+    }
+
+    /// Changes a charge by an amount: charges more, or returns what still counts of it; returns how much had no
+    /// effect.
+    ///
+    /// A bucket returns no more than was in it at the charge and has not drained since, and no more than was ever
+    /// in it since the charge.
+    pub fn settle(&mut self, now: Tick, charge: Option<u64>, change: i128) -> u128 {
+        if change == 0 {
             return 0;
         }
+        if change > 0 {
+            return self.force(now, change);
+        }
         self.rebase(now.0.into());
-        let (t, at, w) = (self.taken_as(now.0.into()), charged.0.into(), window(&self.numbers));
-        let counts: bool = match &self.memory {
-            Memory::Bucket(_) => true,
-            Memory::Windows(_) => t.div_euclid(w) == i128::div_euclid(at, w),
-            Memory::Anchored(start, _) => at >= *start && t < start + w,
-            Memory::Log(_) => t - at < w,
+        let (t, w, asked) =
+            (self.taken_as(now.0.into()), window(&self.numbers), change.unsigned_abs());
+        let named = self.charges.iter().find(|one| Some(one.name) == charge);
+        let Some(charge) = named.cloned() else {
+            return asked;
         };
-        if counts { self.force(now, -i128::from(amount)) } else { amount.into() }
+        if charge.at > t || self.is_fresh(t) {
+            return asked;
+        }
+        let used = self.used(t);
+        let per_tick = self.per_tick();
+        let returned = match &mut self.memory {
+            Memory::Bucket(_) if self.last < charge.as_of => BigRational::zero(),
+            Memory::Bucket(level) => {
+                let left = charge.level - ratio(t - charge.as_of) * per_tick;
+                let returned = ratio(asked).min(left.max(BigRational::zero())).min(used.clone());
+                // Nothing changes otherwise, not even the time of the last change.
+                if !returned.is_zero() {
+                    *level = used - &returned;
+                }
+                returned
+            }
+            Memory::Anchored(start, count) if charge.at >= *start => {
+                let returned = asked.min(*count);
+                *count -= returned;
+                ratio(returned)
+            }
+            Memory::Anchored(..) => BigRational::zero(),
+            Memory::Windows(counts) => {
+                let (number, of_charge) = (t.div_euclid(w), charge.at.div_euclid(w));
+                let back = i128::from(self.numbers.kind == Kind::SlidingWindowCounter);
+                let count = counts.get_mut(&of_charge).filter(|_| number - of_charge <= back);
+                ratio(count.map_or(0, |count| {
+                    let returned = asked.min(*count);
+                    *count -= returned;
+                    returned
+                }))
+            }
+            Memory::Log(entries) => {
+                entries.retain(|(at, _)| t - w < *at);
+                let mut left = asked;
+                for (_, cost) in entries.iter_mut().filter(|(at, _)| *at == charge.at) {
+                    let returned = left.min(*cost);
+                    *cost -= returned;
+                    left -= returned;
+                }
+                entries.retain(|(_, cost)| *cost > 0);
+                ratio(asked - left)
+            }
+        };
+        if matches!(self.memory, Memory::Log(_)) || !returned.is_zero() {
+            self.last = t;
+        }
+        self.note_level();
+        self.forget_if_fresh();
+        asked - returned.floor().to_integer().to_u128().expect("not negative")
+    }
+
+    /// Lowers what earlier charges can return to what is in the bucket now.
+    fn note_level(&mut self) {
+        if !matches!(self.memory, Memory::Bucket(_)) {
+            return;
+        }
+        let (t, now) = (self.last, self.used(self.last));
+        let per_tick = self.per_tick();
+        for charge in self.charges.iter_mut().filter(|charge| charge.as_of <= t) {
+            let left = &charge.level - ratio(t - charge.as_of) * &per_tick;
+            charge.level = left.min(now.clone()).max(BigRational::zero());
+            charge.as_of = t;
+        }
+    }
+
+    fn per_tick(&self) -> BigRational {
+        ratio(self.numbers.limit) / ratio(window(&self.numbers))
     }
 
     /// What a further charge comes on top of.

@@ -163,3 +163,20 @@ pub fn steps(limit: Limit, length: usize) -> impl Strategy<Value = (Limit, Vec<(
     (times(&limit, length, true), vec(step, 1..=length))
         .prop_map(move |(times, steps)| (limit.clone(), times.into_iter().zip(steps).collect()))
 }
+
+/// A history in which most steps can be reservations ([`Step::Check`]) and settlements ([`Step::Store`]).
+pub fn settling_steps(
+    limit: Limit,
+    length: usize,
+) -> impl Strategy<Value = (Limit, Vec<(Tick, Step)>)> {
+    let capacity = i128::from(limit.numbers().burst);
+    let step = prop_oneof![
+        8 => costs(&limit).prop_map(Step::Check),
+        8 => Just(Step::Store),
+        1 => (1..=capacity).prop_map(|by| Step::Force(-by)),
+        1 => (1..=capacity.min(9)).prop_map(Step::Force),
+        1 => Just(Step::Reset),
+    ];
+    (times(&limit, length, true), vec(step, 1..=length))
+        .prop_map(move |(times, steps)| (limit.clone(), times.into_iter().zip(steps).collect()))
+}

@@ -170,9 +170,11 @@ impl Allowance {
         self.set(rate, now, charged.min(rate.units(capacity).max(level)));
     }
 
-    /// Returns an amount, at most until nothing is used.
-    pub(crate) fn give_back(&mut self, rate: &Rate, now: Tick, amount: u128) {
-        let returned = amount.saturating_mul(u128::from(rate.window));
+    /// Returns an amount that was charged at a time, as far as it has not been earned back since and at most until nothing
+    /// is used. Units are earned back in the order in which they were charged, so at least this much is left of them.
+    pub(crate) fn give_back(&mut self, rate: &Rate, now: Tick, amount: u128, charged_at: Tick) {
+        let earned = u128::from(now.since(charged_at).0) * u128::from(rate.limit);
+        let returned = amount.saturating_mul(u128::from(rate.window)).saturating_sub(earned);
         self.set(rate, now, self.level_at(rate, now).saturating_sub(returned));
     }
 

@@ -5,7 +5,7 @@
 //! bucket. So the times that are left are those of a bucket that the request never came to, and the output
 //! stays flat.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -13,7 +13,7 @@ use std::task::Waker;
 use tollgate_core::{Algorithm, Decision, Tick, Ticks};
 
 use crate::line::{Wakes, on_a_copy};
-use crate::table::{Spot, Table};
+use crate::table::{Reading, Spot, Table};
 
 /// The number of locks that schedules are kept under.
 const SHARDS: usize = 16;
@@ -33,7 +33,7 @@ struct Schedule {
     /// The requests that have not left, in order of arrival.
     requests: BTreeMap<u64, Request>,
     /// As many departure times, each with the number of the request that took it.
-    times: BTreeMap<(Tick, u64), Charge>,
+    times: BTreeSet<(Tick, u64)>,
 }
 
 struct Request {
@@ -44,14 +44,12 @@ struct Request {
     waker: Option<Waker>,
 }
 
-/// When a departure time was paid for.
-#[derive(Clone, Copy)]
-struct Charge(Tick);
-
 /// A request that was allowed and has not left yet.
 #[derive(Debug)]
 pub struct Departure {
     spot: Spot,
+    /// The hash of the key that was charged.
+    key: u128,
     rule: u64,
     number: u64,
 }
@@ -60,6 +58,11 @@ impl Departure {
     /// The key that was charged.
     pub(crate) const fn spot(&self) -> Spot {
         self.spot
+    }
+
+    /// The hash of that key.
+    pub(crate) const fn key(&self) -> u128 {
+        self.key
     }
 }
 
@@ -72,7 +75,7 @@ impl Departures {
     /// Decides a request. If it is allowed and has to wait, it takes a departure time.
     pub(crate) fn join<E>(
         &self,
-        spot: Spot,
+        (spot, key): (Spot, u128),
         rule: u64,
         decide: impl FnOnce() -> Result<(Decision, Tick), E>,
     ) -> Result<(Decision, Option<Departure>), E> {
@@ -86,13 +89,13 @@ impl Departures {
         let schedule = schedules.entry((spot, rule)).or_default();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         schedule.requests.insert(number, Request { when, asked: now, waker: None });
-        schedule.times.insert((when, number), Charge(now));
-        Ok((decision, Some(Departure { spot, rule, number })))
+        schedule.times.insert((when, number));
+        Ok((decision, Some(Departure { spot, key, rule, number })))
     }
 
     /// Returns when a request must ask again, or `None` if it leaves now.
     pub(crate) fn poll(&self, departure: &Departure, now: Tick, waker: &Waker) -> Option<Tick> {
-        let &Departure { spot, rule, number } = departure;
+        let &Departure { spot, rule, number, .. } = departure;
         let mut replaced = Some(waker.clone());
         let mut wakes = Wakes::default();
         let mut schedules = self.schedules(spot);
@@ -102,7 +105,7 @@ impl Departures {
         }
         schedule.release(now, &mut wakes);
         let head = schedule.requests.keys().next().copied();
-        let first = schedule.times.keys().next().map(|(when, _)| *when);
+        let first = schedule.times.first().map(|(when, _)| *when);
         let Some(request) = schedule.requests.get_mut(&number) else {
             schedule.wake_head(&mut wakes);
             if schedule.requests.is_empty() {
@@ -118,14 +121,17 @@ impl Departures {
         Some(request.when)
     }
 
-    /// Cancels a request that has not left. Returns whether units were returned to the bucket.
+    /// Cancels a request that has not left. If nothing was charged after it, `returned` returns its unit to the bucket
+    /// and says whether that had an effect. Returns the same.
     pub(crate) fn cancel<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
         departure: &Departure,
-        now: Tick,
+        reading: Reading,
+        returned: impl FnOnce(&mut A::State, Tick) -> bool,
     ) -> bool {
-        let &Departure { spot, rule: identity, number } = departure;
+        let now = reading.now;
+        let &Departure { spot, rule: identity, number, .. } = departure;
         let mut wakes = Wakes::default();
         let mut schedules = self.schedules(spot);
         let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
@@ -139,18 +145,15 @@ impl Departures {
         if schedule.requests.is_empty() {
             schedules.remove(&(spot, identity));
         }
-        let Some(((when, _), Charge(charged))) = last.filter(|_| rule.identity() == identity)
-        else {
-            return false;
-        };
+        let Some((when, _)) = last.filter(|_| rule.identity() == identity) else { return false };
         // Still under the lock, so that the next request gets the time that has become free.
-        let returned = table.with(rule, spot, now, |state, at| {
+        let returned = table.with(rule, spot, reading, |state, at| {
             on_a_copy(state, |state| {
                 // Only if nothing was charged after it: a later charge was given a later time.
                 let is_last = when > at
                     && !rule.set_back(state, at)
                     && rule.facts(state, at, Some(1)).delay == when.since(at);
-                is_last && rule.give_back(state, at, 1, charged) == 0
+                is_last && returned(state, at)
             })
         });
         returned.unwrap_or(false)
@@ -160,10 +163,8 @@ impl Departures {
 impl Schedule {
     /// Lets the requests leave whose departure times have come.
     fn release(&mut self, now: Tick, wakes: &mut Wakes) {
-        while let Some(time) = self.times.first_entry()
-            && time.key().0 <= now
-        {
-            time.remove();
+        while self.times.first().is_some_and(|(when, _)| *when <= now) {
+            self.times.pop_first();
             let released = self.requests.pop_first();
             wakes.wake.extend(released.and_then(|(_, request)| request.waker));
         }
@@ -171,7 +172,7 @@ impl Schedule {
 
     /// Wakes the head, if it does not know yet that it has moved up.
     fn wake_head(&mut self, wakes: &mut Wakes) {
-        let first = self.times.keys().next().map(|(when, _)| *when);
+        let first = self.times.first().map(|(when, _)| *when);
         if let Some(mut head) = self.requests.first_entry()
             && first.is_some_and(|first| first < head.get().when)
         {
@@ -188,11 +189,6 @@ impl Schedule {
             request.asked = now;
         }
         let times = std::mem::take(&mut self.times);
-        self.times = times
-            .into_iter()
-            .map(|((when, number), Charge(charged))| {
-                ((moved(when), number), Charge(charged.min(now)))
-            })
-            .collect();
+        self.times = times.into_iter().map(|(when, number)| (moved(when), number)).collect();
     }
 }

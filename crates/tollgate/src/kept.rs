@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tollgate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitState, Machine, Policy, Share,
-    Standing, Tick, Ticks, Used,
+    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitState, Machine, Policy,
+    Receipt, Share, Standing, Tick, Ticks, Used,
 };
 
 use crate::allowance::{Allowance, Rate};
@@ -180,8 +180,16 @@ impl PolicyState {
         with!(self, |rule, state| rule.charge(state, now, amount))
     }
 
-    fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        with!(self, |rule, state| rule.give_back(state, now, amount, charged))
+    fn receipt(&self) -> Receipt {
+        with!(self, |rule, state| rule.receipt(state))
+    }
+
+    fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        with!(self, |rule, state| rule.settle(state, now, change, receipt))
+    }
+
+    fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
+        with!(self, |rule, state| rule.uncharged(state, now, cost))
     }
 
     #[inline]
@@ -435,6 +443,26 @@ impl Kept {
         Rate::of(&first.policy).map(|rate| rate.index)
     }
 
+    /// Returns the limits of the first policy that an allowed cost would not be charged to.
+    pub(crate) fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
+        self.first.as_ref().map_or(Vec::new(), |state| state.uncharged(now, cost))
+    }
+
+    /// Returns the receipt of the charge that was just made, under every policy.
+    pub(crate) fn receipt(&self) -> Receipt {
+        Receipt::Policies(
+            self.each().map(|state| (state.policy.clone(), state.receipt())).collect(),
+        )
+    }
+
+    /// Changes a charge under every policy; returns how many units had no effect under the first.
+    pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        self.change(now, change, receipt.charged_at(), |state| {
+            let receipt = receipt.under(&state.policy);
+            state.settle(now, change, receipt)
+        })
+    }
+
     /// Returns when the first policy allows a cost; `None` if there is none.
     pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Option<Fit> {
         let mut fit = self.first.as_ref()?.fit(now, cost);
@@ -509,20 +537,17 @@ impl Kept {
 
     /// Charges all policies without asking; returns how much of it had no effect on the first.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
-        self.change(now, amount, |state| state.charge(now, amount))
-    }
-
-    /// Returns what was charged at a time; returns how much of it had no effect on the first policy.
-    pub(crate) fn give_back(&mut self, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        self.change(now, -i128::from(amount), |state| state.give_back(now, amount, charged))
+        self.change(now, amount, None, |state| state.charge(now, amount))
     }
 
     /// Changes the state under each policy by an amount, and the allowances by as much as had an effect; returns how much
-    /// had no effect on the first policy.
+    /// had no effect on the first policy. If units of a charge are returned whose time is known, an allowance
+    /// returns only those that it has not earned back since.
     fn change(
         &mut self,
         now: Tick,
         amount: i128,
+        charged_at: Option<Tick>,
         change: impl Fn(&mut PolicyState) -> u128,
     ) -> u128 {
         let asked = amount.unsigned_abs();
@@ -538,7 +563,7 @@ impl Kept {
                 allowance.force(rate, capacity, now, asked);
             });
         } else {
-            self.give_back_allowances(now, asked.saturating_sub(dropped));
+            self.give_back_allowances(now, asked.saturating_sub(dropped), charged_at);
         }
         self.drop_stale(now);
         dropped
@@ -615,11 +640,11 @@ impl Kept {
     }
 
     /// Returns an amount to all allowances: it is not known under which policy it was charged.
-    fn give_back_allowances(&mut self, now: Tick, amount: u128) {
+    fn give_back_allowances(&mut self, now: Tick, amount: u128, charged_at: Option<Tick>) {
         let rates = self.rates();
         for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
             if let Some(rate) = rate {
-                allowance.give_back(rate, now, amount);
+                allowance.give_back(rate, now, amount, charged_at.unwrap_or(now));
             }
         }
     }

@@ -13,7 +13,7 @@
 //! | question | file |
 //! |---|---|
 //! | How do I ask? | `limiter.rs` |
-//! | How do I charge what is only known later? | `reservation.rs` |
+//! | How do I charge what is only known later? | `reservation.rs`, on `returns.rs` |
 //! | How do I wait for my turn? | `waiting.rs`, on `line.rs`, `departures.rs` and `timer.rs` |
 //! | How do I make one key of several things? | `key.rs` |
 //! | How do I decide over several keys, or over requests in flight? | `together.rs`, `in_flight.rs` |
@@ -38,6 +38,7 @@ mod line;
 mod memory;
 mod observer;
 mod reservation;
+mod returns;
 mod rules;
 mod snapshot;
 mod store;
@@ -57,7 +58,7 @@ pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
 pub use observer::{Event, NoObserver, Observer};
-pub use reservation::{Reservation, Reserved, SettleError};
+pub use reservation::{Charged, Reservation, Reserved, SettleError};
 pub use rules::Rules;
 pub use snapshot::{Section, SnapshotError, SnapshotReader, SnapshotWriter, save_snapshot};
 pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};

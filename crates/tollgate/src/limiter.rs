@@ -360,19 +360,25 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.reserve_key(key, estimate, time_to_live.into(), Some(now))
     }
 
-    /// Charges what a reservation of this limiter cost in the end instead of its estimate: gives back
-    /// the rest where it still counts, or takes the difference, if need be as debt, which is bounded and
-    /// earned back. Says how the client stands then.
+    /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state.
+    ///
+    /// If the actual cost is less than the estimate, the difference is returned as far as it still counts: a
+    /// bucket's units that have not drained yet, the count of a window that has not passed, the
+    /// reservation's own entry in a log. If it is more, the difference is charged, even into debt, which
+    /// is bounded.
+    ///
+    /// A tier or a change of rules between the two calls makes no difference: the settlement is charged to the
+    /// policies that the reservation was charged to.
     ///
     /// # Errors
-    /// It has been settled, or its time to live is over. Nothing changes.
+    /// The reservation was settled before, it has expired, its client was reset meanwhile, or another limiter
+    /// made it. Nothing changes.
     pub fn settle(
         &self,
         reservation: &mut Reservation,
         actual: Cost,
     ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        let op = reservation.settle(actual, self.store.now())?;
-        Ok(self.quietly(reservation.key(), op, None))
+        self.settle_key(reservation, actual, None)
     }
 
     /// [`settle`](Self::settle) at a time.
@@ -385,14 +391,13 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         actual: Cost,
         now: Tick,
     ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        let op = reservation.settle(actual, now)?;
-        Ok(self.quietly(reservation.key(), op, Some(now)))
+        self.settle_key(reservation, actual, Some(now))
     }
 
-    /// Gives all of a reservation back: it cost nothing.
+    /// Settles a reservation at a cost of 0: returns all of its estimate that still counts.
     ///
     /// # Errors
-    /// It has been settled, or its time to live is over. Nothing changes.
+    /// As for [`settle`](Self::settle). Nothing changes.
     pub fn cancel(
         &self,
         reservation: &mut Reservation,
@@ -475,15 +480,32 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         time_to_live: Ticks,
         now: Option<Tick>,
     ) -> S::Reply<'a, Reserved> {
-        let owned: Box<[u8]> = key.as_ref().into();
-        let rule = self.rules.choose(key.as_ref());
-        let reply = self.check_under(rule.clone(), key, estimate, now);
-        S::map(reply, move |Timed { decision, at }| {
-            // A store that could not be asked has charged nothing: there is nothing to give back.
+        let key: Box<[u8]> = key.as_ref().into();
+        let rule = self.rules.choose(&key);
+        let told = self.told();
+        let reply = self.store.reserve(rule.clone(), &key, estimate, time_to_live, now);
+        S::map(reply, move |charge| {
+            let Timed { decision, at } = charge.timed;
+            told.of(&*rule, &key, estimate, &decision, at);
+            // A store that did not answer has charged nothing.
             let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
             let charged = if is_charged { estimate } else { 0 };
-            Reserved::new(decision, Reservation::new(owned, charged, at, time_to_live))
+            Reserved::new(decision, Reservation::new(key, charged, charge, time_to_live))
         })
+    }
+
+    fn settle_key(
+        &self,
+        reservation: &mut Reservation,
+        actual: Cost,
+        now: Option<Tick>,
+    ) -> Result<S::Reply<'_, Decision>, SettleError> {
+        let time = now.unwrap_or_else(|| self.store.now());
+        let change = reservation.change_to(actual, time)?;
+        let (key, charge) = (reservation.key(), reservation.charge());
+        let reply = self.store.settle(self.rules.choose(key), key, change, charge, now)?;
+        reservation.mark_settled();
+        Ok(reply)
     }
 
     fn apply_many<'a, T: Answer>(

@@ -8,7 +8,8 @@ use std::task::Waker;
 
 use tollgate_core::{
     Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Limit, LimitState, Machine,
-    Op, Part, Policy, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick, Ticks,
+    Op, Part, Policy, Receipt, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick,
+    Ticks, Timed, reserve, settle,
 };
 
 use crate::clock::{Alarm, Clock, SystemClock};
@@ -16,6 +17,8 @@ use crate::departures::{Departure, Departures};
 use crate::hash::KeyHasher;
 use crate::kept::Kept;
 use crate::line::{Joined, Line, Ticket, Turn};
+use crate::reservation::{Charged, SettleError};
+use crate::returns::{ReturnLog, WasReset};
 use crate::snapshot::{Section, SnapshotError, SnapshotWriter};
 use crate::store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 use crate::table::{
@@ -131,6 +134,7 @@ pub(crate) struct Keys<S> {
 pub(crate) struct Front<C> {
     hasher: KeyHasher,
     clock: C,
+    returns: ReturnLog,
 }
 
 /// Why there is no decision, in a byte: the path of a known key carries it in a register.
@@ -257,7 +261,11 @@ impl<S: Clone> Keys<S> {
 
 impl<C: Clock> Front<C> {
     fn new(clock: C) -> Self {
-        Self { hasher: KeyHasher::new(), clock }
+        Self::with(KeyHasher::new(), clock)
+    }
+
+    fn with(hasher: KeyHasher, clock: C) -> Self {
+        Self { hasher, clock, returns: ReturnLog::new() }
     }
 
     #[inline]
@@ -269,10 +277,11 @@ impl<C: Clock> Front<C> {
     }
 
     pub(crate) fn spot<S>(&self, keys: &Keys<S>, key: &[u8]) -> Result<Spot, StoreError> {
-        match self.fingerprint(key) {
-            Ok(print) => Ok(keys.table.spot(print)),
-            Err(why) => Err(why.explained(key.len(), keys.table.max_keys())),
-        }
+        self.print(keys, key).map(|print| keys.table.spot(print))
+    }
+
+    fn print<S>(&self, keys: &Keys<S>, key: &[u8]) -> Result<Fingerprint, StoreError> {
+        self.fingerprint(key).map_err(|why| why.explained(key.len(), keys.table.max_keys()))
     }
 
     pub(crate) fn now(&self) -> Tick {
@@ -338,7 +347,8 @@ impl<C: Clock> Front<C> {
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        let spot = self.spot(keys, key)?;
+        let print = self.print(keys, key)?;
+        let spot = keys.table.spot(print);
         let reading = self.read(now);
         keys.note_set_back(reading);
         if let Op::Peek(cost) = op
@@ -351,11 +361,19 @@ impl<C: Clock> Front<C> {
             let agrees = part.admits(at);
             part.step::<T>(at, agrees)
         };
-        if matches!(op, Op::Peek(_) | Op::Force(0) | Op::GiveBack { amount: 0, .. }) {
+        if matches!(op, Op::Peek(_) | Op::Force(0)) {
             return Ok(keys.look(rule, spot, reading, |state, at| step(state, at).0));
         }
         let stepped = keys.table.with(rule, spot, reading, |state, at| {
+            let fresh = rule.fresh_at(state);
             let (answer, dropped) = step(state, at);
+            match op {
+                Op::Force(..0) => {
+                    self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
+                }
+                Op::Reset => self.returns.was_reset(print.hash(), at),
+                _ => {}
+            }
             (counted_from(reading.now, at, answer), dropped)
         });
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
@@ -364,6 +382,73 @@ impl<C: Clock> Front<C> {
         }
         keys.line.nudge(spot);
         Ok(answer)
+    }
+
+    #[cold]
+    fn reserve<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        key: &[u8],
+        (estimate, time_to_live): (Cost, Ticks),
+        now: Option<Tick>,
+    ) -> Result<Charged, StoreError> {
+        let spot = self.spot(keys, key)?;
+        let reading = self.read(now);
+        keys.note_set_back(reading);
+        let store = self.returns.store();
+        if let Some(told) = keys.behind_others::<_, Timed>(rule, spot, estimate, reading.now) {
+            let timed = told.map_err(|Full| keys.full())?;
+            return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
+        }
+        let charged = keys.table.with(rule, spot, reading, |state, at| {
+            let (timed, receipt) = reserve::<_, Timed>(rule, state, at, estimate);
+            let until = at.after(time_to_live).unwrap_or(Tick(i64::MAX));
+            let number = if timed.decision.allowed { self.returns.reserved(until) } else { 0 };
+            Charged { timed: counted_from(reading.now, at, timed), receipt, number, store }
+        });
+        charged.map_err(|Full| keys.full())
+    }
+
+    #[cold]
+    fn settle<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        key: &[u8],
+        (change, charged): (i128, &Charged),
+        now: Option<Tick>,
+    ) -> Result<Result<Decision, StoreError>, SettleError> {
+        if charged.store != self.returns.store() {
+            return Err(SettleError::OtherLimiter);
+        }
+        let print = match self.print(keys, key) {
+            Ok(print) => print,
+            Err(error) => return Ok(Err(error)),
+        };
+        let spot = keys.table.spot(print);
+        let reading = self.read(now);
+        keys.note_set_back(reading);
+        let settled = keys.table.with(rule, spot, reading, |state, at| {
+            let mut receipt = charged.receipt.clone();
+            self.returns.lower(print.hash(), charged.number, &mut receipt)?;
+            let fresh = rule.fresh_at(state);
+            let (decision, dropped) = settle::<_, Decision>(rule, state, at, change, &receipt);
+            if change < 0 {
+                self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
+            }
+            Ok((counted_from(reading.now, at, decision), dropped))
+        });
+        let (decision, dropped) = match settled {
+            Ok(Ok(settled)) => settled,
+            Ok(Err(WasReset)) => return Err(SettleError::Reset),
+            Err(Full) => return Ok(Err(keys.full())),
+        };
+        if change > 0 {
+            keys.table.forgive(dropped);
+        }
+        keys.line.nudge(spot);
+        Ok(Ok(decision))
     }
 
     /// Hashes some keys and asks for their memory, then decides them, then the next.
@@ -413,17 +498,25 @@ impl<C: Clock> Front<C> {
         rule: &A,
         key: &[u8],
     ) -> Result<(Decision, Option<Departure>), StoreError> {
-        let spot = self.spot(keys, key)?;
-        keys.departures.join(spot, rule.identity(), || {
+        let print = self.print(keys, key)?;
+        let spot = keys.table.spot(print);
+        keys.departures.join((spot, print.hash()), rule.identity(), || {
             let reading = self.read_for(keys, rule, spot);
-            let decision = keys.decide(rule, spot, 1, reading).map_err(|Full| keys.full())?;
+            let lookup = keys.table.look_up(print);
+            let decision = keys.decide(rule, lookup, 1, reading).map_err(|Full| keys.full())?;
             Ok((decision, reading.now))
         })
     }
 
     fn cancel<A: Algorithm>(&self, keys: &Keys<A::State>, rule: &A, departure: &Departure) {
-        let now = self.clock.now();
-        if keys.departures.cancel((&keys.table, rule), departure, now) {
+        let reading = self.read_for(keys, rule, departure.spot());
+        let return_unit = |state: &mut A::State, at| {
+            let fresh = rule.fresh_at(state);
+            let has_effect = rule.charge(state, at, -1) == 0;
+            self.returns.returned(departure.key(), || rule.receipt(state), at, fresh);
+            has_effect
+        };
+        if keys.departures.cancel((&keys.table, rule), departure, reading, return_unit) {
             keys.line.nudge(departure.spot());
         }
     }
@@ -556,7 +649,7 @@ impl<C: Clock> MemoryStore<Plan, C> {
         // What was used does not depend on the plan.
         let rule = Plan::of(Access::Unlimited);
         section.each(share, |key, kept| keys.keep(&rule, key, kept, reading))?;
-        Ok(Self { keys, front: Front { hasher, clock } })
+        Ok(Self { keys, front: Front::with(hasher, clock) })
     }
 }
 
@@ -582,6 +675,28 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         now: Option<Tick>,
     ) -> Result<Vec<T>, StoreError> {
         self.front.check_many(&self.keys, &*rule, keys, cost, now)
+    }
+
+    fn reserve<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        time_to_live: Ticks,
+        now: Option<Tick>,
+    ) -> Result<Charged, StoreError> {
+        self.front.reserve(&self.keys, &*rule, key, (estimate, time_to_live), now)
+    }
+
+    fn settle<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<Result<Decision, StoreError>, SettleError> {
+        self.front.settle(&self.keys, &*rule, key, (change, charged), now)
     }
 
     fn now(&self) -> Tick {
@@ -740,7 +855,7 @@ impl<C: Clock> PolicyStore<C> {
             kept.bring_under(&shared, reading.now);
             kinds.keep(policy, key, &kept, reading);
         })?;
-        Ok(Self { policy: shared, kinds, front: Front { hasher, clock } })
+        Ok(Self { policy: shared, kinds, front: Front::with(hasher, clock) })
     }
 
     /// What has become of keys so far.
@@ -775,6 +890,35 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         of_its_kind!(policy, &self.kinds, |rule, kept| {
             self.front.check_many(kept, rule, keys, cost, now)
         })
+    }
+
+    fn reserve<'a>(
+        &'a self,
+        policy: impl Lent<Policy> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        time_to_live: Ticks,
+        now: Option<Tick>,
+    ) -> Result<Charged, StoreError> {
+        let policy = &*policy;
+        of_its_kind!(policy, &self.kinds, |rule, keys| {
+            self.front.reserve(keys, rule, key, (estimate, time_to_live), now)
+        })
+    }
+
+    fn settle<'a>(
+        &'a self,
+        policy: impl Lent<Policy> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<Result<Decision, StoreError>, SettleError> {
+        let policy = &*policy;
+        let settled = of_its_kind!(policy, &self.kinds, |rule, keys| {
+            Ok(self.front.settle(keys, rule, key, (change, charged), now))
+        });
+        settled.unwrap_or_else(|error| Ok(Err(error)))
     }
 
     fn now(&self) -> Tick {

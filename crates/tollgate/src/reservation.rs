@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use tollgate_core::{Cost, Decision, Op, Tick, Ticks};
+use tollgate_core::{Cost, Decision, Receipt, Tick, Ticks, Timed};
 
 /// A cost that was charged as an estimate and waits to be settled.
 ///
@@ -14,9 +14,22 @@ use tollgate_core::{Cost, Decision, Op, Tick, Ticks};
 pub struct Reservation {
     key: Box<[u8]>,
     charged: Cost,
-    at: Tick,
+    charge: Charged,
     until: Tick,
     settled: bool,
+}
+
+/// What a store charged for a reservation.
+#[derive(Clone, Debug)]
+pub struct Charged {
+    /// The decision, and the time of the charge.
+    pub timed: Timed,
+    /// What it left behind; [`Receipt::Nothing`] if nothing can be returned.
+    pub receipt: Receipt,
+    /// The number of the last return or reset before it, in the store's own order.
+    pub number: i64,
+    /// The store that charged it.
+    pub store: u64,
 }
 
 /// What came of a request to reserve. A refusal is an answer, not an error.
@@ -55,9 +68,9 @@ impl Reserved {
 }
 
 impl Reservation {
-    pub(crate) fn new(key: Box<[u8]>, charged: Cost, at: Tick, time_to_live: Ticks) -> Self {
-        let until = at.after(time_to_live).unwrap_or(Tick(i64::MAX));
-        Self { key, charged, at, until, settled: false }
+    pub(crate) fn new(key: Box<[u8]>, charged: Cost, charge: Charged, time_to_live: Ticks) -> Self {
+        let until = charge.timed.at.after(time_to_live).unwrap_or(Tick(i64::MAX));
+        Self { key, charged, charge, until, settled: false }
     }
 
     /// Whose it is.
@@ -78,25 +91,34 @@ impl Reservation {
         self.until
     }
 
-    /// Lets it be settled again, for whoever knows that the store did nothing of what settling asked for: else that
-    /// would count twice.
+    /// Allows it to be settled again. Call it only if the store did nothing of the last settlement: otherwise the
+    /// settlement counts twice.
     pub const fn reopen(&mut self) {
         self.settled = false;
     }
 
-    /// What remains to be done about a cost that is known now. Only once.
-    pub(crate) fn settle(&mut self, actual: Cost, now: Tick) -> Result<Op, SettleError> {
+    /// Returns what the store charged.
+    pub(crate) const fn charge(&self) -> &Charged {
+        &self.charge
+    }
+
+    /// Returns by how many units an actual cost differs from the estimate.
+    ///
+    /// # Errors
+    /// The reservation was settled before, or has expired.
+    pub(crate) fn change_to(&self, actual: Cost, now: Tick) -> Result<i128, SettleError> {
         if self.settled {
             return Err(SettleError::AlreadySettled);
         }
         if now > self.until {
             return Err(SettleError::Expired { until: self.until, now });
         }
+        Ok(i128::from(actual) - i128::from(self.charged))
+    }
+
+    /// Notes that it was settled.
+    pub(crate) const fn mark_settled(&mut self) {
         self.settled = true;
-        Ok(match actual.checked_sub(self.charged) {
-            Some(more) => Op::Force(more.into()),
-            None => Op::GiveBack { amount: self.charged - actual, charged: self.at },
-        })
     }
 }
 
@@ -113,6 +135,11 @@ pub enum SettleError {
         /// When it was tried.
         now: Tick,
     },
+    /// The client was reset after the reservation was made, or its store has lost its state: there is nothing to
+    /// settle.
+    Reset,
+    /// Another limiter made it.
+    OtherLimiter,
 }
 
 impl fmt::Display for SettleError {
@@ -125,6 +152,14 @@ impl fmt::Display for SettleError {
                 f,
                 "the reservation could be settled until {until}, and it is {now}; the estimate \
                  stays charged, reserve with a longer time to live"
+            ),
+            Self::Reset => write!(
+                f,
+                "the reservation is void because its client was reset; nothing was changed"
+            ),
+            Self::OtherLimiter => write!(
+                f,
+                "the reservation was made by another limiter; settle it with the limiter that made it"
             ),
         }
     }

@@ -8,7 +8,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use tollgate_core::{Algorithm, Answer, Cost, Op, Tick};
+use tollgate_core::{Algorithm, Answer, Cost, Decision, Op, Tick, Ticks};
+
+use crate::reservation::{Charged, SettleError};
 
 /// Keeps the states of keys, and decides on them.
 pub trait Store<A: Algorithm> {
@@ -36,6 +38,31 @@ pub trait Store<A: Algorithm> {
         cost: Cost,
         now: Option<Tick>,
     ) -> Self::Reply<'a, Vec<T>>;
+
+    /// Checks an estimate for a reservation that can be settled for a time after that. Returns the decision
+    /// and what it charged.
+    fn reserve<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        time_to_live: Ticks,
+        now: Option<Tick>,
+    ) -> Self::Reply<'a, Charged>;
+
+    /// Changes what a reservation charged by `change` units: charges more without asking, or returns units
+    /// as far as they still count.
+    ///
+    /// # Errors
+    /// The reservation is void. A store that cannot know that at once fails in its reply.
+    fn settle<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<Self::Reply<'a, Decision>, SettleError>;
 
     /// The time by which reservations lapse.
     fn now(&self) -> Tick;
@@ -83,6 +110,28 @@ impl<A: Algorithm, S: Store<A>> Store<A> for &S {
         now: Option<Tick>,
     ) -> S::Reply<'a, Vec<T>> {
         (**self).check_many(rule, keys, cost, now)
+    }
+
+    fn reserve<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        estimate: Cost,
+        time_to_live: Ticks,
+        now: Option<Tick>,
+    ) -> S::Reply<'a, Charged> {
+        (**self).reserve(rule, key, estimate, time_to_live, now)
+    }
+
+    fn settle<'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        change: i128,
+        charged: &Charged,
+        now: Option<Tick>,
+    ) -> Result<S::Reply<'a, Decision>, SettleError> {
+        (**self).settle(rule, key, change, charged, now)
     }
 
     fn now(&self) -> Tick {

@@ -102,6 +102,11 @@ impl From<u128> for Fingerprint {
 }
 
 impl Fingerprint {
+    /// Returns the hash.
+    pub(crate) const fn hash(self) -> u128 {
+        self.0
+    }
+
     /// Its first bits, which are all that a table knows of it, as bytes.
     pub(crate) fn known_bytes(self, bits: u32) -> impl Iterator<Item = u8> {
         self.0.to_be_bytes().into_iter().take(bits.div_ceil(8) as usize)

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use tollgate_core::{
-    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Policy, Share, Tick, Used,
+    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Policy, Receipt, Share, Tick, Used,
 };
 
 use crate::kept::Kept;
@@ -500,8 +500,28 @@ impl Algorithm for Plan {
         kept.charge(now, amount)
     }
 
-    fn give_back(&self, kept: &mut Kept, now: Tick, amount: Cost, charged: Tick) -> u128 {
-        kept.give_back(now, amount, charged)
+    fn uncharged(&self, kept: &Kept, now: Tick, cost: Cost) -> Vec<usize> {
+        kept.uncharged(now, cost)
+    }
+
+    fn receipt(&self, kept: &Kept) -> Receipt {
+        kept.receipt()
+    }
+
+    /// Whatever the rules say now, the policies that were charged are settled.
+    fn settle(&self, kept: &mut Kept, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        let was_limited = *receipt != Receipt::Nothing;
+        match self.access(now) {
+            // A state that has used nothing may have been dropped, and nobody may notice.
+            Access::Limited(policy)
+                if change > 0 && kept.fresh_at().is_some_and(|at| at <= now) =>
+            {
+                *kept = Kept::fresh(policy, now);
+            }
+            Access::Unlimited | Access::Blocked if !was_limited => return 0,
+            _ => {}
+        }
+        kept.settle(now, change, receipt)
     }
 
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {

@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tollgate::{
-    Capacity, Cost, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore, Store as _, Tick,
-    Timed, block_on,
+    Capacity, Charged, Cost, Decision, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore,
+    Store as _, Tick, Ticks, Timed, block_on,
 };
 use tollgate_testkit::contract::Subject;
+
+/// A time to live that no history outlasts.
+const AGES: Ticks = Ticks(1 << 62);
 
 /// A clock for histories of explicit times: it goes to each of them, and reports a set-back for every time that
 /// lies before an earlier one. So no caller is late, as in the model.
@@ -60,6 +63,34 @@ impl Subject for OfOnePolicy {
         self.time.go_to(now);
         self.store(policy).check_many(policy, keys, cost, None).expect("there is room")
     }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        self.time.go_to(now);
+        let charged = self.store(policy).reserve(policy, key, cost, AGES, None);
+        let charged = charged.expect("there is room");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        self.time.go_to(now);
+        let settled = self.store(policy).settle(policy, key, change, reservation, None).ok()?;
+        Some(settled.expect("there is room"))
+    }
 }
 
 /// The store of tiers, for any policy.
@@ -85,6 +116,35 @@ impl Subject for OfPlans {
         let plan = Plan::of(policy.clone());
         self.time.go_to(now);
         self.store.check_many(&plan, keys, cost, None).expect("there is room")
+    }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let plan = Plan::of(policy.clone());
+        self.time.go_to(now);
+        let charged = self.store.reserve(&plan, key, cost, AGES, None).expect("there is room");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let plan = Plan::of(policy.clone());
+        self.time.go_to(now);
+        let settled = self.store.settle(&plan, key, change, reservation, None).ok()?;
+        Some(settled.expect("there is room"))
     }
 }
 

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use redis::Value;
-use tollgate::{Cost, Op, Script as Numbers, Standing, Tick, Ticks};
+use tollgate::{Cost, Receipt, Script as Numbers, Standing, Tick, Ticks};
 
 use super::ledger::{self, Slice};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::script::{RETURN_BUCKET, double};
-use crate::store::{ByPolicy, Prepared, decide};
+use crate::store::{ByPolicy, Lowering, Prepared, lower};
 use crate::transaction::unexpected;
 use crate::value;
 
@@ -80,8 +80,14 @@ impl Redis {
         let ends = ledger::end_of_lease(taken, life);
         if !ledger::notes_what_is_out(&prepared.policy) {
             let judge = ByPolicy(prepared.clone());
-            let op = Op::GiveBack { amount, charged: taken };
-            return decide(self, &judge, keys.client, op, given, deadline).await.map(|_| ());
+            let (change, receipt) = (-i128::from(amount), Receipt::of_window(taken));
+            let number = taken.0.saturating_sub(1);
+            let what = Lowering::Settle { change, receipt: &receipt, number };
+            return match lower(self, &judge, keys.client, &what, given, deadline).await {
+                // The client was reset: the slice is gone with everything else.
+                Ok(_) | Err(Error::Settle(_)) => Ok(()),
+                Err(error) => Err(error),
+            };
         }
         let Some(scripted) = prepared.scripted.as_ref().filter(|_| Numbers::takes(ends.0)) else {
             return Ok(());
@@ -91,18 +97,20 @@ impl Redis {
         let time = given.map(|given| given.to_string());
         let mut arguments = vec![&prepared.head[..], &amount, &lease];
         arguments.extend(time.as_ref().map(String::as_bytes));
-        let both = [keys.client, keys.leases];
-        self.run(&RETURN_BUCKET, &both, &arguments, deadline).await.map(|_| ())
+        let returns = keys.client.of_returns();
+        let all = [keys.client, keys.leases, &returns];
+        self.run(&RETURN_BUCKET, &all, &arguments, deadline).await.map(|_| ())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Algorithm as _, Anchor, Kind, Policy};
+    use tollgate::{Algorithm as _, Anchor, Kind, Op, Policy};
     use tollgate_testkit::servers::{Flavor, Server};
 
     use super::*;
     use crate::lease::ledger::Out;
+    use crate::store::decide;
     use crate::{OnFailure, Options};
 
     /// The same random histories by the scripts and by the ledger: plain checks, slices, give-backs in time and

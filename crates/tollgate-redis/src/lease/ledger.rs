@@ -3,7 +3,7 @@
 //! This is the definition: the scripts are a port of it, compared with it step by step, and the simulated fleet pays
 //! here. Times are microseconds by the store's clock.
 
-use tollgate::{Algorithm as _, Cost, Kind, Policy, Standing, Tick, Ticks};
+use tollgate::{Algorithm as _, Cost, Kind, Policy, Receipt, Standing, Tick, Ticks};
 
 /// What is out on lease of one key, by when it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,7 +110,8 @@ pub(crate) fn give_back(
     life: Ticks,
 ) -> Cost {
     if !notes_what_is_out(policy) {
-        let lost = policy.give_back(state, now, amount, taken);
+        let receipt = Receipt::of_window(taken);
+        let lost = policy.settle(state, now, -i128::from(amount), &receipt);
         return amount - Cost::try_from(lost).unwrap_or(amount);
     }
     let ends = end_of_lease(taken, life);

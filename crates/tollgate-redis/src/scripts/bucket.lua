@@ -49,9 +49,6 @@ kinds[1] = {
     end
     s[2] = new
   end,
-  give_back = function(c, s, amount)
-    kinds[1].force(c, s, -amount)
-  end,
   fresh_at = function(c, s)
     return s[1] + math.ceil(s[2] / c[7])
   end,

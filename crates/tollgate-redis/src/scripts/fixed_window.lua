@@ -50,12 +50,6 @@ kinds[3] = {
     end
     fixed_set(c, s, count, new)
   end,
-  give_back = function(c, s, amount, charged)
-    local ago = s[1] > charged and s[1] - charged or 0
-    if fixed_count(c, s) > 0 and ago <= s[2] then
-      kinds[3].force(c, s, -amount)
-    end
-  end,
   fresh_at = function(c, s)
     return s[3] > 0 and s[1] + c[3] - s[2] or now
   end,

@@ -2,6 +2,7 @@
 --
 -- KEYS[1]  the key
 -- KEYS[2]  what of it is out on lease
+-- KEYS[3]  its returns and resets
 -- ARGV[1]  how a value begins that was left under this policy
 -- ARGV[2]  how much, then the constants of the limit, as doubles
 -- ARGV[3]  when the lease ends, and how long it lived, as doubles
@@ -65,6 +66,12 @@ local lifted = math.min(known, math.max(0, used - total))
 if lifted == 0 then
   return 0
 end
+-- Reservations that were charged before return nothing after this: until all of them have drained.
+local returns = redis.call('GET', KEYS[3])
+local drained_after = math.floor((last - now + math.ceil(level / drain)) / 1000) + 1
+local lives = math.max(drained_after, given and 86400000 or redis.call('PTTL', KEYS[3]))
+local closed = '\1r' .. struct.pack('>d', now)
+redis.call('SET', KEYS[3], closed .. (returns and string.sub(returns, 11) or ''), 'PX', lives)
 level = level - lifted * unit
 if given then
   redis.call('SET', KEYS[1], head .. struct.pack('>dd', last, level), 'PX', 86400000)

@@ -70,12 +70,6 @@ kinds[4] = {
     end
     counter_set(s, was_fresh, count, previous)
   end,
-  give_back = function(c, s, amount, charged)
-    local ago = now > charged and now - charged or 0
-    if ago <= counter_into(c, now) then
-      kinds[4].force(c, s, -amount)
-    end
-  end,
   fresh_at = function(c, s)
     if s[2] > 0 then
       return s[1] + 2 * c[3] - counter_into(c, s[1])

@@ -93,12 +93,17 @@ impl Reservations {
                 Err(error) => return Err(self.lapsed(number, &error)),
             },
             Limiter::Redis(limiter) => match limiter.settle(&mut reservation, actual) {
-                Ok(decision) => decision.await.map_err(|error| {
-                    if !matches!(error, tollgate_redis::Error::Unavailable { sent: true, .. }) {
-                        self.reopen(number, &entry, reservation);
+                Ok(decision) => match decision.await {
+                    Err(tollgate_redis::Error::Settle(error)) => {
+                        return Err(self.lapsed(number, &error));
                     }
-                    AskError::from(error)
-                }),
+                    decided => decided.map_err(|error| {
+                        if !matches!(error, tollgate_redis::Error::Unavailable { sent: true, .. }) {
+                            self.reopen(number, &entry, reservation);
+                        }
+                        AskError::from(error)
+                    }),
+                },
                 Err(error) => return Err(self.lapsed(number, &error)),
             },
         };
