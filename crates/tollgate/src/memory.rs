@@ -401,6 +401,11 @@ impl<C: Clock> Front<C> {
             let timed = told.map_err(|Full| keys.full())?;
             return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
         }
+        if estimate == 0 {
+            let look = |state: &mut A::State, at| rule.decide::<Timed>(state, at, 0);
+            let timed = keys.look(rule, spot, reading, look);
+            return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
+        }
         let charged = keys.table.with(rule, spot, reading, |state, at| {
             let (timed, receipt) = reserve::<_, Timed>(rule, state, at, estimate);
             let until = at.after(time_to_live).unwrap_or(Tick(i64::MAX));
