@@ -336,7 +336,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
     ) -> S::Reply<'a, Reserved> {
-        self.reserve_key(key, estimate, time_to_live.into(), None)
+        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), None)
     }
 
     /// [`reserve`](Self::reserve) at a time.
@@ -347,7 +347,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         time_to_live: impl Into<Ticks>,
         now: Tick,
     ) -> S::Reply<'a, Reserved> {
-        self.reserve_key(key, estimate, time_to_live.into(), Some(now))
+        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), Some(now))
     }
 
     /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state.
@@ -463,14 +463,14 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
-    fn reserve_key<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    fn reserve_key(
+        &self,
+        key: &[u8],
         estimate: Cost,
         time_to_live: Ticks,
         now: Option<Tick>,
-    ) -> S::Reply<'a, Reserved> {
-        let key: Box<[u8]> = key.as_ref().into();
+    ) -> S::Reply<'_, Reserved> {
+        let key: Box<[u8]> = key.into();
         let rule = self.rules.choose(&key);
         let told = self.told();
         let reply = self.store.reserve(rule.clone(), &key, estimate, time_to_live, now);
@@ -480,7 +480,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
             // A store that did not answer has charged nothing.
             let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
             let charged = if is_charged { estimate } else { 0 };
-            Reserved::new(decision, Reservation::new(key, charged, charge, time_to_live))
+            Reserved::new(decision, Reservation::new(key, charged, charge.into(), time_to_live))
         })
     }
 

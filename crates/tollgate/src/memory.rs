@@ -308,7 +308,7 @@ impl<C: Clock> Front<C> {
             let (answer, dropped) = part.step::<T>(at, agrees);
             match op {
                 Op::Force(..0) => {
-                    self.returns.returned(print.hash(), || rule.receipt(state), at, fresh)
+                    self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
                 }
                 Op::Reset => self.returns.was_reset(print.hash(), at),
                 _ => {}
