@@ -330,23 +330,23 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reserve<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    pub fn reserve(
+        &self,
+        key: impl AsRef<[u8]>,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
-    ) -> S::Reply<'a, Reserved> {
+    ) -> S::Reply<'_, Reserved> {
         self.reserve_key(key.as_ref(), estimate, time_to_live.into(), None)
     }
 
     /// [`reserve`](Self::reserve) at a time.
-    pub fn reserve_at<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    pub fn reserve_at(
+        &self,
+        key: impl AsRef<[u8]>,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
         now: Tick,
-    ) -> S::Reply<'a, Reserved> {
+    ) -> S::Reply<'_, Reserved> {
         self.reserve_key(key.as_ref(), estimate, time_to_live.into(), Some(now))
     }
 
