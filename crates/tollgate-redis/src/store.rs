@@ -932,8 +932,19 @@ pub(crate) async fn lower<J: Judge>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     let returns = key.of_returns();
-    let step = |seen: &Seen| step_lowering(judge, what, seen);
-    redis.transact(&[key, &returns], given, None, deadline, step).await?.map_err(Error::Settle)
+    let mut was_read = false;
+    let step = |seen: &Seen| {
+        was_read = true;
+        step_lowering(judge, what, seen)
+    };
+    match redis.transact(&[key, &returns], given, None, deadline, step).await {
+        Ok(lowered) => lowered.map_err(Error::Settle),
+        // Reading changes nothing: it is as if nothing had been sent.
+        Err(Error::Unavailable { reason, .. }) if !was_read => {
+            Err(Error::Unavailable { reason, sent: false })
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn step_lowering<J: Judge>(

@@ -340,24 +340,24 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reserve<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    pub fn reserve(
+        &self,
+        key: impl AsRef<[u8]>,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
-    ) -> S::Reply<'a, Reserved> {
-        self.reserve_key(key, estimate, time_to_live.into(), None)
+    ) -> S::Reply<'_, Reserved> {
+        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), None)
     }
 
     /// [`reserve`](Self::reserve) at a time.
-    pub fn reserve_at<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    pub fn reserve_at(
+        &self,
+        key: impl AsRef<[u8]>,
         estimate: Cost,
         time_to_live: impl Into<Ticks>,
         now: Tick,
-    ) -> S::Reply<'a, Reserved> {
-        self.reserve_key(key, estimate, time_to_live.into(), Some(now))
+    ) -> S::Reply<'_, Reserved> {
+        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), Some(now))
     }
 
     /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state.
@@ -473,14 +473,14 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
-    fn reserve_key<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
+    fn reserve_key(
+        &self,
+        key: &[u8],
         estimate: Cost,
         time_to_live: Ticks,
         now: Option<Tick>,
-    ) -> S::Reply<'a, Reserved> {
-        let key: Box<[u8]> = key.as_ref().into();
+    ) -> S::Reply<'_, Reserved> {
+        let key: Box<[u8]> = key.into();
         let rule = self.rules.choose(&key);
         let told = self.told();
         let reply = self.store.reserve(rule.clone(), &key, estimate, time_to_live, now);
@@ -490,7 +490,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
             // A store that did not answer has charged nothing.
             let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
             let charged = if is_charged { estimate } else { 0 };
-            Reserved::new(decision, Reservation::new(key, charged, charge, time_to_live))
+            Reserved::new(decision, Reservation::new(key, charged, charge.into(), time_to_live))
         })
     }
 

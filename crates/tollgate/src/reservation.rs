@@ -14,7 +14,7 @@ use tollgate_core::{Cost, Decision, Receipt, Tick, Ticks, Timed};
 pub struct Reservation {
     key: Box<[u8]>,
     charged: Cost,
-    charge: Charged,
+    charge: Box<Charged>,
     until: Tick,
     settled: bool,
 }
@@ -68,7 +68,12 @@ impl Reserved {
 }
 
 impl Reservation {
-    pub(crate) fn new(key: Box<[u8]>, charged: Cost, charge: Charged, time_to_live: Ticks) -> Self {
+    pub(crate) fn new(
+        key: Box<[u8]>,
+        charged: Cost,
+        charge: Box<Charged>,
+        time_to_live: Ticks,
+    ) -> Self {
         let until = charge.timed.at.after(time_to_live).unwrap_or(Tick(i64::MAX));
         Self { key, charged, charge, until, settled: false }
     }
@@ -98,7 +103,7 @@ impl Reservation {
     }
 
     /// Returns what the store charged.
-    pub(crate) const fn charge(&self) -> &Charged {
+    pub(crate) fn charge(&self) -> &Charged {
         &self.charge
     }
 

@@ -98,7 +98,7 @@ impl ReturnLog {
         if fresh.is_none_or(|fresh| fresh > now) && self.is_anything_reserved(now) {
             let number = self.next();
             self.note(key, now, |returns| {
-                returns.note(number, left(), now, fresh.unwrap_or(Tick(i64::MAX)))
+                returns.note(number, left(), now, fresh.unwrap_or(Tick(i64::MAX)));
             });
         }
     }
@@ -135,8 +135,7 @@ impl ReturnLog {
     }
 
     fn shard(&self, key: u128) -> MutexGuard<'_, Shard> {
-        #[expect(clippy::cast_possible_truncation, reason = "only some of its bits are needed")]
-        let index = key as usize % SHARDS;
+        let index = (key % SHARDS as u128) as usize;
         // Each step on it is whole before anything can panic.
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -60,9 +60,8 @@ fn holds(numbers: &Numbers, history: &[Use]) -> Result<(), String> {
                     burst + length * limit / window
                 }
                 Kind::SlidingWindowLog if length < window => limit,
-                Kind::SlidingWindowCounter if length < window => 2 * limit,
-                // Any interval shorter than a window lies in two of them.
-                Kind::FixedWindow if length < window => 2 * limit,
+                // An interval shorter than a window lies in two windows at most.
+                Kind::SlidingWindowCounter | Kind::FixedWindow if length < window => 2 * limit,
                 _ => continue,
             };
             let units = sum(from, to);
