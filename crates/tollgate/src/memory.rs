@@ -404,7 +404,9 @@ impl<C: Clock> Front<C> {
         if estimate == 0 {
             let look = |state: &mut A::State, at| rule.decide::<Timed>(state, at, 0);
             let timed = keys.look(rule, spot, reading, look);
-            return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
+            let until = timed.at.after(time_to_live).unwrap_or(Tick(i64::MAX));
+            let number = self.returns.reserved(until);
+            return Ok(Charged { timed, receipt: Receipt::Nothing, number, store });
         }
         let charged = keys.table.with(rule, spot, reading, |state, at| {
             let (timed, receipt) = reserve::<_, Timed>(rule, state, at, estimate);
