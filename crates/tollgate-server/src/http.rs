@@ -7,6 +7,7 @@
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
 //! | Who may ask, who may administer? | `roles.rs` |
+//! | Does a page of another site send it? | `identity.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
 //! | How is a scenario asked for? | `simulate.rs` |
@@ -25,6 +26,7 @@ mod body;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod headers;
+mod identity;
 mod overrides;
 mod page;
 mod policies;

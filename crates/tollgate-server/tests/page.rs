@@ -146,7 +146,7 @@ fn with_a_token_live_shows_clients_to_the_operator_only() {
 
 #[test]
 fn a_log_is_streamed_up_and_decided_as_the_command_does() {
-    drive("backtest", &Served::start(&[], None));
+    drive("backtest", &Served::start(&[], Some(POLICIES)));
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub(super) struct File {
     trusted_proxies: Vec<IpNet>,
     limits: Option<Spanned<Limits>>,
     #[serde(default)]
+    admin: Admin,
+    #[serde(default)]
     backtest: Backtest,
     #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
@@ -46,6 +48,17 @@ pub(super) struct File {
 struct Listen {
     http: Option<String>,
     resp: Option<String>,
+    /// The host names by which browsers may call the server, beside addresses and names that are not public.
+    #[serde(default)]
+    names: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Admin {
+    /// Whether every connection from loopback may use the admin verbs while no admin token is configured.
+    #[serde(default)]
+    loopback: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -250,7 +263,9 @@ impl File {
             store: self.store,
             snapshot: self.snapshot.map(|path| folder.join(path.into_inner())),
             snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
+            names: self.listen.names.iter().map(|name| name.to_ascii_lowercase()).collect(),
             tokens: Arc::new(tokens),
+            admin_on_loopback: self.admin.loopback,
             tls,
             trusted_proxies: self.trusted_proxies,
             limits,

@@ -60,7 +60,8 @@ mod tests {
         for line in lines {
             fields.append(FORWARDED_FOR, line.parse().unwrap());
         }
-        let peer = Peer { address: peer.map(|address| address.parse().unwrap()) };
+        let address = peer.map(|address| address.parse().unwrap());
+        let peer = Peer { address, is_same_user: false };
         let found = client(peer, &fields, &trusted).map(key);
         assert_eq!(found.as_deref(), expected, "{peer:?} {lines:?}");
     }

@@ -151,7 +151,7 @@ pub fn headers(input: &[u8]) {
         for line in lines {
             fields.append("x-forwarded-for", HeaderValue::from_bytes(line).ok()?);
         }
-        Some(address::client(Peer { address: peer }, &fields, &trusted))
+        Some(address::client(Peer { address: peer, is_same_user: false }, &fields, &trusted))
     };
     let Some(client) = found(&forwarded) else { return };
     let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));

@@ -123,7 +123,7 @@ impl Session {
             may_check: !tokens.guard_checks() || role.is_some(),
             may_administer: match tokens.guard_administration() {
                 true => role == Some(Role::Admin),
-                false => self.shared.is_operators(self.peer),
+                false => self.shared.is_operator(self.peer),
             },
         };
     }
@@ -205,18 +205,17 @@ impl Session {
         if self.access.may_administer {
             return true;
         }
-        let (kind, why) =
-            match (self.shared.settings.load().tokens.guard_administration(), self.token) {
-                (true, None) => {
-                    ("NOAUTH", "Authentication required: AUTH with an admin token first")
-                }
-                (true, Some(_)) => {
-                    ("NOPERM", "this is for the operator; your token lets you check")
-                }
-                (false, _) => {
-                    ("NOPERM", "only from the server's own machine, unless it has an admin token")
-                }
-            };
+        let (kind, why) = match (
+            self.shared.settings.load().tokens.guard_administration(),
+            self.token,
+        ) {
+            (true, None) => ("NOAUTH", "Authentication required: AUTH with an admin token first"),
+            (true, Some(_)) => ("NOPERM", "this is for the operator; your token lets you check"),
+            (false, _) => (
+                "NOPERM",
+                "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
+            ),
+        };
         self.refuse(kind, why, out);
         false
     }

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn holder(address: &str) -> Holder {
-        let peer = Peer { address: Some(address.parse().unwrap()) };
+        let peer = Peer::at(address.parse().unwrap());
         Holder::of(peer, &["10.0.0.0/8".parse().unwrap()])
     }
 
@@ -212,7 +212,7 @@ mod tests {
     fn a_trusted_proxy_brings_many() {
         let (holdings, limits) = (Arc::new(Holdings::default()), limits(4, 1, 0));
         let connect = |holder| holdings.connect(holder, &limits);
-        let local = Holder::of(Peer { address: None }, &[]);
+        let local = Holder::of(Peer { address: None, is_same_user: true }, &[]);
         let all = [
             connect(holder("10.0.0.1")),
             connect(holder("10.0.0.1")),
