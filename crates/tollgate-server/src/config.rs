@@ -43,6 +43,8 @@ pub(crate) struct Config {
     pub(crate) tls: Tls,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
+    /// Whether `CL.THROTTLE` is answered.
+    pub(crate) cl_throttle: bool,
     pub(crate) backtest_max_bytes: u64,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }

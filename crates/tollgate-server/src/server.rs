@@ -238,12 +238,12 @@ fn hello(one_time_token: Option<&str>, http: &Listener, resp: &Listener) -> Stri
             None => format!("curl {page}v1/check"),
         };
         // Writing to a string cannot fail.
-        let _ = writeln!(out, "  admin token of this run: {token}");
         let _ = writeln!(out, "  {curl} -d '{{\"policy\":\"demo\",\"key\":\"alice\"}}'");
         if let Some(port) = resp.port() {
             let _ = writeln!(out, "  redis-cli -p {port} TOLLGATE.CHECK demo alice");
             let _ = writeln!(out, "  redis-cli -p {port} CL.THROTTLE alice 4 10 60");
         }
+        let _ = writeln!(out, "admin token of this run: {token}");
         if http.port().is_some() {
             let _ = writeln!(out, "or open {page}#token={token} in a browser");
         }

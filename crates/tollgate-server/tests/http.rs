@@ -427,7 +427,8 @@ fn g4_who_is_blocked_before_and_after_a_reload_is_blocked_meanwhile() {
         for round in 0..30 {
             // Renamed: whoever looks after the file must not find half of it.
             let new = served.config().with_extension("new");
-            std::fs::write(&new, common::with_admin(&version(1_000_000 + round % 2))).expect("written");
+            std::fs::write(&new, common::with_admin(&version(1_000_000 + round % 2)))
+                .expect("written");
             std::fs::rename(&new, served.config()).expect("renamed");
             assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
         }

@@ -260,7 +260,7 @@ fn resp3_tells_a_decision_by_name() {
 
 #[test]
 fn clients_introduce_themselves_as_they_do_to_redis() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(DEMO));
     answers(
         &served,
         &[
@@ -489,7 +489,7 @@ fn e14_keys_are_bytes_of_any_kind() {
 
 #[test]
 fn throttled_clients_are_counted_as_those_of_policies_are() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(DEMO));
     // More than are looked at ahead, with something else among them.
     let mut pipeline = Vec::new();
     for _ in 0..40 {

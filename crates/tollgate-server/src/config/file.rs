@@ -38,6 +38,8 @@ pub(super) struct File {
     #[serde(default)]
     admin: Admin,
     #[serde(default)]
+    cl_throttle: ClThrottle,
+    #[serde(default)]
     backtest: Backtest,
     #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
@@ -59,6 +61,18 @@ struct Admin {
     /// Whether every connection from loopback may use the admin verbs while no admin token is configured.
     #[serde(default)]
     loopback: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ClThrottle {
+    enabled: bool,
+}
+
+impl Default for ClThrottle {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -269,6 +283,7 @@ impl File {
             tls,
             trusted_proxies: self.trusted_proxies,
             limits,
+            cl_throttle: self.cl_throttle.enabled,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
             policies: all,
         })

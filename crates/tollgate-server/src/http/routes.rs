@@ -198,7 +198,9 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
             questions::ask(gate, verb, query, &body, |bytes| caller.reserve(bytes)).await
         }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
-        Route::Reserve => questions::reserve(gate, &body::read(body, caller).await?).await,
+        Route::Reserve => {
+            questions::reserve(gate, caller.holder, &body::read(body, caller).await?).await
+        }
         Route::Settle => questions::settle(gate, &body::read(body, caller).await?).await,
         Route::Simulate => simulate::simulate(&body::read(body, caller).await?).await,
         Route::Explain => simulate::explain(&body::read(body, caller).await?).await,

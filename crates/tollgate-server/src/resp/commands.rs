@@ -48,6 +48,9 @@ struct Command {
 /// The longest name that a client may give itself, in bytes.
 const LONGEST_NAME: usize = 256;
 
+/// Longer ones are not even hashed: no token is as long.
+const LONGEST_TOKEN: usize = 1024;
+
 /// The version of Redis whose clients are understood.
 const REDIS_VERSION: &str = "7.2.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -112,6 +115,11 @@ impl Session {
     /// Room for bytes that this client makes the server hold, if there is any.
     pub(super) fn hold(&self, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
         self.shared.hold(self.shared.holder(self.peer), bytes, limits)
+    }
+
+    /// Whether the client may check: it has presented a token, or needs none.
+    pub(super) const fn may_check(&self) -> bool {
+        self.access.may_check
     }
 
     /// Asks what the client may do, by the configuration that is in force now.
@@ -242,6 +250,10 @@ impl Session {
 
     /// Takes a token if it is a right one; if not, it is told so. There are no users: any name will do.
     fn log_in(&mut self, token: &[u8], out: &mut Output) -> bool {
+        if token.len() > LONGEST_TOKEN {
+            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            return false;
+        }
         let given = Given::new(token);
         let role = {
             let settings = self.shared.settings.load();

@@ -38,7 +38,7 @@ struct Amount {
 }
 
 /// Whom a holding is counted to, beside all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Holder(Option<IpAddr>);
 
 /// Why there is no room for one more connection.
@@ -66,6 +66,11 @@ pub(crate) struct HeldBytes {
 }
 
 impl Holder {
+    /// Whether it is counted by itself, and not among all only.
+    pub(crate) const fn is_counted(self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) fn of(peer: Peer, trusted_proxies: &[IpNet]) -> Self {
         let address = peer.address.map(|address| address.to_canonical());
         Self(
