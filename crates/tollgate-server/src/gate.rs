@@ -267,7 +267,7 @@ impl Gate {
     pub(crate) fn policy(&self, name: &str) -> Result<Arc<Entry>, AskError> {
         let policies = self.policies.load();
         policies.get(name).cloned().ok_or_else(|| {
-            let nearest = self.suggestions.nearest(name, policies.keys());
+            let nearest = self.suggestions.nearest(name, policies.keys()).cloned();
             AskError::UnknownPolicy { name: name.into(), nearest }
         })
     }

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
+use futures_util::TryFutureExt as _;
 use ipnet::IpNet;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -146,7 +147,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         address => Backend::Redis(Redis::open(address)?),
     };
     if let Backend::Redis(redis) = &backend
-        && let Err(error) = redis.ping().await
+        && let Err(error) = redis.agree_on_slots().and_then(|()| redis.ping()).await
     {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }

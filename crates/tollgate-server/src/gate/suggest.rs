@@ -4,7 +4,6 @@
 //! lengths, for every policy. So long names are not compared, few policies are, and only so many names per second: unknown
 //! names by the million cost no more than any other error.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -30,22 +29,22 @@ impl Default for Suggestions {
 
 impl Suggestions {
     /// Returns the known name that is nearest to a wrong one, if one is near and there is time to look for it.
-    pub(super) fn nearest<'a>(
+    pub(super) fn nearest<K: AsRef<str> + Ord>(
         &self,
         name: &str,
-        known: impl Iterator<Item = &'a Arc<str>>,
-    ) -> Option<Arc<str>> {
+        known: impl Iterator<Item = K>,
+    ) -> Option<K> {
         if name.len() > LONGEST || !self.may_look(self.since.elapsed().as_secs()) {
             return None;
         }
-        let most = |known: &str| known.len() / 3 + 1;
+        let most = |known: &K| known.as_ref().len() / 3 + 1;
         known
-            .filter(|known| known.len().abs_diff(name.len()) <= most(known))
+            .filter(|known| known.as_ref().len().abs_diff(name.len()) <= most(known))
             .take(MOST_COMPARED)
-            .map(|known| (strsim::osa_distance(name, known), known))
+            .map(|known| (strsim::osa_distance(name, known.as_ref()), known))
             .filter(|(distance, known)| *distance <= most(known))
             .min()
-            .map(|(_, near)| near.clone())
+            .map(|(_, near)| near)
     }
 
     /// Counts a search, if there are not too many in this second already.
@@ -67,24 +66,20 @@ impl Suggestions {
 mod tests {
     use super::*;
 
-    fn names(names: &[&str]) -> Vec<Arc<str>> {
-        names.iter().copied().map(Arc::from).collect()
-    }
-
     #[test]
     fn the_nearest_name_is_found() {
-        let known = names(&["api", "login", "search"]);
-        let nearest = |name| Suggestions::default().nearest(name, known.iter());
-        assert_eq!(nearest("serach").as_deref(), Some("search"));
-        assert_eq!(nearest("logn").as_deref(), Some("login"));
+        let known = ["api", "login", "search"];
+        let nearest = |name| Suggestions::default().nearest(name, known.into_iter());
+        assert_eq!(nearest("serach"), Some("search"));
+        assert_eq!(nearest("logn"), Some("login"));
         assert_eq!(nearest("something else"), None);
     }
 
     #[test]
     fn j10_long_names_and_more_than_a_hundred_per_second_are_not_compared() {
-        let known = names(&["search"]);
+        let known = ["search"];
         let suggestions = Suggestions::default();
-        assert_eq!(suggestions.nearest(&"search".repeat(6), known.iter()), None);
+        assert_eq!(suggestions.nearest(&"search".repeat(6), known.into_iter()), None);
         let found = |second| (0..1_000).filter(|_| suggestions.may_look(second)).count();
         assert_eq!((found(7), found(7), found(8)), (100, 0, 100));
     }
