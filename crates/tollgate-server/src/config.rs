@@ -46,6 +46,7 @@ pub(crate) struct Config {
     /// Whether `CL.THROTTLE` is answered.
     pub(crate) cl_throttle: bool,
     pub(crate) backtest_max_bytes: u64,
+    pub(crate) backtest_max_memory: u64,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 
@@ -58,6 +59,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) cost: Cost,
     /// Where `authorize` finds the client.
     pub(crate) key: KeySource,
+    /// How many bits of an IPv6 address are one client.
+    pub(crate) ipv6_prefix: u8,
     pub(crate) on_failure: OnFailure,
     pub(crate) leases: Option<Leases>,
     /// Whether refusals of the store are remembered.

@@ -69,6 +69,8 @@ pub(crate) struct Entry {
     pub(crate) limiter: Limiter,
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
+    /// How many bits of an IPv6 address are one client.
+    pub(crate) ipv6_prefix: u8,
     metrics: PolicyMetrics,
 }
 
@@ -218,6 +220,7 @@ impl Gate {
             limiter,
             cost: policy.cost,
             key: policy.key.clone(),
+            ipv6_prefix: policy.ipv6_prefix,
             metrics: self.metrics.of_policy(name),
         }
     }

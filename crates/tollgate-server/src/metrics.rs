@@ -179,6 +179,8 @@ impl Metrics {
             let _ =
                 writeln!(out, "tollgate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
         }
+        let _ = writeln!(out, "# TYPE tollgate_reservations_open gauge");
+        let _ = writeln!(out, "tollgate_reservations_open {}", gate.reservations.open());
         if let Backend::Redis(redis) = gate.backend() {
             let counts = redis.counts();
             let mut count = |name: &str, value: u64| {

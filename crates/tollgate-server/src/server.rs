@@ -68,6 +68,8 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// The most bytes that are taken to be backtested.
     pub(crate) backtest_max_bytes: u64,
+    /// The most memory that the clients of a backtest may take.
+    pub(crate) backtest_max_memory: u64,
 }
 
 /// Who is at the other end of a connection.
@@ -114,6 +116,7 @@ impl Settings {
             trusted_proxies: config.trusted_proxies.clone(),
             limits: Limits { max_connections, ..config.limits },
             backtest_max_bytes: config.backtest_max_bytes,
+            backtest_max_memory: config.backtest_max_memory,
         }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
 pub(crate) const DEFAULT_RESP: &str = "127.0.0.1:6380";
 /// The largest log that can be sent, as it is sent.
 const DEFAULT_BACKTEST_BYTES: u64 = 256 * 1024 * 1024;
+/// The most memory that the clients of one may take.
+const DEFAULT_BACKTEST_MEMORY: u64 = 256 * 1024 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,6 +81,7 @@ impl Default for ClThrottle {
 #[serde(deny_unknown_fields)]
 struct Backtest {
     max_bytes: Option<u64>,
+    max_memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,6 +104,8 @@ pub(super) struct PolicyTable {
     pub(super) cost: Option<u64>,
     #[serde(default)]
     pub(super) key: KeySource,
+    /// How many bits of an IPv6 address are one client, for `key = "ip"`.
+    pub(super) ipv6_prefix: Option<u8>,
     #[serde(default)]
     pub(super) on_store_error: OnStoreError,
     /// How many servers share the quota, for `on_store_error = "local"`.
@@ -285,6 +290,7 @@ impl File {
             limits,
             cl_throttle: self.cl_throttle.enabled,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
+            backtest_max_memory: self.backtest.max_memory_bytes.unwrap_or(DEFAULT_BACKTEST_MEMORY),
             policies: all,
         })
     }

@@ -110,6 +110,11 @@ impl Reservations {
         })
     }
 
+    /// Returns how many are open.
+    pub(crate) fn open(&self) -> usize {
+        self.book().open.reservations
+    }
+
     /// Charges what it cost in the end.
     pub(crate) async fn settle(
         &self,
