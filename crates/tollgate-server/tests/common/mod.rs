@@ -144,6 +144,11 @@ impl Served {
         self.one_time_token.as_deref().expect("it was started without a configuration")
     }
 
+    /// The same; `None` if it was started with a configuration.
+    pub(crate) fn printed_token(&self) -> Option<&str> {
+        self.one_time_token.as_deref()
+    }
+
     /// Its configuration, to be changed.
     pub(crate) fn config(&self) -> &Path {
         self.config.as_deref().expect("it was started with one")
