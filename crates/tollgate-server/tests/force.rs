@@ -82,7 +82,7 @@ fn j2_every_key_in_redis_expires_within_the_bound() {
     let mut script = String::new();
     for round in 0..200_u64 {
         let (burst, period) = (100 + round * 977 % 5000, 1000 + round * 7919 % 500_000);
-        let _ = write!(script, "CL.THROTTLE k{round} {burst} 100 {period} {}\r\n", burst + 1);
+        let _ = write!(script, "CL.THROTTLE k{round} {burst} 1000 {period} {}\r\n", burst + 1);
         let _ = write!(script, "TOLLGATE.CHECK api k{round} COST {}\r\n", 1 + round * 4999);
     }
     exchange(&served, &script);
@@ -103,7 +103,12 @@ fn j2_numbers_that_change_take_the_memory_of_any_other_key() {
     let before = served.resident_kib();
     let mut script = String::new();
     for round in 0..KEYS {
-        let _ = write!(script, "CL.THROTTLE key-{round} {} {} 3600 1\r\n", round % 991, 1 + round);
+        let _ = write!(
+            script,
+            "CL.THROTTLE key-{round} {} {} 3600 100\r\n",
+            100 + round % 991,
+            1000 + round % 983
+        );
     }
     let replies = exchange(&served, &script);
     assert_eq!(replies.matches("*5\r\n:0\r\n").count() as u64, KEYS);
