@@ -57,7 +57,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     attack("resp-words", 1, 64, resp_words),
     attack("large-alls", 3, 64, large_alls),
     attack("unknown-names", 1, 16, unknown_names),
-    attack("reservations", 1, 32, reservations),
+    attack("reservations", 1, 128, reservations),
     Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
 ];
 
