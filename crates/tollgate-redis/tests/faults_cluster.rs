@@ -20,7 +20,7 @@ fn assert_all_expire(cluster: &Cluster) {
 /// The way to a cluster with a secret for its slots that is known to the tests, so that nothing of it is stored.
 fn open(cluster: &Cluster) -> Redis {
     let options = Options::default().slot_secret("of the tests");
-    Redis::with(&cluster_url(cluster), options).unwrap()
+    Redis::with(&cluster_url(cluster), options).expect("an address")
 }
 
 /// The slots of all keys of a cluster.
