@@ -24,6 +24,8 @@ def configuration(turn):
     if turn % 7 == 6:
         return "[policies.api]\nlimt = 5\n"
     return f"""
+[admin]
+loopback = true
 [policies.api]
 limit = {1000 + turn % 50}
 window = "1m"

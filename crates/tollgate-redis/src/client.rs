@@ -1,18 +1,19 @@
 //! The way to Redis, shared by all stores of a process.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use futures_util::future::join_all;
 use redis::{Client, ConnectionInfo, ErrorKind, RedisResult, ServerErrorKind, Value};
+use sha2::{Digest as _, Sha256};
 
 use crate::address::Address;
 use crate::error::{AddressError, Error};
 use crate::failure::OnFailure;
-use crate::key::Key;
+use crate::key::{Key, SlotSecret};
 use crate::node::Failure;
 use crate::routes::Routes;
 use crate::script::{By, Script};
@@ -28,6 +29,9 @@ pub struct Options {
     pub budget: Duration,
     /// How many connections there are to each server. One carries many calls at once.
     pub connections: usize,
+    /// The secret by which keys are spread over the slots of a cluster, the same for all servers of the fleet. Without it
+    /// they share one that the first of them stores in the cluster.
+    pub slot_secret: Option<Vec<u8>>,
     /// The certificates, in PEM, of who may vouch for a server, if they are not the system's.
     pub root_certificates: Option<Vec<u8>>,
 }
@@ -38,6 +42,7 @@ impl Default for Options {
             prefix: "tollgate:".into(),
             budget: Duration::from_millis(50),
             connections: 1,
+            slot_secret: None,
             root_certificates: None,
         }
     }
@@ -62,6 +67,13 @@ impl Options {
     #[must_use]
     pub const fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
+        self
+    }
+
+    /// A secret by which keys are spread over the slots of a cluster.
+    #[must_use]
+    pub fn slot_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.slot_secret = Some(secret.into());
         self
     }
 
@@ -106,6 +118,9 @@ pub(crate) struct Inner {
     /// What the server's clock is ahead of ours, in microseconds.
     ahead: AtomicI64,
     is_checked: AtomicBool,
+    /// The secret that keys are spread over the slots of a cluster by, once it is known.
+    slot_secret: OnceLock<SlotSecret>,
+    is_agreeing: AtomicBool,
 }
 
 impl Redis {
@@ -152,7 +167,12 @@ impl Redis {
             routes,
             ahead: AtomicI64::new(0),
             is_checked: AtomicBool::new(false),
+            slot_secret: OnceLock::new(),
+            is_agreeing: AtomicBool::new(false),
         };
+        if let Some(secret) = &inner.options.slot_secret {
+            let _ = inner.slot_secret.set(Sha256::digest(secret).into());
+        }
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -192,6 +212,34 @@ impl Redis {
         self.inner.routes.send(0, &ping, self.deadline()).await.map(|_| ()).map_err(error_of)
     }
 
+    /// Learns by which secret keys are spread over the slots of a cluster, within the time budget: the first server of a
+    /// fleet stores it. Who calls this before the first decision has no decision that fails for want of it. Without a
+    /// cluster, or with a [secret of its own](Options::slot_secret), it does nothing.
+    ///
+    /// # Errors
+    /// The cluster could not be asked. The next decision tries again.
+    pub async fn agree_on_slots(&self) -> Result<(), Error> {
+        if !self.is_cluster() || self.inner.slot_secret.get().is_some() {
+            return Ok(());
+        }
+        let (key, deadline) = (Key::of_secret(&self.inner.options.prefix), self.deadline());
+        let mut new = SlotSecret::default();
+        getrandom::fill(&mut new).map_err(|error| Error::Unavailable {
+            reason: error.to_string().into(),
+            sent: false,
+        })?;
+        let set = redis::cmd("SET").arg(&key.name).arg(&new[..]).arg("NX").take();
+        self.inner.routes.send(key.slot, &set, deadline).await.map_err(error_of)?;
+        let get = redis::cmd("GET").arg(&key.name).take();
+        match self.inner.routes.send(key.slot, &get, deadline).await.map_err(error_of)? {
+            Value::BulkString(secret) => {
+                let _ = self.inner.slot_secret.set(Sha256::digest(secret).into());
+                Ok(())
+            }
+            _ => Err(Error::Server { message: "the secret of the slots is no string".into() }),
+        }
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
     }
@@ -209,11 +257,39 @@ impl Redis {
     }
 
     pub(crate) fn key(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
-        Key::new(&self.inner.options.prefix, policy, client)
+        Key::new(&self.inner.options.prefix, self.known_secret()?, policy, client)
     }
 
     pub(crate) fn key_of_leases(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
-        Key::of_leases(&self.inner.options.prefix, policy, client)
+        Key::of_leases(&self.inner.options.prefix, self.known_secret()?, policy, client)
+    }
+
+    /// The secret of a cluster; elsewhere there is none.
+    fn known_secret(&self) -> Result<Option<&SlotSecret>, Error> {
+        if !self.is_cluster() {
+            return Ok(None);
+        }
+        if let Some(secret) = self.inner.slot_secret.get() {
+            return Ok(Some(secret));
+        }
+        self.begin_agreeing();
+        let reason = "the secret of the cluster's slots is not known yet".into();
+        Err(Error::Unavailable { reason, sent: false })
+    }
+
+    /// Learns in the background by which secret keys are spread over the slots.
+    fn begin_agreeing(&self) {
+        if self.inner.is_agreeing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let redis = self.clone();
+        tokio::spawn(async move {
+            let agreed = redis.agree_on_slots().await;
+            redis.inner.is_agreeing.store(false, Ordering::Relaxed);
+            if let Err(error) = agreed {
+                tracing::debug!(%error, "cannot read the secret of the cluster's slots; retrying");
+            }
+        });
     }
 
     /// Runs a script on keys of one slot, once. If the server has forgotten it, it is told again: it was not

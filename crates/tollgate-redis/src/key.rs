@@ -3,8 +3,9 @@
 //! `PREFIX{TAG}LENGTH:POLICY=CLIENT`, or `PREFIX{TAG}LENGTH:POLICY#DIGEST` for a long one. The length is that
 //! of the policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a
 //! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
-//! putting braces into its name, and all policies of one client are in one place. With `~` before `=` or `#` it is
-//! the key of what is out on lease, with `^` that of returns and resets.
+//! putting braces into its name, and all policies of one client are in one place. In a cluster the hash has a secret that
+//! the servers share: else a client could try out names until many are in one slot. With `~` before `=` or `#` it is the
+//! key of what is out on lease, with `^` that of returns and resets.
 
 use sha2::{Digest as _, Sha256};
 use tollgate::MAX_KEY_BYTES;
@@ -21,14 +22,32 @@ pub(crate) struct Key {
     pub(crate) slot: u16,
 }
 
+/// What tags are made with: a secret in a cluster, nothing elsewhere.
+pub(crate) type SlotSecret = [u8; 32];
+
 impl Key {
-    pub(crate) fn new(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
-        Self::marked(prefix, policy, b"", client)
+    pub(crate) fn new(
+        prefix: &str,
+        secret: Option<&SlotSecret>,
+        policy: &str,
+        client: &[u8],
+    ) -> Result<Self, Error> {
+        Self::marked(prefix, secret, policy, b"", client)
+    }
+
+    /// The key of the secret that the servers of a cluster share.
+    pub(crate) fn of_secret(prefix: &str) -> Self {
+        Self { name: format!("{prefix}{{slots}}secret").into_bytes(), slot: slot(b"slots") }
     }
 
     /// The key of what is out on lease of another, in the same slot.
-    pub(crate) fn of_leases(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
-        Self::marked(prefix, policy, b"~", client)
+    pub(crate) fn of_leases(
+        prefix: &str,
+        secret: Option<&SlotSecret>,
+        policy: &str,
+        client: &[u8],
+    ) -> Result<Self, Error> {
+        Self::marked(prefix, secret, policy, b"~", client)
     }
 
     /// The key of the returns and resets of this one, in the same slot: with `^` before the `=` or `#`.
@@ -43,11 +62,23 @@ impl Key {
         Self { name, slot: *slot }
     }
 
-    fn marked(prefix: &str, policy: &str, mark: &[u8], client: &[u8]) -> Result<Self, Error> {
+    fn marked(
+        prefix: &str,
+        secret: Option<&SlotSecret>,
+        policy: &str,
+        mark: &[u8],
+        client: &[u8],
+    ) -> Result<Self, Error> {
         if client.len() > MAX_KEY_BYTES {
             return Err(Error::KeyTooLong { bytes: client.len() });
         }
-        let tag = format!("{:04x}", xxhash_rust::xxh3::xxh3_64(client) & 0xffff);
+        let tag = match secret {
+            Some(secret) => {
+                let digest = Sha256::new().chain_update(secret).chain_update(client).finalize();
+                format!("{:02x}{:02x}", digest[0], digest[1])
+            }
+            None => format!("{:04x}", xxhash_rust::xxh3::xxh3_64(client) & 0xffff),
+        };
         let mut name = Vec::with_capacity(prefix.len() + policy.len() + client.len() + 16);
         name.extend_from_slice(prefix.as_bytes());
         name.extend_from_slice(format!("{{{tag}}}{}:{policy}", policy.len()).as_bytes());
@@ -79,7 +110,7 @@ mod tests {
     use super::*;
 
     fn name(policy: &str, client: &str) -> String {
-        let name = Key::new("tg:", policy, client.as_bytes()).unwrap().name;
+        let name = Key::new("tg:", None, policy, client.as_bytes()).unwrap().name;
         // Without the tag, in which few bits of the client are: they must differ all the same.
         String::from_utf8(name).unwrap().split_once('}').unwrap().1.to_owned()
     }
@@ -99,8 +130,8 @@ mod tests {
     #[test]
     fn what_is_out_on_lease_is_beside_its_key_and_is_no_clients_key() {
         for client in ["alice", "=alice", "~=alice", &"x".repeat(129)] {
-            let key = Key::new("tg:", "api", client.as_bytes()).unwrap();
-            let leases = Key::of_leases("tg:", "api", client.as_bytes()).unwrap();
+            let key = Key::new("tg:", None, "api", client.as_bytes()).unwrap();
+            let leases = Key::of_leases("tg:", None, "api", client.as_bytes()).unwrap();
             assert_eq!(key.slot, leases.slot);
             let rest =
                 String::from_utf8(leases.name).unwrap().split_once('}').unwrap().1.to_owned();
@@ -112,9 +143,9 @@ mod tests {
     #[test]
     fn returns_have_a_key_beside_the_clients() {
         for (policy, client) in [("api", "alice"), ("a=b}c:1", "x^=y"), ("", "}{"), ("7", "12:=")] {
-            let key = Key::new("tg:", policy, client.as_bytes()).unwrap();
+            let key = Key::new("tg:", None, policy, client.as_bytes()).unwrap();
             let returns = key.of_returns();
-            assert_eq!(returns, Key::marked("tg:", policy, b"^", client.as_bytes()).unwrap());
+            assert_eq!(returns, Key::marked("tg:", None, policy, b"^", client.as_bytes()).unwrap());
             assert_eq!(key.slot, returns.slot);
         }
     }
@@ -122,15 +153,33 @@ mod tests {
     #[test]
     fn a_client_cannot_choose_its_slot() {
         for client in ["{x}1", "{x}2", "a{x}b", "{}", "}{"] {
-            let key = Key::new("tg:", "api", client.as_bytes()).unwrap();
+            let key = Key::new("tg:", None, "api", client.as_bytes()).unwrap();
             let text = String::from_utf8(key.name).unwrap();
             let tag = text.split_once('{').unwrap().1.split_once('}').unwrap().0;
             assert_eq!(tag.len(), 4, "{text}");
             assert_eq!(key.slot, slot(tag.as_bytes()), "{text}");
         }
         let slots = ["{x}1", "{x}2", "{x}3"]
-            .map(|client| Key::new("", "", client.as_bytes()).unwrap().slot);
+            .map(|client| Key::new("", None, "", client.as_bytes()).unwrap().slot);
         assert!(slots[0] != slots[1] || slots[1] != slots[2]);
+    }
+
+    /// Twenty keys that share a slot under one secret do not share one under another.
+    #[test]
+    fn j13_a_client_cannot_choose_slots_without_the_secret() {
+        let slot_of = |secret: Option<&SlotSecret>, client: usize| {
+            Key::new("tg:", secret, "api", client.to_string().as_bytes()).unwrap().slot
+        };
+        let (known, secret) = ([1; 32], [2; 32]);
+        let wanted = slot_of(Some(&known), 0);
+        let chosen: Vec<_> =
+            (0..).filter(|client| slot_of(Some(&known), *client) == wanted).take(20).collect();
+        let slots: std::collections::HashSet<_> =
+            chosen.iter().map(|client| slot_of(Some(&secret), *client)).collect();
+        assert!(slots.len() >= 18, "{slots:?}");
+        let unkeyed: std::collections::HashSet<_> =
+            chosen.iter().map(|client| slot_of(None, *client)).collect();
+        assert!(unkeyed.len() >= 18, "{unkeyed:?}");
     }
 
     #[test]
@@ -141,7 +190,7 @@ mod tests {
     #[test]
     fn a_key_that_is_too_long_is_refused() {
         assert_eq!(
-            Key::new("", "", &vec![0; MAX_KEY_BYTES + 1]),
+            Key::new("", None, "", &vec![0; MAX_KEY_BYTES + 1]),
             Err(Error::KeyTooLong { bytes: MAX_KEY_BYTES + 1 })
         );
     }

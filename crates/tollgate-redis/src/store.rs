@@ -401,7 +401,13 @@ impl RedisStore {
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
         let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
-            return self.decide(rule, client, &self.key(client)?, op, now).await;
+            return match self.key(client) {
+                Ok(key) => self.decide(rule, client, &key, op, now).await,
+                Err(error @ Error::Unavailable { .. }) => {
+                    self.fall_back(error, rule, client, op, now)
+                }
+                Err(error) => Err(error),
+            };
         };
         let told = self.shared.near.ask(&prepared, client, cost);
         self.keep_sweeping(&prepared.terms);

@@ -10,11 +10,17 @@ use std::time::Instant;
 use common::{PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers};
 use futures_util::future::join_all;
 use tollgate::{RateLimiter, Source};
-use tollgate_redis::{Ask, Error, OnFailure, Redis, check_all};
+use tollgate_redis::{Ask, Error, OnFailure, Options, Redis, check_all};
 use tollgate_testkit::servers::{Cluster, Flavor, Proxy};
 
 fn assert_all_expire(cluster: &Cluster) {
     assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "these never expire");
+}
+
+/// The way to a cluster with a secret for its slots that is known to the tests, so that nothing of it is stored.
+fn open(cluster: &Cluster) -> Redis {
+    let options = Options::default().slot_secret("of the tests");
+    Redis::with(&cluster_url(cluster), options).expect("an address")
 }
 
 /// The slots of all keys of a cluster.
@@ -27,7 +33,7 @@ fn slots(cluster: &Cluster) -> HashSet<u16> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f6_a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
     let cluster = Cluster::start(Flavor::Redis, 3, 1);
-    let redis = Redis::open(&cluster_url(&cluster)).unwrap();
+    let redis = open(&cluster);
     let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
     until("ten are charged", async || {
         (limiter.check("alice").await.ok()?.remaining <= 990).then_some(())
@@ -121,8 +127,6 @@ async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
     let redis = patient(&format!("redis+cluster://{}", proxy.address()));
     let limiter = limiter(&redis, count(10), OnFailure::Deny);
     assert_eq!(limiter.check("alice").await.unwrap().remaining, 9);
-    let direct = patient(&node.url());
-    let direct = common::limiter(&direct, count(10), OnFailure::Deny);
 
     proxy.lose_next_reply_to("EVALSHA");
     let lost = limiter.check_n("alice", 4).await.unwrap();
@@ -131,7 +135,6 @@ async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
     let error = redis.last_error().expect("it says why");
     assert!(matches!(&*error, Error::Unavailable { sent: true, .. }), "{error:?}");
     assert_eq!(until_the_store_answers(&limiter, "alice").await, 5, "charged once");
-    assert_eq!(direct.peek_n("alice", 0).await.unwrap().remaining, 5);
     assert_all_expire(&cluster);
 }
 
@@ -260,4 +263,42 @@ async fn keys_of_different_slots_are_all_charged_or_given_back() {
     assert_eq!(addresses.peek_n("192.0.2.1", 0).await.unwrap().remaining, 0);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_all_expire(&cluster);
+}
+
+/// Servers that were told no secret share the one that the first of them stored: so they share quotas, and keys are where
+/// no client can foresee.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j13_servers_share_a_secret_for_slots_that_the_first_of_them_stored() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    let servers = [(); 3].map(|()| Redis::open(&cluster_url(&cluster)).unwrap());
+    for (server, used) in servers.iter().zip(1..) {
+        until("the secret is known", async || server.agree_on_slots().await.ok()).await;
+        let limiter = limiter(server, count(1_000), OnFailure::Deny);
+        let left = until("the store answers", async || {
+            let decision = limiter.check("alice").await.ok()?;
+            (decision.source == Source::Store).then_some(decision.remaining)
+        })
+        .await;
+        assert_eq!(left, 1_000 - used, "they share the quota");
+    }
+    let stored = cluster.keys_without_ttl();
+    assert_eq!(stored.len(), 1, "the secret stays");
+    assert!(stored[0].ends_with(b"{slots}secret"), "{stored:?}");
+    // Another fleet, with another secret, has the same client elsewhere.
+    let slots_of = async |secret: &str| {
+        let other = Cluster::start(Flavor::Redis, 1, 0);
+        let options = Options::default().slot_secret(secret);
+        let redis = Redis::with(&cluster_url(&other), options).unwrap();
+        let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
+        for client in 0..20 {
+            until("the store answers", async || {
+                let decision = limiter.check(client.to_string()).await.ok()?;
+                (decision.source == Source::Store).then_some(())
+            })
+            .await;
+        }
+        slots(&other)
+    };
+    let (one, other) = (slots_of("one").await, slots_of("other").await);
+    assert!(one.intersection(&other).count() <= 2, "{one:?} {other:?}");
 }

@@ -64,14 +64,12 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) unpacked_bytes: u64,
-    pub(crate) clients: usize,
-    /// Of all clients' names together.
-    pub(crate) name_bytes: usize,
+    /// The most memory that the clients' names, counts and states may take, by an estimate from above.
+    pub(crate) memory_bytes: u64,
 }
 
 impl Bounds {
-    pub(crate) const NONE: Self =
-        Self { unpacked_bytes: u64::MAX, clients: usize::MAX, name_bytes: usize::MAX };
+    pub(crate) const NONE: Self = Self { unpacked_bytes: u64::MAX, memory_bytes: u64::MAX };
 }
 
 /// How far it is: bytes of the inputs as they are stored, and lines.

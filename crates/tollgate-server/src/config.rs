@@ -35,11 +35,18 @@ pub(crate) struct Config {
     pub(crate) store: Option<String>,
     pub(crate) snapshot: Option<PathBuf>,
     pub(crate) snapshot_every: Option<Duration>,
+    /// The host names by which browsers may call the server, in lower case.
+    pub(crate) names: Vec<String>,
     pub(crate) tokens: Arc<Tokens>,
+    /// Whether every connection from loopback may use the admin verbs while no admin token is configured.
+    pub(crate) admin_on_loopback: bool,
     pub(crate) tls: Tls,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
+    /// Whether `CL.THROTTLE` is answered.
+    pub(crate) cl_throttle: bool,
     pub(crate) backtest_max_bytes: u64,
+    pub(crate) backtest_max_memory: u64,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 
@@ -52,6 +59,8 @@ pub(crate) struct PolicyConfig {
     pub(crate) cost: Cost,
     /// Where `authorize` finds the client.
     pub(crate) key: KeySource,
+    /// How many bits of an IPv6 address are one client.
+    pub(crate) ipv6_prefix: u8,
     pub(crate) on_failure: OnFailure,
     pub(crate) leases: Option<Leases>,
     /// Whether refusals of the store are remembered.
@@ -113,6 +122,9 @@ pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> 
     }
     writeln!(out, "tls {}", config.tls)?;
     writeln!(out, "auth {}", config.tokens)?;
+    if config.admin_on_loopback && !config.tokens.guard_administration() {
+        writeln!(out, "auth admin by every connection from loopback, too")?;
+    }
     writeln!(out, "limits {}", config.limits)?;
     for (name, policy) in &config.policies {
         writeln!(out, "policy {name}: {}", policy.tiers.base())?;

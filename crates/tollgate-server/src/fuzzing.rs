@@ -106,7 +106,7 @@ pub fn log_line(input: &[u8]) {
 }
 
 fn reported(log: Vec<u8>, piece: usize, plan: &Plan) -> Result<serde_json::Value, BacktestError> {
-    let bounds = Bounds { unpacked_bytes: 1 << 20, clients: 1000, name_bytes: 1 << 16 };
+    let bounds = Bounds { unpacked_bytes: 1 << 20, memory_bytes: 1 << 20 };
     let report: Report = backtest(vec![Input::upload(Pieces::new(log, piece))], plan, &bounds)?;
     assert_eq!(report.lines, report.requests + report.unreadable + report.without_key);
     for policy in &report.policies {

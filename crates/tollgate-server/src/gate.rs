@@ -4,9 +4,11 @@
 //! an answer is there at once, from Redis it comes later: [`Asked`] is either, so that a pipeline of questions to
 //! memory costs no more than the decisions.
 
+mod cell;
 mod hot;
 mod remembered;
 mod reservations;
+mod suggest;
 mod throttle;
 
 use std::collections::HashMap;
@@ -16,12 +18,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tollgate::{
-    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, PolicyError, RateLimiter,
-    Rules as _, StoreError, SystemClock, Tick, Tiers, UnknownTier,
+    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
+    StoreError, SystemClock, Tick, Tiers, UnknownTier,
 };
 use tollgate_redis::{Redis, RedisStore};
 
-use crate::config::{Config, KeySource, PolicyConfig};
+use crate::config::{Config, KeySource, Limits, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
 use crate::traces;
 
@@ -29,17 +31,21 @@ pub(crate) use hot::{Hot, HotClient};
 use remembered::RememberedPolicy;
 pub(crate) use remembered::{Remembered, Saved};
 pub(crate) use reservations::{Reservations, SettleFailure};
+use suggest::Suggestions;
 use throttle::Throttle;
-pub(crate) use throttle::ThrottleArguments;
+pub(crate) use throttle::{ThrottleArguments, ThrottleError};
 
 /// The policies in force and the store behind them.
 pub(crate) struct Gate {
     policies: ArcSwap<Policies>,
+    /// What one client may take, and whether `CL.THROTTLE` is answered.
+    limits: ArcSwap<(Limits, bool)>,
     backend: Backend,
     throttle: Throttle,
     throttled: Throttled,
     pub(crate) reservations: Reservations,
     pub(crate) hot: Hot,
+    suggestions: Suggestions,
     pub(crate) metrics: Metrics,
 }
 
@@ -63,6 +69,8 @@ pub(crate) struct Entry {
     pub(crate) limiter: Limiter,
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
+    /// How many bits of an IPv6 address are one client.
+    pub(crate) ipv6_prefix: u8,
     metrics: PolicyMetrics,
 }
 
@@ -121,6 +129,10 @@ pub(crate) enum AskError {
     KeyTooLong {
         bytes: usize,
     },
+    /// The server, the client's address or the key has as many open reservations as it may.
+    Reservations {
+        whose: &'static str,
+    },
     /// The store could not do it.
     Store(Box<str>),
 }
@@ -158,11 +170,13 @@ impl Gate {
         let throttled = Throttled { metrics: metrics.of_policy(&name), name };
         let gate = Self {
             policies: ArcSwap::default(),
+            limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
             backend,
             throttle,
             throttled,
             reservations: Reservations::default(),
             hot: Hot::default(),
+            suggestions: Suggestions::default(),
             metrics,
         };
         gate.put_all(config, remembered);
@@ -176,6 +190,7 @@ impl Gate {
     }
 
     fn put_all(&self, config: &Config, mut remembered: Remembered) {
+        self.limits.store(Arc::new((config.limits, config.cl_throttle)));
         let old = self.policies.load();
         let new = config.policies.iter().map(|(name, policy)| {
             let old = old.get(name).map(|entry| &**entry);
@@ -205,6 +220,7 @@ impl Gate {
             limiter,
             cost: policy.cost,
             key: policy.key.clone(),
+            ipv6_prefix: policy.ipv6_prefix,
             metrics: self.metrics.of_policy(name),
         }
     }
@@ -254,13 +270,8 @@ impl Gate {
     pub(crate) fn policy(&self, name: &str) -> Result<Arc<Entry>, AskError> {
         let policies = self.policies.load();
         policies.get(name).cloned().ok_or_else(|| {
-            let near =
-                policies.keys().map(|known| (strsim::damerau_levenshtein(name, known), known));
-            let near = near.filter(|(distance, known)| *distance <= known.len() / 3 + 1).min();
-            AskError::UnknownPolicy {
-                name: name.into(),
-                nearest: near.map(|(_, near)| near.clone()),
-            }
+            let nearest = self.suggestions.nearest(name, policies.keys()).cloned();
+            AskError::UnknownPolicy { name: name.into(), nearest }
         })
     }
 
@@ -275,13 +286,28 @@ impl Gate {
         &self.backend
     }
 
+    /// Returns what one client may take, by the configuration in force.
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits.load().0
+    }
+
+    /// Returns how many keys `CL.THROTTLE` has in memory; `None` if they are in Redis.
+    pub(crate) fn throttled_keys(&self) -> Option<tollgate::Usage> {
+        self.throttle.usage()
+    }
+
     /// Decides by limits that come with the request; the error is that of their numbers.
     pub(crate) fn throttle(
         self: &Arc<Self>,
         key: &[u8],
         arguments: ThrottleArguments,
         quantity: Cost,
-    ) -> Result<Asked<Decision>, PolicyError> {
+    ) -> Result<Asked<Decision>, ThrottleError> {
+        let (limits, is_on) = **self.limits.load();
+        if !is_on {
+            return Err(ThrottleError::Off);
+        }
+        arguments.check(limits.max_time_to_fresh)?;
         Ok(match self.throttle.ask(key, arguments, quantity)? {
             Asked::Now(told) => Asked::Now(told.inspect(|decision| self.throttled(key, decision))),
             Asked::Later(told) => {
@@ -620,6 +646,12 @@ impl fmt::Display for AskError {
             Self::UnknownPolicy { name, nearest: None } => write!(f, "no policy is named {name:?}"),
             Self::UnknownTier(unknown) => unknown.fmt(f),
             Self::KeyTooLong { bytes } => StoreError::KeyTooLong { bytes: *bytes }.fmt(f),
+            Self::Reservations { whose } => {
+                write!(
+                    f,
+                    "{whose} as many open reservations as it may; settle some, or let them expire"
+                )
+            }
             Self::Store(reason) => f.write_str(reason),
         }
     }

@@ -7,6 +7,7 @@
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
 //! | Who may ask, who may administer? | `roles.rs` |
+//! | Does a page of another site send it? | `identity.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
 //! | How is a scenario asked for? | `simulate.rs` |
@@ -25,6 +26,7 @@ mod body;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod headers;
+mod identity;
 mod overrides;
 mod page;
 mod policies;
@@ -42,7 +44,7 @@ pub(crate) use backtest::places as backtest_places;
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -97,6 +99,10 @@ struct Caller {
     limits: Limits,
     latency: Histogram,
     has_asked: AtomicBool,
+    /// Whether a request of the connection has presented a valid token.
+    has_authenticated: AtomicBool,
+    /// How many of its requests are being answered.
+    in_flight: AtomicUsize,
     is_http2: AtomicBool,
     /// Replies that are not taken yet, of HTTP/2.
     untaken: Arc<Untaken>,
@@ -122,6 +128,8 @@ pub(crate) async fn serve_connection(
         limits,
         latency,
         has_asked: AtomicBool::new(false),
+        has_authenticated: AtomicBool::new(false),
+        in_flight: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
         untaken: Arc::default(),
     });
@@ -135,7 +143,9 @@ pub(crate) async fn serve_connection(
     // Which protocol it is to be is awaited without a deadline of its own.
     let mut begun = pin!(tokio::time::sleep(limits.head_timeout));
     let mut neglected = pin!(caller.untaken.neglected(limits.write_timeout));
-    let (mut is_stopping, mut has_begun) = (false, false);
+    let needs_token = caller.shared.settings.load().tokens.guard_checks();
+    let mut authenticated = pin!(tokio::time::sleep(limits.auth_timeout));
+    let (mut is_stopping, mut has_begun, mut is_patient) = (false, false, needs_token);
     loop {
         tokio::select! {
             biased;
@@ -153,6 +163,15 @@ pub(crate) async fn serve_connection(
                 has_begun = true;
                 if !caller.has_asked.load(Ordering::Relaxed) {
                     return;
+                }
+            }
+            () = &mut authenticated, if is_patient => {
+                is_patient = false;
+                if !caller.has_authenticated.load(Ordering::Relaxed) {
+                    if caller.in_flight.load(Ordering::Relaxed) == 0 {
+                        return;
+                    }
+                    connection.as_mut().graceful_shutdown();
                 }
             }
             () = &mut neglected => {
@@ -220,6 +239,7 @@ async fn serve(
             return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
         }
     }
+    let _answering = Answering::count(&caller);
     let trace = Trace::of_request(&request, routes::template);
     let mut reply =
         trace.follow(routes::reply(&caller, request), |reply| Some(reply.status())).await;
@@ -277,6 +297,22 @@ impl Caller {
             ..=SMALL_BYTES => Ok(None),
             _ => self.hold(bytes).map(|held| Some(Reserved::new(held))).ok_or_else(no_room),
         }
+    }
+}
+
+/// A request that is counted while it is being answered.
+struct Answering<'a>(&'a AtomicUsize);
+
+impl<'a> Answering<'a> {
+    fn count(caller: &'a Caller) -> Self {
+        caller.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self(&caller.in_flight)
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

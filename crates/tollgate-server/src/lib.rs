@@ -17,6 +17,7 @@ mod http;
 mod logs;
 mod machine;
 mod metrics;
+mod random;
 mod repeats;
 mod replay;
 mod resp;

@@ -170,13 +170,17 @@ impl Metrics {
         let _ = writeln!(out, "tollgate_log_lines_lost_total {}", logs::lines_lost());
         let _ = writeln!(out, "# TYPE tollgate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tollgate_evictions counter");
-        for entry in gate.policies() {
-            let Some(usage) = entry.limiter.usage() else { continue };
-            let policy = entry.name.replace('\\', "\\\\").replace('"', "\\\"");
+        let policies = gate.policies();
+        let of_policies = policies.iter().map(|entry| (&*entry.name, entry.limiter.usage()));
+        for (policy, usage) in of_policies.chain([("CL.THROTTLE", gate.throttled_keys())]) {
+            let Some(usage) = usage else { continue };
+            let policy = policy.replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(out, "tollgate_keys_live{{policy=\"{policy}\"}} {}", usage.keys);
             let _ =
                 writeln!(out, "tollgate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
         }
+        let _ = writeln!(out, "# TYPE tollgate_reservations_open gauge");
+        let _ = writeln!(out, "tollgate_reservations_open {}", gate.reservations.open());
         if let Backend::Redis(redis) = gate.backend() {
             let counts = redis.counts();
             let mut count = |name: &str, value: u64| {

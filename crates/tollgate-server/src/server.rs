@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
+use futures_util::TryFutureExt as _;
 use ipnet::IpNet;
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tollgate_redis::Redis;
 
@@ -27,7 +29,7 @@ use crate::cli::Serve;
 use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate, Remembered};
 use crate::metrics::{Metrics, ReasonLabels};
-use crate::{http, resp, traces};
+use crate::{http, random, resp, traces};
 pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
 use holdings::{HeldConnection, Holdings, NoRoom};
 pub(crate) use listen::Connection;
@@ -59,10 +61,15 @@ pub(crate) type AskReload = mpsc::Sender<oneshot::Sender<Result<(), String>>>;
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) tokens: Arc<Tokens>,
+    pub(crate) admin_on_loopback: bool,
+    /// The host names by which browsers may call the server.
+    pub(crate) names: Vec<String>,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
     /// The most bytes that are taken to be backtested.
     pub(crate) backtest_max_bytes: u64,
+    /// The most memory that the clients of a backtest may take.
+    pub(crate) backtest_max_memory: u64,
 }
 
 /// Who is at the other end of a connection.
@@ -70,12 +77,26 @@ pub(crate) struct Settings {
 pub(crate) struct Peer {
     /// Its address; `None` over a Unix socket.
     pub(crate) address: Option<IpAddr>,
+    /// Whether it is a process of the server's own user or of root, over a Unix socket.
+    pub(crate) is_same_user: bool,
 }
 
 impl Peer {
-    /// Whether it is on this machine.
-    pub(crate) fn is_local(self) -> bool {
-        self.address.is_none_or(|address| address.to_canonical().is_loopback())
+    /// Returns the peer of a TCP connection.
+    pub(crate) const fn at(address: IpAddr) -> Self {
+        Self { address: Some(address), is_same_user: false }
+    }
+
+    /// Returns the peer of a connection over a Unix socket, by the user that the kernel reports.
+    fn of_socket(stream: &UnixStream) -> Self {
+        let own = rustix::process::geteuid().as_raw();
+        let user = stream.peer_cred().map(|peer| peer.uid());
+        Self { address: None, is_same_user: user.is_ok_and(|user| user == own || user == 0) }
+    }
+
+    /// Whether it connects over loopback.
+    pub(crate) fn is_loopback(self) -> bool {
+        self.address.is_some_and(|address| address.to_canonical().is_loopback())
     }
 }
 
@@ -90,9 +111,12 @@ impl Settings {
         let max_connections = descriptors::connections(config.limits.max_connections);
         Self {
             tokens: config.tokens.clone(),
+            admin_on_loopback: config.admin_on_loopback,
+            names: config.names.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
             limits: Limits { max_connections, ..config.limits },
             backtest_max_bytes: config.backtest_max_bytes,
+            backtest_max_memory: config.backtest_max_memory,
         }
     }
 }
@@ -112,9 +136,13 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     descriptors::raise();
     // Before it is read: what changes from now on is noticed.
     let watched = options.config.as_deref().map(Watched::new);
-    let config = match &options.config {
-        Some(path) => Config::read(path)?,
-        None => Config::demo(),
+    let (config, one_time_token) = match &options.config {
+        Some(path) => (Config::read(path)?, None),
+        None => {
+            let token = random::token();
+            let tokens = Arc::new(Tokens::with_admin(&token));
+            (Config { tokens, ..Config::demo() }, Some(token))
+        }
     };
     let store = options.store.as_deref().or(config.store.as_deref()).unwrap_or("memory");
     let backend = match store {
@@ -122,7 +150,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         address => Backend::Redis(Redis::open(address)?),
     };
     if let Backend::Redis(redis) = &backend
-        && let Err(error) = redis.ping().await
+        && let Err(error) = redis.agree_on_slots().and_then(|()| redis.ping()).await
     {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }
@@ -144,7 +172,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
     let resp =
         Listener::bind(resp).await.with_context(|| format!("cannot listen for RESP on {resp}"))?;
     shared.is_ready.store(true, Ordering::Release);
-    say(hello(options, &http, &resp));
+    say(hello(one_time_token.as_deref(), &http, &resp));
     notify::ready();
 
     let (stop, stopped) = watch::channel(false);
@@ -202,9 +230,9 @@ fn say(text: String) {
 }
 
 /// Where it listens and what to try. Scripts read this: an address a line, then `tollgate ready`.
-fn hello(options: &Serve, http: &Listener, resp: &Listener) -> String {
+fn hello(one_time_token: Option<&str>, http: &Listener, resp: &Listener) -> String {
     let mut out = format!("http {http}\nresp {resp}\ntollgate ready\n");
-    if options.config.is_none() {
+    if let Some(token) = one_time_token {
         out.push_str(
             "no configuration was given; the policy \"demo\" allows 5 at once and 10 a minute. Try:\n",
         );
@@ -219,8 +247,9 @@ fn hello(options: &Serve, http: &Listener, resp: &Listener) -> String {
             let _ = writeln!(out, "  redis-cli -p {port} TOLLGATE.CHECK demo alice");
             let _ = writeln!(out, "  redis-cli -p {port} CL.THROTTLE alice 4 10 60");
         }
+        let _ = writeln!(out, "admin token of this run: {token}");
         if http.port().is_some() {
-            let _ = writeln!(out, "or open {page} in a browser");
+            let _ = writeln!(out, "or open {page}#token={token} in a browser");
         }
     }
     out
@@ -291,13 +320,19 @@ impl Shared {
         self.holdings.hold(holder, bytes, limits)
     }
 
-    /// Whether who is at the other end may be the operator without a token: on this machine, and no proxy that brings others.
-    pub(crate) fn is_operators(&self, peer: Peer) -> bool {
-        peer.is_local()
-            && !peer.address.is_some_and(|address| {
-                let address = address.to_canonical();
-                self.settings.load().trusted_proxies.iter().any(|net| net.contains(&address))
-            })
+    /// Whether a peer may use the admin verbs without a token: a process of the same user or of root over a Unix socket,
+    /// or, if the configuration opens it, a connection from loopback that is not a trusted proxy's.
+    pub(crate) fn is_operator(&self, peer: Peer) -> bool {
+        let opened = peer.is_loopback() && self.settings.load().admin_on_loopback;
+        peer.is_same_user || (opened && !self.is_trusted_proxy(peer))
+    }
+
+    /// Whether a peer is a proxy that the configuration trusts to name its clients.
+    pub(crate) fn is_trusted_proxy(&self, peer: Peer) -> bool {
+        peer.address.is_some_and(|address| {
+            let address = address.to_canonical();
+            self.settings.load().trusted_proxies.iter().any(|net| net.contains(&address))
+        })
     }
 
     /// Shows new certificates, as far as that can be changed while it runs.

@@ -597,7 +597,7 @@ const QUERY: &str = "policy=token_bucket+3/10s%20burst+5&policy=gcra+1/s&suggest
 
 #[test]
 fn a_log_that_is_sent_is_told_of_as_the_command_does() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(""));
     let log = combined(&requests(2_000)) + "garbage\n";
     let options = ["--policy", POLICY, "--policy", "gcra 1/s", "--suggest", "90", "--top", "3"];
     let mut expected = report(&options, &log);
@@ -646,7 +646,7 @@ fn what_is_sent_is_bounded_packed_and_unpacked() {
 
 #[test]
 fn mistakes_in_what_is_sent_are_problems() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(""));
     let log = combined(&requests(10));
     for (query, expected) in [
         ("", "parameter \"policy\": found 0; expected 1 to 8"),
@@ -676,7 +676,7 @@ fn mistakes_in_what_is_sent_are_problems() {
 
 #[test]
 fn only_the_operator_may_send_logs() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(""));
     let mut client = Client::connect(served.http());
     client.send("POST /v1/backtest?policy=gcra+1/s", &[("x-forwarded-for", "192.0.2.1")], b"");
     assert_eq!(client.read().expect("a reply").status, 403);
@@ -702,7 +702,7 @@ fn begin(address: &str, line: &str) -> Client {
 
 #[test]
 fn two_are_decided_at_a_time_and_whoever_leaves_makes_room() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(""));
     let line = combined_line(&Request { client: "192.0.2.1".into(), second: START_S });
     let mut both = [begin(served.http(), &line), begin(served.http(), &line)];
     let refused = upload(served.http(), "policy=gcra+1/s", line.as_bytes());

@@ -391,8 +391,11 @@ fn an_override_of_the_configuration_is_listed_and_goes_with_it_only() {
     let removed = remove();
     assert_eq!((removed.status, removed.json()), (200, of_file));
 
-    std::fs::write(served.config(), "[policies.api]\nlimit = 10\nwindow = \"1h\"\n")
-        .expect("written");
+    std::fs::write(
+        served.config(),
+        common::with_admin("[policies.api]\nlimit = 10\nwindow = \"1h\"\n"),
+    )
+    .expect("written");
     assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
     assert_eq!(listed(), json!([]));
     assert_eq!(remove().status, 404);
@@ -424,7 +427,8 @@ fn g4_who_is_blocked_before_and_after_a_reload_is_blocked_meanwhile() {
         for round in 0..30 {
             // Renamed: whoever looks after the file must not find half of it.
             let new = served.config().with_extension("new");
-            std::fs::write(&new, version(1_000_000 + round % 2)).expect("written");
+            std::fs::write(&new, common::with_admin(&version(1_000_000 + round % 2)))
+                .expect("written");
             std::fs::rename(&new, served.config()).expect("renamed");
             assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
         }

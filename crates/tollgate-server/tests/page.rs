@@ -31,6 +31,9 @@ const POLICIES: &str = r#"
     window = "1h"
 "#;
 
+/// The policy of a server without a configuration, with the admin verbs open.
+const DEMO: &str = include_str!("../src/demo.toml");
+
 /// Runs a case of `page/` in the browser, one at a time; what it prints.
 #[track_caller]
 fn drive(case: &str, served: &Served) -> String {
@@ -46,6 +49,7 @@ fn drive(case: &str, served: &Served) -> String {
         .arg(format!("http://{}/", served.http()))
         .env("TOLLGATE_BROWSER", clients.join("browser"))
         .env("TOLLGATE", env!("CARGO_BIN_EXE_tollgate"))
+        .env("ONE_TIME_TOKEN", served.printed_token().unwrap_or_default())
         .output()
         .expect("node runs: run scripts/install-test-clients");
     let told = String::from_utf8_lossy(&output.stdout);
@@ -55,18 +59,23 @@ fn drive(case: &str, served: &Served) -> String {
 }
 
 #[test]
+fn a_link_hands_the_printed_token_over_to_the_page() {
+    drive("handed-token", &Served::start(&[], None));
+}
+
+#[test]
 fn every_tab_opens_by_mouse_and_by_keyboard() {
-    drive("tabs", &Served::start(&[], None));
+    drive("tabs", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
 fn dragging_a_slider_redraws_and_the_address_brings_it_back() {
-    println!("{}", drive("dragging", &Served::start(&[], None)));
+    println!("{}", drive("dragging", &Served::start(&[], Some(DEMO))));
 }
 
 #[test]
 fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
-    let printed = drive("plotted", &Served::start(&[], None));
+    let printed = drive("plotted", &Served::start(&[], Some(DEMO)));
     let mut compared = 0;
     for line in printed.lines() {
         let plotted: Value = serde_json::from_str(line).unwrap();
@@ -99,22 +108,22 @@ const fn micros(micros: u64) -> Ticks {
 
 #[test]
 fn time_can_be_played_paused_and_stepped() {
-    drive("playback", &Served::start(&[], None));
+    drive("playback", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
 fn a_scenario_that_is_refused_says_why_and_the_next_is_drawn() {
-    drive("refused", &Served::start(&[], None));
+    drive("refused", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
 fn a_decision_is_explained_by_the_servers_arithmetic() {
-    drive("explain", &Served::start(&[], None));
+    drive("explain", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
 fn a_lane_gives_its_policy_as_toml_and_as_rust() {
-    drive("code", &Served::start(&[], None));
+    drive("code", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
@@ -124,12 +133,12 @@ fn one_clients_spam_does_not_touch_another() {
 
 #[test]
 fn it_fits_a_phone() {
-    drive("phone", &Served::start(&[], None));
+    drive("phone", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
 fn dark_and_light_differ_and_both_can_be_read() {
-    drive("theme", &Served::start(&[], None));
+    drive("theme", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
@@ -146,7 +155,7 @@ fn with_a_token_live_shows_clients_to_the_operator_only() {
 
 #[test]
 fn a_log_is_streamed_up_and_decided_as_the_command_does() {
-    drive("backtest", &Served::start(&[], None));
+    drive("backtest", &Served::start(&[], Some(POLICIES)));
 }
 
 #[test]
@@ -156,7 +165,7 @@ fn h6_a_script_for_a_name_is_text_wherever_it_is_shown() {
 
 #[test]
 fn a_browser_gets_the_page_and_others_a_few_lines() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(DEMO));
     let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     let page = ask(served.http(), "GET /", &[("accept", browser)], "");
     assert_eq!(page.field("content-type"), Some("text/html; charset=utf-8"));
@@ -173,7 +182,7 @@ fn a_browser_gets_the_page_and_others_a_few_lines() {
 
 #[test]
 fn h6_the_page_may_run_its_own_files_and_nothing_else() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(DEMO));
     for path in ["/", "/page/main.js", "/page/style.css"] {
         let reply = ask(served.http(), &format!("GET {path}"), &[("accept", "text/html")], "");
         let policy = reply.field("content-security-policy").unwrap();
@@ -197,7 +206,7 @@ fn h6_the_page_may_run_its_own_files_and_nothing_else() {
 
 #[test]
 fn a_file_that_is_known_is_not_sent_again() {
-    let served = Served::start(&[], None);
+    let served = Served::start(&[], Some(DEMO));
     let first = get(served.http(), "/page/uplot.js");
     assert_eq!((first.status, first.field("cache-control")), (200, Some("no-cache")));
     let tag = first.field("etag").unwrap();

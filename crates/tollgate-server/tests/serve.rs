@@ -185,7 +185,7 @@ fn g1_a_bad_file_changes_nothing_and_is_told() {
     assert!(status.contains(" 422 ") || status.contains(" 409 "), "{status}");
     assert!(told.to_string().contains("did you mean `limit`?"), "{told}");
     // And a good one is taken, also after the mistake.
-    std::fs::write(served.config(), API.replace('3', "5")).expect("written");
+    std::fs::write(served.config(), common::with_admin(&API.replace('3', "5"))).expect("written");
     soon("the new limit", || limit(&served) == 5);
 }
 
@@ -196,8 +196,11 @@ fn g2_a_symlink_swap_and_a_rename_are_taken_whole() {
     // As Kubernetes does: the name is a link to a link to a folder, which is swapped.
     for (version, limit) in [("one", "3"), ("two", "4")] {
         std::fs::create_dir_all(folder.join(version)).expect("a folder");
-        std::fs::write(folder.join(version).join("tollgate.toml"), API.replace('3', limit))
-            .expect("written");
+        std::fs::write(
+            folder.join(version).join("tollgate.toml"),
+            common::with_admin(&API.replace('3', limit)),
+        )
+        .expect("written");
     }
     std::os::unix::fs::symlink("one", folder.join("data")).expect("a link");
     std::os::unix::fs::symlink("data/tollgate.toml", folder.join("tollgate.toml")).expect("a link");
@@ -212,8 +215,11 @@ fn g2_a_symlink_swap_and_a_rename_are_taken_whole() {
     assert_eq!(check(&served, "alice")["remaining"], 2);
     // A file that is being rewritten is not taken before it rests, though it is a configuration all the time.
     for round in 0..40 {
-        std::fs::write(folder.join("two/tollgate.toml"), API.replace('3', &format!("1{round:02}")))
-            .expect("written");
+        std::fs::write(
+            folder.join("two/tollgate.toml"),
+            common::with_admin(&API.replace('3', &format!("1{round:02}"))),
+        )
+        .expect("written");
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(limit(&served), 4, "a file that was still being written was taken");
     }
@@ -241,7 +247,8 @@ fn g4_under_load_every_decision_is_by_one_version() {
             seen
         });
         for round in 1..6 {
-            std::fs::write(served.config(), config(versions[round % 2])).expect("written");
+            std::fs::write(served.config(), common::with_admin(&config(versions[round % 2])))
+                .expect("written");
             served.signal("HUP");
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -88,7 +88,7 @@ fn reload(served: &Served, round: usize) {
             3 => "[policies.api]\nlimt = 5\n".to_owned(),
             _ => configuration(5 + round + turn),
         };
-        std::fs::write(served.config(), text).expect("it can be changed");
+        std::fs::write(served.config(), common::with_admin(&text)).expect("it can be changed");
         let mut stream = TcpStream::connect(served.http()).expect("it listens");
         let request = "POST /v1/admin/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
         stream.write_all(request.as_bytes()).expect("it is there");

@@ -660,6 +660,46 @@ impl<C: Clock> MemoryStore<Plan, C> {
     }
 }
 
+/// Snapshots of the keys of any rule whose states stand for themselves, whatever the numbers of the rule that encodes and
+/// decodes them.
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// Writes the states of its keys into a snapshot, by a name, and returns how many there are.
+    ///
+    /// # Errors
+    /// The snapshot cannot be written to.
+    pub fn save_states(
+        &self,
+        rule: &A,
+        name: &str,
+        snapshot: &mut SnapshotWriter<impl Write>,
+    ) -> io::Result<u64> {
+        let table = &self.keys.table;
+        snapshot.put_table((name, &[]), &self.front.hasher, table, |state, listed| {
+            listed.add_state(|out| rule.encode(state, out));
+        })
+    }
+
+    /// Returns a store with the keys that [`save_states`](Self::save_states) wrote.
+    ///
+    /// # Errors
+    /// The snapshot is damaged, or its states are not this rule's.
+    ///
+    /// # Panics
+    /// If the system has no address space for so many keys.
+    pub fn restored_states(
+        rule: &A,
+        capacity: Capacity,
+        clock: C,
+        section: &mut Section<'_, impl Read>,
+    ) -> Result<Self, SnapshotError> {
+        let (known_bits, hasher) = section.hashes();
+        let reading = Reading::of(&clock);
+        let keys = Keys::knowing(known_bits, capacity);
+        section.each_state(rule, |key, state| keys.keep(rule, key, state, reading))?;
+        Ok(Self { keys, front: Front::with(hasher, clock) })
+    }
+}
+
 impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     type Reply<'a, T: 'a> = Result<T, StoreError>;
 

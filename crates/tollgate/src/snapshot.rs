@@ -17,7 +17,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm as _, DecodeError, Policy, Standing, Tick};
+use tollgate_core::{Algorithm, DecodeError, Policy, Standing, Tick};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::allowance::Allowance;
@@ -368,6 +368,18 @@ impl Listed<'_> {
     }
 }
 
+impl Listed<'_> {
+    /// Adds a state that stands for itself, without a policy.
+    pub(crate) fn add_state(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        put_number(self.states, 0);
+        let mut state = Vec::new();
+        encode(&mut state);
+        put_number(self.states, state.len() as u64);
+        self.states.append(&mut state);
+        self.count += 1;
+    }
+}
+
 impl<R: Read> SnapshotReader<R> {
     /// Begins to read one.
     ///
@@ -670,6 +682,34 @@ impl<R: Read> Section<'_, R> {
                         allowances.push(snapshot.allowance()?);
                     }
                     show(u128::from_be_bytes(key).into(), Kept::of(under, &allowances));
+                }
+                _ => return Err(snapshot.field("entry")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<R: Read> Section<'_, R> {
+    /// Shows all keys, with states that stand for themselves.
+    pub(crate) fn each_state<A: Algorithm>(
+        &mut self,
+        rule: &A,
+        mut show: impl FnMut(Fingerprint, A::State),
+    ) -> Result<(), SnapshotError> {
+        let Self { snapshot, .. } = self;
+        while let Some(key_bytes) = snapshot.unread {
+            match snapshot.byte()? {
+                END => snapshot.unread = None,
+                KEY => {
+                    let mut key = [0; 16];
+                    snapshot.exactly(&mut key[..key_bytes])?;
+                    if (snapshot.number()?, snapshot.number()?) != (1, 0) {
+                        return Err(snapshot.field("number of states"));
+                    }
+                    let state = snapshot.bytes()?;
+                    let state = rule.decode(&state).map_err(|error| snapshot.state(error))?;
+                    show(u128::from_be_bytes(key).into(), state);
                 }
                 _ => return Err(snapshot.field("entry")),
             }

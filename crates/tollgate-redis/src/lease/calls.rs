@@ -127,7 +127,7 @@ mod tests {
             let policy = policy(&mut random);
             let prepared = store.prepare(&policy).unwrap();
             let key = store.key(client.as_bytes()).unwrap();
-            let leases = Key::of_leases("tollgate:", "api", client.as_bytes()).unwrap();
+            let leases = Key::of_leases("tollgate:", None, "api", client.as_bytes()).unwrap();
             let keys = Keys { client: &key, leases: &leases };
             let mut now = 1_700_000_000_000_000 + random.i64(0..1_000_000);
             let mut state = None;

@@ -117,7 +117,7 @@ impl Load {
         let meter = meter.named(METER).build().expect("a valid policy");
         let processes: Vec<Process> = (0..PROCESSES)
             .map(|index| {
-                let options = Options::default().budget(budget);
+                let options = Options::default().budget(budget).slot_secret("of the chaos");
                 let redis = Redis::with(&addresses[index % addresses.len()], options)
                     .expect("a valid address");
                 let limiter = |policy: &Policy| {

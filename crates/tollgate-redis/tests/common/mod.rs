@@ -31,7 +31,8 @@ pub(crate) fn count(limit: Cost) -> Policy {
 
 /// Redis with a budget that a loaded machine keeps.
 pub(crate) fn patient(url: &str) -> Redis {
-    Redis::with(url, Options::default().budget(AMPLE)).expect("an address")
+    Redis::with(url, Options::default().budget(AMPLE).slot_secret("of the tests"))
+        .expect("an address")
 }
 
 /// A limiter that asks the server for each decision: what is tested is the server.

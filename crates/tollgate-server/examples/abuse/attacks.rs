@@ -52,8 +52,101 @@ pub(crate) const ATTACKS: &[Attack] = &[
     attack("http2-pings-unread", 1, 64, pings),
     attack("simulations", 4, 64, simulations),
     attack("connections", 2, 64, connections),
+    attack("throttle-numbers", 1, 128, throttle_numbers),
+    attack("throttle-years", 1, 16, throttle_years),
+    attack("resp-words", 1, 64, resp_words),
+    attack("large-alls", 3, 64, large_alls),
+    attack("unknown-names", 1, 16, unknown_names),
+    attack("reservations", 1, 128, reservations),
     Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
 ];
+
+/// Sends what is made for each round, 1000 commands at a time, and reads what comes back.
+fn resp_rounds(server: &Server, over: &AtomicBool, command: impl Fn(u64) -> String) {
+    let Some(mut stream) = open(server.resp) else { return };
+    let Ok(mut reading) = stream.try_clone() else { return };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut piece = vec![0; 1 << 16];
+            while reading.read(&mut piece).is_ok_and(|read| read > 0) {}
+        });
+        let mut round = 0;
+        while goes_on(over) {
+            let script: String = (round..round + 1000).map(&command).collect();
+            if stream.write_all(script.as_bytes()).is_err() {
+                break;
+            }
+            round += 1000;
+        }
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    });
+}
+
+/// Sends a request again and again over one connection.
+fn http_rounds(server: &Server, over: &AtomicBool, path: &str, body: impl Fn(u64) -> String) {
+    let mut round = 0;
+    while goes_on(over) {
+        let Some(mut stream) = open(server.http) else { return };
+        while goes_on(over) {
+            let body = body(round);
+            round += 1;
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            let sent =
+                stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+            let mut reply = [0; 4096];
+            if sent.is_err() || stream.read(&mut reply).map_or(true, |read| read == 0) {
+                break;
+            }
+        }
+    }
+}
+
+/// `CL.THROTTLE` with other numbers for every key.
+fn throttle_numbers(server: &Server, _: usize, over: &AtomicBool) {
+    resp_rounds(server, over, |round| {
+        format!("CL.THROTTLE key-{round} {} {} 3600\r\n", round % 991, 1 + round)
+    });
+}
+
+/// `CL.THROTTLE` with numbers that would be kept for 126 years.
+fn throttle_years(server: &Server, _: usize, over: &AtomicBool) {
+    resp_rounds(server, over, |round| {
+        format!("CL.THROTTLE key-{round} 1000000 1 4000 1000000\r\n")
+    });
+}
+
+/// 900 connections that send lines of many words, and then nothing.
+fn resp_words(server: &Server, _: usize, over: &AtomicBool) {
+    let line = format!("{}\r\n", "a ".repeat(32_000));
+    keep_open(server.resp, 900, over, |stream| {
+        let _ = stream.write_all(line.as_bytes());
+    });
+}
+
+/// `all` with as many items as a body holds.
+fn large_alls(server: &Server, place: usize, over: &AtomicBool) {
+    let items: Vec<_> =
+        (0..10_000).map(|key| format!(r#"{{"policy":"keys","key":"{place}-{key}"}}"#)).collect();
+    let body = format!(r#"{{"all":[{}]}}"#, items.join(","));
+    http_rounds(server, over, "/v1/check", |_| body.clone());
+}
+
+/// Names of policies that there are not.
+fn unknown_names(server: &Server, _: usize, over: &AtomicBool) {
+    resp_rounds(server, over, |round| {
+        format!("TOLLGATE.CHECK {}{round} k\r\n", "apikeys".repeat(30))
+    });
+}
+
+/// Reservations with long keys and a day to live.
+fn reservations(server: &Server, _: usize, over: &AtomicBool) {
+    http_rounds(server, over, "/v1/reserve", |round| {
+        format!(r#"{{"policy":"keys","key":"{round:x<4000}","ttl_ms":86400000}}"#)
+    });
+}
 
 const FROM: [u8; 4] = [127, 0, 0, 1];
 const PATIENCE: Duration = Duration::from_secs(2);

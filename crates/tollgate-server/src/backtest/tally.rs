@@ -1,6 +1,6 @@
 //! The count: every request is decided by every policy, client by client.
 
-use tollgate_core::{Algorithm, Limit, Simulator, Tick};
+use tollgate_core::{Algorithm, Kind, Limit, Simulator, Tick};
 
 use super::activity::{Activity, Slices};
 use super::reading::{Batch, CutShort, UnreadableLine};
@@ -30,6 +30,13 @@ pub(super) struct Tally {
     /// The requests of a batch.
     here: Vec<Request>,
 }
+
+/// What a client takes: its activity and its place in the table, and for each policy its state and what it was refused.
+/// Twice, since a list that grows is there twice for a while.
+const CLIENT_BYTES: u64 = 2 * (64 + 72);
+const POLICY_BYTES: u64 = 2 * (48 + 24);
+/// What one request takes in a sliding window's log.
+const LOG_ENTRY_BYTES: u64 = 2 * 24;
 
 /// What one policy did.
 pub(super) struct PolicyTally {
@@ -99,6 +106,25 @@ impl Tally {
         })
     }
 
+    /// Returns an estimate from above of what the clients take.
+    fn memory_bytes(&self) -> u64 {
+        let (clients, requests) =
+            (self.clients.len() as u64, self.requests + self.here.len() as u64);
+        let logged = |limit: &Limit| match limit.numbers().kind {
+            Kind::SlidingWindowLog => {
+                let most = limit.numbers().limit.saturating_mul(clients).min(requests);
+                most.saturating_mul(LOG_ENTRY_BYTES)
+            }
+            _ => 0,
+        };
+        let entries = self.policies.iter().map(|policy| logged(&policy.limit));
+        let per_client = CLIENT_BYTES + POLICY_BYTES * self.policies.len() as u64;
+        entries
+            .fold(0_u64, u64::saturating_add)
+            .saturating_add(clients.saturating_mul(per_client))
+            .saturating_add(2 * self.clients.name_bytes() as u64)
+    }
+
     /// Decides a batch.
     pub(super) fn take(&mut self, batch: Batch) -> Result<(), BacktestError> {
         self.here.clear();
@@ -106,14 +132,10 @@ impl Tally {
             let client = self.clients.number(name, hash);
             self.here.push(Request { client, now, cost: 1 });
         }
-        let Bounds { clients, name_bytes, .. } = self.bounds;
-        for (what, found, most) in [
-            ("clients", self.clients.len(), clients),
-            ("bytes of clients' names", self.clients.name_bytes(), name_bytes),
-        ] {
-            if found > most {
-                return Err(BacktestError::TooLarge { what, most: most as u64 });
-            }
+        let most = self.bounds.memory_bytes;
+        if self.memory_bytes() > most {
+            let what = "bytes of memory for its clients; send fewer clients, or try fewer policies";
+            return Err(BacktestError::TooLarge { what, most });
         }
         for &Request { client, now, .. } in &self.here {
             let slice = self.slices.slice(now);

@@ -21,6 +21,8 @@ pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
 pub(crate) const DEFAULT_RESP: &str = "127.0.0.1:6380";
 /// The largest log that can be sent, as it is sent.
 const DEFAULT_BACKTEST_BYTES: u64 = 256 * 1024 * 1024;
+/// The most memory that the clients of one may take.
+const DEFAULT_BACKTEST_MEMORY: u64 = 256 * 1024 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +38,10 @@ pub(super) struct File {
     trusted_proxies: Vec<IpNet>,
     limits: Option<Spanned<Limits>>,
     #[serde(default)]
+    admin: Admin,
+    #[serde(default)]
+    cl_throttle: ClThrottle,
+    #[serde(default)]
     backtest: Backtest,
     #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
@@ -46,12 +52,36 @@ pub(super) struct File {
 struct Listen {
     http: Option<String>,
     resp: Option<String>,
+    /// The host names by which browsers may call the server, beside addresses and names that are not public.
+    #[serde(default)]
+    names: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Admin {
+    /// Whether every connection from loopback may use the admin verbs while no admin token is configured.
+    #[serde(default)]
+    loopback: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ClThrottle {
+    enabled: bool,
+}
+
+impl Default for ClThrottle {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Backtest {
     max_bytes: Option<u64>,
+    max_memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,6 +104,8 @@ pub(super) struct PolicyTable {
     pub(super) cost: Option<u64>,
     #[serde(default)]
     pub(super) key: KeySource,
+    /// How many bits of an IPv6 address are one client, for `key = "ip"`.
+    pub(super) ipv6_prefix: Option<u8>,
     #[serde(default)]
     pub(super) on_store_error: OnStoreError,
     /// How many servers share the quota, for `on_store_error = "local"`.
@@ -250,11 +282,15 @@ impl File {
             store: self.store,
             snapshot: self.snapshot.map(|path| folder.join(path.into_inner())),
             snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
+            names: self.listen.names.iter().map(|name| name.to_ascii_lowercase()).collect(),
             tokens: Arc::new(tokens),
+            admin_on_loopback: self.admin.loopback,
             tls,
             trusted_proxies: self.trusted_proxies,
             limits,
+            cl_throttle: self.cl_throttle.enabled,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),
+            backtest_max_memory: self.backtest.max_memory_bytes.unwrap_or(DEFAULT_BACKTEST_MEMORY),
             policies: all,
         })
     }

@@ -26,12 +26,21 @@ pub(crate) struct Limits {
     pub(crate) max_body_bytes: usize,
     /// The most requests at a time on one HTTP/2 connection.
     pub(crate) max_streams: u32,
+    /// The most items of an `all`.
+    pub(crate) max_all_items: usize,
+    /// The most reservations that are open at a time. One address has a tenth of them, one key a hundredth.
+    pub(crate) max_reservations: usize,
+    /// The most bytes of open reservations. One address has a tenth.
+    pub(crate) max_reservation_bytes: usize,
     /// How many commands of one RESP connection wait for a store across the network at a time.
     pub(crate) max_pipeline: usize,
     /// How long a client may take over the head of an HTTP request, or rest between two; and how long over a command
     /// of RESP that has begun.
     #[serde(deserialize_with = "span")]
     pub(crate) head_timeout: Duration,
+    /// How long a connection has to present a token, where checks need one.
+    #[serde(deserialize_with = "span")]
+    pub(crate) auth_timeout: Duration,
     /// How long a client may take over the body of an HTTP request.
     #[serde(deserialize_with = "span")]
     pub(crate) body_timeout: Duration,
@@ -41,6 +50,10 @@ pub(crate) struct Limits {
     /// How long a RESP connection may rest between two commands; `None` is as long as it likes, as with Redis.
     #[serde(deserialize_with = "some_span")]
     pub(crate) idle_timeout: Option<Duration>,
+    /// The longest time to fresh of numbers that come with requests: so long the state of a key may stay in the store.
+    /// Policies of the configuration may take longer.
+    #[serde(deserialize_with = "span")]
+    pub(crate) max_time_to_fresh: Duration,
 }
 
 /// Below this there is no room to read a head in.
@@ -60,11 +73,16 @@ impl Default for Limits {
             max_head_bytes: 64 * 1024,
             max_body_bytes: 1024 * 1024,
             max_streams: 256,
+            max_all_items: 64,
+            max_reservations: 100_000,
+            max_reservation_bytes: 64 * 1024 * 1024,
             max_pipeline: 256,
+            auth_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             idle_timeout: None,
+            max_time_to_fresh: Duration::from_secs(7 * 86_400),
         }
     }
 }
@@ -78,6 +96,7 @@ impl Limits {
             ("max_body_bytes", self.max_body_bytes),
             ("max_streams", usize::try_from(self.max_streams).unwrap_or(usize::MAX)),
             ("max_pipeline", self.max_pipeline),
+            ("max_all_items", self.max_all_items),
         ];
         if let Some((name, _)) = least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} 0 serves nobody; use at least 1"));
@@ -87,13 +106,15 @@ impl Limits {
             ("head_timeout", self.head_timeout),
             ("body_timeout", self.body_timeout),
             ("write_timeout", self.write_timeout),
+            ("auth_timeout", self.auth_timeout),
+            ("max_time_to_fresh", self.max_time_to_fresh),
             ("idle_timeout", idle_timeout),
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
             return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
         }
         // A deadline must be a time that the clock knows.
-        let given = &times[..if self.idle_timeout.is_some() { 4 } else { 3 }];
+        let given = &times[..if self.idle_timeout.is_some() { 6 } else { 5 }];
         if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
             return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
         }

@@ -21,6 +21,9 @@ struct Written {
     shadow: bool,
 }
 
+/// A network of this many bits is what one customer of a provider usually has.
+const DEFAULT_IPV6_PREFIX: u8 = 64;
+
 pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, String> {
     let place = format!("policy {name:?}");
     if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
@@ -72,8 +75,16 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
         }
     };
     let cost = table.cost.unwrap_or(1);
+    let ipv6_prefix = match table.ipv6_prefix {
+        None => DEFAULT_IPV6_PREFIX,
+        Some(prefix @ 1..=128) if table.key == file::KeySource::Address => prefix,
+        Some(prefix @ 1..=128) => {
+            return Err(format!("{place}: `ipv6_prefix` {prefix} is for key = \"ip\""));
+        }
+        Some(prefix) => return Err(format!("{place}: ipv6_prefix {prefix} is not from 1 to 128")),
+    };
     let deny_cache = table.deny_cache.unwrap_or(true);
-    Ok(PolicyConfig { tiers, cost, key: table.key, on_failure, leases, deny_cache })
+    Ok(PolicyConfig { tiers, cost, key: table.key, ipv6_prefix, on_failure, leases, deny_cache })
 }
 
 /// What a tier or an override says, with the policy's for the rest.

@@ -70,12 +70,17 @@ impl Tokens {
         }
     }
 
+    /// Returns tokens of which one administers: made at startup, for a server without a configuration.
+    pub(crate) fn with_admin(token: &str) -> Self {
+        Self { check: Vec::new(), admin: vec![Given::new(token.as_bytes()).0] }
+    }
+
     /// Whether one needs a token to ask.
     pub(crate) fn guard_checks(&self) -> bool {
         !self.check.is_empty()
     }
 
-    /// Whether one needs a token to administer; else one must be on this machine.
+    /// Whether the admin verbs need a token.
     pub(crate) fn guard_administration(&self) -> bool {
         !self.admin.is_empty()
     }
@@ -196,7 +201,7 @@ impl fmt::Display for Tokens {
         f.write_str("check ")?;
         by(f, self.check.len(), "by anybody")?;
         f.write_str(", admin ")?;
-        by(f, self.admin.len(), "from this machine only")
+        by(f, self.admin.len(), "by the server's own user or root over a Unix socket")
     }
 }
 

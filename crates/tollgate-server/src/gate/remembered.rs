@@ -14,7 +14,7 @@ use tollgate::{
     SystemClock, Tiers, save_snapshot,
 };
 
-use super::throttle::ThrottleArguments;
+use super::cell::Cell;
 use super::{Gate, Limiter};
 use crate::config::Config;
 
@@ -22,7 +22,7 @@ use crate::config::Config;
 #[derive(Default)]
 pub(crate) struct Remembered {
     pub(super) policies: HashMap<Box<str>, RememberedPolicy>,
-    pub(super) throttle: Option<MemoryStore<Plan>>,
+    pub(super) throttle: Option<MemoryStore<Cell>>,
     /// How many clients there are.
     pub(crate) keys: usize,
     /// How many there was no room for.
@@ -44,7 +44,7 @@ pub(crate) struct Saved {
 }
 
 /// No policy of a configuration has a control character in its name.
-const THROTTLE: &str = "\u{1}throttle";
+const THROTTLE: &str = "\u{1}cl.throttle";
 
 impl Remembered {
     /// Reads a snapshot, whole or not at all; `None` if there is none.
@@ -58,8 +58,8 @@ impl Remembered {
         while let Some(mut section) = snapshot.next_section()? {
             let (capacity, clock) = (Capacity::of(max_keys), SystemClock::new());
             let usage = if section.name() == THROTTLE {
-                let share = ThrottleArguments::shared;
-                let store = MemoryStore::restored(capacity, clock, &mut section, share)?;
+                let rule = Cell::any();
+                let store = MemoryStore::restored_states(&rule, capacity, clock, &mut section)?;
                 all.throttle.insert(store).usage()
             } else if let Some(policy) = config.policies.get(section.name()) {
                 let own = policies(&policy.tiers);
@@ -104,7 +104,7 @@ impl Gate {
                 keys += limiter.store().save(&entry.name, &limiter.overrides(), snapshot)?;
             }
             if let Some(store) = self.throttle.in_memory_store() {
-                keys += store.save(THROTTLE, &[], snapshot)?;
+                keys += store.save_states(&Cell::any(), THROTTLE, snapshot)?;
             }
             Ok(())
         })?;

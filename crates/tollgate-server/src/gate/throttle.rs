@@ -1,22 +1,26 @@
 //! Limits that come with the request: `CL.THROTTLE`.
 //!
 //! A client is known by its key alone, whatever numbers come with it: what it used under some stays used under others.
+//! `cell.rs` is the rule that decides in memory. Redis keeps the values that policies have.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate::{
-    Access, Capacity, Cost, Decision, Limit, MemoryStore, Op, Plan, Policy, PolicyError,
-    Store as _, SystemClock, Ticks,
+    Access, Capacity, Cost, Decision, MemoryStore, Op, Plan, Policy, PolicyError, Store as _,
+    SystemClock, Ticks, Usage,
 };
 use tollgate_redis::{OnFailure, Redis, RedisStore};
 
+use super::cell::Cell;
 use super::{AskError, Asked};
 
 /// Limits that come with the request.
 pub(super) enum Throttle {
-    Memory(Box<MemoryStore<Plan>>),
+    Memory(Box<MemoryStore<Cell>>),
     Redis(RedisStore),
 }
 
@@ -28,21 +32,32 @@ pub(crate) struct ThrottleArguments {
     pub(crate) period_s: u64,
 }
 
-type Known<T> = HashMap<ThrottleArguments, T, foldhash::fast::RandomState>;
+/// Why a `CL.THROTTLE` is not decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ThrottleError {
+    /// The configuration turns it off.
+    Off,
+    /// No limit has these numbers.
+    Numbers(PolicyError),
+    /// The state would live longer than the configuration allows for numbers that come with requests.
+    TooLong { time_to_fresh: Duration, longest: Duration },
+}
+
+type Plans = HashMap<ThrottleArguments, Plan, foldhash::fast::RandomState>;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// How many sets of numbers are remembered.
+/// How many sets of numbers a thread remembers the plans of, for Redis.
 const REMEMBERED: usize = 1024;
 
 impl Throttle {
-    /// With the clients of a store that was there before, or with none.
-    pub(super) fn in_memory(max_keys: usize, remembered: Option<MemoryStore<Plan>>) -> Self {
+    /// Returns one with the clients of a store that was there before, or with none.
+    pub(super) fn in_memory(max_keys: usize, remembered: Option<MemoryStore<Cell>>) -> Self {
         let new = || MemoryStore::new(Capacity::of(max_keys), SystemClock::new());
         Self::Memory(Box::new(remembered.unwrap_or_else(new)))
     }
 
-    pub(super) fn in_memory_store(&self) -> Option<&MemoryStore<Plan>> {
+    pub(super) fn in_memory_store(&self) -> Option<&MemoryStore<Cell>> {
         match self {
             Self::Memory(store) => Some(store),
             Self::Redis(_) => None,
@@ -54,6 +69,11 @@ impl Throttle {
         Self::Redis(redis.store("\u{1}throttle").on_failure(OnFailure::Allow))
     }
 
+    /// Returns how many keys are kept here; `None` if they are in Redis.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.in_memory_store().map(MemoryStore::usage)
+    }
+
     /// Says that a key is about to be asked for.
     pub(super) fn foresee(&self, key: &[u8]) {
         if let Self::Memory(store) = self {
@@ -61,75 +81,100 @@ impl Throttle {
         }
     }
 
-    /// Decides; the error is that of the numbers.
+    /// Decides by numbers that were [checked](ThrottleArguments::check).
     pub(super) fn ask(
         &self,
         key: &[u8],
         arguments: ThrottleArguments,
         quantity: Cost,
-    ) -> Result<Asked<Decision>, PolicyError> {
+    ) -> Result<Asked<Decision>, ThrottleError> {
         let op = Op::Check(quantity);
-        arguments.with_plan(|plan| match self {
+        match self {
             Self::Memory(store) => {
-                Asked::Now(store.apply(plan, key, op, None).map_err(AskError::from))
+                let told = store.apply(&Cell::new(arguments), key, op, None);
+                Ok(Asked::Now(told.map_err(AskError::from)))
             }
             Self::Redis(store) => {
-                let (store, plan, key) = (store.clone(), plan.clone(), Box::<[u8]>::from(key));
-                Asked::Later(Box::pin(async move {
+                let plan = arguments.plan().map_err(ThrottleError::Numbers)?;
+                let (store, key) = (store.clone(), Box::<[u8]>::from(key));
+                Ok(Asked::Later(Box::pin(async move {
                     store.apply(&plan, &key, op, None).await.map_err(AskError::from)
-                }))
+                })))
             }
-        })
+        }
     }
 }
 
 impl ThrottleArguments {
-    /// Runs with the plan of these numbers. Its policy is the same one for all threads, so that a client's state knows
-    /// it when it sees it; each thread holds it for itself, so that they do not count in the same place.
-    fn with_plan<R>(self, run: impl FnOnce(&Plan) -> R) -> Result<R, PolicyError> {
-        thread_local! {
-            static NEAR: RefCell<Known<Plan>> = RefCell::default();
+    /// The most that can be used at once.
+    pub(super) const fn burst(self) -> Cost {
+        self.max_burst.saturating_add(1)
+    }
+
+    /// The period. Parsing bounds it: its nanoseconds fit.
+    pub(super) const fn period(self) -> Ticks {
+        Ticks(self.period_s.saturating_mul(NANOS_PER_SECOND))
+    }
+
+    /// Denies numbers under which a key could take longer than `longest` to be fresh again.
+    ///
+    /// # Errors
+    /// It could: the state of such a key would stay in the store for as long.
+    pub(super) fn check(self, longest: Duration) -> Result<(), ThrottleError> {
+        let nanos = (u128::from(self.burst()) * u128::from(self.period().0))
+            .div_ceil(u128::from(self.count.max(1)));
+        if nanos <= longest.as_nanos() {
+            return Ok(());
         }
-        NEAR.with_borrow_mut(|near| {
-            if let Some(plan) = near.get(&self) {
-                return Ok(run(plan));
+        let seconds = u64::try_from(nanos / u128::from(NANOS_PER_SECOND)).unwrap_or(u64::MAX);
+        let time_to_fresh = Duration::from_secs(seconds);
+        Err(ThrottleError::TooLong { time_to_fresh, longest })
+    }
+
+    /// The plan of these numbers, for a store that keeps policies.
+    fn plan(self) -> Result<Plan, PolicyError> {
+        thread_local! {
+            static PLANS: RefCell<Plans> = RefCell::default();
+        }
+        PLANS.with_borrow_mut(|plans| {
+            if let Some(plan) = plans.get(&self) {
+                return Ok(plan.clone());
             }
-            let plan = Plan::of(Access::Limited(self.policy()?));
-            Ok(run(remember(near, self, plan)))
+            if plans.len() >= REMEMBERED {
+                plans.clear();
+            }
+            let plan = Plan::of(Access::Limited(Arc::new(self.build()?)));
+            plans.insert(self, plan.clone());
+            Ok(plan)
         })
     }
 
-    fn policy(self) -> Result<Arc<Policy>, PolicyError> {
-        static SHARED: Mutex<Option<Known<Arc<Policy>>>> = Mutex::new(None);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = shared.get_or_insert_default();
-        match shared.get(&self) {
-            Some(policy) => Ok(policy.clone()),
-            None => Ok(remember(shared, self, Arc::new(self.build()?)).clone()),
+    fn build(self) -> Result<Policy, PolicyError> {
+        Policy::gcra(self.count).per(self.period()).burst(self.burst()).debt(0).build()
+    }
+}
+
+impl fmt::Display for ThrottleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("CL.THROTTLE is turned off; use a policy with TOLLGATE.CHECK"),
+            Self::Numbers(error) => error.fmt(f),
+            Self::TooLong { time_to_fresh, longest } => {
+                let (time_to_fresh, longest) = (
+                    humantime::format_duration(*time_to_fresh),
+                    humantime::format_duration(*longest),
+                );
+                write!(
+                    f,
+                    "a key would take {time_to_fresh} to earn (max_burst + 1) * period / count back; "
+                )?;
+                write!(
+                    f,
+                    "use numbers that need at most {longest} (`max_time_to_fresh` of `[limits]`)"
+                )
+            }
         }
     }
-
-    /// The policy that all threads share which is the same as one, or that one.
-    pub(super) fn shared(policy: Policy) -> Arc<Policy> {
-        let numbers = policy.limits().first().map(Limit::numbers);
-        let arguments = numbers.map(|numbers| Self {
-            max_burst: numbers.burst.saturating_sub(1),
-            count: numbers.limit,
-            period_s: numbers.window.0 / NANOS_PER_SECOND,
-        });
-        let shared = arguments.and_then(|arguments| arguments.policy().ok());
-        shared.filter(|shared| **shared == policy).unwrap_or_else(|| policy.into())
-    }
-
-    fn build(self) -> Result<Policy, PolicyError> {
-        let window = Ticks(self.period_s.saturating_mul(NANOS_PER_SECOND));
-        Policy::gcra(self.count).per(window).burst(self.max_burst.saturating_add(1)).debt(0).build()
-    }
 }
 
-fn remember<T>(known: &mut Known<T>, arguments: ThrottleArguments, what: T) -> &T {
-    if known.len() >= REMEMBERED {
-        known.clear();
-    }
-    known.entry(arguments).or_insert(what)
-}
+impl std::error::Error for ThrottleError {}

@@ -38,13 +38,19 @@ pub(crate) fn parsed(hop: &[u8]) -> Option<IpAddr> {
     address.ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// The key of whoever has an address.
+/// The key of the client that has an address.
 pub(crate) fn key(address: IpAddr) -> String {
+    key_within(address, 64)
+}
+
+/// The same, where so many bits of an IPv6 address are one client.
+pub(super) fn key_within(address: IpAddr, ipv6_prefix: u8) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            format!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            let prefix = u32::from(ipv6_prefix.clamp(1, 128));
+            let network = address.to_bits() & (u128::MAX << (128 - prefix));
+            format!("{}/{prefix}", Ipv6Addr::from_bits(network))
         }
     }
 }
@@ -60,7 +66,8 @@ mod tests {
         for line in lines {
             fields.append(FORWARDED_FOR, line.parse().unwrap());
         }
-        let peer = Peer { address: peer.map(|address| address.parse().unwrap()) };
+        let address = peer.map(|address| address.parse().unwrap());
+        let peer = Peer { address, is_same_user: false };
         let found = client(peer, &fields, &trusted).map(key);
         assert_eq!(found.as_deref(), expected, "{peer:?} {lines:?}");
     }
@@ -108,6 +115,17 @@ mod tests {
         says(Some("2001:db8:1:2:3:4:5:6"), &[], Some("2001:db8:1:2::/64"));
         says(Some("2001:db8:1:2:ffff::1"), &[], Some("2001:db8:1:2::/64"));
         says(Some("2001:db8:1:3::1"), &[], Some("2001:db8:1:3::/64"));
+    }
+
+    #[test]
+    fn how_much_of_an_ipv6_address_is_a_client_can_be_chosen() {
+        let key = |prefix| key_within("2001:db8:1:2:3:4:5:6".parse().unwrap(), prefix);
+        assert_eq!(key(64), "2001:db8:1:2::/64");
+        assert_eq!(key(56), "2001:db8:1::/56");
+        assert_eq!(key(48), "2001:db8:1::/48");
+        assert_eq!(key(128), "2001:db8:1:2:3:4:5:6/128");
+        assert_eq!(key(1), "::/1");
+        assert_eq!(key_within("::ffff:192.0.2.1".parse().unwrap(), 48), "192.0.2.1");
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn key(caller: &Caller, entry: &Entry, request: &Parts) -> Result<Vec<u8>, Probl
             let address = address.ok_or_else(|| {
                 Problem::bad("the client has no address; send it in X-Forwarded-For")
             })?;
-            Ok(address::key(address).into_bytes())
+            Ok(address::key_within(address, entry.ipv6_prefix).into_bytes())
         }
         KeySource::Header(name) => {
             let mut values = request.headers.get_all(&**name).iter();

@@ -30,10 +30,6 @@ pub(crate) const AT_A_TIME: usize = 2;
 const IDLE: Duration = Duration::from_secs(30);
 /// How many times its own size a body may unpack to.
 const MAX_UNPACKED: u64 = 16;
-/// The most clients that are told apart.
-const MAX_CLIENTS: usize = 1_000_000;
-/// The most that their names take.
-const MAX_NAME_BYTES: usize = 256 * 1024 * 1024;
 /// The most policies that are tried.
 const MAX_POLICIES: usize = 8;
 /// How many clients are told of those hit hardest, without a number and at most.
@@ -72,7 +68,8 @@ async fn decided(caller: &Caller, request: &Parts, sent: &mut Sent) -> Result<Re
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "10")
     })?;
     let unpacked_bytes = sent.max_bytes.saturating_mul(MAX_UNPACKED);
-    let bounds = Bounds { unpacked_bytes, clients: MAX_CLIENTS, name_bytes: MAX_NAME_BYTES };
+    let memory_bytes = caller.shared.settings.load().backtest_max_memory;
+    let bounds = Bounds { unpacked_bytes, memory_bytes };
     let (pieces, arriving) = mpsc::channel(WAITING);
     let deciding = aside(move || {
         let arriving =

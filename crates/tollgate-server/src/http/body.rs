@@ -16,6 +16,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use tokio::runtime::RuntimeFlavor;
 
 use super::problem::Problem;
 use super::simulate::{Retries, Traffic};
@@ -25,6 +26,8 @@ use crate::server::{HeldBytes, SMALL_BYTES};
 
 /// How much of a body that is too long is read past, so that the client hears why.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
+/// Up to this, a body is read in far less than a millisecond.
+const QUICK_BYTES: usize = 32 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
@@ -144,13 +147,22 @@ pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Er
 
 /// What a body says.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    let parsed = serde_json::from_slice::<Object<T>>(body);
+    let parsed = away_from_workers(body.len(), || serde_json::from_slice::<Object<T>>(body));
     parsed.map(|Object(said)| said).map_err(|error| {
         let (complaint, place) = told(&error);
         let place = place
             .map_or(String::new(), |(line, column)| format!(" (line {line}, column {column})"));
         Problem::bad(format!("{complaint}{place}"))
     })
+}
+
+/// Runs what takes time in so many bytes: where there are many, others of this worker are served by another thread meanwhile.
+fn away_from_workers<R>(bytes: usize, run: impl FnOnce() -> R) -> R {
+    let is_served = || {
+        let runtime = tokio::runtime::Handle::try_current();
+        runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+    };
+    if bytes > QUICK_BYTES && is_served() { tokio::task::block_in_place(run) } else { run() }
 }
 
 /// A complaint with the nearest right name, and its place.

@@ -16,7 +16,7 @@ use super::query::{self, Query};
 use super::{Reply, address, headers, overrides, questions, simulate};
 use crate::config::Config;
 use crate::gate::{Gate, Verb};
-use crate::server::Peer;
+use crate::server::{Holder, Peer};
 
 /// Bodies of questions, reservations and overrides: answered or refused, in JSON, whatever their spaces and escapes. The
 /// first byte says which.
@@ -46,6 +46,9 @@ pub fn json(input: &[u8]) {
     }
 }
 
+/// A caller whose reservations are not counted to an address.
+const PEER: Peer = Peer { address: None, is_same_user: true };
+
 fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     let query = (choice >= 128).then_some("headers=all");
     let ask = |verb| questions::ask(gate, verb, query, body, |_| Ok(None)).now_or_never();
@@ -54,7 +57,7 @@ fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
         1 => ask(Verb::Peek),
         2 => ask(Verb::Refund),
         3 => ask(Verb::Reset),
-        4 => questions::reserve(gate, body).now_or_never(),
+        4 => questions::reserve(gate, Holder::of(PEER, &[]), body).now_or_never(),
         5 => questions::settle(gate, body).now_or_never(),
         _ => Some(overrides::set(gate, body)),
     };
@@ -151,7 +154,7 @@ pub fn headers(input: &[u8]) {
         for line in lines {
             fields.append("x-forwarded-for", HeaderValue::from_bytes(line).ok()?);
         }
-        Some(address::client(Peer { address: peer }, &fields, &trusted))
+        Some(address::client(Peer { address: peer, is_same_user: false }, &fields, &trusted))
     };
     let Some(client) = found(&forwarded) else { return };
     let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));

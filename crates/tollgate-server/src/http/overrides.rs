@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
+use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
@@ -99,7 +100,7 @@ pub(super) fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
     if key.len() > MAX_KEY_BYTES {
         return Err(AskError::KeyTooLong { bytes: key.len() }.into());
     }
-    let access = access(&said, &entry)?;
+    let access = access(&said, &entry, gate.limits().max_time_to_fresh)?;
     let until = said.expires_in_ms.map(|Whole(after_ms)| {
         let after = Ticks(after_ms.saturating_mul(NANOS_A_MILLI));
         entry.limiter.now().after(after).unwrap_or(Tick(i64::MAX))
@@ -146,7 +147,7 @@ fn required_policy(policy: Option<&str>) -> Result<&str, Problem> {
 }
 
 /// What the client gets. What is not said is as in the policy; a limit of its own has a burst of its own.
-fn access(said: &Set<'_>, entry: &Entry) -> Result<Access, Problem> {
+fn access(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Problem> {
     let says_numbers = said.limit.is_some()
         || said.window.is_some()
         || said.burst.is_some()
@@ -160,11 +161,11 @@ fn access(said: &Set<'_>, entry: &Entry) -> Result<Access, Problem> {
         Some(other) => {
             Err(Problem::bad(format!("access {other:?} is unknown; there is unlimited, blocked")))
         }
-        None => limited(said, entry),
+        None => limited(said, entry, longest),
     }
 }
 
-fn limited(said: &Set<'_>, entry: &Entry) -> Result<Access, Problem> {
+fn limited(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Problem> {
     let Whole(limit) = required(said.limit, "limit")?;
     let base = entry.limiter.base();
     let base: Option<&Numbers> = match &base {
@@ -193,7 +194,29 @@ fn limited(said: &Set<'_>, entry: &Entry) -> Result<Access, Problem> {
         builder = builder.burst(burst);
     }
     let policy = Policy::all_of(&*entry.name, [builder]);
-    policy.map(Access::from).map_err(|error| Problem::bad(error.to_string()))
+    let policy = policy.map_err(|error| Problem::bad(error.to_string()))?;
+    // Its numbers come with a request: they may keep state as long as the policy's own do, or as all such numbers may.
+    let own = base.map_or(0, nanos_to_fresh);
+    let most = longest.as_nanos().max(own);
+    let found = policy.limits().iter().map(|limit| nanos_to_fresh(limit.numbers())).max();
+    if found.is_some_and(|found| found > most) {
+        let most = Duration::from_secs(u64::try_from(most / 1_000_000_000).unwrap_or(u64::MAX));
+        let most = humantime::format_duration(most);
+        return Err(Problem::bad(format!(
+            "a client would take longer than {most} to be fresh again; use a shorter window or a smaller burst \
+             (`max_time_to_fresh` of `[limits]`)"
+        )));
+    }
+    Ok(Access::from(policy))
+}
+
+/// The longest that a key takes to be fresh again, without debt.
+fn nanos_to_fresh(numbers: &Numbers) -> u128 {
+    let window = u128::from(numbers.window.0);
+    match numbers.kind.is_bucket() {
+        true => (u128::from(numbers.burst) * window).div_ceil(u128::from(numbers.limit.max(1))),
+        false => 2 * window,
+    }
 }
 
 fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }: &Shown) {

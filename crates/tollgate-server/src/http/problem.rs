@@ -79,7 +79,10 @@ impl From<AskError> for Problem {
         let status = match error {
             AskError::UnknownPolicy { .. } => StatusCode::NOT_FOUND,
             AskError::UnknownTier(_) | AskError::KeyTooLong { .. } => StatusCode::BAD_REQUEST,
-            AskError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            AskError::Reservations { whose } if whose != "the server has" => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            AskError::Reservations { .. } | AskError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self::new(status, error.to_string())
     }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
 use futures_util::{StreamExt as _, stream};
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -16,12 +17,15 @@ use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
 use crate::gate::{Answer, Ask, AskError, Gate, SettleFailure, Verb};
+use crate::server::Holder;
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
 const MAX_POLICY_BYTES: usize = 128;
 /// The longest time to live of a reservation: all of them are kept that long.
 const MAX_TTL_MS: u64 = 24 * 60 * 60 * 1000;
 const NANOS_A_MILLI: u64 = 1_000_000;
+/// How many questions of a list are decided before others have their turn: far less than a millisecond's work.
+const AT_A_TIME: usize = 256;
 /// How many questions of a list are with the store at a time.
 const IN_FLIGHT: usize = 64;
 
@@ -155,21 +159,30 @@ pub(super) async fn ask(
 
 /// Asks the questions of a list, each by itself.
 async fn each(gate: &Arc<Gate>, verb: Verb, items: &[Question<'_>]) -> Result<Reply, Problem> {
-    let asks = all_known(gate, items)?;
+    let asks = all_known(gate, items).await?;
     // What is asked about one client is asked in order; the order of others' nobody can tell.
-    let mut clients = HashSet::with_capacity(asks.len());
-    let are_others = asks.iter().all(|ask| clients.insert((ask.policy, ask.key)));
-    let answers: Vec<_> = asks.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
-    let mut answers = stream::iter(answers).buffered(if are_others { IN_FLIGHT } else { 1 });
+    let mut clients = HashSet::with_capacity_and_hasher(asks.len(), RandomState::default());
+    let mut are_others = true;
+    for (round, some) in asks.chunks(AT_A_TIME).enumerate() {
+        let_others(round).await;
+        are_others &= some.iter().all(|ask| clients.insert((ask.policy, ask.key)));
+    }
+    drop(clients);
+    let in_flight = if are_others { IN_FLIGHT } else { 1 };
     let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
     out.extend_from_slice(br#"{"results":["#);
     let mut index = 0;
-    while let Some(told) = answers.next().await {
-        if index > 0 {
-            out.push(b',');
+    for (round, some) in asks.chunks(AT_A_TIME).enumerate() {
+        let_others(round).await;
+        let answers: Vec<_> = some.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
+        let mut answers = stream::iter(answers).buffered(in_flight);
+        while let Some(told) = answers.next().await {
+            if index > 0 {
+                out.push(b',');
+            }
+            write(&mut out, &told.map_err(|error| Problem::from(error).of_item(index))?);
+            index += 1;
         }
-        write(&mut out, &told.map_err(|error| Problem::from(error).of_item(index))?);
-        index += 1;
     }
     out.extend_from_slice(b"]}");
     Ok(answer::json(out))
@@ -180,7 +193,14 @@ async fn together(gate: &Arc<Gate>, items: &[Question<'_>]) -> Result<Reply, Pro
     if items.is_empty() {
         return Err(Problem::bad("`all` is empty; ask at least one question"));
     }
-    let asks = all_known(gate, items)?;
+    let most = gate.limits().max_all_items;
+    if items.len() > most {
+        let found = items.len();
+        return Err(Problem::bad(format!(
+            "`all` has {found} items; send at most {most} (`max_all_items` of `[limits]`)"
+        )));
+    }
+    let asks = all_known(gate, items).await?;
     let told = gate.ask_all(&asks).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
     let more = More { refused: told.refused, ..More::default() };
@@ -189,8 +209,9 @@ async fn together(gate: &Arc<Gate>, items: &[Question<'_>]) -> Result<Reply, Pro
 }
 
 /// The questions of a list, if all can be asked: else nothing is charged.
-fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>, Problem> {
-    let asks = items.iter().enumerate().map(|(index, item)| {
+async fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>, Problem> {
+    let mut asks = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
         let ask = item.ask().and_then(|ask| {
             let entry = gate.policy(ask.policy)?;
             if let Some(tier) = ask.tier {
@@ -201,9 +222,19 @@ fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>,
                 bytes => Err(AskError::KeyTooLong { bytes }.into()),
             }
         });
-        ask.map_err(|problem| problem.of_item(index))
-    });
-    asks.collect()
+        asks.push(ask.map_err(|problem| problem.of_item(index))?);
+        if index % AT_A_TIME == AT_A_TIME - 1 {
+            let_others(index).await;
+        }
+    }
+    Ok(asks)
+}
+
+/// Lets others have their turn before every round but the first.
+async fn let_others(round: usize) {
+    if round > 0 {
+        tokio::task::yield_now().await;
+    }
 }
 
 fn write_fields(
@@ -224,7 +255,7 @@ fn write(out: &mut Vec<u8>, told: &Answer) {
 }
 
 /// Charges an estimate that is settled later.
-pub(super) async fn reserve(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
+pub(super) async fn reserve(gate: &Gate, holder: Holder, body: &[u8]) -> Result<Reply, Problem> {
     let Reserve { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
     let question = Question { policy, key, cost, tier };
     let ask = question.ask()?;
@@ -235,7 +266,8 @@ pub(super) async fn reserve(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> 
     let entry = gate.policy(ask.policy)?;
     let estimate = ask.cost.unwrap_or(entry.cost);
     let time_to_live = Ticks(ttl_ms * NANOS_A_MILLI);
-    let reserving = gate.reservations.reserve(&entry, ask.key, ask.tier, estimate, time_to_live);
+    let (client, counted) = ((ask.key, ask.tier), (holder, &gate.limits()));
+    let reserving = gate.reservations.reserve(&entry, client, estimate, time_to_live, counted);
     let (decision, reservation) = reserving.await?;
     gate.note(&entry, ask.key, &decision);
     let refused_by =
@@ -257,7 +289,7 @@ pub(super) async fn settle(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
     };
     let is_written = reservation.len() == 32 && !reservation.starts_with('+');
     let number = u128::from_str_radix(&reservation, 16).ok().filter(|_| is_written);
-    match gate.reservations.settle(number.ok_or_else(unknown)?, actual).await {
+    match gate.reservations.settle(number.ok_or_else(unknown)?, actual, &gate.limits()).await {
         Ok((entry, decision)) => {
             let mut out = Vec::with_capacity(answer::BYTES);
             answer::decision(&mut out, &entry.name, &decision, &More::default());

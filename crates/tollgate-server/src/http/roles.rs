@@ -1,23 +1,20 @@
 //! Who may ask, and who may administer.
 //!
-//! Tokens of the configuration say so. Without tokens to ask with, anybody may ask. Without tokens to administer with, the
-//! operator is whoever is on this machine and not sent by somebody: a proxy, or a page in a browser, also one whose name
-//! was made to lead here (DNS rebinding).
+//! Tokens of the configuration decide. Without check tokens, every caller may ask. Without admin tokens, the admin verbs
+//! are closed: they answer on a Unix socket to processes of the server's own user and of root, and on loopback only if the
+//! configuration says so. A proxy on the same machine also connects from loopback, with anybody's requests.
 
-use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
-use hyper::header::{self, HeaderMap};
+use hyper::StatusCode;
+use hyper::header;
 use hyper::http::request::Parts;
-use hyper::http::uri::Authority;
-use hyper::{StatusCode, Uri};
 
+use super::identity::{is_called_local, is_forwarded};
 use super::problem::Problem;
 use super::{Caller, SURFACE};
 use crate::config::{Given, Role};
 use crate::metrics::SurfaceLabels;
-
-/// Header fields that only a proxy adds, beside those that begin with `x-forwarded-`.
-const OF_PROXIES: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 
 /// Lets through who has a role, and nobody else.
 pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), Problem> {
@@ -25,13 +22,22 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
     let tokens = &settings.tokens;
     match role {
         Role::Check if !tokens.guard_checks() => return Ok(()),
-        Role::Admin if !tokens.guard_administration() => return admit_from_here(caller, request),
+        Role::Admin if !tokens.guard_administration() => {
+            return admit_without_token(caller, request);
+        }
         Role::Check | Role::Admin => {}
     }
-    let given =
-        request.headers.get(header::AUTHORIZATION).and_then(|given| bearer(given.as_bytes()));
+    let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
+    let given = match (given.next(), given.next()) {
+        (Some(given), None) => bearer(given.as_bytes()),
+        // Of two, another program may read the other one.
+        _ => None,
+    };
     let (status, detail) = match (given.and_then(|given| tokens.role(Given::new(given))), role) {
-        (Some(Role::Admin), _) | (Some(Role::Check), Role::Check) => return Ok(()),
+        (Some(Role::Admin), _) | (Some(Role::Check), Role::Check) => {
+            caller.has_authenticated.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
         (Some(Role::Check), Role::Admin) => {
             (StatusCode::FORBIDDEN, "this is for the operator; your token lets you check")
         }
@@ -53,86 +59,20 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
     })
 }
 
-/// Lets the operator through who needs no token, being here.
-fn admit_from_here(caller: &Caller, request: &Parts) -> Result<(), Problem> {
-    let fields = &request.headers;
-    let is_sent = is_forwarded(fields) || is_foreign(fields);
-    // No page reaches a Unix socket, and its clients call it what they like.
+/// Lets an operator through without a token, while none is configured.
+fn admit_without_token(caller: &Caller, request: &Parts) -> Result<(), Problem> {
+    let is_direct = !is_forwarded(&request.headers);
     let is_called_so = caller.peer.address.is_none() || is_called_local(request);
-    if caller.peer.is_local() && !caller.shared.is_operators(caller.peer) {
-        let detail = "this is for the operator, and your address is a trusted proxy's: configure a token of `admin`";
-        return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+    if caller.shared.is_operator(caller.peer) && is_direct && is_called_so {
+        return Ok(());
     }
-    let detail = match (caller.peer.is_local() && !is_sent, is_called_so) {
-        (true, true) => return Ok(()),
-        (true, false) => {
-            "this is for the operator, who calls this machine localhost, 127.0.0.1 or [::1] until a token is configured"
-        }
-        (false, _) => {
-            "this is for the operator: from the same machine, until a token is configured"
-        }
-    };
+    let detail = "admin is closed: configure a token in `[auth] admin`, call over a Unix socket as the server's own user, \
+                  or set `[admin] loopback = true` and call localhost or 127.0.0.1 without a proxy";
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
-}
-
-/// Whether the request calls this server by a name that leads nowhere else.
-fn is_called_local(request: &Parts) -> bool {
-    let host = match request.uri.host() {
-        Some(host) => Some(host.to_owned()),
-        None => match request.headers.get(header::HOST).map(|host| host.to_str()) {
-            // Browsers always say whom they mean.
-            None => return true,
-            Some(host) => host
-                .ok()
-                .and_then(|host| host.parse::<Authority>().ok())
-                .map(|host| host.host().to_owned()),
-        },
-    };
-    host.is_some_and(|host| is_loopback(&host))
-}
-
-/// Whether a host is this machine, by name or by number.
-fn is_loopback(host: &str) -> bool {
-    let number = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    host.eq_ignore_ascii_case("localhost")
-        || number.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 fn bearer(given: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = given.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
-}
-
-/// Whether a proxy sent it, by what it says.
-fn is_forwarded(fields: &HeaderMap) -> bool {
-    let mut names = fields.keys().map(header::HeaderName::as_str);
-    names.any(|name| name.starts_with("x-forwarded-") || OF_PROXIES.contains(&name))
-}
-
-/// Whether a page of somewhere else sent it, from a browser on this machine.
-fn is_foreign(fields: &HeaderMap) -> bool {
-    let Some(origin) = fields.get(header::ORIGIN) else { return false };
-    let origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-    !origin.as_ref().and_then(Uri::host).is_some_and(is_loopback)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_of_somewhere_else_is_foreign() {
-        let from = |origin: &str| {
-            let mut fields = HeaderMap::new();
-            fields.insert(header::ORIGIN, origin.parse().unwrap());
-            is_foreign(&fields)
-        };
-        for foreign in ["https://evil.example", "null", "http://localhost.evil.example", "x"] {
-            assert!(from(foreign), "{foreign}");
-        }
-        for own in ["http://localhost:8080", "http://127.0.0.1:8080", "http://[::1]:8080"] {
-            assert!(!from(own), "{own}");
-        }
-        assert!(!is_foreign(&HeaderMap::new()));
-    }
+    // No token is longer: so long ones are not even hashed.
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && token.len() <= 1024).then_some(token)
 }

@@ -6,6 +6,7 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, StatusCode};
 
+use super::identity::{self, Exposure};
 use super::page::{self, Asset};
 use super::problem::Problem;
 use super::{
@@ -58,7 +59,7 @@ This is Tollgate, a rate limiter.
   GET  /openapi.json           all of it, in detail
   GET  /                       in a browser: a page to try it with
 
-For the operator (from this machine, or with a token of the configuration):
+For the operator (with an admin token, or over a Unix socket as the server's own user):
 
   POST /v1/refund, /v1/reset   give back, start over
   GET  /v1/policies            the policies in force
@@ -150,6 +151,16 @@ impl<'a> Route<'a> {
     }
 }
 
+impl Route<'_> {
+    const fn exposure(self) -> Exposure {
+        match self {
+            Self::Authorize(_) => Exposure::Proxy,
+            Self::Metrics => Exposure::Server,
+            _ => Exposure::Caller,
+        }
+    }
+}
+
 /// How a path is described, whatever stands for the policy in it; `None` where nothing is served.
 pub(super) fn template(path: &str) -> Option<&str> {
     match Route::of(path)? {
@@ -177,6 +188,7 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
     let shared = &caller.shared;
     let gate = &shared.gate;
     if let Some(role) = route.role() {
+        identity::check(caller, route.exposure(), &request)?;
         roles::admit(caller, role, &request)?;
     }
     match route {
@@ -186,7 +198,9 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
             questions::ask(gate, verb, query, &body, |bytes| caller.reserve(bytes)).await
         }
         Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
-        Route::Reserve => questions::reserve(gate, &body::read(body, caller).await?).await,
+        Route::Reserve => {
+            questions::reserve(gate, caller.holder, &body::read(body, caller).await?).await
+        }
         Route::Settle => questions::settle(gate, &body::read(body, caller).await?).await,
         Route::Simulate => simulate::simulate(&body::read(body, caller).await?).await,
         Route::Explain => simulate::explain(&body::read(body, caller).await?).await,

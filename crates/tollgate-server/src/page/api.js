@@ -18,6 +18,13 @@ export function setToken(token) {
   else sessionStorage.removeItem(TOKEN);
 }
 
+// A link that ends in `#token=…` hands a token over. It does not stay in the address, nor in the history.
+const handedOver = /^#token=([!-~]+)$/.exec(location.hash);
+if (handedOver) {
+  setToken(handedOver[1]);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 export const credentials = () => (token() ? { authorization: `Bearer ${token()}` } : {});
 
 export async function post(path, body) {

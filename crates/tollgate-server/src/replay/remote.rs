@@ -27,7 +27,7 @@ const BUDGET: std::time::Duration = std::time::Duration::from_secs(10);
 impl Remote {
     pub(super) fn open(address: &str) -> anyhow::Result<Self> {
         let prefix = format!("tollgate-replay:{:016x}:", fastrand::u64(..));
-        let options = Options::default().prefix(prefix).budget(BUDGET);
+        let options = Options::default().slot_secret(prefix.clone()).prefix(prefix).budget(BUDGET);
         let redis = Redis::with(address, options).context("--store")?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { redis, runtime })

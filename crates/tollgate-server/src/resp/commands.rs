@@ -48,6 +48,9 @@ struct Command {
 /// The longest name that a client may give itself, in bytes.
 const LONGEST_NAME: usize = 256;
 
+/// Longer ones are not even hashed: no token is as long.
+const LONGEST_TOKEN: usize = 1024;
+
 /// The version of Redis whose clients are understood.
 const REDIS_VERSION: &str = "7.2.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -114,6 +117,11 @@ impl Session {
         self.shared.hold(self.shared.holder(self.peer), bytes, limits)
     }
 
+    /// Whether the client may check: it has presented a token, or needs none.
+    pub(super) const fn may_check(&self) -> bool {
+        self.access.may_check
+    }
+
     /// Asks what the client may do, by the configuration that is in force now.
     pub(super) fn look_up_access(&mut self) {
         let settings = self.shared.settings.load();
@@ -123,7 +131,7 @@ impl Session {
             may_check: !tokens.guard_checks() || role.is_some(),
             may_administer: match tokens.guard_administration() {
                 true => role == Some(Role::Admin),
-                false => self.shared.is_operators(self.peer),
+                false => self.shared.is_operator(self.peer),
             },
         };
     }
@@ -205,18 +213,17 @@ impl Session {
         if self.access.may_administer {
             return true;
         }
-        let (kind, why) =
-            match (self.shared.settings.load().tokens.guard_administration(), self.token) {
-                (true, None) => {
-                    ("NOAUTH", "Authentication required: AUTH with an admin token first")
-                }
-                (true, Some(_)) => {
-                    ("NOPERM", "this is for the operator; your token lets you check")
-                }
-                (false, _) => {
-                    ("NOPERM", "only from the server's own machine, unless it has an admin token")
-                }
-            };
+        let (kind, why) = match (
+            self.shared.settings.load().tokens.guard_administration(),
+            self.token,
+        ) {
+            (true, None) => ("NOAUTH", "Authentication required: AUTH with an admin token first"),
+            (true, Some(_)) => ("NOPERM", "this is for the operator; your token lets you check"),
+            (false, _) => (
+                "NOPERM",
+                "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
+            ),
+        };
         self.refuse(kind, why, out);
         false
     }
@@ -243,6 +250,10 @@ impl Session {
 
     /// Takes a token if it is a right one; if not, it is told so. There are no users: any name will do.
     fn log_in(&mut self, token: &[u8], out: &mut Output) -> bool {
+        if token.len() > LONGEST_TOKEN {
+            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            return false;
+        }
         let given = Given::new(token);
         let role = {
             let settings = self.shared.settings.load();

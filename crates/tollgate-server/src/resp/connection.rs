@@ -27,10 +27,14 @@ use crate::traces::Trace;
 const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = TURN_BYTES;
 /// Replies are written when there are so many bytes of them, before more is decided.
-const WRITE_AT: usize = 64 << 10;
+const WRITE_AT: usize = 16 << 10;
 /// What a connection keeps of its buffers while it rests. A command that needs more is counted among what its client makes the
 /// server hold.
 const KEPT: usize = 2 * READ_MOST;
+/// What a connection keeps of its replies' buffer while it rests.
+const KEPT_OUTPUT: usize = 4 << 10;
+/// The longest command of a client that has yet to present a token.
+const MAX_UNAUTHENTICATED: usize = 4 << 10;
 /// How many commands are looked at before they are carried out.
 const AHEAD: usize = 16;
 /// How long a client that is sent off may go on sending.
@@ -61,6 +65,7 @@ pub(super) async fn serve(
         limits,
         begun: None,
         held: None,
+        connected: Instant::now(),
     };
     // Whoever went away in the midst of it is not told.
     let _ = serving.run(stop).await;
@@ -79,6 +84,7 @@ struct Serving {
     begun: Option<Instant>,
     /// What a long command is counted by.
     held: Option<HeldBytes>,
+    connected: Instant,
 }
 
 impl Serving {
@@ -95,12 +101,16 @@ impl Serving {
             if !self.has_room() {
                 return self.turn_away().await;
             }
+            if !self.session.may_check() {
+                chunk = READ_LEAST;
+            }
             self.input.reserve(chunk);
             let room = self.input.capacity() - self.input.len();
             let deadline = match self.begun {
                 Some(begun) => Some(begun + self.limits.head_timeout),
                 None => self.limits.idle_timeout.map(|idle| Instant::now() + idle),
             };
+            let deadline = [deadline, self.to_authenticate()].into_iter().flatten().min();
             let read = match is_stopping {
                 None => tokio::select! {
                     biased;
@@ -129,11 +139,16 @@ impl Serving {
             chunk = if read == room { (2 * chunk).min(READ_MOST) } else { chunk };
             let began = Instant::now();
             self.session.look_up_access();
+            let patience = self.to_authenticate();
             let goes_on = Trace::of_batch().follow(self.answer(), |_| None).await?;
             metrics::observe(&self.latency, began.elapsed());
             let is_amid = !self.input.is_empty() || self.parser.is_amid();
             self.begun = self.begun.or(Some(began)).filter(|_| is_amid);
-            write(&mut self.stream, &mut self.output.bytes).await?;
+            let written = write(&mut self.stream, &mut self.output.bytes);
+            match patience.filter(|_| !self.session.may_check()) {
+                Some(patience) => tokio::time::timeout_at(patience.into(), written).await??,
+                None => written.await?,
+            }
             if !goes_on {
                 return self.part().await;
             }
@@ -141,8 +156,16 @@ impl Serving {
         }
     }
 
+    /// Until when the client has to present a token; `None` if it need not, or has.
+    fn to_authenticate(&self) -> Option<Instant> {
+        (!self.session.may_check()).then(|| self.connected + self.limits.auth_timeout)
+    }
+
     /// Whether there is room for what has come of a command and for the rest of it.
     fn has_room(&mut self) -> bool {
+        if self.input.len() > MAX_UNAUTHENTICATED && !self.session.may_check() {
+            return false;
+        }
         if self.input.len() > KEPT && self.held.is_none() {
             self.held = self.session.hold(MAX_COMMAND, &self.limits);
             return self.held.is_some();
@@ -158,15 +181,21 @@ impl Serving {
         if self.input.is_empty() && self.input.capacity() > KEPT {
             self.input = BytesMut::new();
         }
-        self.output.bytes.shrink_to(KEPT);
+        self.output.bytes.shrink_to(KEPT_OUTPUT);
+        self.parser.shrink();
     }
 
     /// Closes the connection of a client whose command there is no room for.
     async fn turn_away(mut self) -> io::Result<()> {
-        self.output.error(
-            "ERR",
-            "the server holds as much as it may of what clients send; come again in a second",
-        );
+        if self.session.may_check() {
+            let why = "the server holds as much as it may of what clients send; retry in 1 s";
+            self.output.error("ERR", why);
+        } else {
+            let why = format_args!(
+                "Authentication required: a command before AUTH has at most {MAX_UNAUTHENTICATED} bytes"
+            );
+            self.output.error("NOAUTH", why);
+        }
         write(&mut self.stream, &mut self.output.bytes).await?;
         self.part().await
     }
@@ -236,7 +265,14 @@ impl Serving {
 
     /// Closes the connection of a client that took too long, and says so if it is in the midst of a command.
     async fn send_off(mut self) -> io::Result<()> {
-        if self.begun.is_some() {
+        if let Some(deadline) = self.to_authenticate()
+            && deadline <= Instant::now()
+        {
+            let within = humantime::format_duration(self.limits.auth_timeout);
+            let why = format!("Authentication required: no valid token came within {within}");
+            self.output.error("NOAUTH", why);
+            write(&mut self.stream, &mut self.output.bytes).await?;
+        } else if self.begun.is_some() {
             let within = humantime::format_duration(self.limits.head_timeout);
             let told = format!("the rest of the command did not come within {within}");
             self.output.error("ERR", told);

@@ -111,7 +111,7 @@ pub(crate) fn replies(shared: &Arc<Shared>, pieces: &[&[u8]]) -> Vec<u8> {
     runtime.expect("a runtime").block_on(async {
         let (mut client, server) = tokio::io::duplex(ROOM);
         let (_stop, stopped) = watch::channel(false);
-        let peer = Peer { address: None };
+        let peer = Peer { address: None, is_same_user: true };
         let serving = connection::serve(shared.clone(), Box::new(server), peer, stopped);
         let mut serving = pin!(serving);
         let mut is_over = false;

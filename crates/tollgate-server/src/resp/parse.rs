@@ -227,13 +227,13 @@ impl Parser {
         let line = input[..end].strip_suffix(b"\r").unwrap_or(&input[..end]);
         let parsed = match self.split(line) {
             Err(error) => Parsed::Wrong(error),
-            Ok(()) if self.spans.is_empty() => Parsed::Nothing,
-            Ok(()) => {
+            Ok(0) => Parsed::Nothing,
+            Ok(count) => {
                 let words = Arguments { bytes: &self.words, spans: &self.spans };
                 if is_http(words) {
                     Parsed::Wrong(ProtocolError::Http)
-                } else if words.len() > MAX_ARGUMENTS {
-                    Parsed::Wrong(ProtocolError::TooManyArguments { count: words.len() })
+                } else if count > MAX_ARGUMENTS {
+                    Parsed::Wrong(ProtocolError::TooManyArguments { count })
                 } else {
                     Parsed::Command(words)
                 }
@@ -242,12 +242,20 @@ impl Parser {
         (end + 1, parsed)
     }
 
-    /// Splits a line into words: apart by spaces, in double quotes with escapes, or in single quotes as they stand.
-    fn split(&mut self, line: &[u8]) -> Result<(), ProtocolError> {
+    /// Splits a line into words: apart by spaces, in double quotes with escapes, or in single quotes as they stand. Returns
+    /// how many there are. Of those beyond the limit only the last is kept, in the place of the one before.
+    fn split(&mut self, line: &[u8]) -> Result<usize, ProtocolError> {
         self.words.clear();
         self.spans.clear();
+        let mut count = 0;
         let mut rest = line.trim_ascii_start();
         while !rest.is_empty() {
+            if self.spans.len() > MAX_ARGUMENTS
+                && let Some(beyond) = self.spans.pop()
+            {
+                self.words.truncate(beyond.start);
+            }
+            count += 1;
             let start = self.words.len();
             rest = match rest {
                 [quote @ (b'"' | b'\''), inside @ ..] => {
@@ -266,9 +274,18 @@ impl Parser {
             self.spans.push(Span { start, end: self.words.len() });
             rest = rest.trim_ascii_start();
         }
-        Ok(())
+        Ok(count)
+    }
+
+    /// Gives back memory that only a long line needed.
+    pub(super) fn shrink(&mut self) {
+        self.words.clear();
+        self.words.shrink_to(KEPT_WORDS);
     }
 }
+
+/// The bytes of words that a parser keeps room for between two commands.
+const KEPT_WORDS: usize = 1024;
 
 /// Takes a word up to its closing quote; what follows it.
 fn unquote<'a>(

@@ -38,7 +38,7 @@ struct Amount {
 }
 
 /// Whom a holding is counted to, beside all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Holder(Option<IpAddr>);
 
 /// Why there is no room for one more connection.
@@ -66,6 +66,11 @@ pub(crate) struct HeldBytes {
 }
 
 impl Holder {
+    /// Whether it is counted by itself, and not among all only.
+    pub(crate) const fn is_counted(self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) fn of(peer: Peer, trusted_proxies: &[IpNet]) -> Self {
         let address = peer.address.map(|address| address.to_canonical());
         Self(
@@ -179,7 +184,7 @@ mod tests {
     use super::*;
 
     fn holder(address: &str) -> Holder {
-        let peer = Peer { address: Some(address.parse().unwrap()) };
+        let peer = Peer::at(address.parse().unwrap());
         Holder::of(peer, &["10.0.0.0/8".parse().unwrap()])
     }
 
@@ -212,7 +217,7 @@ mod tests {
     fn a_trusted_proxy_brings_many() {
         let (holdings, limits) = (Arc::new(Holdings::default()), limits(4, 1, 0));
         let connect = |holder| holdings.connect(holder, &limits);
-        let local = Holder::of(Peer { address: None }, &[]);
+        let local = Holder::of(Peer { address: None, is_same_user: true }, &[]);
         let all = [
             connect(holder("10.0.0.1")),
             connect(holder("10.0.0.1")),

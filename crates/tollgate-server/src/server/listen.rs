@@ -131,11 +131,12 @@ impl Listener {
                 let (stream, address) = listener.accept().await?;
                 // Replies are small and waited for.
                 let _ = stream.set_nodelay(true);
-                Ok((Box::new(stream), Peer { address: Some(address.ip()) }))
+                Ok((Box::new(stream), Peer::at(address.ip())))
             }
             Self::Unix { listener, .. } => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Box::new(stream), Peer { address: None }))
+                let peer = Peer::of_socket(&stream);
+                Ok((Box::new(stream), peer))
             }
         }
     }

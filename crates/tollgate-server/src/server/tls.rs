@@ -32,7 +32,7 @@ impl Security {
         self.0.is_some() != tls.is_some()
     }
 
-    /// Comes to terms with whoever connects: within the time for a head, and not after it is time to stop.
+    /// Comes to terms with whoever connects: within the time for a head or a token, and not after it is time to stop.
     pub(super) async fn agree(
         &self,
         stream: Box<dyn Connection>,
@@ -40,10 +40,12 @@ impl Security {
         mut stop: Stop,
     ) -> io::Result<Box<dyn Connection>> {
         let Some(tls) = &self.0 else { return Ok(stream) };
+        let limits = shared.limits();
+        let patience = limits.head_timeout.min(limits.auth_timeout);
         let handshake = TlsAcceptor::from(tls.load_full()).accept(stream);
         tokio::select! {
             agreed = handshake => Ok(Box::new(agreed?)),
-            () = tokio::time::sleep(shared.limits().head_timeout) => Err(io::ErrorKind::TimedOut.into()),
+            () = tokio::time::sleep(patience) => Err(io::ErrorKind::TimedOut.into()),
             _ = stop.wait_for(|stop| *stop) => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }

@@ -1,7 +1,7 @@
 //! A Tollgate server as its users start it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,10 +12,20 @@ pub(crate) struct Served {
     child: Child,
     /// Held open: a server whose output nobody can read would fail.
     _output: BufReader<ChildStdout>,
+    /// The token that it printed, if it was started without a configuration.
+    one_time_token: Option<String>,
     http: String,
     resp: String,
     config: Option<PathBuf>,
     log: PathBuf,
+}
+
+/// Opens the admin verbs to a test, which comes over loopback, unless its configuration says otherwise.
+pub(crate) fn with_admin(config: &str) -> String {
+    match config.contains("[admin]") {
+        true => config.to_owned(),
+        false => format!("{config}\n[admin]\nloopback = true\n"),
+    }
 }
 
 /// How long a server may take to start and to stop.
@@ -72,7 +82,7 @@ impl Served {
         let log = file("log");
         let config = config.map(|text| {
             let path = file("toml");
-            std::fs::write(&path, text).expect("the configuration is written");
+            std::fs::write(&path, with_admin(text)).expect("the configuration is written");
             path
         });
         command.arg("serve");
@@ -103,7 +113,15 @@ impl Served {
                 }
             }
         }
-        Self { child, _output: output, http, resp, config, log }
+        let is_demo = config.is_none() && !options.contains(&"--config");
+        let one_time_token = is_demo.then(|| {
+            let mut lines = output.by_ref().lines().map(|line| line.expect("it goes on"));
+            let token = lines.find_map(|line| {
+                line.trim().strip_prefix("admin token of this run: ").map(str::to_owned)
+            });
+            token.expect("a token")
+        });
+        Self { child, _output: output, one_time_token, http, resp, config, log }
     }
 
     /// Where it listens for HTTP: `HOST:PORT` or `unix:/path`.
@@ -119,6 +137,16 @@ impl Served {
     /// The port on which it listens for RESP.
     pub(crate) fn resp_port(&self) -> &str {
         self.resp.rsplit_once(':').expect("a port").1
+    }
+
+    /// The admin token that it printed at startup.
+    pub(crate) fn one_time_token(&self) -> &str {
+        self.one_time_token.as_deref().expect("it was started without a configuration")
+    }
+
+    /// The same; `None` if it was started with a configuration.
+    pub(crate) fn printed_token(&self) -> Option<&str> {
+        self.one_time_token.as_deref()
     }
 
     /// Its configuration, to be changed.

@@ -31,6 +31,18 @@ impl Client {
         Self { stream: BufReader::new(stream) }
     }
 
+    /// The same, from another address of loopback.
+    pub(crate) fn connect_from(source: &str, address: &str) -> Self {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let source: std::net::IpAddr = source.parse().expect("an address");
+        bind(&socket, &std::net::SocketAddr::from((source, 0))).expect("an address of loopback");
+        connect(&socket, &address.parse::<std::net::SocketAddr>().unwrap()).expect("it listens");
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self { stream: BufReader::new(stream) }
+    }
+
     /// Sends bytes as they are.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.get_mut().write_all(bytes)

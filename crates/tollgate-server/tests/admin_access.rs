@@ -1,0 +1,285 @@
+//! Who is an administrator, and whose browser may call: proxies in their stock configuration, and pages of other sites.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+mod common;
+mod http_client;
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Served;
+use http_client::{Client, Reply, ask, post, remaining};
+
+const CLOSED: &str = r#"
+    [admin]
+    loopback = false
+    [policies.api]
+    limit = 5
+    window = "1h"
+"#;
+const OPEN: &str = r#"
+    [admin]
+    loopback = true
+    [policies.api]
+    limit = 5
+    window = "1h"
+"#;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const ADMIN_VERBS: [&str; 10] = [
+    "POST /v1/refund",
+    "POST /v1/reset",
+    "GET /v1/policies",
+    "GET /v1/admin/hot",
+    "GET /v1/admin/client?key=a",
+    "GET /v1/admin/overrides",
+    "PUT /v1/admin/overrides",
+    "DELETE /v1/admin/overrides?policy=api&key=a",
+    "POST /v1/admin/reload",
+    "POST /v1/backtest?policy=gcra+1/s",
+];
+
+const CHECK: &str = r#"{"policy":"api","key":"a"}"#;
+
+/// Sends bytes over a Unix socket and returns the whole reply.
+fn over_socket(path: &str, bytes: &str) -> String {
+    let mut stream = UnixStream::connect(path.strip_prefix("unix:").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(bytes.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+fn socket(name: &str) -> String {
+    let path = std::env::temp_dir().join(format!("tollgate-{name}-{}.sock", std::process::id()));
+    format!("unix:{}", path.display())
+}
+
+#[test]
+fn j11_without_a_token_the_admin_verbs_are_closed_to_tcp() {
+    let served = Served::start(&[], Some(CLOSED));
+    for line in ADMIN_VERBS {
+        for host in ["127.0.0.1", "localhost"] {
+            let denied = ask(served.http(), line, &[("host", host)], "");
+            assert_eq!(denied.status, 403, "{line}: {denied:?}");
+            assert!(denied.problem().starts_with("admin is closed"), "{denied:?}");
+        }
+    }
+    let mut resp = TcpStream::connect(served.resp()).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(b"TOLLGATE.RESET api a\r\nTOLLGATE.REFUND api a 1\r\nQUIT\r\n").unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
+}
+
+#[test]
+fn j11_the_servers_own_user_administers_over_a_unix_socket() {
+    let (http, resp) = (socket("admin-http"), socket("admin-resp"));
+    let served = Served::start(&["--http", &http, "--resp", &resp], Some(CLOSED));
+    let request = |more: &str| {
+        let head = "GET /v1/policies HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+        over_socket(served.http(), &format!("{head}{more}\r\n"))
+    };
+    assert!(request("").starts_with("HTTP/1.1 200"), "{}", request(""));
+    let proxied = request("x-forwarded-for: 203.0.113.9\r\n");
+    assert!(proxied.starts_with("HTTP/1.1 403"), "a proxy's clients are others: {proxied}");
+    let reset = over_socket(served.resp(), "TOLLGATE.RESET api a\r\nQUIT\r\n");
+    assert!(reset.starts_with("*6\r\n"), "{reset}");
+}
+
+/// As root, another user is `nobody`; else there is no other user to be.
+#[test]
+fn j11_another_user_on_the_socket_is_not_the_operator() {
+    let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    if !is_root {
+        return;
+    }
+    // The server runs as another user than root, so that neither side is root.
+    let http = socket("admin-other");
+    let path = http.strip_prefix("unix:").unwrap();
+    let served = Served::start(&["--http", &http], Some(CLOSED));
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let by = |user: &str| {
+        let output = Command::new("setpriv")
+            .args(["--reuid", user, "--clear-groups", "curl", "-s", "-o", "/dev/null"])
+            .args(["-w", "%{http_code}", "--unix-socket", path, "http://localhost/v1/policies"])
+            .output()
+            .expect("setpriv and curl are installed");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(by("65534"), "403");
+    assert_eq!(by("0"), "200");
+    drop(served);
+}
+
+#[test]
+fn j11_without_a_configuration_the_printed_token_administers() {
+    let served = Served::start(&[], None);
+    assert_eq!(ask(served.http(), "GET /v1/policies", &[], "").status, 401);
+    let wrong = [("authorization", "Bearer 0000000000000000")];
+    assert_eq!(ask(served.http(), "GET /v1/policies", &wrong, "").status, 401);
+    let bearer = format!("Bearer {}", served.one_time_token());
+    let right = [("authorization", &*bearer)];
+    assert_eq!(ask(served.http(), "GET /v1/policies", &right, "").status, 200);
+    let other = Served::start(&[], None);
+    assert_ne!(served.one_time_token(), other.one_time_token());
+}
+
+/// A proxy that runs until it is dropped.
+struct Proxy {
+    child: Child,
+    address: String,
+    folder: PathBuf,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// nginx with a bare `proxy_pass`, and nothing else.
+fn nginx(to: &str) -> Proxy {
+    let folder = std::env::temp_dir().join(format!("tollgate-stock-nginx-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let here = folder.display();
+    let config = format!(
+        "daemon off; master_process off; pid {here}/pid; error_log stderr; events {{}}
+        http {{ access_log off; client_body_temp_path {here}/body; proxy_temp_path {here}/proxy;
+        fastcgi_temp_path {here}/fastcgi; uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
+        server {{ listen {address}; location / {{ proxy_pass http://{to}; }} }} }}"
+    );
+    std::fs::write(folder.join("nginx.conf"), config).unwrap();
+    let child = Command::new("/usr/sbin/nginx")
+        .args(["-e", "stderr", "-c"])
+        .arg(folder.join("nginx.conf"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("nginx is installed: run scripts/install-test-proxies");
+    let started = Instant::now();
+    while TcpStream::connect(&address).is_err() {
+        assert!(started.elapsed() < PATIENCE, "nginx does not listen");
+        std::thread::yield_now();
+    }
+    Proxy { child, address, folder }
+}
+
+#[test]
+fn j11_a_stock_nginx_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    let nginx = nginx(served.http());
+    for line in ADMIN_VERBS {
+        for host in ["example.com", "localhost", "127.0.0.1"] {
+            let denied = ask(&nginx.address, line, &[("host", host)], "");
+            assert_eq!(denied.status, 403, "{line} {host}: {denied:?}");
+        }
+    }
+    assert_eq!(post(&nginx.address, "/v1/check", CHECK).status, 200, "checks go through");
+}
+
+/// Sends a request as it is; `None` where the server closed the connection.
+fn raw(served: &Served, request: &str) -> Option<Reply> {
+    let mut client = Client::connect(served.http());
+    client.write(request.as_bytes()).unwrap();
+    client.read()
+}
+
+#[test]
+fn j12_a_page_of_another_site_charges_changes_and_reads_nothing() {
+    let served = Served::start(&[], Some(OPEN));
+    let own = format!("http://{}", served.http());
+    let foreign: [&[(&str, &str)]; 7] = [
+        &[("origin", "https://evil.example"), ("content-type", "text/plain")],
+        &[("origin", "null")],
+        &[("origin", "http://127.0.0.1:1")],
+        &[("origin", "http://localhost:3000")],
+        &[("sec-fetch-site", "cross-site")],
+        &[("sec-fetch-site", "same-site")],
+        &[("origin", &own), ("origin", "https://evil.example"), ("host", served.http())],
+    ];
+    for fields in foreign {
+        for path in ["check", "peek", "reserve", "refund", "reset", "settle", "simulate"] {
+            let line = format!("POST /v1/{path}");
+            let denied = ask(served.http(), &line, fields, CHECK);
+            assert_eq!(denied.status, 403, "{line} {fields:?}: {denied:?}");
+        }
+        for line in ["GET /metrics", "GET /v1/authorize/api", "PUT /v1/admin/overrides"] {
+            assert_eq!(ask(served.http(), line, fields, "").status, 403, "{line} {fields:?}");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+    assert_eq!(remaining(served.http(), "api", "127.0.0.1"), 5, "nothing was charged");
+    let page = [("origin", &*own), ("host", served.http()), ("sec-fetch-site", "same-origin")];
+    assert_eq!(ask(served.http(), "POST /v1/check", &page, CHECK).status, 200, "its own page may");
+    let typed = [("sec-fetch-site", "none")];
+    assert_eq!(ask(served.http(), "GET /metrics", &typed, "").status, 200, "a person may");
+}
+
+#[test]
+fn j12_a_public_name_that_leads_here_opens_nothing_unless_it_is_listed() {
+    let served = Served::start(&[], Some(OPEN));
+    let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
+    for fields in [&rebound[..1], &rebound] {
+        for line in ["POST /v1/check", "POST /v1/peek", "GET /metrics", "GET /v1/authorize/api"] {
+            let denied = ask(served.http(), line, fields, CHECK);
+            assert!(matches!(denied.status, 403 | 421), "{line} {fields:?}: {denied:?}");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+    let listed = format!("[listen]\nnames = [\"Gate.example\"]\n{OPEN}");
+    let served = Served::start(&[], Some(&listed));
+    let named = [("host", "gate.example"), ("origin", "https://gate.example")];
+    assert_eq!(ask(served.http(), "POST /v1/check", &named, CHECK).status, 200);
+    assert_eq!(ask(served.http(), "GET /metrics", &named[..1], "").status, 200);
+}
+
+#[test]
+fn j12_a_request_that_names_two_hosts_is_denied() {
+    let served = Served::start(&[], Some(OPEN));
+    let length = CHECK.len();
+    for head in [
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n",
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n",
+        "POST http://localhost/v1/check HTTP/1.1\r\nhost: evil.example\r\n",
+    ] {
+        let denied = raw(&served, &format!("{head}content-length: {length}\r\n\r\n{CHECK}"));
+        let denied = denied.expect("a reply");
+        assert_eq!(denied.status, 400, "{head}: {denied:?}");
+    }
+    let twice = "PUT /v1/admin/overrides HTTP/1.1\r\nhost: localhost\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(raw(&served, twice).expect("a reply").status, 400);
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+}
+
+#[test]
+fn a_proxy_may_hand_on_what_its_clients_browser_sent() {
+    let config = format!("trusted_proxies = [\"127.0.0.1/32\"]\n{OPEN}");
+    let trusting = Served::start(&[], Some(&config));
+    let plain = Served::start(&[], Some(OPEN));
+    let sent = [
+        ("origin", "https://shop.example"),
+        ("sec-fetch-site", "cross-site"),
+        ("x-forwarded-for", "203.0.113.9"),
+    ];
+    for served in [&trusting, &plain] {
+        let passed = ask(served.http(), "GET /v1/authorize/api", &sent, "");
+        assert_eq!(passed.status, 200, "{passed:?}");
+    }
+    let public = [("host", "shop.example"), sent[0], sent[1], sent[2]];
+    assert_eq!(ask(trusting.http(), "GET /v1/authorize/api", &public, "").status, 200);
+    let old =
+        "GET /v1/authorize/api HTTP/1.0\r\nhost: shop.example\r\norigin: https://a.example\r\n\r\n";
+    assert_eq!(raw(&plain, old).expect("a reply").status, 200, "no browser speaks HTTP/1.0");
+}

@@ -1,0 +1,422 @@
+//! Clients that try to get more than their quota, or to take it from others, by force alone.
+//!
+//! Each test sends what a hostile client would send, and asserts the bound that `docs/operations.md` states.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+mod common;
+mod http_client;
+
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use common::Served;
+use http_client::{Client, ask, get, post};
+use serde_json::json;
+use tollgate_testkit::servers::{Flavor, Server};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const API: &str = "[policies.api]\nlimit = 1000000\nwindow = \"1h\"\n";
+const MIB: u64 = 1024 * 1024;
+
+fn connect(served: &Served) -> TcpStream {
+    let stream = TcpStream::connect(served.resp()).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends commands, and returns all replies.
+fn exchange(served: &Served, commands: &str) -> String {
+    let mut stream = connect(served);
+    let mut replies = String::new();
+    std::thread::scope(|threads| {
+        let mut writing = stream.try_clone().unwrap();
+        threads.spawn(move || {
+            writing.write_all(commands.as_bytes()).unwrap();
+            writing.shutdown(Shutdown::Write).unwrap();
+        });
+        stream.read_to_string(&mut replies).unwrap();
+    });
+    replies
+}
+
+fn metric(served: &Served, name: &str) -> u64 {
+    let metrics = get(served.http(), "/metrics").body;
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
+}
+
+#[test]
+fn j2_numbers_that_imply_a_life_of_years_are_denied_with_a_message() {
+    let served = Served::start(&[], Some(API));
+    for numbers in
+        ["1000000 1 4000 1000000", "1000000 1 4000", "0 1 604801", "9223372036854775807 1 1"]
+    {
+        let denied = exchange(&served, &format!("CL.THROTTLE k {numbers}\r\n"));
+        assert!(denied.starts_with("-ERR a key would take "), "{numbers}: {denied}");
+        assert!(denied.contains("use numbers that need at most 7days"), "{numbers}: {denied}");
+    }
+    assert!(exchange(&served, "CL.THROTTLE k 0 1 604800\r\n").starts_with("*5\r\n:0\r\n"));
+    assert_eq!(metric(&served, "tollgate_keys_live{policy=\"CL.THROTTLE\"}"), 1);
+    let override_ = r#"{"policy":"api","key":"a","limit":1,"window":"365d"}"#;
+    let denied = ask(served.http(), "PUT /v1/admin/overrides", &[], override_);
+    assert_eq!(denied.status, 400, "{denied:?}");
+    assert!(denied.problem().contains("max_time_to_fresh"), "{denied:?}");
+
+    let longer = format!("{API}[limits]\nmax_time_to_fresh = \"30d\"\n");
+    let served = Served::start(&[], Some(&longer));
+    assert!(exchange(&served, "CL.THROTTLE k 0 1 2592000\r\n").starts_with("*5\r\n:0\r\n"));
+    assert!(exchange(&served, "CL.THROTTLE k 0 1 2592001\r\n").contains("at most 30days"));
+
+    let off = Served::start(&[], Some(&format!("{API}[cl_throttle]\nenabled = false\n")));
+    let denied = exchange(&off, "CL.THROTTLE k 4 10 60\r\n");
+    assert!(denied.starts_with("-ERR CL.THROTTLE is turned off"), "{denied}");
+}
+
+#[test]
+fn j2_every_key_in_redis_expires_within_the_bound() {
+    let redis = Server::start(Flavor::Redis);
+    let served = Served::start(&["--store", &redis.url()], Some(API));
+    let mut script = String::new();
+    for round in 0..200_u64 {
+        let (burst, period) = (100 + round * 977 % 5000, 1000 + round * 7919 % 500_000);
+        let _ = write!(script, "CL.THROTTLE k{round} {burst} 1000 {period} {}\r\n", burst + 1);
+        let _ = write!(script, "TOLLGATE.CHECK api k{round} COST {}\r\n", 1 + round * 4999);
+    }
+    exchange(&served, &script);
+    let keys = redis.ask::<Vec<String>>(&["KEYS", "*"]);
+    assert!(keys.len() > 220, "{}", keys.len());
+    for key in keys {
+        let lives: i64 = redis.ask(&["PTTL", &key]);
+        assert!((0..=7 * 86_400_000 + 1000).contains(&lives), "{key} lives {lives} ms");
+    }
+}
+
+/// A new set of numbers with every command: each once kept a whole policy.
+#[test]
+fn j2_numbers_that_change_take_the_memory_of_any_other_key() {
+    const KEYS: u64 = 200_000;
+    let options = ["--max-keys", "100000"];
+    let served = Served::start(&options, Some(API));
+    let before = served.resident_kib();
+    let mut script = String::new();
+    for round in 0..KEYS {
+        let _ = write!(
+            script,
+            "CL.THROTTLE key-{round} {} {} 3600 100\r\n",
+            100 + round % 991,
+            1000 + round % 983
+        );
+    }
+    let replies = exchange(&served, &script);
+    assert_eq!(replies.matches("*5\r\n:0\r\n").count() as u64, KEYS);
+    let live = metric(&served, "tollgate_keys_live{policy=\"CL.THROTTLE\"}");
+    assert!((50_000..=100_000).contains(&live), "{live}");
+    let grown = (served.resident_kib().saturating_sub(before)) * 1024;
+    assert!(grown < 100_000 * 128 + 16 * MIB, "{grown} bytes for {live} keys");
+}
+
+#[test]
+fn j4_an_all_has_a_bound_that_can_be_configured() {
+    let all = |count: usize| {
+        let items: Vec<_> =
+            (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();
+        json!({ "all": items }).to_string()
+    };
+    let served = Served::start(&[], Some(API));
+    assert_eq!(post(served.http(), "/v1/check", &all(64)).status, 200);
+    let denied = post(served.http(), "/v1/check", &all(65));
+    assert_eq!(denied.status, 400);
+    assert!(denied.problem().contains("`all` has 65 items; send at most 64"), "{denied:?}");
+    assert_eq!(
+        http_client::remaining(served.http(), "api", "64"),
+        1_000_000,
+        "nothing was charged"
+    );
+    let more = Served::start(&[], Some(&format!("{API}[limits]\nmax_all_items = 100\n")));
+    assert_eq!(post(more.http(), "/v1/check", &all(100)).status, 200);
+    assert_eq!(post(more.http(), "/v1/check", &all(101)).status, 400);
+}
+
+/// The median time of some checks over one connection, in the order of their arrival.
+fn median(served: &Served, checks: usize) -> Duration {
+    let mut client = Client::connect(served.http());
+    let mut times: Vec<_> = (0..checks)
+        .map(|_| {
+            let began = Instant::now();
+            client.send("POST /v1/check", &[], br#"{"policy":"api","key":"good"}"#);
+            assert_eq!(client.read().unwrap().status, 200);
+            began.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[checks / 2]
+}
+
+/// Twice as many items must take about twice the time, not four times.
+#[test]
+fn j4_the_largest_list_takes_time_linear_in_its_bytes() {
+    let served = Served::start(&[], Some(API));
+    let list = |count: usize| {
+        let items: Vec<_> =
+            (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();
+        json!({ "checks": items }).to_string()
+    };
+    let best = |body: &str| {
+        let times = (0..5).map(|_| {
+            let began = Instant::now();
+            assert_eq!(post(served.http(), "/v1/check", body).status, 200);
+            began.elapsed()
+        });
+        times.min().unwrap()
+    };
+    let (some, many) = (best(&list(1_000)), best(&list(10_000)));
+    assert!(many < 40 * some, "{some:?} for 1000 items, {many:?} for 10000");
+}
+
+/// Clients that never present a token, with the most expensive bytes that they may send.
+#[test]
+fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
+    const CONNECTIONS: u64 = 400;
+    let config = format!(
+        "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"4s\"\nmax_connections_per_address = 1000\n{API}"
+    );
+    let served = Served::with_variables(&[], Some(&config), &[("CHECK", "a-token-for-checks")]);
+    let before = served.resident_kib();
+    let began = Instant::now();
+    let words = format!("{}\r\n", "a ".repeat(1_900));
+    let mut open: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut stream = connect(&served);
+            // Whole lines of many words, and then a part of one, as long as may be.
+            stream.write_all(words.repeat(4).as_bytes()).unwrap();
+            stream.write_all(&[b'x'; 3_000]).unwrap();
+            stream
+        })
+        .collect();
+    let mut heads: Vec<_> = (0..50)
+        .map(|_| {
+            let mut client = Client::connect(served.http());
+            client.write(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nx: ").unwrap();
+            client.write(&[b'x'; 30_000]).unwrap();
+            client
+        })
+        .collect();
+    // One reply of each says that all before it was read.
+    for stream in &mut open {
+        stream.read_exact(&mut [0; 16]).unwrap();
+    }
+    let grown = (served.resident_kib().saturating_sub(before)) * 1024;
+    // 32 KiB for a RESP connection, the largest head for one of HTTP, as the formula says.
+    let most = CONNECTIONS * 32 * 1024 + 50 * 160 * 1024 + 16 * MIB;
+    assert!(grown < most, "{grown} bytes, more than {most}");
+    for stream in &mut open {
+        let mut rest = String::new();
+        // A reset is an end as well: the server closed upon unread bytes.
+        let _ = stream.read_to_string(&mut rest);
+    }
+    for client in &mut heads {
+        assert!(client.is_closed());
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(15), "closed after {took:?}");
+    let long = exchange(&served, &format!("AUTH {}\r\n", "x".repeat(9_000)));
+    assert!(long.starts_with("-NOAUTH Authentication required: a command before AUTH"), "{long}");
+    let right = exchange(&served, "AUTH a-token-for-checks\r\nTOLLGATE.CHECK api a\r\n");
+    assert!(right.starts_with("+OK\r\n*6\r\n:1\r\n"), "{right}");
+}
+
+/// An idle connection keeps nothing of what a long line needed.
+#[test]
+fn j5_what_a_long_line_needed_is_given_back() {
+    const CONNECTIONS: u64 = 200;
+    let served = Served::start(&[], Some(API));
+    let before = served.resident_kib();
+    let line = format!("{}\r\n", "a ".repeat(32_000));
+    let open: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut stream = connect(&served);
+            stream.write_all(line.as_bytes()).unwrap();
+            let mut reply = [0; 100];
+            let read = stream.read(&mut reply).unwrap();
+            let reply = String::from_utf8_lossy(&reply[..read]).into_owned();
+            assert!(
+                reply.starts_with("-ERR the command has 32000 arguments; use at most 64"),
+                "{reply}"
+            );
+            stream
+        })
+        .collect();
+    let grown = (served.resident_kib().saturating_sub(before)) * 1024;
+    assert!(grown < CONNECTIONS * 32 * 1024 + 16 * MIB, "{grown} bytes for {CONNECTIONS}");
+    drop(open);
+}
+
+#[test]
+fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
+    let config =
+        format!("{API}[limits]\nmax_reservations = 2000\nmax_reservation_bytes = 4000000\n");
+    let served = Served::start(&[], Some(&config));
+    let mut client = Client::connect(served.http());
+    let mut reserve = |key: &str| {
+        let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
+        client.send("POST /v1/reserve", &[], body.as_bytes());
+        client.read().unwrap()
+    };
+    // One key: a hundredth of all.
+    let granted = (0..100).filter(|_| reserve("hot").status == 200).count();
+    assert_eq!(granted, 20);
+    let denied = reserve("hot");
+    assert_eq!(denied.status, 429);
+    assert!(denied.problem().starts_with("the key has as many open reservations"), "{denied:?}");
+    // One address: a tenth, whatever keys it invents.
+    let granted = (0..400).filter(|round| reserve(&format!("k{round}")).status == 200).count();
+    assert_eq!(granted, 200 - 20);
+    assert!(reserve("other").problem().starts_with("your address has"));
+    // Another address still has its share.
+    let mut other = Client::connect_from("127.0.0.9", served.http());
+    let body = json!({"policy":"api","key":"polite","ttl_ms":60_000,"cost":3}).to_string();
+    other.send("POST /v1/reserve", &[], body.as_bytes());
+    let reply = other.read().unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let id = reply.json()["reservation"].as_str().unwrap().to_owned();
+    assert_eq!(id.len(), 32);
+    let settle = json!({"reservation": id, "actual": 1}).to_string();
+    assert_eq!(post(served.http(), "/v1/settle", &settle).status, 200);
+    assert_eq!(post(served.http(), "/v1/settle", &settle).status, 409);
+    assert_eq!(metric(&served, "tollgate_reservations_open"), 200);
+}
+
+#[test]
+fn j9_a_settled_reservation_makes_room_and_ids_do_not_repeat() {
+    let config = format!("{API}[limits]\nmax_reservations = 100\n");
+    let served = Served::start(&[], Some(&config));
+    let mut ids = std::collections::HashSet::new();
+    for round in 0..300 {
+        let body =
+            json!({"policy":"api","key":format!("k{round}"),"ttl_ms":86_400_000}).to_string();
+        let reply = post(served.http(), "/v1/reserve", &body);
+        assert_eq!(reply.status, 200, "{round}: {reply:?}");
+        let id = reply.json()["reservation"].as_str().unwrap().to_owned();
+        let settle = json!({"reservation": id, "actual": 0}).to_string();
+        assert_eq!(post(served.http(), "/v1/settle", &settle).status, 200);
+        assert!(ids.insert(id));
+    }
+}
+
+/// With a hundred policies whose names are compared with each, an unknown name once took two milliseconds.
+#[test]
+fn j10_unknown_names_by_the_thousand_cost_little() {
+    let mut config = String::new();
+    for number in 0..100 {
+        let name = format!("{}-{number:03}", "policy-with-a-long-name".repeat(4));
+        let _ = write!(config, "[policies.{name}]\nlimit = 5\nwindow = \"1h\"\n");
+    }
+    let served = Served::start(&[], Some(&config));
+    let mut script = String::new();
+    for number in 0..20_000 {
+        let _ = write!(
+            script,
+            "TOLLGATE.CHECK {}-x{number} k\r\n",
+            "policy-with-a-long-nam".repeat(11)
+        );
+    }
+    let began = Instant::now();
+    let replies = exchange(&served, &script);
+    let took = began.elapsed();
+    assert_eq!(replies.matches("-ERR no policy is named").count(), 20_000);
+    assert!(took < Duration::from_secs(4), "{took:?} for 20000 names");
+    let near = exchange(&served, "TOLLGATE.CHECK policy k\r\n");
+    assert!(near.starts_with("-ERR no policy is named \"policy\""), "{near}");
+}
+
+#[test]
+fn j14_an_archive_with_many_clients_is_refused_in_bounded_memory() {
+    use std::io::Write as _;
+    let config = "[backtest]\nmax_memory_bytes = 33554432\n";
+    let served = Served::start(&[], Some(config));
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    for client in 0..2_000_000_u32 {
+        let [_, b, c, d] = client.to_be_bytes();
+        let line =
+            format!("10.{b}.{c}.{d} - - [16/Nov/2026:06:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+        packed.write_all(line.as_bytes()).unwrap();
+    }
+    let packed = packed.finish().unwrap();
+    let path =
+        "/v1/backtest?policy=gcra+1/s&policy=sliding_window_log+1000/1h&policy=fixed_window+5/1h";
+    let mut client = Client::connect(served.http());
+    client.send(&format!("POST {path}"), &[], &packed);
+    let denied = client.read().expect("a reply");
+    assert_eq!(denied.status, 413, "{denied:?}");
+    assert!(denied.problem().contains("33554432 bytes of memory for its clients"), "{denied:?}");
+    let peak = served.peak_kib() * 1024;
+    assert!(peak < 150 * MIB, "{peak} bytes for a bound of 32 MiB");
+}
+
+/// The worst case of `docs/operations.md` at small limits, with every attack at once.
+#[test]
+fn the_worst_case_of_memory_is_what_the_documents_say() {
+    const CONNECTIONS: u64 = 300;
+    const KEYS: u64 = 50_000;
+    const HELD: u64 = 16 * MIB;
+    const RESERVATIONS: u64 = 4 * MIB;
+    const HEAD: u64 = 16 * 1024;
+    let config = format!(
+        "{API}[limits]\nmax_connections = {CONNECTIONS}\nmax_connections_per_address = {CONNECTIONS}\n\
+         max_held_bytes = {HELD}\nmax_head_bytes = {HEAD}\nmax_reservation_bytes = {RESERVATIONS}\n\
+         [backtest]\nmax_memory_bytes = {}\n",
+        8 * MIB
+    );
+    let served = Served::start(&["--max-keys", &KEYS.to_string()], Some(&config));
+    let (mut checks, mut throttles) = (String::new(), String::new());
+    for key in 0..4 * KEYS {
+        let _ = write!(checks, "TOLLGATE.CHECK api invented-{key} COST {}\r\n", 1 + key % 1000);
+        let _ = write!(throttles, "CL.THROTTLE invented-{key} {} {} 3600\r\n", key % 977, 1 + key);
+    }
+    std::thread::scope(|threads| {
+        threads.spawn(|| exchange(&served, &checks));
+        threads.spawn(|| exchange(&served, &throttles));
+        threads.spawn(|| {
+            let mut client = Client::connect(served.http());
+            for key in 0..3_000 {
+                let key = format!("{key:x<4000}");
+                let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
+                client.send("POST /v1/reserve", &[], body.as_bytes());
+                client.read().unwrap();
+            }
+        });
+        threads.spawn(|| {
+            let held: Vec<_> = (0..120)
+                .map(|_| {
+                    let mut stream = connect(&served);
+                    stream.write_all("a ".repeat(30_000).as_bytes()).unwrap();
+                    stream
+                })
+                .collect();
+            let bodies: Vec<_> = (0..100)
+                .map(|_| {
+                    let mut client = Client::connect(served.http());
+                    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n";
+                    let _ = client.write(head.as_bytes());
+                    let _ = client.write(&vec![b' '; 999_000]);
+                    client
+                })
+                .collect();
+            drop((held, bodies));
+        });
+    });
+    let peak = served.peak_kib() * 1024;
+    let tables = 2 * KEYS * 128;
+    let formula =
+        64 * MIB + tables + CONNECTIONS * (HEAD + 64 * 1024) + HELD + RESERVATIONS + 2 * 8 * MIB;
+    assert!(
+        peak < formula,
+        "{} MiB, more than the {} MiB of the formula",
+        peak / MIB,
+        formula / MIB
+    );
+    assert!(median(&served, 101) < Duration::from_millis(50), "it serves");
+}

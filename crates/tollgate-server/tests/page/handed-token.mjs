@@ -1,0 +1,16 @@
+// A link that ends in `#token=…` opens the admin verbs to the page, and the token leaves the address at once.
+
+import { assert, ask, drive, openTab } from "./browser.mjs";
+
+const token = process.env.ONE_TIME_TOKEN;
+assert.match(token, /^[0-9a-f]{64}$/);
+
+await drive(
+  async (page) => {
+    await openTab(page, "Live");
+    await ask("v1/check", { checks: Array.from({ length: 100 }, () => ({ policy: "demo", key: "greedy" })) });
+    await page.locator("td", { hasText: "greedy" }).first().waitFor();
+    assert.ok(!page.url().includes(token));
+  },
+  { address: `#token=${token}` },
+);
