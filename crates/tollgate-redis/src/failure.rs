@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tollgate::{
     Access, Capacity, Cost, Decision, Kind, MemoryStore, Op, Plan, Policy, PolicyError, Source,
@@ -272,6 +272,14 @@ pub(crate) fn refused(plan: &Plan, now: Tick) -> Decision {
         shadow_refused_by: None,
         source: Source::FailedClosed,
     }
+}
+
+/// The answer while Redis answers, but not in time: denied, to be tried again after a time budget or two, so that not
+/// all come back at once.
+pub(crate) fn overloaded(plan: &Plan, now: Tick, budget: Duration) -> Decision {
+    let budget = Ticks::from_duration(budget).0.max(1);
+    let retry_after = Some(Ticks(budget.saturating_add(fastrand::u64(0..budget))));
+    Decision { retry_after, source: Source::Overloaded, ..refused(plan, now) }
 }
 
 const RETRY_AFTER: u64 = 1_000_000_000;

@@ -34,6 +34,7 @@
 mod address;
 mod breaker;
 mod client;
+mod commit;
 mod desk;
 mod error;
 mod failure;
@@ -53,6 +54,7 @@ mod together;
 mod transaction;
 mod value;
 mod waiting;
+mod window;
 
 pub use client::{Counts, Options, Redis};
 pub use error::{AddressError, Error};

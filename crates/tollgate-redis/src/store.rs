@@ -9,25 +9,27 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
 use redis::Value;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
 use tollgate::{
     Access, Algorithm, Answer, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op, Outcome,
     Part, Plan, Policy, Script as Numbers, Standing, Store, Tick, Ticks, Timed,
 };
 
 use crate::client::Redis;
-use crate::desk::{Call, Came, GivenBack, Number, Terms, What};
+use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
-use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, refused};
+use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, overloaded, refused};
 use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
-use crate::near::{self, Back, Habits, Near, Told};
-use crate::script::{Script, Scripted};
+use crate::near::{self, Back, Habits, Near, Said, Told};
+use crate::script::{Script, Scripted, double};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
 
@@ -220,7 +222,8 @@ impl RedisStore {
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
             scripted,
-            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases),
+            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases)
+                .within(self.shared.redis.budget()),
             policy: in_redis,
         });
         let entry = (Arc::new(policy.clone()), prepared.clone());
@@ -257,7 +260,7 @@ impl RedisStore {
     }
 
     /// Decides on a key, in the caller's ticks; the error is that of the server or of the caller.
-    pub(crate) async fn ask<J: Judge>(
+    pub(crate) async fn ask<J: Judge + Clone + 'static>(
         &self,
         judge: &J,
         key: &Key,
@@ -276,6 +279,24 @@ impl RedisStore {
         Ok(self.told(timed))
     }
 
+    /// Decides on a key that no script decides on, together with all others in this process who do.
+    async fn ask_without_script<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        client: &[u8],
+        key: &Key,
+        op: Op,
+        deadline: Instant,
+    ) -> Result<Timed, Error> {
+        let judge = judge.clone();
+        let decide = move |seen: &Seen| step(&judge, op, seen);
+        let (timed, several) = self.shared.redis.commit(key, None, deadline, decide).await?;
+        if several {
+            self.shared.near.leave_alone(client);
+        }
+        Ok(self.told(timed))
+    }
+
     /// Decides on a key, by the failure policy if Redis cannot.
     async fn decide<A: Shareable>(
         &self,
@@ -284,6 +305,7 @@ impl RedisStore {
         key: &Key,
         op: Op,
         now: Option<Tick>,
+        by: (Way, Instant),
     ) -> Result<Timed, Error> {
         match op {
             Op::Check(_) | Op::Peek(_) => {}
@@ -291,8 +313,11 @@ impl RedisStore {
             Op::Reset => self.shared.near.changed(client, true),
         }
         let judge = rule.judge(self, now)?;
-        let deadline = self.shared.redis.deadline();
+        let (way, deadline) = by;
         let result = match self.give_in(rule, client, deadline).await {
+            Ok(()) if way == Way::WithoutScript => {
+                self.ask_without_script(&judge, client, key, op, deadline).await
+            }
             Ok(()) => self.ask(&judge, key, op, now, deadline).await,
             Err(error) => Err(error),
         };
@@ -324,19 +349,21 @@ impl RedisStore {
     }
 
     /// Decides on a check, at the desk of its key if it has one.
-    async fn decide_any<A: Shareable>(
+    pub(crate) async fn decide_any<A: Shareable>(
         &self,
         rule: &A,
         client: &[u8],
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
+        let deadline = self.shared.redis.deadline();
         let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
-            return self.decide(rule, client, &self.key(client)?, op, now).await;
+            let by = (Way::AnyScript, deadline);
+            return self.decide(rule, client, &self.key(client)?, op, now, by).await;
         };
-        let told = self.shared.near.ask(&prepared, client, cost);
+        let told = self.shared.near.ask(&prepared, client, cost, deadline);
         self.keep_sweeping(&prepared.terms);
-        self.decide_near(rule, client, op, &prepared, told).await
+        self.decide_near(rule, client, op, &prepared, (told, deadline)).await
     }
 
     /// Decides on a check that came to a desk, by the failure policy if Redis cannot.
@@ -346,9 +373,8 @@ impl RedisStore {
         client: &[u8],
         op: Op,
         prepared: &Arc<Prepared>,
-        told: Told,
+        (told, deadline): (Told, Instant),
     ) -> Result<Timed, Error> {
-        let deadline = self.shared.redis.deadline();
         let said = match told {
             Told::Now(told, call) => {
                 if let Some(call) = call {
@@ -357,18 +383,15 @@ impl RedisStore {
                 return Ok(self.told(told));
             }
             Told::Alone => Ok(None),
-            Told::Later { waits, call } => {
-                if let Some(call) = call {
-                    self.make_call(prepared, client, call).await;
+            Told::Overloaded => Err(near::overloaded()),
+            Told::Later { waits, call, flush_at } => {
+                match call {
+                    // Of a call for several, none may go with the one who made it.
+                    Some(call) if call.checks > 1 => self.spawn_call(prepared, client, call),
+                    Some(call) => self.make_call(prepared, client, call).await,
+                    None => {}
                 }
-                match tokio::time::timeout_at(deadline.into(), waits).await {
-                    Ok(Ok(said)) => said,
-                    Ok(Err(_)) => Err(near::given_up()),
-                    Err(_) => Err(Error::Unavailable {
-                        reason: "no reply within the time budget".into(),
-                        sent: true,
-                    }),
-                }
+                self.wait_for(prepared, client, waits, (flush_at, deadline)).await
             }
         };
         match said {
@@ -376,8 +399,47 @@ impl RedisStore {
                 self.return_others(rule);
                 Ok(self.told(told))
             }
-            Ok(None) => self.decide(rule, client, &self.key(client)?, op, None).await,
+            Ok(None) => {
+                let by = (Way::WithoutScript, deadline);
+                self.decide(rule, client, &self.key(client)?, op, None, by).await
+            }
             Err(error) => self.fall_back(error, rule, client, op, None),
+        }
+    }
+
+    /// Waits for the answer to a check, and sees to it that it is sent in time.
+    async fn wait_for(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        mut waits: oneshot::Receiver<Said>,
+        (flush_at, deadline): (Option<Instant>, Instant),
+    ) -> Said {
+        if let Some(flush_at) = flush_at.filter(|flush_at| *flush_at < deadline) {
+            if let Ok(said) = timeout_at(flush_at.into(), &mut waits).await {
+                return said.unwrap_or_else(|_| Err(near::given_up()));
+            }
+            if let Some(call) = self.shared.near.flush(prepared, client) {
+                self.spawn_call(prepared, client, call);
+            }
+        }
+        let arrived = deadline.checked_sub(self.shared.redis.budget()).unwrap_or(deadline);
+        let key = self.key(client)?;
+        let redis = &self.shared.redis;
+        let mut said = timeout_at(deadline.into(), &mut waits).await;
+        if said.is_err() && !redis.is_busy_since(&key, arrived) {
+            // It may be there already: a process that was late to see the deadline was late to read it, too.
+            let grace = deadline.elapsed().clamp(Duration::from_millis(2), redis.budget());
+            said = tokio::time::timeout(grace, &mut waits).await;
+        }
+        match said {
+            Ok(Ok(said)) => said,
+            Ok(Err(_)) => Err(near::given_up()),
+            Err(_) if redis.is_busy_since(&key, arrived) => Err(near::overloaded()),
+            Err(_) => Err(Error::Unavailable {
+                reason: "no reply within the time budget".into(),
+                sent: true,
+            }),
         }
     }
 
@@ -391,38 +453,57 @@ impl RedisStore {
     async fn make_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
         let number = call.number;
         let mut calling = Calling { store: self, prepared, client, number, came: None };
-        calling.came = Some(self.carry_out(prepared, client, call).await);
+        calling.came = Some(self.carry_out(prepared, client, &call).await);
     }
 
     async fn carry_out(
         &self,
         prepared: &Prepared,
         client: &[u8],
-        call: Call,
+        call: &Call,
     ) -> Result<Came, Error> {
         let redis = &self.shared.redis;
-        let (key, deadline) = (self.key(client)?, redis.deadline());
-        match call.what {
+        let key = self.key(client)?;
+        let deadline = self.shared.near.deadline_of(call, redis.budget());
+        match &call.what {
             What::Take(slice) => {
                 let leases = redis.key_of_leases(&self.shared.name, client)?;
                 let keys = Keys { client: &key, leases: &leases };
                 let life = prepared.terms.leases().unwrap_or_default().in_store();
-                let taken = redis.take_slice(prepared, keys, slice, life, None, deadline).await?;
+                let taken = redis.take_slice(prepared, keys, *slice, life, None, deadline).await?;
                 Ok(taken.map_or(Came::Undecided, Came::Taken))
             }
-            What::Check(cost) => {
+            What::Check(costs) => {
                 let Some(scripted) = &prepared.scripted else { return Ok(Came::Undecided) };
-                let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
-                let arguments = [&prepared.head[..], &numbers];
-                let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
-                Ok(match read_reply(reply)? {
-                    Scripts::Decided { is_allowed, now, shadow, numbers } => {
-                        redis.heard(now);
-                        let state = prepared.policy.state_of_numbers(&numbers)?;
-                        Came::Checked { is_allowed, at: Tick(now), state, shadow }
-                    }
-                    Scripts::Left(_) => Came::Undecided,
-                })
+                if let [cost] = costs[..] {
+                    let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
+                    let arguments = [&prepared.head[..], &numbers];
+                    let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
+                    return Ok(match read_reply(reply)? {
+                        Scripts::Decided { is_allowed, now, shadow, numbers } => {
+                            redis.heard(now);
+                            let state = prepared.policy.state_of_numbers(&numbers)?;
+                            let answers = vec![Checked { is_allowed, state, shadow }];
+                            Came::Checked { at: Tick(now), answers }
+                        }
+                        Scripts::Left(_) => Came::Undecided,
+                    });
+                }
+                let requests: Vec<_> = costs.iter().map(|cost| [(0, *cost)]).collect();
+                let requests: Vec<&[_]> = requests.iter().map(|request| &request[..]).collect();
+                let decided = redis
+                    .run_many(&scripted.many, &[(&key, prepared)], &requests, None, deadline)
+                    .await?;
+                let Some((now, parts)) = decided else { return Ok(Came::Undecided) };
+                let answers = parts.into_iter().map(|part| {
+                    let state = prepared.policy.state_of_numbers(&part.numbers)?;
+                    Ok(Checked { is_allowed: part.is_allowed, state, shadow: part.shadow })
+                });
+                let answers = answers.collect::<Result<Vec<_>, Error>>()?;
+                if answers.len() != costs.len() {
+                    return Err(unexpected());
+                }
+                Ok(Came::Checked { at: Tick(now), answers })
             }
         }
     }
@@ -486,6 +567,21 @@ impl RedisStore {
         let plan = &rule.plan();
         let Shared { redis, name, on_failure, said, .. } = &*self.shared;
         let counters = &redis.inner().counters;
+        if matches!(error, Error::Overloaded { .. } | Error::Contended { .. }) {
+            // The server answers: no failure policy decides.
+            if !matches!(op, Op::Check(_) | Op::Peek(_)) {
+                return Err(error);
+            }
+            counters.overloaded.fetch_add(1, Ordering::Relaxed);
+            if matches!(error, Error::Contended { .. }) {
+                counters.races_lost.fetch_add(1, Ordering::Relaxed);
+            }
+            if said.may() {
+                tracing::warn!(policy = &**name, %error, "denying checks that are not decided in time");
+            }
+            let at = now.unwrap_or_else(|| self.outside(Tick(redis.now())));
+            return Ok(Timed { decision: overloaded(plan, at, redis.budget()), at });
+        }
         counters.errors.fetch_add(1, Ordering::Relaxed);
         counters.last_error.store(Some(Arc::new(error.clone())));
         if said.may() {
@@ -608,11 +704,20 @@ impl Drop for Calling<'_> {
     }
 }
 
+/// How a key is decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By a script, if there is one.
+    AnyScript,
+    /// In this process, since no script decides on what the key holds.
+    WithoutScript,
+}
+
 /// A rule that processes can share. Not exported: how it is kept is this crate's own affair.
 pub trait Shareable: Algorithm + Sync {
     /// How it is decided by.
     #[expect(private_bounds, reason = "nobody else decides by it")]
-    type Judge: Judge;
+    type Judge: Judge + Clone + 'static;
 
     /// The rule in Redis's ticks, for a decision at a time.
     ///
@@ -698,7 +803,7 @@ pub(crate) trait Judge: Send + Sync {
 }
 
 /// One policy for everybody.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ByPolicy(pub(crate) Arc<Prepared>);
 
 impl Judge for ByPolicy {
@@ -738,7 +843,7 @@ impl Judge for ByPolicy {
 }
 
 /// What one client gets by its tier and override.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ByPlan {
     plan: Plan,
     script: Option<Arc<Prepared>>,
@@ -774,7 +879,7 @@ impl Judge for ByPlan {
 }
 
 /// Decides on a key in Redis's ticks: by a script if there is one for it.
-pub(crate) async fn decide<J: Judge>(
+pub(crate) async fn decide<J: Judge + Clone + 'static>(
     redis: &Redis,
     judge: &J,
     key: &Key,
@@ -811,7 +916,71 @@ pub(crate) async fn decide<J: Judge>(
             Scripts::Left(value) => seen = Some(value),
         }
     }
-    redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await
+    let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
+    if given.is_some() || looks {
+        return redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await;
+    }
+    let judge = judge.clone();
+    let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&judge, op, seen)).await?;
+    Ok(timed)
+}
+
+/// What a script decided on one part of a request.
+pub(crate) struct DecidedPart {
+    pub(crate) is_allowed: bool,
+    pub(crate) shadow: Option<usize>,
+    pub(crate) numbers: Vec<i128>,
+}
+
+impl Redis {
+    /// Decides on requests over some keys, one after the other, each of them all or nothing. A request is a list of
+    /// places among the keys, each with a cost. Returns the time and all parts in order; `None` if no script decides on
+    /// what the keys hold: nothing was done then.
+    pub(crate) async fn run_many(
+        &self,
+        script: &Script,
+        keys: &[(&Key, &Prepared)],
+        requests: &[&[(usize, Cost)]],
+        given: Option<i64>,
+        deadline: Instant,
+    ) -> Result<Option<(i64, Vec<DecidedPart>)>, Error> {
+        let mut list = Vec::new();
+        for request in requests {
+            list.extend(double(i128::try_from(request.len()).unwrap_or(0)));
+            for (key, cost) in *request {
+                list.extend(double(i128::try_from(key + 1).unwrap_or(0)));
+                list.extend(double(i128::from(*cost)));
+            }
+        }
+        let time = given.map(|given| given.to_string()).unwrap_or_default();
+        let mut arguments = vec![time.as_bytes(), &list];
+        for (_, prepared) in keys {
+            let Some(scripted) = &prepared.scripted else { return Ok(None) };
+            arguments.extend([&prepared.head[..], scripted.constants()]);
+        }
+        let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
+        let Value::BulkString(bytes) = self.run(script, &names, &arguments, deadline).await? else {
+            return Ok(None);
+        };
+        let numbers = value::numbers(&bytes)?;
+        let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
+        let now = i64::try_from(*now).map_err(|_| unexpected())?;
+        if given.is_none() {
+            self.heard(now);
+        }
+        let (mut rest, mut parts) = (rest, Vec::new());
+        while let [count, is_allowed, shadow, more @ ..] = rest {
+            let count = usize::try_from(*count).map_err(|_| unexpected())?;
+            let (numbers, more) = more.split_at_checked(count).ok_or_else(unexpected)?;
+            parts.push(DecidedPart {
+                is_allowed: *is_allowed == 1,
+                shadow: usize::try_from(*shadow).ok(),
+                numbers: numbers.into(),
+            });
+            rest = more;
+        }
+        Ok(Some((now, parts)))
+    }
 }
 
 /// A call of a script.
