@@ -229,8 +229,8 @@ impl Redis {
         Key::of_leases(&self.inner.options.prefix, policy, client)
     }
 
-    /// Runs a script on keys of one slot, once. If the server has forgotten it, it is told again: it was not
-    /// run then.
+    /// Runs a script on keys of one slot, once. A server that has not seen it gets its text: asking by its name first
+    /// would take a second round trip. If the server has forgotten it, it gets the text again: it was not run then.
     pub(crate) async fn run(
         &self,
         script: &Script,
@@ -243,7 +243,12 @@ impl Redis {
         let names: Vec<&[u8]> = keys.iter().map(|key| &key.name[..]).collect();
         let call = |by| script.call(&names, arguments, by);
         let routes = &self.inner.routes;
-        let mut result = routes.send(slot, &call(By::Name), deadline).await;
+        let is_loaded = routes.has_script(slot, script.id);
+        let by = if is_loaded { By::Name } else { By::Text };
+        let mut result = routes.send(slot, &call(by), deadline).await;
+        if !is_loaded && matches!(result, Ok(_)) {
+            routes.loaded_script(slot, script.id);
+        }
         if let Err(Failure::Refused(error)) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {

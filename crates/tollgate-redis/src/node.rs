@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -26,6 +26,28 @@ pub(crate) struct Node {
     counters: Arc<Counters>,
     /// Whether a task asks for it until it answers again.
     is_probed: AtomicBool,
+    pub(crate) scripts: Arc<LoadedScripts>,
+}
+
+/// The scripts that a server has, as far as is known: a few. None after a new connection: it may be another server.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedScripts(RwLock<Vec<u64>>);
+
+impl LoadedScripts {
+    pub(crate) fn has(&self, script: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains(&script)
+    }
+
+    pub(crate) fn add(&self, script: u64) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&script) {
+            known.push(script);
+        }
+    }
+
+    fn clear(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 /// One connection to it.
@@ -41,6 +63,7 @@ struct Link {
     heard_ns: AtomicU64,
     /// How many calls in a row had no reply while nothing else was answered either.
     silent_calls: AtomicU32,
+    scripts: Arc<LoadedScripts>,
 }
 
 #[derive(Clone)]
@@ -119,6 +142,7 @@ impl Node {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_CALLS);
+        let scripts = Arc::new(LoadedScripts::default());
         let link = |_| {
             let down = State::Down { tries: 0, not_before: None, reason: "not connected".into() };
             Arc::new(Link {
@@ -131,6 +155,7 @@ impl Node {
                 created: Instant::now(),
                 heard_ns: AtomicU64::new(0),
                 silent_calls: AtomicU32::new(0),
+                scripts: scripts.clone(),
             })
         };
         Ok(Self {
@@ -140,6 +165,7 @@ impl Node {
             next: AtomicUsize::new(0),
             counters: counters.clone(),
             is_probed: AtomicBool::new(false),
+            scripts: scripts.clone(),
         })
     }
 
@@ -369,6 +395,7 @@ impl Link {
             let state = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(Ok(connection)) => {
                     let generation = link.counters.connections.fetch_add(1, Ordering::Relaxed);
+                    link.scripts.clear();
                     State::Up { connection, generation }
                 }
                 Ok(Err(error)) => State::down(tries, &error.to_string()),

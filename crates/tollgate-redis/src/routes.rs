@@ -90,6 +90,18 @@ impl Routes {
         self.known(slot).is_some_and(|node| node.is_busy_since(since))
     }
 
+    /// Whether the server of a slot is known to have a script.
+    pub(crate) fn has_script(&self, slot: u16, script: u64) -> bool {
+        self.known(slot).is_some_and(|node| node.scripts.has(script))
+    }
+
+    /// Notes that the server of a slot has a script.
+    pub(crate) fn loaded_script(&self, slot: u16, script: u64) {
+        if let Some(node) = self.known(slot) {
+            node.scripts.add(script);
+        }
+    }
+
     /// Sends a command that concerns a slot, and waits for its reply.
     pub(crate) async fn send(
         self: &Arc<Self>,

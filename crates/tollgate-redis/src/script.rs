@@ -60,11 +60,15 @@ fn with_what_is_out(text: &str) -> Arc<Script> {
 pub(crate) struct Script {
     text: String,
     hash: String,
+    /// The beginning of the hash.
+    pub(crate) id: u64,
 }
 
 impl Script {
     fn new(text: &str) -> Self {
-        Self { text: text.into(), hash: redis::Script::new(text).get_hash().into() }
+        let hash: String = redis::Script::new(text).get_hash().into();
+        let id = hash.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        Self { text: text.into(), id: id.unwrap_or_default(), hash }
     }
 
     /// A call of it, by its name or by its text.
