@@ -211,6 +211,7 @@ const PATIENCE: u32 = 16;
 impl Terms {
     pub(crate) fn new(policy: Arc<Policy>, caches_refusals: bool, leases: Option<Leases>) -> Self {
         let leases = leases.filter(|_| Leases::serve(&policy));
+        let leases = leases.and_then(|leases| leases.shortened_for(&policy));
         let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
         let tells_one_cost =
             policy.limits().iter().any(|limit| limit.numbers().kind == Kind::SlidingWindowLog);
@@ -956,11 +957,29 @@ mod tests {
     #[test]
     fn a_lease_of_a_window_ends_with_the_window() {
         let policy = Policy::fixed_window(1000).per(Ticks(30_000)).build().unwrap();
-        let mut scene = hot(policy);
+        let mut scene = Scene::new(policy, Some(Leases::default()));
+        for _ in 0..HOT {
+            assert!(scene.check(1, 28 * MS).allowed);
+        }
         assert!(scene.desk.left() > 0);
         assert_eq!(scene.check(1, 29 * MS).source, Source::Lease);
         assert!(scene.desk.left() > 0);
         assert!(scene.ask(1, 30 * MS).answer.is_none(), "it is over with the window");
+    }
+
+    #[test]
+    fn j17_a_lease_of_a_window_lives_for_a_tenth_of_it_at_most() {
+        let policy = |window_us| Policy::fixed_window(1000).per(Ticks(window_us)).build().unwrap();
+        let life = |window_us, life_ms| {
+            let leases = Leases::default().life(Duration::from_millis(life_ms));
+            Terms::new(Arc::new(policy(window_us)), true, Some(leases)).leases().map(Leases::lives_for)
+        };
+        assert_eq!(life(1_000_000, 500), Some(Duration::from_millis(100)));
+        assert_eq!(life(1_000_000, 5000), Some(Duration::from_millis(100)));
+        assert_eq!(life(1_000_000, 50), Some(Duration::from_millis(50)));
+        assert_eq!(life(5000, 100), None, "too short for any lease");
+        let bucket = Terms::new(Arc::new(second(10, 10)), true, Some(Leases::default()));
+        assert_eq!(bucket.leases(), Some(Leases::default()), "a bucket earns all the time");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Access, Capacity, Cost, Decision, Kind, MemoryStore, Op, Plan, Policy, PolicyError, Source,
+    Access, Anchor, Capacity, Cost, Decision, Kind, Limit, MemoryStore, Op, Plan, Policy, PolicyError, Source,
     Store as _, SystemClock, Tick, Ticks,
 };
 
@@ -48,6 +48,8 @@ struct Share {
 #[derive(Clone, Copy, Default)]
 struct Owed {
     cost: Cost,
+    /// Before when nothing is allowed: of a quota that is smaller than the fleet.
+    not_before: Option<Tick>,
     /// Whether somebody is about to charge it. Until it is done, the client is decided on here.
     is_being_charged: bool,
 }
@@ -122,6 +124,15 @@ impl Local {
         if !is_known_or_fits {
             return refused(&share, Tick(0));
         }
+        if let Op::Check(_) | Op::Peek(_) = op
+            && let Some(wait) = self.waits(plan, client, now)
+            && let Ok(stands) = self.store().apply::<Decision>(&share, client, Op::Peek(0), now)
+        {
+            let retry_after = Some(wait);
+            let refused_by = Some(0);
+            let source = Source::Local;
+            return Decision { allowed: false, remaining: 0, retry_after, refused_by, source, ..stands };
+        }
         match self.store().apply::<Decision>(&share, client, op, now) {
             Ok(decision) => {
                 self.note(client, op, decision.allowed);
@@ -129,6 +140,28 @@ impl Local {
             }
             Err(_) => refused(&share, Tick(0)),
         }
+    }
+
+    /// How long a client has to wait until its share has earned a first unit; `None` if it has one from the start.
+    ///
+    /// Where a quota is smaller than the fleet, a share is less than a unit. If every process began with a whole one, they
+    /// would allow more than the quota together. So a process allows nothing until one to two of the intervals have
+    /// passed in which its share earns a unit: then all of them together never allow more than the quota earns from
+    /// the beginning of the outage. The moment is random, so that they do not allow their units all at once.
+    fn waits(&self, plan: &Plan, client: &[u8], now: Option<Tick>) -> Option<Ticks> {
+        let at = now.unwrap_or_else(|| self.store().now());
+        let Access::Limited(policy) = plan.access(at) else { return None };
+        let interval = interval_of_share(policy, self.instances.load(Ordering::Relaxed))?;
+        let mut owed = self.owed();
+        let of_client = match owed.get_mut(client) {
+            Some(of_client) => of_client,
+            None => owed.entry(client.into()).or_default(),
+        };
+        let not_before = *of_client.not_before.get_or_insert_with(|| {
+            let waits = interval.0.saturating_add(fastrand::u64(0..=interval.0));
+            at.after(Ticks(waits)).unwrap_or(Tick(i64::MAX))
+        });
+        (at < not_before).then(|| not_before.since(at))
     }
 
     fn share(&self, plan: &Plan) -> Result<Plan, PolicyError> {
@@ -163,7 +196,7 @@ impl Local {
         let after = i128::from(of_client.cost).saturating_add(amount).max(0);
         of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
         match of_client {
-            Owed { cost: 0, is_being_charged: false } => owed.remove(client),
+            Owed { cost: 0, is_being_charged: false, not_before: None } => owed.remove(client),
             other => owed.insert(client.into(), other),
         };
     }
@@ -172,7 +205,19 @@ impl Local {
         self.owed().contains_key(client)
     }
 
-    /// Takes what a client has used here and not earned back, to be charged in Redis. Here it stays used.
+    /// Takes what a client has used here, to be charged in Redis. Here it stays used.
+    ///
+    /// Of windows that is what counts in them now. Of a bucket it is all that was allowed here, up to what the share has
+    /// not earned back and one burst of the share. That is never too little. Let the bucket in Redis have the level
+    /// V ≤ B when an outage of length d begins, and let n processes allow G₁ … Gₙ, of which their shares, which earn
+    /// L/n each, have not earned back l₁ … lₙ. Had all been charged at once in one bucket, its level would be at most
+    /// max(V + ΣG − L·d, Σl). Redis itself has max(0, V − L·d), and is charged Σmin(Gᵢ, lᵢ + B/n).
+    ///
+    /// - If L·d ≤ B, each share has earned back at most L·d/n ≤ B/n: all of Gᵢ is charged.
+    /// - Else Gᵢ − lᵢ ≤ L·d/n, so B/n + Gᵢ − L·d/n is at most lᵢ + min(Gᵢ − lᵢ, B/n), which is what is charged; and the
+    ///   sum over all processes is B + ΣG − L·d ≥ V + ΣG − L·d.
+    ///
+    /// What exceeds that is not charged: the bucket in Redis was full, and lost as much while it was away.
     pub(crate) fn take<'a>(
         &'a self,
         plan: &Plan,
@@ -182,6 +227,7 @@ impl Local {
         let owed = match self.owed().get_mut(client) {
             None => return Taken::Nothing,
             Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
+            Some(Owed { cost: 0, .. }) => 0,
             Some(owed) => {
                 owed.is_being_charged = true;
                 owed.cost
@@ -190,7 +236,16 @@ impl Local {
         let stands = self.share(plan).ok().and_then(|share| {
             self.store().apply::<Decision>(&share, client, Op::Peek(0), now).ok()
         });
-        let used = stands.map_or(owed, |stands| stands.limit - stands.remaining);
+        let at = now.unwrap_or_else(|| self.store().now());
+        let used = match (stands, plan.access(at)) {
+            (Some(stands), Access::Limited(policy)) if policy.limits().len() == 1 => {
+                let is_bucket = policy.limits()[0].numbers().kind.is_bucket();
+                let burst = if is_bucket { stands.limit } else { 0 };
+                (stands.limit - stands.remaining).saturating_add(burst)
+            }
+            // Of several limits each has its own level: all of it, and each keeps its bound.
+            _ => owed,
+        };
         let charge = Charge { local: self, client, owed, used: owed.min(used) };
         if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
     }
@@ -233,11 +288,17 @@ fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
             // Less than one each: one, in so many windows as make it a share.
             let each = numbers.limit / instances;
             let windows = if each == 0 { instances.div_ceil(numbers.limit) } else { 1 };
-            share = Policy::of(numbers.kind, each.max(1))
+            // Windows that begin at the same time in every process would allow one each at the same time.
+            let kind = match numbers.kind {
+                Kind::SlidingWindowCounter if each == 0 => Kind::SlidingWindowLog,
+                kind => kind,
+            };
+            share = Policy::of(kind, each.max(1))
                 .per(Ticks(numbers.window.0.saturating_mul(windows)))
                 .named(limit.name());
-            if numbers.kind == Kind::FixedWindow {
-                share = share.anchor(numbers.anchor);
+            if kind == Kind::FixedWindow {
+                let anchor = if each == 0 { Anchor::FirstRequest } else { numbers.anchor };
+                share = share.anchor(anchor);
             }
         }
         if let Some(penalty) = limit.penalty() {
@@ -246,6 +307,19 @@ fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
         if limit.is_shadow() { share.shadow() } else { share }
     });
     Policy::all_of(policy.name(), limits)
+}
+
+/// In which time one process's share earns a unit, if it is less than one from the start.
+fn interval_of_share(policy: &Policy, instances: u32) -> Option<Ticks> {
+    let instances = Cost::from(instances);
+    let of_limit = |limit: &Limit| {
+        let numbers = limit.numbers();
+        let capacity = if numbers.kind.is_bucket() { numbers.burst } else { numbers.limit };
+        let interval = u128::from(numbers.window.0) * u128::from(instances);
+        let interval = interval.div_ceil(u128::from(numbers.limit.max(1)));
+        (capacity < instances).then(|| Ticks(u64::try_from(interval).unwrap_or(u64::MAX)))
+    };
+    policy.limits().iter().filter_map(of_limit).max()
 }
 
 /// The answer where everything is allowed meanwhile. How much is left nobody knows.
@@ -318,6 +392,32 @@ mod tests {
         let numbers = share.limits().iter().map(|limit| *limit.numbers());
         let told: Vec<_> = numbers.map(|n| (n.limit, n.window.0, n.burst)).collect();
         assert_eq!(told, [(100, 240, 10), (2, 60, 2), (1, 120, 1)]);
+    }
+
+    #[test]
+    fn j16_shares_of_a_quota_smaller_than_the_fleet_do_not_add_up_to_more_than_the_quota() {
+        let second = 1_000_000_000;
+        for policy in [
+            Policy::token_bucket(2).per_second().burst(1).build().unwrap(),
+            Policy::fixed_window(2).per_second().build().unwrap(),
+            Policy::sliding_window_counter(2).per_second().build().unwrap(),
+            Policy::sliding_window_log(2).per_second().build().unwrap(),
+        ] {
+            let plan = Plan::of(policy);
+            let processes: Vec<_> =
+                (0..7).map(|_| Local::new(OnFailure::Local { instances: 7 })).collect();
+            let mut allowed = 0;
+            for step in 0..60_000 {
+                let now = step * second / 1000;
+                for local in &processes {
+                    let told = local.decide(&plan, b"alice", Op::Check(1), Some(Tick(now)));
+                    assert_eq!(told.source, Source::Local);
+                    allowed += i64::from(told.allowed);
+                }
+                assert!(allowed * second <= 2 * now, "{allowed} after {now} ns");
+            }
+            assert!(allowed > 60, "nobody is locked out: {allowed}");
+        }
     }
 
     #[test]

@@ -34,6 +34,7 @@
 mod address;
 mod breaker;
 mod client;
+mod clock;
 mod commit;
 mod desk;
 mod error;

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tollgate::{Cost, Tick, Ticks, Timed};
 
 use crate::client::Counters;
+use crate::clock::{ReadClock, since_boot};
 use crate::desk::{Call, Came, Desk, GivenBack, Number, Verdict, Waiter};
 use crate::error::Error;
 use crate::lease::Leases;
@@ -39,7 +40,8 @@ pub(crate) struct Near {
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
     waiters: AtomicU64,
-    begin: Instant,
+    clock: ReadClock,
+    begin: Duration,
     pub(crate) is_swept: AtomicBool,
 }
 
@@ -85,17 +87,22 @@ const ALONE_FOR: Ticks = Ticks(1_000_000_000);
 
 impl Near {
     pub(crate) fn new() -> Self {
+        Self::with_clock(since_boot)
+    }
+
+    fn with_clock(clock: ReadClock) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             waiters: AtomicU64::new(0),
-            begin: Instant::now(),
+            clock,
+            begin: clock(),
             is_swept: AtomicBool::new(false),
         }
     }
 
     fn now(&self) -> Tick {
-        let since = self.begin.elapsed().as_nanos();
+        let since = (self.clock)().saturating_sub(self.begin).as_nanos();
         Tick(i64::try_from(since).unwrap_or(i64::MAX))
     }
 
@@ -348,4 +355,53 @@ pub(crate) fn given_up() -> Error {
 /// Gives back what is left of some slices. What fails is lost.
 pub(crate) async fn give_back_all(store: &crate::RedisStore, back: Vec<Back>) {
     join_all(back.iter().map(|back| store.give_back(back))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Algorithm as _, Policy, Source};
+
+    use super::*;
+    use crate::desk::{Checked, What};
+    use crate::lease::calls::Taken;
+    use crate::{OnFailure, Redis};
+
+    static NOW_MS: AtomicU64 = AtomicU64::new(1000);
+
+    fn now() -> Duration {
+        Duration::from_millis(NOW_MS.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn j17_a_lease_is_not_served_after_the_machine_was_suspended_for_longer_than_its_life() {
+        let redis = Redis::open("redis://127.0.0.1:1").unwrap();
+        let store = redis.store("api").on_failure(OnFailure::Deny).leases(Leases::default());
+        let policy = Policy::token_bucket(1_000_000).per_second().build().unwrap();
+        let prepared = store.prepare(&policy).unwrap();
+        let near = Near::with_clock(now);
+        let counters = Counters::default();
+        let ask = || near.ask(&prepared, b"alice", 1, Instant::now() + Duration::from_secs(60));
+        let mut at = Tick(1_000_000);
+        let held = loop {
+            let call = match ask() {
+                Told::Later { call: Some(call), .. } => call,
+                Told::Now(told, _) => break told,
+                _ => panic!("there is a call or an answer"),
+            };
+            at = at.after(Ticks(1)).unwrap();
+            let state = prepared.policy.first(at);
+            let came = match &call.what {
+                What::Take(slice) => Came::Taken(Taken { amount: slice.want + 50, at, state }),
+                What::Check(_) => {
+                    let answers = vec![Checked { is_allowed: true, state, shadow: None }];
+                    Came::Checked { at, answers }
+                }
+            };
+            let _ = near.hear(&prepared, b"alice", call.number, Ok(came), &counters);
+        };
+        assert_eq!(held.decision.source, Source::Lease);
+        // The machine sleeps for longer than the lease lives: the monotonic clock would stand still.
+        NOW_MS.fetch_add(10_000, Ordering::Relaxed);
+        assert!(matches!(ask(), Told::Later { .. }), "what is held has ended");
+    }
 }

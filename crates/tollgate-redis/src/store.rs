@@ -219,6 +219,17 @@ impl RedisStore {
         let scripted = Scripted::new(&in_redis);
         let is_leased = scripted.as_ref().is_some_and(|scripted| scripted.lease.is_some());
         let leases = habits.leases.filter(|_| is_leased);
+        if let Some(asked) = leases {
+            let shortened = asked.shortened_for(&in_redis);
+            if shortened != Some(asked) {
+                tracing::warn!(
+                    policy = &*self.shared.name,
+                    lease = ?asked.lives_for(),
+                    used = ?shortened.map(Leases::lives_for),
+                    "the lease is longer than a tenth of a fixed window, which would starve other servers; shortened"
+                );
+            }
+        }
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
             scripted,
@@ -638,19 +649,53 @@ impl RedisStore {
             }
             Taken::Charge(charge) => charge,
         };
-        let charged = self.ask(&judge, &key, Op::Force(charge.used.into()), None, deadline);
-        match charged.await {
-            Ok(_) => {
+        match self.charge_owed(&judge, &plan, &key, charge.used, deadline).await {
+            Ok(()) => {
                 self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
             // It may have been charged: it is not charged again.
-            Err(error @ Error::Unavailable { sent: true, .. }) => Err(error),
+            Err(
+                error @ (Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. }),
+            ) => Err(error),
             Err(error) => {
                 charge.failed();
                 Err(error)
             }
         }
+    }
+
+    /// Charges what a client used here while Redis was away: of a policy with one limit also past its bound on debt, so
+    /// that nothing is forgiven. Several limits keep their bounds, or the shortest would lock the client out for as long
+    /// as the longest needs.
+    async fn charge_owed<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        plan: &Plan,
+        key: &Key,
+        used: Cost,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let redis = &self.shared.redis;
+        let now = self.outside(Tick(redis.now()));
+        let has_one_limit =
+            matches!(plan.access(now), Access::Limited(policy) if policy.limits().len() == 1);
+        let scripted = judge.script().and_then(|prepared| {
+            let scripted = prepared.scripted.as_ref().filter(|_| has_one_limit)?;
+            Some((prepared, scripted, scripted.force.as_ref()?))
+        });
+        if let Some((prepared, scripted, force)) = scripted
+            && let Ok(amount) = i64::try_from(used)
+            && Numbers::takes(amount)
+        {
+            let numbers = scripted.numbers_past_debt(amount);
+            let arguments = [&prepared.head[..], &numbers];
+            let reply = redis.run(force, &[key], &arguments, deadline).await?;
+            if matches!(read_reply(reply)?, Scripts::Decided { .. }) {
+                return Ok(());
+            }
+        }
+        self.ask(judge, key, Op::Force(used.into()), None, deadline).await.map(|_| ())
     }
 
     /// Redis is back: charges what the other clients used here, so that nobody else gives it out again.
@@ -665,7 +710,8 @@ impl RedisStore {
                 if some.is_empty() {
                     break;
                 }
-                let deadline = store.shared.redis.deadline();
+                // Nobody waits for it, and it takes two round trips.
+                let deadline = Instant::now() + 4 * store.shared.redis.budget();
                 let each = some.iter().map(|client| store.give_in(&plan, client, deadline));
                 if join_all(each).await.iter().any(Result::is_err) {
                     break;
