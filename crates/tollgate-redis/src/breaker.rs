@@ -2,7 +2,7 @@
 //!
 //! After a few failures in a row nobody is sent there any more: decisions are then made at once by the
 //! failure policy, and nothing piles up. After a while one probe is sent. If it is answered, all go again;
-//! if not, the while is twice as long, up to half a second, so that a server that is back is found within a second. The
+//! if not, the while is twice as long, up to a quarter of a second, so that a server that is back is found within a second. The
 //! whiles are random within bounds, so that a fleet does not come back in one step.
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const FAILURES: u32 = 3;
 /// The first while, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Whether a server may be asked.
 #[derive(Debug)]

@@ -229,6 +229,10 @@ impl Redis {
         Key::of_leases(&self.inner.options.prefix, policy, client)
     }
 
+    pub(crate) fn key_of_outage(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
+        Key::of_outage(&self.inner.options.prefix, policy, client)
+    }
+
     /// Runs a script on keys of one slot, once. A server that has not seen it gets its text: asking by its name first
     /// would take a second round trip. If the server has forgotten it, it gets the text again: it was not run then.
     pub(crate) async fn run(

@@ -1,9 +1,13 @@
 //! Decisions that are made in this process and written by compare-and-set, for many callers of one key at once.
 //!
 //! Callers of a key do not race against each other: they queue, and one task decides for all who wait, in order, on one
-//! value, and writes once. So races are between processes only, and there are at most as many as processes. The task
-//! remembers what it wrote: while no other process writes, a round costs one round trip. A lost race is tried again
-//! with the value that the reply brought, until the callers' time is over.
+//! value, and writes once. So races are between processes only, and there are at most as many as processes. A lost race is
+//! tried again with the value that the reply brought, until the callers' time is over.
+//!
+//! At a distance the task remembers what it wrote, and guesses that it is still there: while no other process writes, a
+//! round costs one round trip instead of two. The time of such a decision is an estimate that the server cannot have passed
+//! when the callers came, and the script writes only if the server has reached it by then. So no decision is made at
+//! a time before its request came, which would widen the bound on what is allowed in an interval.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -19,7 +23,7 @@ use tollgate::Timed;
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::transaction::{Seen, Step, Write, Written, backoff};
+use crate::transaction::{At, Seen, Step, Write, Written, backoff};
 use crate::value;
 
 /// A decision on what was read.
@@ -45,6 +49,7 @@ struct Queue {
 struct Entry {
     decide: Decide,
     done: oneshot::Sender<Result<Committed, Error>>,
+    arrived: Instant,
     deadline: Instant,
 }
 
@@ -53,8 +58,9 @@ struct Known {
     value: Vec<u8>,
     /// When that was, by the server's clock in microseconds.
     time: i64,
-    /// When its reply came.
-    heard: Instant,
+    /// When that was asked for, and what the reply took.
+    sent: Instant,
+    round_trip: Duration,
 }
 
 const SHARDS: usize = 16;
@@ -65,6 +71,8 @@ const MOST_WAITING: usize = 4096;
 const MOST_TOGETHER: usize = 256;
 /// How many keys a shard remembers.
 const MOST_KEYS: usize = 256;
+/// From which round trip on it is guessed what a key holds: below, asking takes no time.
+const GUESSED_FROM: Duration = Duration::from_millis(2);
 /// How long what was written is taken for what is there.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
@@ -98,11 +106,12 @@ impl Commits {
 }
 
 impl Redis {
-    /// Decides on a key together with all others in this process who do. `seen` is what a script has just read.
+    /// Decides on a key together with all others in this process who do. `seen` is what a script has just read, and when
+    /// it was sent.
     pub(crate) async fn commit(
         &self,
         key: &Key,
-        seen: Option<Seen>,
+        seen: Option<(Seen, Instant)>,
         deadline: Instant,
         decide: impl FnMut(&Seen) -> Result<Step<Timed>, Error> + Send + 'static,
     ) -> Result<Committed, Error> {
@@ -117,11 +126,10 @@ impl Redis {
             if queue.waiting.len() >= MOST_WAITING {
                 return Err(overloaded(false));
             }
-            if let Some(Seen { now, mut values }) = seen {
-                let value = values.pop().unwrap_or_default();
-                queue.known = Some(Known { value, time: now, heard: arrived });
+            if let Some((seen, sent)) = seen {
+                queue.known = Some(Known::of(seen, sent));
             }
-            queue.waiting.push(Entry { decide: Box::new(decide), done, deadline });
+            queue.waiting.push(Entry { decide: Box::new(decide), done, arrived, deadline });
             !std::mem::replace(&mut queue.is_running, true)
         };
         if begins {
@@ -164,18 +172,18 @@ impl Run {
             let (entries, known) = {
                 let mut shard = self.redis.inner().commits.shard(&self.key.name);
                 let Some(queue) = shard.get_mut(&*self.key.name) else { return };
-                let entries = take_waiting(queue, MOST_TOGETHER);
+                let entries = take_waiting(queue, MOST_TOGETHER, Instant::now());
                 if entries.is_empty() {
                     queue.is_running = false;
                     self.is_over = true;
                     if shard.len() > MOST_KEYS {
                         shard.retain(|_, queue| {
-                            queue.is_running || queue.known.as_ref().is_some_and(Known::holds)
+                            queue.is_running || queue.known.as_ref().is_some_and(Known::helps)
                         });
                     }
                     return;
                 }
-                (entries, queue.known.take().filter(Known::holds))
+                (entries, queue.known.take().filter(Known::helps))
             };
             if let Some(known) = self.round(entries, known).await {
                 let mut shard = self.redis.inner().commits.shard(&self.key.name);
@@ -197,8 +205,15 @@ impl Run {
         };
         let mut tries = 0;
         let mut is_guess = known.is_some();
+        let mut sent = Instant::now();
         let mut seen = match known {
-            Some(known) => known.seen(),
+            Some(known) => {
+                // The server is to have reached the time of the guess when it gets it.
+                let pause = known.round_trip / 16;
+                let seen = known.seen();
+                tokio::time::sleep(pause).await;
+                seen
+            }
             None => match redis.read(&keys, None, last).await {
                 Ok(seen) => seen,
                 Err(error) => {
@@ -208,16 +223,15 @@ impl Run {
             },
         };
         loop {
-            let heard = Instant::now();
             let (write, told) = decide_all(&mut entries, &seen);
             let Some(write) = write else {
                 if !is_guess {
                     let several = value::is_of_several(&seen.values[0]);
                     deliver(entries, told, several);
-                    let value = seen.values.pop().unwrap_or_default();
-                    return Some(Known { value, time: seen.now, heard });
+                    return Some(Known::of(seen, sent));
                 }
                 // Nothing is to be written, so nobody would notice that another process has written.
+                sent = Instant::now();
                 match redis.read(&keys, None, last).await {
                     Ok(read) => (seen, is_guess) = (read, false),
                     Err(error) => {
@@ -227,14 +241,15 @@ impl Run {
                 }
                 continue;
             };
-            let sent = Instant::now();
-            match redis.write(&keys, None, &seen, std::slice::from_ref(&write), last).await {
+            sent = Instant::now();
+            let at = if is_guess { At::Reached } else { At::Server };
+            match redis.write(&keys, at, &seen, std::slice::from_ref(&write), last).await {
                 Ok(Written::Done { now }) => {
                     let several = value::is_of_several(&write.value);
                     deliver(entries, told, several);
                     let is_fresh = write.fresh_at.is_some_and(|fresh| fresh <= seen.now);
                     let value = if is_fresh { Vec::new() } else { write.value };
-                    return Some(Known { value, time: now, heard: Instant::now() });
+                    return Some(Known::of(Seen { now, values: vec![value] }, sent));
                 }
                 Ok(Written::Changed(changed)) => {
                     // A guess that was wrong is no lost race.
@@ -257,14 +272,13 @@ impl Run {
             let_go(late, &Error::Contended { tries });
             entries = rest;
             if entries.is_empty() {
-                let value = seen.values.pop().unwrap_or_default();
-                return Some(Known { value, time: seen.now, heard: now });
+                return Some(Known::of(seen, sent));
             }
-            // Those who came meanwhile come along.
+            // Those who came before the last call was sent come along: its reply tells of a time after that.
             let mut shard = redis.inner().commits.shard(&self.key.name);
             if let Some(queue) = shard.get_mut(&*self.key.name) {
                 let room = MOST_TOGETHER.saturating_sub(entries.len());
-                entries.extend(take_waiting(queue, room));
+                entries.extend(take_waiting(queue, room, sent));
             }
         }
     }
@@ -280,24 +294,32 @@ impl Drop for Run {
 }
 
 impl Known {
-    fn holds(&self) -> bool {
-        self.heard.elapsed() < KNOWN_FOR
+    /// What was just read or written by a call that was sent at a moment.
+    fn of(seen: Seen, sent: Instant) -> Self {
+        let Seen { now, mut values } = seen;
+        let value = values.pop().unwrap_or_default();
+        Self { value, time: now, sent, round_trip: sent.elapsed() }
     }
 
-    /// The value, and a time that the server has at least reached by now.
+    /// Whether a guess is worth it.
+    fn helps(&self) -> bool {
+        self.round_trip >= GUESSED_FROM && self.sent.elapsed() < KNOWN_FOR
+    }
+
+    /// The value, and a time that the server has not passed by now: it carried out the call after that was sent.
     fn seen(self) -> Seen {
-        let since = self.heard.elapsed();
-        let since = i64::try_from((since - since / 1000).as_micros()).unwrap_or(0);
+        let since = self.sent.elapsed();
+        let since = i64::try_from((since + since / 1000).as_micros()).unwrap_or(0);
         Seen { now: self.time.saturating_add(since), values: vec![self.value] }
     }
 }
 
-/// Takes some who still wait, in the order in which they came. Those who have gone are forgotten.
-fn take_waiting(queue: &mut Queue, at_most: usize) -> Vec<Entry> {
+/// Takes some who came before a moment and still wait, in the order in which they came. Those who have gone are forgotten.
+fn take_waiting(queue: &mut Queue, at_most: usize, before: Instant) -> Vec<Entry> {
     let now = Instant::now();
     queue.waiting.retain(|entry| !entry.done.is_closed() && entry.deadline > now);
-    let count = queue.waiting.len().min(at_most);
-    queue.waiting.drain(..count).collect()
+    let came = queue.waiting.iter().take_while(|entry| entry.arrived <= before).count();
+    queue.waiting.drain(..came.min(at_most)).collect()
 }
 
 /// Decides for each on what the one before it left. Those whose decision is an error are told so.

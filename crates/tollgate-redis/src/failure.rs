@@ -48,6 +48,8 @@ struct Share {
 #[derive(Clone, Copy, Default)]
 struct Owed {
     cost: Cost,
+    /// When this process began to decide for the client, by the store's clock.
+    began: Option<Tick>,
     /// Before when nothing is allowed: of a quota that is smaller than the fleet.
     not_before: Option<Tick>,
     /// Whether somebody is about to charge it. Until it is done, the client is decided on here.
@@ -69,8 +71,14 @@ pub(crate) struct Charge<'a> {
     local: &'a Local,
     client: &'a [u8],
     owed: Cost,
-    /// What of it was not earned back.
+    /// What of it is to be charged.
     pub(crate) used: Cost,
+    /// What of it the share here has not earned back: at least that much is charged.
+    pub(crate) least: Cost,
+    /// When this process began to decide for the client, by the store's clock.
+    pub(crate) began: Tick,
+    /// How many processes share the quota.
+    pub(crate) processes: u32,
 }
 
 impl Charge<'_> {
@@ -114,8 +122,14 @@ impl Local {
         self.store.get_or_init(|| MemoryStore::new(Capacity::of(MAX_CLIENTS), SystemClock::new()))
     }
 
-    /// Decides for this process's share.
-    pub(crate) fn decide(&self, plan: &Plan, client: &[u8], op: Op, now: Option<Tick>) -> Decision {
+    /// Decides for this process's share; `at` is the time by the store's clock, as far as it is known.
+    pub(crate) fn decide(
+        &self,
+        plan: &Plan,
+        client: &[u8],
+        op: Op,
+        (now, at): (Option<Tick>, Tick),
+    ) -> Decision {
         let Ok(share) = self.share(plan) else { return refused(plan, Tick(0)) };
         let is_known_or_fits = {
             let owed = self.owed();
@@ -135,7 +149,7 @@ impl Local {
         }
         match self.store().apply::<Decision>(&share, client, op, now) {
             Ok(decision) => {
-                self.note(client, op, decision.allowed);
+                self.note(client, op, decision.allowed, at);
                 Decision { source: Source::Local, ..decision }
             }
             Err(_) => refused(&share, Tick(0)),
@@ -184,7 +198,7 @@ impl Local {
         Ok(part)
     }
 
-    fn note(&self, client: &[u8], op: Op, is_allowed: bool) {
+    fn note(&self, client: &[u8], op: Op, is_allowed: bool, at: Tick) {
         let amount = match op {
             Op::Check(cost) if is_allowed => cost.into(),
             Op::Force(amount) => amount,
@@ -193,10 +207,13 @@ impl Local {
         };
         let mut owed = self.owed();
         let mut of_client = owed.get(client).copied().unwrap_or_default();
+        of_client.began = of_client.began.or(Some(at));
         let after = i128::from(of_client.cost).saturating_add(amount).max(0);
         of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
         match of_client {
-            Owed { cost: 0, is_being_charged: false, not_before: None } => owed.remove(client),
+            Owed { cost: 0, is_being_charged: false, not_before: None, .. } => {
+                owed.remove(client)
+            }
             other => owed.insert(client.into(), other),
         };
     }
@@ -207,46 +224,44 @@ impl Local {
 
     /// Takes what a client has used here, to be charged in Redis. Here it stays used.
     ///
-    /// Of windows that is what counts in them now. Of a bucket it is all that was allowed here, up to what the share has
-    /// not earned back and one burst of the share. That is never too little. Let the bucket in Redis have the level
-    /// V ≤ B when an outage of length d begins, and let n processes allow G₁ … Gₙ, of which their shares, which earn
-    /// L/n each, have not earned back l₁ … lₙ. Had all been charged at once in one bucket, its level would be at most
-    /// max(V + ΣG − L·d, Σl). Redis itself has max(0, V − L·d), and is charged Σmin(Gᵢ, lᵢ + B/n).
+    /// Of windows that is what counts in them now. Of a bucket it is all that was allowed here, less what the bucket in
+    /// Redis earned and lost meanwhile because it was full. Were nothing taken off, a client that used its quota during
+    /// an outage of an hour would be locked out for another hour.
     ///
-    /// - If L·d ≤ B, each share has earned back at most L·d/n ≤ B/n: all of Gᵢ is charged.
-    /// - Else Gᵢ − lᵢ ≤ L·d/n, so B/n + Gᵢ − L·d/n is at most lᵢ + min(Gᵢ − lᵢ, B/n), which is what is charged; and the
-    ///   sum over all processes is B + ΣG − L·d ≥ V + ΣG − L·d.
-    ///
-    /// What exceeds that is not charged: the bucket in Redis was full, and lost as much while it was away.
+    /// What was lost is known only if the key is gone when the first process is back, since a key goes when its bucket is
+    /// full. Let that be after a time d, and let L be earned in it. Whatever the level was before, at most a burst B,
+    /// L − B was lost at least. Each of the n processes is let off (L − B) / n, so all together no more than was lost;
+    /// but none less than its share has not earned back. What each allowed is at most what its share did: (B + L) / n.
+    /// So after an outage of any length all are charged two bursts together at most, and never less than if every
+    /// request had been charged in Redis at its time.
     pub(crate) fn take<'a>(
         &'a self,
         plan: &Plan,
         client: &'a [u8],
         now: Option<Tick>,
     ) -> Taken<'a> {
-        let owed = match self.owed().get_mut(client) {
+        let (owed, began) = match self.owed().get_mut(client) {
             None => return Taken::Nothing,
             Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
-            Some(Owed { cost: 0, .. }) => 0,
-            Some(owed) => {
-                owed.is_being_charged = true;
-                owed.cost
+            Some(of_client) => {
+                of_client.is_being_charged = of_client.cost > 0;
+                (of_client.cost, of_client.began.unwrap_or(Tick(i64::MAX)))
             }
         };
         let stands = self.share(plan).ok().and_then(|share| {
             self.store().apply::<Decision>(&share, client, Op::Peek(0), now).ok()
         });
         let at = now.unwrap_or_else(|| self.store().now());
-        let used = match (stands, plan.access(at)) {
-            (Some(stands), Access::Limited(policy)) if policy.limits().len() == 1 => {
-                let is_bucket = policy.limits()[0].numbers().kind.is_bucket();
-                let burst = if is_bucket { stands.limit } else { 0 };
-                (stands.limit - stands.remaining).saturating_add(burst)
-            }
-            // Of several limits each has its own level: all of it, and each keeps its bound.
-            _ => owed,
+        let least = stands.map_or(owed, |stands| owed.min(stands.limit - stands.remaining));
+        let used = match plan.access(at) {
+            Access::Limited(policy) => match policy.limits() {
+                [limit] if !limit.numbers().kind.is_bucket() => least,
+                _ => owed,
+            },
+            Access::Unlimited | Access::Blocked => owed,
         };
-        let charge = Charge { local: self, client, owed, used: owed.min(used) };
+        let processes = self.instances.load(Ordering::Relaxed);
+        let charge = Charge { local: self, client, owed, used, least, began, processes };
         if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
     }
 
@@ -255,6 +270,7 @@ impl Local {
         let Some(of_client) = owed.get_mut(client) else { return };
         of_client.is_being_charged = false;
         of_client.cost = of_client.cost.saturating_sub(cost);
+        of_client.began = None;
         if of_client.cost == 0 {
             owed.remove(client);
         }
@@ -410,7 +426,7 @@ mod tests {
             for step in 0..60_000 {
                 let now = step * second / 1000;
                 for local in &processes {
-                    let told = local.decide(&plan, b"alice", Op::Check(1), Some(Tick(now)));
+                    let told = local.decide(&plan, b"alice", Op::Check(1), (Some(Tick(now)), Tick(now)));
                     assert_eq!(told.source, Source::Local);
                     allowed += i64::from(told.allowed);
                 }

@@ -31,6 +31,11 @@ impl Key {
         Self::marked(prefix, policy, b"~", client)
     }
 
+    /// The key of when a bucket was found full after an outage.
+    pub(crate) fn of_outage(prefix: &str, policy: &str, client: &[u8]) -> Result<Self, Error> {
+        Self::marked(prefix, policy, b"^", client)
+    }
+
     fn marked(prefix: &str, policy: &str, mark: &[u8], client: &[u8]) -> Result<Self, Error> {
         if client.len() > MAX_KEY_BYTES {
             return Err(Error::KeyTooLong { bytes: client.len() });

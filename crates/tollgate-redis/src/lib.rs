@@ -22,6 +22,7 @@
 //! |---|---|
 //! | How do I connect? | `client.rs`, on `address.rs` |
 //! | How is a decision made? | `store.rs`, by `script.rs` and `scripts/` |
+//! | What if many decide on one key at once? | `commit.rs`, by `transaction.rs`; `window.rs` |
 //! | Which checks are no call of their own? | `near.rs`, by `desk.rs`; leases are in `lease.rs` |
 //! | What is kept in Redis? | `key.rs`, `value.rs` |
 //! | What happens when Redis is away? | `failure.rs`, `breaker.rs` |

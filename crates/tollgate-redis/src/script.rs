@@ -51,6 +51,10 @@ static LEASE_FIXED_WINDOW: LazyLock<Arc<Script>> =
 pub(crate) static RETURN_BUCKET: LazyLock<Arc<Script>> =
     LazyLock::new(|| with_what_is_out(include_str!("scripts/return_bucket.lua")));
 
+/// Charges a bucket without options for what a process allowed while the server was away.
+pub(crate) static CHARGE_BUCKET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/charge_bucket.lua")));
+
 fn with_what_is_out(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&text.replace("--out--", include_str!("scripts/out.lua"))))
 }
@@ -148,6 +152,11 @@ impl Scripted {
             has_penalty,
             constants: limits.iter().flatten().flat_map(|n| double(i128::from(*n))).collect(),
         })
+    }
+
+    /// Whether it is one bucket without options, whose numbers are exact.
+    pub(crate) fn is_plain_bucket(&self) -> bool {
+        self.lease.is_some() && self.kinds == BUCKET
     }
 
     /// The constants of its limits, in doubles.

@@ -24,12 +24,12 @@ use tollgate::{
 use crate::client::Redis;
 use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
-use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, overloaded, refused};
+use crate::failure::{Charge, Local, OnFailure, Seldom, Taken, allowed, overloaded, refused};
 use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
 use crate::near::{self, Back, Habits, Near, Said, Told};
-use crate::script::{Script, Scripted, double};
+use crate::script::{CHARGE_BUCKET, Script, Scripted, double};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
 
@@ -612,7 +612,7 @@ impl RedisStore {
             }
             OnFailure::Local { .. } if op != Op::Reset => {
                 count(&counters.local);
-                self.shared.local.decide(plan, client, op, now)
+                self.shared.local.decide(plan, client, op, (now, at))
             }
             // There is nothing to decide, and nothing was done.
             _ => return Err(error),
@@ -622,7 +622,9 @@ impl RedisStore {
 
     /// Takes back what was just charged to a client in this process.
     pub(crate) fn uncharge(&self, rule: &impl Shareable, client: &[u8], cost: Cost) -> Decision {
-        self.shared.local.decide(&rule.plan(), client, Op::Force(-i128::from(cost)), None)
+        let at = self.outside(Tick(self.shared.redis.now()));
+        let op = Op::Force(-i128::from(cost));
+        self.shared.local.decide(&rule.plan(), client, op, (None, at))
     }
 
     /// Charges in Redis what a client used here while Redis was away, before it is asked again.
@@ -649,7 +651,7 @@ impl RedisStore {
             }
             Taken::Charge(charge) => charge,
         };
-        match self.charge_owed(&judge, &plan, &key, charge.used, deadline).await {
+        match self.charge_owed(&judge, client, &key, &charge, deadline).await {
             Ok(()) => {
                 self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
                 Ok(())
@@ -665,37 +667,44 @@ impl RedisStore {
         }
     }
 
-    /// Charges what a client used here while Redis was away: of a policy with one limit also past its bound on debt, so
-    /// that nothing is forgiven. Several limits keep their bounds, or the shortest would lock the client out for as long
-    /// as the longest needs.
+    /// Charges what a client used here while Redis was away, also past the policy's bound on debt: nothing is forgiven.
+    /// Several limits keep their bounds, or the shortest would lock the client out for as long as the longest needs.
     async fn charge_owed<J: Judge + Clone + 'static>(
         &self,
         judge: &J,
-        plan: &Plan,
+        client: &[u8],
         key: &Key,
-        used: Cost,
+        charge: &Charge<'_>,
         deadline: Instant,
     ) -> Result<(), Error> {
         let redis = &self.shared.redis;
-        let now = self.outside(Tick(redis.now()));
-        let has_one_limit =
-            matches!(plan.access(now), Access::Limited(policy) if policy.limits().len() == 1);
         let scripted = judge.script().and_then(|prepared| {
-            let scripted = prepared.scripted.as_ref().filter(|_| has_one_limit)?;
-            Some((prepared, scripted, scripted.force.as_ref()?))
+            let scripted = prepared.scripted.as_ref()?;
+            (prepared.policy.limits().len() == 1).then_some((prepared, scripted))
         });
-        if let Some((prepared, scripted, force)) = scripted
-            && let Ok(amount) = i64::try_from(used)
-            && Numbers::takes(amount)
-        {
-            let numbers = scripted.numbers_past_debt(amount);
-            let arguments = [&prepared.head[..], &numbers];
-            let reply = redis.run(force, &[key], &arguments, deadline).await?;
-            if matches!(read_reply(reply)?, Scripts::Decided { .. }) {
-                return Ok(());
+        let amount = i64::try_from(charge.used).ok().filter(|amount| Numbers::takes(*amount));
+        if let (Some((prepared, scripted)), Some(amount)) = (scripted, amount) {
+            let head = &prepared.head[..];
+            if scripted.is_plain_bucket() {
+                let outage = redis.key_of_outage(&self.shared.name, client)?;
+                let began = self.in_redis(charge.began).0;
+                let least = charge.least.min(charge.used);
+                let terms = [least.into(), began.into(), i128::from(charge.processes)];
+                let terms = terms.map(double).concat();
+                let arguments = [head, &scripted.numbers(amount), &terms];
+                let reply = redis.run(&CHARGE_BUCKET, &[key, &outage], &arguments, deadline).await?;
+                if matches!(reply, Value::BulkString(_)) {
+                    return Ok(());
+                }
+            } else if let Some(force) = &scripted.force {
+                let numbers = scripted.numbers_past_debt(amount);
+                let reply = redis.run(force, &[key], &[head, &numbers], deadline).await?;
+                if matches!(read_reply(reply)?, Scripts::Decided { .. }) {
+                    return Ok(());
+                }
             }
         }
-        self.ask(judge, key, Op::Force(used.into()), None, deadline).await.map(|_| ())
+        self.ask(judge, key, Op::Force(charge.used.into()), None, deadline).await.map(|_| ())
     }
 
     /// Redis is back: charges what the other clients used here, so that nobody else gives it out again.
@@ -934,6 +943,7 @@ pub(crate) async fn decide<J: Judge + Clone + 'static>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     let mut seen = None;
+    let sent = Instant::now();
     if let Some(ScriptCall { prepared, script, numbers, charged }) = call_of(judge, op, given) {
         let time = given.map(|given| given.to_string());
         let charged = charged.map(|charged| charged.to_string());
@@ -967,6 +977,7 @@ pub(crate) async fn decide<J: Judge + Clone + 'static>(
         return redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await;
     }
     let judge = judge.clone();
+    let seen = seen.map(|seen| (seen, sent));
     let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&judge, op, seen)).await?;
     Ok(timed)
 }

@@ -39,6 +39,23 @@ pub(crate) struct Write {
 /// What was decided: what to write of each key, if anything, and the answer.
 pub(crate) type Step<R> = (Option<Vec<Write>>, R);
 
+/// Whose time counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum At {
+    /// The caller's.
+    Given(i64),
+    /// The server's.
+    Server,
+    /// The server's, if it has reached the time of what was seen: that was an estimate.
+    Reached,
+}
+
+impl At {
+    fn of(given: Option<i64>) -> Self {
+        given.map_or(Self::Server, Self::Given)
+    }
+}
+
 /// What came of writing.
 #[derive(Debug)]
 pub(crate) enum Written {
@@ -70,7 +87,7 @@ impl Redis {
             let (writes, answer) = decide(&seen)?;
             let Some(writes) = writes else { return Ok(answer) };
             let sent = Instant::now();
-            match self.write(keys, given, &seen, &writes, deadline).await? {
+            match self.write(keys, At::of(given), &seen, &writes, deadline).await? {
                 Written::Done { .. } => return Ok(answer),
                 Written::Changed(changed) => seen = changed,
             }
@@ -108,12 +125,16 @@ impl Redis {
     pub(crate) async fn write(
         &self,
         keys: &[&Key],
-        given: Option<i64>,
+        at: At,
         seen: &Seen,
         writes: &[Write],
         deadline: Instant,
     ) -> Result<Written, Error> {
-        let time = given.map(|now| now.to_string()).unwrap_or_default();
+        let (time, given) = match at {
+            At::Given(now) => (now.to_string(), Some(now)),
+            At::Server => (String::new(), None),
+            At::Reached => (format!(">{}", seen.now), None),
+        };
         let ends: Vec<String> =
             writes.iter().map(|write| expiry(write, given).to_string()).collect();
         let mut arguments = vec![time.as_bytes()];
@@ -141,7 +162,7 @@ impl Redis {
         let Value::BulkString(time) = time else { return Err(unexpected()) };
         let time = std::str::from_utf8(&time).ok().and_then(|time| time.parse().ok());
         let now = time.ok_or_else(unexpected)?;
-        if arguments.first().is_some_and(|given| given.is_empty()) {
+        if arguments.first().is_some_and(|time| time.is_empty() || time.starts_with(b">")) {
             self.heard(now);
         }
         if is_written == 1 {
@@ -159,7 +180,7 @@ impl Redis {
 /// meet again.
 pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
     if tries > 1 {
-        let longest = (round_trip * tries.min(4)).min(Duration::from_millis(20));
+        let longest = round_trip.saturating_mul(tries).min(Duration::from_millis(20));
         let nanos = u64::try_from(longest.as_nanos()).unwrap_or(0);
         tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
     }

@@ -566,7 +566,7 @@ impl Fleet {
             OnFailure::Local { .. } => {
                 let client = key.to_be_bytes();
                 let local = &self.instances[index].local;
-                local.decide(&self.plan, &client, Op::Check(cost), Some(now))
+                local.decide(&self.plan, &client, Op::Check(cost), (Some(now), now))
             }
         };
         self.answered(index, key, cost, &Timed { decision, at: now });

@@ -94,7 +94,11 @@ impl Reservations {
             },
             Limiter::Redis(limiter) => match limiter.settle(&mut reservation, actual) {
                 Ok(decision) => decision.await.map_err(|error| {
-                    if !matches!(error, tollgate_redis::Error::Unavailable { sent: true, .. }) {
+                    if !matches!(
+                        error,
+                        tollgate_redis::Error::Unavailable { sent: true, .. }
+                            | tollgate_redis::Error::Overloaded { sent: true, .. }
+                    ) {
                         self.reopen(number, &entry, reservation);
                     }
                     AskError::from(error)
