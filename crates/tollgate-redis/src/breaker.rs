@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn pauses_are_spread() {
-        let pauses = [0.0, 0.5, 1.0].map(|random| pause(2, FIRST_PAUSE, LONGEST_PAUSE, random));
-        assert_eq!(pauses, [200, 300, 400].map(Duration::from_millis));
+        let pauses = [0.0, 0.5, 1.0].map(|random| pause(1, FIRST_PAUSE, LONGEST_PAUSE, random));
+        assert_eq!(pauses, [100, 150, 200].map(Duration::from_millis));
     }
 }
