@@ -353,7 +353,8 @@ fn error_of(failure: Failure) -> Error {
 
 /// Whether the server refused a call because it has no memory left.
 fn is_out_of_memory(error: &RedisError) -> bool {
-    error.code() == Some("OOM") || error.detail().is_some_and(|detail| detail.contains("OOM command"))
+    error.code() == Some("OOM")
+        || error.detail().is_some_and(|detail| detail.contains("OOM command"))
 }
 
 /// The eviction policy in a reply, if it is one that drops keys.

@@ -335,7 +335,8 @@ impl Desk {
         if !matches!(came, Came::Nothing | Came::Late) {
             let took = now.since(sent).0;
             let before = self.round_trip.0;
-            self.round_trip = Ticks(if before == 0 { took } else { before - before / 4 + took / 4 });
+            self.round_trip =
+                Ticks(if before == 0 { took } else { before - before / 4 + took / 4 });
         }
         let mut verdicts = Vec::with_capacity(asked.len());
         match came {
@@ -641,7 +642,6 @@ impl Known {
         told
     }
 }
-
 
 fn by(source: Source, Timed { decision, at }: Timed) -> Timed {
     Timed { decision: Decision { source, ..decision }, at }
@@ -972,7 +972,9 @@ mod tests {
         let policy = |window_us| Policy::fixed_window(1000).per(Ticks(window_us)).build().unwrap();
         let life = |window_us, life_ms| {
             let leases = Leases::default().life(Duration::from_millis(life_ms));
-            Terms::new(Arc::new(policy(window_us)), true, Some(leases)).leases().map(Leases::lives_for)
+            Terms::new(Arc::new(policy(window_us)), true, Some(leases))
+                .leases()
+                .map(Leases::lives_for)
         };
         assert_eq!(life(1_000_000, 500), Some(Duration::from_millis(100)));
         assert_eq!(life(1_000_000, 5000), Some(Duration::from_millis(100)));

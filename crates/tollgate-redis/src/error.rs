@@ -67,7 +67,10 @@ impl fmt::Display for Error {
             ),
             Self::Unavailable { reason, .. } => write!(f, "redis is not available: {reason}"),
             Self::Overloaded { reason, .. } => {
-                write!(f, "not decided within the time budget, although redis answers: {reason}; retry shortly")
+                write!(
+                    f,
+                    "not decided within the time budget, although redis answers: {reason}; retry shortly"
+                )
             }
             Self::OutOfMemory { message } => write!(f, "redis is out of memory: {message}"),
             Self::Server { message } => write!(f, "redis answered with an error: {message}"),

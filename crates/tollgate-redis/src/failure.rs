@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Access, Anchor, Capacity, Cost, Decision, Kind, Limit, MemoryStore, Op, Plan, Policy, PolicyError, Source,
-    Store as _, SystemClock, Tick, Ticks,
+    Access, Anchor, Capacity, Cost, Decision, Kind, Limit, MemoryStore, Op, Plan, Policy,
+    PolicyError, Source, Store as _, SystemClock, Tick, Ticks,
 };
 
 /// What to decide while Redis cannot be asked, does not answer in time, or answers with an error.
@@ -145,7 +145,14 @@ impl Local {
             let retry_after = Some(wait);
             let refused_by = Some(0);
             let source = Source::Local;
-            return Decision { allowed: false, remaining: 0, retry_after, refused_by, source, ..stands };
+            return Decision {
+                allowed: false,
+                remaining: 0,
+                retry_after,
+                refused_by,
+                source,
+                ..stands
+            };
         }
         match self.store().apply::<Decision>(&share, client, op, now) {
             Ok(decision) => {
@@ -211,9 +218,7 @@ impl Local {
         let after = i128::from(of_client.cost).saturating_add(amount).max(0);
         of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
         match of_client {
-            Owed { cost: 0, is_being_charged: false, not_before: None, .. } => {
-                owed.remove(client)
-            }
+            Owed { cost: 0, is_being_charged: false, not_before: None, .. } => owed.remove(client),
             other => owed.insert(client.into(), other),
         };
     }
@@ -426,7 +431,8 @@ mod tests {
             for step in 0..60_000 {
                 let now = step * second / 1000;
                 for local in &processes {
-                    let told = local.decide(&plan, b"alice", Op::Check(1), (Some(Tick(now)), Tick(now)));
+                    let told =
+                        local.decide(&plan, b"alice", Op::Check(1), (Some(Tick(now)), Tick(now)));
                     assert_eq!(told.source, Source::Local);
                     allowed += i64::from(told.allowed);
                 }

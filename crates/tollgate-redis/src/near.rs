@@ -147,8 +147,8 @@ impl Near {
         let Some(entry) = shard.desks.get_mut(client) else { return Told::Alone };
         if !Arc::ptr_eq(&entry.prepared, prepared) {
             // A client that comes under several policies: what the store holds is no script's.
-            let alternates = entry.prepared.head != prepared.head
-                && now.since(entry.asked_at) < ALONE_FOR;
+            let alternates =
+                entry.prepared.head != prepared.head && now.since(entry.asked_at) < ALONE_FOR;
             if alternates {
                 entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
             }

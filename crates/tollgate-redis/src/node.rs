@@ -94,10 +94,7 @@ pub(crate) enum Failure {
     Lost(Arc<str>),
     /// The server answers, but not this call in time: too many are before it. Nobody knows what became of it if it
     /// was sent.
-    Late {
-        reason: &'static str,
-        sent: bool,
-    },
+    Late { reason: &'static str, sent: bool },
     /// The server refused it.
     Refused(RedisError),
 }
@@ -212,7 +209,8 @@ impl Node {
         let node = Arc::downgrade(self);
         tokio::spawn(async move {
             loop {
-                let Some(pause) = node.upgrade().and_then(|node| node.breaker().pause(Instant::now()))
+                let Some(pause) =
+                    node.upgrade().and_then(|node| node.breaker().pause(Instant::now()))
                 else {
                     break;
                 };

@@ -658,7 +658,8 @@ impl RedisStore {
             }
             // It may have been charged: it is not charged again.
             Err(
-                error @ (Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. }),
+                error @ (Error::Unavailable { sent: true, .. }
+                | Error::Overloaded { sent: true, .. }),
             ) => Err(error),
             Err(error) => {
                 charge.failed();
@@ -692,7 +693,8 @@ impl RedisStore {
                 let terms = [least.into(), began.into(), i128::from(charge.processes)];
                 let terms = terms.map(double).concat();
                 let arguments = [head, &scripted.numbers(amount), &terms];
-                let reply = redis.run(&CHARGE_BUCKET, &[key, &outage], &arguments, deadline).await?;
+                let reply =
+                    redis.run(&CHARGE_BUCKET, &[key, &outage], &arguments, deadline).await?;
                 if matches!(reply, Value::BulkString(_)) {
                     return Ok(());
                 }

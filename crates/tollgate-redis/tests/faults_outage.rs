@@ -386,7 +386,9 @@ async fn j16_outage_after_outage_allows_one_burst_more_in_all_and_the_rate_of_th
         tokio::spawn(async move {
             let mut told = Vec::new();
             while start.elapsed() < lasts {
-                told.push(store.apply::<Timed>(&policy, b"alice", Op::Check(1), None).await.unwrap());
+                told.push(
+                    store.apply::<Timed>(&policy, b"alice", Op::Check(1), None).await.unwrap(),
+                );
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             told

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{burst, count, until};
 use futures_util::future::join_all;
-use tollgate::{
-    Cost, Decision, Op, Policy, RateLimiter, Source, Store as _, Tiers, Timed,
-};
+use tollgate::{Cost, Decision, Op, Policy, RateLimiter, Source, Store as _, Tiers, Timed};
 use tollgate_redis::{Ask, Options, Redis, RedisStore, check_all};
 use tollgate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -78,7 +76,8 @@ async fn flood(
                 let mut answers = Vec::new();
                 while start.elapsed() < lasts {
                     let check = Op::Check(1);
-                    answers.push(store.apply::<Timed>(&*policy, b"hot", check, None).await.unwrap());
+                    answers
+                        .push(store.apply::<Timed>(&*policy, b"hot", check, None).await.unwrap());
                     if pause.is_zero() {
                         tokio::task::yield_now().await;
                     } else {
@@ -282,8 +281,10 @@ async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() 
     });
     let told: Vec<Decision> = join_all(callers).await.into_iter().flatten().collect();
     let mut sources = BTreeMap::new();
-    told.iter().for_each(|told| *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1);
-    let errors: Vec<_> = processes.iter().map(|limiter| limiter.store().redis().last_error()).collect();
+    told.iter()
+        .for_each(|told| *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1);
+    let errors: Vec<_> =
+        processes.iter().map(|limiter| limiter.store().redis().last_error()).collect();
     assert!(told.iter().all(|told| told.source != Source::FailedOpen), "{sources:?} {errors:?}");
     let allowed = told.iter().filter(|told| told.allowed).count();
     assert!(allowed <= 300 + 300 * 2, "{sources:?}");

@@ -99,7 +99,8 @@ impl Kind {
 }
 
 fn main() -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     match runtime.map_err(Failure::from).and_then(|runtime| runtime.block_on(run())) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
@@ -264,7 +265,8 @@ impl Fleet {
         for connection in 0..CONNECTIONS {
             let (http, key) = (self.servers[connection % SERVERS].http.clone(), key.clone());
             // Spread over the pause, so that they come evenly.
-            let mut next = start + Duration::from_secs_f64(pause * connection as f64 / CONNECTIONS as f64);
+            let mut next =
+                start + Duration::from_secs_f64(pause * connection as f64 / CONNECTIONS as f64);
             tasks.push(tokio::spawn(async move {
                 let mut client = Client::connect(&http).await?;
                 let mut answers = Vec::new();
@@ -371,7 +373,8 @@ fn worst_excess(allowed: &[&Answer], limit: f64, burst: f64) -> f64 {
         for (received, sent) in &by_end {
             if *sent >= start {
                 count += 1;
-                let earned = (received.saturating_duration_since(start).as_secs_f64() * limit).floor();
+                let earned =
+                    (received.saturating_duration_since(start).as_secs_f64() * limit).floor();
                 worst = worst.max(f64::from(count) - burst - earned);
             }
         }
@@ -382,7 +385,11 @@ fn worst_excess(allowed: &[&Answer], limit: f64, burst: f64) -> f64 {
 fn quantile_ms(answers: &[Answer], quantile: f64) -> f64 {
     let mut took: Vec<_> = answers.iter().map(|answer| answer.received - answer.sent).collect();
     took.sort_unstable();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in a list")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a place in a list"
+    )]
     let at = (took.len() as f64 * quantile) as usize;
     took.get(at.min(took.len().saturating_sub(1))).map_or(0.0, |took| took.as_secs_f64() * 1000.0)
 }
@@ -417,7 +424,8 @@ impl Client {
         for _ in bodies {
             let text = self.receive().await?;
             let json: serde_json::Value = serde_json::from_str(&text)?;
-            let allowed = json["allowed"].as_bool().ok_or_else(|| format!("no decision: {text}"))?;
+            let allowed =
+                json["allowed"].as_bool().ok_or_else(|| format!("no decision: {text}"))?;
             let source = json["source"].as_str().unwrap_or_default().to_owned();
             answers.push(Answer { sent, received: Instant::now(), allowed, source });
         }
