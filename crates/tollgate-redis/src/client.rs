@@ -250,7 +250,7 @@ impl Redis {
         let is_loaded = routes.has_script(slot, script.id);
         let by = if is_loaded { By::Name } else { By::Text };
         let mut result = routes.send(slot, &call(by), deadline).await;
-        if !is_loaded && matches!(result, Ok(_)) {
+        if !is_loaded && result.is_ok() {
             routes.loaded_script(slot, script.id);
         }
         if let Err(Failure::Refused(error)) = &result

@@ -32,9 +32,12 @@ type Decide = Box<dyn FnMut(&Seen) -> Result<Step<Timed>, Error> + Send>;
 /// A decision that was written, and whether the key is kept under several policies.
 type Committed = (Timed, bool);
 
+/// The queues of some keys.
+type Queues = HashMap<Box<[u8]>, Queue>;
+
 /// The callers of each key who wait for a decision, and a lock for those who decide on several keys.
 pub(crate) struct Commits {
-    shards: Box<[Mutex<HashMap<Box<[u8]>, Queue>>]>,
+    shards: Box<[Mutex<Queues>]>,
     locks: Box<[tokio::sync::Mutex<()>]>,
     hasher: RandomState,
 }
@@ -75,6 +78,8 @@ const MOST_KEYS: usize = 256;
 const GUESSED_FROM: Duration = Duration::from_millis(2);
 /// How long what was written is taken for what is there.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
+/// How long it is left to other processes to write at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 impl Commits {
     pub(crate) fn new() -> Self {
@@ -85,7 +90,7 @@ impl Commits {
         }
     }
 
-    fn shard(&self, key: &[u8]) -> MutexGuard<'_, HashMap<Box<[u8]>, Queue>> {
+    fn shard(&self, key: &[u8]) -> MutexGuard<'_, Queues> {
         let hash = usize::try_from(self.hasher.hash_one(key) >> 32).unwrap_or(0);
         self.shards[hash % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,7 +190,14 @@ impl Run {
                 }
                 (entries, queue.known.take().filter(Known::helps))
             };
-            if let Some(known) = self.round(entries, known).await {
+            let (known, races) = self.round(entries, known).await;
+            if races > 0 {
+                // Others want to write, too: it is their turn.
+                let pause = known.as_ref().map_or(Duration::ZERO, |known| known.round_trip);
+                let nanos = u64::try_from(pause.min(LONGEST_PAUSE).as_nanos()).unwrap_or(0);
+                tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
+            }
+            if let Some(known) = known {
                 let mut shard = self.redis.inner().commits.shard(&self.key.name);
                 if let Some(queue) = shard.get_mut(&*self.key.name) {
                     queue.known = Some(known);
@@ -194,14 +206,14 @@ impl Run {
         }
     }
 
-    /// Decides for some callers; returns what the key holds then, if it is known.
-    async fn round(&self, mut entries: Vec<Entry>, known: Option<Known>) -> Option<Known> {
+    /// Decides for some callers; returns what the key holds then, if it is known, and how often others were faster.
+    async fn round(&self, mut entries: Vec<Entry>, known: Option<Known>) -> (Option<Known>, u32) {
         let redis = &self.redis;
         let keys = [&self.key];
-        let last = entries.iter().map(|entry| entry.deadline).max()?;
+        let Some(last) = entries.iter().map(|entry| entry.deadline).max() else { return (None, 0) };
         let Some(_turn) = redis.inner().commits.turn(&keys, last).await else {
             let_go(entries, &overloaded(false));
-            return None;
+            return (None, 0);
         };
         let mut tries = 0;
         let mut is_guess = known.is_some();
@@ -218,7 +230,7 @@ impl Run {
                 Ok(seen) => seen,
                 Err(error) => {
                     let_go(entries, &error);
-                    return None;
+                    return (None, 0);
                 }
             },
         };
@@ -228,7 +240,7 @@ impl Run {
                 if !is_guess {
                     let several = value::is_of_several(&seen.values[0]);
                     deliver(entries, told, several);
-                    return Some(Known::of(seen, sent));
+                    return (Some(Known::of(seen, sent)), tries);
                 }
                 // Nothing is to be written, so nobody would notice that another process has written.
                 sent = Instant::now();
@@ -236,7 +248,7 @@ impl Run {
                     Ok(read) => (seen, is_guess) = (read, false),
                     Err(error) => {
                         let_go(entries, &error);
-                        return None;
+                        return (None, 0);
                     }
                 }
                 continue;
@@ -249,20 +261,17 @@ impl Run {
                     deliver(entries, told, several);
                     let is_fresh = write.fresh_at.is_some_and(|fresh| fresh <= seen.now);
                     let value = if is_fresh { Vec::new() } else { write.value };
-                    return Some(Known::of(Seen { now, values: vec![value] }, sent));
+                    return (Some(Known::of(Seen { now, values: vec![value] }, sent)), tries);
                 }
                 Ok(Written::Changed(changed)) => {
-                    // A guess that was wrong is no lost race.
-                    if !is_guess {
-                        tries += 1;
-                        redis.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
-                    }
+                    tries += 1;
+                    redis.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
                     (seen, is_guess) = (changed, false);
                     backoff(tries, sent.elapsed()).await;
                 }
                 Err(error) => {
                     let_go(entries, &error);
-                    return None;
+                    return (None, 0);
                 }
             }
             let now = Instant::now();
@@ -272,7 +281,7 @@ impl Run {
             let_go(late, &Error::Contended { tries });
             entries = rest;
             if entries.is_empty() {
-                return Some(Known::of(seen, sent));
+                return (Some(Known::of(seen, sent)), tries);
             }
             // Those who came before the last call was sent come along: its reply tells of a time after that.
             let mut shard = redis.inner().commits.shard(&self.key.name);

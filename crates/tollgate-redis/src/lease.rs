@@ -77,7 +77,7 @@ pub(crate) mod ledger;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use tollgate::{Kind, Policy, Ticks};
+use tollgate::{Kind, Limit, Policy, Ticks};
 
 /// How leases are taken.
 ///
@@ -123,7 +123,7 @@ impl Leases {
     /// The same for a policy, in microseconds: a lease of a fixed window holds units that others cannot use until it
     /// ends, so it lives for a tenth of the window at most. `None` if that is less than the shortest life.
     pub(crate) fn shortened_for(self, policy: &Policy) -> Option<Self> {
-        let window = policy.plain().map(|limit| limit.numbers());
+        let window = policy.plain().map(Limit::numbers);
         let Some(numbers) = window.filter(|numbers| numbers.kind == Kind::FixedWindow) else {
             return Some(self);
         };

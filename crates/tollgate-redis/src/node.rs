@@ -208,12 +208,9 @@ impl Node {
         }
         let node = Arc::downgrade(self);
         tokio::spawn(async move {
-            loop {
-                let Some(pause) =
-                    node.upgrade().and_then(|node| node.breaker().pause(Instant::now()))
-                else {
-                    break;
-                };
+            while let Some(pause) =
+                node.upgrade().and_then(|node| node.breaker().pause(Instant::now()))
+            {
                 tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
                 let Some(node) = node.upgrade() else { return };
                 let deadline = Instant::now() + node.links[0].budget;

@@ -176,11 +176,11 @@ impl Redis {
     }
 }
 
-/// Waits after a race was lost for the second time or more: a random part of some round trips, so that processes do not
-/// meet again.
+/// Waits after a race was lost for the second time or more: a random part of a round trip, which grows, so that processes
+/// do not meet again and again. The reply of a lost race brings what is there, so trying again at once is often best.
 pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
     if tries > 1 {
-        let longest = round_trip.saturating_mul(tries).min(Duration::from_millis(20));
+        let longest = (round_trip / 2).saturating_mul(tries / 2).min(Duration::from_millis(10));
         let nanos = u64::try_from(longest.as_nanos()).unwrap_or(0);
         tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
     }

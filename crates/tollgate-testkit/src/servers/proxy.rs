@@ -264,10 +264,13 @@ impl Switchboard {
     }
 }
 
+/// Bytes, and when they are to be written.
+type Due = (Instant, Vec<u8>);
+
 /// Writes at once, or from a thread of its own after a delay.
 struct DelayedWriter {
     stream: TcpStream,
-    delayed: Option<(mpsc::Sender<(Instant, Vec<u8>)>, JoinHandle<()>)>,
+    delayed: Option<(mpsc::Sender<Due>, JoinHandle<()>)>,
 }
 
 impl DelayedWriter {
@@ -278,7 +281,7 @@ impl DelayedWriter {
                 return self.stream.write_all(bytes).is_ok();
             }
             let Ok(mut stream) = self.stream.try_clone() else { return false };
-            let (sender, due) = mpsc::channel::<(Instant, Vec<u8>)>();
+            let (sender, due) = mpsc::channel::<Due>();
             let writer = thread::spawn(move || {
                 while let Ok((when, bytes)) = due.recv() {
                     thread::sleep(when.saturating_duration_since(Instant::now()));
