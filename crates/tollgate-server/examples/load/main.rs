@@ -21,6 +21,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufStream};
@@ -142,8 +143,18 @@ async fn run() -> Result<bool, Failure> {
         let fleet = Fleet::start(&binary, Duration::from_millis(round_trip_ms))?;
         for (at, kind) in Kind::EACH.into_iter().enumerate() {
             for (which, demand) in DEMANDS.into_iter().enumerate() {
-                let key = format!("hot-{at}-{which}");
-                let (row, is_held) = fleet.measure(kind, demand, &key, each).await?;
+                let mut tries = 0;
+                let (row, is_held) = loop {
+                    let key = format!("hot-{at}-{which}-{tries}");
+                    let stalls = Stalls::watch();
+                    let (row, is_held) = fleet.measure(kind, demand, &key, each).await?;
+                    let longest = stalls.longest();
+                    tries += 1;
+                    if is_held || longest < STALL || tries == 3 {
+                        break (row, is_held);
+                    }
+                    eprintln!("the machine stood still for {longest:?}; measuring again: {row}");
+                };
                 print!("{row}");
                 table.push_str(&row);
                 held &= is_held;
@@ -154,6 +165,38 @@ async fn run() -> Result<bool, Failure> {
         put(&path, &table)?;
     }
     Ok(held)
+}
+
+/// How long the machine may stand still in a row that is not held: longer, and a budget of 50 ms is over through no fault of
+/// the servers or of Redis.
+const STALL: Duration = Duration::from_millis(30);
+
+/// Watches how late a thread wakes that sleeps for a millisecond at a time.
+struct Stalls {
+    is_over: Arc<AtomicBool>,
+    watcher: std::thread::JoinHandle<Duration>,
+}
+
+impl Stalls {
+    fn watch() -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = is_over.clone();
+        let watcher = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !ends.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                std::thread::sleep(Duration::from_millis(1));
+                longest = longest.max(start.elapsed());
+            }
+            longest
+        });
+        Self { is_over, watcher }
+    }
+
+    fn longest(self) -> Duration {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.watcher.join().unwrap_or_default()
+    }
 }
 
 /// Puts the table into a document, in place of the one before.
