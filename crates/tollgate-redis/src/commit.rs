@@ -23,6 +23,7 @@ use tollgate::Timed;
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
+use crate::node::last_chance;
 use crate::transaction::{At, Seen, Step, Write, Written, backoff};
 use crate::value;
 
@@ -142,11 +143,9 @@ impl Redis {
             tokio::spawn(async move { Run { redis, key, is_over: false }.all().await });
         }
         let mut committed = committed;
-        let mut told = timeout_at(deadline.into(), &mut committed).await;
+        let mut told = timeout_at(deadline.into(), &mut committed).await.map_err(Some);
         if told.is_err() && !self.is_busy_since(key, arrived) {
-            // It may be there already: a process that was late to see the deadline was late to read it, too.
-            let grace = deadline.elapsed().clamp(Duration::from_millis(2), self.budget());
-            told = tokio::time::timeout(grace, &mut committed).await;
+            told = last_chance(deadline, self.budget(), &mut committed).await.ok_or(None);
         }
         match told {
             Ok(Ok(told)) => told,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, RedisResult, Value};
 use tokio::sync::watch;
@@ -61,6 +62,8 @@ struct Link {
     created: Instant,
     /// When the last reply came in time, in nanoseconds since it was created.
     heard_ns: AtomicU64,
+    /// When the last reply came too late, counted in the same way.
+    late_ns: AtomicU64,
     /// How many calls in a row had no reply while nothing else was answered either.
     silent_calls: AtomicU32,
     scripts: Arc<LoadedScripts>,
@@ -119,6 +122,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 const FIRST_CONNECTION: Duration = Duration::from_millis(250);
 /// How long a reply is waited for beyond its time if this process was late to look for it.
 const LEAST_GRACE: Duration = Duration::from_millis(2);
+/// How long a server that answered in time is taken for one that does.
+const LATELY: Duration = Duration::from_secs(1);
+/// How many rounds of all tasks a reply is waited for beyond that.
+const ROUNDS: usize = 6;
 /// After how many calls without a reply a connection is given up.
 const SILENT_CALLS: u32 = 3;
 /// How many calls may wait to be written.
@@ -151,6 +158,7 @@ impl Node {
                 window: CallWindow::new(options.budget),
                 created: Instant::now(),
                 heard_ns: AtomicU64::new(0),
+                late_ns: AtomicU64::new(0),
                 silent_calls: AtomicU32::new(0),
                 scripts: scripts.clone(),
             })
@@ -198,7 +206,7 @@ impl Node {
 
     /// Whether any call was answered in time since a moment, or a first connection is being made.
     pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
-        self.links.iter().any(|link| link.heard_since(since) || link.is_connecting_first())
+        self.links.iter().any(|link| link.is_busy_since(since) || link.is_connecting_first())
     }
 
     /// Asks for a server that does not answer until it does, so that it is known also while nobody needs it.
@@ -266,6 +274,26 @@ impl Drop for Probe<'_> {
     }
 }
 
+/// Looks once more for what did not come before a deadline: it may be there already. A process that was late to see the
+/// deadline was late to read replies, too, and one with many tasks needs a few rounds to bring a reply to its caller.
+pub(crate) async fn last_chance<T>(
+    deadline: Instant,
+    budget: Duration,
+    mut waited_for: impl Future<Output = T> + Unpin,
+) -> Option<T> {
+    let grace = deadline.elapsed().clamp(LEAST_GRACE, budget);
+    if let Ok(came) = tokio::time::timeout(grace, &mut waited_for).await {
+        return Some(came);
+    }
+    for _ in 0..ROUNDS {
+        tokio::task::yield_now().await;
+        if let Some(came) = (&mut waited_for).now_or_never() {
+            return Some(came);
+        }
+    }
+    None
+}
+
 impl Link {
     async fn send(
         self: &Arc<Self>,
@@ -273,31 +301,32 @@ impl Link {
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        let (mut connection, generation) = self.connection(deadline).await?;
+        let (connection, generation) = self.connection(deadline).await?;
         let Some(_in_flight) = self.window.enter(deadline).await else {
             return Err(Failure::Late { reason: "too many calls are in flight", sent: false });
         };
-        let call = async {
+        let (mut connection, command) = (connection, command.clone());
+        let mut call = Box::pin(async move {
             if is_moving {
                 let mut both = redis::pipe();
-                both.cmd("ASKING").add_command(command.clone());
+                both.cmd("ASKING").add_command(command);
                 let replies = connection.send_packed_commands(&both, 1, 1).await?;
                 replies.into_iter().next().unwrap_or_default().extract_error()
             } else {
-                connection.send_packed_command(command).await?.extract_error()
+                connection.send_packed_command(&command).await?.extract_error()
             }
-        };
-        tokio::pin!(call);
+        });
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
-        let mut reply = timeout_at(deadline.into(), &mut call).await;
+        let mut reply = timeout_at(deadline.into(), &mut call).await.map_err(Some);
         if reply.is_err() {
-            // The reply may be there already: a process that was late to see the deadline was late to read it, too.
-            let grace = deadline.elapsed().clamp(LEAST_GRACE, self.budget);
-            reply = tokio::time::timeout(grace, &mut call).await;
+            reply = last_chance(deadline, self.budget, &mut call).await.ok_or(None);
         }
         match reply {
-            Err(_) => Err(self.timed_out(generation)),
+            Err(_) => {
+                self.note_late_reply(call);
+                Err(self.timed_out(generation))
+            }
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
                 self.drop_connection(Some(generation), 0, &error.to_string());
                 Err(Failure::Lost(error.to_string().into()))
@@ -322,6 +351,30 @@ impl Link {
         heard > 0 && self.created + Duration::from_nanos(heard) >= since
     }
 
+    /// Notes a reply that comes after its time: the server answers, if only late.
+    fn note_late_reply(
+        self: &Arc<Self>,
+        call: impl Future<Output = RedisResult<Value>> + Send + 'static,
+    ) {
+        let link = self.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(_)) = tokio::time::timeout(CONNECT_TIMEOUT, call).await {
+                let since = u64::try_from(link.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                link.late_ns.fetch_max(since, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Whether the server was at work since a moment: it answered a call in time; or one too late, if it answered in
+    /// time lately. A server that always answers too late does not answer.
+    fn is_busy_since(&self, since: Instant) -> bool {
+        let late = self.late_ns.load(Ordering::Relaxed);
+        let is_late = || late > 0 && self.created + Duration::from_nanos(late) >= since;
+        let lately =
+            || Instant::now().checked_sub(LATELY).is_some_and(|then| self.heard_since(then));
+        self.heard_since(since) || is_late() && lately()
+    }
+
     fn is_connecting_first(&self) -> bool {
         matches!(&*self.state.borrow(), State::Connecting { since, is_first: true }
             if since.elapsed() < FIRST_CONNECTION)
@@ -332,7 +385,7 @@ impl Link {
     fn timed_out(&self, generation: u64) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
         let budget_ago = Instant::now().checked_sub(self.budget);
-        if budget_ago.is_some_and(|since| self.heard_since(since)) {
+        if budget_ago.is_some_and(|since| self.is_busy_since(since)) {
             return Failure::Late { reason: "no reply within the time budget", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {

@@ -29,6 +29,7 @@ use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
 use crate::near::{self, Back, Habits, Near, Said, Told};
+use crate::node::last_chance;
 use crate::script::{CHARGE_BUCKET, Script, Scripted, double};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
@@ -437,11 +438,9 @@ impl RedisStore {
         let arrived = deadline.checked_sub(self.shared.redis.budget()).unwrap_or(deadline);
         let key = self.key(client)?;
         let redis = &self.shared.redis;
-        let mut said = timeout_at(deadline.into(), &mut waits).await;
+        let mut said = timeout_at(deadline.into(), &mut waits).await.map_err(Some);
         if said.is_err() && !redis.is_busy_since(&key, arrived) {
-            // It may be there already: a process that was late to see the deadline was late to read it, too.
-            let grace = deadline.elapsed().clamp(Duration::from_millis(2), redis.budget());
-            said = tokio::time::timeout(grace, &mut waits).await;
+            said = last_chance(deadline, redis.budget(), &mut waits).await.ok_or(None);
         }
         match said {
             Ok(Ok(said)) => said,
