@@ -49,6 +49,9 @@ pub enum Source {
     FailedOpen,
     /// Nobody: the store could not be asked, and everything is refused meanwhile.
     FailedClosed,
+    /// This process: the store answers, but this request could not be decided within its time budget. It is denied,
+    /// and the caller may retry shortly.
+    Overloaded,
 }
 
 impl Source {
@@ -62,6 +65,7 @@ impl Source {
             Self::Local => "local",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
+            Self::Overloaded => "overloaded",
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! After a few failures in a row nobody is sent there any more: decisions are then made at once by the
 //! failure policy, and nothing piles up. After a while one probe is sent. If it is answered, all go again;
-//! if not, the while is twice as long. The whiles are random within bounds, so that a fleet does not come
-//! back in one step.
+//! if not, the while is twice as long, up to a quarter of a second, so that a server that is back is found within a second. The
+//! whiles are random within bounds, so that a fleet does not come back in one step.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const FAILURES: u32 = 3;
 /// The first while, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Whether a server may be asked.
 #[derive(Debug)]
@@ -80,6 +80,15 @@ impl Breaker {
         opens
     }
 
+    /// How long until the next probe; `None` if it is closed.
+    pub(crate) fn pause(&self, now: Instant) -> Option<Duration> {
+        match self.state {
+            State::Closed => None,
+            State::Open { until } => Some(until.saturating_duration_since(now)),
+            State::HalfOpen => Some(FIRST_PAUSE),
+        }
+    }
+
     pub(crate) const fn is_open(&self) -> bool {
         !matches!(self.state, State::Closed)
     }
@@ -132,7 +141,7 @@ mod tests {
 
     #[test]
     fn pauses_are_spread() {
-        let pauses = [0.0, 0.5, 1.0].map(|random| pause(2, FIRST_PAUSE, LONGEST_PAUSE, random));
-        assert_eq!(pauses, [200, 300, 400].map(Duration::from_millis));
+        let pauses = [0.0, 0.5, 1.0].map(|random| pause(1, FIRST_PAUSE, LONGEST_PAUSE, random));
+        assert_eq!(pauses, [100, 150, 200].map(Duration::from_millis));
     }
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use futures_util::future::join_all;
-use redis::{Client, ConnectionInfo, ErrorKind, RedisResult, ServerErrorKind, Value};
+use redis::{Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use sha2::{Digest as _, Sha256};
 
 use crate::address::Address;
+use crate::commit::Commits;
 use crate::error::{AddressError, Error};
 use crate::failure::OnFailure;
 use crate::key::{Key, SlotSecret};
@@ -115,6 +116,7 @@ pub(crate) struct Inner {
     pub(crate) counters: Arc<Counters>,
     address: Address,
     routes: Arc<Routes>,
+    pub(crate) commits: Commits,
     /// What the server's clock is ahead of ours, in microseconds.
     ahead: AtomicI64,
     is_checked: AtomicBool,
@@ -165,6 +167,7 @@ impl Redis {
             counters,
             address: parsed,
             routes,
+            commits: Commits::new(),
             ahead: AtomicI64::new(0),
             is_checked: AtomicBool::new(false),
             slot_secret: OnceLock::new(),
@@ -252,6 +255,16 @@ impl Redis {
         self.inner.routes.is_cluster()
     }
 
+    pub(crate) fn budget(&self) -> Duration {
+        self.inner.options.budget
+    }
+
+    /// Whether the server of a key was at work since a moment: it answered others in time, or is being connected to for
+    /// the first time. What is not decided then waits for others, and not for a server that does not answer.
+    pub(crate) fn is_busy_since(&self, key: &Key, since: Instant) -> bool {
+        self.inner.routes.is_busy_since(key.slot, since)
+    }
+
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.inner.options.budget
     }
@@ -292,8 +305,12 @@ impl Redis {
         });
     }
 
-    /// Runs a script on keys of one slot, once. If the server has forgotten it, it is told again: it was not
-    /// run then.
+    pub(crate) fn key_of_outage(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
+        Key::of_outage(&self.inner.options.prefix, self.known_secret()?, policy, client)
+    }
+
+    /// Runs a script on keys of one slot, once. A server that has not seen it gets its text: asking by its name first
+    /// would take a second round trip. If the server has forgotten it, it gets the text again: it was not run then.
     pub(crate) async fn run(
         &self,
         script: &Script,
@@ -306,14 +323,38 @@ impl Redis {
         let names: Vec<&[u8]> = keys.iter().map(|key| &key.name[..]).collect();
         let call = |by| script.call(&names, arguments, by);
         let routes = &self.inner.routes;
-        let mut result = routes.send(slot, &call(By::Name), deadline).await;
+        let is_loaded = routes.has_script(slot, script.id);
+        let by = if is_loaded { By::Name } else { By::Text };
+        let mut result = routes.send(slot, &call(by), deadline).await;
+        if !is_loaded && result.is_ok() {
+            routes.loaded_script(slot, script.id);
+        }
         if let Err(Failure::Refused(error)) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
             self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
             result = routes.send(slot, &call(By::Text), deadline).await;
         }
+        self.note_memory(&result);
         result.map_err(error_of)
+    }
+
+    /// Notes whether the server has memory for what it was asked.
+    fn note_memory(&self, result: &Result<Value, Failure>) {
+        let counters = &self.inner.counters;
+        if let Err(Failure::Refused(error)) = result
+            && is_out_of_memory(error)
+        {
+            counters.out_of_memory.fetch_add(1, Ordering::Relaxed);
+            let now = wall() / 1000;
+            let before = counters.out_of_memory_ms.swap(now, Ordering::Relaxed);
+            if now - before >= OUT_OF_MEMORY_FOR_MS {
+                tracing::error!(
+                    address = %self.inner.address,
+                    "redis is out of memory and refuses writes; each policy decides by its failure setting"
+                );
+            }
+        }
     }
 
     /// Removes keys, many at a time.
@@ -371,15 +412,25 @@ impl Redis {
 /// What the caller is told of a failure.
 fn error_of(failure: Failure) -> Error {
     match failure {
+        Failure::Late { reason, sent } => Error::Overloaded { reason: reason.into(), sent },
         Failure::Refused(error) => {
             // A server may say much; the first line tells what it is about.
             let text = error.to_string();
             let first_line = text.lines().next().unwrap_or_default();
+            if is_out_of_memory(&error) {
+                return Error::OutOfMemory { message: first_line.chars().take(200).collect() };
+            }
             Error::Server { message: first_line.chars().take(200).collect::<String>().into() }
         }
         Failure::NotSent(reason) => Error::Unavailable { reason: (&*reason).into(), sent: false },
         Failure::Lost(reason) => Error::Unavailable { reason: (&*reason).into(), sent: true },
     }
+}
+
+/// Whether the server refused a call because it has no memory left.
+fn is_out_of_memory(error: &RedisError) -> bool {
+    error.code() == Some("OOM")
+        || error.detail().is_some_and(|detail| detail.contains("OOM command"))
 }
 
 /// The eviction policy in a reply, if it is one that drops keys.
@@ -392,6 +443,10 @@ fn dropping(reply: &Value) -> Option<String> {
     let Value::BulkString(policy) = policy else { return None };
     (policy != b"noeviction").then(|| String::from_utf8_lossy(policy).into_owned())
 }
+
+/// How long a server counts as out of memory after it said so: reads and denials succeed meanwhile, so a call that
+/// succeeds proves nothing.
+const OUT_OF_MEMORY_FOR_MS: i64 = 5000;
 
 fn wall() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -414,6 +469,11 @@ pub(crate) struct Counters {
     pub(crate) redirections: AtomicU64,
     pub(crate) reloads: AtomicU64,
     pub(crate) contended: AtomicU64,
+    pub(crate) overloaded: AtomicU64,
+    pub(crate) races_lost: AtomicU64,
+    pub(crate) out_of_memory: AtomicU64,
+    /// When it last was, in milliseconds since the epoch.
+    pub(crate) out_of_memory_ms: AtomicI64,
     pub(crate) errors: AtomicU64,
     pub(crate) allowed: AtomicU64,
     pub(crate) denied: AtomicU64,
@@ -447,6 +507,15 @@ pub struct Counts {
     pub reloads: u64,
     /// Writes that were tried again because somebody else had written.
     pub contended: u64,
+    /// Checks that were denied as [overloaded](tollgate::Source::Overloaded): the server answers, but they were not
+    /// decided within their time budget.
+    pub overloaded: u64,
+    /// Of those, the ones that lost every race with other processes.
+    pub races_lost: u64,
+    /// Calls that the server refused because it has no memory left.
+    pub out_of_memory: u64,
+    /// Whether it did so in the last five seconds.
+    pub is_out_of_memory: bool,
     /// Decisions that the server could not make, for whatever reason.
     pub errors: u64,
     /// Of those, the ones that were [allowed](OnFailure::Allow).
@@ -481,6 +550,11 @@ impl Counters {
             redirections: read(&self.redirections),
             reloads: read(&self.reloads),
             contended: read(&self.contended),
+            overloaded: read(&self.overloaded),
+            races_lost: read(&self.races_lost),
+            out_of_memory: read(&self.out_of_memory),
+            is_out_of_memory: wall() / 1000 - self.out_of_memory_ms.load(Ordering::Relaxed)
+                < OUT_OF_MEMORY_FOR_MS,
             errors: read(&self.errors),
             allowed: read(&self.allowed),
             denied: read(&self.denied),

@@ -1,8 +1,13 @@
 //! What one process does with the checks of one key: which it answers by itself, and what it asks the store.
 //!
 //! Three things keep a check from being a call of its own. A *lease* is served from. A *refusal* of the store holds
-//! until it said, for at most a second at a time. And while a call is under way, those who come wait for it, and
-//! are then asked for *together*.
+//! until it said, for at most a second at a time. And while a call is under way, checks that come queue, and then travel
+//! in one call as a *list of costs*, which the store decides in order.
+//!
+//! The queue is sent when a reply comes, when it is long enough for a call of its own, or when its first check has
+//! waited for a small part of the time budget: so several calls of one key can be under way, and a check waits for one
+//! round trip and not for two. Calls and queue are bounded. A check that cannot be answered in its time leaves the queue
+//! without being charged, and is denied as overloaded.
 //!
 //! A pure state machine, as the algorithms are: a question or a reply and `now` go in, answers and calls come out.
 //! `now` is nanoseconds by the process's own monotonic clock; the store's times, in microseconds, are only ever
@@ -10,6 +15,7 @@
 //! [sweeps](Desk::sweep) them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate::{
     Algorithm as _, Answer as _, Cost, Decision, Kind, Limit, Outcome, Policy, Source, Standing,
@@ -31,6 +37,8 @@ pub(crate) struct Terms {
     pace: Ticks,
     /// Whether a refusal tells only of its own cost.
     tells_one_cost: bool,
+    /// How long a check waits for others to share its call while a call is under way.
+    patience: Ticks,
 }
 
 /// Somebody who waits for an answer.
@@ -45,34 +53,52 @@ pub(crate) type Number = (Waiter, u64);
 pub(crate) struct Asked {
     pub(crate) answer: Option<Timed>,
     pub(crate) call: Option<Call>,
+    /// When the queue is to be [sent](Desk::flush) at the latest, if the check waits in it.
+    pub(crate) flush_at: Option<Tick>,
+    /// Whether it was turned away because the queue is full.
+    pub(crate) is_overloaded: bool,
 }
 
 /// A call to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) number: Number,
     pub(crate) what: What,
+    /// How many checks it is for.
+    pub(crate) checks: usize,
+    /// When the time of the last of them is over.
+    pub(crate) until: Tick,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Ask for a cost, of one or of several together.
-    Check(Cost),
+    /// Ask for costs, one after the other.
+    Check(Box<[Cost]>),
     Take(Slice),
+}
+
+/// What the store decided on one cost.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) is_allowed: bool,
+    /// How the store stood after it.
+    pub(crate) state: Box<[Standing]>,
+    pub(crate) shadow: Option<usize>,
 }
 
 /// What became of a call.
 #[derive(Debug)]
 pub(crate) enum Came {
     Checked {
-        is_allowed: bool,
         at: Tick,
-        state: Box<[Standing]>,
-        shadow: Option<usize>,
+        /// One of each cost, in order.
+        answers: Vec<Checked>,
     },
     Taken(Taken),
     /// The scripts do not decide on this key now.
     Undecided,
+    /// The store answers, but not this call in time.
+    Late,
     /// There was no answer.
     Nothing,
 }
@@ -83,6 +109,8 @@ pub(crate) enum Verdict {
     Told(Timed),
     /// To ask for oneself, by another way.
     Alone,
+    /// It was not decided in time, although the store answers.
+    Overloaded,
     /// The store gave no answer.
     Nothing,
 }
@@ -108,15 +136,16 @@ pub(crate) struct Desk {
     /// The first to end first.
     held: Vec<Held>,
     known: Option<Known>,
-    under_way: Option<UnderWay>,
-    waiting: Vec<(Waiter, Cost)>,
+    under_way: Vec<UnderWay>,
+    /// In the order in which they came.
+    waiting: Vec<Queued>,
+    /// What a call takes on average.
+    round_trip: Ticks,
     demand: Demand,
     /// Until when the store is not asked for slices.
     rests_until: Tick,
     asked_at: Tick,
     calls: u64,
-    /// How many are asked for together at most, after some were refused together.
-    together: Option<usize>,
     /// What was paid for and not served, since somebody last asked.
     pub(crate) lapsed: Cost,
 }
@@ -151,6 +180,24 @@ struct UnderWay {
     asked: Vec<(Waiter, Cost)>,
 }
 
+/// A check that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    waiter: Waiter,
+    cost: Cost,
+    since: Tick,
+    /// When its time budget is over.
+    until: Tick,
+}
+
+/// Of a call that no check waits for.
+const FOREVER: Tick = Tick(i64::MAX);
+/// How many checks one call takes: the server does nothing else meanwhile.
+const MOST_TOGETHER: usize = 128;
+/// How many calls of one key are under way at once.
+const MOST_UNDER_WAY: usize = 32;
+/// How many checks of one key wait to be sent. More are denied at once.
+const MOST_WAITING: usize = 4096;
 /// How long a refusal holds without asking again, in nanoseconds.
 const REFUSED_FOR: Ticks = Ticks(1_000_000_000);
 /// How many requests in half a life make a key hot. Below, a slice would hardly serve anybody.
@@ -158,10 +205,13 @@ const HOT: u64 = 8;
 /// Which part of a life a used up quota rests.
 const RESTS: u64 = 8;
 const NANOS: u64 = 1000;
+/// Which part of the time budget a check waits for others to share its call.
+const PATIENCE: u32 = 16;
 
 impl Terms {
     pub(crate) fn new(policy: Arc<Policy>, caches_refusals: bool, leases: Option<Leases>) -> Self {
         let leases = leases.filter(|_| Leases::serve(&policy));
+        let leases = leases.and_then(|leases| leases.shortened_for(&policy));
         let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
         let tells_one_cost =
             policy.limits().iter().any(|limit| limit.numbers().kind == Kind::SlidingWindowLog);
@@ -172,7 +222,14 @@ impl Terms {
             leases,
             tells_one_cost,
             policy,
+            patience: Ticks(1_000_000),
         }
+    }
+
+    /// The same for a time budget: checks wait for a small part of it to share a call.
+    pub(crate) fn within(mut self, budget: Duration) -> Self {
+        self.patience = Ticks::from_duration(budget / PATIENCE);
+        self
     }
 
     /// Whether something is remembered of a key between its calls.
@@ -197,16 +254,66 @@ fn pace(policy: &Policy, leases: Leases) -> Ticks {
 }
 
 impl Desk {
-    /// Asks for a cost, at least 1.
-    pub(crate) fn ask(&mut self, terms: &Terms, waiter: Waiter, cost: Cost, now: Tick) -> Asked {
+    /// Asks for a cost, at least 1, to be answered until a time.
+    pub(crate) fn ask(
+        &mut self,
+        terms: &Terms,
+        waiter: Waiter,
+        cost: Cost,
+        (now, until): (Tick, Tick),
+    ) -> Asked {
         self.note(terms, cost, now);
-        match self.answer(terms, cost, now) {
-            Some(answer) => Asked { answer: Some(answer), call: self.top_up(terms, waiter, now) },
-            None => {
-                self.waiting.push((waiter, cost));
-                Asked { answer: None, call: self.next_call(terms, None, now) }
-            }
+        if let Some(answer) = self.answer(terms, cost, now) {
+            let call = self.top_up(terms, waiter, now);
+            return Asked { answer: Some(answer), call, flush_at: None, is_overloaded: false };
         }
+        if self.waiting.len() >= MOST_WAITING {
+            return Asked { answer: None, call: None, flush_at: None, is_overloaded: true };
+        }
+        self.waiting.push(Queued { waiter, cost, since: now, until });
+        let call = if self.is_due(terms, now) { self.next_call(terms, now) } else { None };
+        let flush_at = match call {
+            Some(_) => None,
+            None => now.after(terms.patience),
+        };
+        Asked { answer: None, call, flush_at, is_overloaded: false }
+    }
+
+    /// Sends the queue if its first check has waited long enough for a reply. Says when to look again otherwise.
+    pub(crate) fn flush(&mut self, terms: &Terms, now: Tick) -> Heard {
+        let mut verdicts = Vec::new();
+        let mut call = None;
+        if self.is_due(terms, now) {
+            self.drop_late(terms, now, &mut verdicts);
+            call = self.next_call(terms, now);
+        }
+        Heard { verdicts, call }
+    }
+
+    /// Takes checks out of the queue whose callers have gone: they are not charged.
+    pub(crate) fn retain(&mut self, waits: impl Fn(Waiter) -> bool) {
+        self.waiting.retain(|queued| waits(queued.waiter));
+    }
+
+    /// Whether the queue is to be sent.
+    fn is_due(&self, terms: &Terms, now: Tick) -> bool {
+        let Some(first) = self.waiting.first() else { return false };
+        self.under_way.is_empty()
+            || self.waiting.len() >= MOST_TOGETHER
+            || now.since(first.since) >= terms.patience
+    }
+
+    /// Turns away checks that have waited and could not be answered in time any more.
+    fn drop_late(&mut self, terms: &Terms, now: Tick, verdicts: &mut Vec<(Waiter, Verdict)>) {
+        let answered = now.after(self.round_trip).unwrap_or(now);
+        self.waiting.retain(|queued| {
+            let has_waited = now.since(queued.since) > terms.patience;
+            let is_late = queued.until <= now || has_waited && queued.until < answered;
+            if is_late {
+                verdicts.push((queued.waiter, Verdict::Overloaded));
+            }
+            !is_late
+        });
     }
 
     /// Answers a cost where nothing has to be sent: `None` if it has to be asked for.
@@ -221,14 +328,21 @@ impl Desk {
 
     /// Takes the reply to a call. That of a call that was given up already is nothing.
     pub(crate) fn hear(&mut self, terms: &Terms, number: Number, came: Came, now: Tick) -> Heard {
-        let Some(UnderWay { call, sent, asked }) =
-            self.under_way.take_if(|under_way| under_way.call.number == number)
-        else {
+        let place = self.under_way.iter().position(|under_way| under_way.call.number == number);
+        let Some(UnderWay { call, sent, asked }) = place.map(|at| self.under_way.remove(at)) else {
             return Heard::default();
         };
+        if !matches!(came, Came::Nothing | Came::Late) {
+            let took = now.since(sent).0;
+            let before = self.round_trip.0;
+            self.round_trip =
+                Ticks(if before == 0 { took } else { before - before / 4 + took / 4 });
+        }
         let mut verdicts = Vec::with_capacity(asked.len());
-        let mut room = None;
         match came {
+            Came::Late => {
+                verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Overloaded)));
+            }
             Came::Nothing => {
                 verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Nothing)));
             }
@@ -254,35 +368,37 @@ impl Desk {
                 }
                 self.known = Some(known);
             }
-            Came::Checked { is_allowed, at, state, shadow } => {
-                let cost = asked.iter().fold(0, |sum: Cost, (_, cost)| sum.saturating_add(*cost));
-                let known = Known { state, at, sent, cost, shadow };
-                if is_allowed {
-                    room = Some(terms.policy.facts(&known.state, at, None).remaining);
-                    self.together = self.together.map(|most| most.saturating_mul(2));
-                    verdicts = known.admissions(terms, asked);
-                    self.known = None;
-                } else if let [(waiter, cost)] = asked[..] {
-                    let told = known.refusal(terms, cost, 0, at);
+            Came::Checked { at, answers } => {
+                // Calls that were under way at one time may be answered in any order.
+                let is_news = self.known.as_ref().is_none_or(|known| known.at <= at);
+                let mut last = None;
+                for ((waiter, cost), Checked { is_allowed, state, shadow }) in
+                    asked.into_iter().zip(answers)
+                {
+                    let known = Known { state, at, sent, cost, shadow };
+                    let told = if is_allowed {
+                        let outcome = Outcome::Admitted(cost);
+                        Timed::of(&*terms.policy, &known.state, at, outcome, shadow)
+                    } else {
+                        known.refusal(terms, cost, 0, at)
+                    };
+                    last = (!is_allowed).then_some(known);
                     verdicts.push((waiter, Verdict::Told(by(Source::Store, told))));
-                    self.known = Some(known);
-                } else {
-                    // Not all of them fit: fewer may.
-                    self.together = Some(asked.len() / 2);
-                    self.waiting.splice(0..0, asked);
+                }
+                if is_news {
+                    self.known = last;
                 }
             }
         }
-        if self.together.is_some_and(|most| most >= self.waiting.len()) {
-            self.together = None;
-        }
-        for (waiter, cost) in std::mem::take(&mut self.waiting) {
-            match self.answer(terms, cost, now) {
-                Some(told) => verdicts.push((waiter, Verdict::Told(told))),
-                None => self.waiting.push((waiter, cost)),
+        let queue = std::mem::take(&mut self.waiting);
+        for queued in queue {
+            match self.answer(terms, queued.cost, now) {
+                Some(told) => verdicts.push((queued.waiter, Verdict::Told(told))),
+                None => self.waiting.push(queued),
             }
         }
-        let call = self.next_call(terms, room, now);
+        self.drop_late(terms, now, &mut verdicts);
+        let call = self.next_call(terms, now);
         Heard { verdicts, call }
     }
 
@@ -315,7 +431,7 @@ impl Desk {
 
     /// Whether nothing would be lost if it were forgotten.
     pub(crate) fn is_idle(&self, terms: &Terms, now: Tick) -> bool {
-        self.under_way.is_none()
+        self.under_way.is_empty()
             && self.waiting.is_empty()
             && self.held.is_empty()
             && self.lapsed == 0
@@ -325,13 +441,13 @@ impl Desk {
 
     /// Whether somebody waits for the store.
     pub(crate) const fn is_asking(&self) -> bool {
-        self.under_way.is_some()
+        !self.under_way.is_empty()
     }
 
     /// Whether it waits for the reply to a call.
     #[cfg(test)]
     pub(crate) fn waits_for(&self, number: Number) -> bool {
-        self.under_way.as_ref().is_some_and(|under_way| under_way.call.number == number)
+        self.under_way.iter().any(|under_way| under_way.call.number == number)
     }
 
     fn give_back(&mut self, terms: &Terms, which: impl Fn(&Held) -> bool) -> Vec<GivenBack> {
@@ -439,7 +555,7 @@ impl Desk {
     /// Whether so little is left after a cost that more should be asked for before all is used.
     fn wants_more(&self, terms: &Terms, cost: Cost, now: Tick) -> bool {
         !self.held.is_empty()
-            && self.under_way.is_none()
+            && !self.is_taking()
             && now >= self.rests_until
             && self.left().saturating_sub(cost) < self.demand.expected() / 4
             && self.is_hot(terms)
@@ -450,39 +566,49 @@ impl Desk {
             return None;
         }
         let want = self.demand.expected();
-        Some(self.call(waiter, What::Take(Slice { need: 0, want }), Vec::new(), now))
+        Some(self.call(waiter, What::Take(Slice { need: 0, want }), (Vec::new(), FOREVER), now))
     }
 
-    /// Asks for those who wait; for no more together than there is room for, if that is known.
-    fn next_call(&mut self, terms: &Terms, room: Option<Cost>, now: Tick) -> Option<Call> {
-        if self.under_way.is_some() {
+    /// Asks for those who wait, in the order in which they came.
+    fn next_call(&mut self, terms: &Terms, now: Tick) -> Option<Call> {
+        if self.under_way.len() >= MOST_UNDER_WAY {
             return None;
         }
-        let &(waiter, first) = self.waiting.first()?;
-        if self.is_hot(terms) {
-            let fitting = self.waiting.iter().filter(|(_, cost)| *cost <= terms.policy.capacity());
-            let sum = fitting.fold(0, |sum: Cost, (_, cost)| sum.saturating_add(*cost));
-            let need = sum.saturating_sub(self.left());
-            let slice = Slice { need, want: need.max(self.demand.expected()) };
-            let asked = std::mem::take(&mut self.waiting);
-            return Some(self.call(waiter, What::Take(slice), asked, now));
+        let waiter = self.waiting.first()?.waiter;
+        let is_hot = self.is_hot(terms);
+        let count = if is_hot { usize::MAX } else { MOST_TOGETHER };
+        let count = self.waiting.len().min(count);
+        let until = self.waiting[..count].iter().map(|queued| queued.until).max()?;
+        let asked: Vec<(Waiter, Cost)> =
+            self.waiting.drain(..count).map(|queued| (queued.waiter, queued.cost)).collect();
+        if !is_hot {
+            let costs = asked.iter().map(|(_, cost)| *cost).collect();
+            return Some(self.call(waiter, What::Check(costs), (asked, until), now));
         }
-        let most = terms.policy.capacity().min(room.unwrap_or(Cost::MAX)).max(first);
-        let (mut sum, mut count) = (0, 0);
-        for (_, cost) in self.waiting.iter().take(self.together.unwrap_or(usize::MAX).max(1)) {
-            match cost.checked_add(sum) {
-                Some(more) if more <= most => (sum, count) = (more, count + 1),
-                _ => break,
-            }
-        }
-        let asked = self.waiting.drain(..count).collect();
-        Some(self.call(waiter, What::Check(sum), asked, now))
+        let fitting = asked.iter().filter(|(_, cost)| *cost <= terms.policy.capacity());
+        let sum = fitting.fold(0, |sum: Cost, (_, cost)| sum.saturating_add(*cost));
+        let need = sum.saturating_sub(self.left());
+        // While a slice is on its way, only what is needed now is taken on top of it.
+        let expected = if self.is_taking() { 0 } else { self.demand.expected() };
+        let slice = Slice { need, want: need.max(expected) };
+        Some(self.call(waiter, What::Take(slice), (asked, until), now))
     }
 
-    fn call(&mut self, waiter: Waiter, what: What, asked: Vec<(Waiter, Cost)>, now: Tick) -> Call {
+    /// Whether a slice is being asked for.
+    fn is_taking(&self) -> bool {
+        self.under_way.iter().any(|under_way| matches!(under_way.call.what, What::Take(_)))
+    }
+
+    fn call(
+        &mut self,
+        waiter: Waiter,
+        what: What,
+        (asked, until): (Vec<(Waiter, Cost)>, Tick),
+        now: Tick,
+    ) -> Call {
         self.calls += 1;
-        let call = Call { number: (waiter, self.calls), what };
-        self.under_way = Some(UnderWay { call, sent: now, asked });
+        let call = Call { number: (waiter, self.calls), what, checks: asked.len(), until };
+        self.under_way.push(UnderWay { call: call.clone(), sent: now, asked });
         call
     }
 
@@ -513,20 +639,6 @@ impl Known {
         let mut told = Timed::of(&*terms.policy, &self.state, at, outcome, self.shadow);
         let there = told.decision.remaining.saturating_add(left);
         told.decision.remaining = there.min(cost - 1);
-        told
-    }
-
-    /// What those are told who were admitted together: what each would have been told one after the other.
-    fn admissions(&self, terms: &Terms, asked: Vec<(Waiter, Cost)>) -> Vec<(Waiter, Verdict)> {
-        let mut from_here = self.cost;
-        let mut told = Vec::with_capacity(asked.len());
-        for (waiter, cost) in asked {
-            let outcome = Outcome::Admitted(from_here);
-            from_here -= cost;
-            let mut timed = Timed::of(&*terms.policy, &self.state, self.at, outcome, self.shadow);
-            timed.decision.remaining = timed.decision.remaining.saturating_add(from_here);
-            told.push((waiter, Verdict::Told(timed)));
-        }
         told
     }
 }
@@ -614,19 +726,22 @@ mod tests {
 
         fn ask(&mut self, cost: Cost, now: i64) -> Asked {
             self.waiters += 1;
-            let asked = self.desk.ask(&self.terms, self.waiters, cost, Tick(now));
-            self.calls.extend(asked.call);
+            let asked = self.desk.ask(&self.terms, self.waiters, cost, (Tick(now), FOREVER));
+            self.calls.extend(asked.call.clone());
             asked
         }
 
         /// The store carries out the call that was made last, and it is heard later.
         fn reply(&mut self, at: i64, now: i64) -> Heard {
-            let call = *self.calls.last().unwrap();
+            let call = self.calls.last().unwrap().clone();
             let (policy, at) = (&self.terms.policy, Tick(at / 1000));
             let came = match call.what {
-                What::Check(cost) => {
-                    let is_allowed = policy.decide::<bool>(&mut self.state, at, cost);
-                    Came::Checked { is_allowed, at, state: self.state.clone(), shadow: None }
+                What::Check(costs) => {
+                    let answers = costs.iter().map(|cost| {
+                        let is_allowed = policy.decide::<bool>(&mut self.state, at, *cost);
+                        Checked { is_allowed, state: self.state.clone(), shadow: None }
+                    });
+                    Came::Checked { at, answers: answers.collect() }
                 }
                 What::Take(slice) => {
                     let life = self.terms.leases.unwrap().in_store();
@@ -636,7 +751,7 @@ mod tests {
                 }
             };
             let heard = self.desk.hear(&self.terms, call.number, came, Tick(now));
-            self.calls.extend(heard.call);
+            self.calls.extend(heard.call.clone());
             heard
         }
 
@@ -750,8 +865,8 @@ mod tests {
         }
         scene.reply(0, MS);
         assert_eq!(
-            scene.calls.iter().map(|call| call.what).collect::<Vec<_>>(),
-            [What::Check(1), What::Check(9)]
+            scene.calls.iter().map(|call| call.what.clone()).collect::<Vec<_>>(),
+            [What::Check([1].into()), What::Check([2, 3, 4].into())]
         );
         let heard = scene.reply(2 * MS, 3 * MS);
         let mut alone = policy.first(Tick(0));
@@ -783,7 +898,7 @@ mod tests {
                 other => panic!("{other:?}"),
             });
             assert_eq!((admitted.count(), told.len()), (usize::try_from(there).unwrap(), 40));
-            assert!(made < 20, "{made} calls for 40");
+            assert_eq!(made, 2, "calls for 40");
         }
     }
 
@@ -842,11 +957,31 @@ mod tests {
     #[test]
     fn a_lease_of_a_window_ends_with_the_window() {
         let policy = Policy::fixed_window(1000).per(Ticks(30_000)).build().unwrap();
-        let mut scene = hot(policy);
+        let mut scene = Scene::new(policy, Some(Leases::default()));
+        for _ in 0..HOT {
+            assert!(scene.check(1, 28 * MS).allowed);
+        }
         assert!(scene.desk.left() > 0);
         assert_eq!(scene.check(1, 29 * MS).source, Source::Lease);
         assert!(scene.desk.left() > 0);
         assert!(scene.ask(1, 30 * MS).answer.is_none(), "it is over with the window");
+    }
+
+    #[test]
+    fn j17_a_lease_of_a_window_lives_for_a_tenth_of_it_at_most() {
+        let policy = |window_us| Policy::fixed_window(1000).per(Ticks(window_us)).build().unwrap();
+        let life = |window_us, life_ms| {
+            let leases = Leases::default().life(Duration::from_millis(life_ms));
+            Terms::new(Arc::new(policy(window_us)), true, Some(leases))
+                .leases()
+                .map(Leases::lives_for)
+        };
+        assert_eq!(life(1_000_000, 500), Some(Duration::from_millis(100)));
+        assert_eq!(life(1_000_000, 5000), Some(Duration::from_millis(100)));
+        assert_eq!(life(1_000_000, 50), Some(Duration::from_millis(50)));
+        assert_eq!(life(5000, 100), None, "too short for any lease");
+        let bucket = Terms::new(Arc::new(second(10, 10)), true, Some(Leases::default()));
+        assert_eq!(bucket.leases(), Some(Leases::default()), "a bucket earns all the time");
     }
 
     #[test]
@@ -896,7 +1031,7 @@ mod tests {
     fn a_reply_to_a_call_that_was_given_up_is_nothing() {
         let mut scene = Scene::new(second(10, 1), None);
         assert!(scene.ask(1, 0).answer.is_none());
-        let late = scene.calls[0];
+        let late = scene.calls[0].clone();
         scene.desk.hear(&scene.terms, late.number, Came::Nothing, Tick(50 * MS));
         scene.desk = Desk::default();
         assert!(scene.ask(1, 60 * MS).answer.is_none());

@@ -23,6 +23,15 @@ pub enum Error {
         /// Whether it was sent.
         sent: bool,
     },
+    /// The server answers, but this call was not decided within the time budget: too many others were before it.
+    /// Checks are denied with the source [`Overloaded`](tollgate::Source::Overloaded) instead; only operations that
+    /// cannot be denied return this error. Whether the call was carried out is not known if it was sent.
+    Overloaded {
+        /// What the call waited for.
+        reason: Box<str>,
+        /// Whether it was sent.
+        sent: bool,
+    },
     /// The server answered with an error.
     Server {
         /// What it said.
@@ -33,7 +42,13 @@ pub enum Error {
         /// What is wrong with it.
         reason: DecodeError,
     },
-    /// Others changed the key each time before it could be written.
+    /// The server has no memory left for writes.
+    OutOfMemory {
+        /// What it said.
+        message: Box<str>,
+    },
+    /// Other processes changed the key each time before it could be written, until the time budget was over. Checks
+    /// are denied with the source [`Overloaded`](tollgate::Source::Overloaded) instead.
     Contended {
         /// How often it was tried.
         tries: u32,
@@ -53,6 +68,13 @@ impl fmt::Display for Error {
                 "a window or penalty of {span} ns; Redis counts microseconds, use a multiple of 1000 ns"
             ),
             Self::Unavailable { reason, .. } => write!(f, "redis is not available: {reason}"),
+            Self::Overloaded { reason, .. } => {
+                write!(
+                    f,
+                    "not decided within the time budget, although redis answers: {reason}; retry shortly"
+                )
+            }
+            Self::OutOfMemory { message } => write!(f, "redis is out of memory: {message}"),
             Self::Server { message } => write!(f, "redis answered with an error: {message}"),
             Self::Corrupt { reason } => {
                 write!(f, "what redis has under the key is no state: {reason}; delete the key")
@@ -60,7 +82,7 @@ impl fmt::Display for Error {
             Self::Settle(error) => error.fmt(f),
             Self::Contended { tries } => write!(
                 f,
-                "others changed the key each of {tries} times before it could be written; ask again"
+                "other processes changed the key each of {tries} times before it could be written; retry shortly"
             ),
         }
     }

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tollgate::{
-    Access, Capacity, Cost, Decision, Kind, MemoryStore, Op, Plan, Policy, PolicyError, Source,
-    Store as _, SystemClock, Tick, Ticks,
+    Access, Anchor, Capacity, Cost, Decision, Kind, Limit, MemoryStore, Op, Plan, Policy,
+    PolicyError, Source, Store as _, SystemClock, Tick, Ticks,
 };
 
 /// What to decide while Redis cannot be asked, does not answer in time, or answers with an error.
@@ -48,6 +48,10 @@ struct Share {
 #[derive(Clone, Copy, Default)]
 struct Owed {
     cost: Cost,
+    /// When this process began to decide for the client, by the store's clock.
+    began: Option<Tick>,
+    /// Before when nothing is allowed: of a quota that is smaller than the fleet.
+    not_before: Option<Tick>,
     /// Whether somebody is about to charge it. Until it is done, the client is decided on here.
     is_being_charged: bool,
 }
@@ -67,8 +71,14 @@ pub(crate) struct Charge<'a> {
     local: &'a Local,
     client: &'a [u8],
     owed: Cost,
-    /// What of it was not earned back.
+    /// What of it is to be charged.
     pub(crate) used: Cost,
+    /// What of it the share here has not earned back: at least that much is charged.
+    pub(crate) least: Cost,
+    /// When this process began to decide for the client, by the store's clock.
+    pub(crate) began: Tick,
+    /// How many processes share the quota.
+    pub(crate) processes: u32,
 }
 
 impl Charge<'_> {
@@ -112,8 +122,14 @@ impl Local {
         self.store.get_or_init(|| MemoryStore::new(Capacity::of(MAX_CLIENTS), SystemClock::new()))
     }
 
-    /// Decides for this process's share.
-    pub(crate) fn decide(&self, plan: &Plan, client: &[u8], op: Op, now: Option<Tick>) -> Decision {
+    /// Decides for this process's share; `at` is the time by the store's clock, as far as it is known.
+    pub(crate) fn decide(
+        &self,
+        plan: &Plan,
+        client: &[u8],
+        op: Op,
+        (now, at): (Option<Tick>, Tick),
+    ) -> Decision {
         let Ok(share) = self.share(plan) else { return refused(plan, Tick(0)) };
         let is_known_or_fits = {
             let owed = self.owed();
@@ -122,13 +138,51 @@ impl Local {
         if !is_known_or_fits {
             return refused(&share, Tick(0));
         }
+        if let Op::Check(_) | Op::Peek(_) = op
+            && let Some(wait) = self.waits(plan, client, now)
+            && let Ok(stands) = self.store().apply::<Decision>(&share, client, Op::Peek(0), now)
+        {
+            let retry_after = Some(wait);
+            let refused_by = Some(0);
+            let source = Source::Local;
+            return Decision {
+                allowed: false,
+                remaining: 0,
+                retry_after,
+                refused_by,
+                source,
+                ..stands
+            };
+        }
         match self.store().apply::<Decision>(&share, client, op, now) {
             Ok(decision) => {
-                self.note(client, op, decision.allowed);
+                self.note(client, op, decision.allowed, at);
                 Decision { source: Source::Local, ..decision }
             }
             Err(_) => refused(&share, Tick(0)),
         }
+    }
+
+    /// How long a client has to wait until its share has earned a first unit; `None` if it has one from the start.
+    ///
+    /// Where a quota is smaller than the fleet, a share is less than a unit. If every process began with a whole one, they
+    /// would allow more than the quota together. So a process allows nothing until one to two of the intervals have
+    /// passed in which its share earns a unit: then all of them together never allow more than the quota earns from
+    /// the beginning of the outage. The moment is random, so that they do not allow their units all at once.
+    fn waits(&self, plan: &Plan, client: &[u8], now: Option<Tick>) -> Option<Ticks> {
+        let at = now.unwrap_or_else(|| self.store().now());
+        let Access::Limited(policy) = plan.access(at) else { return None };
+        let interval = interval_of_share(policy, self.instances.load(Ordering::Relaxed))?;
+        let mut owed = self.owed();
+        let of_client = match owed.get_mut(client) {
+            Some(of_client) => of_client,
+            None => owed.entry(client.into()).or_default(),
+        };
+        let not_before = *of_client.not_before.get_or_insert_with(|| {
+            let waits = interval.0.saturating_add(fastrand::u64(0..=interval.0));
+            at.after(Ticks(waits)).unwrap_or(Tick(i64::MAX))
+        });
+        (at < not_before).then(|| not_before.since(at))
     }
 
     fn share(&self, plan: &Plan) -> Result<Plan, PolicyError> {
@@ -151,7 +205,7 @@ impl Local {
         Ok(part)
     }
 
-    fn note(&self, client: &[u8], op: Op, is_allowed: bool) {
+    fn note(&self, client: &[u8], op: Op, is_allowed: bool, at: Tick) {
         let amount = match op {
             Op::Check(cost) if is_allowed => cost.into(),
             Op::Force(amount) => amount,
@@ -159,10 +213,11 @@ impl Local {
         };
         let mut owed = self.owed();
         let mut of_client = owed.get(client).copied().unwrap_or_default();
+        of_client.began = of_client.began.or(Some(at));
         let after = i128::from(of_client.cost).saturating_add(amount).max(0);
         of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
         match of_client {
-            Owed { cost: 0, is_being_charged: false } => owed.remove(client),
+            Owed { cost: 0, is_being_charged: false, not_before: None, .. } => owed.remove(client),
             other => owed.insert(client.into(), other),
         };
     }
@@ -171,26 +226,46 @@ impl Local {
         self.owed().contains_key(client)
     }
 
-    /// Takes what a client has used here and not earned back, to be charged in Redis. Here it stays used.
+    /// Takes what a client has used here, to be charged in Redis. Here it stays used.
+    ///
+    /// Of windows that is what counts in them now. Of a bucket it is all that was allowed here, less what the bucket in
+    /// Redis earned and lost meanwhile because it was full. Were nothing taken off, a client that used its quota during
+    /// an outage of an hour would be locked out for another hour.
+    ///
+    /// What was lost is known only if the key is gone when the first process is back, since a key goes when its bucket is
+    /// full. Let that be after a time d, and let L be earned in it. Whatever the level was before, at most a burst B,
+    /// L − B was lost at least. Each of the n processes is let off (L − B) / n, so all together no more than was lost;
+    /// but none less than its share has not earned back. What each allowed is at most what its share did: (B + L) / n.
+    /// So after an outage of any length all are charged two bursts together at most, and never less than if every
+    /// request had been charged in Redis at its time.
     pub(crate) fn take<'a>(
         &'a self,
         plan: &Plan,
         client: &'a [u8],
         now: Option<Tick>,
     ) -> Taken<'a> {
-        let owed = match self.owed().get_mut(client) {
+        let (owed, began) = match self.owed().get_mut(client) {
             None => return Taken::Nothing,
             Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
-            Some(owed) => {
-                owed.is_being_charged = true;
-                owed.cost
+            Some(of_client) => {
+                of_client.is_being_charged = of_client.cost > 0;
+                (of_client.cost, of_client.began.unwrap_or(Tick(i64::MAX)))
             }
         };
         let stands = self.share(plan).ok().and_then(|share| {
             self.store().apply::<Decision>(&share, client, Op::Peek(0), now).ok()
         });
-        let used = stands.map_or(owed, |stands| stands.limit - stands.remaining);
-        let charge = Charge { local: self, client, owed, used: owed.min(used) };
+        let at = now.unwrap_or_else(|| self.store().now());
+        let least = stands.map_or(owed, |stands| owed.min(stands.limit - stands.remaining));
+        let used = match plan.access(at) {
+            Access::Limited(policy) => match policy.limits() {
+                [limit] if !limit.numbers().kind.is_bucket() => least,
+                _ => owed,
+            },
+            Access::Unlimited | Access::Blocked => owed,
+        };
+        let processes = self.instances.load(Ordering::Relaxed);
+        let charge = Charge { local: self, client, owed, used, least, began, processes };
         if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
     }
 
@@ -199,6 +274,7 @@ impl Local {
         let Some(of_client) = owed.get_mut(client) else { return };
         of_client.is_being_charged = false;
         of_client.cost = of_client.cost.saturating_sub(cost);
+        of_client.began = None;
         if of_client.cost == 0 {
             owed.remove(client);
         }
@@ -232,11 +308,17 @@ fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
             // Less than one each: one, in so many windows as make it a share.
             let each = numbers.limit / instances;
             let windows = if each == 0 { instances.div_ceil(numbers.limit) } else { 1 };
-            share = Policy::of(numbers.kind, each.max(1))
+            // Windows that begin at the same time in every process would allow one each at the same time.
+            let kind = match numbers.kind {
+                Kind::SlidingWindowCounter if each == 0 => Kind::SlidingWindowLog,
+                kind => kind,
+            };
+            share = Policy::of(kind, each.max(1))
                 .per(Ticks(numbers.window.0.saturating_mul(windows)))
                 .named(limit.name());
-            if numbers.kind == Kind::FixedWindow {
-                share = share.anchor(numbers.anchor);
+            if kind == Kind::FixedWindow {
+                let anchor = if each == 0 { Anchor::FirstRequest } else { numbers.anchor };
+                share = share.anchor(anchor);
             }
         }
         if let Some(penalty) = limit.penalty() {
@@ -245,6 +327,19 @@ fn share_of(policy: &Policy, instances: u32) -> Result<Policy, PolicyError> {
         if limit.is_shadow() { share.shadow() } else { share }
     });
     Policy::all_of(policy.name(), limits)
+}
+
+/// In which time one process's share earns a unit, if it is less than one from the start.
+fn interval_of_share(policy: &Policy, instances: u32) -> Option<Ticks> {
+    let instances = Cost::from(instances);
+    let of_limit = |limit: &Limit| {
+        let numbers = limit.numbers();
+        let capacity = if numbers.kind.is_bucket() { numbers.burst } else { numbers.limit };
+        let interval = u128::from(numbers.window.0) * u128::from(instances);
+        let interval = interval.div_ceil(u128::from(numbers.limit.max(1)));
+        (capacity < instances).then(|| Ticks(u64::try_from(interval).unwrap_or(u64::MAX)))
+    };
+    policy.limits().iter().filter_map(of_limit).max()
 }
 
 /// The answer where everything is allowed meanwhile. How much is left nobody knows.
@@ -271,6 +366,14 @@ pub(crate) fn refused(plan: &Plan, now: Tick) -> Decision {
         shadow_refused_by: None,
         source: Source::FailedClosed,
     }
+}
+
+/// The answer while Redis answers, but not in time: denied, to be tried again after a time budget or two, so that not
+/// all come back at once.
+pub(crate) fn overloaded(plan: &Plan, now: Tick, budget: Duration) -> Decision {
+    let budget = Ticks::from_duration(budget).0.max(1);
+    let retry_after = Some(Ticks(budget.saturating_add(fastrand::u64(0..budget))));
+    Decision { retry_after, source: Source::Overloaded, ..refused(plan, now) }
 }
 
 const RETRY_AFTER: u64 = 1_000_000_000;
@@ -309,6 +412,33 @@ mod tests {
         let numbers = share.limits().iter().map(|limit| *limit.numbers());
         let told: Vec<_> = numbers.map(|n| (n.limit, n.window.0, n.burst)).collect();
         assert_eq!(told, [(100, 240, 10), (2, 60, 2), (1, 120, 1)]);
+    }
+
+    #[test]
+    fn j16_shares_of_a_quota_smaller_than_the_fleet_do_not_add_up_to_more_than_the_quota() {
+        let second = 1_000_000_000;
+        for policy in [
+            Policy::token_bucket(2).per_second().burst(1).build().unwrap(),
+            Policy::fixed_window(2).per_second().build().unwrap(),
+            Policy::sliding_window_counter(2).per_second().build().unwrap(),
+            Policy::sliding_window_log(2).per_second().build().unwrap(),
+        ] {
+            let plan = Plan::of(policy);
+            let processes: Vec<_> =
+                (0..7).map(|_| Local::new(OnFailure::Local { instances: 7 })).collect();
+            let mut allowed = 0;
+            for step in 0..60_000 {
+                let now = step * second / 1000;
+                for local in &processes {
+                    let told =
+                        local.decide(&plan, b"alice", Op::Check(1), (Some(Tick(now)), Tick(now)));
+                    assert_eq!(told.source, Source::Local);
+                    allowed += i64::from(told.allowed);
+                }
+                assert!(allowed * second <= 2 * now, "{allowed} after {now} ns");
+            }
+            assert!(allowed > 60, "nobody is locked out: {allowed}");
+        }
     }
 
     #[test]

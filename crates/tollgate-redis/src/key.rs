@@ -62,6 +62,16 @@ impl Key {
         Self { name, slot: *slot }
     }
 
+    /// The key of when a bucket was found full after an outage, in the same slot: with `!` before the `=` or `#`.
+    pub(crate) fn of_outage(
+        prefix: &str,
+        secret: Option<&SlotSecret>,
+        policy: &str,
+        client: &[u8],
+    ) -> Result<Self, Error> {
+        Self::marked(prefix, secret, policy, b"!", client)
+    }
+
     fn marked(
         prefix: &str,
         secret: Option<&SlotSecret>,

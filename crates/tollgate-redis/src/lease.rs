@@ -77,7 +77,7 @@ pub(crate) mod ledger;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use tollgate::{Kind, Policy, Ticks};
+use tollgate::{Kind, Limit, Policy, Ticks};
 
 /// How leases are taken.
 ///
@@ -102,8 +102,9 @@ impl Leases {
     /// The shortest and the longest life: shorter ones end before they arrive, longer ones are no bound to speak of.
     pub const LIVES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 
-    /// How long a lease lives, 100 ms if nothing is said; from 1 ms to a minute. The bound on what is admitted widens
-    /// by what is earned in that time.
+    /// How long a lease lives, 100 ms by default; from 1 ms to a minute. The bound on what is admitted widens
+    /// by what is earned in that time. Leases of a fixed window live for a tenth of the window at most: longer ones
+    /// would hold units that other processes need before the window ends.
     #[must_use]
     pub fn life(mut self, life: Duration) -> Self {
         self.life = life.clamp(*Self::LIVES.start(), *Self::LIVES.end());
@@ -119,6 +120,22 @@ impl Leases {
         })
     }
 
+    /// The same for a policy, in microseconds: a lease of a fixed window holds units that others cannot use until it
+    /// ends, so it lives for a tenth of the window at most. `None` if that is less than the shortest life.
+    pub(crate) fn shortened_for(self, policy: &Policy) -> Option<Self> {
+        let window = policy.plain().map(Limit::numbers);
+        let Some(numbers) = window.filter(|numbers| numbers.kind == Kind::FixedWindow) else {
+            return Some(self);
+        };
+        let longest = Duration::from_micros(numbers.window.0 / PARTS_OF_A_WINDOW);
+        (longest >= *Self::LIVES.start()).then(|| Self { life: self.life.min(longest) })
+    }
+
+    /// How long a lease lives.
+    pub(crate) const fn lives_for(self) -> Duration {
+        self.life
+    }
+
     /// The life in microseconds, as the store counts it.
     pub(crate) fn in_store(self) -> Ticks {
         Ticks(u64::try_from(self.life.as_micros()).unwrap_or(u64::MAX))
@@ -129,6 +146,9 @@ impl Leases {
         by_any_clock(Ticks::from_duration(self.life))
     }
 }
+
+/// How many leases fit into a fixed window, one after the other.
+const PARTS_OF_A_WINDOW: u64 = 10;
 
 /// A span that is over when this much has passed by any other clock: a thousandth less.
 pub(crate) const fn by_any_clock(span: Ticks) -> Ticks {

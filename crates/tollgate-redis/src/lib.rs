@@ -22,6 +22,7 @@
 //! |---|---|
 //! | How do I connect? | `client.rs`, on `address.rs` |
 //! | How is a decision made? | `store.rs`, by `script.rs` and `scripts/` |
+//! | What if many decide on one key at once? | `commit.rs`, by `transaction.rs`; `window.rs` |
 //! | Which checks are no call of their own? | `near.rs`, by `desk.rs`; leases are in `lease.rs` |
 //! | What is kept in Redis? | `key.rs`, `value.rs` |
 //! | What happens when Redis is away? | `failure.rs`, `breaker.rs` |
@@ -34,6 +35,8 @@
 mod address;
 mod breaker;
 mod client;
+mod clock;
+mod commit;
 mod desk;
 mod error;
 mod failure;
@@ -53,6 +56,7 @@ mod together;
 mod transaction;
 mod value;
 mod waiting;
+mod window;
 
 pub use client::{Counts, Options, Redis};
 pub use error::{AddressError, Error};

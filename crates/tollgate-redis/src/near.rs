@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tollgate::{Cost, Tick, Ticks, Timed};
 
 use crate::client::Counters;
+use crate::clock::{ReadClock, since_boot};
 use crate::desk::{Call, Came, Desk, GivenBack, Number, Verdict, Waiter};
 use crate::error::Error;
 use crate::lease::Leases;
@@ -39,7 +40,8 @@ pub(crate) struct Near {
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
     waiters: AtomicU64,
-    begin: Instant,
+    clock: ReadClock,
+    begin: Duration,
     pub(crate) is_swept: AtomicBool,
 }
 
@@ -52,7 +54,8 @@ struct Shard {
 struct Entry {
     prepared: Arc<Prepared>,
     desk: Desk,
-    waiting: Vec<(Waiter, oneshot::Sender<Said>)>,
+    waiting: HashMap<Waiter, oneshot::Sender<Said>>,
+    asked_at: Tick,
     /// Until when the key is asked for by other ways: no script decides on it.
     alone_until: Tick,
 }
@@ -63,7 +66,14 @@ pub(crate) type Said = Result<Option<Timed>, Error>;
 /// What came of a question.
 pub(crate) enum Told {
     Now(Timed, Option<Call>),
-    Later { waits: oneshot::Receiver<Said>, call: Option<Call> },
+    Later {
+        waits: oneshot::Receiver<Said>,
+        call: Option<Call>,
+        /// When to [send](Near::flush) what waits, if it has not been sent by then.
+        flush_at: Option<Instant>,
+    },
+    /// Too many wait already.
+    Overloaded,
     Alone,
 }
 
@@ -77,17 +87,22 @@ const ALONE_FOR: Ticks = Ticks(1_000_000_000);
 
 impl Near {
     pub(crate) fn new() -> Self {
+        Self::with_clock(since_boot)
+    }
+
+    fn with_clock(clock: ReadClock) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             waiters: AtomicU64::new(0),
-            begin: Instant::now(),
+            clock,
+            begin: clock(),
             is_swept: AtomicBool::new(false),
         }
     }
 
     fn now(&self) -> Tick {
-        let since = self.begin.elapsed().as_nanos();
+        let since = (self.clock)().saturating_sub(self.begin).as_nanos();
         Tick(i64::try_from(since).unwrap_or(i64::MAX))
     }
 
@@ -113,37 +128,88 @@ impl Near {
         entry.desk.answer_at_once(&prepared.terms, cost, now)
     }
 
-    /// Asks at a key's desk.
-    pub(crate) fn ask(&self, prepared: &Arc<Prepared>, client: &[u8], cost: Cost) -> Told {
-        let now = self.now();
+    /// Asks at a key's desk, for an answer before a deadline.
+    pub(crate) fn ask(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        cost: Cost,
+        deadline: Instant,
+    ) -> Told {
+        let (now, instant) = (self.now(), Instant::now());
         let mut shard = self.shard(client);
         if !shard.desks.contains_key(client) {
             if shard.desks.len() >= MOST_DESKS && !shard.make_room(now) {
                 return Told::Alone;
             }
-            shard.desks.insert(client.into(), Entry::new(prepared));
+            shard.desks.insert(client.into(), Entry::new(prepared, now));
         }
         let Some(entry) = shard.desks.get_mut(client) else { return Told::Alone };
         if !Arc::ptr_eq(&entry.prepared, prepared) {
+            // A client that comes under several policies: what the store holds is no script's.
+            let alternates =
+                entry.prepared.head != prepared.head && now.since(entry.asked_at) < ALONE_FOR;
+            if alternates {
+                entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
+            }
             if entry.desk.is_asking() {
                 return Told::Alone;
             }
             // What is held was paid for under other rules, and is not served under these.
-            *entry = Entry::new(prepared);
+            let alone_until = entry.alone_until;
+            *entry = Entry { alone_until, ..Entry::new(prepared, now) };
         }
+        entry.asked_at = now;
         if now < entry.alone_until {
             return Told::Alone;
         }
         let waiter = self.waiters.fetch_add(1, Ordering::Relaxed);
-        let asked = entry.desk.ask(&prepared.terms, waiter, cost, now);
+        let left = Ticks::from_duration(deadline.saturating_duration_since(instant));
+        let until = now.after(left).unwrap_or(now);
+        let mut asked = entry.desk.ask(&prepared.terms, waiter, cost, (now, until));
+        if asked.is_overloaded {
+            entry.forget_gone();
+            asked = entry.desk.ask(&prepared.terms, waiter, cost, (now, until));
+        }
         match asked.answer {
             Some(told) => Told::Now(told, asked.call),
+            None if asked.is_overloaded => Told::Overloaded,
             None => {
                 let (sender, waits) = oneshot::channel();
-                entry.waiting.push((waiter, sender));
-                Told::Later { waits, call: asked.call }
+                entry.waiting.insert(waiter, sender);
+                let flush_at =
+                    asked.flush_at.map(|at| instant + Duration::from_nanos(at.since(now).0));
+                Told::Later { waits, call: asked.call, flush_at }
             }
         }
+    }
+
+    /// Sends what waits for a key, if it has waited long enough.
+    pub(crate) fn flush(&self, prepared: &Arc<Prepared>, client: &[u8]) -> Option<Call> {
+        let now = self.now();
+        let mut shard = self.shard(client);
+        let entry = shard.desks.get_mut(client)?;
+        if !Arc::ptr_eq(&entry.prepared, prepared) {
+            return None;
+        }
+        entry.forget_gone();
+        let heard = entry.desk.flush(&prepared.terms, now);
+        entry.tell(heard.verdicts, None, now);
+        heard.call
+    }
+
+    /// Leaves a key to other ways for a while: no script decides on it.
+    pub(crate) fn leave_alone(&self, client: &[u8]) {
+        let now = self.now();
+        if let Some(entry) = self.shard(client).desks.get_mut(client) {
+            entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
+        }
+    }
+
+    /// How long a call may take for the checks that wait for it.
+    pub(crate) fn deadline_of(&self, call: &Call, budget: Duration) -> Instant {
+        let left = Duration::from_nanos(call.until.since(self.now()).0);
+        Instant::now() + left.min(budget)
     }
 
     /// Takes what became of a call to whoever waits, and says which call is next.
@@ -164,29 +230,17 @@ impl Near {
         }
         let (came, error) = match came {
             Ok(came) => (came, None),
+            Err(Error::Overloaded { .. }) => (Came::Late, None),
             Err(error) => (Came::Nothing, Some(error)),
         };
         if let Came::Taken(taken) = &came {
             counters.leased.fetch_add(taken.amount, Ordering::Relaxed);
         }
+        entry.forget_gone();
         let heard = entry.desk.hear(&prepared.terms, number, came, now);
         let shared = u64::try_from(heard.verdicts.len()).unwrap_or(0).saturating_sub(1);
         counters.coalesced.fetch_add(shared, Ordering::Relaxed);
-        for (waiter, verdict) in heard.verdicts {
-            let Some(index) = entry.waiting.iter().position(|(other, _)| *other == waiter) else {
-                continue;
-            };
-            let (_, sender) = entry.waiting.swap_remove(index);
-            // Who does not wait any more is not told.
-            let _ = sender.send(match verdict {
-                Verdict::Told(told) => Ok(Some(told)),
-                Verdict::Alone => {
-                    entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
-                    Ok(None)
-                }
-                Verdict::Nothing => Err(error.clone().unwrap_or_else(given_up)),
-            });
-        }
+        entry.tell(heard.verdicts, error.as_ref(), now);
         if heard.call.is_none()
             && now >= entry.alone_until
             && entry.desk.is_idle(&prepared.terms, now)
@@ -239,12 +293,39 @@ pub(crate) struct Back {
 }
 
 impl Entry {
-    fn new(prepared: &Arc<Prepared>) -> Self {
+    fn new(prepared: &Arc<Prepared>, now: Tick) -> Self {
         Self {
             prepared: prepared.clone(),
             desk: Desk::default(),
-            waiting: Vec::new(),
+            waiting: HashMap::new(),
+            asked_at: now,
             alone_until: Tick(i64::MIN),
+        }
+    }
+
+    /// Takes checks out of the queue whose callers have gone: they are not charged.
+    fn forget_gone(&mut self) {
+        let waiting = &mut self.waiting;
+        let count = waiting.len();
+        waiting.retain(|_, sender| !sender.is_closed());
+        if waiting.len() < count {
+            self.desk.retain(|waiter| waiting.contains_key(&waiter));
+        }
+    }
+
+    fn tell(&mut self, verdicts: Vec<(Waiter, Verdict)>, error: Option<&Error>, now: Tick) {
+        for (waiter, verdict) in verdicts {
+            let Some(sender) = self.waiting.remove(&waiter) else { continue };
+            // Who does not wait any more is not told.
+            let _ = sender.send(match verdict {
+                Verdict::Told(told) => Ok(Some(told)),
+                Verdict::Alone => {
+                    self.alone_until = now.after(ALONE_FOR).unwrap_or(now);
+                    Ok(None)
+                }
+                Verdict::Overloaded => Err(overloaded()),
+                Verdict::Nothing => Err(error.cloned().unwrap_or_else(given_up)),
+            });
         }
     }
 }
@@ -261,6 +342,11 @@ impl Shard {
     }
 }
 
+/// It was not decided in time, although the store answers.
+pub(crate) fn overloaded() -> Error {
+    Error::Overloaded { reason: "many checks of the same key wait".into(), sent: true }
+}
+
 /// Who made the call went away before the reply.
 pub(crate) fn given_up() -> Error {
     Error::Unavailable { reason: "the call was given up".into(), sent: true }
@@ -269,4 +355,53 @@ pub(crate) fn given_up() -> Error {
 /// Gives back what is left of some slices. What fails is lost.
 pub(crate) async fn give_back_all(store: &crate::RedisStore, back: Vec<Back>) {
     join_all(back.iter().map(|back| store.give_back(back))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Algorithm as _, Policy, Source};
+
+    use super::*;
+    use crate::desk::{Checked, What};
+    use crate::lease::calls::Taken;
+    use crate::{OnFailure, Redis};
+
+    static NOW_MS: AtomicU64 = AtomicU64::new(1000);
+
+    fn now() -> Duration {
+        Duration::from_millis(NOW_MS.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn j17_a_lease_is_not_served_after_the_machine_was_suspended_for_longer_than_its_life() {
+        let redis = Redis::open("redis://127.0.0.1:1").unwrap();
+        let store = redis.store("api").on_failure(OnFailure::Deny).leases(Leases::default());
+        let policy = Policy::token_bucket(1_000_000).per_second().build().unwrap();
+        let prepared = store.prepare(&policy).unwrap();
+        let near = Near::with_clock(now);
+        let counters = Counters::default();
+        let ask = || near.ask(&prepared, b"alice", 1, Instant::now() + Duration::from_secs(60));
+        let mut at = Tick(1_000_000);
+        let held = loop {
+            let call = match ask() {
+                Told::Later { call: Some(call), .. } => call,
+                Told::Now(told, _) => break told,
+                _ => panic!("there is a call or an answer"),
+            };
+            at = at.after(Ticks(1)).unwrap();
+            let state = prepared.policy.first(at);
+            let came = match &call.what {
+                What::Take(slice) => Came::Taken(Taken { amount: slice.want + 50, at, state }),
+                What::Check(_) => {
+                    let answers = vec![Checked { is_allowed: true, state, shadow: None }];
+                    Came::Checked { at, answers }
+                }
+            };
+            let _ = near.hear(&prepared, b"alice", call.number, Ok(came), &counters);
+        };
+        assert_eq!(held.decision.source, Source::Lease);
+        // The machine sleeps for longer than the lease lives: the monotonic clock would stand still.
+        NOW_MS.fetch_add(10_000, Ordering::Relaxed);
+        assert!(matches!(ask(), Told::Later { .. }), "what is held has ended");
+    }
 }

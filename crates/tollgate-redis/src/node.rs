@@ -4,10 +4,11 @@
 //! does not come is never guessed: it is not sent again.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, RedisResult, Value};
 use tokio::sync::watch;
@@ -15,6 +16,7 @@ use tokio::time::timeout_at;
 
 use crate::breaker::{Breaker, Pass, pause};
 use crate::client::{Counters, Options};
+use crate::window::CallWindow;
 
 /// One server.
 pub(crate) struct Node {
@@ -23,6 +25,30 @@ pub(crate) struct Node {
     links: Box<[Arc<Link>]>,
     next: AtomicUsize,
     counters: Arc<Counters>,
+    /// Whether a task asks for it until it answers again.
+    is_probed: AtomicBool,
+    pub(crate) scripts: Arc<LoadedScripts>,
+}
+
+/// The scripts that a server has, as far as is known: a few. None after a new connection: it may be another server.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedScripts(RwLock<Vec<u64>>);
+
+impl LoadedScripts {
+    pub(crate) fn has(&self, script: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains(&script)
+    }
+
+    pub(crate) fn add(&self, script: u64) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&script) {
+            known.push(script);
+        }
+    }
+
+    fn clear(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 /// One connection to it.
@@ -31,6 +57,16 @@ struct Link {
     settings: AsyncConnectionConfig,
     state: watch::Sender<State>,
     counters: Arc<Counters>,
+    budget: Duration,
+    window: CallWindow,
+    created: Instant,
+    /// When the last reply came in time, in nanoseconds since it was created.
+    heard_ns: AtomicU64,
+    /// When the last reply came too late, counted in the same way.
+    late_ns: AtomicU64,
+    /// How many calls in a row had no reply while nothing else was answered either.
+    silent_calls: AtomicU32,
+    scripts: Arc<LoadedScripts>,
 }
 
 #[derive(Clone)]
@@ -41,7 +77,11 @@ enum State {
         not_before: Option<Instant>,
         reason: Arc<str>,
     },
-    Connecting,
+    Connecting {
+        since: Instant,
+        /// Whether nothing has failed before.
+        is_first: bool,
+    },
     Up {
         connection: MultiplexedConnection,
         generation: u64,
@@ -55,6 +95,9 @@ pub(crate) enum Failure {
     NotSent(Arc<str>),
     /// It was sent, and nobody knows what became of it.
     Lost(Arc<str>),
+    /// The server answers, but not this call in time: too many are before it. Nobody knows what became of it if it
+    /// was sent.
+    Late { reason: &'static str, sent: bool },
     /// The server refused it.
     Refused(RedisError),
 }
@@ -63,6 +106,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotSent(reason) | Self::Lost(reason) => f.write_str(reason),
+            Self::Late { reason, .. } => f.write_str(reason),
             Self::Refused(error) => error.fmt(f),
         }
     }
@@ -71,7 +115,19 @@ impl fmt::Display for Failure {
 /// How long a connection may take to be made: longer than a call may take, since nobody waits for it alone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Together with the breaker's own pause, a server that is back is asked again within a second.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// How long a first connection may take before the server counts as one that does not answer: it takes several round
+/// trips, and a budget may have time for one.
+const FIRST_CONNECTION: Duration = Duration::from_millis(250);
+/// How long a reply is waited for beyond its time if this process was late to look for it.
+const LEAST_GRACE: Duration = Duration::from_millis(2);
+/// How long a server that answered in time is taken for one that does.
+const LATELY: Duration = Duration::from_secs(1);
+/// How many rounds of all tasks a reply is waited for beyond that.
+const ROUNDS: usize = 6;
+/// After how many calls without a reply a connection is given up.
+const SILENT_CALLS: u32 = 3;
 /// How many calls may wait to be written.
 const BUFFERED_CALLS: usize = 4096;
 
@@ -82,11 +138,15 @@ impl Node {
         counters: &Arc<Counters>,
     ) -> RedisResult<Self> {
         let name = info.addr().to_string();
+        // Small packets go out at once: a call does not wait until the one before it was acknowledged.
+        let settings = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(settings);
         let client = options.client(info)?;
         let settings = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_CALLS);
+        let scripts = Arc::new(LoadedScripts::default());
         let link = |_| {
             let down = State::Down { tries: 0, not_before: None, reason: "not connected".into() };
             Arc::new(Link {
@@ -94,6 +154,13 @@ impl Node {
                 settings: settings.clone(),
                 state: watch::Sender::new(down),
                 counters: counters.clone(),
+                budget: options.budget,
+                window: CallWindow::new(options.budget),
+                created: Instant::now(),
+                heard_ns: AtomicU64::new(0),
+                late_ns: AtomicU64::new(0),
+                silent_calls: AtomicU32::new(0),
+                scripts: scripts.clone(),
             })
         };
         Ok(Self {
@@ -102,6 +169,8 @@ impl Node {
             links: (0..options.connections.max(1)).map(link).collect(),
             next: AtomicUsize::new(0),
             counters: counters.clone(),
+            is_probed: AtomicBool::new(false),
+            scripts: scripts.clone(),
         })
     }
 
@@ -128,9 +197,37 @@ impl Node {
                     tracing::info!(server = self.name, "redis answers again");
                 }
             }
+            // The server answers others: the breaker does not hear of a call that was too late.
+            Err(Failure::Late { .. }) if pass == Pass::Go => {}
             Err(failure) => self.failed(failure),
         }
         result
+    }
+
+    /// Whether any call was answered in time since a moment, or a first connection is being made.
+    pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
+        self.links.iter().any(|link| link.is_busy_since(since) || link.is_connecting_first())
+    }
+
+    /// Asks for a server that does not answer until it does, so that it is known also while nobody needs it.
+    pub(crate) fn keep_probing(self: &Arc<Self>) {
+        if self.is_probed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let node = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Some(pause) =
+                node.upgrade().and_then(|node| node.breaker().pause(Instant::now()))
+            {
+                tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
+                let Some(node) = node.upgrade() else { return };
+                let deadline = Instant::now() + node.links[0].budget;
+                let _ = node.send(&redis::cmd("PING"), false, deadline).await;
+            }
+            if let Some(node) = node.upgrade() {
+                node.is_probed.store(false, Ordering::Release);
+            }
+        });
     }
 
     fn failed(&self, failure: &Failure) {
@@ -138,7 +235,7 @@ impl Node {
             self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(server = self.name, %failure, "redis does not answer; it is left alone");
             // A connection on which nothing comes back may lead nowhere.
-            self.links.iter().for_each(|link| link.drop_connection(None, &failure.to_string()));
+            self.links.iter().for_each(|link| link.drop_connection(None, 1, &failure.to_string()));
         }
     }
 
@@ -177,6 +274,26 @@ impl Drop for Probe<'_> {
     }
 }
 
+/// Looks once more for what did not come before a deadline: it may be there already. A process that was late to see the
+/// deadline was late to read replies, too, and one with many tasks needs a few rounds to bring a reply to its caller.
+pub(crate) async fn last_chance<T>(
+    deadline: Instant,
+    budget: Duration,
+    mut waited_for: impl Future<Output = T> + Unpin,
+) -> Option<T> {
+    let grace = deadline.elapsed().clamp(LEAST_GRACE, budget);
+    if let Ok(came) = tokio::time::timeout(grace, &mut waited_for).await {
+        return Some(came);
+    }
+    for _ in 0..ROUNDS {
+        tokio::task::yield_now().await;
+        if let Some(came) = (&mut waited_for).now_or_never() {
+            return Some(came);
+        }
+    }
+    None
+}
+
 impl Link {
     async fn send(
         self: &Arc<Self>,
@@ -184,30 +301,97 @@ impl Link {
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        let (mut connection, generation) = self.connection(deadline).await?;
-        let call = async {
+        let (connection, generation) = self.connection(deadline).await?;
+        let Some(_in_flight) = self.window.enter(deadline).await else {
+            return Err(Failure::Late { reason: "too many calls are in flight", sent: false });
+        };
+        let (mut connection, command) = (connection, command.clone());
+        let mut call = Box::pin(async move {
             if is_moving {
                 let mut both = redis::pipe();
-                both.cmd("ASKING").add_command(command.clone());
+                both.cmd("ASKING").add_command(command);
                 let replies = connection.send_packed_commands(&both, 1, 1).await?;
                 replies.into_iter().next().unwrap_or_default().extract_error()
             } else {
-                connection.send_packed_command(command).await?.extract_error()
+                connection.send_packed_command(&command).await?.extract_error()
             }
-        };
+        });
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
-        match timeout_at(deadline.into(), call).await {
+        let sent = Instant::now();
+        let mut reply = timeout_at(deadline.into(), &mut call).await.map_err(Some);
+        if reply.is_err() {
+            reply = last_chance(deadline, self.budget, &mut call).await.ok_or(None);
+        }
+        match reply {
             Err(_) => {
-                self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
-                Err(Failure::Lost("no reply within the time budget".into()))
+                self.note_late_reply(call);
+                Err(self.timed_out(generation))
             }
-            Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
-                self.drop_connection(Some(generation), &error.to_string());
+                self.drop_connection(Some(generation), 0, &error.to_string());
                 Err(Failure::Lost(error.to_string().into()))
             }
-            Ok(Err(error)) => Err(Failure::Refused(error)),
+            Ok(result) => {
+                self.heard(sent);
+                result.map_err(Failure::Refused)
+            }
         }
+    }
+
+    fn heard(&self, sent: Instant) {
+        let now = Instant::now();
+        let since = u64::try_from((now - self.created).as_nanos()).unwrap_or(u64::MAX);
+        self.heard_ns.fetch_max(since, Ordering::Relaxed);
+        self.silent_calls.store(0, Ordering::Relaxed);
+        self.window.replied(now - sent, now);
+    }
+
+    fn heard_since(&self, since: Instant) -> bool {
+        let heard = self.heard_ns.load(Ordering::Relaxed);
+        heard > 0 && self.created + Duration::from_nanos(heard) >= since
+    }
+
+    /// Notes a reply that comes after its time: the server answers, if only late.
+    fn note_late_reply(
+        self: &Arc<Self>,
+        call: impl Future<Output = RedisResult<Value>> + Send + 'static,
+    ) {
+        let link = self.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(_)) = tokio::time::timeout(CONNECT_TIMEOUT, call).await {
+                let since = u64::try_from(link.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                link.late_ns.fetch_max(since, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Whether the server was at work since a moment: it answered a call in time; or one too late, if it answered in
+    /// time lately. A server that always answers too late does not answer.
+    fn is_busy_since(&self, since: Instant) -> bool {
+        let late = self.late_ns.load(Ordering::Relaxed);
+        let is_late = || late > 0 && self.created + Duration::from_nanos(late) >= since;
+        let lately =
+            || Instant::now().checked_sub(LATELY).is_some_and(|then| self.heard_since(then));
+        self.heard_since(since) || is_late() && lately()
+    }
+
+    fn is_connecting_first(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Connecting { since, is_first: true }
+            if since.elapsed() < FIRST_CONNECTION)
+    }
+
+    /// What became of a call without a reply. While others are answered, the server is busy; if nothing was answered
+    /// for a whole budget, it does not answer.
+    fn timed_out(&self, generation: u64) -> Failure {
+        self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
+        let budget_ago = Instant::now().checked_sub(self.budget);
+        if budget_ago.is_some_and(|since| self.is_busy_since(since)) {
+            return Failure::Late { reason: "no reply within the time budget", sent: true };
+        }
+        if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {
+            self.drop_connection(Some(generation), 1, "no reply within the time budget");
+        }
+        Failure::Lost("no reply within the time budget".into())
     }
 
     /// The connection, made if there is none. Those who come meanwhile wait for the same one.
@@ -224,10 +408,16 @@ impl Link {
                     return Err(Failure::NotSent(reason));
                 }
                 State::Down { .. } => self.connect(),
-                State::Connecting => match timeout_at(deadline.into(), state.changed()).await {
-                    Ok(_) => {}
-                    Err(_) => return Err(Failure::NotSent("connecting takes too long".into())),
-                },
+                State::Connecting { since, is_first } => {
+                    if timeout_at(deadline.into(), state.changed()).await.is_ok() {
+                        continue;
+                    }
+                    return Err(if is_first && since.elapsed() < FIRST_CONNECTION {
+                        Failure::Late { reason: "the connection is being made", sent: false }
+                    } else {
+                        Failure::NotSent("connecting takes too long".into())
+                    });
+                }
             }
         }
     }
@@ -238,10 +428,10 @@ impl Link {
         let begins = self.state.send_if_modified(|state| match state {
             State::Down { tries: before, .. } => {
                 tries = *before;
-                *state = State::Connecting;
+                *state = State::Connecting { since: Instant::now(), is_first: tries == 0 };
                 true
             }
-            State::Connecting | State::Up { .. } => false,
+            State::Connecting { .. } | State::Up { .. } => false,
         });
         if !begins {
             return;
@@ -253,6 +443,7 @@ impl Link {
             let state = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(Ok(connection)) => {
                     let generation = link.counters.connections.fetch_add(1, Ordering::Relaxed);
+                    link.scripts.clear();
                     State::Up { connection, generation }
                 }
                 Ok(Err(error)) => State::down(tries, &error.to_string()),
@@ -272,10 +463,11 @@ impl Link {
         });
     }
 
-    fn drop_connection(&self, of: Option<u64>, reason: &str) {
+    /// Forgets a connection, after so many that could not be made.
+    fn drop_connection(&self, of: Option<u64>, tries: u32, reason: &str) {
         self.state.send_if_modified(|state| match state {
             State::Up { generation, .. } if of.is_none_or(|of| of == *generation) => {
-                *state = State::Down { tries: 0, not_before: None, reason: reason.into() };
+                *state = State::Down { tries, not_before: None, reason: reason.into() };
                 true
             }
             _ => false,

@@ -11,7 +11,7 @@ use tollgate::{
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::store::{Judge, Lowering, Prepared, RedisStore, Reply, decide, lower, reserve_in};
+use crate::store::{Judge, Lowering, Prepared, RedisStore, Reply, lower, lowers, reserve_in, step};
 use crate::value;
 
 /// A store for any [`Algorithm`]. A decision reads the state, is made here, and is written if nobody else has
@@ -107,7 +107,11 @@ impl OwnStore {
     ) -> Result<Timed, Error> {
         let redis = self.0.redis();
         let given = now.map(|now| self.0.in_redis(now).0);
-        decide(redis, judge, key, op, given, redis.deadline()).await
+        let deadline = redis.deadline();
+        if lowers(judge, op) {
+            return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
+        }
+        redis.transact(&[key], given, None, deadline, |seen| step(judge, op, seen)).await
     }
 }
 

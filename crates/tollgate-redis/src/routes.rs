@@ -75,10 +75,31 @@ impl Routes {
         matches!(self.address.shape, Shape::Cluster { .. })
     }
 
-    /// Whether some server is left alone because it does not answer.
+    /// Whether some server that has keys now is left alone because it does not answer.
     pub(crate) fn is_open(&self) -> bool {
-        let only = lock(&self.only).as_ref().is_some_and(|node| node.is_open());
-        only || lock(&self.nodes).values().any(|node| node.is_open())
+        if !self.is_cluster() {
+            return lock(&self.only).as_ref().is_some_and(|node| node.is_open());
+        }
+        let slots = lock(&self.slots);
+        slots.ranges.iter().any(|(_, _, node)| node.is_open())
+            || slots.moved.values().any(|node| node.is_open())
+    }
+
+    /// Whether the server of a slot was at work since a moment: see [`Node::is_busy_since`].
+    pub(crate) fn is_busy_since(&self, slot: u16, since: Instant) -> bool {
+        self.known(slot).is_some_and(|node| node.is_busy_since(since))
+    }
+
+    /// Whether the server of a slot is known to have a script.
+    pub(crate) fn has_script(&self, slot: u16, script: u64) -> bool {
+        self.known(slot).is_some_and(|node| node.scripts.has(script))
+    }
+
+    /// Notes that the server of a slot has a script.
+    pub(crate) fn loaded_script(&self, slot: u16, script: u64) {
+        if let Some(node) = self.known(slot) {
+            node.scripts.add(script);
+        }
     }
 
     /// Sends a command that concerns a slot, and waits for its reply.
@@ -96,7 +117,12 @@ impl Routes {
                 Err(failure) => failure,
             };
             let Failure::Refused(error) = &failure else {
-                self.ask_for_map();
+                if !matches!(failure, Failure::Late { .. }) {
+                    self.ask_for_map();
+                    if node.is_open() {
+                        node.keep_probing();
+                    }
+                }
                 return Err(failure);
             };
             match error.kind() {
@@ -190,7 +216,7 @@ impl Routes {
             let read = tokio::time::timeout(MAP_BUDGET, routes.read_map()).await;
             routes.is_asking.store(false, Ordering::Release);
             if !matches!(read, Ok(Ok(()))) {
-                tracing::warn!(address = %routes.address, "nobody tells where the servers are");
+                tracing::warn!(address = %routes.address, "cannot read which server has which keys; keeping the previous map");
             }
         });
     }
@@ -215,6 +241,10 @@ impl Routes {
                 Ok(reply) => {
                     let ranges = self.ranges(&reply, &host);
                     if !ranges.is_empty() {
+                        // Servers that have no slots any more are forgotten, and so is that they did not answer.
+                        lock(&self.nodes).retain(|_, node| {
+                            ranges.iter().any(|(_, _, other)| Arc::ptr_eq(node, other))
+                        });
                         *lock(&self.slots) = Slots { ranges, moved: HashMap::new() };
                         return Ok(());
                     }
@@ -257,7 +287,9 @@ impl Routes {
                     let host = found.first().and_then(text);
                     let port = found.get(1).and_then(text).and_then(|port| port.parse().ok());
                     if let (Some(host), Some(port)) = (host, port) {
-                        *lock(&self.only) = Some(self.node(&host, port)?);
+                        let primary = self.node(&host, port)?;
+                        lock(&self.nodes).retain(|_, node| Arc::ptr_eq(node, &primary));
+                        *lock(&self.only) = Some(primary);
                         return Ok(());
                     }
                 }

@@ -15,6 +15,8 @@ const PRODUCT: &str = include_str!("scripts/product.lua");
 const READ: &str = include_str!("scripts/read.lua");
 const CHECK: &str = include_str!("scripts/check.lua");
 const FORCE: &str = include_str!("scripts/force.lua");
+const MANY_OPEN: &str = include_str!("scripts/many_open.lua");
+const MANY: &str = include_str!("scripts/many.lua");
 const CLOSE: &str = include_str!("scripts/close.lua");
 const KINDS: [&str; 5] = [
     include_str!("scripts/bucket.lua"),
@@ -49,6 +51,10 @@ static LEASE_FIXED_WINDOW: LazyLock<Arc<Script>> =
 pub(crate) static RETURN_BUCKET: LazyLock<Arc<Script>> =
     LazyLock::new(|| with_what_is_out(include_str!("scripts/return_bucket.lua")));
 
+/// Charges a bucket without options for what a process allowed while the server was away.
+pub(crate) static CHARGE_BUCKET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/charge_bucket.lua")));
+
 fn with_what_is_out(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&text.replace("--out--", include_str!("scripts/out.lua"))))
 }
@@ -58,11 +64,15 @@ fn with_what_is_out(text: &str) -> Arc<Script> {
 pub(crate) struct Script {
     text: String,
     hash: String,
+    /// The beginning of the hash.
+    pub(crate) id: u64,
 }
 
 impl Script {
     fn new(text: &str) -> Self {
-        Self { text: text.into(), hash: redis::Script::new(text).get_hash().into() }
+        let hash: String = redis::Script::new(text).get_hash().into();
+        let id = hash.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        Self { text: text.into(), id: id.unwrap_or_default(), hash }
     }
 
     /// A call of it, by its name or by its text.
@@ -90,6 +100,10 @@ pub(crate) struct Scripted {
     pub(crate) check: Arc<Script>,
     /// Charges without asking, or gives back; where the kinds can do that in Lua.
     pub(crate) force: Option<Arc<Script>>,
+    /// Asks for several costs, one after the other.
+    pub(crate) many: Arc<Script>,
+    kinds: u8,
+    has_penalty: bool,
     /// Takes a slice of it, if that can be leased.
     pub(crate) lease: Option<Arc<Script>>,
     /// The constants of all limits, in doubles.
@@ -102,9 +116,17 @@ struct Recipe {
     /// A bit for each kind.
     kinds: u8,
     has_penalty: bool,
-    is_check: bool,
+    task: Task,
     /// Whether it is for one limit without options.
     is_plain: bool,
+}
+
+/// What a script does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Task {
+    Check,
+    Force,
+    Many,
 }
 
 impl Scripted {
@@ -114,7 +136,7 @@ impl Scripted {
         let kinds = limits.iter().fold(0, |kinds, limit| kinds | 1 << (limit[0] - 1));
         let has_penalty = policy.limits().iter().any(|limit| limit.penalty().is_some());
         let is_plain = policy.plain().is_some();
-        let recipe = |is_check| Recipe { kinds, has_penalty, is_check, is_plain };
+        let recipe = |task| Recipe { kinds, has_penalty, task, is_plain };
         let forces = kinds & (DEEP_BUCKET | LOG) == 0;
         let lease = match kinds {
             BUCKET if is_plain => Some(LEASE_BUCKET.clone()),
@@ -123,10 +145,46 @@ impl Scripted {
         };
         Some(Self {
             lease,
-            check: made(recipe(true)),
-            force: forces.then(|| made(recipe(false))),
+            check: made(recipe(Task::Check)),
+            force: forces.then(|| made(recipe(Task::Force))),
+            many: many(kinds, has_penalty),
+            kinds,
+            has_penalty,
             constants: limits.iter().flatten().flat_map(|n| double(i128::from(*n))).collect(),
         })
+    }
+
+    /// Whether it is one bucket without options, whose numbers are exact.
+    pub(crate) fn is_plain_bucket(&self) -> bool {
+        self.lease.is_some() && self.kinds == BUCKET
+    }
+
+    /// The constants of its limits, in doubles.
+    pub(crate) fn constants(&self) -> &[u8] {
+        &self.constants
+    }
+
+    /// The numbers that a script is given to charge past the policy's bound on debt.
+    pub(crate) fn numbers_past_debt(&self, amount: i64) -> Vec<u8> {
+        let mut numbers = self.numbers(amount);
+        for constants in numbers[8..].chunks_exact_mut(80) {
+            let read = |place: usize| {
+                constants[place * 8..][..8].try_into().ok().and_then(whole).unwrap_or_default()
+            };
+            // Of buckets the level counts in units, and stays exact.
+            let unit = if read(0) == 1 { read(5).max(1) } else { 1 };
+            let bound = read(4).saturating_mul(DEEPER).min((1_i128 << 52) / unit).max(read(4));
+            constants[4 * 8..][..8].copy_from_slice(&double(bound));
+        }
+        numbers
+    }
+
+    /// The script that asks for several keys of these policies at once.
+    pub(crate) fn of_all(all: &[&Self]) -> Arc<Script> {
+        let (kinds, has_penalty) = all.iter().fold((0, false), |(kinds, has_penalty), one| {
+            (kinds | one.kinds, has_penalty | one.has_penalty)
+        });
+        many(kinds, has_penalty)
     }
 
     /// The numbers that a script is given: an amount, and the constants.
@@ -136,6 +194,13 @@ impl Scripted {
         numbers.extend(&self.constants);
         numbers
     }
+}
+
+/// How many times the policy's bound on debt a client may owe after an outage.
+const DEEPER: i128 = 4;
+
+fn many(kinds: u8, has_penalty: bool) -> Arc<Script> {
+    made(Recipe { kinds, has_penalty, task: Task::Many, is_plain: false })
 }
 
 const BUCKET: u8 = 1;
@@ -177,15 +242,18 @@ fn text(recipe: Recipe) -> String {
     let kinds = (0..KINDS.len()).filter(|kind| recipe.kinds & 1 << kind != 0);
     let product = if recipe.kinds & (DEEP_BUCKET | COUNTER) != 0 { PRODUCT } else { "" };
     let one = kinds.clone().map(|kind| ONES[kind]).next().unwrap_or_default();
-    if recipe.is_plain && recipe.is_check && !one.is_empty() {
+    if recipe.is_plain && recipe.task == Task::Check && !one.is_empty() {
         // Only where two products seem equal: seldom, and what is not made costs nothing.
         return one.replace("--product--", product);
     }
-    let mut text = format!("{OPEN}{product}");
+    let (open, rest) = match recipe.task {
+        Task::Check => (OPEN, [READ, CHECK, CLOSE]),
+        Task::Force => (OPEN, [READ, FORCE, CLOSE]),
+        Task::Many => (MANY_OPEN, [MANY, "", ""]),
+    };
+    let mut text = format!("{open}{product}");
     kinds.for_each(|kind| text += KINDS[kind]);
-    text += READ;
-    text += if recipe.is_check { CHECK } else { FORCE };
-    text += CLOSE;
+    text.extend(rest);
     if recipe.has_penalty {
         // What concerns penalties is commented out in the files: most policies have none.
         text = text.replace("--[[penalty", "").replace("penalty]]", "");

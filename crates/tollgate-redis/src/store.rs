@@ -14,6 +14,8 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
 use redis::Value;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
 use tollgate::{
     Access, Algorithm, Answer, Charged, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op,
     Outcome, Part, Plan, Policy, Receipt, Script as Numbers, SettleError, Standing, Store, Tick,
@@ -21,14 +23,15 @@ use tollgate::{
 };
 
 use crate::client::Redis;
-use crate::desk::{Call, Came, GivenBack, Number, Terms, What};
+use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
-use crate::failure::{Local, OnFailure, Seldom, Taken, allowed, refused};
+use crate::failure::{Charge, Local, OnFailure, Seldom, Taken, allowed, overloaded, refused};
 use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
-use crate::near::{self, Back, Habits, Near, Told};
-use crate::script::{Script, Scripted};
+use crate::near::{self, Back, Habits, Near, Said, Told};
+use crate::node::last_chance;
+use crate::script::{CHARGE_BUCKET, Script, Scripted, double};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
 
@@ -218,10 +221,22 @@ impl RedisStore {
         let scripted = Scripted::new(&in_redis);
         let is_leased = scripted.as_ref().is_some_and(|scripted| scripted.lease.is_some());
         let leases = habits.leases.filter(|_| is_leased);
+        if let Some(asked) = leases {
+            let shortened = asked.shortened_for(&in_redis);
+            if shortened != Some(asked) {
+                tracing::warn!(
+                    policy = &*self.shared.name,
+                    lease = ?asked.lives_for(),
+                    used = ?shortened.map(Leases::lives_for),
+                    "the lease is longer than a tenth of a fixed window, which would starve other servers; shortened"
+                );
+            }
+        }
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
             scripted,
-            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases),
+            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases)
+                .within(self.shared.redis.budget()),
             policy: in_redis,
         });
         let entry = (Arc::new(policy.clone()), prepared.clone());
@@ -258,7 +273,7 @@ impl RedisStore {
     }
 
     /// Decides on a key, in the caller's ticks; the error is that of the server or of the caller.
-    pub(crate) async fn ask<J: Judge>(
+    pub(crate) async fn ask<J: Judge + Clone + 'static>(
         &self,
         judge: &J,
         key: &Key,
@@ -271,6 +286,24 @@ impl RedisStore {
         Ok(self.told(timed))
     }
 
+    /// Decides on a key that no script decides on, together with all others in this process who do.
+    async fn ask_without_script<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        client: &[u8],
+        key: &Key,
+        op: Op,
+        deadline: Instant,
+    ) -> Result<Timed, Error> {
+        let judge = judge.clone();
+        let decide = move |seen: &Seen| step(&judge, op, seen);
+        let (timed, several) = self.shared.redis.commit(key, None, deadline, decide).await?;
+        if several {
+            self.shared.near.leave_alone(client);
+        }
+        Ok(self.told(timed))
+    }
+
     /// Decides on a key, by the failure policy if Redis cannot.
     async fn decide<A: Shareable>(
         &self,
@@ -279,6 +312,7 @@ impl RedisStore {
         key: &Key,
         op: Op,
         now: Option<Tick>,
+        by: (Way, Instant),
     ) -> Result<Timed, Error> {
         match op {
             Op::Check(_) | Op::Peek(_) => {}
@@ -286,8 +320,11 @@ impl RedisStore {
             Op::Reset => self.shared.near.changed(client, true),
         }
         let judge = rule.judge(self, now)?;
-        let deadline = self.shared.redis.deadline();
+        let (way, deadline) = by;
         let result = match self.give_in(rule, client, deadline).await {
+            Ok(()) if way == Way::WithoutScript => {
+                self.ask_without_script(&judge, client, key, op, deadline).await
+            }
             Ok(()) => self.ask(&judge, key, op, now, deadline).await,
             Err(error) => Err(error),
         };
@@ -393,25 +430,27 @@ impl RedisStore {
     }
 
     /// Decides on a check, at the desk of its key if it has one.
-    async fn decide_any<A: Shareable>(
+    pub(crate) async fn decide_any<A: Shareable>(
         &self,
         rule: &A,
         client: &[u8],
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
+        let deadline = self.shared.redis.deadline();
         let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
+            let by = (Way::AnyScript, deadline);
             return match self.key(client) {
-                Ok(key) => self.decide(rule, client, &key, op, now).await,
+                Ok(key) => self.decide(rule, client, &key, op, now, by).await,
                 Err(error @ Error::Unavailable { .. }) => {
                     self.fall_back(error, rule, client, op, now)
                 }
                 Err(error) => Err(error),
             };
         };
-        let told = self.shared.near.ask(&prepared, client, cost);
+        let told = self.shared.near.ask(&prepared, client, cost, deadline);
         self.keep_sweeping(&prepared.terms);
-        self.decide_near(rule, client, op, &prepared, told).await
+        self.decide_near(rule, client, op, &prepared, (told, deadline)).await
     }
 
     /// Decides on a check that came to a desk, by the failure policy if Redis cannot.
@@ -421,9 +460,8 @@ impl RedisStore {
         client: &[u8],
         op: Op,
         prepared: &Arc<Prepared>,
-        told: Told,
+        (told, deadline): (Told, Instant),
     ) -> Result<Timed, Error> {
-        let deadline = self.shared.redis.deadline();
         let said = match told {
             Told::Now(told, call) => {
                 if let Some(call) = call {
@@ -432,18 +470,15 @@ impl RedisStore {
                 return Ok(self.told(told));
             }
             Told::Alone => Ok(None),
-            Told::Later { waits, call } => {
-                if let Some(call) = call {
-                    self.make_call(prepared, client, call).await;
+            Told::Overloaded => Err(near::overloaded()),
+            Told::Later { waits, call, flush_at } => {
+                match call {
+                    // Of a call for several, none may go with the one who made it.
+                    Some(call) if call.checks > 1 => self.spawn_call(prepared, client, call),
+                    Some(call) => self.make_call(prepared, client, call).await,
+                    None => {}
                 }
-                match tokio::time::timeout_at(deadline.into(), waits).await {
-                    Ok(Ok(said)) => said,
-                    Ok(Err(_)) => Err(near::given_up()),
-                    Err(_) => Err(Error::Unavailable {
-                        reason: "no reply within the time budget".into(),
-                        sent: true,
-                    }),
-                }
+                self.wait_for(prepared, client, waits, (flush_at, deadline)).await
             }
         };
         match said {
@@ -451,8 +486,45 @@ impl RedisStore {
                 self.return_others(rule);
                 Ok(self.told(told))
             }
-            Ok(None) => self.decide(rule, client, &self.key(client)?, op, None).await,
+            Ok(None) => {
+                let by = (Way::WithoutScript, deadline);
+                self.decide(rule, client, &self.key(client)?, op, None, by).await
+            }
             Err(error) => self.fall_back(error, rule, client, op, None),
+        }
+    }
+
+    /// Waits for the answer to a check, and sees to it that it is sent in time.
+    async fn wait_for(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        mut waits: oneshot::Receiver<Said>,
+        (flush_at, deadline): (Option<Instant>, Instant),
+    ) -> Said {
+        if let Some(flush_at) = flush_at.filter(|flush_at| *flush_at < deadline) {
+            if let Ok(said) = timeout_at(flush_at.into(), &mut waits).await {
+                return said.unwrap_or_else(|_| Err(near::given_up()));
+            }
+            if let Some(call) = self.shared.near.flush(prepared, client) {
+                self.spawn_call(prepared, client, call);
+            }
+        }
+        let arrived = deadline.checked_sub(self.shared.redis.budget()).unwrap_or(deadline);
+        let key = self.key(client)?;
+        let redis = &self.shared.redis;
+        let mut said = timeout_at(deadline.into(), &mut waits).await.map_err(Some);
+        if said.is_err() && !redis.is_busy_since(&key, arrived) {
+            said = last_chance(deadline, redis.budget(), &mut waits).await.ok_or(None);
+        }
+        match said {
+            Ok(Ok(said)) => said,
+            Ok(Err(_)) => Err(near::given_up()),
+            Err(_) if redis.is_busy_since(&key, arrived) => Err(near::overloaded()),
+            Err(_) => Err(Error::Unavailable {
+                reason: "no reply within the time budget".into(),
+                sent: true,
+            }),
         }
     }
 
@@ -466,38 +538,57 @@ impl RedisStore {
     async fn make_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
         let number = call.number;
         let mut calling = Calling { store: self, prepared, client, number, came: None };
-        calling.came = Some(self.carry_out(prepared, client, call).await);
+        calling.came = Some(self.carry_out(prepared, client, &call).await);
     }
 
     async fn carry_out(
         &self,
         prepared: &Prepared,
         client: &[u8],
-        call: Call,
+        call: &Call,
     ) -> Result<Came, Error> {
         let redis = &self.shared.redis;
-        let (key, deadline) = (self.key(client)?, redis.deadline());
-        match call.what {
+        let key = self.key(client)?;
+        let deadline = self.shared.near.deadline_of(call, redis.budget());
+        match &call.what {
             What::Take(slice) => {
                 let leases = redis.key_of_leases(&self.shared.name, client)?;
                 let keys = Keys { client: &key, leases: &leases };
                 let life = prepared.terms.leases().unwrap_or_default().in_store();
-                let taken = redis.take_slice(prepared, keys, slice, life, None, deadline).await?;
+                let taken = redis.take_slice(prepared, keys, *slice, life, None, deadline).await?;
                 Ok(taken.map_or(Came::Undecided, Came::Taken))
             }
-            What::Check(cost) => {
+            What::Check(costs) => {
                 let Some(scripted) = &prepared.scripted else { return Ok(Came::Undecided) };
-                let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
-                let arguments = [&prepared.head[..], &numbers];
-                let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
-                Ok(match read_reply(reply)? {
-                    Scripts::Decided { is_allowed, now, shadow, numbers } => {
-                        redis.heard(now);
-                        let state = prepared.policy.state_of_numbers(&numbers)?;
-                        Came::Checked { is_allowed, at: Tick(now), state, shadow }
-                    }
-                    Scripts::Left(_) => Came::Undecided,
-                })
+                if let [cost] = costs[..] {
+                    let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
+                    let arguments = [&prepared.head[..], &numbers];
+                    let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
+                    return Ok(match read_reply(reply)? {
+                        Scripts::Decided { is_allowed, now, shadow, numbers } => {
+                            redis.heard(now);
+                            let state = prepared.policy.state_of_numbers(&numbers)?;
+                            let answers = vec![Checked { is_allowed, state, shadow }];
+                            Came::Checked { at: Tick(now), answers }
+                        }
+                        Scripts::Left(_) => Came::Undecided,
+                    });
+                }
+                let requests: Vec<_> = costs.iter().map(|cost| [(0, *cost)]).collect();
+                let requests: Vec<&[_]> = requests.iter().map(|request| &request[..]).collect();
+                let decided = redis
+                    .run_many(&scripted.many, &[(&key, prepared)], &requests, None, deadline)
+                    .await?;
+                let Some((now, parts)) = decided else { return Ok(Came::Undecided) };
+                let answers = parts.into_iter().map(|part| {
+                    let state = prepared.policy.state_of_numbers(&part.numbers)?;
+                    Ok(Checked { is_allowed: part.is_allowed, state, shadow: part.shadow })
+                });
+                let answers = answers.collect::<Result<Vec<_>, Error>>()?;
+                if answers.len() != costs.len() {
+                    return Err(unexpected());
+                }
+                Ok(Came::Checked { at: Tick(now), answers })
             }
         }
     }
@@ -561,6 +652,21 @@ impl RedisStore {
         let plan = &rule.plan();
         let Shared { redis, name, on_failure, said, .. } = &*self.shared;
         let counters = &redis.inner().counters;
+        if matches!(error, Error::Overloaded { .. } | Error::Contended { .. }) {
+            // The server answers: no failure policy decides.
+            if !matches!(op, Op::Check(_) | Op::Peek(_)) {
+                return Err(error);
+            }
+            counters.overloaded.fetch_add(1, Ordering::Relaxed);
+            if matches!(error, Error::Contended { .. }) {
+                counters.races_lost.fetch_add(1, Ordering::Relaxed);
+            }
+            if said.may() {
+                tracing::warn!(policy = &**name, %error, "denying checks that are not decided in time");
+            }
+            let at = now.unwrap_or_else(|| self.outside(Tick(redis.now())));
+            return Ok(Timed { decision: overloaded(plan, at, redis.budget()), at });
+        }
         counters.errors.fetch_add(1, Ordering::Relaxed);
         counters.last_error.store(Some(Arc::new(error.clone())));
         if said.may() {
@@ -580,7 +686,7 @@ impl RedisStore {
             }
             OnFailure::Local { .. } if op != Op::Reset => {
                 count(&counters.local);
-                self.shared.local.decide(plan, client, op, now)
+                self.shared.local.decide(plan, client, op, (now, at))
             }
             // There is nothing to decide, and nothing was done.
             _ => return Err(error),
@@ -590,7 +696,9 @@ impl RedisStore {
 
     /// Takes back what was just charged to a client in this process.
     pub(crate) fn uncharge(&self, rule: &impl Shareable, client: &[u8], cost: Cost) -> Decision {
-        self.shared.local.decide(&rule.plan(), client, Op::Force(-i128::from(cost)), None)
+        let at = self.outside(Tick(self.shared.redis.now()));
+        let op = Op::Force(-i128::from(cost));
+        self.shared.local.decide(&rule.plan(), client, op, (None, at))
     }
 
     /// Charges in Redis what a client used here while Redis was away, before it is asked again.
@@ -617,19 +725,62 @@ impl RedisStore {
             }
             Taken::Charge(charge) => charge,
         };
-        let charged = self.ask(&judge, &key, Op::Force(charge.used.into()), None, deadline);
-        match charged.await {
-            Ok(_) => {
+        match self.charge_owed(&judge, client, &key, &charge, deadline).await {
+            Ok(()) => {
                 self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
             // It may have been charged: it is not charged again.
-            Err(error @ Error::Unavailable { sent: true, .. }) => Err(error),
+            Err(
+                error @ (Error::Unavailable { sent: true, .. }
+                | Error::Overloaded { sent: true, .. }),
+            ) => Err(error),
             Err(error) => {
                 charge.failed();
                 Err(error)
             }
         }
+    }
+
+    /// Charges what a client used here while Redis was away, also past the policy's bound on debt: nothing is forgiven.
+    /// Several limits keep their bounds, or the shortest would lock the client out for as long as the longest needs.
+    async fn charge_owed<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        client: &[u8],
+        key: &Key,
+        charge: &Charge<'_>,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let redis = &self.shared.redis;
+        let scripted = judge.script().and_then(|prepared| {
+            let scripted = prepared.scripted.as_ref()?;
+            (prepared.policy.limits().len() == 1).then_some((prepared, scripted))
+        });
+        let amount = i64::try_from(charge.used).ok().filter(|amount| Numbers::takes(*amount));
+        if let (Some((prepared, scripted)), Some(amount)) = (scripted, amount) {
+            let head = &prepared.head[..];
+            if scripted.is_plain_bucket() {
+                let outage = redis.key_of_outage(&self.shared.name, client)?;
+                let began = self.in_redis(charge.began).0;
+                let least = charge.least.min(charge.used);
+                let terms = [least.into(), began.into(), i128::from(charge.processes)];
+                let terms = terms.map(double).concat();
+                let arguments = [head, &scripted.numbers(amount), &terms];
+                let reply =
+                    redis.run(&CHARGE_BUCKET, &[key, &outage], &arguments, deadline).await?;
+                if matches!(reply, Value::BulkString(_)) {
+                    return Ok(());
+                }
+            } else if let Some(force) = &scripted.force {
+                let numbers = scripted.numbers_past_debt(amount);
+                let reply = redis.run(force, &[key], &[head, &numbers], deadline).await?;
+                if matches!(read_reply(reply)?, Scripts::Decided { .. }) {
+                    return Ok(());
+                }
+            }
+        }
+        self.ask(judge, key, Op::Force(charge.used.into()), None, deadline).await.map(|_| ())
     }
 
     /// Redis is back: charges what the other clients used here, so that nobody else gives it out again.
@@ -644,7 +795,8 @@ impl RedisStore {
                 if some.is_empty() {
                     break;
                 }
-                let deadline = store.shared.redis.deadline();
+                // Nobody waits for it, and it takes two round trips.
+                let deadline = Instant::now() + 4 * store.shared.redis.budget();
                 let each = some.iter().map(|client| store.give_in(&plan, client, deadline));
                 if join_all(each).await.iter().any(Result::is_err) {
                     break;
@@ -683,11 +835,20 @@ impl Drop for Calling<'_> {
     }
 }
 
+/// How a key is decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By a script, if there is one.
+    AnyScript,
+    /// In this process, since no script decides on what the key holds.
+    WithoutScript,
+}
+
 /// A rule that processes can share. Not exported: how it is kept is this crate's own affair.
 pub trait Shareable: Algorithm + Sync {
     /// How it is decided by.
     #[expect(private_bounds, reason = "nobody else decides by it")]
-    type Judge: Judge;
+    type Judge: Judge + Clone + 'static;
 
     /// The rule in Redis's ticks, for a decision at a time.
     ///
@@ -778,7 +939,7 @@ pub(crate) trait Judge: Send + Sync {
 }
 
 /// One policy for everybody.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ByPolicy(pub(crate) Arc<Prepared>);
 
 impl Judge for ByPolicy {
@@ -822,7 +983,7 @@ impl Judge for ByPolicy {
 }
 
 /// What one client gets by its tier and override.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ByPlan {
     plan: Plan,
     script: Option<Arc<Prepared>>,
@@ -859,7 +1020,7 @@ impl Judge for ByPlan {
 }
 
 /// Decides on a key in Redis's ticks: by a script if there is one for it.
-pub(crate) async fn decide<J: Judge>(
+pub(crate) async fn decide<J: Judge + Clone + 'static>(
     redis: &Redis,
     judge: &J,
     key: &Key,
@@ -867,14 +1028,27 @@ pub(crate) async fn decide<J: Judge>(
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Timed, Error> {
-    if matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && judge.has_levels() {
+    if lowers(judge, op) {
         return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
     }
+    let sent = Instant::now();
     let seen = match run_script(redis, judge, key, op, given, deadline).await? {
         Ran::Decided(Left { timed, .. }) => return Ok(timed),
         Ran::Not(seen) => seen,
     };
-    redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await
+    let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
+    if given.is_some() || looks {
+        return redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await;
+    }
+    let judge = judge.clone();
+    let seen = seen.map(|seen| (seen, sent));
+    let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&judge, op, seen)).await?;
+    Ok(timed)
+}
+
+/// Returns whether an operation lowers what a client has used in a way that outstanding reservations must know of.
+pub(crate) fn lowers<J: Judge>(judge: &J, op: Op) -> bool {
+    matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && judge.has_levels()
 }
 
 /// Decides on an estimate in Redis's ticks; with the receipt of what was charged.
@@ -1051,6 +1225,64 @@ async fn run_script<J: Judge>(
         }
         Scripts::Left(value) => Ran::Not(Some(value)),
     })
+}
+
+/// What a script decided on one part of a request.
+pub(crate) struct DecidedPart {
+    pub(crate) is_allowed: bool,
+    pub(crate) shadow: Option<usize>,
+    pub(crate) numbers: Vec<i128>,
+}
+
+impl Redis {
+    /// Decides on requests over some keys, one after the other, each of them all or nothing. A request is a list of
+    /// places among the keys, each with a cost. Returns the time and all parts in order; `None` if no script decides on
+    /// what the keys hold: nothing was done then.
+    pub(crate) async fn run_many(
+        &self,
+        script: &Script,
+        keys: &[(&Key, &Prepared)],
+        requests: &[&[(usize, Cost)]],
+        given: Option<i64>,
+        deadline: Instant,
+    ) -> Result<Option<(i64, Vec<DecidedPart>)>, Error> {
+        let mut list = Vec::new();
+        for request in requests {
+            list.extend(double(i128::try_from(request.len()).unwrap_or(0)));
+            for (key, cost) in *request {
+                list.extend(double(i128::try_from(key + 1).unwrap_or(0)));
+                list.extend(double(i128::from(*cost)));
+            }
+        }
+        let time = given.map(|given| given.to_string()).unwrap_or_default();
+        let mut arguments = vec![time.as_bytes(), &list];
+        for (_, prepared) in keys {
+            let Some(scripted) = &prepared.scripted else { return Ok(None) };
+            arguments.extend([&prepared.head[..], scripted.constants()]);
+        }
+        let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
+        let Value::BulkString(bytes) = self.run(script, &names, &arguments, deadline).await? else {
+            return Ok(None);
+        };
+        let numbers = value::numbers(&bytes)?;
+        let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
+        let now = i64::try_from(*now).map_err(|_| unexpected())?;
+        if given.is_none() {
+            self.heard(now);
+        }
+        let (mut rest, mut parts) = (rest, Vec::new());
+        while let [count, is_allowed, shadow, more @ ..] = rest {
+            let count = usize::try_from(*count).map_err(|_| unexpected())?;
+            let (numbers, more) = more.split_at_checked(count).ok_or_else(unexpected)?;
+            parts.push(DecidedPart {
+                is_allowed: *is_allowed == 1,
+                shadow: usize::try_from(*shadow).ok(),
+                numbers: numbers.into(),
+            });
+            rest = more;
+        }
+        Ok(Some((now, parts)))
+    }
 }
 
 /// A call of a script.

@@ -1,23 +1,28 @@
 //! Several keys in one decision: this user, this address, this route; all or nothing.
 //!
 //! Where all keys are on one server and, in a cluster, in one slot (all policies of one client are), it is one
-//! atomic step. Elsewhere they are taken in order, and given back if a later one refuses: that never admits too
+//! atomic step: one script, or compare-and-set where no script decides on what a key holds. One key alone is a plain
+//! check. Elsewhere they are taken in order, and given back if a later one refuses: that never admits too
 //! much, but others may be refused in the moment in between.
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::time::Instant;
 
+use futures_util::future::join_all;
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Part, RateLimiter, Receipt, Rules,
-    Source, Store, Tick, Ticks, Timed,
+    Algorithm as _, Answer as _, Cost, Decision, Observer, Op, Outcome, Part, RateLimiter, Receipt,
+    Rules, Script, Source, Store, Tick, Ticks, Timed,
 };
 
 use crate::error::Error;
 use crate::key::Key;
+use crate::script::Scripted;
 use crate::store::{
-    Judge as _, Lowering, RedisStore, Reply, Shareable, changed, lower, reserve_in,
+    DecidedPart, Judge as _, Lowering, Prepared, RedisStore, Reply, Shareable, changed, lower,
+    reserve_in,
 };
-use crate::transaction::{Seen, Write};
+use crate::transaction::{Seen, Write, unexpected};
 
 /// One key's part in a decision over several.
 #[must_use = "it is only asked by `check_all`"]
@@ -109,7 +114,12 @@ pub async fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<To
     let in_one_step = joint.iter().all(|part| {
         part.store().redis().is(redis) && (!redis.is_cluster() || part.key().slot == slot)
     });
-    let decided = if in_one_step { at_once(&joint).await } else { in_order(&joint).await };
+    let decided = match joint[..] {
+        // The failure policy has been asked already.
+        [only] => Ok(vec![only.check_alone().await?]),
+        _ if in_one_step => at_once(&joint).await,
+        _ => in_order(&joint).await,
+    };
     let told = match decided {
         Ok(told) => told,
         Err(error) => without_redis(&joint, &error)?,
@@ -157,6 +167,9 @@ async fn at_once(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     for part in joint {
         part.give_in(deadline).await?;
     }
+    if let Some(told) = by_script(joint, deadline).await? {
+        return Ok(told);
+    }
     let decide = |seen: &Seen| {
         let mut go = true;
         for (part, value) in joint.iter().zip(&seen.values) {
@@ -176,13 +189,39 @@ async fn at_once(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     redis.transact(&keys, None, None, deadline, decide).await
 }
 
+/// All by one script; `None` if there is none for what they are or hold.
+async fn by_script(
+    joint: &[&(dyn Joint + '_)],
+    deadline: Instant,
+) -> Result<Option<Vec<Timed>>, Error> {
+    let mut keys = Vec::with_capacity(joint.len());
+    for part in joint {
+        let Some(prepared) = part.scripted() else { return Ok(None) };
+        keys.push((part.key(), prepared));
+    }
+    let all: Vec<_> = keys.iter().filter_map(|(_, prepared)| prepared.scripted.as_ref()).collect();
+    let script = Scripted::of_all(&all);
+    let request: Vec<_> = joint.iter().enumerate().map(|(at, part)| (at, part.cost())).collect();
+    let redis = joint[0].store().redis();
+    let decided = redis.run_many(&script, &keys, &[&request], None, deadline).await?;
+    let Some((now, parts)) = decided else { return Ok(None) };
+    if parts.len() != joint.len() {
+        return Err(unexpected());
+    }
+    let go = parts.iter().all(|part| part.is_allowed);
+    let told = joint.iter().zip(parts).map(|(part, decided)| part.answer(&decided, now, go));
+    told.collect::<Result<_, _>>().map(Some)
+}
+
 /// One after the other, and back again if one refuses.
 async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     let mut told: Vec<Timed> = Vec::new();
     let mut receipts = Vec::new();
     let mut failed = None;
+    // One budget for all of them.
+    let deadline = joint[0].store().redis().deadline();
     for part in joint {
-        match part.check().await {
+        match part.check(deadline).await {
             Ok((timed, receipt)) => {
                 told.push(timed);
                 receipts.push(receipt);
@@ -198,11 +237,13 @@ async fn in_order(joint: &[&(dyn Joint + '_)]) -> Result<Vec<Timed>, Error> {
     }
     let is_refused = told.last().is_some_and(|timed| !timed.decision.allowed);
     if failed.is_some() || is_refused {
-        for ((part, timed), receipt) in joint.iter().zip(&mut told).zip(&receipts) {
-            if timed.decision.allowed {
-                *timed = part.give_back(receipt, timed.at).await?;
-            }
-        }
+        let taken = joint.iter().zip(&mut told).zip(&receipts);
+        let taken = taken.filter(|((_, timed), _)| timed.decision.allowed);
+        let backs = taken.map(|((part, timed), receipt)| async move {
+            *timed = part.give_back(receipt, timed.at).await?;
+            Ok(())
+        });
+        join_all(backs).await.into_iter().collect::<Result<(), Error>>()?;
     }
     match failed {
         Some(error) => Err(error),
@@ -230,12 +271,18 @@ trait Joint: Send + Sync {
     fn cost(&self) -> Cost;
     fn set_cost(&mut self, cost: Cost);
     /// Charges what was used here while Redis was away.
-    fn give_in(&self, deadline: std::time::Instant) -> Reply<'_, ()>;
+    fn give_in(&self, deadline: Instant) -> Reply<'_, ()>;
     /// Whether a key with this value has nothing against its cost.
     fn agrees(&self, value: &[u8], now: i64) -> Result<bool, Error>;
     /// What becomes of it, whether that is anything new, and how it stands.
     fn step(&self, value: &[u8], now: i64, go: bool) -> Result<(Write, bool, Timed), Error>;
-    fn check(&self) -> Reply<'_, (Timed, Receipt)>;
+    /// The policy whose script decides on it, if there is one.
+    fn scripted(&self) -> Option<&Prepared>;
+    /// What a script decided, as it is told.
+    fn answer(&self, decided: &DecidedPart, now: i64, go: bool) -> Result<Timed, Error>;
+    /// Checks it as if nothing else were asked for, by its failure policy if Redis cannot.
+    fn check_alone(&self) -> Reply<'_, Timed>;
+    fn check(&self, deadline: Instant) -> Reply<'_, (Timed, Receipt)>;
     /// Returns what was charged at a time, as far as it still counts.
     fn give_back<'a>(&'a self, receipt: &'a Receipt, charged: Tick) -> Reply<'a, Timed>;
     fn fall_back(&self, error: Error) -> Result<Timed, Error>;
@@ -279,7 +326,7 @@ where
         self.cost = cost;
     }
 
-    fn give_in(&self, deadline: std::time::Instant) -> Reply<'_, ()> {
+    fn give_in(&self, deadline: Instant) -> Reply<'_, ()> {
         Box::pin(self.store().give_in(&*self.rule, &self.client, deadline))
     }
 
@@ -307,10 +354,31 @@ where
         })
     }
 
-    fn check(&self) -> Reply<'_, (Timed, Receipt)> {
+    fn scripted(&self) -> Option<&Prepared> {
+        let is_exact = i64::try_from(self.cost).is_ok_and(|cost| cost > 0 && Script::takes(cost));
+        self.judge.script().filter(|prepared| is_exact && prepared.scripted.is_some())
+    }
+
+    fn answer(&self, decided: &DecidedPart, now: i64, go: bool) -> Result<Timed, Error> {
+        let prepared = self.judge.script().ok_or_else(unexpected)?;
+        let state = self.judge.state_under(prepared.policy.state_of_numbers(&decided.numbers)?);
+        let outcome = match (go, decided.is_allowed) {
+            (true, _) => Outcome::Admitted(self.cost),
+            (false, true) => Outcome::Spared(self.cost),
+            (false, false) => Outcome::Refused(self.cost),
+        };
+        let timed = Timed::of(self.judge.rule(), &state, Tick(now), outcome, decided.shadow);
+        Ok(self.store().told(timed))
+    }
+
+    fn check_alone(&self) -> Reply<'_, Timed> {
+        let op = Op::Check(self.cost);
+        Box::pin(self.store().decide_any(&*self.rule, &self.client, op, None))
+    }
+
+    fn check(&self, deadline: Instant) -> Reply<'_, (Timed, Receipt)> {
         Box::pin(async move {
             let redis = self.store().redis();
-            let deadline = redis.deadline();
             self.give_in(deadline).await?;
             let (timed, receipt) =
                 reserve_in(redis, &self.judge, &self.key, self.cost, None, deadline).await?;

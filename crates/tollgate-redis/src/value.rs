@@ -116,6 +116,11 @@ pub(crate) fn write_all<'a>(
     out
 }
 
+/// Whether a value is of a key that was asked for under several policies.
+pub(crate) fn is_of_several(value: &[u8]) -> bool {
+    value.starts_with(&[VERSION, SEVERAL])
+}
+
 /// Reads a value that any version of a program has left: the state under each policy, and the allowance of each if
 /// there are several.
 pub(crate) fn read(value: &[u8]) -> Result<(Vec<Under>, Vec<Allowance>), DecodeError> {

@@ -9,7 +9,7 @@ use common::{
     assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
 };
 use futures_util::future::join_all;
-use tollgate::{Source, Ticks};
+use tollgate::{Op, Policy, Source, Store as _, Ticks, Timed};
 use tollgate_redis::{Error, OnFailure, Redis};
 use tollgate_testkit::servers::{Flavor, Proxy, Sentinel, Server};
 
@@ -363,4 +363,133 @@ async fn f22_every_outage_is_the_same_quota() {
     let back = until_the_store_answers(&limiter, "alice").await;
     assert_eq!(back, 2, "charged once");
     assert_all_expire(&server);
+}
+
+/// Two processes of a fleet of two, a client that asks without end, and one short outage after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_outage_after_outage_allows_one_burst_more_in_all_and_the_rate_of_the_policy() {
+    const LIMIT: i128 = 100;
+    const BURST: i128 = 30;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let policy = Policy::token_bucket(100).per_second().burst(30).build().unwrap();
+    let fleet = [Redis::open(&proxy.url()).unwrap(), Redis::open(&proxy.url()).unwrap()];
+    let on_failure = OnFailure::Local { instances: 2 };
+    let stores: Vec<_> = fleet
+        .iter()
+        .map(|redis| redis.store("api").on_failure(on_failure).deny_cache(false))
+        .collect();
+    let start = Instant::now();
+    let lasts = Duration::from_millis(4500);
+    let asking = stores.iter().cloned().map(|store| {
+        let policy = policy.clone();
+        tokio::spawn(async move {
+            let mut told = Vec::new();
+            while start.elapsed() < lasts {
+                told.push(
+                    store.apply::<Timed>(&policy, b"alice", Op::Check(1), None).await.unwrap(),
+                );
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            told
+        })
+    });
+    let asking: Vec<_> = asking.collect();
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        proxy.refuse(true);
+        proxy.cut();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.refuse(false);
+    }
+    let mut told = Vec::new();
+    for one in asking {
+        told.extend(one.await.unwrap());
+    }
+    let by_local = told.iter().filter(|told| told.decision.source == Source::Local).count();
+    assert!(by_local > 100, "there were outages: {by_local}");
+    told.retain(|told| told.decision.allowed);
+    told.sort_unstable_by_key(|told| told.at);
+    // A bucket of two bursts counts what was allowed, in nanoseconds of a request.
+    let (mut level, mut last, mut highest) = (0_i128, i64::MIN, 0);
+    for told in &told {
+        let drained = i128::from(told.at.0.saturating_sub(last)) * LIMIT;
+        level = (level - drained).max(0) + 1_000_000_000;
+        last = told.at.0;
+        highest = highest.max(level);
+    }
+    // Processes do not see the end of an outage at one time: for up to half a second one has its share beside the other's
+    // whole quota. That is charged, too, but later.
+    let most = (2 * BURST + LIMIT / 4) * 1_000_000_000;
+    assert!(highest <= most, "{highest} of {most} at most; {} allowed", told.len());
+    let possible = 130.0 + 100.0 * lasts.as_secs_f64();
+    let share = told.len() as f64 / possible;
+    assert!(share > 0.6, "the quota can be used: {share:.2}");
+}
+
+/// After a failover the breaker of the server that has gone says nothing about the one that decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_after_a_failover_the_breaker_tells_of_the_server_that_decides_now() {
+    let watching = Sentinel::start(Flavor::Redis, 1);
+    let redis = Redis::open(&sentinel_url(&watching)).unwrap();
+    let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    let (primary, replica) = (watching.primary_server(), &watching.servers()[1]);
+    replica.wait_until_caught_up_with(primary);
+    primary.kill();
+    until("the breaker opens", async || {
+        let _ = limiter.check("alice").await;
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    until_the_store_answers(&limiter, "alice").await;
+    until("the gauge tells the present", async || (!redis.counts().is_open).then_some(())).await;
+}
+
+/// Nobody asks, and still the server is known to be back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_a_server_that_is_back_is_known_within_a_second_without_any_request() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    proxy.refuse(true);
+    proxy.cut();
+    until("the breaker opens", async || {
+        let _ = limiter.check("alice").await;
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    // Long enough for the longest pause.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        let _ = limiter.check("alice").await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    proxy.refuse(false);
+    let back = Instant::now();
+    until("it is known to be back", async || (!redis.counts().is_open).then_some(())).await;
+    // A second, and what a loaded machine takes.
+    assert!(back.elapsed() < Duration::from_millis(1500), "{:?}", back.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j3_a_server_without_memory_is_told_apart_and_recovers_by_itself() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    assert!(limiter.check("alice").await.unwrap().allowed);
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = limiter.check("bob").await.unwrap();
+    assert_eq!((refused.allowed, refused.source), (false, Source::FailedClosed));
+    let error = redis.last_error().expect("it says why");
+    assert!(matches!(&*error, Error::OutOfMemory { .. }), "{error:?}");
+    let counts = redis.counts();
+    assert!(counts.out_of_memory >= 1 && counts.is_out_of_memory, "{counts:?}");
+    assert!(!counts.is_open, "it answers: {counts:?}");
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(limiter.check("bob").await.unwrap().allowed);
+    until("it is well again", async || (!redis.counts().is_out_of_memory).then_some(())).await;
 }

@@ -12,7 +12,9 @@ use tollgate::{
     Access, Algorithm, Cost, Decision, DecodeError, Facts, Fit, Penalty, Policy, RateLimiter,
     SettleError, Source, Tick, Ticks, Tiers, Used,
 };
-use tollgate_redis::{Ask, Error, InFlight, OnFailure, OwnStore, Waiting as _, check_all};
+use tollgate_redis::{
+    Ask, Error, InFlight, OnFailure, Options, OwnStore, Redis, Waiting as _, check_all,
+};
 use tollgate_testkit::servers::{Flavor, Proxy, Server};
 
 /// An algorithm of a user's own: so many coins, all of them back an hour after the last was taken.
@@ -129,9 +131,10 @@ async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_always_comes_too_late_is_told_so() {
+async fn a_caller_that_loses_every_race_gets_an_error_when_its_time_is_over() {
     let server = Server::start(Flavor::Redis);
-    let redis = patient(&server.url());
+    let options = Options::default().budget(Duration::from_millis(300));
+    let redis = Redis::with(&server.url(), options).unwrap();
     let store = OwnStore::new(&redis, "coins");
     let first = RateLimiter::in_store("coins", Coins::new(1_000_000), store.clone());
     assert!(first.check("alice").await.unwrap().allowed);
@@ -150,15 +153,16 @@ async fn who_always_comes_too_late_is_told_so() {
     let late = RateLimiter::in_store("coins", Coins { coins: 1_000_000, between }, store);
     let before = redis.counts();
     let told = late.check("alice").await;
-    assert_eq!(told, Err(Error::Contended { tries: 16 }));
-    assert_eq!(redis.counts().contended - before.contended, 16);
-    assert!(redis.counts().calls - before.calls <= 18, "bounded");
+    let Err(Error::Contended { tries }) = told else { panic!("{told:?}") };
+    assert!(tries > 4, "it tries until its time is over: {tries}");
+    assert_eq!(redis.counts().contended - before.contended, u64::from(tries));
+    assert_eq!(redis.counts().calls - before.calls, u64::from(tries) + 1);
     // Only what the others wrote is there: nothing was taken for who came too late.
     let coins = first.peek_n("alice", 0).await.unwrap();
     let written: Vec<u8> = server.ask(&[b"GET", &only_key(&server)[..]]);
     let taken = u64::from_be_bytes(written[2..10].try_into().unwrap());
     assert_eq!(coins.remaining, 1_000_000 - taken);
-    assert!(taken >= 17, "{taken}");
+    assert!(taken > 4, "{taken}");
     assert_all_expire(&server);
 }
 

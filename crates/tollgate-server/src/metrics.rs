@@ -60,13 +60,14 @@ pub(crate) struct PolicyMetrics {
     decisions: [[Counter; SOURCES.len()]; 2],
 }
 
-const SOURCES: [Source; 6] = [
+const SOURCES: [Source; 7] = [
     Source::Store,
     Source::Lease,
     Source::DenyCache,
     Source::Local,
     Source::FailedOpen,
     Source::FailedClosed,
+    Source::Overloaded,
 ];
 
 /// From 1 µs to 1 s.
@@ -190,6 +191,10 @@ impl Metrics {
             count("calls", counts.calls);
             count("timeouts", counts.timeouts);
             count("errors", counts.errors);
+            count("overloaded", counts.overloaded);
+            count("races_retried", counts.contended);
+            count("races_lost", counts.races_lost);
+            count("out_of_memory_replies", counts.out_of_memory);
             count("breaker_opened", counts.breaker_opened);
             count("connections", counts.connections);
             count("redirections", counts.redirections);
@@ -200,6 +205,9 @@ impl Metrics {
             count("lease_lapsed", counts.lapsed);
             let _ = writeln!(out, "# TYPE tollgate_store_breaker_open gauge");
             let _ = writeln!(out, "tollgate_store_breaker_open {}", u8::from(counts.is_open));
+            let _ = writeln!(out, "# TYPE tollgate_store_out_of_memory gauge");
+            let is_out = u8::from(counts.is_out_of_memory);
+            let _ = writeln!(out, "tollgate_store_out_of_memory {is_out}");
         }
         // The end mark belongs behind everything.
         out = out.replace("# EOF\n", "");

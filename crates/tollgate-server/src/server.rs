@@ -132,6 +132,17 @@ pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
     })
 }
 
+/// Connects to the store before the first request, which has less time than a connection takes at a distance.
+async fn reach(redis: &Redis) -> Result<(), tollgate_redis::Error> {
+    let mut tries = 0;
+    loop {
+        match redis.agree_on_slots().and_then(|()| redis.ping()).await {
+            Err(tollgate_redis::Error::Overloaded { .. }) if tries < 4 => tries += 1,
+            reached => return reached,
+        }
+    }
+}
+
 async fn serve(options: &Serve) -> anyhow::Result<()> {
     descriptors::raise();
     // Before it is read: what changes from now on is noticed.
@@ -150,7 +161,7 @@ async fn serve(options: &Serve) -> anyhow::Result<()> {
         address => Backend::Redis(Redis::open(address)?),
     };
     if let Backend::Redis(redis) = &backend
-        && let Err(error) = redis.agree_on_slots().and_then(|()| redis.ping()).await
+        && let Err(error) = reach(redis).await
     {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }

@@ -371,6 +371,7 @@ fn an_override_of_the_configuration_is_listed_and_goes_with_it_only() {
         json!({
             "policy": "api", "key": "mallory", "access": access, "expires_in_ms": null,
             "configured": configured,
+            "scope": if configured { "configuration" } else { "this server" },
         })
     };
     let of_file = shown("blocked", true);

@@ -391,3 +391,54 @@ fn g1_a_failure_policy_is_read_anew_with_the_rest() {
     assert_eq!(told(&check(&served, "open", "alice", 1)).2, "failed_closed");
     assert_eq!(check(&served, "alone", "alice", 1)["limit"], 1, "a quarter of four");
 }
+
+#[test]
+fn j3_a_store_that_is_out_of_memory_makes_readyz_say_degraded_until_it_has_memory_again() {
+    let store = Server::start(Flavor::Redis);
+    let served = served(&store.url());
+    until_the_store_answers(&served);
+    assert_eq!(get(served.http(), "/readyz").body, "ready\n");
+    assert_eq!(metric(&served, "tollgate_store_out_of_memory"), 0);
+    let _: () = store.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    wait_until("the store refuses a write", PATIENCE, || {
+        told(&check(&served, "closed", "alice", 1)).2 == "failed_closed"
+    });
+    let ready = get(served.http(), "/readyz");
+    assert_eq!(ready.status, 200);
+    assert!(ready.body.starts_with("degraded: the store is out of memory"), "{}", ready.body);
+    assert_eq!(metric(&served, "tollgate_store_out_of_memory"), 1);
+    assert!(metric(&served, "tollgate_store_out_of_memory_replies_total") > 0);
+    let _: () = store.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    wait_until("the store decides", PATIENCE, || {
+        told(&check(&served, "closed", "bob", 1)).2 == "store"
+    });
+    wait_until("it is ready", PATIENCE, || get(served.http(), "/readyz").body == "ready\n");
+}
+
+/// Callers that share a hot key get the quota and no more over HTTP, and the failure setting, which would allow them, is
+/// never asked.
+#[test]
+fn j15_many_connections_on_one_key_of_a_store_at_a_distance_get_exactly_the_quota() {
+    let store = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&store.address());
+    let served = served(&proxy.url());
+    until_the_store_answers(&served);
+    proxy.delay(Duration::from_millis(20));
+    let mut sources = std::collections::BTreeMap::<(String, bool), u32>::new();
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..40)
+            .map(|_| {
+                scope.spawn(|| (0..3).map(|_| check(&served, "open", "hot", 1)).collect::<Vec<_>>())
+            })
+            .collect();
+        for one in asking {
+            for decision in one.join().expect("no panic") {
+                let (allowed, _, source) = told(&decision);
+                *sources.entry((source.to_owned(), allowed)).or_default() += 1;
+            }
+        }
+    });
+    let allowed: u32 = sources.iter().filter(|((_, allowed), _)| *allowed).map(|(_, n)| n).sum();
+    assert_eq!(allowed, 4, "{sources:?}");
+    assert!(!sources.keys().any(|(source, _)| source.starts_with("failed")), "{sources:?}");
+}

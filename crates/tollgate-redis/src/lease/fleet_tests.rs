@@ -19,7 +19,7 @@ use super::calls::Taken;
 use super::ledger::{self, Out, Slice};
 use crate::OnFailure;
 use crate::breaker::{Breaker, Pass};
-use crate::desk::{Call, Came, Desk, GivenBack, Number, Terms, Verdict, What};
+use crate::desk::{Call, Came, Checked, Desk, GivenBack, Number, Terms, Verdict, What};
 use crate::failure::{self, Local};
 
 /// How large a fleet is.
@@ -101,7 +101,7 @@ struct Sender {
     life: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Message {
     Call(Call),
     GiveBack(GivenBack),
@@ -416,7 +416,7 @@ impl Fleet {
         let waiter = instance.waiters;
         let terms = instance.terms.clone();
         let (desk, waiting) = instance.desks.entry(key).or_default();
-        let asked = desk.ask(&terms, waiter, cost, now);
+        let asked = desk.ask(&terms, waiter, cost, (now, Tick(i64::MAX)));
         match asked.answer {
             Some(told) => self.answered(index, key, cost, &told),
             None => {
@@ -465,12 +465,14 @@ impl Fleet {
             (self.store.keys.entry(key)).or_insert_with(|| (policy.first(now), Out::default()));
         let life = self.life.in_store();
         let (number, came) = match message {
-            Message::Call(Call { number, what: What::Check(cost) }) => {
-                let is_allowed = policy.decide::<Decision>(state, now, cost).allowed;
-                let state = state.clone();
-                (number, Came::Checked { is_allowed, at: now, state, shadow: None })
+            Message::Call(Call { number, what: What::Check(costs), .. }) => {
+                let answers = costs.iter().map(|cost| {
+                    let is_allowed = policy.decide::<Decision>(state, now, *cost).allowed;
+                    Checked { is_allowed, state: state.clone(), shadow: None }
+                });
+                (number, Came::Checked { at: now, answers: answers.collect() })
             }
-            Message::Call(Call { number, what: What::Take(slice) }) => {
+            Message::Call(Call { number, what: What::Take(slice), .. }) => {
                 let amount = ledger::take(&policy, state, out, now, slice, life);
                 (number, Came::Taken(Taken { amount, at: now, state: state.clone() }))
             }
@@ -521,6 +523,7 @@ impl Fleet {
             match verdict {
                 Verdict::Told(told) => self.answered(index, key, cost, &told),
                 Verdict::Nothing | Verdict::Alone => self.fall_back(index, key, cost),
+                Verdict::Overloaded => unreachable!("everybody has time"),
             }
         }
         if let Some(call) = heard.call {
@@ -563,7 +566,7 @@ impl Fleet {
             OnFailure::Local { .. } => {
                 let client = key.to_be_bytes();
                 let local = &self.instances[index].local;
-                local.decide(&self.plan, &client, Op::Check(cost), Some(now))
+                local.decide(&self.plan, &client, Op::Check(cost), (Some(now), now))
             }
         };
         self.answered(index, key, cost, &Timed { decision, at: now });

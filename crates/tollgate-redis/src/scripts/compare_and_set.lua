@@ -1,16 +1,20 @@
 -- Reads some keys, or writes them if they are still what they were.
 --
 -- KEYS     the keys, all of one slot
--- ARGV[1]  the time, or nothing if it is the server's
+-- ARGV[1]  the time, or nothing if it is the server's; or > and a time that the server must have reached to write
 -- then of each key, to write: what it was, what it is to be (nothing: gone), when it is to expire in ms
 --
 -- Replies 1 and the time if it was written; else 0, the time, and of each key what it is (nothing: none).
 local time = ARGV[1]
-if time == '' then
+local is_given = time ~= '' and string.sub(time, 1, 1) ~= '>'
+local reached = true
+if not is_given then
   local now = redis.call('TIME')
-  time = string.format('%.0f', now[1] * 1000000 + now[2])
+  now = now[1] * 1000000 + now[2]
+  reached = time == '' or now >= tonumber(string.sub(time, 2))
+  time = string.format('%.0f', now)
 end
-local reply, same = {0, time}, #ARGV > 1
+local reply, same = {0, time}, #ARGV > 1 and reached
 for i, key in ipairs(KEYS) do
   local value = redis.call('GET', key) or ''
   reply[i + 2] = value
@@ -24,7 +28,7 @@ for i, key in ipairs(KEYS) do
   if new == '' then
     redis.call('DEL', key)
   else
-    redis.call('SET', key, new, ARGV[1] == '' and 'PXAT' or 'PX', ARGV[3 * i + 1])
+    redis.call('SET', key, new, is_given and 'PX' or 'PXAT', ARGV[3 * i + 1])
   end
 end
 return {1, time}

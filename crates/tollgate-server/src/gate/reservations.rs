@@ -136,7 +136,11 @@ impl Reservations {
                         return Err(self.lapsed(number, &error));
                     }
                     decided => decided.map_err(|error| {
-                        if !matches!(error, tollgate_redis::Error::Unavailable { sent: true, .. }) {
+                        if !matches!(
+                            error,
+                            tollgate_redis::Error::Unavailable { sent: true, .. }
+                                | tollgate_redis::Error::Overloaded { sent: true, .. }
+                        ) {
                             // Nothing was done: it may be settled when the store is back.
                             reservation.reopen();
                             let entry = entry.clone();

@@ -61,8 +61,12 @@ const NANOS_A_SECOND: u64 = 1_000_000_000;
 impl Quota<'_> {
     /// Writes what is left in some dialects, and when to come again.
     pub(super) fn write_all(&self, fields: &mut HeaderMap, dialects: &[Dialect]) {
-        // Where the store could not be asked, nobody knows what is left.
-        if !matches!(self.decision.source, Source::FailedOpen | Source::FailedClosed) {
+        // Without an answer from the store, it is not known what is left.
+        let is_unknown = matches!(
+            self.decision.source,
+            Source::FailedOpen | Source::FailedClosed | Source::Overloaded
+        );
+        if !is_unknown {
             for dialect in dialects {
                 self.write(fields, *dialect);
             }

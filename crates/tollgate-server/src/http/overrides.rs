@@ -236,5 +236,10 @@ fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }
     let configured: &[u8] = if *configured { b"true" } else { b"false" };
     out.extend_from_slice(br#","configured":"#);
     out.extend_from_slice(configured);
-    out.push(b'}');
+    // An override that is set at run time holds on the server that took it; those of the configuration on every server
+    // that has the configuration.
+    let scope: &[u8] = if configured == b"true" { b"configuration" } else { b"this server" };
+    out.extend_from_slice(br#","scope":""#);
+    out.extend_from_slice(scope);
+    out.extend_from_slice(b"\"}");
 }

@@ -45,6 +45,9 @@ const OPENAPI: &str = include_str!("openapi.json");
 const WITHOUT_STORE: &str =
     "ready, but the store does not answer; policies decide by on_store_error\n";
 
+const WITHOUT_MEMORY: &str =
+    "degraded: the store is out of memory and refuses writes; policies decide by on_store_error\n";
+
 const HELLO: &str = "\
 This is Tollgate, a rate limiter.
 
@@ -208,8 +211,12 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
         Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text(match gate.backend() {
-            Backend::Redis(redis) if redis.counts().is_open => WITHOUT_STORE,
-            Backend::Redis(_) | Backend::Memory { .. } => "ready\n",
+            Backend::Redis(redis) => match redis.counts() {
+                counts if counts.is_open => WITHOUT_STORE,
+                counts if counts.is_out_of_memory => WITHOUT_MEMORY,
+                _ => "ready\n",
+            },
+            Backend::Memory { .. } => "ready\n",
         })),
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {

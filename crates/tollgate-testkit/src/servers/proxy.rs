@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A proxy on its own port in front of a server.
 #[derive(Debug)]
@@ -90,6 +91,12 @@ impl Proxy {
         self.switchboard.changed.notify_all();
     }
 
+    /// Delays every reply by the given time, as a server at that distance would. Requests are delivered at once, so the
+    /// whole round trip is in the reply. The order of replies stays the same.
+    pub fn delay(&self, round_trip: Duration) {
+        self.switchboard.state().round_trip = round_trip;
+    }
+
     /// Leads new connections to another server. Present ones stay: see [`cut`](Self::cut).
     pub fn point_to(&self, upstream: &str) {
         self.switchboard.state().upstream = upstream.to_owned();
@@ -127,6 +134,7 @@ struct State {
     closing: bool,
     refusing: bool,
     stalled: bool,
+    round_trip: Duration,
     to_lose: Option<Vec<u8>>,
     replies_lost: usize,
     accepted: Vec<Instant>,
@@ -209,18 +217,20 @@ impl Switchboard {
         self.hang_up(number);
     }
 
-    fn carry_replies(&self, number: usize, mut server: TcpStream, mut client: TcpStream) {
+    fn carry_replies(&self, number: usize, mut server: TcpStream, client: TcpStream) {
         let mut buffer = vec![0; 64 * 1024];
+        let mut client = DelayedWriter { stream: client, delayed: None };
         while let Some(reply) = read_some(&mut server, &mut buffer) {
-            let Some(loses_reply) =
-                self.unstalled(number).lines.get(&number).map(|l| l.loses_reply)
-            else {
-                break;
+            let (loses_reply, round_trip) = {
+                let state = self.unstalled(number);
+                let Some(line) = state.lines.get(&number) else { break };
+                (line.loses_reply, state.round_trip)
             };
-            if !loses_reply && client.write_all(reply).is_err() {
+            if !loses_reply && !client.write(reply, round_trip) {
                 break;
             }
         }
+        client.finish();
         self.hang_up(number);
     }
 
@@ -251,6 +261,47 @@ impl Switchboard {
             state.replies_lost += usize::from(line.loses_reply);
         }
         self.changed.notify_all();
+    }
+}
+
+/// Bytes, and when they are to be written.
+type Due = (Instant, Vec<u8>);
+
+/// Writes at once, or from a thread of its own after a delay.
+struct DelayedWriter {
+    stream: TcpStream,
+    delayed: Option<(mpsc::Sender<Due>, JoinHandle<()>)>,
+}
+
+impl DelayedWriter {
+    /// Returns whether the connection still takes bytes.
+    fn write(&mut self, bytes: &[u8], delay: Duration) -> bool {
+        if self.delayed.is_none() {
+            if delay.is_zero() {
+                return self.stream.write_all(bytes).is_ok();
+            }
+            let Ok(mut stream) = self.stream.try_clone() else { return false };
+            let (sender, due) = mpsc::channel::<Due>();
+            let writer = thread::spawn(move || {
+                while let Ok((when, bytes)) = due.recv() {
+                    thread::sleep(when.saturating_duration_since(Instant::now()));
+                    if stream.write_all(&bytes).is_err() {
+                        return;
+                    }
+                }
+            });
+            self.delayed = Some((sender, writer));
+        }
+        let due = (Instant::now() + delay, bytes.to_vec());
+        self.delayed.as_ref().is_some_and(|(sender, _)| sender.send(due).is_ok())
+    }
+
+    /// Waits until everything is written.
+    fn finish(self) {
+        if let Some((sender, writer)) = self.delayed {
+            drop(sender);
+            drop(writer.join());
+        }
     }
 }
 

@@ -1,0 +1,163 @@
+//! How many calls may be in flight on one connection.
+//!
+//! Calls that a server has not reached yet only wait there, and a reply that is late is of no use. So a connection takes
+//! no more calls at once than the server answers within the time budget: while replies come quickly, more are
+//! allowed; while they come late, fewer. Calls beyond that wait here, in the order in which they came, and give up while
+//! there is still time for a reply. The time that a call waits here is not the server's fault.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout_at;
+
+/// The calls in flight on one connection.
+#[derive(Debug)]
+pub(crate) struct CallWindow {
+    places: Semaphore,
+    budget: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    size: usize,
+    /// How many places are to go as soon as they are free.
+    excess: usize,
+    /// The fastest reply of late, which is about the distance to the server.
+    fastest: Option<(Duration, Instant)>,
+    /// What a reply takes on average.
+    average: Duration,
+    shrunk: Option<Instant>,
+}
+
+/// A place among the calls in flight.
+#[derive(Debug)]
+pub(crate) struct InWindow<'a> {
+    window: &'a CallWindow,
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Never fewer places than this: a process that is short of processor time sees late replies however few calls it makes.
+const FEWEST: usize = 256;
+const MOST: usize = 4096;
+/// How long the fastest reply counts as the distance to the server.
+const DISTANCE_HOLDS: Duration = Duration::from_secs(10);
+
+impl CallWindow {
+    pub(crate) fn new(budget: Duration) -> Self {
+        Self {
+            places: Semaphore::new(FEWEST),
+            budget,
+            state: Mutex::new(State {
+                size: FEWEST,
+                excess: 0,
+                fastest: None,
+                average: Duration::ZERO,
+                shrunk: None,
+            }),
+        }
+    }
+
+    /// Waits for a place; `None` if there is none while a reply could still come before the deadline.
+    pub(crate) async fn enter(&self, deadline: Instant) -> Option<InWindow<'_>> {
+        let permit = match self.places.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => {
+                let last_moment = deadline.checked_sub(self.state().average)?;
+                timeout_at(last_moment.into(), self.places.acquire()).await.ok()?.ok()?
+            }
+        };
+        Some(InWindow { window: self, permit: Some(permit) })
+    }
+
+    /// Notes how long a reply took.
+    pub(crate) fn replied(&self, took: Duration, now: Instant) {
+        let mut state = self.state();
+        state.average = (state.average * 7 + took) / 8;
+        let fastest = match state.fastest {
+            Some((fastest, since)) if fastest <= took && now - since < DISTANCE_HOLDS => fastest,
+            _ => {
+                state.fastest = Some((took, now));
+                took
+            }
+        };
+        let bearable = self.budget.saturating_sub(fastest) / 4;
+        if took - fastest > bearable {
+            let is_over = state.shrunk.is_none_or(|shrunk| now - shrunk > took);
+            if is_over && state.size > FEWEST {
+                let smaller = (state.size - state.size / 8).max(FEWEST);
+                state.excess += state.size - smaller;
+                state.size = smaller;
+                state.shrunk = Some(now);
+            }
+        } else if state.size < MOST && self.places.available_permits() == 0 {
+            state.size += 1;
+            if state.excess > 0 {
+                state.excess -= 1;
+            } else {
+                self.places.add_permits(1);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for InWindow<'_> {
+    fn drop(&mut self) {
+        let mut state = self.window.state();
+        if state.excess > 0
+            && let Some(permit) = self.permit.take()
+        {
+            state.excess -= 1;
+            permit.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[tokio::test]
+    async fn grows_while_replies_are_quick_and_shrinks_while_they_are_late() {
+        let window = CallWindow::new(50 * MS);
+        let mut now = Instant::now();
+        let soon = now + Duration::from_secs(60);
+        let mut calls = Vec::new();
+        for _ in 0..1000 {
+            while let Ok(permit) = window.places.try_acquire() {
+                calls.push(InWindow { window: &window, permit: Some(permit) });
+            }
+            now += MS;
+            window.replied(MS, now);
+        }
+        assert_eq!(window.state().size, FEWEST + 1000);
+        for _ in 0..100 {
+            now += 41 * MS;
+            window.replied(40 * MS, now);
+        }
+        assert_eq!(window.state().size, FEWEST);
+        calls.clear();
+        assert_eq!(window.places.available_permits(), FEWEST);
+        assert!(window.enter(soon).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_call_gives_up_while_there_is_still_time_for_a_reply() {
+        let window = CallWindow::new(50 * MS);
+        (0..100).for_each(|_| window.replied(20 * MS, Instant::now()));
+        let mut calls = Vec::new();
+        for _ in 0..FEWEST {
+            calls.push(window.enter(Instant::now() + MS).await.expect("there are places"));
+        }
+        let start = Instant::now();
+        assert!(window.enter(start + 21 * MS).await.is_none());
+        assert!(start.elapsed() < 20 * MS, "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,348 @@
+//! A busy Redis is not a broken Redis: under load, at a distance and under contention the limit holds, the quota is used,
+//! and no failure setting decides while the server answers.
+
+#![allow(clippy::unwrap_used, reason = "a test, also where it is no #[test]")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{burst, count, until};
+use futures_util::future::join_all;
+use tollgate::{Cost, Decision, Op, Policy, RateLimiter, Source, Store as _, Tiers, Timed};
+use tollgate_redis::{Ask, Options, Redis, RedisStore, check_all};
+use tollgate_testkit::servers::{Flavor, Proxy, Server};
+
+/// What came of a load: when each request was allowed by the server's clock, and how many answers each source gave.
+#[derive(Default)]
+struct Outcome {
+    allowed_ns: Vec<i64>,
+    sources: BTreeMap<&'static str, u64>,
+}
+
+impl Outcome {
+    fn add(&mut self, Timed { decision, at }: Timed) {
+        if decision.allowed {
+            self.allowed_ns.push(at.0);
+        }
+        *self.sources.entry(decision.source.name()).or_default() += 1;
+    }
+
+    fn count(&self, source: &str) -> u64 {
+        self.sources.get(source).copied().unwrap_or(0)
+    }
+
+    /// No interval has more than the bucket's bound: the level of a bucket that counts every allowed request never
+    /// passes the burst.
+    fn assert_bucket_bound(&mut self, limit: Cost, burst: Cost) {
+        self.allowed_ns.sort_unstable();
+        let (unit, capacity) = (1_000_000_000_i128, i128::from(burst) * 1_000_000_000);
+        let (mut level, mut last) = (0_i128, i64::MIN);
+        for &at in &self.allowed_ns {
+            let drained = i128::from(at.saturating_sub(last)) * i128::from(limit);
+            level = (level - drained).max(0) + unit;
+            last = at;
+            assert!(level <= capacity, "{} allowed; {:?}", self.allowed_ns.len(), self.sources);
+        }
+    }
+
+    fn assert_no_failure_setting_decided(&self) {
+        for source in ["failed_open", "failed_closed", "local"] {
+            assert_eq!(self.count(source), 0, "{:?}", self.sources);
+        }
+    }
+}
+
+fn bucket(limit: Cost, burst: Cost) -> Policy {
+    Policy::token_bucket(limit).per_second().burst(burst).build().unwrap()
+}
+
+/// Asks for one key from many tasks for a while, and returns what came of it and how long it took.
+async fn flood(
+    stores: &[RedisStore],
+    policy: &Policy,
+    callers: usize,
+    lasts: Duration,
+    pause: Duration,
+) -> (Outcome, Duration) {
+    let policy = Arc::new(policy.clone());
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..callers)
+        .map(|caller| {
+            let (store, policy) = (stores[caller % stores.len()].clone(), policy.clone());
+            tokio::spawn(async move {
+                let mut answers = Vec::new();
+                while start.elapsed() < lasts {
+                    let check = Op::Check(1);
+                    answers
+                        .push(store.apply::<Timed>(&*policy, b"hot", check, None).await.unwrap());
+                    if pause.is_zero() {
+                        tokio::task::yield_now().await;
+                    } else {
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+                answers
+            })
+        })
+        .collect();
+    let mut outcome = Outcome::default();
+    for task in tasks {
+        task.await.unwrap().into_iter().for_each(|answer| outcome.add(answer));
+    }
+    (outcome, start.elapsed())
+}
+
+/// Waits until the connections are made, which takes several round trips.
+async fn connected(redis: &Redis) {
+    until("it answers", async || redis.ping().await.ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_hot_key_under_load_keeps_its_bound_and_its_quota_at_any_distance() {
+    for round_trip_ms in [0, 1, 5, 20, 40] {
+        let server = Server::start(Flavor::Redis);
+        let proxy = Proxy::start(&server.address());
+        proxy.delay(Duration::from_millis(round_trip_ms));
+        let redis = [(); 2].map(|()| Redis::open(&proxy.url()).unwrap());
+        for redis in &redis {
+            connected(redis).await;
+        }
+        let stores = redis.each_ref().map(|redis| redis.store("api").deny_cache(false));
+        let (limit, lasts) = (400, Duration::from_millis(1500));
+        let pause = Duration::from_millis(50);
+        let (mut outcome, took) = flood(&stores, &bucket(limit, 50), 100, lasts, pause).await;
+        outcome.assert_no_failure_setting_decided();
+        outcome.assert_bucket_bound(limit, 50);
+        let possible = 50.0 + 400.0 * took.as_secs_f64();
+        let used = outcome.allowed_ns.len() as f64 / possible;
+        assert!(used > 0.9, "{used:.3} of the quota at {round_trip_ms} ms: {:?}", outcome.sources);
+        assert!(redis.iter().all(|redis| redis.counts().breaker_opened == 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_before() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    connected(&redis).await;
+    // Without the deny cache every check is asked for.
+    let store = redis.store("api").deny_cache(false);
+    let lasts = Duration::from_secs(2);
+    let stores = [store.clone()];
+    let (mut outcome, _) = flood(&stores, &bucket(1000, 100), 2000, lasts, Duration::ZERO).await;
+    outcome.assert_no_failure_setting_decided();
+    outcome.assert_bucket_bound(1000, 100);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let policy = bucket(1000, 100);
+    for _ in 0..20 {
+        let told = store.apply::<Decision>(&policy, b"hot", Op::Check(1), None).await.unwrap();
+        assert_eq!((told.allowed, told.source), (true, Source::Store));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_round_trip_of_40_ms_works_with_a_budget_of_50_ms() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(40));
+    let redis = Redis::open(&proxy.url()).unwrap();
+    connected(&redis).await;
+    let limiter = RateLimiter::with_store(burst(10_000), redis.store("api"));
+    // Checks of one key that arrive one after the other while earlier ones are under way.
+    let checks = (0..100_u64).map(|number| {
+        let limiter = &limiter;
+        async move {
+            tokio::time::sleep(Duration::from_millis(number * 3)).await;
+            limiter.check("alice").await.unwrap()
+        }
+    });
+    let told = join_all(checks).await;
+    let by_store = told.iter().filter(|told| told.source == Source::Store && told.allowed).count();
+    // A machine that builds meanwhile may be late for a few.
+    assert!(by_store >= 95, "{by_store} of 100 by the store");
+    assert!(told.iter().all(|told| told.source != Source::FailedOpen));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_in_all_on_one_key_get_exactly_the_quota() {
+    let server = Server::start(Flavor::Redis);
+    let processes: Vec<_> = (0..3)
+        .map(|_| {
+            let redis = Redis::open(&server.url()).unwrap();
+            RateLimiter::with_store(count(100), redis.store("api").deny_cache(false))
+        })
+        .collect();
+    for limiter in &processes {
+        connected(limiter.store().redis()).await;
+    }
+    let asks = (0..600).map(|caller| {
+        let limiter = &processes[caller % processes.len()];
+        async move { check_all([Ask::of(limiter, "alice").unwrap()]).await.unwrap().decision }
+    });
+    assert_exactly(&join_all(asks).await, 100);
+    for limiter in &processes {
+        assert_eq!(limiter.store().redis().counts().breaker_opened, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_in_all_on_several_keys_get_exactly_the_quota() {
+    let server = Server::start(Flavor::Redis);
+    let processes: Vec<_> = (0..3)
+        .map(|_| {
+            let redis = Redis::open(&server.url()).unwrap();
+            let users = RateLimiter::with_store(count(100), redis.store("users"));
+            let log = Policy::sliding_window_log(1000).per_hour().build().unwrap();
+            (users, RateLimiter::with_store(log, redis.store("addresses")))
+        })
+        .collect();
+    for (limiter, _) in &processes {
+        connected(limiter.store().redis()).await;
+    }
+    let asks = (0..600).map(|caller| {
+        let (users, addresses) = &processes[caller % processes.len()];
+        async move {
+            let address = format!("192.0.2.{}", caller % 7);
+            let asks = [Ask::of(addresses, address).unwrap(), Ask::of(users, "alice").unwrap()];
+            check_all(asks).await.unwrap().decision
+        }
+    });
+    assert_exactly(&join_all(asks).await, 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
+    let server = Server::start(Flavor::Redis);
+    let tiers = || Tiers::new(count(100)).tier("pro", count(150));
+    let processes: Vec<_> = (0..3)
+        .map(|_| {
+            let redis = Redis::open(&server.url()).unwrap();
+            RateLimiter::in_store("api", tiers(), redis.store("api"))
+        })
+        .collect();
+    for limiter in &processes {
+        connected(limiter.store().redis()).await;
+    }
+    let asks = (0..600).map(|caller| {
+        let limiter = &processes[caller % processes.len()];
+        async move {
+            match caller % 2 {
+                0 => limiter.check("alice").await.unwrap(),
+                _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+            }
+        }
+    });
+    // Whatever is charged under one tier is charged under the other: the larger quota bounds the sum.
+    assert_exactly(&join_all(asks).await, 150);
+}
+
+/// So many are allowed, and all by the store; nothing failed.
+fn assert_exactly(told: &[Decision], allowed: usize) {
+    let mut sources = BTreeMap::new();
+    for told in told {
+        *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1;
+    }
+    assert_eq!(told.iter().filter(|told| told.allowed).count(), allowed, "{sources:?}");
+    for ((source, allowed), count) in &sources {
+        assert!(!matches!(*source, "failed_open" | "failed_closed" | "local"), "{sources:?}");
+        assert!(*source == "store" || !allowed, "{count} {sources:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(20));
+    let tiers = |limit| Tiers::new(bucket(limit, limit));
+    let processes: Vec<_> = [200, 300]
+        .map(|limit| {
+            let redis = Redis::open(&proxy.url()).unwrap();
+            RateLimiter::in_store("api", tiers(limit), redis.store("api").deny_cache(false))
+        })
+        .into();
+    for limiter in &processes {
+        connected(limiter.store().redis()).await;
+    }
+    let start = Instant::now();
+    let callers = (0..40).map(|caller| {
+        let limiter = &processes[caller % 2];
+        async move {
+            let mut told = Vec::new();
+            while start.elapsed() < Duration::from_millis(1500) {
+                told.push(limiter.check("alice").await.unwrap());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            told
+        }
+    });
+    let told: Vec<Decision> = join_all(callers).await.into_iter().flatten().collect();
+    let mut sources = BTreeMap::new();
+    told.iter()
+        .for_each(|told| *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1);
+    let errors: Vec<_> =
+        processes.iter().map(|limiter| limiter.store().redis().last_error()).collect();
+    assert!(told.iter().all(|told| told.source != Source::FailedOpen), "{sources:?} {errors:?}");
+    let allowed = told.iter().filter(|told| told.allowed).count();
+    assert!(allowed <= 300 + 300 * 2, "{sources:?}");
+    assert!(allowed >= 300, "{sources:?}");
+    let calls: u64 = processes.iter().map(|limiter| limiter.store().redis().counts().calls).sum();
+    assert!(calls < told.len() as u64, "{calls} calls for {} decisions", told.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the_client() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let tiers = Tiers::new(burst(100)).tier("pro", burst(200));
+    let limiter = RateLimiter::in_store("api", tiers, redis.store("api"));
+    connected(&redis).await;
+    for _ in 0..4 {
+        let _ = limiter.check("alice").await.unwrap();
+        let _ = limiter.tier("pro").unwrap().check("alice").await.unwrap();
+    }
+    // Two round trips of 45 ms do not fit into 50 ms.
+    proxy.delay(Duration::from_millis(45));
+    let mut longest = Duration::ZERO;
+    for round in 0..10 {
+        let start = Instant::now();
+        let _ = match round % 2 {
+            0 => limiter.check("alice").await.unwrap(),
+            _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+        };
+        longest = longest.max(start.elapsed());
+    }
+    assert!(longest < Duration::from_millis(80), "{longest:?}");
+}
+
+/// Sixteen keys at 30 ms: small packets are not held back until the one before is acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_packets_are_sent_at_once() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(10));
+    let options = Options::default().budget(Duration::from_secs(2));
+    let redis = Redis::with(&proxy.url(), options).unwrap();
+    connected(&redis).await;
+    let limiter = RateLimiter::with_store(burst(10_000), redis.store("api"));
+    let callers = (0..16).map(|caller| {
+        let limiter = &limiter;
+        async move {
+            let mut took = Vec::new();
+            for _ in 0..30 {
+                let start = Instant::now();
+                let _ = limiter.check(format!("client {caller}")).await.unwrap();
+                took.push(start.elapsed());
+            }
+            took
+        }
+    });
+    let mut took: Vec<Duration> = join_all(callers).await.into_iter().flatten().collect();
+    took.sort_unstable();
+    let median = took[took.len() / 2];
+    assert!(median < Duration::from_millis(18), "the median of a check is {median:?}");
+}
