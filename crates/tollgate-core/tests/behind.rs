@@ -12,7 +12,7 @@ fn admitted_at<A: Algorithm>(rule: &A, state: &A::State, from: Tick, costs: &[Co
         match rule.fit(&state, at, *cost) {
             Fit::Now => {}
             Fit::After(wait) => at = at.after(wait).expect("small"),
-            Fit::Never => panic!("the costs fit by themselves"),
+            Fit::Never => unreachable!("the costs fit by themselves"),
         }
         rule.charge(&mut state, at, i128::from(*cost));
     }
@@ -35,7 +35,7 @@ fn check<A: Algorithm>(rule: &A, used: &[(u64, Cost)], costs: &[Cost]) -> FitBeh
     let earliest = match behind.earliest {
         Fit::Now => Ticks::ZERO,
         Fit::After(wait) => wait,
-        Fit::Never => panic!("it fits"),
+        Fit::Never => unreachable!("it fits"),
     };
     assert!(earliest <= wait, "at {wait}, but not before {earliest}");
     assert!(behind.latest.is_none_or(|latest| wait <= latest), "at {wait}, later than {behind:?}");

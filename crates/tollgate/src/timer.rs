@@ -64,6 +64,7 @@ impl Timer {
     }
 
     /// The timer of a process, which is started if there is none yet.
+    #[expect(clippy::panic, reason = "without a thread no waiting future would ever be woken")]
     fn of(process: u32) -> Arc<Self> {
         loop {
             let current = TIMER.load_full();

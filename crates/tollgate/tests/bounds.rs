@@ -210,10 +210,10 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
         for max_keys in 1..4 {
             let limiter = limiter(policy.clone(), Capacity::of(max_keys).when_full(when_full));
             for key in 0..max_keys {
-                assert!(limiter.is_allowed_at([key as u8], Tick(0)).unwrap());
+                assert!(limiter.is_allowed_at(key.to_be_bytes(), Tick(0)).unwrap());
             }
             // All are fresh now. The decision needs all of them, and one more.
-            let asks = (0..=max_keys).map(|key| limiter.ask([key as u8]).unwrap());
+            let asks = (0..=max_keys).map(|key| limiter.ask(key.to_be_bytes()).unwrap());
             let told = check_all_at(asks, Tick(5_000));
             if when_full == WhenFull::RefuseNew {
                 assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
@@ -221,7 +221,9 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
             }
             assert!(told.unwrap().decision.allowed);
             // One of them had to go, and the others have their charge: none has that of another.
-            let left = |key| limiter.check_n_at([key as u8], 0, Tick(5_000)).unwrap().remaining;
+            let left = |key: usize| {
+                limiter.check_n_at(key.to_be_bytes(), 0, Tick(5_000)).unwrap().remaining
+            };
             let charged = (0..=max_keys).filter(|key| left(*key) == 1).count();
             assert_eq!((charged, limiter.store().usage().keys), (max_keys, max_keys));
         }
