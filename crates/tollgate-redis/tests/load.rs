@@ -15,6 +15,9 @@ use tollgate::{Cost, Decision, Op, Policy, RateLimiter, Source, Store as _, Tier
 use tollgate_redis::{Ask, Options, Redis, RedisStore, check_all};
 use tollgate_testkit::servers::{Flavor, Proxy, Server};
 
+/// Held by each test: load is measured, so only one runs at a time.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// What came of a load: when each request was allowed by the server's clock, and how many answers each source gave.
 #[derive(Default)]
 struct Outcome {
@@ -102,6 +105,7 @@ async fn connected(redis: &Redis) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j15_a_hot_key_under_load_keeps_its_bound_and_its_quota_at_any_distance() {
+    let _alone = ALONE.lock().await;
     for round_trip_ms in [0, 1, 5, 20, 40] {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
@@ -125,6 +129,7 @@ async fn j15_a_hot_key_under_load_keeps_its_bound_and_its_quota_at_any_distance(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_before() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let redis = Redis::open(&server.url()).unwrap();
     connected(&redis).await;
@@ -145,6 +150,7 @@ async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_befo
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j15_a_round_trip_of_40_ms_works_with_a_budget_of_50_ms() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     proxy.delay(Duration::from_millis(40));
@@ -168,6 +174,7 @@ async fn j15_a_round_trip_of_40_ms_works_with_a_budget_of_50_ms() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j1_callers_in_all_on_one_key_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let processes: Vec<_> = (0..3)
         .map(|_| {
@@ -190,6 +197,7 @@ async fn j1_callers_in_all_on_one_key_get_exactly_the_quota() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j1_callers_in_all_on_several_keys_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let processes: Vec<_> = (0..3)
         .map(|_| {
@@ -215,6 +223,7 @@ async fn j1_callers_in_all_on_several_keys_get_exactly_the_quota() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let tiers = || Tiers::new(count(100)).tier("pro", count(150));
     let processes: Vec<_> = (0..3)
@@ -254,6 +263,7 @@ fn assert_exactly(told: &[Decision], allowed: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     proxy.delay(Duration::from_millis(20));
@@ -295,6 +305,7 @@ async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the_client() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     let redis = Redis::open(&proxy.url()).unwrap();
@@ -322,6 +333,7 @@ async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the
 /// Sixteen keys at 30 ms: small packets are not held back until the one before is acknowledged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn small_packets_are_sent_at_once() {
+    let _alone = ALONE.lock().await;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     proxy.delay(Duration::from_millis(10));

@@ -22,6 +22,7 @@
 
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
@@ -392,6 +393,12 @@ fn let_go(lock: &AtomicU8) {
     lock.store(0, Ordering::Release);
 }
 
+/// How often a thread that waits for a lock yields before it sleeps, and how long it then sleeps.
+#[cfg(not(loom))]
+const YIELDS: u32 = 8;
+#[cfg(not(loom))]
+const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+
 /// Waits until a lock may be free, without writing, so that the holder keeps the line.
 #[cfg(not(loom))]
 #[cold]
@@ -399,8 +406,15 @@ fn wait_for(lock: &AtomicU8) {
     let mut spins = 0_u32;
     while lock.load(Ordering::Relaxed) != 0 {
         spins += 1;
-        // A holder that was descheduled needs the processor more.
-        if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        if !spins.is_multiple_of(64) {
+            std::hint::spin_loop();
+        } else if spins < YIELDS * 64 {
+            // A holder that was descheduled needs the processor more.
+            std::thread::yield_now();
+        } else {
+            // Many threads wait. As long as they only yield, they go on taking turns, and the holder gets one of many.
+            std::thread::sleep(NAP);
+        }
     }
 }
 
@@ -1098,6 +1112,7 @@ impl<S> Table<S> {
             self.sweep(rule, reading);
             reserved = self.reserve();
         }
+        let counted = Counted { len: &self.len, is_open: Cell::new(reserved) };
         let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
         let mut least: Option<(Rank, usize, usize)> = None;
         let (mut seen, mut room) = (0, None);
@@ -1124,6 +1139,7 @@ impl<S> Table<S> {
                 if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
+                    counted.settle();
                     self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
                     self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
                     return Ok((home_index + distance, slot, beyond));
@@ -1138,6 +1154,7 @@ impl<S> Table<S> {
                 break;
             }
         }
+        counted.settle();
         if refuses {
             self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
@@ -1522,6 +1539,26 @@ const fn watermark_of(tag: u64) -> usize {
 /// may have changed after the caller read the clock.
 fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
     if is_fresh(rule, state, now) { now.max(rule.last_change(state)) } else { now }
+}
+
+/// A key that was counted and has no place yet. If an algorithm of a user's own panics meanwhile, it is not counted.
+struct Counted<'a> {
+    len: &'a AtomicUsize,
+    is_open: Cell<bool>,
+}
+
+impl Counted<'_> {
+    fn settle(&self) {
+        self.is_open.set(false);
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if self.is_open.get() && std::thread::panicking() {
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Runs on a state at `now`, or at its last change if that is later.

@@ -177,7 +177,21 @@ fn c5_a_panicking_algorithm_lets_go_of_its_key() {
     assert!(limiter.is_allowed("a").unwrap(), "nobody holds it");
 }
 
-/// Admits all but 13, over which it stumbles.
+/// Full buckets make the table ask how much their keys have used, which panics here.
+#[test]
+fn k12_a_panic_in_an_algorithm_leaks_no_count_of_keys() {
+    let store = MemoryStore::new(Capacity::of(1000), ManualClock::new(Tick(0)));
+    let limiter = RateLimiter::in_store("buggy", Buggy, store);
+    let place = |key: usize| {
+        let placed = catch_unwind(AssertUnwindSafe(|| limiter.is_allowed(key.to_be_bytes())));
+        usize::from(placed.is_ok())
+    };
+    let placed: usize = (0..900).map(place).sum();
+    assert!((1..900).contains(&placed), "some panicked: {placed} of 900 did not");
+    assert_eq!(limiter.store().usage().keys, placed);
+}
+
+/// Admits all but 13, over which it stumbles, and does not know what is used.
 struct Buggy;
 
 impl Algorithm for Buggy {
@@ -208,7 +222,7 @@ impl Algorithm for Buggy {
         None
     }
     fn used(&self, (): &(), _: Tick) -> Used {
-        Used::NOTHING
+        panic!("a bug")
     }
     fn with_used(&self, _: Used, _: Tick) {}
     fn encode(&self, (): &(), _: &mut Vec<u8>) {}
