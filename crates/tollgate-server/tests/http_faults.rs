@@ -173,8 +173,8 @@ fn d7_no_client_is_in_the_metrics() {
     assert!(!metrics.contains("client-"), "{metrics}");
     let of_api =
         metrics.lines().filter(|line| line.starts_with("tollgate_decisions_total{policy=\"api\""));
-    // Two outcomes, six sources.
-    assert_eq!(of_api.count(), 12);
+    // Two outcomes, seven sources.
+    assert_eq!(of_api.count(), 14);
 }
 
 #[test]
