@@ -5,7 +5,8 @@
 //! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
 //! putting braces into its name, and all policies of one client are in one place. In a cluster the hash has a secret that
 //! the servers share: else a client could try out names until many are in one slot. With `~` before `=` or `#` it is the
-//! key of what is out on lease, with `^` that of returns and resets.
+//! key of what is out on lease, with `^` that of returns and resets, with `!` that of when a bucket was found full after an
+//! outage.
 
 use sha2::{Digest as _, Sha256};
 use tollgate::MAX_KEY_BYTES;
