@@ -163,7 +163,8 @@ fn f1_without_its_store_it_starts_says_so_and_decides_by_its_failure_policies() 
     let store = Server::start(Flavor::Redis);
     store.kill();
     let served = served(&store.url());
-    assert!(served.log().contains("the store does not answer"), "{}", served.log());
+    // The log is written by a thread of its own.
+    wait_until("the log says so", PATIENCE, || served.log().contains("the store does not answer"));
     each_decides_by_its_failure_policy(&served);
     until_it_is_left_alone(&served);
     let ready = get(served.http(), "/readyz");
