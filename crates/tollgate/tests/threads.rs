@@ -222,7 +222,7 @@ impl Algorithm for Buggy {
         None
     }
     fn used(&self, (): &(), _: Tick) -> Used {
-        panic!("a bug")
+        unreachable!("a bug")
     }
     fn with_used(&self, _: Used, _: Tick) {}
     fn encode(&self, (): &(), _: &mut Vec<u8>) {}
