@@ -133,13 +133,16 @@ fn d4_keys_that_were_chosen_to_collide_are_as_good_as_any() {
     assert_eq!(counted(&served, "tollgate_evictions_total{policy=\"api\"}"), 0);
     let mut p99 = [Duration::MAX; 2];
     for _ in 0..5 {
-        for (best, keys) in p99.iter_mut().zip([&at_random, &chosen]) {
-            let times = keys[..BATCH].iter().map(|key| {
+        // In turns, so that both meet the same moments of a busy machine.
+        let mut times = [Vec::new(), Vec::new()];
+        for pair in at_random.iter().zip(&chosen).take(BATCH) {
+            for (times, key) in times.iter_mut().zip([pair.0, pair.1]) {
                 let began = Instant::now();
                 assert!(!resp.check_one(key, 1), "its debt is forgotten");
-                began.elapsed()
-            });
-            let mut times: Vec<_> = times.collect();
+                times.push(began.elapsed());
+            }
+        }
+        for (best, times) in p99.iter_mut().zip(&mut times) {
             times.sort_unstable();
             *best = (*best).min(times[times.len() * 99 / 100]);
         }
