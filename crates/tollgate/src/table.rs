@@ -393,27 +393,30 @@ fn let_go(lock: &AtomicU8) {
     lock.store(0, Ordering::Release);
 }
 
-/// How often a thread that waits for a lock yields before it sleeps, and how long it then sleeps.
+/// How often a thread that waits for a lock yields before it sleeps, and how long it then sleeps, twice as long each time.
 #[cfg(not(loom))]
 const YIELDS: u32 = 8;
 #[cfg(not(loom))]
-const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+const SHORTEST_NAP: std::time::Duration = std::time::Duration::from_micros(50);
+#[cfg(not(loom))]
+const LONGEST_NAP: std::time::Duration = std::time::Duration::from_millis(4);
 
 /// Waits until a lock may be free, without writing, so that the holder keeps the line.
 #[cfg(not(loom))]
 #[cold]
 fn wait_for(lock: &AtomicU8) {
-    let mut spins = 0_u32;
+    let (mut spins, mut nap) = (0_u32, SHORTEST_NAP);
     while lock.load(Ordering::Relaxed) != 0 {
-        spins += 1;
-        if !spins.is_multiple_of(64) {
-            std::hint::spin_loop();
-        } else if spins < YIELDS * 64 {
+        spins = spins.saturating_add(1);
+        if spins >= YIELDS * 64 {
+            // Many threads wait. As long as they only yield, they go on taking turns, and the holder gets one of many.
+            std::thread::sleep(nap);
+            nap = (2 * nap).min(LONGEST_NAP);
+        } else if spins.is_multiple_of(64) {
             // A holder that was descheduled needs the processor more.
             std::thread::yield_now();
         } else {
-            // Many threads wait. As long as they only yield, they go on taking turns, and the holder gets one of many.
-            std::thread::sleep(NAP);
+            std::hint::spin_loop();
         }
     }
 }
