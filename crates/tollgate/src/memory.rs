@@ -39,7 +39,7 @@ pub struct Capacity {
 }
 
 impl Default for Capacity {
-    /// A million keys, and the least used goes first.
+    /// A million keys, and the key that has used the smallest share of its quota goes first.
     fn default() -> Self {
         Self { max_keys: 1_000_000, when_full: WhenFull::EvictLeastUsed }
     }
@@ -635,7 +635,7 @@ impl<C: Clock> MemoryStore<Plan, C> {
         })
     }
 
-    /// A store with the keys of a snapshot, whatever its capacity was: if there are too many, the least used are evicted
+    /// A store with the keys of a snapshot, whatever its capacity was: if there are too many, those that used the smallest shares are evicted
     /// (see [`usage`](Self::usage)). Policies that are equal should be one: `share` finds the one, or is `Arc::new`.
     /// Its overrides are not set by this.
     ///

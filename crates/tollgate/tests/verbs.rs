@@ -438,7 +438,7 @@ proptest! {
             clock.advance(Ticks(*gap));
             let now = tollgate::Clock::now(&clock);
             if let Verb::Change(tier, limit) = verb {
-                // A client is kept under four policies; a fifth would displace one.
+                // At most four policies: a policy that is displaced and asked again keeps its old receipts.
                 let numbers = format!("{:?}", limit.numbers());
                 if known.len() == 4 && !known.contains(&numbers) {
                     continue;
