@@ -291,9 +291,7 @@ pub trait Algorithm {
     fn clock_set_back(&self, state: &mut Self::State, now: Tick) {
         if self.set_back(state, now) {
             self.rebase(state, now);
-        } else if self.last_change(state) > now
-            && self.fresh_at(state).is_some_and(|fresh| fresh <= now)
-        {
+        } else if self.last_change(state) > now && self.is_fresh(state, now) {
             *state = self.fresh(now);
         }
     }
@@ -395,6 +393,14 @@ pub trait Algorithm {
 
     /// From when on the state is fresh if nothing else comes: a store may drop it then.
     fn fresh_at(&self, state: &Self::State) -> Option<Tick>;
+
+    /// Returns whether the state is fresh at `now`: whether [`fresh_at`](Self::fresh_at) is not later.
+    ///
+    /// A store that is full asks it of many states. Override it where this can be answered without a division.
+    #[inline]
+    fn is_fresh(&self, state: &Self::State, now: Tick) -> bool {
+        self.fresh_at(state).is_some_and(|fresh| fresh <= now)
+    }
 
     /// What is used at `now`.
     fn used(&self, state: &Self::State, now: Tick) -> Used;

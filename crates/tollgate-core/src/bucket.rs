@@ -298,6 +298,11 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         state.last.after(self.time_to_drain(state.level.into()))
     }
 
+    #[inline]
+    fn is_fresh(&self, state: &BucketState<N>, now: Tick) -> bool {
+        self.level(state, now) == N::ZERO
+    }
+
     fn used(&self, state: &BucketState<N>, now: Tick) -> Used {
         let (level, unit) = (self.level(state, now).into(), u128::from(self.unit));
         Used { whole: saturate(level / unit), part: (saturate(level % unit), self.unit) }

@@ -530,6 +530,10 @@ impl Algorithm for Limit {
         with!(self, state, |machine, state| machine.fresh_at(state), else None)
     }
 
+    fn is_fresh(&self, state: &LimitState, now: Tick) -> bool {
+        with!(self, state, |machine, state| machine.is_fresh(state, now), else false)
+    }
+
     fn used(&self, state: &LimitState, now: Tick) -> Used {
         with!(self, state, |machine, state| machine.used(state, now), else {
             Used::whole(self.capacity())

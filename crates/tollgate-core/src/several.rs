@@ -111,7 +111,7 @@ impl Limit {
     /// The time at which a limit decides for a caller that read `now` before the state was locked. Within a
     /// window before the last change, the limit itself takes `now` for that of its last change.
     fn decides_late_at(&self, Standing { state, record }: &Standing, now: Tick) -> Tick {
-        let has_no_time = self.fresh_at(state).is_some_and(|fresh| fresh <= now);
+        let has_no_time = self.is_fresh(state, now);
         let at = match has_no_time || self.set_back(state, now) {
             true => now.max(self.last_change(state)),
             false => now,

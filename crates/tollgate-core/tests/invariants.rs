@@ -242,6 +242,10 @@ proptest! {
                     }
                 }
             }
+            for at in [now.0.saturating_sub(1), now.0, now.0.saturating_add(1)].map(Tick) {
+                let by_time = limit.fresh_at(&state).is_some_and(|fresh| fresh <= at);
+                prop_assert_eq!(limit.is_fresh(&state, at), by_time);
+            }
             // What a store goes by is what the client is told.
             match (limit.fresh_at(&state), told.reset_after) {
                 (fresh, Ticks::ZERO) => prop_assert!(fresh.is_some_and(|fresh| fresh <= now)),
@@ -251,8 +255,10 @@ proptest! {
             if let Some(fresh) = within_time(now, told.reset_after) {
                 let all: Decision = limit.decide(&mut state.clone(), fresh, 0);
                 prop_assert_eq!((all.remaining, all.reset_after), (all.limit, Ticks::ZERO));
+                prop_assert!(limit.is_fresh(&state, fresh));
                 if told.reset_after > Ticks::ZERO {
                     let sooner = Tick(fresh.0 - 1);
+                    prop_assert!(!limit.is_fresh(&state, sooner));
                     let not_yet: Decision = limit.decide(&mut state.clone(), sooner, 0);
                     prop_assert!(not_yet.reset_after > Ticks::ZERO, "was fresh a tick sooner");
                 }

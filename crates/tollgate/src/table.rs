@@ -59,6 +59,9 @@ const FILL: usize = 60;
 /// The fewest homes that a table starts with and then doubles, and less than twice as many are the most.
 const FIRST_HOMES: usize = 128;
 
+/// The most homes that a table can have: their number is kept in 32 bits. They hold 12 billion keys.
+const MOST_HOMES: usize = u32::MAX as usize;
+
 /// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are
 /// still to be split fuller: with 8 splits they are filled by 62 % at the end instead of [`FILL`].
 const SPLITS: usize = 8;
@@ -241,7 +244,7 @@ struct Counters {
     forgiven: AtomicU64,
 }
 
-/// How many homes there are, and how many bits of a tag choose among them.
+/// How many homes there are, and which bits of a tag choose among them.
 ///
 /// With n homes at first, a key's home is that of the first n that its hash says, plus n times some bits of its
 /// tag. If there is no such home yet, the last bit does not count.
@@ -249,23 +252,41 @@ struct Counters {
 struct Shape(u64);
 
 impl Shape {
-    const BITS: u32 = 8;
+    const HALF: u32 = u32::BITS;
 
     /// The shape with so many homes, of which there were so many at first.
     fn of(homes: usize, first_homes: usize) -> Self {
-        let bits = homes.div_ceil(first_homes).next_power_of_two().trailing_zeros();
-        Self((homes as u64) << Self::BITS | u64::from(bits))
+        let times = homes.div_ceil(first_homes).next_power_of_two();
+        Self((homes as u64) << Self::HALF | (times as u64 - 1))
     }
 
     #[inline]
     const fn homes(self) -> usize {
-        (self.0 >> Self::BITS) as usize
+        (self.0 >> Self::HALF) as usize
     }
 
-    /// How many bits choose a home, while there may be no such home yet for all of them.
+    /// The bits that choose a home, while there may be no such home yet for all of them.
     #[inline]
-    const fn bits(self) -> u32 {
-        (self.0 & ((1 << Self::BITS) - 1)) as u32
+    const fn mask(self) -> usize {
+        (self.0 & ((1 << Self::HALF) - 1)) as usize
+    }
+}
+
+/// How a home is split: some of its keys move to the first bucket that was no home.
+struct Split {
+    from: usize,
+    to: usize,
+    /// The bit of a tag that says whether a key moves.
+    bit: usize,
+    /// The shape of the table afterwards.
+    next: Shape,
+}
+
+impl Split {
+    /// Whether the key of a tag, found at a distance from the home that is split, is its key and moves.
+    #[inline]
+    const fn moves(&self, tag: u64, distance: usize) -> bool {
+        tag != 0 && (tag & DISTANCE) as usize == distance && choice(tag) & self.bit != 0
     }
 }
 
@@ -557,7 +578,8 @@ impl<S> Table<S> {
         max_keys: usize,
         when_full: WhenFull,
     ) -> Self {
-        let most_homes = first_homes.checked_shl(doublings).expect("max_keys beyond memory");
+        let most_homes = first_homes.checked_shl(doublings).filter(|most| *most <= MOST_HOMES);
+        let most_homes = most_homes.expect("max_keys beyond memory");
         let known_bits = known_bits.clamp(1, TAG_BITS + first_homes.ilog2());
         Self {
             buckets: Pages::new(most_homes + REACH),
@@ -591,7 +613,7 @@ impl<S> Table<S> {
     /// The home of a key in a table of a shape.
     #[inline]
     fn home(&self, key: Spot, shape: Shape) -> usize {
-        let mask = (1 << shape.bits()) - 1;
+        let mask = shape.mask();
         let home = key.home + self.first_homes * (choice(key.tag) & mask);
         if home < shape.homes() {
             home
@@ -1011,7 +1033,7 @@ impl<S> Table<S> {
         let now = reading.now.max(self.floor(key, reading));
         let mut state = rule.first(now);
         let answer = change(&mut state, now);
-        if !is_fresh(rule, &state, now) {
+        if !rule.is_fresh(&state, now) {
             let reading = Reading { now, ..reading };
             // Keys that are kept went first, so they may be evicted like any other.
             locks.pinned.clear();
@@ -1061,7 +1083,7 @@ impl<S> Table<S> {
         let reading = Reading { now, ..reading };
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
-        if !is_fresh(rule, &state, now) {
+        if !rule.is_fresh(&state, now) {
             // What leaves nothing behind needs no place.
             let placed = self.place(rule, key, (index, &mut home), reading, state, None);
             if placed.is_err() && self.when_full == WhenFull::RefuseNew {
@@ -1119,7 +1141,9 @@ impl<S> Table<S> {
         let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
         let mut least: Option<(Rank, usize, usize)> = None;
         let (mut seen, mut room) = (0, None);
-        for distance in 0..=reach {
+        // Ranks are only needed if a key must go. A key that was counted finds a place almost always, so the
+        // buckets are searched again for the rare one that does not.
+        for (distance, ranks) in place_search(reach, reserved) {
             let mut beyond = match distance {
                 0 => None,
                 _ => match open(home_index + distance) {
@@ -1139,13 +1163,16 @@ impl<S> Table<S> {
                 if is_pinned(bucket, slot) {
                     continue;
                 }
-                if bucket.with_state(slot, |state| is_fresh(rule, state, now)) {
+                if bucket.with_state(slot, |state| rule.is_fresh(state, now)) {
                     // It takes a fresh one's place, and gives back the one that was reserved.
                     self.counters.swept.fetch_add(1, Ordering::Relaxed);
                     counted.settle();
                     self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
                     self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
                     return Ok((home_index + distance, slot, beyond));
+                }
+                if !ranks {
+                    continue;
                 }
                 let rank = bucket.with_state(slot, |state| Rank::of(rule, state, now));
                 if least.is_none_or(|(other, ..)| rank < other) {
@@ -1323,7 +1350,7 @@ impl<S> Table<S> {
             }
             for slot in 0..SLOTS {
                 if bucket.tags()[slot] != 0
-                    && bucket.with_state(slot, |state| is_fresh(rule, state, now))
+                    && bucket.with_state(slot, |state| rule.is_fresh(state, now))
                 {
                     let at = bucket.with_state(slot, |state| dropped_at(rule, state, now));
                     let tag = bucket.clear(slot);
@@ -1360,7 +1387,7 @@ impl<S> Table<S> {
     /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths.
     fn is_to_grow(&self, hundredths: usize) -> bool {
         let shape = self.shape();
-        let is_doubling = shape.homes() < self.first_homes << shape.bits();
+        let is_doubling = shape.homes() < self.first_homes * (shape.mask() + 1);
         shape.homes() < self.most_homes
             && (is_doubling || self.is_filled(shape.homes(), hundredths))
     }
@@ -1381,7 +1408,7 @@ impl<S> Table<S> {
             // One thread splits at a time. The others only wait for it if buckets that are to be split become
             // too full: then new keys come faster than one thread can split.
             let shape = self.shape();
-            let homes = self.first_homes << shape.bits() >> 1;
+            let homes = self.first_homes * (shape.mask() + 1) / 2;
             if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3) {
                 return;
             }
@@ -1400,24 +1427,54 @@ impl<S> Table<S> {
         let homes = self.shape().homes();
         let next = Shape::of(homes + 1, self.first_homes);
         // The last bit that chooses among one home more is the one that the keys of the split home differ in.
-        let bit = 1 << (next.bits() - 1);
-        let from = homes - self.first_homes * bit;
-        let moves = |tag: u64, distance: usize| {
-            tag != 0 && (tag & DISTANCE) as usize == distance && choice(tag) & bit != 0
-        };
+        let bit = next.mask().div_ceil(2);
+        let split = Split { from: homes - self.first_homes * bit, to: homes, bit, next };
         // The keys of a home are its own while its lock is held. Locks are taken upward.
-        let mut home = self.buckets[from].hold();
-        let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
-        let mut moving = home.tags().iter().filter(|tag| moves(**tag, 0)).count();
+        let mut home = self.buckets[split.from].hold();
+        self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home)
+    }
+
+    /// Splits a home whose keys all live in its own bucket into one with room for them: as almost all are.
+    #[inline]
+    fn split_at_home(&self, split: &Split, home: &mut Held<'_, S>) -> bool {
         if home.0.spilled.load(Ordering::Acquire) > 0 {
-            for distance in 1..=REACH {
-                let mut source = self.buckets[from + distance].hold();
-                let tags = source.tags();
-                let here = tags.iter().filter(|tag| moves(**tag, distance)).count();
-                if here > 0 {
-                    moving += here;
-                    sources[distance - 1] = Some(source);
-                }
+            return false;
+        }
+        let mut target = self.buckets[split.to].hold();
+        let tags = home.tags();
+        let moving = tags.iter().filter(|tag| split.moves(**tag, 0)).count();
+        let room = target.tags().iter().filter(|tag| **tag == 0).count();
+        if moving > room {
+            return false;
+        }
+        for (slot, tag) in tags.into_iter().enumerate().filter(|(_, tag)| split.moves(*tag, 0)) {
+            if let Some(empty) = target.tags().iter().position(|tag| *tag == 0) {
+                self.carry((home, slot), (&mut target, empty), tag);
+            }
+        }
+        self.publish(split);
+        true
+    }
+
+    /// Splits a home some of whose keys live in later buckets, or must.
+    #[cold]
+    fn split_beyond<'a>(&'a self, split: &Split, home: &mut Held<'a, S>) -> bool {
+        let &Split { from, to, .. } = split;
+        let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
+        let mut moving = home.tags().iter().filter(|tag| split.moves(**tag, 0)).count();
+        let mut left = usize::from(home.0.spilled.load(Ordering::Acquire));
+        for distance in 1..=REACH {
+            if left == 0 {
+                break;
+            }
+            let mut source = self.buckets[from + distance].hold();
+            let tags = source.tags();
+            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64);
+            left = left.saturating_sub(of_home.count());
+            let here = tags.iter().filter(|tag| split.moves(**tag, distance)).count();
+            if here > 0 {
+                moving += here;
+                sources[distance - 1] = Some(source);
             }
         }
         let mut targets: [Option<Held<'_, S>>; REACH + 1] = std::array::from_fn(|_| None);
@@ -1426,7 +1483,7 @@ impl<S> Table<S> {
             if room >= moving {
                 break;
             }
-            let bucket = target.insert(self.buckets[homes + distance].hold());
+            let bucket = target.insert(self.buckets[to + distance].hold());
             room += bucket.tags().iter().filter(|tag| **tag == 0).count();
         }
         if room < moving {
@@ -1436,37 +1493,41 @@ impl<S> Table<S> {
         let mut target = 0;
         for distance in 0..=REACH {
             let source = match distance {
-                0 => Some(&mut home),
+                0 => Some(&mut *home),
                 _ => sources[distance - 1].as_mut(),
             };
             let Some(source) = source else { continue };
             for (slot, tag) in source.tags().into_iter().enumerate() {
-                if !moves(tag, distance) {
+                if !split.moves(tag, distance) {
                     continue;
                 }
-                let to = loop {
+                let empty = loop {
                     let empty = targets[target].as_mut().and_then(|bucket| {
                         let empty = bucket.tags().iter().position(|tag| *tag == 0);
                         empty.map(|slot| (bucket, slot))
                     });
                     match empty {
-                        Some(to) => break to,
+                        Some(empty) => break empty,
                         None => target += 1,
                     }
                 };
-                self.carry((source, slot), to, (tag & !DISTANCE) | target as u64);
+                self.carry((source, slot), empty, (tag & !DISTANCE) | target as u64);
                 if distance > 0 {
                     self.buckets[from].spilled.fetch_sub(1, Ordering::Release);
                 }
                 if target > 0 {
-                    self.buckets[homes].spilled.fetch_add(1, Ordering::Relaxed);
+                    self.buckets[to].spilled.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
-        // Published under the locks of all keys that moved, and where they are now.
-        self.shape.store(next.0, Ordering::Release);
-        self.buckets.grown(homes + 1 + REACH);
+        self.publish(split);
         true
+    }
+
+    /// Publishes one home more, under the locks of all keys that moved, and of where they are now.
+    fn publish(&self, split: &Split) {
+        self.shape.store(split.next.0, Ordering::Release);
+        self.buckets.grown(split.to + 1 + REACH);
     }
 
     /// Moves a state to an empty slot of another bucket.
@@ -1533,6 +1594,13 @@ impl<S> DerefMut for Open<'_, S> {
     }
 }
 
+/// The distances from its home at which a place for a key is searched, and whether the keys there are ranked.
+fn place_search(reach: usize, reserved: bool) -> impl Iterator<Item = (usize, bool)> {
+    let first = (0..=reach).map(move |distance| (distance, !reserved));
+    let again = (0..=reach).map(|distance| (distance, true));
+    first.chain(again.take(if reserved { reach + 1 } else { 0 }))
+}
+
 /// Which watermark a key shares with others, wherever it lives.
 const fn watermark_of(tag: u64) -> usize {
     ((tag >> 32) % WATERMARKS as u64) as usize
@@ -1541,7 +1609,7 @@ const fn watermark_of(tag: u64) -> usize {
 /// The time from which a key that is dropped may start again. What a late caller drops because it is fresh
 /// may have changed after the caller read the clock.
 fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
-    if is_fresh(rule, state, now) { now.max(rule.last_change(state)) } else { now }
+    if rule.is_fresh(state, now) { now.max(rule.last_change(state)) } else { now }
 }
 
 /// A key that was counted and has no place yet. If an algorithm of a user's own panics meanwhile, it is not counted.
@@ -1574,10 +1642,6 @@ fn run_late<A: Algorithm, R>(
 ) -> R {
     let at = rule.decides_at(state, now);
     run(state, at)
-}
-
-fn is_fresh<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> bool {
-    rule.fresh_at(state).is_some_and(|fresh| fresh <= now)
 }
 
 impl<S> Drop for Table<S> {
@@ -1639,10 +1703,9 @@ impl<S> Pages<Bucket<S>> {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let bucket = std::ptr::from_ref(&self[index]).cast::<i8>();
+            let bucket = self.memory.as_ptr().cast::<Bucket<S>>().wrapping_add(index).cast::<i8>();
             for line in 0..size_of::<Bucket<S>>().div_ceil(LINE).min(FETCHED) {
-                // Safety: a prefetch reads nothing that can be observed, at any address; these lines are
-                // of a bucket that is there.
+                // Safety: a prefetch reads nothing that can be observed, at any address.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(bucket.wrapping_add(LINE * line)) };
             }
         }

@@ -170,6 +170,149 @@ proptest! {
     }
 }
 
+/// A verb of a client that changes its tier: the tier that it is used under, by its index.
+#[derive(Clone, Debug)]
+enum TierVerb {
+    Check(usize, Cost),
+    Reserve(usize, Cost, u64),
+    /// One of the open reservations, its actual cost, and the tier that settles it.
+    Settle(usize, Cost, usize),
+    Refund(usize, Cost),
+    /// The policies are dealt out again among the tiers.
+    Replace([usize; 3]),
+    /// An override by one of the policies, for a time.
+    Override(usize, i64),
+    EndOverride,
+}
+
+fn tier_verb() -> impl Strategy<Value = TierVerb> {
+    let tier = || 0..3_usize;
+    prop_oneof![
+        8 => (tier(), 1..6_u64).prop_map(|(tier, cost)| TierVerb::Check(tier, cost)),
+        8 => (tier(), 1..8_u64, 0..60_u64)
+            .prop_map(|(tier, cost, ttl)| TierVerb::Reserve(tier, cost, ttl)),
+        8 => (0..9_usize, 0..3_u64, tier())
+            .prop_map(|(which, actual, tier)| TierVerb::Settle(which, actual, tier)),
+        1 => (0..9_usize, 0..12_u64, tier())
+            .prop_map(|(which, actual, tier)| TierVerb::Settle(which, actual, tier)),
+        1 => (tier(), 1..5_u64).prop_map(|(tier, cost)| TierVerb::Refund(tier, cost)),
+        1 => [tier(), tier(), tier()].prop_map(TierVerb::Replace),
+        1 => (tier(), 1..40_i64).prop_map(|(policy, lasts)| TierVerb::Override(policy, lasts)),
+        1 => Just(TierVerb::EndOverride),
+    ]
+}
+
+/// Calls a verb of a limiter under one of its tiers.
+macro_rules! under {
+    ($limiter:expr, $tier:expr, |$one:ident| $call:expr) => {
+        match $tier {
+            0 => {
+                let $one = &$limiter;
+                $call
+            }
+            tier => {
+                let $one = $limiter.tier(["pro", "team"][tier - 1]).expect("known");
+                $call
+            }
+        }
+    };
+}
+
+/// The bound of a client that is asked under several policies: the fastest of their rates, and one capacity of each.
+fn holds_together(policies: &[Limit], history: &[Use]) -> Result<(), String> {
+    let numbers = policies.iter().map(Limit::numbers);
+    let bursts: i128 = numbers.clone().map(|one| i128::from(one.burst)).sum();
+    let per_window = |one: &Numbers| (i128::from(one.limit), i128::from(one.window.0));
+    let (limit, window) = numbers
+        .map(per_window)
+        .reduce(|one, other| if one.0 * other.1 >= other.0 * one.1 { one } else { other })
+        .expect("one");
+    let times = history.iter().map(|one| one.at);
+    for from in times.clone() {
+        for to in times.clone().filter(|to| *to >= from) {
+            let within = history.iter().filter(|one| (from..=to).contains(&one.at));
+            let units: i128 = within.map(|one| one.units).sum();
+            let most = bursts + i128::from(to - from) * limit / window;
+            if units > most {
+                return Err(format!("{units} units from {from} to {to}, at most {most}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Kinds whose bound over an interval is a rate and one capacity; a fixed window and a sliding window counter allow
+/// one capacity more around the end of a window.
+const WITHOUT_BOUNDARIES: [Kind; 4] =
+    [Kind::TokenBucket, Kind::LeakyBucket, Kind::Gcra, Kind::SlidingWindowLog];
+
+proptest! {
+    #![proptest_config(cases(3000))]
+
+    /// K4: as above, for a client that changes its tier between any two verbs, and rules that are dealt out again.
+    #[test]
+    fn k4_no_order_of_verbs_and_tiers_exceeds_the_bound(
+        policies in vec((0..4_usize).prop_flat_map(|kind| small_limit_of(WITHOUT_BOUNDARIES[kind])), 3),
+        trace in vec((tier_verb(), prop_oneof![4 => Just(0_u64), 3 => 1..4_u64, 1 => 4..40_u64]), 1..120),
+    ) {
+        let rules = |chosen: [usize; 3]| {
+            let [base, pro, team] = chosen.map(|one| policy(&policies[one], false, false));
+            Tiers::new(base).tier("pro", pro).tier("team", team)
+        };
+        let clock = ManualClock::new(Tick(1_000));
+        let store: MemoryStore<Plan, _> = MemoryStore::new(Capacity::of(100), &clock);
+        let limiter = RateLimiter::in_store("api", rules([0, 1, 2]), store);
+        let mut history: Vec<Use> = Vec::new();
+        let mut open: Vec<Open> = Vec::new();
+        for (verb, gap) in &trace {
+            clock.advance(Ticks(*gap));
+            let at = clock.now().0;
+            match verb {
+                TierVerb::Check(tier, cost) => {
+                    let decision = under!(limiter, *tier, |one| one.check_n("a", *cost)).expect("short");
+                    if decision.allowed {
+                        history.push(Use { at, units: (*cost).into() });
+                    }
+                }
+                TierVerb::Reserve(tier, cost, ttl) => {
+                    let reserved = under!(limiter, *tier, |one| one.reserve("a", *cost, Ticks(*ttl)));
+                    if let Some(reservation) = reserved.expect("short").granted() {
+                        open.push(Open { reservation, at, estimate: *cost });
+                    }
+                }
+                TierVerb::Settle(..) if open.is_empty() => {}
+                TierVerb::Settle(which, actual, tier) => {
+                    let Open { mut reservation, at, estimate } = open.swap_remove(which % open.len());
+                    let settled = under!(limiter, *tier, |one| one.settle(&mut reservation, *actual));
+                    let units = match settled {
+                        Ok(settled) => {
+                            let _ = settled.expect("short");
+                            estimate.min(*actual)
+                        }
+                        Err(SettleError::Expired { .. }) => estimate,
+                        Err(error) => return Err(TestCaseError::fail(error.to_string())),
+                    };
+                    history.push(Use { at, units: units.into() });
+                }
+                TierVerb::Refund(tier, cost) => {
+                    let _ = under!(limiter, *tier, |one| one.refund("a", *cost)).expect("short");
+                    history.push(Use { at, units: -i128::from(*cost) });
+                }
+                TierVerb::Replace(chosen) => limiter.replace(&rules(*chosen)),
+                TierVerb::Override(chosen, lasts) => {
+                    let access = policy(&policies[*chosen], false, false);
+                    limiter.set_override("a", access, Some(Tick(at + lasts)));
+                }
+                TierVerb::EndOverride => {
+                    limiter.remove_override("a");
+                }
+            }
+        }
+        history.extend(open.iter().map(|one| Use { at: one.at, units: one.estimate.into() }));
+        prop_assert_eq!(holds_together(&policies, &history), Ok(()), "{:?}", trace);
+    }
+}
+
 fn limiter(policy: Policy, clock: &ManualClock) -> RateLimiter<Policy, PolicyStore<&ManualClock>> {
     let store = PolicyStore::new(&policy, Capacity::of(10), clock);
     RateLimiter::with_store(policy, store)
