@@ -189,7 +189,7 @@ fn tier_verb() -> impl Strategy<Value = TierVerb> {
     let tier = || 0..3_usize;
     prop_oneof![
         8 => (tier(), 1..6_u64).prop_map(|(tier, cost)| TierVerb::Check(tier, cost)),
-        8 => (tier(), 1..8_u64, 0..60_u64)
+        8 => (tier(), 1..8_u64, 0..2_000_u64)
             .prop_map(|(tier, cost, ttl)| TierVerb::Reserve(tier, cost, ttl)),
         8 => (0..9_usize, 0..3_u64, tier())
             .prop_map(|(which, actual, tier)| TierVerb::Settle(which, actual, tier)),
@@ -253,7 +253,7 @@ proptest! {
     #[test]
     fn k4_no_order_of_verbs_and_tiers_exceeds_the_bound(
         policies in vec((0..4_usize).prop_flat_map(|kind| small_limit_of(WITHOUT_BOUNDARIES[kind])), 3),
-        trace in vec((tier_verb(), prop_oneof![4 => Just(0_u64), 3 => 1..4_u64, 1 => 4..40_u64]), 1..120),
+        trace in vec((tier_verb(), prop_oneof![9 => Just(0_u64), 1 => 1..100_u64]), 1..250),
     ) {
         let rules = |chosen: [usize; 3]| {
             let [base, pro, team] = chosen.map(|one| policy(&policies[one], false, false));
