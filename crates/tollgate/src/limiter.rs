@@ -289,9 +289,13 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.quietly(key.as_ref(), Op::Peek(cost), Some(now))
     }
 
-    /// Gives back what a client has used, at most to fresh; says how it stands then (it asks for
-    /// nothing, so it is always allowed). It acts on what counts now: a window that has passed gives
-    /// nothing back.
+    /// Returns `cost` units to the client's quota and returns the resulting state.
+    ///
+    /// A refund never raises the quota above its capacity, and it only affects usage that still counts:
+    /// refunding a request from an expired window has no effect. It does not know which request it is for,
+    /// so it lowers the usage of every limit, also of a shadow limit that would have denied the request and
+    /// has not charged it. To return exactly what a request charged, [`reserve`](Self::reserve) it and
+    /// [`cancel`](Self::cancel) the reservation.
     ///
     /// ```
     /// # use tollgate::{Policy, RateLimiter};
