@@ -74,8 +74,21 @@ async fn k8_every_rule_that_a_key_is_asked_under_counts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn k8_costs_of_one_key_are_added_up_exactly() {
     let server = Server::start(Flavor::Redis);
-    let limiter = tiered(&patient(&server.url()), "api", OnFailure::Deny);
+    let redis = patient(&server.url());
     let most = Cost::MAX;
+    // A limit that allows the largest cost there is.
+    let largest = Policy::token_bucket(most).per(Ticks(1000)).build().unwrap();
+    let largest =
+        RateLimiter::with_store(largest, redis.store("largest").on_failure(OnFailure::Deny));
+    for costs in [[most, most], [most, 1], [1, most]] {
+        let asked = check_all(costs.map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost)));
+        let asked = asked.await.unwrap();
+        assert_eq!((asked.refused_ask, asked.decision.source), (Some(0), Source::Store));
+        assert_eq!(asked.decision.retry_after, None, "no time is enough");
+    }
+    let asked = [most, 0].map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost));
+    assert!(check_all(asked).await.unwrap().decision.allowed);
+    let limiter = tiered(&redis, "api", OnFailure::Deny);
     for parts in [[("", most), ("", most)], [("", most), ("", 2)], [("small", most), ("", 1)]] {
         let (allowed, refused, retry_after, source) = ask_tiers(&limiter, "alice", &parts).await;
         assert_eq!((allowed, refused, retry_after, source), (false, Some(0), None, Source::Store));
