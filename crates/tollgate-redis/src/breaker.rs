@@ -20,6 +20,8 @@ pub(crate) struct Breaker {
     /// How many times it was opened in a row.
     opened: u32,
     state: State,
+    /// When it was last closed after it had been open.
+    closed_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ pub(crate) enum Pass {
 
 impl Breaker {
     pub(crate) const fn new() -> Self {
-        Self { failures: 0, opened: 0, state: State::Closed }
+        Self { failures: 0, opened: 0, state: State::Closed, closed_at: None }
     }
 
     pub(crate) fn ask(&mut self, now: Instant) -> Pass {
@@ -60,7 +62,8 @@ impl Breaker {
     /// The server answered. Says whether that closed it.
     pub(crate) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
-        *self = Self::new();
+        let closed_at = if was_open { Some(Instant::now()) } else { self.closed_at };
+        *self = Self { closed_at, ..Self::new() };
         was_open
     }
 
@@ -87,6 +90,11 @@ impl Breaker {
             State::Open { until } => Some(until.saturating_duration_since(now)),
             State::HalfOpen => Some(FIRST_PAUSE),
         }
+    }
+
+    /// Returns whether it was open at any time since a moment.
+    pub(crate) fn was_open_since(&self, since: Instant) -> bool {
+        self.is_open() || self.closed_at.is_some_and(|closed| closed >= since)
     }
 
     pub(crate) const fn is_open(&self) -> bool {

@@ -251,6 +251,11 @@ impl Redis {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Identifies the connections that clones share.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
     pub(crate) fn is_cluster(&self) -> bool {
         self.inner.routes.is_cluster()
     }
@@ -263,6 +268,11 @@ impl Redis {
     /// the first time. What is not decided then waits for others, and not for a server that does not answer.
     pub(crate) fn is_busy_since(&self, key: &Key, since: Instant) -> bool {
         self.inner.routes.is_busy_since(key.slot, since)
+    }
+
+    /// Returns whether the server of a slot did not answer at some time since a moment.
+    pub(crate) fn was_away_since(&self, slot: u16, since: Instant) -> bool {
+        self.inner.routes.was_open_since(slot, since)
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -483,6 +493,7 @@ pub(crate) struct Counters {
     pub(crate) leased: AtomicU64,
     pub(crate) given_back: AtomicU64,
     pub(crate) lapsed: AtomicU64,
+    pub(crate) unreturned: AtomicU64,
     pub(crate) eviction_warnings: AtomicU64,
     pub(crate) last_error: ArcSwapOption<Error>,
 }
@@ -534,6 +545,9 @@ pub struct Counts {
     pub given_back: u64,
     /// What of it was neither served nor given back.
     pub lapsed: u64,
+    /// Units that a decision over several keys charged and could not give back when another key denied. They stay charged
+    /// until the policy has earned them back.
+    pub unreturned: u64,
     /// Whether the server was found to drop keys before they expire.
     pub eviction_warnings: u64,
 }
@@ -564,6 +578,7 @@ impl Counters {
             leased: read(&self.leased),
             given_back: read(&self.given_back),
             lapsed: read(&self.lapsed),
+            unreturned: read(&self.unreturned),
             eviction_warnings: read(&self.eviction_warnings),
         }
     }

@@ -19,8 +19,9 @@ pub enum OnFailure {
     Allow,
     /// Everything is refused. For limits that protect much: logins, payments.
     Deny,
-    /// This process decides by itself, for its share of the quota. What it admitted is charged in Redis when it
-    /// is back.
+    /// This process decides by itself, for its share of the quota. The units that it allowed are charged in Redis when
+    /// Redis is back. For one second after that, a request needs both the share and Redis: other processes may not have
+    /// charged theirs yet.
     Local {
         /// How many processes share the quota.
         instances: u32,
@@ -93,6 +94,39 @@ impl Drop for Charge<'_> {
         self.local.charged(self.client, self.owed);
     }
 }
+
+/// A charge to this process's share, beside the one in Redis. It is returned when it is dropped, unless the request was
+/// allowed and it is [kept](Self::keep).
+#[must_use = "it is returned when it is dropped"]
+pub(crate) struct ShareCharge<'a> {
+    local: &'a Local,
+    plan: Plan,
+    client: &'a [u8],
+    cost: Cost,
+}
+
+impl ShareCharge<'_> {
+    /// The request was allowed.
+    pub(crate) fn keep(mut self) {
+        self.cost = 0;
+    }
+}
+
+impl Drop for ShareCharge<'_> {
+    fn drop(&mut self) {
+        if self.cost > 0
+            && let Ok(share) = self.local.share(&self.plan)
+        {
+            let op = Op::Force(-i128::from(self.cost));
+            // It was charged under this share, so the store takes it.
+            let _ = self.local.store().apply::<bool>(&share, self.client, op, None);
+        }
+    }
+}
+
+/// How long a process that is back from an outage keeps to its share of the quota: by then all processes have found out that
+/// the server answers again.
+pub(crate) const SHARED_FOR: Duration = Duration::from_secs(1);
 
 /// How many clients are decided on locally. More are refused: what they used could not be charged later.
 const MAX_CLIENTS: usize = 100_000;
@@ -267,6 +301,34 @@ impl Local {
         let processes = self.instances.load(Ordering::Relaxed);
         let charge = Charge { local: self, client, owed, used, least, began, processes };
         if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
+    }
+
+    /// Charges a cost to this process's share of the quota, for a request that is then decided by Redis. Returns a denial if
+    /// the share does not allow it.
+    ///
+    /// Processes do not find out at the same time that Redis is back. The first of them finds the quota as it was before the
+    /// outage, with everything earned since, while the others have allowed their shares of the same quota and have not
+    /// charged them yet. So it keeps to its own share until they have: see [`SHARED_FOR`]. Then a fleet allows no more
+    /// after an outage than during it.
+    pub(crate) fn charge_share<'a>(
+        &'a self,
+        plan: Plan,
+        client: &'a [u8],
+        cost: Cost,
+    ) -> Result<Option<ShareCharge<'a>>, Decision> {
+        // One process has the whole quota, and there are no others.
+        if self.instances.load(Ordering::Relaxed) < 2 {
+            return Ok(None);
+        }
+        let Ok(share) = self.share(&plan) else { return Ok(None) };
+        match self.store().apply::<Decision>(&share, client, Op::Check(cost), None) {
+            Ok(decision) if !decision.allowed => {
+                let most = Ticks::from_duration(SHARED_FOR);
+                let retry_after = Some(decision.retry_after.map_or(most, |wait| wait.min(most)));
+                Err(Decision { retry_after, source: Source::Local, ..decision })
+            }
+            _ => Ok(Some(ShareCharge { local: self, plan, client, cost })),
+        }
     }
 
     fn charged(&self, client: &[u8], cost: Cost) {

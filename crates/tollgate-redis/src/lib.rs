@@ -65,5 +65,5 @@ pub use in_flight::{InFlight, Place};
 pub use lease::Leases;
 pub use own::OwnStore;
 pub use store::{RedisStore, Reply};
-pub use together::{Ask, Together, check_all};
+pub use together::{Ask, Together, check_all, check_all_at};
 pub use waiting::Waiting;

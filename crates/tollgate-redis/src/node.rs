@@ -245,6 +245,11 @@ impl Node {
         self.links.iter().for_each(|link| link.rest(reason));
     }
 
+    /// Returns whether the server did not answer at some time since a moment.
+    pub(crate) fn was_open_since(&self, since: Instant) -> bool {
+        self.breaker().was_open_since(since)
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.breaker().is_open()
     }

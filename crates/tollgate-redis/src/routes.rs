@@ -32,6 +32,8 @@ pub(crate) struct Routes {
     slots: Mutex<Slots>,
     is_asking: AtomicBool,
     asked: Mutex<Option<Instant>>,
+    /// When a server that did not answer was last replaced by another.
+    failed_over: Mutex<Option<Instant>>,
 }
 
 /// Ranges of slots, each with its server.
@@ -68,6 +70,7 @@ impl Routes {
             slots: Mutex::default(),
             is_asking: AtomicBool::new(false),
             asked: Mutex::new(None),
+            failed_over: Mutex::new(None),
         })
     }
 
@@ -88,6 +91,25 @@ impl Routes {
     /// Whether the server of a slot was at work since a moment: see [`Node::is_busy_since`].
     pub(crate) fn is_busy_since(&self, slot: u16, since: Instant) -> bool {
         self.known(slot).is_some_and(|node| node.is_busy_since(since))
+    }
+
+    /// Returns whether the server of a slot did not answer at some time since a moment, or has replaced one that did not.
+    pub(crate) fn was_open_since(&self, slot: u16, since: Instant) -> bool {
+        self.known(slot).is_some_and(|node| node.was_open_since(since))
+            || lock(&self.failed_over).is_some_and(|when| when >= since)
+    }
+
+    /// Keeps only the servers that have keys.
+    fn keep_nodes(&self, has_keys: impl Fn(&Arc<Node>) -> bool) {
+        let mut is_failover = false;
+        lock(&self.nodes).retain(|_, node| {
+            let stays = has_keys(node);
+            is_failover |= !stays && node.is_open();
+            stays
+        });
+        if is_failover {
+            *lock(&self.failed_over) = Some(Instant::now());
+        }
     }
 
     /// Whether the server of a slot is known to have a script.
@@ -242,7 +264,7 @@ impl Routes {
                     let ranges = self.ranges(&reply, &host);
                     if !ranges.is_empty() {
                         // Servers that have no slots any more are forgotten, and so is that they did not answer.
-                        lock(&self.nodes).retain(|_, node| {
+                        self.keep_nodes(|node| {
                             ranges.iter().any(|(_, _, other)| Arc::ptr_eq(node, other))
                         });
                         *lock(&self.slots) = Slots { ranges, moved: HashMap::new() };
@@ -288,7 +310,7 @@ impl Routes {
                     let port = found.get(1).and_then(text).and_then(|port| port.parse().ok());
                     if let (Some(host), Some(port)) = (host, port) {
                         let primary = self.node(&host, port)?;
-                        lock(&self.nodes).retain(|_, node| Arc::ptr_eq(node, &primary));
+                        self.keep_nodes(|node| Arc::ptr_eq(node, &primary));
                         *lock(&self.only) = Some(primary);
                         return Ok(());
                     }

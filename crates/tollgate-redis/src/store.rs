@@ -25,7 +25,9 @@ use tollgate::{
 use crate::client::Redis;
 use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
-use crate::failure::{Charge, Local, OnFailure, Seldom, Taken, allowed, overloaded, refused};
+use crate::failure::{
+    Charge, Local, OnFailure, SHARED_FOR, Seldom, ShareCharge, Taken, allowed, overloaded, refused,
+};
 use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
@@ -321,7 +323,15 @@ impl RedisStore {
         }
         let judge = rule.judge(self, now)?;
         let (way, deadline) = by;
-        let result = match self.give_in(rule, client, deadline).await {
+        let given_in = self.give_in(rule, client, deadline).await;
+        let share = match (&given_in, op) {
+            (Ok(()), Op::Check(cost)) => match self.charge_share(rule, client, cost, now) {
+                Ok(share) => share,
+                Err(denial) => return Ok(denial),
+            },
+            _ => None,
+        };
+        let result = match given_in {
             Ok(()) if way == Way::WithoutScript => {
                 self.ask_without_script(&judge, client, key, op, deadline).await
             }
@@ -330,11 +340,51 @@ impl RedisStore {
         };
         match result {
             Ok(timed) => {
+                if let Some(share) = share.filter(|_| timed.decision.allowed) {
+                    share.keep();
+                }
                 self.return_others(rule);
                 Ok(timed)
             }
-            Err(error) => self.fall_back(error, rule, client, op, now),
+            Err(error) => {
+                drop(share);
+                self.fall_back(error, rule, client, op, now)
+            }
         }
+    }
+
+    /// Charges a cost to this process's share as well, while other processes may not know that Redis is back: see
+    /// [`Local::charge_share`]. Returns a denial if the share does not allow it.
+    pub(crate) fn charge_share<'a>(
+        &'a self,
+        rule: &impl Shareable,
+        client: &'a [u8],
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> Result<Option<ShareCharge<'a>>, Timed> {
+        if cost == 0 || now.is_some() || !self.is_just_back(client) {
+            return Ok(None);
+        }
+        self.shared
+            .local
+            .charge_share(rule.plan(), client, cost)
+            .map_err(|decision| Timed { decision, at: self.outside(Tick(self.shared.redis.now())) })
+    }
+
+    /// Returns whether the server of a client did not answer a moment ago, and processes have shares of the quota.
+    fn is_just_back(&self, client: &[u8]) -> bool {
+        let Shared { redis, on_failure, .. } = &*self.shared;
+        if redis.inner().counters.breaker_opened.load(Ordering::Relaxed) == 0
+            || !matches!(**on_failure.load(), OnFailure::Local { .. })
+        {
+            return false;
+        }
+        let slot = match redis.is_cluster() {
+            true => self.key(client).map_or(0, |key| key.slot),
+            false => 0,
+        };
+        let since = Instant::now().checked_sub(SHARED_FOR);
+        since.is_some_and(|since| redis.was_away_since(slot, since))
     }
 
     /// What tells this store from those of other policies and other prefixes.
@@ -353,8 +403,20 @@ impl RedisStore {
         let (key, store) = (self.key(client)?, self.identity()?);
         let judge = rule.judge(self, now)?;
         let deadline = self.shared.redis.deadline();
+        let mut share = None;
         let result = match self.give_in(rule, client, deadline).await {
             Ok(()) => {
+                share = match self.charge_share(rule, client, estimate, now) {
+                    Ok(share) => share,
+                    Err(timed) => {
+                        return Ok(Charged {
+                            timed,
+                            receipt: Receipt::Nothing,
+                            number: i64::MAX,
+                            store,
+                        });
+                    }
+                };
                 let given = now.map(|now| self.in_redis(now).0);
                 reserve_in(&self.shared.redis, &judge, &key, estimate, given, deadline).await
             }
@@ -362,12 +424,16 @@ impl RedisStore {
         };
         match result {
             Ok((timed, receipt)) => {
+                if let Some(share) = share.filter(|_| timed.decision.allowed) {
+                    share.keep();
+                }
                 self.return_others(rule);
                 // A return at the very time of the charge counts as one after it.
                 let number = timed.at.0.saturating_sub(1);
                 Ok(Charged { timed: self.told(timed), receipt, number, store })
             }
             Err(error) => {
+                drop(share);
                 let timed = self.fall_back(error, rule, client, Op::Check(estimate), now)?;
                 Ok(Charged { timed, receipt: Receipt::Nothing, number: i64::MAX, store })
             }
@@ -423,6 +489,9 @@ impl RedisStore {
         let is_exact = i64::try_from(cost).is_ok_and(Numbers::takes);
         let local = &self.shared.local;
         if !is_exact || client.len() > MAX_KEY_BYTES || !local.is_unused() && local.owes(client) {
+            return None;
+        }
+        if self.is_just_back(client) {
             return None;
         }
         let prepared = rule.prepared(self)?;
@@ -676,11 +745,12 @@ impl RedisStore {
         let at = now.unwrap_or_else(|| self.outside(Tick(redis.now())));
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         let decision = match **on_failure.load() {
-            OnFailure::Allow if asks => {
+            // No store is needed to know that a client is blocked.
+            OnFailure::Allow if asks && !matches!(plan.access(at), Access::Blocked) => {
                 count(&counters.allowed);
                 allowed(plan, at)
             }
-            OnFailure::Deny if asks => {
+            OnFailure::Allow | OnFailure::Deny if asks => {
                 count(&counters.denied);
                 refused(plan, at)
             }

@@ -9,7 +9,7 @@ use common::{
     assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
 };
 use futures_util::future::join_all;
-use tollgate::{Op, Policy, Source, Store as _, Ticks, Timed};
+use tollgate::{Decision, Op, Policy, Source, Store as _, Ticks};
 use tollgate_redis::{Error, OnFailure, Redis};
 use tollgate_testkit::servers::{Flavor, Proxy, Sentinel, Server};
 
@@ -209,12 +209,36 @@ async fn f18_the_primary_that_sentinels_name_is_followed() {
 }
 
 /// Forty processes lose their server at one moment and keep asking.
+///
+/// A machine that stands still for a moment brings them into step by itself, so they have three tries. A fleet without
+/// random pauses is in step every time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f19_a_fleet_does_not_come_back_in_step() {
     const FLEET: usize = 40;
+    for tries_left in (0..3).rev() {
+        let Reconnects { all, later, busiest } = reconnects_of_a_fleet(FLEET).await;
+        println!("reconnects: {all} in all, {later} later, {busiest} in 10 ms");
+        assert!(later >= FLEET, "they do try again: {later}");
+        assert!(all <= FLEET * 14, "{all} attempts in 2.5 s");
+        if busiest <= FLEET / 2 {
+            return;
+        }
+        assert!(tries_left > 0, "{busiest} of {FLEET} within 10 ms");
+    }
+}
+
+struct Reconnects {
+    all: usize,
+    /// After the first pauses, which are short and spread the fleet.
+    later: usize,
+    /// The most of those within 10 ms.
+    busiest: usize,
+}
+
+async fn reconnects_of_a_fleet(size: usize) -> Reconnects {
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
-    let fleet: Vec<_> = (0..FLEET).map(|_| Redis::open(&proxy.url()).unwrap()).collect();
+    let fleet: Vec<_> = (0..size).map(|_| Redis::open(&proxy.url()).expect("valid")).collect();
     let fleet: Vec<_> =
         fleet.iter().map(|redis| Arc::new(limiter(redis, burst(10), OnFailure::Deny))).collect();
     join_all(fleet.iter().map(|one| until_the_store_answers(one, "alice"))).await;
@@ -236,17 +260,13 @@ async fn f19_a_fleet_does_not_come_back_in_step() {
         .filter_map(|at| at.checked_duration_since(start))
         .filter(|after| *after < Duration::from_millis(2_500))
         .collect();
-    // They began in step: the first pauses are short, and spread them.
     let later: Vec<_> = tries.iter().filter(|after| after.as_millis() >= 400).collect();
     let busiest = later.iter().map(|from| {
         let until = **from + Duration::from_millis(10);
         later.iter().filter(|after| ***after >= **from && ***after < until).count()
     });
     let busiest = busiest.max().unwrap_or_default();
-    println!("reconnects: {} in all, {} later, {busiest} in 10 ms", tries.len(), later.len());
-    assert!(later.len() >= FLEET, "they do try again: {}", later.len());
-    assert!(busiest <= FLEET / 2, "{busiest} of {FLEET} within 10 ms");
-    assert!(tries.len() <= FLEET * 14, "{} attempts in 2.5 s", tries.len());
+    Reconnects { all: tries.len(), later: later.len(), busiest }
 }
 
 /// A replica answers every call, with a refusal: that is no reason to connect again for every one.
@@ -310,9 +330,13 @@ async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
     for redis in &fleet {
         until("all is charged", async || (redis.counts().returned == 2).then_some(())).await;
     }
-    while limiters[0].check("alice").await.unwrap().allowed {
-        admitted += 1;
-    }
+    // For a second each process keeps to its share. Then the store decides alone.
+    until("the quota is used", async || {
+        let decision = limiters[0].check("alice").await.unwrap();
+        admitted += u64::from(decision.allowed);
+        (!decision.allowed && decision.source == Source::Store).then_some(())
+    })
+    .await;
     assert_eq!(admitted, 20, "the quota, once");
     assert_eq!(limiters[1].peek_n("bob", 0).await.unwrap().remaining, 12);
     assert!(fleet.iter().all(|redis| redis.counts().returned == 2), "once each");
@@ -365,66 +389,119 @@ async fn f22_every_outage_is_the_same_quota() {
     assert_all_expire(&server);
 }
 
-/// Two processes of a fleet of two, a client that asks without end, and one short outage after the other.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j16_outage_after_outage_allows_one_burst_more_in_all_and_the_rate_of_the_policy() {
-    const LIMIT: i128 = 100;
-    const BURST: i128 = 30;
-    let server = Server::start(Flavor::Redis);
-    let proxy = Proxy::start(&server.address());
-    let policy = Policy::token_bucket(100).per_second().burst(30).build().unwrap();
-    let fleet = [Redis::open(&proxy.url()).unwrap(), Redis::open(&proxy.url()).unwrap()];
-    let on_failure = OnFailure::Local { instances: 2 };
-    let stores: Vec<_> = fleet
-        .iter()
-        .map(|redis| redis.store("api").on_failure(on_failure).deny_cache(false))
-        .collect();
-    let start = Instant::now();
-    let lasts = Duration::from_millis(4500);
-    let asking = stores.iter().cloned().map(|store| {
+/// The policy of J16: the promise is at most one burst beyond its bound, over any interval.
+const LIMIT: u128 = 100;
+const BURST: u128 = 40;
+
+/// A decision, and between which moments it was made.
+struct Answer {
+    called: Instant,
+    replied: Instant,
+    decision: Decision,
+}
+
+/// A client asks some processes without end until a moment.
+async fn ask_without_end(fleet: &[Redis], until: Instant) -> Vec<Answer> {
+    let policy = Policy::token_bucket(100).per_second().burst(40).build().expect("valid");
+    let instances = u32::try_from(fleet.len()).expect("few");
+    let on_failure = OnFailure::Local { instances };
+    let asking = fleet.iter().map(|redis| {
+        let store = redis.store("api").on_failure(on_failure).deny_cache(false);
         let policy = policy.clone();
         tokio::spawn(async move {
-            let mut told = Vec::new();
-            while start.elapsed() < lasts {
-                told.push(
-                    store.apply::<Timed>(&policy, b"alice", Op::Check(1), None).await.unwrap(),
-                );
+            let mut answers = Vec::new();
+            while Instant::now() < until {
+                let called = Instant::now();
+                let asked = store.apply::<Decision>(&policy, b"alice", Op::Check(1), None).await;
+                let decision = asked.expect("a decision");
+                answers.push(Answer { called, replied: Instant::now(), decision });
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            told
+            answers
         })
     });
     let asking: Vec<_> = asking.collect();
-    for _ in 0..5 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        proxy.refuse(true);
-        proxy.cut();
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        proxy.refuse(false);
-    }
-    let mut told = Vec::new();
+    let mut answers = Vec::new();
     for one in asking {
-        told.extend(one.await.unwrap());
+        answers.extend(one.await.expect("no panic"));
     }
-    let by_local = told.iter().filter(|told| told.decision.source == Source::Local).count();
+    answers
+}
+
+/// Returns by how many requests the worst of all intervals is above what the limit earns in it. An interval has the
+/// requests that were called and replied to within it.
+fn most_beyond_the_rate(answers: &[Answer]) -> i128 {
+    let mut allowed: Vec<_> = answers.iter().filter(|answer| answer.decision.allowed).collect();
+    allowed.sort_unstable_by_key(|answer| answer.replied);
+    let mut most = 0;
+    for begin in allowed.iter().map(|answer| answer.called) {
+        let within = allowed.iter().filter(|answer| answer.called >= begin);
+        for (before, answer) in within.enumerate() {
+            let earned = (answer.replied - begin).as_nanos() * LIMIT / 1_000_000_000;
+            let earned = i128::try_from(earned).unwrap_or(i128::MAX);
+            most = most.max(i128::try_from(before + 1).unwrap_or(i128::MAX) - earned);
+        }
+    }
+    most
+}
+
+fn assert_the_promise(answers: &[Answer]) {
+    let most = most_beyond_the_rate(answers);
+    println!("{most} beyond the rate in the worst interval");
+    // One more for the rates of two clocks.
+    assert!(most <= i128::try_from(2 * BURST + 1).unwrap_or(0), "{most} beyond the rate");
+}
+
+/// Two processes, and one short outage after the other. In between the shares earn again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_outage_after_outage_allows_one_burst_more_in_all_and_the_rate_of_the_policy() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet = [Redis::open(&proxy.url()).unwrap(), Redis::open(&proxy.url()).unwrap()];
+    let lasts = Duration::from_millis(7500);
+    let outages = async {
+        for _ in 0..4 {
+            // Longer than processes keep to their shares after an outage.
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            proxy.refuse(true);
+            proxy.cut();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            proxy.refuse(false);
+        }
+    };
+    let (answers, ()) = tokio::join!(ask_without_end(&fleet, Instant::now() + lasts), outages);
+    let by_local = answers.iter().filter(|answer| answer.decision.source == Source::Local).count();
     assert!(by_local > 100, "there were outages: {by_local}");
-    told.retain(|told| told.decision.allowed);
-    told.sort_unstable_by_key(|told| told.at);
-    // A bucket of two bursts counts what was allowed, in nanoseconds of a request.
-    let (mut level, mut last, mut highest) = (0_i128, i64::MIN, 0);
-    for told in &told {
-        let drained = i128::from(told.at.0.saturating_sub(last)) * LIMIT;
-        level = (level - drained).max(0) + 1_000_000_000;
-        last = told.at.0;
-        highest = highest.max(level);
-    }
-    // Processes do not see the end of an outage at one time: for up to half a second one has its share beside the other's
-    // whole quota. That is charged, too, but later.
-    let most = (2 * BURST + LIMIT / 4) * 1_000_000_000;
-    assert!(highest <= most, "{highest} of {most} at most; {} allowed", told.len());
-    let possible = 130.0 + 100.0 * lasts.as_secs_f64();
-    let share = told.len() as f64 / possible;
-    assert!(share > 0.6, "the quota can be used: {share:.2}");
+    assert_the_promise(&answers);
+    let allowed = answers.iter().filter(|answer| answer.decision.allowed).count();
+    let possible = BURST + LIMIT * lasts.as_millis() / 1000;
+    assert!(allowed as u128 * 10 > possible * 6, "the quota can be used: {allowed} of {possible}");
+}
+
+/// Four processes lose the server at one moment. One of them reaches it again before the others do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_the_process_that_is_back_first_takes_nothing_of_the_shares_of_the_others() {
+    let server = Server::start(Flavor::Redis);
+    let proxies = [(); 4].map(|()| Proxy::start(&server.address()));
+    let fleet = proxies.each_ref().map(|proxy| Redis::open(&proxy.url()).unwrap());
+    let outage = async {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        for proxy in &proxies {
+            proxy.refuse(true);
+            proxy.cut();
+        }
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        proxies[0].refuse(false);
+        until("it is back", async || (!fleet[0].counts().is_open).then_some(())).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxies.iter().for_each(|proxy| proxy.refuse(false));
+    };
+    let end = Instant::now() + Duration::from_millis(4500);
+    let (answers, ()) = tokio::join!(ask_without_end(&fleet, end), outage);
+    assert_the_promise(&answers);
+    let later = answers.iter().rev().filter(|answer| answer.decision.source == Source::Store);
+    assert!(later.count() > 100, "and the store decides again");
+    assert_all_expire(&server);
 }
 
 /// After a failover the breaker of the server that has gone says nothing about the one that decides.

@@ -199,6 +199,7 @@ impl Metrics {
             count("connections", counts.connections);
             count("redirections", counts.redirections);
             count("returned", counts.returned);
+            count("unreturned", counts.unreturned);
             count("coalesced", counts.coalesced);
             count("leased", counts.leased);
             count("lease_given_back", counts.given_back);
