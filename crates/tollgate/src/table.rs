@@ -1361,37 +1361,45 @@ impl<S> Table<S> {
     /// Splits a few buckets, if the table is filled and not as large as it can be. The caller holds no lock.
     #[inline]
     pub(crate) fn grow(&self) {
-        self.grow_from(FILL);
+        self.grow_from(FILL, 0);
+    }
+
+    /// The same before a decision on so many keys, which may all be new. While it holds their locks, the table cannot grow.
+    /// Called for each of them, it splits enough buckets for all.
+    pub(crate) fn grow_for(&self, keys: usize) {
+        self.grow_from(FILL, keys);
     }
 
     /// The same for the keys of a snapshot, at half the fill: they come in the order of another table's buckets, so
     /// one part of this table gets its keys before the others, and is then filled twice as much as the average.
     pub(crate) fn grow_for_restored(&self) {
-        self.grow_from(FILL / 2);
+        self.grow_from(FILL / 2, 0);
     }
 
     #[inline]
-    fn grow_from(&self, hundredths: usize) {
-        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths) {
-            self.split_some(hundredths);
+    fn grow_from(&self, hundredths: usize, coming: usize) {
+        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths, coming) {
+            self.split_some(hundredths, coming);
         }
     }
 
-    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths.
-    fn is_to_grow(&self, hundredths: usize) -> bool {
+    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths with the keys that
+    /// are coming.
+    fn is_to_grow(&self, hundredths: usize, coming: usize) -> bool {
         let shape = self.shape();
         let is_doubling = shape.homes() < self.first_homes << shape.bits();
         shape.homes() < self.most_homes
-            && (is_doubling || self.is_filled(shape.homes(), hundredths))
+            && (is_doubling || self.is_filled(shape.homes(), hundredths, coming))
     }
 
     /// Whether so many homes are filled by more than so many hundredths.
-    fn is_filled(&self, homes: usize, hundredths: usize) -> bool {
-        self.len().saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
+    fn is_filled(&self, homes: usize, hundredths: usize, coming: usize) -> bool {
+        let keys = self.len().saturating_add(coming).min(self.max_keys);
+        keys.saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
     }
 
     #[cold]
-    fn split_some(&self, hundredths: usize) {
+    fn split_some(&self, hundredths: usize, coming: usize) {
         let take = || {
             let swapped =
                 self.splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
@@ -1402,13 +1410,13 @@ impl<S> Table<S> {
             // too full: then new keys come faster than one thread can split.
             let shape = self.shape();
             let homes = self.first_homes << shape.bits() >> 1;
-            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3) {
+            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3, coming) {
                 return;
             }
             pause();
         }
         for _ in 0..SPLITS {
-            if !self.is_to_grow(hundredths) || !self.split_next() {
+            if !self.is_to_grow(hundredths, coming) || !self.split_next() {
                 break;
             }
         }
