@@ -125,6 +125,8 @@ pub struct Share {
 impl Share {
     /// All of a quota.
     pub const ALL: Self = Self { used: 1, capacity: 1 };
+    /// Half of a quota.
+    pub const HALF: Self = Self { used: 1, capacity: 2 };
 
     /// What is used of a capacity, in whole units, rounded up. A debt counts as all of it.
     #[must_use]

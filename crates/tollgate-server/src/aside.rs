@@ -5,8 +5,12 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
 
 use crate::http::WORKED_ON_AT_A_TIME;
+
+/// How many lists are written, and overrides changed, at a time: they are quick, but not as quick as a decision.
+const LISTS_AT_A_TIME: usize = 1;
 
 /// How far a thread steps back from where the process is: of a processor that one which serves would have to itself it
 /// gets a tenth, not nothing.
@@ -20,7 +24,7 @@ const KEPT: Duration = Duration::from_secs(3600);
 static THREADS: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     Builder::new_current_thread()
         .thread_name("tollgate-aside")
-        .max_blocking_threads(WORKED_ON_AT_A_TIME)
+        .max_blocking_threads(WORKED_ON_AT_A_TIME + LISTS_AT_A_TIME)
         .thread_keep_alive(KEPT)
         .on_thread_start(step_back)
         .build()
@@ -36,6 +40,19 @@ pub(crate) fn aside<T: Send + 'static>(
         Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
     };
     async move { begun?.await.map_err(io::Error::other) }
+}
+
+/// Does the same for work that goes through all policies, overrides or metrics. One is done after the other.
+pub(crate) async fn aside_in_order<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    static PLACES: Semaphore = Semaphore::const_new(LISTS_AT_A_TIME);
+    let place = PLACES.acquire().await.map_err(io::Error::other)?;
+    aside(move || {
+        let _held_until_done = place;
+        work()
+    })
+    .await
 }
 
 /// Lets those that serve go first. Where the system knows only the priority of a whole process, things stay as they are.

@@ -1,11 +1,12 @@
 //! What the server is told to do: a TOML file, read whole or not at all.
 //!
 //! `file.rs` is the file as it is written, `limits.rs` what one client may take, `tokens.rs` who may ask, `tls.rs` the
-//! certificates, `policies.rs` makes rules of it, `mistake.rs` says what is wrong with it and where. Whoever has a
+//! certificates, `policies.rs` makes rules of it, `memory.rs` adds up the most memory that it takes, `mistake.rs` says what is wrong with it and where. Whoever has a
 //! [`Config`] has one that works: also the files that it names were read.
 
 mod file;
 mod limits;
+mod memory;
 mod mistake;
 mod policies;
 mod tls;

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use tollgate::{
@@ -26,20 +27,27 @@ use tollgate_redis::{Redis, RedisStore};
 use crate::config::{Config, KeySource, Limits, PolicyConfig};
 use crate::metrics::{Metrics, PolicyMetrics};
 use crate::traces;
+use crate::turn::off_worker;
 
 pub(crate) use hot::{Hot, HotClient};
 use remembered::RememberedPolicy;
 pub(crate) use remembered::{Remembered, Saved};
-pub(crate) use reservations::{Reservations, SettleFailure};
+pub(crate) use reservations::{Reservations, SETTLED_BYTES, SettleFailure};
 use suggest::Suggestions;
 use throttle::Throttle;
 pub(crate) use throttle::{ThrottleArguments, ThrottleError};
+
+/// The most items of an `all` that take less than a millisecond. The locks of all its keys are held meanwhile, so that it cannot
+/// pause.
+const QUICK_ALL: usize = 64;
 
 /// The policies in force and the store behind them.
 pub(crate) struct Gate {
     policies: ArcSwap<Policies>,
     /// What one client may take, and whether `CL.THROTTLE` is answered.
     limits: ArcSwap<(Limits, bool)>,
+    /// The most bytes of memory that the server takes by the configuration in force.
+    memory_bound: AtomicU64,
     backend: Backend,
     throttle: Throttle,
     throttled: Throttled,
@@ -171,6 +179,7 @@ impl Gate {
         let gate = Self {
             policies: ArcSwap::default(),
             limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
+            memory_bound: AtomicU64::new(0),
             backend,
             throttle,
             throttled,
@@ -191,6 +200,11 @@ impl Gate {
 
     fn put_all(&self, config: &Config, mut remembered: Remembered) {
         self.limits.store(Arc::new((config.limits, config.cl_throttle)));
+        let max_keys = match self.backend {
+            Backend::Memory { max_keys } => Some(max_keys),
+            Backend::Redis(_) => None,
+        };
+        self.memory_bound.store(config.memory_bound(max_keys), Ordering::Relaxed);
         let old = self.policies.load();
         let new = config.policies.iter().map(|(name, policy)| {
             let old = old.get(name).map(|entry| &**entry);
@@ -291,6 +305,11 @@ impl Gate {
         self.limits.load().0
     }
 
+    /// Returns the most bytes of memory that the server takes by the configuration in force.
+    pub(crate) fn memory_bound(&self) -> u64 {
+        self.memory_bound.load(Ordering::Relaxed)
+    }
+
     /// Returns how many keys `CL.THROTTLE` has in memory; `None` if they are in Redis.
     pub(crate) fn throttled_keys(&self) -> Option<tollgate::Usage> {
         self.throttle.usage()
@@ -365,6 +384,9 @@ impl Gate {
         let entries =
             asks.iter().map(|ask| self.policy(ask.policy)).collect::<Result<Vec<_>, _>>()?;
         let (decision, refused) = match &self.backend {
+            Backend::Memory { .. } if asks.len() > QUICK_ALL => {
+                off_worker(|| all_in_memory(asks, &entries))?
+            }
             Backend::Memory { .. } => all_in_memory(asks, &entries)?,
             Backend::Redis(_) => all_in_redis(asks, &entries).await?,
         };

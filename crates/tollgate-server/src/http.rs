@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | What is served where? | `routes.rs` |
-//! | How is a body read, and what may it say? | `body.rs`, `questions.rs` |
+//! | How is a body read, and what may it say? | `body.rs`, `list.rs`, `questions.rs` |
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
 //! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
 //! | Who may ask, who may administer? | `roles.rs` |
@@ -27,6 +27,7 @@ mod body;
 pub(crate) mod fuzzing;
 mod headers;
 mod identity;
+mod list;
 mod overrides;
 mod page;
 mod policies;
@@ -85,6 +86,8 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// What a request of HTTP/2 takes until its reply is taken, beside what is in them.
 const STREAM_BYTES: usize = 8 * 1024;
+/// How many requests of a connection are answered before other tasks have their turn: a pipeline brings hundreds at once.
+const IN_A_TURN: usize = 32;
 /// How much of a reply is handed to HTTP/2 ahead of its window.
 const SEND_AHEAD: usize = 64 * 1024;
 
@@ -101,6 +104,8 @@ struct Caller {
     has_asked: AtomicBool,
     /// Whether a request of the connection has presented a valid token.
     has_authenticated: AtomicBool,
+    /// How many requests it has sent.
+    requests: AtomicUsize,
     /// How many of its requests are being answered.
     in_flight: AtomicUsize,
     is_http2: AtomicBool,
@@ -129,6 +134,7 @@ pub(crate) async fn serve_connection(
         latency,
         has_asked: AtomicBool::new(false),
         has_authenticated: AtomicBool::new(false),
+        requests: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
         untaken: Arc::default(),
@@ -228,6 +234,9 @@ async fn serve(
 ) -> Result<Response<Sending>, Infallible> {
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
+    if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
+        tokio::task::yield_now().await;
+    }
     let is_http2 = request.version() == Version::HTTP_2;
     let mut stream = None;
     if is_http2 {

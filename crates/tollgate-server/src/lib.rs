@@ -29,6 +29,7 @@ mod traces;
 #[cfg(not(feature = "otlp"))]
 #[path = "no_traces.rs"]
 mod traces;
+mod turn;
 
 use std::io::Write as _;
 use std::process::ExitCode;

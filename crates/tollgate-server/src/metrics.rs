@@ -169,6 +169,8 @@ impl Metrics {
         let _ = writeln!(out, "tollgate_build_info{{version=\"{version}\"}} 1");
         let _ = writeln!(out, "# TYPE tollgate_log_lines_lost counter");
         let _ = writeln!(out, "tollgate_log_lines_lost_total {}", logs::lines_lost());
+        let _ = writeln!(out, "# TYPE tollgate_memory_bound_bytes gauge");
+        let _ = writeln!(out, "tollgate_memory_bound_bytes {}", gate.memory_bound());
         let _ = writeln!(out, "# TYPE tollgate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tollgate_evictions counter");
         let policies = gate.policies();

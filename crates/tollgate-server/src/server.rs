@@ -9,6 +9,8 @@ mod reload;
 mod snapshot;
 mod tls;
 mod turns;
+#[cfg(test)]
+mod worker_time;
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Served;
@@ -146,47 +147,147 @@ impl Drop for Proxy {
     }
 }
 
-/// nginx with a bare `proxy_pass`, and nothing else.
-fn nginx(to: &str) -> Proxy {
-    let folder = std::env::temp_dir().join(format!("tollgate-stock-nginx-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
-    let here = folder.display();
-    let config = format!(
-        "daemon off; master_process off; pid {here}/pid; error_log stderr; events {{}}
-        http {{ access_log off; client_body_temp_path {here}/body; proxy_temp_path {here}/proxy;
-        fastcgi_temp_path {here}/fastcgi; uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
-        server {{ listen {address}; location / {{ proxy_pass http://{to}; }} }} }}"
-    );
-    std::fs::write(folder.join("nginx.conf"), config).unwrap();
-    let child = Command::new("/usr/sbin/nginx")
-        .args(["-e", "stderr", "-c"])
-        .arg(folder.join("nginx.conf"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("nginx is installed: run scripts/install-test-proxies");
-    let started = Instant::now();
-    while TcpStream::connect(&address).is_err() {
-        assert!(started.elapsed() < PATIENCE, "nginx does not listen");
-        std::thread::yield_now();
+impl Proxy {
+    /// Starts a proxy on a free port of loopback, with a configuration made of its address and a folder of its own.
+    fn start(
+        name: &str,
+        binary: &str,
+        options: &[&str],
+        config: impl FnOnce(&str, &str) -> String,
+    ) -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("tollgate-stock-{name}-{}-{started}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let file = folder.join("config");
+        std::fs::write(&file, config(&address, &folder.display().to_string())).unwrap();
+        let child = Command::new(binary)
+            .args(options)
+            .arg(file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{binary}: {error}; run scripts/install-test-proxies"));
+        let proxy = Self { child, address, folder };
+        let started = Instant::now();
+        while TcpStream::connect(&proxy.address).is_err() {
+            assert!(started.elapsed() < PATIENCE, "{name} does not listen");
+            std::thread::yield_now();
+        }
+        proxy
     }
-    Proxy { child, address, folder }
+
+    /// nginx with a bare `proxy_pass`, and nothing else.
+    fn nginx(to: &str) -> Self {
+        let options = ["-e", "stderr", "-c"];
+        Self::start("nginx", "/usr/sbin/nginx", &options, |address, here| {
+            format!(
+                "daemon off; master_process off; pid {here}/pid; error_log stderr; events {{}}
+                http {{ access_log off; client_body_temp_path {here}/body; proxy_temp_path {here}/proxy;
+                fastcgi_temp_path {here}/fastcgi; uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
+                server {{ listen {address}; location / {{ proxy_pass http://{to}; }} }} }}"
+            )
+        })
+    }
+
+    /// haproxy with a frontend and a backend, and the timeouts that it asks for.
+    fn haproxy(mode: &str, to: &str) -> Self {
+        let name = format!("haproxy-{mode}");
+        Self::start(&name, "/usr/sbin/haproxy", &["-db", "-f"], |address, _| {
+            format!(
+                "defaults\n  mode {mode}\n  timeout connect 5s\n  timeout client 50s\n  timeout server 50s\n\
+                 frontend all\n  bind {address}\n  default_backend gate\n\
+                 backend gate\n  server one {to}\n"
+            )
+        })
+    }
+
+    /// Caddy with a bare `reverse_proxy`.
+    fn caddy(to: &str) -> Self {
+        let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-servers/caddy");
+        let options = ["run", "--adapter", "caddyfile", "--config"];
+        Self::start("caddy", binary, &options, |address, _| {
+            let (host, port) = address.split_once(':').unwrap();
+            format!(
+                "{{\n admin off\n auto_https off\n persist_config off\n log {{\n level ERROR\n }}\n}}\n\
+                 http://:{port} {{\n bind {host}\n reverse_proxy {to}\n}}\n"
+            )
+        })
+    }
+}
+
+/// Asserts that the admin verbs are closed through a proxy by whatever host the client names, and that checks are not.
+fn is_closed_through(proxy: &Proxy) {
+    for line in ADMIN_VERBS {
+        for host in ["example.com", "localhost", "127.0.0.1", &*proxy.address] {
+            let denied = ask(&proxy.address, line, &[("host", host)], "");
+            // A public name that a proxy hands on is not even asked for a role.
+            let is_public = denied.status == 421 && host == "example.com";
+            assert!(is_public || denied.status == 403, "{line} {host}: {denied:?}");
+        }
+    }
+    assert_eq!(post(&proxy.address, "/v1/check", CHECK).status, 200, "checks go through");
 }
 
 #[test]
 fn j11_a_stock_nginx_makes_nobody_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    let nginx = nginx(served.http());
+    is_closed_through(&Proxy::nginx(served.http()));
+}
+
+#[test]
+fn j11_a_stock_haproxy_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    is_closed_through(&Proxy::haproxy("http", served.http()));
+}
+
+#[test]
+fn j11_a_stock_caddy_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    is_closed_through(&Proxy::caddy(served.http()));
+}
+
+/// A proxy for TCP hands on bytes: in front of RESP, and of HTTP.
+#[test]
+fn j11_a_proxy_for_tcp_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    let proxy = Proxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(
+        b"TOLLGATE.RESET api a\r\nTOLLGATE.REFUND api a 1\r\nTOLLGATE.CHECK api a\r\nQUIT\r\n",
+    )
+    .unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
+    assert!(replies.contains("*6\r\n:1\r\n"), "checks go through: {replies}");
+    drop(proxy);
+    is_closed_through(&Proxy::haproxy("tcp", served.http()));
+}
+
+/// `[admin] loopback = true` is documented as unsafe with a proxy on the same machine. An admin token makes it safe.
+#[test]
+fn j11_with_an_admin_token_a_proxy_on_the_same_machine_makes_nobody_the_operator() {
+    let config = format!("{OPEN}[auth]\nadmin = [\"env:ADMIN\"]\n");
+    let served = Served::with_variables(&[], Some(&config), &[("ADMIN", "a-token-for-the-admin")]);
+    let proxy = Proxy::haproxy("http", served.http());
     for line in ADMIN_VERBS {
-        for host in ["example.com", "localhost", "127.0.0.1"] {
-            let denied = ask(&nginx.address, line, &[("host", host)], "");
-            assert_eq!(denied.status, 403, "{line} {host}: {denied:?}");
-        }
+        let denied = ask(&proxy.address, line, &[("host", "localhost")], "");
+        assert_eq!(denied.status, 401, "{line}: {denied:?}");
     }
-    assert_eq!(post(&nginx.address, "/v1/check", CHECK).status, 200, "checks go through");
+    drop(proxy);
+    let proxy = Proxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(b"TOLLGATE.RESET api a\r\nQUIT\r\n").unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert!(replies.starts_with("-NOAUTH"), "{replies}");
 }
 
 /// Sends a request as it is; `None` where the server closed the connection.

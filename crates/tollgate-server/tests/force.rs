@@ -9,6 +9,7 @@ mod http_client;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Served;
@@ -155,39 +156,112 @@ fn median(served: &Served, checks: usize) -> Duration {
     times[checks / 2]
 }
 
-/// Twice as many items must take about twice the time, not four times.
+/// Other clients wait for turns of the worker, and not for whole requests. How the time of one request grows with its bytes, and
+/// how long it holds a worker, is measured in `src/server/worker_time.rs`.
 #[test]
-fn j4_the_largest_list_takes_time_linear_in_its_bytes() {
+fn j4_the_median_of_a_well_behaved_client_at_most_doubles_under_the_largest_requests() {
+    const ROUNDS: usize = 8;
     let served = Served::start(&[], Some(API));
-    let list = |count: usize| {
+    let list = |field: &str, count: usize| {
         let items: Vec<_> =
             (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();
-        json!({ "checks": items }).to_string()
+        let body = json!({ field: items }).to_string();
+        let bytes = body.len();
+        format!(
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {bytes}\r\n\r\n{body}"
+        )
     };
-    let best = |body: &str| {
-        let times = (0..5).map(|_| {
-            let began = Instant::now();
-            assert_eq!(post(served.http(), "/v1/check", body).status, 200);
-            began.elapsed()
-        });
-        times.min().unwrap()
-    };
-    let (some, many) = (best(&list(1_000)), best(&list(10_000)));
-    assert!(many < 40 * some, "{some:?} for 1000 items, {many:?} for 10000");
+    let head =
+        format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(60_000));
+    let throttles = "CL.THROTTLE k 1 1 1\r\n".repeat(2_000);
+    let words = format!("{}\r\n", "a ".repeat(32_000));
+    let attacks = [
+        ("lists", served.http(), list("checks", 10_000)),
+        ("an `all` of any length", served.http(), list("all", 10_000)),
+        ("the largest `all`", served.http(), list("all", 64)),
+        ("heads", served.http(), head),
+        ("pipelines", served.resp(), throttles),
+        ("words", served.resp(), words),
+    ];
+    for (attack, address, request) in attacks {
+        // The machine may be busy with other things: the best of some rounds counts.
+        let mut best = (Duration::ZERO, Duration::ZERO, u128::MAX);
+        for _ in 0..ROUNDS {
+            let peace = median(&served, 201);
+            let attacked = under(address, &request, || median(&served, 201));
+            let percent = 100 * attacked.as_nanos() / peace.as_nanos().max(1);
+            if percent < best.2 {
+                best = (peace, attacked, percent);
+            }
+            if percent <= 200 {
+                break;
+            }
+        }
+        let (peace, attacked, percent) = best;
+        assert!(percent <= 200, "{attack}: {peace:?} in peace, {attacked:?} under attack");
+    }
+}
+
+/// Runs something while two attackers send a request again and again, one after the other, and read the replies. They have the
+/// lowest priority, so that the server is measured and not the contest for the processors of the machine.
+fn under<T>(address: &str, request: &str, run: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    let begun = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                let _ = rustix::process::setpriority_process(None, 19);
+                let mut stream = TcpStream::connect(address).expect("it listens");
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut replies = [0; 1 << 16];
+                while !over.load(Ordering::Relaxed) {
+                    stream.write_all(request.as_bytes()).unwrap();
+                    assert!(stream.read(&mut replies).unwrap() > 0, "it answers");
+                    begun.fetch_add(1, Ordering::Relaxed);
+                    // What is left of the replies is taken, so that none of them fills the buffers.
+                    stream.set_nonblocking(true).unwrap();
+                    while stream.read(&mut replies).is_ok_and(|read| read > 0) {}
+                    stream.set_nonblocking(false).unwrap();
+                }
+            });
+        }
+        while begun.load(Ordering::Relaxed) < 2 {
+            std::thread::yield_now();
+        }
+        let result = run();
+        over.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+/// Raises the limit of open files, and returns how many connections a test may hold: as many as it wants, or as many as the
+/// machine lets it have.
+fn connections(wanted: u64) -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("below the maximum");
+    // Other tests of this process have connections, too.
+    let most = maximum.map_or(wanted, |maximum| wanted.min(maximum.saturating_sub(500)));
+    assert!(most >= 400, "a limit of {maximum:?} open files is too low for this test");
+    #[allow(clippy::print_stderr, reason = "a test that does less says so")]
+    if most < wanted {
+        eprintln!("only {most} connections of {wanted}: the limit of open files is {maximum:?}");
+    }
+    most
 }
 
 /// Clients that never present a token, with the most expensive bytes that they may send.
 #[test]
 fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
-    const CONNECTIONS: u64 = 400;
+    let wanted = connections(3_000);
     let config = format!(
-        "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"4s\"\nmax_connections_per_address = 1000\n{API}"
+        "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"10s\"\nmax_connections_per_address = 5000\n{API}"
     );
     let served = Served::with_variables(&[], Some(&config), &[("CHECK", "a-token-for-checks")]);
     let before = served.resident_kib();
     let began = Instant::now();
     let words = format!("{}\r\n", "a ".repeat(1_900));
-    let mut open: Vec<_> = (0..CONNECTIONS)
+    let mut open: Vec<_> = (0..wanted)
         .map(|_| {
             let mut stream = connect(&served);
             // Whole lines of many words, and then a part of one, as long as may be.
@@ -209,8 +283,8 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
         stream.read_exact(&mut [0; 16]).unwrap();
     }
     let grown = (served.resident_kib().saturating_sub(before)) * 1024;
-    // 32 KiB for a RESP connection, the largest head for one of HTTP, as the formula says.
-    let most = CONNECTIONS * 32 * 1024 + 50 * 160 * 1024 + 16 * MIB;
+    // 32 KiB for a RESP connection, the largest head for one of HTTP: less than the formula says.
+    let most = wanted * 32 * 1024 + 50 * 160 * 1024 + 16 * MIB;
     assert!(grown < most, "{grown} bytes, more than {most}");
     for stream in &mut open {
         let mut rest = String::new();
@@ -221,7 +295,7 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
         assert!(client.is_closed());
     }
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(15), "closed after {took:?}");
+    assert!(took < Duration::from_secs(25), "closed after {took:?}");
     let long = exchange(&served, &format!("AUTH {}\r\n", "x".repeat(9_000)));
     assert!(long.starts_with("-NOAUTH Authentication required: a command before AUTH"), "{long}");
     let right = exchange(&served, "AUTH a-token-for-checks\r\nTOLLGATE.CHECK api a\r\n");
@@ -231,11 +305,12 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
 /// An idle connection keeps nothing of what a long line needed.
 #[test]
 fn j5_what_a_long_line_needed_is_given_back() {
-    const CONNECTIONS: u64 = 200;
-    let served = Served::start(&[], Some(API));
+    let wanted = connections(2_000);
+    let config = format!("{API}[limits]\nmax_connections_per_address = 5000\n");
+    let served = Served::start(&[], Some(&config));
     let before = served.resident_kib();
     let line = format!("{}\r\n", "a ".repeat(32_000));
-    let open: Vec<_> = (0..CONNECTIONS)
+    let open: Vec<_> = (0..wanted)
         .map(|_| {
             let mut stream = connect(&served);
             stream.write_all(line.as_bytes()).unwrap();
@@ -250,7 +325,7 @@ fn j5_what_a_long_line_needed_is_given_back() {
         })
         .collect();
     let grown = (served.resident_kib().saturating_sub(before)) * 1024;
-    assert!(grown < CONNECTIONS * 32 * 1024 + 16 * MIB, "{grown} bytes for {CONNECTIONS}");
+    assert!(grown < wanted * 32 * 1024 + 16 * MIB, "{grown} bytes for {wanted} connections");
     drop(open);
 }
 
@@ -306,28 +381,52 @@ fn j9_a_settled_reservation_makes_room_and_ids_do_not_repeat() {
     }
 }
 
-/// With a hundred policies whose names are compared with each, an unknown name once took two milliseconds.
+/// With a hundred policies whose names are compared with each, an unknown name once took two milliseconds. It must cost about as
+/// much as any other error: here a wrong cost, over commands of the same length.
 #[test]
 fn j10_unknown_names_by_the_thousand_cost_little() {
+    const NAMES: usize = 5_000;
     let mut config = String::new();
     for number in 0..100 {
-        let name = format!("{}-{number:03}", "policy-with-a-long-name".repeat(4));
+        let name = format!("a-policy-with-some-name-{number:03}");
         let _ = write!(config, "[policies.{name}]\nlimit = 5\nwindow = \"1h\"\n");
     }
     let served = Served::start(&[], Some(&config));
-    let mut script = String::new();
-    for number in 0..20_000 {
+    let time = |script: &str, error: &str| {
+        let began = Instant::now();
+        let replies = exchange(&served, script);
+        assert_eq!(replies.matches(error).count(), NAMES, "{}", &replies[..200]);
+        began.elapsed()
+    };
+    let (mut unknown, mut long, mut wrong) = (String::new(), String::new(), String::new());
+    for number in 0..NAMES {
+        let _ = write!(unknown, "TOLLGATE.CHECK a-policy-with-some-name-x{number:04} key\r\n");
         let _ = write!(
-            script,
-            "TOLLGATE.CHECK {}-x{number} k\r\n",
-            "policy-with-a-long-nam".repeat(11)
+            long,
+            "TOLLGATE.CHECK {}-{number:04} key\r\n",
+            "a-policy-with-some-name".repeat(10)
         );
+        let _ =
+            write!(wrong, "TOLLGATE.CHECK a-policy-with-some-name-001 key COST x{number:04}\r\n");
     }
-    let began = Instant::now();
-    let replies = exchange(&served, &script);
-    let took = began.elapsed();
-    assert_eq!(replies.matches("-ERR no policy is named").count(), 20_000);
-    assert!(took < Duration::from_secs(4), "{took:?} for 20000 names");
+    let mut best = [Duration::MAX; 3];
+    for _ in 0..5 {
+        let took = [
+            time(&unknown, "-ERR no policy is named"),
+            time(&long, "-ERR no policy is named"),
+            time(&wrong, "-ERR "),
+        ];
+        for (best, took) in best.iter_mut().zip(took) {
+            *best = took.min(*best);
+        }
+    }
+    let [unknown, long, wrong] = best;
+    // A few names are compared all the same, so that people see what they misspelled.
+    let most = 3 * wrong + Duration::from_millis(20);
+    assert!(
+        unknown < most && long < most,
+        "{unknown:?} and {long:?}; another error took {wrong:?}"
+    );
     let near = exchange(&served, "TOLLGATE.CHECK policy k\r\n");
     assert!(near.starts_with("-ERR no policy is named \"policy\""), "{near}");
 }
@@ -356,47 +455,148 @@ fn j14_an_archive_with_many_clients_is_refused_in_bounded_memory() {
     assert!(peak < 150 * MIB, "{peak} bytes for a bound of 32 MiB");
 }
 
-/// The worst case of `docs/operations.md` at small limits, with every attack at once.
+/// The numbers of the formula, by the names that it has for them.
+type Numbers = [(&'static str, u64)];
+
+/// Computes the formula of `docs/operations.md` as it is written there.
+fn documented_bound(numbers: &Numbers) -> u64 {
+    let operations = include_str!("../../../docs/operations.md");
+    let (_, rest) = operations.split_once("- **The worst case**").expect("it is stated");
+    let lines = rest.lines().skip_while(|line| !line.starts_with("      "));
+    let lines = lines.take_while(|line| line.starts_with("      "));
+    // What a line counts is said behind the term, at a distance.
+    let terms: String = lines.map(|line| line.trim_start().split("   ").next().unwrap()).collect();
+    let mut words = Vec::new();
+    for word in terms.replace('(', " ( ").replace(')', " ) ").replace('+', " + ").split_whitespace()
+    {
+        words.push(word.to_owned());
+    }
+    let mut words = words.iter().map(String::as_str).peekable();
+    let sum = sum(&mut words, numbers);
+    assert_eq!(words.next(), None, "all of {terms:?} is understood");
+    sum
+}
+
+fn sum<'w>(
+    words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
+    numbers: &Numbers,
+) -> u64 {
+    let mut sum = product(words, numbers);
+    while words.next_if_eq(&"+").is_some() {
+        sum += product(words, numbers);
+    }
+    sum
+}
+
+fn product<'w>(
+    words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
+    numbers: &Numbers,
+) -> u64 {
+    let mut product = 1;
+    loop {
+        product *= match words.next().expect("a number") {
+            "(" => {
+                // No parentheses within others.
+                let inside: Vec<_> = words.by_ref().take_while(|word| *word != ")").collect();
+                sum(&mut inside.into_iter().peekable(), numbers)
+            }
+            word => match word.parse::<u64>() {
+                Ok(number) => number,
+                Err(_) => {
+                    let known = numbers.iter().find(|(name, _)| *name == word);
+                    known.unwrap_or_else(|| panic!("{word} of the formula is unknown")).1
+                }
+            },
+        };
+        for (unit, bytes) in [("KiB", 1024), ("MiB", MIB)] {
+            if words.next_if_eq(&unit).is_some() {
+                product *= bytes;
+            }
+        }
+        if words.next_if_eq(&"×").is_none() {
+            return product;
+        }
+    }
+}
+
+/// The worst case of `docs/operations.md`, with limits of about a tenth and every attack at once.
 #[test]
 fn the_worst_case_of_memory_is_what_the_documents_say() {
-    const CONNECTIONS: u64 = 300;
     const KEYS: u64 = 50_000;
     const HELD: u64 = 16 * MIB;
-    const RESERVATIONS: u64 = 4 * MIB;
+    const RESERVED: u64 = 8 * MIB;
+    const RESERVATIONS: u64 = 100_000;
+    const BACKTEST: u64 = 8 * MIB;
     const HEAD: u64 = 16 * 1024;
+    const OVERRIDES: u64 = 200;
+    let wanted = connections(2_000);
     let config = format!(
-        "{API}[limits]\nmax_connections = {CONNECTIONS}\nmax_connections_per_address = {CONNECTIONS}\n\
-         max_held_bytes = {HELD}\nmax_head_bytes = {HEAD}\nmax_reservation_bytes = {RESERVATIONS}\n\
-         [backtest]\nmax_memory_bytes = {}\n",
-        8 * MIB
+        "{API}[limits]\nmax_connections = {wanted}\nmax_connections_per_address = {wanted}\n\
+         max_held_bytes = {HELD}\nmax_head_bytes = {HEAD}\nmax_reservation_bytes = {RESERVED}\n\
+         max_reservations = {RESERVATIONS}\nmax_overrides = {OVERRIDES}\n\
+         [backtest]\nmax_memory_bytes = {BACKTEST}\n",
     );
     let served = Served::start(&["--max-keys", &KEYS.to_string()], Some(&config));
+    let bound = documented_bound(&[
+        ("max_keys", KEYS),
+        ("key_bytes", 2 * 128),
+        ("max_connections", wanted),
+        ("max_head_bytes", HEAD),
+        ("max_held_bytes", HELD),
+        ("max_reservation_bytes", RESERVED),
+        ("max_reservations", RESERVATIONS),
+        ("max_overrides", OVERRIDES),
+        ("max_memory_bytes", BACKTEST),
+    ]);
+    assert_eq!(metric(&served, "tollgate_memory_bound_bytes"), bound, "as the server computes it");
     let (mut checks, mut throttles) = (String::new(), String::new());
     for key in 0..4 * KEYS {
         let _ = write!(checks, "TOLLGATE.CHECK api invented-{key} COST {}\r\n", 1 + key % 1000);
         let _ = write!(throttles, "CL.THROTTLE invented-{key} {} {} 3600\r\n", key % 977, 1 + key);
     }
+    let mut overrides = Client::connect(served.http());
+    let mut set = |number: u64| {
+        let key = format!("{number:x<4000}");
+        let body = json!({"policy":"api","key":key,"limit":5,"window":"1h"}).to_string();
+        overrides.send("PUT /v1/admin/overrides", &[], body.as_bytes());
+        overrides.read().unwrap()
+    };
+    for number in 0..OVERRIDES {
+        assert_eq!(set(number).status, 200);
+    }
+    assert_eq!(set(0).status, 200, "one that is there can be replaced");
+    let denied = set(OVERRIDES);
+    assert_eq!(denied.status, 409, "{denied:?}");
+    assert!(denied.problem().contains("`max_overrides`"), "{denied:?}");
+    let line = format!("{}\r\n", "a ".repeat(30_000));
     std::thread::scope(|threads| {
         threads.spawn(|| exchange(&served, &checks));
         threads.spawn(|| exchange(&served, &throttles));
+        // Keys of 4000 bytes, reserved for a day, by ten addresses.
+        for address in 0..10 {
+            let served = &served;
+            threads.spawn(move || reserve_without_end(served, address, 10_000));
+        }
         threads.spawn(|| {
-            let mut client = Client::connect(served.http());
-            for key in 0..3_000 {
-                let key = format!("{key:x<4000}");
-                let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
-                client.send("POST /v1/reserve", &[], body.as_bytes());
-                client.read().unwrap();
-            }
-        });
-        threads.spawn(|| {
-            let held: Vec<_> = (0..120)
+            let mut held: Vec<_> = (0..wanted * 3 / 4)
                 .map(|_| {
                     let mut stream = connect(&served);
-                    stream.write_all("a ".repeat(30_000).as_bytes()).unwrap();
+                    stream.write_all(line.as_bytes()).unwrap();
                     stream
                 })
                 .collect();
-            let bodies: Vec<_> = (0..100)
+            for stream in &mut held {
+                stream.read_exact(&mut [0; 16]).unwrap();
+            }
+            let heads: Vec<_> = (0..wanted / 8)
+                .map(|_| {
+                    let mut client = Client::connect(served.http());
+                    let _ = client.write(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nx: ");
+                    let _ = client.write(&[b'x'; 15_000]);
+                    client
+                })
+                .collect();
+            let bodies: Vec<_> = (0..60)
                 .map(|_| {
                     let mut client = Client::connect(served.http());
                     let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n";
@@ -405,18 +605,25 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
                     client
                 })
                 .collect();
-            drop((held, bodies));
+            drop((held, heads, bodies));
         });
     });
     let peak = served.peak_kib() * 1024;
-    let tables = 2 * KEYS * 128;
-    let formula =
-        64 * MIB + tables + CONNECTIONS * (HEAD + 64 * 1024) + HELD + RESERVATIONS + 2 * 8 * MIB;
-    assert!(
-        peak < formula,
-        "{} MiB, more than the {} MiB of the formula",
-        peak / MIB,
-        formula / MIB
-    );
+    assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
     assert!(median(&served, 101) < Duration::from_millis(50), "it serves");
+}
+
+/// Reserves for a day, 50 at a time, with another key of 4000 bytes each time.
+fn reserve_without_end(served: &Served, address: u32, count: usize) {
+    let mut client = Client::connect_from(&format!("127.0.1.{}", address + 1), served.http());
+    for batch in 0..count / 50 {
+        for number in 0..50 {
+            let key = format!("{address}-{batch}-{number:x<4000}");
+            let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
+            client.send("POST /v1/reserve", &[], body.as_bytes());
+        }
+        for _ in 0..50 {
+            client.read().unwrap();
+        }
+    }
 }

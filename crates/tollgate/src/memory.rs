@@ -1098,8 +1098,9 @@ impl<A: Algorithm<State: 'static>, C: Clock> JointStore<A> for MemoryStore<A, C>
         spot: Spot,
         cost: Cost,
         now: Tick,
+        count: usize,
     ) -> Result<Option<Decision>, StoreError> {
-        self.keys.table.grow();
+        self.keys.table.grow_for(count);
         self.front.read_for(&self.keys, rule, spot);
         self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
     }
@@ -1192,9 +1193,10 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         spot: Spot,
         cost: Cost,
         now: Tick,
+        count: usize,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            keys.table.grow();
+            keys.table.grow_for(count);
             self.front.read_for(keys, rule, spot);
             keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
         })

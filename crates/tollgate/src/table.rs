@@ -125,8 +125,8 @@ const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Forget the one of some that has used the smallest share of its own quota, and of equal shares the one
-    /// that has used it most recently. So invented keys push out invented keys, not the clients that had used
-    /// up their quota before.
+    /// that has used it most recently. Shares of a half and more count as equal. So invented keys push out invented
+    /// keys, not the clients that had used up their quota before, even if they have earned a part of it back.
     #[default]
     EvictLeastUsed,
     /// Refuse the new key.
@@ -139,7 +139,9 @@ pub(crate) struct Full;
 
 /// By what the keys are compared of which one must go: the one that has used the smallest share of its own quota
 /// goes first, and of equal shares the one that has used it most recently. So invented keys push out invented keys,
-/// whatever they cost and whatever their limits are, and not the clients that had used up their quota before.
+/// whatever they cost and whatever their limits are, and not the clients that had used up their quota before. Shares of
+/// a half and more count as equal: else a client would wait until it has earned one unit back, and be evicted by invented
+/// keys that have used all of theirs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     share: Share,
@@ -149,7 +151,7 @@ struct Rank {
 impl Rank {
     fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Self {
         let since = Reverse(rule.last_change(state));
-        Self { share: rule.share_used(state, now), since }
+        Self { share: rule.share_used(state, now).min(Share::HALF), since }
     }
 }
 
@@ -355,9 +357,11 @@ struct Held<'a, S>(&'a Bucket<S>);
 /// waits in a circle.
 #[derive(Debug, Default)]
 pub struct Locks<'a> {
+    /// In their order, so that one of many is found quickly.
     held: Vec<&'a AtomicU8>,
-    /// Slots of keys of this decision, by the locks of their buckets: no other key may take them.
-    pinned: Vec<(&'a AtomicU8, usize)>,
+    /// Slots of keys of this decision, by the addresses of the locks of their buckets and in that order: no other key may take
+    /// them.
+    pinned: Vec<(usize, usize)>,
 }
 
 /// A key whose lock is held, among others, and where its state is, if one is kept.
@@ -464,35 +468,51 @@ impl<S> Drop for Held<'_, S> {
 
 impl<'a> Locks<'a> {
     fn take(&mut self, lock: &'a AtomicU8) {
-        if !self.have(lock) {
-            debug_assert!(self.held.iter().all(|held| address(held) < address(lock)));
+        if let Err(place) = self.place(lock) {
+            debug_assert_eq!(place, self.held.len(), "locks are waited for upwards only");
             take(lock);
-            self.held.push(lock);
+            self.held.insert(place, lock);
         }
     }
 
     /// Whether a lock is held, or comes after all that are.
     fn can_take(&self, lock: &AtomicU8) -> bool {
-        self.have(lock) || self.held.iter().all(|held| address(held) < address(lock))
+        self.place(lock).err().is_none_or(|place| place == self.held.len())
     }
 
     fn have(&self, lock: &AtomicU8) -> bool {
-        self.held.iter().any(|held| std::ptr::eq(*held, lock))
+        self.place(lock).is_ok()
+    }
+
+    /// Returns the place of a lock among those that are held, or the one that it would have.
+    fn place(&self, lock: &AtomicU8) -> Result<usize, usize> {
+        // Mostly it comes after all of them.
+        match self.held.last() {
+            Some(last) if address(last) >= address(lock) => {
+                self.held.binary_search_by_key(&address(lock), |held| address(held))
+            }
+            _ => Err(self.held.len()),
+        }
     }
 
     /// Takes over the lock of a bucket that was entered.
     fn keep<S>(&mut self, open: Open<'a, S>) {
         if let Open::Held(held) = open {
-            self.held.push(&ManuallyDrop::new(held).0.lock);
+            let lock = &ManuallyDrop::new(held).0.lock;
+            if let Err(place) = self.place(lock) {
+                self.held.insert(place, lock);
+            }
         }
     }
 
     fn pin(&mut self, lock: &'a AtomicU8, slot: usize) {
-        self.pinned.push((lock, slot));
+        let pinned = (address(lock), slot);
+        let place = self.pinned.partition_point(|other| *other < pinned);
+        self.pinned.insert(place, pinned);
     }
 
     fn is_pinned(&self, lock: &AtomicU8, slot: usize) -> bool {
-        self.pinned.iter().any(|(of, pinned)| std::ptr::eq(*of, lock) && *pinned == slot)
+        self.pinned.binary_search(&(address(lock), slot)).is_ok()
     }
 }
 
@@ -1368,37 +1388,45 @@ impl<S> Table<S> {
     /// Splits a few buckets, if the table is filled and not as large as it can be. The caller holds no lock.
     #[inline]
     pub(crate) fn grow(&self) {
-        self.grow_from(FILL);
+        self.grow_from(FILL, 0);
+    }
+
+    /// The same before a decision on so many keys, which may all be new. While it holds their locks, the table cannot grow.
+    /// Called for each of them, it splits enough buckets for all.
+    pub(crate) fn grow_for(&self, keys: usize) {
+        self.grow_from(FILL, keys);
     }
 
     /// The same for the keys of a snapshot, at half the fill: they come in the order of another table's buckets, so
     /// one part of this table gets its keys before the others, and is then filled twice as much as the average.
     pub(crate) fn grow_for_restored(&self) {
-        self.grow_from(FILL / 2);
+        self.grow_from(FILL / 2, 0);
     }
 
     #[inline]
-    fn grow_from(&self, hundredths: usize) {
-        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths) {
-            self.split_some(hundredths);
+    fn grow_from(&self, hundredths: usize, coming: usize) {
+        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths, coming) {
+            self.split_some(hundredths, coming);
         }
     }
 
-    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths.
-    fn is_to_grow(&self, hundredths: usize) -> bool {
+    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths with the keys that
+    /// are coming.
+    fn is_to_grow(&self, hundredths: usize, coming: usize) -> bool {
         let shape = self.shape();
         let is_doubling = shape.homes() < self.first_homes * (shape.mask() + 1);
         shape.homes() < self.most_homes
-            && (is_doubling || self.is_filled(shape.homes(), hundredths))
+            && (is_doubling || self.is_filled(shape.homes(), hundredths, coming))
     }
 
     /// Whether so many homes are filled by more than so many hundredths.
-    fn is_filled(&self, homes: usize, hundredths: usize) -> bool {
-        self.len().saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
+    fn is_filled(&self, homes: usize, hundredths: usize, coming: usize) -> bool {
+        let keys = self.len().saturating_add(coming).min(self.max_keys);
+        keys.saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
     }
 
     #[cold]
-    fn split_some(&self, hundredths: usize) {
+    fn split_some(&self, hundredths: usize, coming: usize) {
         let take = || {
             let swapped =
                 self.splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
@@ -1409,13 +1437,13 @@ impl<S> Table<S> {
             // too full: then new keys come faster than one thread can split.
             let shape = self.shape();
             let homes = self.first_homes * (shape.mask() + 1) / 2;
-            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3) {
+            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3, coming) {
                 return;
             }
             pause();
         }
         for _ in 0..SPLITS {
-            if !self.is_to_grow(hundredths) || !self.split_next() {
+            if !self.is_to_grow(hundredths, coming) || !self.split_next() {
                 break;
             }
         }

@@ -88,8 +88,8 @@ trait Joint<'a> {
     fn begin(&mut self, now: Option<Tick>) -> Tick;
     /// Returns whether its rule charges what it allows.
     fn charges(&self) -> bool;
-    /// Looks whether others wait for the key: they come first.
-    fn line_up(&mut self, cost: Cost) -> Result<(), StoreError>;
+    /// Looks whether others wait for the key: they come first. `keys` is how many keys are decided on.
+    fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError>;
     /// Takes the locks of the key. Returns whether the order of locks is still the one that they were taken in.
     fn look(&mut self, locks: &mut Locks<'a>) -> bool;
     fn found(&self) -> Found;
@@ -168,7 +168,7 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
     let mut groups = grouped(&mut asks, now);
     for group in &groups {
         for part in &group.parts {
-            asks[*part].part.line_up(group.cost())?;
+            asks[*part].part.line_up(group.cost(), groups.len())?;
         }
     }
     let mut locks = lock_all(&mut asks, &groups);
@@ -317,7 +317,7 @@ pub trait JointStore<A: Algorithm>:
     /// Identifies the store among all that there are.
     fn identity(&self) -> usize;
 
-    /// What a check of the key hears because others wait for it.
+    /// What a check of the key hears because others wait for it. Makes room for so many new keys.
     ///
     /// # Errors
     /// The store is full.
@@ -327,6 +327,7 @@ pub trait JointStore<A: Algorithm>:
         spot: Spot,
         cost: Cost,
         now: Tick,
+        keys: usize,
     ) -> Result<Option<Decision>, StoreError>;
 
     /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks. `None` if
@@ -402,8 +403,9 @@ impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
         spot: Spot,
         cost: Cost,
         now: Tick,
+        keys: usize,
     ) -> Result<Option<Decision>, StoreError> {
-        (**self).behind_others(rule, spot, cost, now)
+        (**self).behind_others(rule, spot, cost, now, keys)
     }
 
     fn identity(&self) -> usize {
@@ -646,8 +648,9 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
         self.rule.charges(self.now)
     }
 
-    fn line_up(&mut self, cost: Cost) -> Result<(), StoreError> {
-        self.behind = self.limiter.store.behind_others(&self.rule, self.spot, cost, self.now)?;
+    fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError> {
+        let store = &self.limiter.store;
+        self.behind = store.behind_others(&self.rule, self.spot, cost, self.now, keys)?;
         Ok(())
     }
 

@@ -420,6 +420,33 @@ fn j6_clients_that_used_up_their_quota_first_stay_denied() {
     }
 }
 
+/// A client that has earned a part of its quota back must not get the rest of it by a flood of keys that have used all of theirs.
+#[test]
+fn j6_a_debt_that_has_begun_to_drain_is_not_washed_out() {
+    const MAX_KEYS: usize = 10_000;
+    const CLIENTS: u64 = 200;
+    for drained in [DAY.0 / 1_000, DAY.0 / 4] {
+        let clock = ManualClock::new(Tick(1_000_000));
+        let tiers = Tiers::new(daily(1_000)).tier("once", daily(1));
+        let store = MemoryStore::new(Capacity::of(MAX_KEYS), &clock);
+        let limiter = RateLimiter::in_store("draining", tiers, store);
+        for client in 0..CLIENTS {
+            assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+        }
+        clock.advance(Ticks(drained));
+        let invented = limiter.tier("once").unwrap();
+        for key in 0..10 * MAX_KEYS as u64 {
+            assert!(invented.check((1 << 50 | key).to_le_bytes()).unwrap().allowed);
+            clock.advance(Ticks(1_000_000));
+        }
+        let earned = 1_000 * (drained + 100 * 1_000_000_000) / DAY.0 + 1;
+        let washed = (0..CLIENTS)
+            .filter(|client| limiter.peek(client.to_le_bytes()).unwrap().remaining > earned)
+            .count();
+        assert!(washed * 100 <= 200, "{washed} got more than the {earned} that they earned");
+    }
+}
+
 /// Shares are compared, not units: who has used all of a small quota stays before who has used a little of a
 /// large one.
 #[test]

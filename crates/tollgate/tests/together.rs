@@ -618,3 +618,17 @@ fn k12_a_panic_in_an_algorithm_leaves_nothing_charged() {
         assert_eq!((used(&users, "kept"), left(&one, "kept"), left(&other, "new")), (2, 3, 3));
     }
 }
+
+/// While the locks of many keys are held, the table cannot grow: it must have grown before, or keys for which there is no room
+/// are allowed and not charged.
+#[test]
+fn a_decision_on_many_new_keys_charges_each_of_them() {
+    for (kind, keys) in [(Kind::Gcra, 100), (Kind::FixedWindow, 1_000), (Kind::Gcra, 20_000)] {
+        let limiter = limiter(kind, 1, 100_000);
+        let names: Vec<String> = (0..keys).map(|key| format!("key {key}")).collect();
+        let asks = names.iter().map(|key| limiter.ask(key).expect("short"));
+        assert!(check_all(asks).expect("room").decision.allowed);
+        let again = names.iter().filter(|key| limiter.is_allowed(key).expect("room")).count();
+        assert_eq!(again, 0, "{again} of {keys} were allowed twice");
+    }
+}

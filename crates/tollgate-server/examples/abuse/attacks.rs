@@ -19,6 +19,8 @@ pub(crate) struct Attack {
     pub(crate) attackers: usize,
     /// What the server may hold more under it.
     pub(crate) most_mib: u64,
+    /// What the configuration says besides.
+    pub(crate) config: &'static str,
     /// Whether others can connect meanwhile.
     pub(crate) lets_in: bool,
     pub(crate) run: fn(&Server, usize, &AtomicBool),
@@ -30,7 +32,7 @@ const fn attack(
     most_mib: u64,
     run: fn(&Server, usize, &AtomicBool),
 ) -> Attack {
-    Attack { name, attackers, most_mib, lets_in: true, run }
+    Attack { name, attackers, most_mib, config: "", lets_in: true, run }
 }
 
 /// What one address may hold of bodies and replies is 64 MiB. Buffers that grow are up to twice as large as what is in
@@ -55,11 +57,20 @@ pub(crate) const ATTACKS: &[Attack] = &[
     attack("throttle-numbers", 1, 128, throttle_numbers),
     attack("throttle-years", 1, 16, throttle_years),
     attack("resp-words", 1, 64, resp_words),
+    Attack { config: GUARDED, ..attack("unauthenticated", 1, 96, unauthenticated) },
+    attack("large-lists", 3, 64, large_lists),
     attack("large-alls", 3, 64, large_alls),
     attack("unknown-names", 1, 16, unknown_names),
     attack("reservations", 1, 128, reservations),
+    Attack { config: ADMIN, ..attack("archives", 2, 576, archives) },
     Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
 ];
+
+/// Checks need a token, and one address may have many connections.
+const GUARDED: &str =
+    "[auth]\ncheck = [\"env:ABUSE_TOKEN\"]\n[limits]\nmax_connections_per_address = 5000\n";
+/// The attacker may administer.
+const ADMIN: &str = "[admin]\nloopback = true\n";
 
 /// Sends what is made for each round, 1000 commands at a time, and reads what comes back.
 fn resp_rounds(server: &Server, over: &AtomicBool, command: impl Fn(u64) -> String) {
@@ -82,8 +93,13 @@ fn resp_rounds(server: &Server, over: &AtomicBool, command: impl Fn(u64) -> Stri
     });
 }
 
-/// Sends a request again and again over one connection.
-fn http_rounds(server: &Server, over: &AtomicBool, path: &str, body: impl Fn(u64) -> String) {
+/// Sends a request again and again over one connection, and reads the replies.
+fn http_rounds<B: AsRef<[u8]>>(
+    server: &Server,
+    over: &AtomicBool,
+    path: &str,
+    body: impl Fn(u64) -> B,
+) {
     let mut round = 0;
     while goes_on(over) {
         let Some(mut stream) = open(server.http) else { return };
@@ -92,16 +108,65 @@ fn http_rounds(server: &Server, over: &AtomicBool, path: &str, body: impl Fn(u64
             round += 1;
             let head = format!(
                 "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
-                body.len()
+                body.as_ref().len()
             );
             let sent =
-                stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
-            let mut reply = [0; 4096];
-            if sent.is_err() || stream.read(&mut reply).map_or(true, |read| read == 0) {
+                stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_ref()));
+            if sent.is_err() || !read_reply(&mut stream) {
                 break;
             }
         }
     }
+}
+
+/// Reads a reply to its end; whether there was one.
+fn read_reply(stream: &mut TcpStream) -> bool {
+    let (mut reply, mut piece) = (Vec::new(), vec![0; 1 << 16]);
+    let mut missing = usize::MAX;
+    while missing > 0 {
+        let Ok(read @ 1..) = stream.read(&mut piece) else { return false };
+        if missing < usize::MAX {
+            missing = missing.saturating_sub(read);
+            continue;
+        }
+        reply.extend_from_slice(&piece[..read]);
+        let Some(end) = memchr::memmem::find(&reply, b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&reply[..end]).to_ascii_lowercase();
+        let length =
+            head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        missing = length.unwrap_or(0_usize).saturating_sub(reply.len() - end - 4);
+    }
+    true
+}
+
+/// 2000 connections that present no token, and send the longest lines that they may.
+fn unauthenticated(server: &Server, _: usize, over: &AtomicBool) {
+    let line = format!("{}\r\n", "a ".repeat(1_900)).repeat(4) + &"x".repeat(3_000);
+    keep_open(server.resp, 2_000, over, |stream| {
+        let _ = stream.write_all(line.as_bytes());
+    });
+}
+
+/// Lists with as many items as they may have.
+fn large_lists(server: &Server, place: usize, over: &AtomicBool) {
+    let items: Vec<_> =
+        (0..10_000).map(|key| format!(r#"{{"policy":"keys","key":"{place}-{key}"}}"#)).collect();
+    let body = format!(r#"{{"checks":[{}]}}"#, items.join(","));
+    http_rounds(server, over, "/v1/check", |_| &body);
+}
+
+/// Packed logs of two million clients each, sent to be backtested.
+fn archives(server: &Server, _: usize, over: &AtomicBool) {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    for client in 0..2_000_000_u32 {
+        let [_, b, c, d] = client.to_be_bytes();
+        let line =
+            format!("10.{b}.{c}.{d} - - [16/Nov/2026:06:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+        let _ = packed.write_all(line.as_bytes());
+    }
+    let Ok(packed) = packed.finish() else { return };
+    let path = "/v1/backtest?policy=gcra+1/s&policy=sliding_window_log+1000/1h";
+    http_rounds(server, over, path, |_| &packed);
 }
 
 /// `CL.THROTTLE` with other numbers for every key.
@@ -131,7 +196,7 @@ fn large_alls(server: &Server, place: usize, over: &AtomicBool) {
     let items: Vec<_> =
         (0..10_000).map(|key| format!(r#"{{"policy":"keys","key":"{place}-{key}"}}"#)).collect();
     let body = format!(r#"{{"all":[{}]}}"#, items.join(","));
-    http_rounds(server, over, "/v1/check", |_| body.clone());
+    http_rounds(server, over, "/v1/check", |_| &body);
 }
 
 /// Names of policies that there are not.

@@ -20,8 +20,10 @@ const DISTURBED: u64 = 2;
 /// For how many times as long it is asked at most, to find seconds that are not.
 const MOST_DISTURBED: usize = 5;
 
-const HTTP: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 29\r\n\r\n{\"policy\":\"api\",\"key\":\"good\"}";
+// A server that asks for no token takes one all the same: over RESP it answers with an error that nobody reads.
+const HTTP: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer the-token-of-the-good-client\r\ncontent-length: 29\r\n\r\n{\"policy\":\"api\",\"key\":\"good\"}";
 const RESP: &[u8] = b"TOLLGATE.CHECK api good\r\n";
+const NEW: &[u8] = b"AUTH the-token-of-the-good-client\r\nTOLLGATE.CHECK api good\r\n";
 
 /// How long answers took, and how many there were not.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +65,7 @@ impl Good {
     pub(crate) fn watch(&mut self, seconds: usize) -> Result<Watched, Failure> {
         let Self { http, resp } = self;
         let to = resp.to;
-        let mut new = || connect(FROM, to, PATIENCE).is_ok_and(|mut stream| ask(&mut stream, RESP));
+        let mut new = || connect(FROM, to, PATIENCE).is_ok_and(|mut stream| ask(&mut stream, NEW));
         let mut asked = [Asked::default(), Asked::default(), Asked::default()];
         let mut calm = 0;
         for second in 0..MOST_DISTURBED * seconds {
@@ -97,13 +99,19 @@ impl Good {
 
 impl Kept {
     fn new(to: SocketAddrV4, question: &'static [u8]) -> Self {
-        Self { to, question, stream: connect(FROM, to, PATIENCE).ok() }
+        Self { to, question, stream: Self::open(to, question) }
+    }
+
+    fn open(to: SocketAddrV4, question: &[u8]) -> Option<TcpStream> {
+        let mut stream = connect(FROM, to, PATIENCE).ok()?;
+        let is_known = question != RESP || ask(&mut stream, NEW);
+        is_known.then_some(stream)
     }
 
     fn ask(&mut self) -> bool {
         let is_answered = self.stream.as_mut().is_some_and(|stream| ask(stream, self.question));
         if !is_answered {
-            self.stream = connect(FROM, self.to, PATIENCE).ok();
+            self.stream = Self::open(self.to, self.question);
         }
         is_answered
     }
@@ -111,13 +119,25 @@ impl Kept {
 
 /// Asks once; whether it was allowed.
 fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
-    let mut reply = [0; 1024];
+    let (mut reply, mut filled) = ([0; 1024], 0);
     let is_allowed = |reply: &[u8]| {
-        reply.starts_with(b"*6\r\n:1\r\n")
+        reply.windows(8).any(|part| part == b"*6\r\n:1\r\n")
             || reply.windows(14).any(|part| part == b"\"allowed\":true")
     };
-    stream.write_all(question).is_ok()
-        && stream.read(&mut reply).is_ok_and(|read| is_allowed(&reply[..read]))
+    if stream.write_all(question).is_err() {
+        return false;
+    }
+    loop {
+        match stream.read(&mut reply[filled..]) {
+            Ok(read @ 1..) => filled += read,
+            _ => return false,
+        }
+        // The reply to `AUTH` may come by itself.
+        let is_complete = question != NEW || memchr::memchr(b'*', &reply[..filled]).is_some();
+        if is_complete {
+            return is_allowed(&reply[..filled]);
+        }
+    }
 }
 
 /// What became of questions.

@@ -39,6 +39,7 @@ pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
         all_held &= is_held;
     };
     invented(binary, &mut tell)?;
+    throttled(binary, &mut tell)?;
     chosen(binary, &mut tell)?;
     expiring(binary, &mut tell)?;
     Ok((table, all_held))
@@ -111,6 +112,35 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
             during.failed == 0 && during.p99 <= allowed(peace.p99),
         );
     }
+    Ok(())
+}
+
+/// Clients that used up what `CL.THROTTLE` gave them, and then ten times as many keys as are kept, with large numbers.
+fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+    const KEPT: usize = 100_000;
+    const CLIENTS: usize = 200;
+    let server = Server::start(binary, &["--max-keys", "100000"])?;
+    let mut asking = Asking::new(server.resp)?;
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 5\r\n")).collect();
+    let used_up = asking.throttle(&clients)? == CLIENTS;
+    for batch in 0..10 * KEPT / BATCH {
+        let flood: Vec<_> = (0..BATCH)
+            .map(|key| {
+                let large = 1_000_000 + key;
+                format!("CL.THROTTLE flood-{batch}-{key} {} {large} 3600 {large}\r\n", large - 1)
+            })
+            .collect();
+        asking.throttle(&flood)?;
+    }
+    let again: Vec<_> =
+        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 1\r\n")).collect();
+    let denied = CLIENTS - asking.throttle(&again)?;
+    tell(
+        "J6: a million keys by CL.THROTTLE with large numbers, where 100 000 are kept",
+        format!("{denied} of {CLIENTS} clients that had used all are denied"),
+        used_up && denied * 100 >= CLIENTS * 99,
+    );
     Ok(())
 }
 
@@ -207,6 +237,22 @@ impl Asking {
             allowed += usize::from(self.replies[at..].starts_with(b"*6\r\n:1\r\n"));
         }
         Ok(allowed)
+    }
+
+    /// How many of some commands of `CL.THROTTLE` are allowed.
+    fn throttle(&mut self, commands: &[String]) -> Result<usize, Failure> {
+        self.stream.write_all(commands.concat().as_bytes())?;
+        self.replies.clear();
+        let (mut piece, mut lines) = ([0; 1 << 16], 0);
+        while lines < 6 * commands.len() {
+            let read = self.stream.read(&mut piece)?;
+            if read == 0 {
+                return Err("the server closed the connection".into());
+            }
+            lines += memchr::memchr_iter(b'\n', &piece[..read]).count();
+            self.replies.extend_from_slice(&piece[..read]);
+        }
+        Ok(memchr::memmem::find_iter(&self.replies, b"*5\r\n:0\r\n").count())
     }
 
     /// How long each of some keys takes by itself.

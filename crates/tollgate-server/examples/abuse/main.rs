@@ -102,7 +102,7 @@ const HEAD: &str = "\
 
 /// Attacks one server; a row of the table, and whether it was held.
 fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), Failure> {
-    let server = Server::start(binary, &[])?;
+    let server = Server::configured(binary, &[], attack.config)?;
     let mut good = Good::new(&server);
     let peace = good.watch(PEACE)?;
     let before = server.holds()?;

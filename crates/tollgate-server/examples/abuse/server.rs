@@ -11,6 +11,9 @@ use crate::Failure;
 /// What is asked for: all that a good client asks is allowed.
 const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000000\n[policies.keys]\nlimit = 1\nwindow = \"1000h\"\nburst = 100\n[policies.brief]\nlimit = 1\nwindow = \"20s\"\n";
 
+/// The token of the good client, where the server asks for one.
+pub(crate) const TOKEN: &str = "the-token-of-the-good-client";
+
 /// A server that runs until it is dropped.
 pub(crate) struct Server {
     child: Child,
@@ -29,14 +32,20 @@ pub(crate) struct Holds {
 
 impl Server {
     pub(crate) fn start(binary: &Path, options: &[&str]) -> Result<Self, Failure> {
+        Self::configured(binary, options, "")
+    }
+
+    /// Starts one with more in its configuration.
+    pub(crate) fn configured(binary: &Path, options: &[&str], more: &str) -> Result<Self, Failure> {
         let config =
             std::env::temp_dir().join(format!("tollgate-abuse-{}.toml", std::process::id()));
-        std::fs::write(&config, POLICY)?;
+        std::fs::write(&config, format!("{more}{POLICY}"))?;
         let mut child = Command::new(binary)
             .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--log", "error"])
             .arg("--config")
             .arg(&config)
             .args(options)
+            .env("ABUSE_TOKEN", TOKEN)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;

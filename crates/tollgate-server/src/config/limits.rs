@@ -32,6 +32,8 @@ pub(crate) struct Limits {
     pub(crate) max_reservations: usize,
     /// The most bytes of open reservations. One address has a tenth.
     pub(crate) max_reservation_bytes: usize,
+    /// The most overrides that are set at run time.
+    pub(crate) max_overrides: usize,
     /// How many commands of one RESP connection wait for a store across the network at a time.
     pub(crate) max_pipeline: usize,
     /// How long a client may take over the head of an HTTP request, or rest between two; and how long over a command
@@ -61,6 +63,9 @@ const LEAST_HEAD_BYTES: u32 = 8 * 1024;
 /// Above this a head is no head any more.
 const MOST_HEAD_BYTES: u32 = 16 * 1024 * 1024;
 
+/// The locks of all clients of an `all` are held while it is decided, and others wait for them.
+const MOST_ALL_ITEMS: usize = 1_000;
+
 /// 100 years.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 31_557_600);
 
@@ -76,6 +81,7 @@ impl Default for Limits {
             max_all_items: 64,
             max_reservations: 100_000,
             max_reservation_bytes: 64 * 1024 * 1024,
+            max_overrides: 10_000,
             max_pipeline: 256,
             auth_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(60),
@@ -100,6 +106,12 @@ impl Limits {
         ];
         if let Some((name, _)) = least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} 0 serves nobody; use at least 1"));
+        }
+        let items = self.max_all_items;
+        if items > MOST_ALL_ITEMS {
+            return Err(format!(
+                "max_all_items {items} would let one request hold the others up; use at most {MOST_ALL_ITEMS}"
+            ));
         }
         let idle_timeout = self.idle_timeout.unwrap_or(Duration::MAX);
         let times = [

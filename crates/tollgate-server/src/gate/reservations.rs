@@ -7,8 +7,8 @@
 //! Settled reservations are remembered as long as they would have lived, or until as many others were settled: so that
 //! settling twice is told apart from settling what never was.
 
-use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,15 +27,16 @@ pub(crate) struct Reservations {
     hasher: foldhash::quality::RandomState,
 }
 
+/// Trees, which grow a little at a time: a hash table moves everything to a larger one while its requester waits.
 #[derive(Default)]
 struct Book {
-    kept: HashMap<u128, Kept>,
+    kept: BTreeMap<u128, Kept>,
     by_time: BTreeSet<(Instant, u128)>,
     /// The settled ones, the first first. Some of them may have expired.
     settled: VecDeque<u128>,
     open: Amount,
-    by_address: HashMap<Holder, Amount>,
-    by_key: HashMap<u64, usize>,
+    by_address: BTreeMap<Holder, Amount>,
+    by_key: BTreeMap<u64, usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,8 @@ const SHARE_OF_AN_ADDRESS: usize = 10;
 const SHARE_OF_A_KEY: usize = 100;
 /// What a reservation takes beside its key.
 const RESERVATION_BYTES: usize = 384;
+/// What a settled reservation takes while it is remembered, in trees whose nodes may be half empty.
+pub(crate) const SETTLED_BYTES: usize = 512;
 /// How many expired ones are removed when a new one comes: more than come, and few enough to take no time.
 const EXPIRED_AT_A_TIME: usize = 16;
 
@@ -351,6 +354,13 @@ mod tests {
             Err(AskError::Reservations { whose }) => Some(whose),
             _ => None,
         }
+    }
+
+    #[test]
+    fn a_settled_reservation_takes_no_more_than_the_formula_of_memory_says() {
+        let in_trees = size_of::<(u128, Kept)>() + size_of::<(Instant, u128)>();
+        let bytes = 2 * in_trees + 2 * size_of::<u128>();
+        assert!(bytes <= SETTLED_BYTES, "{bytes}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The policy that was probably meant, at a bounded cost.
 //!
 //! A misspelled name is answered with the nearest right one. To compare two names takes time in the product of their
-//! lengths, for every policy. So long names are not compared, few policies are, and only so many names per second: unknown
-//! names by the million cost no more than any other error.
+//! lengths, for every policy. So long names are not compared, few policies are, and only so many names per second, never
+//! more than a few of them at once: unknown names by the million cost no more than any other error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -11,19 +11,21 @@ use std::time::Instant;
 const LONGEST: usize = 32;
 /// The most policies that a name is compared with.
 const MOST_COMPARED: usize = 64;
-/// How many names are compared per second.
-const PER_SECOND: u64 = 100;
+/// How long the search for one name is waited for by the next, in milliseconds: 100 names are compared per second.
+const INTERVAL_MS: u64 = 10;
+/// How many names are compared at once: together they take less than a millisecond.
+const AT_ONCE: u64 = 4;
 
 /// Finds the policy that was probably meant, so many times per second.
 pub(super) struct Suggestions {
     since: Instant,
-    /// The second that it is, and how many names were compared in it.
-    spent: AtomicU64,
+    /// When the searches so far will have been waited for, in milliseconds.
+    busy_until: AtomicU64,
 }
 
 impl Default for Suggestions {
     fn default() -> Self {
-        Self { since: Instant::now(), spent: AtomicU64::new(0) }
+        Self { since: Instant::now(), busy_until: AtomicU64::new(0) }
     }
 }
 
@@ -34,7 +36,8 @@ impl Suggestions {
         name: &str,
         known: impl Iterator<Item = K>,
     ) -> Option<K> {
-        if name.len() > LONGEST || !self.may_look(self.since.elapsed().as_secs()) {
+        let now_ms = || u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if name.len() > LONGEST || !self.may_look(now_ms()) {
             return None;
         }
         let most = |known: &K| known.as_ref().len() / 3 + 1;
@@ -47,18 +50,13 @@ impl Suggestions {
             .map(|(_, near)| near)
     }
 
-    /// Counts a search, if there are not too many in this second already.
-    fn may_look(&self, second: u64) -> bool {
-        const COUNT_BITS: u32 = 16;
-        let next = |spent: u64| {
-            let (of, count) = (spent >> COUNT_BITS, spent & ((1 << COUNT_BITS) - 1));
-            match (of == second, count) {
-                (true, PER_SECOND..) => None,
-                (true, _) => Some(spent + 1),
-                (false, _) => Some(second << COUNT_BITS | 1),
-            }
+    /// Counts a search, if there were not too many before it.
+    fn may_look(&self, now_ms: u64) -> bool {
+        let next = |busy_until: u64| {
+            let from = busy_until.max(now_ms);
+            (from - now_ms <= (AT_ONCE - 1) * INTERVAL_MS).then_some(from + INTERVAL_MS)
         };
-        self.spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+        self.busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 }
 
@@ -76,11 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn j10_long_names_and_more_than_a_hundred_per_second_are_not_compared() {
+    fn j10_long_names_and_more_than_a_few_at_once_are_not_compared() {
         let known = ["search"];
         let suggestions = Suggestions::default();
         assert_eq!(suggestions.nearest(&"search".repeat(6), known.into_iter()), None);
-        let found = |second| (0..1_000).filter(|_| suggestions.may_look(second)).count();
-        assert_eq!((found(7), found(7), found(8)), (100, 0, 100));
+        let found = |now_ms| (0..1_000).filter(|_| suggestions.may_look(now_ms)).count();
+        assert_eq!((found(7_000), found(7_009), found(7_010), found(7_030)), (4, 0, 1, 2));
+        let in_a_second: usize = (9_000..10_000).map(found).sum();
+        assert_eq!(in_a_second, 4 + 99, "100 per second, and a few at once");
     }
 }

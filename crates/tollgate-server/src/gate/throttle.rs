@@ -178,3 +178,80 @@ impl fmt::Display for ThrottleError {
 }
 
 impl std::error::Error for ThrottleError {}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tollgate::{ManualClock, Tick};
+
+    use super::super::{Backend, Gate, Remembered};
+    use super::*;
+    use crate::config::Config;
+    use crate::metrics::Metrics;
+
+    const MAX_KEYS: usize = 10_000;
+    const CLIENTS: u64 = 200;
+    const DAY_S: u64 = 86_400;
+    /// The numbers of the clients that use up their quota: five per day.
+    const VICTIM: ThrottleArguments = ThrottleArguments { max_burst: 4, count: 5, period_s: DAY_S };
+
+    /// The numbers of invented keys, and how much each of them takes.
+    const FLOODS: [(u64, u64, u64, Cost); 7] = [
+        (0, 1, 1, 1),
+        (0, 1, 7 * DAY_S, 1),
+        (999_999, 1_000_000, 3_600, 500_000),
+        (999_999, 1_000_000, 3_600, 1_000_000),
+        (999_999, 1_000_000, 7 * DAY_S, 1_000_000),
+        (u64::MAX / 4, u64::MAX / 4, 3_600, u64::MAX / 8),
+        (u64::MAX / 4, u64::MAX / 4, 3_600, u64::MAX / 4),
+    ];
+
+    /// Lets clients use up their quota, sends a flood, and returns how many of them are still denied.
+    fn still_denied(
+        (max_burst, count, period_s, quantity): (u64, u64, u64, Cost),
+        mut is_allowed: impl FnMut(&[u8], ThrottleArguments, Cost) -> bool,
+    ) -> usize {
+        for client in 0..CLIENTS {
+            assert!(is_allowed(&client.to_le_bytes(), VICTIM, 5));
+            assert!(!is_allowed(&client.to_le_bytes(), VICTIM, 1));
+        }
+        let numbers = ThrottleArguments { max_burst, count, period_s };
+        for key in 0..10 * MAX_KEYS as u64 {
+            assert!(is_allowed(&(1 << 50 | key).to_le_bytes(), numbers, quantity));
+        }
+        (0..CLIENTS).filter(|client| !is_allowed(&client.to_le_bytes(), VICTIM, 1)).count()
+    }
+
+    #[test]
+    fn j6_a_flood_of_throttles_with_any_numbers_washes_no_debt_out() {
+        for flood in FLOODS {
+            let clock = ManualClock::new(Tick(1_000_000));
+            let store = MemoryStore::<Cell, _>::new(Capacity::of(MAX_KEYS), &clock);
+            let denied = still_denied(flood, |key, numbers, quantity| {
+                clock.advance(Ticks(100_000));
+                let op = Op::Check(quantity);
+                let told: Decision = store.apply(&Cell::new(numbers), key, op, None).unwrap();
+                told.allowed
+            });
+            assert!(denied * 100 >= 99 * 200, "{denied} are denied after {flood:?}");
+            assert!(store.usage().keys <= MAX_KEYS);
+        }
+    }
+
+    #[test]
+    fn j6_a_flood_of_throttles_through_the_gate_washes_no_debt_out() {
+        let config = Config::parse("", Path::new("")).unwrap();
+        for flood in FLOODS {
+            let backend = Backend::Memory { max_keys: MAX_KEYS };
+            let gate = Arc::new(Gate::new(&config, backend, Metrics::new(), Remembered::default()));
+            let denied = still_denied(flood, |key, numbers, quantity| {
+                match gate.throttle(key, numbers, quantity) {
+                    Ok(Asked::Now(Ok(decision))) => decision.allowed,
+                    _ => unreachable!("memory decides at once"),
+                }
+            });
+            assert!(denied * 100 >= 99 * 200, "{denied} are denied after {flood:?}");
+        }
+    }
+}

@@ -10,21 +10,28 @@ use super::Reply;
 use super::answer::{self, More};
 use super::problem::Problem;
 use super::query::Query;
+use crate::aside::aside_in_order;
 use crate::gate::{Ask, Gate, HotClient, Verb};
 use crate::server::Shared;
+use crate::turn::{DECISION, Turn};
 
 /// How many hot clients are told of each kind.
 const HOT: usize = 20;
 /// The busiest and the most refused clients.
-pub(super) fn hot(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
+pub(super) async fn hot(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     Query::parse(request.uri.query(), &[])?;
+    let gate = gate.clone();
+    Ok(aside_in_order(move || hottest(&gate)).await?)
+}
+
+fn hottest(gate: &Gate) -> Reply {
     let mut out = Vec::new();
     out.extend_from_slice(br#"{"busiest":"#);
     list(&mut out, &gate.hot.busiest(HOT), clients);
     out.extend_from_slice(br#","most_refused":"#);
     list(&mut out, &gate.hot.most_refused(HOT), clients);
     out.push(b'}');
-    Ok(answer::json(out))
+    answer::json(out)
 }
 
 fn clients(out: &mut Vec<u8>, client: &HotClient) {
@@ -59,7 +66,9 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     out.push(b'{');
     answer::key(&mut out, key);
     out.extend_from_slice(br#","policies":["#);
+    let mut turn = Turn::default();
     for (index, entry) in gate.policies().iter().enumerate() {
+        turn.spend(2 * DECISION).await;
         let ask = Ask { policy: &entry.name, key, cost: None, tier: None };
         let next = gate.ask(Verb::Peek, ask).answer().await?;
         let now = gate.ask(Verb::Peek, Ask { cost: Some(0), ..ask }).answer().await?.decision;

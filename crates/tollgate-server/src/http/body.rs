@@ -16,7 +16,6 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use tokio::runtime::RuntimeFlavor;
 
 use super::problem::Problem;
 use super::simulate::{Retries, Traffic};
@@ -26,8 +25,9 @@ use crate::server::{HeldBytes, SMALL_BYTES};
 
 /// How much of a body that is too long is read past, so that the client hears why.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
-/// Up to this, a body is read in far less than a millisecond.
-const QUICK_BYTES: usize = 32 * 1024;
+/// The most that is parsed in one turn of a worker, in far less than a millisecond. A key of the greatest length with every
+/// byte of it escaped has 24 KiB.
+pub(super) const MAX_PARSED_BYTES: usize = 32 * 1024;
 /// The longest complaint in which a nearest name is looked for.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
@@ -145,24 +145,60 @@ pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Er
     Ok(None)
 }
 
-/// What a body says.
+/// Parses a body that has no list, or one that fits into a turn.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    let parsed = away_from_workers(body.len(), || serde_json::from_slice::<Object<T>>(body));
+    parse_at(body, |offset| Place::of(body, offset))
+}
+
+/// Parses a part of a body. `place` returns where in the body an offset of the part is.
+pub(super) fn parse_at<'a, T: Deserialize<'a>>(
+    part: &'a [u8],
+    place: impl Fn(usize) -> Place,
+) -> Result<T, Problem> {
+    if part.len() > MAX_PARSED_BYTES {
+        return Err(too_long_to_parse());
+    }
+    let parsed = serde_json::from_slice::<Object<T>>(part);
     parsed.map(|Object(said)| said).map_err(|error| {
-        let (complaint, place) = told(&error);
-        let place = place
-            .map_or(String::new(), |(line, column)| format!(" (line {line}, column {column})"));
+        let (complaint, found) = told(&error);
+        let place = found
+            .map(|(line, column)| place(Place { line, column }.offset(part)))
+            .map_or(String::new(), |Place { line, column }| {
+                format!(" (line {line}, column {column})")
+            });
         Problem::bad(format!("{complaint}{place}"))
     })
 }
 
-/// Runs what takes time in so many bytes: where there are many, others of this worker are served by another thread meanwhile.
-fn away_from_workers<R>(bytes: usize, run: impl FnOnce() -> R) -> R {
-    let is_served = || {
-        let runtime = tokio::runtime::Handle::try_current();
-        runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
-    };
-    if bytes > QUICK_BYTES && is_served() { tokio::task::block_in_place(run) } else { run() }
+/// Returns the answer to a body that would take too long to parse in one turn of a worker.
+pub(super) fn too_long_to_parse() -> Problem {
+    let detail = format!(
+        "the body has more than {MAX_PARSED_BYTES} bytes besides the items of its list; send less"
+    );
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+}
+
+/// A place in a text: lines count from 1, columns are the bytes of the line before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    line: usize,
+    column: usize,
+}
+
+impl Place {
+    /// Returns the place of an offset.
+    pub(super) fn of(text: &[u8], offset: usize) -> Self {
+        let before = &text[..offset.min(text.len())];
+        let line = 1 + memchr::memchr_iter(b'\n', before).count();
+        let begins = memchr::memrchr(b'\n', before).map_or(0, |end| end + 1);
+        Self { line, column: before.len() - begins }
+    }
+
+    fn offset(self, text: &[u8]) -> usize {
+        let ends =
+            self.line.checked_sub(2).and_then(|line| memchr::memchr_iter(b'\n', text).nth(line));
+        ends.map_or(0, |end| end + 1) + self.column
+    }
 }
 
 /// A complaint with the nearest right name, and its place.
@@ -286,7 +322,9 @@ impl<'de> Deserialize<'de> for Whole {
 pub(super) struct Items<T>(pub(super) Vec<T>);
 
 /// The longest list.
-const MAX_ITEMS: usize = 10_000;
+pub(super) const MAX_ITEMS: usize = 10_000;
+/// What is wrong with a longer one.
+pub(super) const TOO_MANY_ITEMS: &str = "more than 10000 items; send them in several requests";
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -308,9 +346,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
                     {
                         None => return Ok(Items(items)),
                         Some(_) if items.len() == MAX_ITEMS => {
-                            return Err(de::Error::custom(format_args!(
-                                "more than {MAX_ITEMS} items; send them in several requests"
-                            )));
+                            return Err(de::Error::custom(TOO_MANY_ITEMS));
                         }
                         Some(Object(item)) => items.push(item),
                     }
@@ -432,6 +468,15 @@ mod tests {
         }
         let most = parse::<Said<'_>>(br#"{"cost":18446744073709551615}"#).unwrap();
         assert_eq!(most.cost.map(|cost| cost.0), Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_place_is_found_again_by_its_offset() {
+        let text = b"{\n  \"key\":\n\n1}";
+        for offset in 0..=text.len() {
+            assert_eq!(Place::of(text, offset).offset(text), offset);
+        }
+        assert_eq!(Place::of(text, 4), Place { line: 2, column: 2 });
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::{Reply, address, headers, overrides, questions, simulate};
 use crate::config::Config;
 use crate::gate::{Gate, Verb};
 use crate::server::{Holder, Peer};
+use crate::turn::count_polls;
 
 /// Bodies of questions, reservations and overrides: answered or refused, in JSON, whatever their spaces and escapes. The
 /// first byte says which.
@@ -51,17 +52,18 @@ const PEER: Peer = Peer { address: None, is_same_user: true };
 
 fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     let query = (choice >= 128).then_some("headers=all");
-    let ask = |verb| questions::ask(gate, verb, query, body, |_| Ok(None)).now_or_never();
-    let answer = match choice % 7 {
+    let ask = |verb| count_polls(questions::ask(gate, verb, query, body, |_| Ok(None))).0;
+    match choice % 7 {
         0 => ask(Verb::Check),
         1 => ask(Verb::Peek),
         2 => ask(Verb::Refund),
         3 => ask(Verb::Reset),
-        4 => questions::reserve(gate, Holder::of(PEER, &[]), body).now_or_never(),
-        5 => questions::settle(gate, body).now_or_never(),
-        _ => Some(overrides::set(gate, body)),
-    };
-    answer.expect("memory answers at once")
+        4 => questions::reserve(gate, Holder::of(PEER, &[]), body)
+            .now_or_never()
+            .expect("memory answers at once"),
+        5 => questions::settle(gate, body).now_or_never().expect("memory answers at once"),
+        _ => count_polls(overrides::set(gate, body)).0,
+    }
 }
 
 /// A gate with policies of every shape: a new one now and then, so that it does not fill up.

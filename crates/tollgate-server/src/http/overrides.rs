@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -19,6 +20,7 @@ use super::body::{self, Text, Whole, field, required};
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, questions};
+use crate::aside::aside_in_order;
 use crate::gate::{AskError, Entry, Gate};
 
 const NANOS_A_MILLI: u64 = 1_000_000;
@@ -65,18 +67,22 @@ pub(super) async fn reply(
 ) -> Result<Reply, Problem> {
     let gate = &caller.shared.gate;
     match request.method {
-        Method::PUT => set(gate, &body::read(body, caller).await?),
-        Method::DELETE => remove(gate, request),
-        _ => all(gate, request),
+        Method::PUT => set(gate, &body::read(body, caller).await?).await,
+        Method::DELETE => remove(gate, request).await,
+        _ => list_all(gate, request).await,
     }
 }
 
-fn all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
+async fn list_all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy"])?;
     let entries = match query.text("policy")? {
         Some(name) => vec![gate.policy(questions::known_length(name)?)?],
         None => gate.policies(),
     };
+    Ok(aside_in_order(move || all(entries)).await?)
+}
+
+fn all(entries: Vec<Arc<Entry>>) -> Reply {
     let mut shown = Vec::new();
     for entry in entries {
         let configured = entry.limiter.configured().into_iter();
@@ -89,10 +95,10 @@ fn all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let mut out = br#"{"overrides":"#.to_vec();
     list(&mut out, &shown, |out, (entry, key, one)| write(out, entry, key, one));
     out.push(b'}');
-    Ok(answer::json(out))
+    answer::json(out)
 }
 
-pub(super) fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
+pub(super) async fn set(gate: &Arc<Gate>, body: &[u8]) -> Result<Reply, Problem> {
     let said: Set<'_> = body::parse(body)?;
     let policy = required(said.policy.as_deref(), "policy")?;
     let key = required(said.key.as_deref(), "key")?.as_bytes();
@@ -105,18 +111,45 @@ pub(super) fn set(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
         let after = Ticks(after_ms.saturating_mul(NANOS_A_MILLI));
         entry.limiter.now().after(after).unwrap_or(Tick(i64::MAX))
     });
-    entry.limiter.set_override(key, access.clone(), until);
-    let mut out = Vec::new();
-    let shown = Shown { set: Override { access, until }, configured: false };
-    write(&mut out, &entry, key, &shown);
-    Ok(answer::json(out))
+    let (gate, key) = (gate.clone(), Box::<[u8]>::from(key));
+    // Every change copies the overrides of the policy, so that decisions read them without a lock.
+    aside_in_order(move || {
+        check_number(&gate, &entry, &key)?;
+        entry.limiter.set_override(&key, access.clone(), until);
+        let mut out = Vec::new();
+        let shown = Shown { set: Override { access, until }, configured: false };
+        write(&mut out, &entry, &key, &shown);
+        Ok(answer::json(out))
+    })
+    .await?
+}
+
+/// Denies one more override than the server may have, unless it replaces another.
+fn check_number(gate: &Gate, entry: &Entry, key: &[u8]) -> Result<(), Problem> {
+    let most = gate.limits().max_overrides;
+    let found: usize = gate.policies().iter().map(|entry| entry.limiter.overrides().len()).sum();
+    if found < most || entry.limiter.overrides().iter().any(|(set, _)| **set == *key) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::CONFLICT,
+        format!(
+            "the server has {found} overrides that were set at run time; remove some, or raise `max_overrides` of \
+             `[limits]` ({most})"
+        ),
+    ))
 }
 
 /// Says what the client gets from now on, if the configuration has an override for it.
-fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
+async fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy", "key"])?;
     let (key, policy) = (query.required("key")?, query.text("policy")?);
     let entry = gate.policy(questions::known_length(required_policy(policy)?)?)?;
+    let key = Box::<[u8]>::from(key);
+    aside_in_order(move || removed(&entry, &key)).await?
+}
+
+fn removed(entry: &Entry, key: &[u8]) -> Result<Reply, Problem> {
     let was_there = entry.limiter.remove_override(key);
     match (was_there, entry.limiter.configured_for(key)) {
         (true, None) => {
@@ -126,7 +159,7 @@ fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
         }
         (true, Some(access)) => {
             let mut out = Vec::new();
-            write(&mut out, &entry, key, &Shown::configured(access));
+            write(&mut out, entry, key, &Shown::configured(access));
             Ok(answer::json(out))
         }
         (false, None) => {

@@ -1,5 +1,7 @@
 //! The policies in force, with their tiers: what a client may be asked about.
 
+use std::sync::Arc;
+
 use hyper::http::request::Parts;
 use tollgate::Access;
 
@@ -7,10 +9,16 @@ use super::admin::list;
 use super::problem::Problem;
 use super::query::Query;
 use super::{Reply, answer};
+use crate::aside::aside_in_order;
 use crate::gate::Gate;
 
-pub(super) fn reply(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
+pub(super) async fn reply(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     Query::parse(request.uri.query(), &[])?;
+    let gate = gate.clone();
+    Ok(aside_in_order(move || all(&gate)).await?)
+}
+
+fn all(gate: &Gate) -> Reply {
     let mut out = Vec::new();
     out.extend_from_slice(br#"{"policies":"#);
     list(&mut out, &gate.policies(), |out, entry| {
@@ -25,7 +33,7 @@ pub(super) fn reply(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
         out.push(b'}');
     });
     out.push(b'}');
-    Ok(answer::json(out))
+    answer::json(out)
 }
 
 fn named(out: &mut Vec<u8>, name: &str, access: &Access) {

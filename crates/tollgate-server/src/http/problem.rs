@@ -88,6 +88,14 @@ impl From<AskError> for Problem {
     }
 }
 
+impl From<std::io::Error> for Problem {
+    /// The answer where work in the background failed.
+    fn from(error: std::io::Error) -> Self {
+        tracing::error!(%error, "work in the background failed; the request is answered with an error");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be carried out")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,21 +13,29 @@ use super::Reply;
 use super::answer::{self, More};
 use super::body::{self, Items, Text, Whole, field, required};
 use super::headers::{Dialect, Quota};
+use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
-use crate::gate::{Answer, Ask, AskError, Gate, SettleFailure, Verb};
+use crate::gate::{Answer, Ask, AskError, Backend, Gate, SettleFailure, Verb};
 use crate::server::Holder;
+use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
 const MAX_POLICY_BYTES: usize = 128;
 /// The longest time to live of a reservation: all of them are kept that long.
 const MAX_TTL_MS: u64 = 24 * 60 * 60 * 1000;
 const NANOS_A_MILLI: u64 = 1_000_000;
-/// How many questions of a list are decided before others have their turn: far less than a millisecond's work.
-const AT_A_TIME: usize = 256;
-/// How many questions of a list are with the store at a time.
+/// How many questions of a list memory decides in one turn.
+const IN_A_TURN: usize = 32;
+/// How many questions of a list are prepared at a time for a store across the network, and how many are with it.
+const PREPARED: usize = 256;
 const IN_FLIGHT: usize = 64;
+
+/// The work of looking up a policy and a tier.
+const LOOKED_UP: usize = 200;
+/// The bytes that take as long to look through as to find the place of any key by its hash.
+const HASHED_AS: usize = 32;
 
 /// One question, or one of a list.
 #[derive(Deserialize)]
@@ -124,7 +132,15 @@ pub(super) async fn ask(
     reserve: impl FnOnce(usize) -> Result<Option<Reserved>, Problem>,
 ) -> Result<Reply, Problem> {
     let dialects = Dialect::wanted(&Query::parse(query, &["headers"])?, &[])?;
-    let Questions { policy, key, cost, tier, checks, all } = body::parse(body)?;
+    let mut turn = Turn::default();
+    let split = Split::of(body, &mut turn).await?;
+    let Questions { policy, key, cost, tier, mut checks, mut all } = split.rest()?;
+    if let (Some(found), Some(_)) = (split.len(), &all) {
+        check_number(gate, found)?;
+    }
+    if let (Some(_), Some(Items(items))) = (split.len(), checks.as_mut().or(all.as_mut())) {
+        *items = split.items(&mut turn).await?;
+    }
     let one = Question { policy, key, cost, tier };
     let is_one =
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
@@ -145,35 +161,46 @@ pub(super) async fn ask(
         }
         (false, Some(Items(items)), None) => {
             let reserved = reserve(answer::BYTES * items.len())?;
-            let mut reply = each(gate, verb, &items).await?;
+            let mut reply = each(gate, verb, &items, &mut turn).await?;
             if let Some(reserved) = reserved {
                 reply.extensions_mut().insert(reserved);
             }
             Ok(reply)
         }
-        (false, None, Some(Items(items))) if verb == Verb::Check => together(gate, &items).await,
+        (false, None, Some(Items(items))) if verb == Verb::Check => {
+            together(gate, &items, &mut turn).await
+        }
         (false, None, Some(_)) => Err(Problem::bad("`all` is for check; send `checks`")),
         _ => Err(Problem::bad("`checks` and `all` stand alone; send one of them, or one question")),
     }
 }
 
 /// Asks the questions of a list, each by itself.
-async fn each(gate: &Arc<Gate>, verb: Verb, items: &[Question<'_>]) -> Result<Reply, Problem> {
-    let asks = all_known(gate, items).await?;
+async fn each(
+    gate: &Arc<Gate>,
+    verb: Verb,
+    items: &[Question<'_>],
+    turn: &mut Turn,
+) -> Result<Reply, Problem> {
+    let asks = all_known(gate, items, turn).await?;
     // What is asked about one client is asked in order; the order of others' nobody can tell.
     let mut clients = HashSet::with_capacity_and_hasher(asks.len(), RandomState::default());
     let mut are_others = true;
-    for (round, some) in asks.chunks(AT_A_TIME).enumerate() {
-        let_others(round).await;
-        are_others &= some.iter().all(|ask| clients.insert((ask.policy, ask.key)));
+    for ask in &asks {
+        turn.spend(SCAN_BYTE * (HASHED_AS + ask.key.len())).await;
+        are_others &= clients.insert((ask.policy, ask.key));
     }
     drop(clients);
     let in_flight = if are_others { IN_FLIGHT } else { 1 };
     let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
     out.extend_from_slice(br#"{"results":["#);
     let mut index = 0;
-    for (round, some) in asks.chunks(AT_A_TIME).enumerate() {
-        let_others(round).await;
+    let at_a_time = match gate.backend() {
+        Backend::Memory { .. } => IN_A_TURN,
+        Backend::Redis(_) => PREPARED,
+    };
+    for some in asks.chunks(at_a_time) {
+        turn.spend(some.len() * DECISION).await;
         let answers: Vec<_> = some.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
         let mut answers = stream::iter(answers).buffered(in_flight);
         while let Some(told) = answers.next().await {
@@ -188,19 +215,29 @@ async fn each(gate: &Arc<Gate>, verb: Verb, items: &[Question<'_>]) -> Result<Re
     Ok(answer::json(out))
 }
 
+/// Denies an `all` with more items than it may have.
+fn check_number(gate: &Gate, found: usize) -> Result<(), Problem> {
+    let most = gate.limits().max_all_items;
+    if found <= most {
+        return Ok(());
+    }
+    Err(Problem::bad(format!(
+        "`all` has {found} items; send at most {most} (`max_all_items` of `[limits]`)"
+    )))
+}
+
 /// Asks them as one.
-async fn together(gate: &Arc<Gate>, items: &[Question<'_>]) -> Result<Reply, Problem> {
+async fn together(
+    gate: &Arc<Gate>,
+    items: &[Question<'_>],
+    turn: &mut Turn,
+) -> Result<Reply, Problem> {
     if items.is_empty() {
         return Err(Problem::bad("`all` is empty; ask at least one question"));
     }
-    let most = gate.limits().max_all_items;
-    if items.len() > most {
-        let found = items.len();
-        return Err(Problem::bad(format!(
-            "`all` has {found} items; send at most {most} (`max_all_items` of `[limits]`)"
-        )));
-    }
-    let asks = all_known(gate, items).await?;
+    check_number(gate, items.len())?;
+    let asks = all_known(gate, items, turn).await?;
+    turn.spend(asks.len() * DECISION).await;
     let told = gate.ask_all(&asks).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
     let more = More { refused: told.refused, ..More::default() };
@@ -209,9 +246,14 @@ async fn together(gate: &Arc<Gate>, items: &[Question<'_>]) -> Result<Reply, Pro
 }
 
 /// The questions of a list, if all can be asked: else nothing is charged.
-async fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask<'a>>, Problem> {
+async fn all_known<'a>(
+    gate: &Gate,
+    items: &'a [Question<'_>],
+    turn: &mut Turn,
+) -> Result<Vec<Ask<'a>>, Problem> {
     let mut asks = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
+        turn.spend(LOOKED_UP).await;
         let ask = item.ask().and_then(|ask| {
             let entry = gate.policy(ask.policy)?;
             if let Some(tier) = ask.tier {
@@ -223,18 +265,8 @@ async fn all_known<'a>(gate: &Gate, items: &'a [Question<'_>]) -> Result<Vec<Ask
             }
         });
         asks.push(ask.map_err(|problem| problem.of_item(index))?);
-        if index % AT_A_TIME == AT_A_TIME - 1 {
-            let_others(index).await;
-        }
     }
     Ok(asks)
-}
-
-/// Lets others have their turn before every round but the first.
-async fn let_others(round: usize) {
-    if round > 0 {
-        tokio::task::yield_now().await;
-    }
 }
 
 fn write_fields(

@@ -13,6 +13,7 @@ use super::{
     Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions, roles,
     simulate,
 };
+use crate::aside::aside_in_order;
 use crate::config::Role;
 use crate::gate::{Backend, Verb};
 
@@ -221,14 +222,15 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let metrics = gate.metrics.render(gate);
+            let gate = gate.clone();
+            let metrics = aside_in_order(move || gate.metrics.render(&gate)).await?;
             Ok(answer::with_type(metrics, HeaderValue::from_static(open_metrics)))
         }
         Route::OpenApi => {
             Ok(answer::with_type(OPENAPI, HeaderValue::from_static("application/json")))
         }
-        Route::Policies => policies::reply(gate, &request),
-        Route::Hot => admin::hot(gate, &request),
+        Route::Policies => policies::reply(gate, &request).await,
+        Route::Hot => admin::hot(gate, &request).await,
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides => overrides::reply(caller, &request, body).await,
         Route::Reload => admin::reload(shared).await,

@@ -22,6 +22,7 @@ use crate::config::Limits;
 use crate::metrics;
 use crate::server::{Connection, HeldBytes, Peer, Shared, Stop, TURN_BYTES};
 use crate::traces::Trace;
+use crate::turn::{COMMAND, REPLY_BYTE, Turn};
 
 /// How much is read at a time: less while little comes.
 const READ_LEAST: usize = 4 << 10;
@@ -204,6 +205,7 @@ impl Serving {
     async fn answer(&mut self) -> io::Result<bool> {
         let Self { stream, input, parser, output, pending, session, limits, begun, .. } = self;
         let (mut done, mut foreseen) = (0, 0);
+        let (mut turn, mut replied) = (Turn::default(), 0);
         let goes_on = loop {
             if done >= foreseen {
                 foreseen = done + foresee(session, parser, &input[done..]);
@@ -212,6 +214,8 @@ impl Serving {
             match parsed {
                 Parsed::Command(words) => {
                     *begun = None;
+                    turn.spend(COMMAND + REPLY_BYTE * std::mem::take(&mut replied)).await;
+                    let before = output.bytes.len();
                     if !pending.is_empty() {
                         let room =
                             if commands::may_overlap(words) { limits.max_pipeline } else { 1 };
@@ -232,6 +236,7 @@ impl Serving {
                             Ran::Later(reply) => future::Either::Left(reply),
                         });
                     }
+                    replied = output.bytes.len().saturating_sub(before);
                     if session.is_over {
                         break false;
                     }

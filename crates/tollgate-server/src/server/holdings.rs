@@ -38,7 +38,7 @@ struct Amount {
 }
 
 /// Whom a holding is counted to, beside all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Holder(Option<IpAddr>);
 
 /// Why there is no room for one more connection.

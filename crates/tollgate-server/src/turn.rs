@@ -1,0 +1,93 @@
+//! Long work in short turns.
+//!
+//! A worker of the runtime serves many connections. A task that has much to do counts its work here, and lets the other
+//! tasks of its worker run before it goes on. Work is counted, not timed, so that a test can assert the bound.
+
+/// The most work of one turn. A unit is about a nanosecond, so that a turn takes a twentieth of a millisecond, and a slow
+/// machine stays below one.
+const TURN: usize = 50_000;
+
+/// Work per byte of a body in which the items of a list are looked for.
+pub(crate) const SCAN_BYTE: usize = 2;
+/// Work per byte of JSON that is parsed.
+pub(crate) const PARSE_BYTE: usize = 10;
+/// Work per decision of a list, reply included.
+pub(crate) const DECISION: usize = 1_000;
+/// Work per command of RESP.
+pub(crate) const COMMAND: usize = 500;
+/// Work per byte of the reply to a command.
+pub(crate) const REPLY_BYTE: usize = 5;
+/// The work that a task has done since other tasks had their turn.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    done: usize,
+}
+
+impl Turn {
+    /// Counts work that comes next, and lets other tasks run first if the turn has no room for it.
+    pub(crate) async fn spend(&mut self, work: usize) {
+        if self.done > 0 && self.done + work > TURN {
+            self.done = 0;
+            tokio::task::yield_now().await;
+        }
+        self.done += work;
+    }
+}
+
+/// Runs work that cannot pause. Another thread goes on with the other tasks of this worker meanwhile.
+pub(crate) fn off_worker<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    let is_worker = Handle::try_current()
+        .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if is_worker { tokio::task::block_in_place(work) } else { work() }
+}
+
+/// Polls a future until it is ready, and returns its result and how many times it was polled.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn count_polls<T>(future: impl Future<Output = T>) -> (T, usize) {
+    use std::task::{Context, Poll, Waker};
+    let mut future = std::pin::pin!(future);
+    let mut cx = Context::from_waker(Waker::noop());
+    for polls in 1.. {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut cx) {
+            return (result, polls);
+        }
+    }
+    unreachable!("it is polled until it is ready")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_tasks_run_while_work_is_done_off_the_worker() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
+        let runtime = runtime.expect("a runtime");
+        let (tell, told) = std::sync::mpsc::channel();
+        runtime.block_on(async {
+            let working = tokio::spawn(async move {
+                // It runs on the only worker, as soon as that has time for it.
+                tokio::spawn(async move { tell.send(()) });
+                off_worker(|| told.recv_timeout(std::time::Duration::from_secs(20)))
+            });
+            assert!(working.await.expect("it ends").is_ok(), "the other task ran meanwhile");
+        });
+    }
+
+    #[test]
+    fn a_turn_ends_before_work_that_it_has_no_room_for() {
+        let work = |pieces: usize, each: usize| {
+            let spending = async {
+                let mut turn = Turn::default();
+                for _ in 0..pieces {
+                    turn.spend(each).await;
+                }
+            };
+            count_polls(spending).1
+        };
+        assert_eq!(work(50, TURN / 50), 1);
+        assert_eq!(work(51, TURN / 50), 2);
+        assert_eq!(work(3, 2 * TURN), 3, "a piece that is longer than a turn has one to itself");
+    }
+}
