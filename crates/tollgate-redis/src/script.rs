@@ -285,5 +285,8 @@ fn several(recipe: Recipe) -> String {
             kinds += text;
         }
     }
-    call.replace("--several--", &SEVERAL_POLICIES.replace("--kinds--", &kinds))
+    let text = call.replace("--several--", &SEVERAL_POLICIES.replace("--kinds--", &kinds));
+    // It is long, and part of many scripts: without comments and indentation.
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+    lines.flat_map(|line| [line, "\n"]).collect()
 }

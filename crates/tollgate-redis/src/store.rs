@@ -1327,7 +1327,19 @@ impl Redis {
             arguments.extend([&prepared.head[..], scripted.constants(), earlier]);
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
-        let bytes = match self.run(script, &names, &arguments, deadline).await? {
+        let window = (keys.len() > 1).then_some(&self.inner().several_keys);
+        let _place = match window {
+            Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
+                Error::Overloaded { reason: "many decide on several keys".into(), sent: false }
+            })?),
+            None => None,
+        };
+        let sent = Instant::now();
+        let reply = self.run(script, &names, &arguments, deadline).await?;
+        if let Some(window) = window {
+            window.replied(sent.elapsed(), Instant::now());
+        }
+        let bytes = match reply {
             Value::BulkString(bytes) => bytes,
             Value::Array(reply) => {
                 let [Value::Int(1), Value::Int(now), Value::BulkString(parts), _] = &reply[..]

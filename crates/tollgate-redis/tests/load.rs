@@ -130,7 +130,7 @@ async fn j15_a_hot_key_under_load_keeps_its_bound_and_its_quota_at_any_distance(
         }
         let stores = redis.each_ref().map(|redis| redis.store("api").deny_cache(false));
         // Ten times the limit and more, at every distance.
-        let (limit, lasts) = (200, Duration::from_secs(2));
+        let (limit, lasts) = (200, Duration::from_secs(3));
         let pause = Duration::from_millis(100);
         let mut outcome = flood(&stores, &bucket(limit, 50), 300, lasts, pause).await;
         outcome.assert_no_failure_setting_decided();
@@ -153,7 +153,7 @@ async fn j15_a_hot_key_under_alternating_tiers_keeps_its_bound_and_its_quota_at_
         for redis in &redis {
             connected(redis).await;
         }
-        let (limit, lasts) = (200, Duration::from_secs(2));
+        let (limit, lasts) = (200, Duration::from_secs(3));
         let plans = [bucket(limit, 20), bucket(limit, 40)].map(Plan::of);
         let start = Instant::now();
         let callers = (0..300).map(|caller| {
@@ -311,7 +311,7 @@ fn two_tiers() -> Tiers {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
-    for round_trip_ms in [0, 20, 40] {
+    for round_trip_ms in [0, 20] {
         from_several_clients(round_trip_ms, async |redis| {
             let limiters = redis
                 .each_ref()
@@ -335,7 +335,7 @@ async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j1_callers_in_all_under_alternating_tiers_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
-    for round_trip_ms in [0, 20, 40] {
+    for round_trip_ms in [0, 20] {
         from_several_clients(round_trip_ms, async |redis| {
             let limiters = redis.each_ref().map(|redis| {
                 let address = RateLimiter::with_store(count(10_000), redis.store("addresses"));

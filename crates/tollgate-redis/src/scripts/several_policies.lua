@@ -19,7 +19,7 @@ local function decide_several(heads, replaces, requests)
   -- have to be looked at in full.
   local function compare(a, b, c, d)
     local left, right = a * b, c * d
-    if left ~= right then
+    if left ~= right or left < EXACT then
       return left - right
     end
     local left_high, left_low = product(a, b)
@@ -91,17 +91,6 @@ local function decide_several(heads, replaces, requests)
     return count + previous == 0
   end
 
-  local function leb128(text, at)
-    local number, unit, byte = 0, 1, nil
-    repeat
-      byte = string.byte(text, at)
-      number, unit, at = number + byte % 128 * unit, unit * 128, at + 1
-    until byte < 128
-    if number > LARGEST then
-      leave()
-    end
-    return number, at
-  end
   local function is_slower(one, other)
     local order = compare(one.limit, other.window, other.limit, one.window)
     return order < 0 or (order == 0 and one.capacity < other.capacity)
@@ -110,20 +99,35 @@ local function decide_several(heads, replaces, requests)
     return compare(one.limit, other.window, other.limit, one.window) <= 0
   end
   -- A policy from the description in its head: its limits, and its rate, which is that of its slowest limit.
-  local function policy_of(head)
-    local policy = {head = head}
-    local count, at = leb128(head, 7)
-    for i = 1, count do
-      local n, length = {}, nil
-      length, at = leb128(head, at)
-      local name = string.sub(head, at, at + length - 1)
-      local tag = string.byte(head, at + length)
-      at = at + length + 1
-      -- The limit, the window, the capacity, the debt, what a new key may use, flags, and the penalty.
-      for j = 1, 8 do
-        n[j], at = leb128(head, at)
+  local policies = {}
+  local function parse(head)
+    local policy, bytes = {}, {string.byte(head, 7, #head)}
+    local at = 2
+    for i = 1, bytes[1] do
+      local length = bytes[at]
+      if length > 127 or bytes[1] > 127 then
+        leave()
+      end
+      local name, tag = string.sub(head, at + 7, at + 6 + length), bytes[at + length + 1]
+      at = at + length + 2
+      -- The limit, the window, the capacity, the debt, what a new key may use, flags, and the penalty: numbers of which
+      -- seven bits are in a byte.
+      local n, found, number, weight = {}, 0, 0, 1
+      while found < 8 do
+        local byte = bytes[at]
+        at = at + 1
+        if byte < 128 then
+          found = found + 1
+          n[found] = number + byte * weight
+          number, weight = 0, 1
+        else
+          number, weight = number + (byte - 128) * weight, weight * 128
+        end
       end
       local flags = n[6]
+      if math.max(n[1], n[2], n[3], n[4], n[5]) > LARGEST then
+        leave()
+      end
       local code, unit, drain = tag == 4 and 3 or 4, tag == 4 and flags % 2 or 0, 0
       if tag <= 3 then
         local divisor, rest = n[1], n[2]
@@ -136,16 +140,24 @@ local function decide_several(heads, replaces, requests)
       if tag == 5 or n[7] > 0 or most > LARGEST or most * math.max(unit, 1) > LARGEST then
         leave()
       end
-      local limit = {name = name, c = {code, n[3], n[2], n[3] - n[5], most, unit, drain, flags > 1 and 1 or 0, 0, 0}}
-      -- What two limits must have in common so that one takes over the state of the other as it is.
-      limit.kind = table.concat({tag, flags % 2, string.format('%.0f %.0f %.0f %.0f', n[1], n[2], n[3], n[4])}, ' ')
-      policy[i] = limit
+      local c = {code, n[3], n[2], n[3] - n[5], most, unit, drain, flags > 1 and 1 or 0, 0, 0}
+      policy[i] = {name = name, c = c, tag = tag, limit = n[1]}
       local rate = {limit = n[1], window = n[2], capacity = n[3], place = i}
       if flags < 2 and (not policy.rate or is_slower(rate, policy.rate)) then
         policy.rate = rate
       end
     end
     return policy
+  end
+  local function policy_of(head)
+    local known = policies[head] or parse(head)
+    policies[head] = known
+    return {head = head, rate = known.rate, unpack(known)}
+  end
+  -- Whether one limit takes over the state of the other as it is.
+  local function has_same_state(one, other)
+    return one.tag == other.tag and one.limit == other.limit and one.c[2] == other.c[2]
+      and one.c[3] == other.c[3] and one.c[5] == other.c[5] and one.c[6] == other.c[6]
   end
   local function check_time(entry)
     for i = 1, #entry do
@@ -224,7 +236,7 @@ local function decide_several(heads, replaces, requests)
       end
       if not from then
         states[i] = with_used(limit.c, most_used(entry), now)
-      elseif entry[from].kind == limit.kind then
+      elseif has_same_state(entry[from], limit) then
         states[i] = {unpack(entry.states[from])}
       else
         local s = entry.states[from]
