@@ -358,13 +358,17 @@ impl Redis {
     ) -> Result<Value, Failure> {
         let routes = &self.inner.routes;
         let mut sending = pin!(routes.send(slot, call, deadline));
-        if let Poll::Ready(result) = poll_fn(|now| Poll::Ready(sending.as_mut().poll(now))).await {
-            return result;
-        }
-        routes.loaded_script(slot, script);
-        let result = sending.await;
-        if !matches!(result, Ok(_) | Err(Failure::Refused(_))) {
-            routes.forget_script(slot, script);
+        let result = match poll_fn(|now| Poll::Ready(sending.as_mut().poll(now))).await {
+            Poll::Ready(result) => result,
+            Poll::Pending => {
+                routes.loaded_script(slot, script);
+                sending.await
+            }
+        };
+        match &result {
+            // A new connection has forgotten it meanwhile.
+            Ok(_) | Err(Failure::Refused(_)) => routes.loaded_script(slot, script),
+            Err(_) => routes.forget_script(slot, script),
         }
         result
     }

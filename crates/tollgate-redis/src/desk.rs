@@ -813,6 +813,34 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_no_slice_can_be_taken_of_is_asked_for_by_checks() {
+        let leases = Leases { life: Duration::from_millis(100) };
+        let mut scene = Scene::new(second(1000, 1000), Some(leases));
+        let slice = loop {
+            let asked = scene.ask(1, MS);
+            match asked.call {
+                Some(call) if matches!(call.what, What::Take(_)) => break call,
+                Some(_) => drop(scene.reply(MS, MS)),
+                None => panic!("a lease was taken already"),
+            }
+        };
+        let waiter = scene.waiters;
+        // As of a key under several policies.
+        let heard = scene.desk.hear(&scene.terms, slice.number, Came::Undecided, Tick(2 * MS));
+        assert!(heard.verdicts.is_empty(), "the check still waits: {:?}", heard.verdicts);
+        let call = heard.call.unwrap();
+        assert!(matches!(&call.what, What::Check(costs) if **costs == [1]), "{call:?}");
+        scene.calls.push(call);
+        let heard = scene.reply(2 * MS, 3 * MS);
+        assert!(
+            matches!(&heard.verdicts[..], [(told, Verdict::Told(_))] if *told == waiter),
+            "{heard:?}"
+        );
+        let again = scene.ask(1, 4 * MS).call.unwrap();
+        assert!(matches!(again.what, What::Check(_)), "no slices for a while: {again:?}");
+    }
+
+    #[test]
     fn a_refusal_holds_until_the_time_it_told_and_no_longer() {
         let mut scene = Scene::new(second(10, 1), None);
         assert!(scene.check(1, 0).allowed);

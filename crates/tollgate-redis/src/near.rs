@@ -396,6 +396,23 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_asked_for_under_two_policies_at_once() {
+        let redis = Redis::open("redis://127.0.0.1:1").unwrap();
+        let store = redis.store("api").on_failure(OnFailure::Deny);
+        let near = Near::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for limit in [100, 200] {
+            let policy = Policy::token_bucket(limit).per_second().build().unwrap();
+            let prepared = store.prepare(&policy, Earlier::Listed).unwrap();
+            let told = near.ask(&prepared, b"alice", 1, deadline);
+            assert!(matches!(told, Told::Later { call: Some(_), .. }), "a call for {limit}");
+            // What comes meanwhile waits for the call of its own policy.
+            let told = near.ask(&prepared, b"alice", 1, deadline);
+            assert!(matches!(told, Told::Later { call: None, .. }), "one call for {limit}");
+        }
+    }
+
+    #[test]
     fn j17_a_lease_is_not_served_after_the_machine_was_suspended_for_longer_than_its_life() {
         let redis = Redis::open("redis://127.0.0.1:1").unwrap();
         let store = redis.store("api").on_failure(OnFailure::Deny).leases(Leases::default());

@@ -61,7 +61,9 @@ fn j1_callers_of_several_processes_under_alternating_tiers_get_exactly_the_quota
 fn one_of_the_processes_with_tiers() {
     let Ok(address) = env::var(ADDRESS) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let redis = Redis::open(&address).unwrap();
+    // Eight processes on one machine wait for a processor, too.
+    let options = Options::default().budget(Duration::from_secs(2));
+    let redis = Redis::with(&address, options).unwrap();
     let policy = |limit| Policy::fixed_window(limit).per(WINDOW).build().unwrap();
     let tiers = Tiers::new(policy(BASE_LIMIT)).tier("pro", policy(PRO_LIMIT));
     let limiter = RateLimiter::in_store("api", tiers, redis.store("api"));
