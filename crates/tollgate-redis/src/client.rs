@@ -1,13 +1,18 @@
 //! The way to Redis, shared by all stores of a process.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use futures_util::future::join_all;
-use redis::{Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{
+    Client, Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
+};
 use sha2::{Digest as _, Sha256};
 
 use crate::address::Address;
@@ -19,6 +24,7 @@ use crate::node::Failure;
 use crate::routes::Routes;
 use crate::script::{By, Script};
 use crate::store::RedisStore;
+use crate::window::{CallWindow, FEWEST_OF_SEVERAL_KEYS};
 
 /// How to use Redis.
 #[derive(Clone, Debug)]
@@ -117,6 +123,8 @@ pub(crate) struct Inner {
     address: Address,
     routes: Arc<Routes>,
     pub(crate) commits: Commits,
+    /// Calls in flight that decide on several keys.
+    pub(crate) several_keys: CallWindow,
     /// What the server's clock is ahead of ours, in microseconds.
     ahead: AtomicI64,
     is_checked: AtomicBool,
@@ -163,6 +171,7 @@ impl Redis {
             .map_err(|failure| error(failure.to_string()))?;
         let routes = Arc::new(routes);
         let inner = Inner {
+            several_keys: CallWindow::new(options.budget, FEWEST_OF_SEVERAL_KEYS),
             options,
             counters,
             address: parsed,
@@ -334,11 +343,10 @@ impl Redis {
         let call = |by| script.call(&names, arguments, by);
         let routes = &self.inner.routes;
         let is_loaded = routes.has_script(slot, script.id);
-        let by = if is_loaded { By::Name } else { By::Text };
-        let mut result = routes.send(slot, &call(by), deadline).await;
-        if !is_loaded && result.is_ok() {
-            routes.loaded_script(slot, script.id);
-        }
+        let mut result = match is_loaded {
+            true => routes.send(slot, &call(By::Name), deadline).await,
+            false => self.send_text(script.id, slot, &call(By::Text), deadline).await,
+        };
         if let Err(Failure::Refused(error)) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
@@ -347,6 +355,32 @@ impl Redis {
         }
         self.note_memory(&result);
         result.map_err(error_of)
+    }
+
+    /// Sends the text of a script. As soon as it is on its way, other calls go by its name, which the server reads after
+    /// the text: many callers of a new script would fill the connection with its text.
+    async fn send_text(
+        &self,
+        script: u64,
+        slot: u16,
+        call: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        let routes = &self.inner.routes;
+        let mut sending = pin!(routes.send(slot, call, deadline));
+        let result = match poll_fn(|now| Poll::Ready(sending.as_mut().poll(now))).await {
+            Poll::Ready(result) => result,
+            Poll::Pending => {
+                routes.loaded_script(slot, script);
+                sending.await
+            }
+        };
+        match &result {
+            // A new connection has forgotten it meanwhile.
+            Ok(_) | Err(Failure::Refused(_)) => routes.loaded_script(slot, script),
+            Err(_) => routes.forget_script(slot, script),
+        }
+        result
     }
 
     /// Notes whether the server has memory for what it was asked.

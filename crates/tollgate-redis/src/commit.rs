@@ -1,5 +1,7 @@
 //! Decisions that are made in this process and written by compare-and-set, for many callers of one key at once.
 //!
+//! They are for values that no script decides on: several policies of which one has a log, a penalty or large numbers.
+//!
 //! Callers of a key do not race against each other: they queue, and one task decides for all who wait, in order, on one
 //! value, and writes once. So races are between processes only, and there are at most as many as processes. A lost race is
 //! tried again with the value that the reply brought, until the callers' time is over.

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::{
-    Algorithm as _, Answer as _, Cost, Decision, Kind, Limit, Outcome, Policy, Source, Standing,
-    Tick, Ticks, Timed,
+    Algorithm as _, Answer as _, Bounds, Cost, Decision, Kind, Limit, Outcome, Policy, Source,
+    Standing, Tick, Ticks, Timed,
 };
 
 use crate::lease::calls::Taken;
@@ -84,6 +84,8 @@ pub(crate) struct Checked {
     /// How the store stood after it.
     pub(crate) state: Box<[Standing]>,
     pub(crate) shadow: Option<usize>,
+    /// What else the request has to fit into, where the key was asked for under several policies.
+    pub(crate) bounds: Bounds,
 }
 
 /// What became of a call.
@@ -144,6 +146,8 @@ pub(crate) struct Desk {
     demand: Demand,
     /// Until when the store is not asked for slices.
     rests_until: Tick,
+    /// Until when no slices are taken, because the store did not decide on one.
+    unleased_until: Tick,
     asked_at: Tick,
     calls: u64,
     /// What was paid for and not served, since somebody last asked.
@@ -171,6 +175,7 @@ struct Known {
     /// The cost that was refused; what is less may be admitted.
     cost: Cost,
     shadow: Option<usize>,
+    bounds: Bounds,
 }
 
 #[derive(Debug)]
@@ -205,6 +210,8 @@ const HOT: u64 = 8;
 /// Which part of a life a used up quota rests.
 const RESTS: u64 = 8;
 const NANOS: u64 = 1000;
+/// How long no slices are taken of a key that no script takes slices of, in nanoseconds.
+const UNLEASED_FOR: Ticks = Ticks(10_000_000_000);
 /// Which part of the time budget a check waits for others to share its call.
 const PATIENCE: u32 = 16;
 
@@ -346,6 +353,18 @@ impl Desk {
             Came::Nothing => {
                 verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Nothing)));
             }
+            Came::Undecided if matches!(call.what, What::Take(_)) => {
+                // The key may be under several policies, whose units are not leased: they are asked for one by one.
+                self.known = None;
+                self.unleased_until = sent.after(UNLEASED_FOR).unwrap_or(sent);
+                let again = asked.into_iter().map(|(waiter, cost)| Queued {
+                    waiter,
+                    cost,
+                    since: sent,
+                    until: call.until,
+                });
+                self.waiting.splice(..0, again);
+            }
             Came::Undecided => {
                 self.known = None;
                 verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Alone)));
@@ -357,7 +376,7 @@ impl Desk {
                 {
                     self.rests_until = sent.after(terms.pace).unwrap_or(sent);
                 }
-                let known = Known { state: taken.state, at: taken.at, sent, cost: 1, shadow: None };
+                let known = Known::of_slice(taken.state, taken.at, sent);
                 for (waiter, cost) in asked {
                     let told = self.serve(terms, cost, now).unwrap_or_else(|| {
                         let left = self.left_for(terms, cost);
@@ -372,13 +391,15 @@ impl Desk {
                 // Calls that were under way at one time may be answered in any order.
                 let is_news = self.known.as_ref().is_none_or(|known| known.at <= at);
                 let mut last = None;
-                for ((waiter, cost), Checked { is_allowed, state, shadow }) in
+                for ((waiter, cost), Checked { is_allowed, state, shadow, bounds }) in
                     asked.into_iter().zip(answers)
                 {
-                    let known = Known { state, at, sent, cost, shadow };
+                    let known = Known { state, at, sent, cost, shadow, bounds };
                     let told = if is_allowed {
                         let outcome = Outcome::Admitted(cost);
-                        Timed::of(&*terms.policy, &known.state, at, outcome, shadow)
+                        let mut told = Timed::of(&*terms.policy, &known.state, at, outcome, shadow);
+                        known.bounds.complete(&mut told.decision, &terms.policy, at, None);
+                        told
                     } else {
                         known.refusal(terms, cost, 0, at)
                     };
@@ -439,7 +460,8 @@ impl Desk {
             && self.known.as_ref().is_none_or(|known| !known.refuses(terms, known.cost, now))
     }
 
-    /// Whether somebody waits for the store.
+    /// Whether a call is under way.
+    #[cfg(test)]
     pub(crate) const fn is_asking(&self) -> bool {
         !self.under_way.is_empty()
     }
@@ -487,7 +509,7 @@ impl Desk {
             let window = terms.policy.facts(&taken.state, taken.at, None).reset_after;
             life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS))));
         }
-        let known = Known { state: taken.state.clone(), at: taken.at, sent, cost: 1, shadow: None };
+        let known = Known::of_slice(taken.state.clone(), taken.at, sent);
         let until = sent.after(life).unwrap_or(sent);
         self.held.push(Held { left: taken.amount, until, known });
         self.lapse(now);
@@ -558,7 +580,7 @@ impl Desk {
             && !self.is_taking()
             && now >= self.rests_until
             && self.left().saturating_sub(cost) < self.demand.expected() / 4
-            && self.is_hot(terms)
+            && self.is_hot(terms, now)
     }
 
     fn top_up(&mut self, terms: &Terms, waiter: Waiter, now: Tick) -> Option<Call> {
@@ -575,7 +597,7 @@ impl Desk {
             return None;
         }
         let waiter = self.waiting.first()?.waiter;
-        let is_hot = self.is_hot(terms);
+        let is_hot = self.is_hot(terms, now);
         let count = if is_hot { usize::MAX } else { MOST_TOGETHER };
         let count = self.waiting.len().min(count);
         let until = self.waiting[..count].iter().map(|queued| queued.until).max()?;
@@ -612,12 +634,16 @@ impl Desk {
         call
     }
 
-    fn is_hot(&self, terms: &Terms) -> bool {
-        terms.leases.is_some() && self.demand.requests() >= HOT
+    fn is_hot(&self, terms: &Terms, now: Tick) -> bool {
+        terms.leases.is_some() && now >= self.unleased_until && self.demand.requests() >= HOT
     }
 }
 
 impl Known {
+    fn of_slice(state: Box<[Standing]>, at: Tick, sent: Tick) -> Self {
+        Self { state, at, sent, cost: 1, shadow: None, bounds: Bounds::default() }
+    }
+
     /// The store's time, as far as it can be: what has passed since it was asked is at least what has passed since
     /// it answered.
     fn store_time(&self, now: Tick) -> Tick {
@@ -628,15 +654,17 @@ impl Known {
     /// Whether the store is known to refuse a cost.
     fn refuses(&self, terms: &Terms, cost: Cost, now: Tick) -> bool {
         let tells = cost == self.cost || (cost > self.cost && !terms.tells_one_cost);
+        let at = self.store_time(now);
         tells
             && now.since(self.sent) < REFUSED_FOR
-            && !terms.policy.admits(&self.state, self.store_time(now), cost)
+            && !(terms.policy.admits(&self.state, at, cost) && self.bounds.have_room(at, cost))
     }
 
     /// A refusal of a cost, of which something is left here.
     fn refusal(&self, terms: &Terms, cost: Cost, left: Cost, at: Tick) -> Timed {
         let outcome = Outcome::Refused(cost - left);
         let mut told = Timed::of(&*terms.policy, &self.state, at, outcome, self.shadow);
+        self.bounds.complete(&mut told.decision, &terms.policy, at, Some(cost - left));
         let there = told.decision.remaining.saturating_add(left);
         told.decision.remaining = there.min(cost - 1);
         told
@@ -739,7 +767,12 @@ mod tests {
                 What::Check(costs) => {
                     let answers = costs.iter().map(|cost| {
                         let is_allowed = policy.decide::<bool>(&mut self.state, at, *cost);
-                        Checked { is_allowed, state: self.state.clone(), shadow: None }
+                        Checked {
+                            is_allowed,
+                            state: self.state.clone(),
+                            shadow: None,
+                            bounds: Bounds::default(),
+                        }
                     });
                     Came::Checked { at, answers: answers.collect() }
                 }
@@ -777,6 +810,34 @@ mod tests {
 
     fn second(limit: Cost, burst: Cost) -> Policy {
         tokens(limit, Duration::from_secs(1), burst)
+    }
+
+    #[test]
+    fn a_key_that_no_slice_can_be_taken_of_is_asked_for_by_checks() {
+        let leases = Leases { life: Duration::from_millis(100) };
+        let mut scene = Scene::new(second(1000, 1000), Some(leases));
+        let slice = loop {
+            let asked = scene.ask(1, MS);
+            match asked.call {
+                Some(call) if matches!(call.what, What::Take(_)) => break call,
+                Some(_) => drop(scene.reply(MS, MS)),
+                None => panic!("a lease was taken already"),
+            }
+        };
+        let waiter = scene.waiters;
+        // As of a key under several policies.
+        let heard = scene.desk.hear(&scene.terms, slice.number, Came::Undecided, Tick(2 * MS));
+        assert!(heard.verdicts.is_empty(), "the check still waits: {:?}", heard.verdicts);
+        let call = heard.call.unwrap();
+        assert!(matches!(&call.what, What::Check(costs) if **costs == [1]), "{call:?}");
+        scene.calls.push(call);
+        let heard = scene.reply(2 * MS, 3 * MS);
+        assert!(
+            matches!(&heard.verdicts[..], [(told, Verdict::Told(_))] if *told == waiter),
+            "{heard:?}"
+        );
+        let again = scene.ask(1, 4 * MS).call.unwrap();
+        assert!(matches!(again.what, What::Check(_)), "no slices for a while: {again:?}");
     }
 
     #[test]

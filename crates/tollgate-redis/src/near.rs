@@ -1,6 +1,7 @@
 //! The desks of a store: where checks are answered before they become calls of their own.
 //!
-//! This is the edge of the pure [`Desk`]: it brings the clock, the calls and those who wait. Desks are kept for as long
+//! This is the edge of the pure [`Desk`]: it brings the clock, the calls and those who wait. A key has a desk for each
+//! policy that it is asked for under, because a call is for one policy. Desks are kept for as long
 //! as there is something to remember, in bounded room; a key that finds none is asked for plainly. There is no thread
 //! or timer a key: one task sweeps all desks of a store while there are leases.
 
@@ -47,7 +48,8 @@ pub(crate) struct Near {
 
 #[derive(Default)]
 struct Shard {
-    desks: HashMap<Box<[u8]>, Entry>,
+    /// The desks of each key, one for each policy.
+    desks: HashMap<Box<[u8]>, Vec<Entry>>,
     cleared: Option<Instant>,
 }
 
@@ -55,7 +57,6 @@ struct Entry {
     prepared: Arc<Prepared>,
     desk: Desk,
     waiting: HashMap<Waiter, oneshot::Sender<Said>>,
-    asked_at: Tick,
     /// Until when the key is asked for by other ways: no script decides on it.
     alone_until: Tick,
 }
@@ -74,12 +75,17 @@ pub(crate) enum Told {
     },
     /// Too many wait already.
     Overloaded,
+    /// To be asked for in this process: no script decides on it.
     Alone,
+    /// To be asked for by its script, without a desk: there is no room for one.
+    WithoutDesk,
 }
 
 const SHARDS: usize = 16;
 /// How many keys a shard has desks for.
 const MOST_DESKS: usize = 1024;
+/// How many policies one key has desks for.
+const MOST_POLICIES: usize = 8;
 /// How often a full shard is looked through for desks that nobody needs.
 const CLEARED_EVERY: Duration = Duration::from_millis(10);
 /// How long a key is left alone that no script decides on.
@@ -121,8 +127,8 @@ impl Near {
     ) -> Option<Timed> {
         let now = self.now();
         let mut shard = self.shard(client);
-        let entry = shard.desks.get_mut(client)?;
-        if !Arc::ptr_eq(&entry.prepared, prepared) || now < entry.alone_until {
+        let entry = shard.desk(prepared, client)?;
+        if now < entry.alone_until {
             return None;
         }
         entry.desk.answer_at_once(&prepared.terms, cost, now)
@@ -138,28 +144,10 @@ impl Near {
     ) -> Told {
         let (now, instant) = (self.now(), Instant::now());
         let mut shard = self.shard(client);
-        if !shard.desks.contains_key(client) {
-            if shard.desks.len() >= MOST_DESKS && !shard.make_room(now) {
-                return Told::Alone;
-            }
-            shard.desks.insert(client.into(), Entry::new(prepared, now));
+        if shard.desk(prepared, client).is_none() && !shard.add_desk(prepared, client, now) {
+            return Told::WithoutDesk;
         }
-        let Some(entry) = shard.desks.get_mut(client) else { return Told::Alone };
-        if !Arc::ptr_eq(&entry.prepared, prepared) {
-            // A client that comes under several policies: what the store holds is no script's.
-            let alternates =
-                entry.prepared.head != prepared.head && now.since(entry.asked_at) < ALONE_FOR;
-            if alternates {
-                entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
-            }
-            if entry.desk.is_asking() {
-                return Told::Alone;
-            }
-            // What is held was paid for under other rules, and is not served under these.
-            let alone_until = entry.alone_until;
-            *entry = Entry { alone_until, ..Entry::new(prepared, now) };
-        }
-        entry.asked_at = now;
+        let Some(entry) = shard.desk(prepared, client) else { return Told::WithoutDesk };
         if now < entry.alone_until {
             return Told::Alone;
         }
@@ -188,10 +176,7 @@ impl Near {
     pub(crate) fn flush(&self, prepared: &Arc<Prepared>, client: &[u8]) -> Option<Call> {
         let now = self.now();
         let mut shard = self.shard(client);
-        let entry = shard.desks.get_mut(client)?;
-        if !Arc::ptr_eq(&entry.prepared, prepared) {
-            return None;
-        }
+        let entry = shard.desk(prepared, client)?;
         entry.forget_gone();
         let heard = entry.desk.flush(&prepared.terms, now);
         entry.tell(heard.verdicts, None, now);
@@ -201,7 +186,7 @@ impl Near {
     /// Leaves a key to other ways for a while: no script decides on it.
     pub(crate) fn leave_alone(&self, client: &[u8]) {
         let now = self.now();
-        if let Some(entry) = self.shard(client).desks.get_mut(client) {
+        for entry in self.shard(client).desks.get_mut(client).into_iter().flatten() {
             entry.alone_until = now.after(ALONE_FOR).unwrap_or(now);
         }
     }
@@ -224,10 +209,9 @@ impl Near {
         let now = self.now();
         let mut shard = self.shard(client);
         let Place::Occupied(mut place) = shard.desks.entry(client.into()) else { return None };
-        let entry = place.get_mut();
-        if !Arc::ptr_eq(&entry.prepared, prepared) {
-            return None;
-        }
+        let is_asked = |entry: &Entry| Arc::ptr_eq(&entry.prepared, prepared);
+        let index = place.get().iter().position(is_asked)?;
+        let entry = &mut place.get_mut()[index];
         let (came, error) = match came {
             Ok(came) => (came, None),
             Err(Error::Overloaded { .. }) => (Came::Late, None),
@@ -245,14 +229,17 @@ impl Near {
             && now >= entry.alone_until
             && entry.desk.is_idle(&prepared.terms, now)
         {
-            place.remove();
+            place.get_mut().swap_remove(index);
+            if place.get().is_empty() {
+                place.remove();
+            }
         }
         heard.call
     }
 
     /// The store was changed from here: what it said before does not hold.
     pub(crate) fn changed(&self, client: &[u8], is_fresh: bool) {
-        if let Some(entry) = self.shard(client).desks.get_mut(client) {
+        for entry in self.shard(client).desks.get_mut(client).into_iter().flatten() {
             if is_fresh {
                 entry.desk.reset();
             } else {
@@ -267,11 +254,11 @@ impl Near {
         let (mut back, mut has_desks) = (Vec::new(), false);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.desks.retain(|client, Entry { prepared, desk, alone_until, .. }| {
+            shard.retain(|client, Entry { prepared, desk, alone_until, .. }| {
                 let terms = &prepared.terms;
                 let given = if ends { desk.close(terms, now) } else { desk.sweep(terms, now) };
                 back.extend(given.into_iter().map(|slice| Back {
-                    client: client.clone(),
+                    client: client.into(),
                     prepared: prepared.clone(),
                     slice,
                 }));
@@ -279,7 +266,8 @@ impl Near {
                 counters.lapsed.fetch_add(lapsed, Ordering::Relaxed);
                 now < *alone_until || !desk.is_idle(terms, now)
             });
-            has_desks |= shard.desks.values().any(|entry| entry.prepared.terms.leases().is_some());
+            let mut entries = shard.desks.values().flatten();
+            has_desks |= entries.any(|entry| entry.prepared.terms.leases().is_some());
         }
         (back, has_desks)
     }
@@ -293,12 +281,11 @@ pub(crate) struct Back {
 }
 
 impl Entry {
-    fn new(prepared: &Arc<Prepared>, now: Tick) -> Self {
+    fn new(prepared: &Arc<Prepared>) -> Self {
         Self {
             prepared: prepared.clone(),
             desk: Desk::default(),
             waiting: HashMap::new(),
-            asked_at: now,
             alone_until: Tick(i64::MIN),
         }
     }
@@ -331,14 +318,49 @@ impl Entry {
 }
 
 impl Shard {
-    /// Forgets desks that nobody needs, if that was not just tried.
+    /// Returns the desk of a key for a policy, if there is one.
+    fn desk(&mut self, prepared: &Arc<Prepared>, client: &[u8]) -> Option<&mut Entry> {
+        let mut entries = self.desks.get_mut(client)?.iter_mut();
+        entries.find(|entry| Arc::ptr_eq(&entry.prepared, prepared))
+    }
+
+    /// Adds a desk of a key for a policy; returns false if there is no room for it.
+    fn add_desk(&mut self, prepared: &Arc<Prepared>, client: &[u8], now: Tick) -> bool {
+        if let Some(entries) = self.desks.get_mut(client) {
+            if entries.len() >= MOST_POLICIES {
+                entries.retain(|entry| !entry.desk.is_idle(&entry.prepared.terms, now));
+            }
+            let alone_until = entries.iter().map(|entry| entry.alone_until).max();
+            let alone_until = alone_until.unwrap_or(Tick(i64::MIN));
+            let has_room = entries.len() < MOST_POLICIES;
+            if has_room {
+                entries.push(Entry { alone_until, ..Entry::new(prepared) });
+            }
+            return has_room;
+        }
+        if self.desks.len() >= MOST_DESKS && !self.make_room(now) {
+            return false;
+        }
+        self.desks.insert(client.into(), vec![Entry::new(prepared)]);
+        true
+    }
+
+    /// Forgets idle desks, if that was not just tried.
     fn make_room(&mut self, now: Tick) -> bool {
         if self.cleared.is_some_and(|cleared| cleared.elapsed() < CLEARED_EVERY) {
             return false;
         }
         self.cleared = Some(Instant::now());
-        self.desks.retain(|_, entry| !entry.desk.is_idle(&entry.prepared.terms, now));
+        self.retain(|_, entry| !entry.desk.is_idle(&entry.prepared.terms, now));
         self.desks.len() < MOST_DESKS
+    }
+
+    /// Keeps only the desks that a function returns true for.
+    fn retain(&mut self, mut keeps: impl FnMut(&[u8], &mut Entry) -> bool) {
+        self.desks.retain(|client, entries| {
+            entries.retain_mut(|entry| keeps(client, entry));
+            !entries.is_empty()
+        });
     }
 }
 
@@ -359,11 +381,12 @@ pub(crate) async fn give_back_all(store: &crate::RedisStore, back: Vec<Back>) {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Algorithm as _, Policy, Source};
+    use tollgate::{Algorithm as _, Bounds, Policy, Source};
 
     use super::*;
     use crate::desk::{Checked, What};
     use crate::lease::calls::Taken;
+    use crate::store::Earlier;
     use crate::{OnFailure, Redis};
 
     static NOW_MS: AtomicU64 = AtomicU64::new(1000);
@@ -373,11 +396,28 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_asked_for_under_two_policies_at_once() {
+        let redis = Redis::open("redis://127.0.0.1:1").unwrap();
+        let store = redis.store("api").on_failure(OnFailure::Deny);
+        let near = Near::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for limit in [100, 200] {
+            let policy = Policy::token_bucket(limit).per_second().build().unwrap();
+            let prepared = store.prepare(&policy, Earlier::Listed).unwrap();
+            let told = near.ask(&prepared, b"alice", 1, deadline);
+            assert!(matches!(told, Told::Later { call: Some(_), .. }), "a call for {limit}");
+            // What comes meanwhile waits for the call of its own policy.
+            let told = near.ask(&prepared, b"alice", 1, deadline);
+            assert!(matches!(told, Told::Later { call: None, .. }), "one call for {limit}");
+        }
+    }
+
+    #[test]
     fn j17_a_lease_is_not_served_after_the_machine_was_suspended_for_longer_than_its_life() {
         let redis = Redis::open("redis://127.0.0.1:1").unwrap();
         let store = redis.store("api").on_failure(OnFailure::Deny).leases(Leases::default());
         let policy = Policy::token_bucket(1_000_000).per_second().build().unwrap();
-        let prepared = store.prepare(&policy).unwrap();
+        let prepared = store.prepare(&policy, Earlier::Replaced).unwrap();
         let near = Near::with_clock(now);
         let counters = Counters::default();
         let ask = || near.ask(&prepared, b"alice", 1, Instant::now() + Duration::from_secs(60));
@@ -393,7 +433,12 @@ mod tests {
             let came = match &call.what {
                 What::Take(slice) => Came::Taken(Taken { amount: slice.want + 50, at, state }),
                 What::Check(_) => {
-                    let answers = vec![Checked { is_allowed: true, state, shadow: None }];
+                    let answers = vec![Checked {
+                        is_allowed: true,
+                        state,
+                        shadow: None,
+                        bounds: Bounds::default(),
+                    }];
                     Came::Checked { at, answers }
                 }
             };

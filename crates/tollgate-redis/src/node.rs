@@ -16,7 +16,7 @@ use tokio::time::timeout_at;
 
 use crate::breaker::{Breaker, Pass, pause};
 use crate::client::{Counters, Options};
-use crate::window::CallWindow;
+use crate::window::{CallWindow, FEWEST};
 
 /// One server.
 pub(crate) struct Node {
@@ -44,6 +44,10 @@ impl LoadedScripts {
         if !known.contains(&script) {
             known.push(script);
         }
+    }
+
+    pub(crate) fn remove(&self, script: u64) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|known| *known != script);
     }
 
     fn clear(&self) {
@@ -155,7 +159,7 @@ impl Node {
                 state: watch::Sender::new(down),
                 counters: counters.clone(),
                 budget: options.budget,
-                window: CallWindow::new(options.budget),
+                window: CallWindow::new(options.budget, FEWEST),
                 created: Instant::now(),
                 heard_ns: AtomicU64::new(0),
                 late_ns: AtomicU64::new(0),

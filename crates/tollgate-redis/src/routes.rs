@@ -117,10 +117,17 @@ impl Routes {
         self.known(slot).is_some_and(|node| node.scripts.has(script))
     }
 
-    /// Notes that the server of a slot has a script.
+    /// Notes that the server of a slot has a script, or has it before the next call is read.
     pub(crate) fn loaded_script(&self, slot: u16, script: u64) {
         if let Some(node) = self.known(slot) {
             node.scripts.add(script);
+        }
+    }
+
+    /// Notes that the server of a slot may not have a script.
+    pub(crate) fn forget_script(&self, slot: u16, script: u64) {
+        if let Some(node) = self.known(slot) {
+            node.scripts.remove(script);
         }
     }
 

@@ -35,6 +35,11 @@ const ONES: [&str; 5] = [
     "",
 ];
 
+/// Decides on keys that were left under other policies, and how a check and a request for many keys call it.
+const SEVERAL_POLICIES: &str = include_str!("scripts/several_policies.lua");
+const SEVERAL_IN_CHECK: &str = include_str!("scripts/several_in_check.lua");
+const SEVERAL_IN_MANY: &str = include_str!("scripts/several_in_many.lua");
+
 /// Reads some keys, or writes them if they are still what they were.
 pub(crate) static COMPARE_AND_SET: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/compare_and_set.lua")));
@@ -210,6 +215,8 @@ const DEEP_BUCKET: u8 = 1 << 1;
 const LOG: u8 = 1 << 4;
 const FIXED_WINDOW: u8 = 1 << 2;
 const COUNTER: u8 = 1 << 3;
+/// The kinds whose states a script takes over from one policy to another.
+const CHANGEABLE: u8 = BUCKET | FIXED_WINDOW | COUNTER;
 
 /// A whole number as Lua's `struct` packs it. It is one that a double holds exactly.
 pub(crate) fn double(number: i128) -> [u8; 8] {
@@ -244,19 +251,42 @@ fn text(recipe: Recipe) -> String {
     let one = kinds.clone().map(|kind| ONES[kind]).next().unwrap_or_default();
     if recipe.is_plain && recipe.task == Task::Check && !one.is_empty() {
         // Only where two products seem equal: seldom, and what is not made costs nothing.
-        return one.replace("--product--", product);
+        return one.replace("--product--", product).replace("--several--", &several(recipe));
     }
     let (open, rest) = match recipe.task {
         Task::Check => (OPEN, [READ, CHECK, CLOSE]),
         Task::Force => (OPEN, [READ, FORCE, CLOSE]),
         Task::Many => (MANY_OPEN, [MANY, "", ""]),
     };
-    let mut text = format!("{open}{product}");
+    let several = several(recipe);
+    let mut text = format!("{}{product}", open.replace("--several--", &several));
     kinds.for_each(|kind| text += KINDS[kind]);
-    text.extend(rest);
+    text.extend(rest.map(|part| part.replace("--several--", &several)));
     if recipe.has_penalty {
         // What concerns penalties is commented out in the files: most policies have none.
         text = text.replace("--[[penalty", "").replace("penalty]]", "");
     }
     text
+}
+
+/// The part of a script that decides on values which were left under other policies; empty where no script does.
+fn several(recipe: Recipe) -> String {
+    let call = match recipe.task {
+        Task::Check => SEVERAL_IN_CHECK,
+        Task::Many => SEVERAL_IN_MANY,
+        Task::Force => return String::new(),
+    };
+    if recipe.kinds & !CHANGEABLE != 0 || recipe.has_penalty {
+        return String::new();
+    }
+    let mut kinds = String::from(PRODUCT);
+    for (kind, text) in KINDS.iter().enumerate() {
+        if CHANGEABLE & 1 << kind != 0 {
+            kinds += text;
+        }
+    }
+    let text = call.replace("--several--", &SEVERAL_POLICIES.replace("--kinds--", &kinds));
+    // It is long, and part of many scripts: without comments and indentation.
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+    lines.flat_map(|line| [line, "\n"]).collect()
 }

@@ -17,9 +17,9 @@ use redis::Value;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 use tollgate::{
-    Access, Algorithm, Answer, Charged, Cost, Decision, Kept, Lent, MAX_KEY_BYTES, NotWhole, Op,
-    Outcome, Part, Plan, Policy, Receipt, Script as Numbers, SettleError, Standing, Store, Tick,
-    Ticks, Timed,
+    Access, Algorithm, Answer, Bounds, Charged, Cost, Decision, Kept, Lent, MAX_KEY_BYTES,
+    NotWhole, Op, Outcome, Part, Plan, Policy, Receipt, Script as Numbers, SettleError, Standing,
+    Store, Tick, Ticks, Timed,
 };
 
 use crate::client::Redis;
@@ -56,7 +56,7 @@ struct Shared {
     /// How many of the caller's ticks are one in Redis.
     scale: u64,
     /// What was found out about the policies that are in use.
-    prepared: ArcSwap<Vec<(Arc<Policy>, Arc<Prepared>)>>,
+    prepared: ArcSwap<Vec<((Arc<Policy>, Earlier), Arc<Prepared>)>>,
     said: Seldom,
     is_returning: AtomicBool,
     habits: ArcSwap<Habits>,
@@ -74,6 +74,26 @@ pub(crate) struct Prepared {
     pub(crate) scripted: Option<Scripted>,
     /// What is done without asking.
     pub(crate) terms: Terms,
+    pub(crate) earlier: Earlier,
+}
+
+/// What a check does with a state that was left under another policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Earlier {
+    /// It is taken over, and only the new state is kept.
+    Replaced,
+    /// Both are listed.
+    Listed,
+}
+
+impl Earlier {
+    /// The argument of a script.
+    const fn argument(self) -> &'static [u8] {
+        match self {
+            Self::Replaced => b"r",
+            Self::Listed => b"",
+        }
+    }
 }
 
 /// How many policies are remembered: tiers, overrides and what changed lately.
@@ -213,9 +233,15 @@ impl RedisStore {
     }
 
     /// A policy in Redis's ticks, and all that is needed to decide by it.
-    pub(crate) fn prepare(&self, policy: &Policy) -> Result<Arc<Prepared>, NotWhole> {
+    pub(crate) fn prepare(
+        &self,
+        policy: &Policy,
+        earlier: Earlier,
+    ) -> Result<Arc<Prepared>, NotWhole> {
         let known = self.shared.prepared.load();
-        if let Some((_, prepared)) = known.iter().find(|(known, _)| **known == *policy) {
+        let is_asked =
+            |(known, its): &(Arc<Policy>, Earlier)| **known == *policy && *its == earlier;
+        if let Some((_, prepared)) = known.iter().find(|(known, _)| is_asked(known)) {
             return Ok(prepared.clone());
         }
         let in_redis = Arc::new(policy.with_ticks_of(self.shared.scale)?);
@@ -240,8 +266,9 @@ impl RedisStore {
             terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases)
                 .within(self.shared.redis.budget()),
             policy: in_redis,
+            earlier,
         });
-        let entry = (Arc::new(policy.clone()), prepared.clone());
+        let entry = ((Arc::new(policy.clone()), earlier), prepared.clone());
         self.shared.prepared.rcu(|known| {
             let keep = known.len().min(MAX_PREPARED - 1);
             let mut new = Vec::with_capacity(keep + 1);
@@ -531,6 +558,7 @@ impl RedisStore {
         prepared: &Arc<Prepared>,
         (told, deadline): (Told, Instant),
     ) -> Result<Timed, Error> {
+        let mut way = Way::WithoutScript;
         let said = match told {
             Told::Now(told, call) => {
                 if let Some(call) = call {
@@ -539,6 +567,10 @@ impl RedisStore {
                 return Ok(self.told(told));
             }
             Told::Alone => Ok(None),
+            Told::WithoutDesk => {
+                way = Way::AnyScript;
+                Ok(None)
+            }
             Told::Overloaded => Err(near::overloaded()),
             Told::Later { waits, call, flush_at } => {
                 match call {
@@ -556,7 +588,7 @@ impl RedisStore {
                 Ok(self.told(told))
             }
             Ok(None) => {
-                let by = (Way::WithoutScript, deadline);
+                let by = (way, deadline);
                 self.decide(rule, client, &self.key(client)?, op, None, by).await
             }
             Err(error) => self.fall_back(error, rule, client, op, None),
@@ -631,17 +663,17 @@ impl RedisStore {
                 let Some(scripted) = &prepared.scripted else { return Ok(Came::Undecided) };
                 if let [cost] = costs[..] {
                     let numbers = scripted.numbers(i64::try_from(cost).unwrap_or(i64::MAX));
-                    let arguments = [&prepared.head[..], &numbers];
+                    let arguments = [&prepared.head[..], &numbers, prepared.earlier.argument()];
                     let reply = redis.run(&scripted.check, &[&key], &arguments, deadline).await?;
-                    return Ok(match read_reply(reply)? {
-                        Scripts::Decided { is_allowed, now, shadow, numbers } => {
-                            redis.heard(now);
-                            let state = prepared.policy.state_of_numbers(&numbers)?;
-                            let answers = vec![Checked { is_allowed, state, shadow }];
-                            Came::Checked { at: Tick(now), answers }
+                    let (now, part) = match read_reply(reply)? {
+                        Scripts::Decided { now, part } | Scripts::Several { now, part, .. } => {
+                            (now, part)
                         }
-                        Scripts::Left(_) => Came::Undecided,
-                    });
+                        Scripts::Left(_) => return Ok(Came::Undecided),
+                    };
+                    redis.heard(now);
+                    let answers = vec![part.checked(prepared)?];
+                    return Ok(Came::Checked { at: Tick(now), answers });
                 }
                 let requests: Vec<_> = costs.iter().map(|cost| [(0, *cost)]).collect();
                 let requests: Vec<&[_]> = requests.iter().map(|request| &request[..]).collect();
@@ -649,10 +681,7 @@ impl RedisStore {
                     .run_many(&scripted.many, &[(&key, prepared)], &requests, None, deadline)
                     .await?;
                 let Some((now, parts)) = decided else { return Ok(Came::Undecided) };
-                let answers = parts.into_iter().map(|part| {
-                    let state = prepared.policy.state_of_numbers(&part.numbers)?;
-                    Ok(Checked { is_allowed: part.is_allowed, state, shadow: part.shadow })
-                });
+                let answers = parts.into_iter().map(|part| part.checked(prepared));
                 let answers = answers.collect::<Result<Vec<_>, Error>>()?;
                 if answers.len() != costs.len() {
                     return Err(unexpected());
@@ -938,12 +967,12 @@ impl Shareable for Policy {
     type Judge = ByPolicy;
 
     fn judge(&self, store: &RedisStore, _: Option<Tick>) -> Result<ByPolicy, Error> {
-        Ok(ByPolicy(store.prepare(self)?))
+        Ok(ByPolicy(store.prepare(self, Earlier::Replaced)?))
     }
 
     #[expect(private_interfaces, reason = "nobody else decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
-        store.prepare(self).ok()
+        store.prepare(self, Earlier::Replaced).ok()
     }
 
     fn plan(&self) -> Plan {
@@ -956,11 +985,13 @@ impl Shareable for Plan {
 
     /// If the server's time rules, an override that ends just now may still be taken as in force, or not any more.
     fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<ByPlan, Error> {
-        let in_redis = |policy: &Arc<Policy>| store.prepare(policy).map(|p| p.policy.clone());
+        let in_redis = |policy: &Arc<Policy>| {
+            store.prepare(policy, Earlier::Listed).map(|prepared| prepared.policy.clone())
+        };
         let plan = self.with(in_redis, |time| store.in_redis(time))?;
         let now = now.unwrap_or_else(|| store.outside(Tick(store.shared.redis.now())));
         let script = match self.access(now) {
-            Access::Limited(policy) => Some(store.prepare(policy)?),
+            Access::Limited(policy) => Some(store.prepare(policy, Earlier::Listed)?),
             Access::Unlimited | Access::Blocked => None,
         };
         Ok(ByPlan { plan, script })
@@ -969,7 +1000,7 @@ impl Shareable for Plan {
     #[expect(private_interfaces, reason = "nobody else decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
         match self.access(store.outside(Tick(store.shared.redis.now()))) {
-            Access::Limited(policy) => store.prepare(policy).ok(),
+            Access::Limited(policy) => store.prepare(policy, Earlier::Listed).ok(),
             Access::Unlimited | Access::Blocked => None,
         }
     }
@@ -1276,25 +1307,27 @@ async fn run_script<J: Judge>(
         return Ok(Ran::Not(None));
     };
     let time = given.map(|given| given.to_string());
-    let mut arguments = vec![&prepared.head[..], &numbers];
+    let mut arguments = vec![&prepared.head[..], &numbers, prepared.earlier.argument()];
     arguments.extend(time.as_ref().map(String::as_bytes));
     let reply = redis.run(script, &[key], &arguments, deadline).await?;
-    Ok(match read_reply(reply)? {
-        Scripts::Decided { is_allowed, now, shadow, numbers } => {
-            if given.is_none() {
-                redis.heard(now);
-            }
-            let state = judge.state_under(prepared.policy.state_of_numbers(&numbers)?);
-            let outcome = match op {
-                Op::Check(cost) if is_allowed => Outcome::Admitted(cost),
-                Op::Check(cost) => Outcome::Refused(cost),
-                _ => Outcome::Spared(0),
-            };
-            let timed = Timed::of(judge.rule(), &state, Tick(now), outcome, shadow);
-            Ran::Decided(Left { timed, state })
+    let (now, part, state) = match read_reply(reply)? {
+        Scripts::Decided { now, part } => {
+            let state = judge.state_under(prepared.policy.state_of_numbers(&part.numbers)?);
+            (now, part, state)
         }
-        Scripts::Left(value) => Ran::Not(Some(value)),
-    })
+        Scripts::Several { now, part, value } => (now, part, judge.read(&value, Tick(now))?),
+        Scripts::Left(value) => return Ok(Ran::Not(Some(value))),
+    };
+    if given.is_none() {
+        redis.heard(now);
+    }
+    let outcome = match op {
+        Op::Check(cost) if part.is_allowed => Outcome::Admitted(cost),
+        Op::Check(cost) => Outcome::Refused(cost),
+        _ => Outcome::Spared(0),
+    };
+    let timed = Timed::of(judge.rule(), &state, Tick(now), outcome, part.shadow);
+    Ok(Ran::Decided(Left { timed, state }))
 }
 
 /// What a script decided on one part of a request.
@@ -1302,6 +1335,38 @@ pub(crate) struct DecidedPart {
     pub(crate) is_allowed: bool,
     pub(crate) shadow: Option<usize>,
     pub(crate) numbers: Vec<i128>,
+    /// What else it has to fit into, where the key was asked for under several policies.
+    pub(crate) bounds: Bounds,
+}
+
+impl DecidedPart {
+    fn checked(self, prepared: &Prepared) -> Result<Checked, Error> {
+        let Self { is_allowed, shadow, numbers, bounds } = self;
+        let state = prepared.policy.state_of_numbers(&numbers)?;
+        Ok(Checked { is_allowed, state, shadow, bounds })
+    }
+}
+
+/// Reads what a script decided on keys under several policies: the time, and all parts in order.
+fn read_parts(bytes: &[u8]) -> Result<(i64, Vec<DecidedPart>), Error> {
+    let numbers = value::numbers(bytes)?;
+    let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
+    let now = i64::try_from(*now).map_err(|_| unexpected())?;
+    let (mut rest, mut parts) = (rest, Vec::new());
+    while let [count, bounds, is_allowed, shadow, more @ ..] = rest {
+        let count = usize::try_from(*count).map_err(|_| unexpected())?;
+        let (numbers, more) = more.split_at_checked(count).ok_or_else(unexpected)?;
+        let count = usize::try_from(*bounds).map_err(|_| unexpected())?;
+        let (bounds, more) = more.split_at_checked(5 * count).ok_or_else(unexpected)?;
+        parts.push(DecidedPart {
+            is_allowed: *is_allowed == 1,
+            shadow: usize::try_from(*shadow).ok(),
+            numbers: numbers.into(),
+            bounds: Bounds::of_numbers(bounds).ok_or_else(unexpected)?,
+        });
+        rest = more;
+    }
+    Ok((now, parts))
 }
 
 impl Redis {
@@ -1328,11 +1393,35 @@ impl Redis {
         let mut arguments = vec![time.as_bytes(), &list];
         for (_, prepared) in keys {
             let Some(scripted) = &prepared.scripted else { return Ok(None) };
-            arguments.extend([&prepared.head[..], scripted.constants()]);
+            let earlier = prepared.earlier.argument();
+            arguments.extend([&prepared.head[..], scripted.constants(), earlier]);
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
-        let Value::BulkString(bytes) = self.run(script, &names, &arguments, deadline).await? else {
-            return Ok(None);
+        let window = (keys.len() > 1).then_some(&self.inner().several_keys);
+        let _place = match window {
+            Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
+                Error::Overloaded { reason: "many decide on several keys".into(), sent: false }
+            })?),
+            None => None,
+        };
+        let sent = Instant::now();
+        let reply = self.run(script, &names, &arguments, deadline).await?;
+        if let Some(window) = window {
+            window.replied(sent.elapsed(), Instant::now());
+        }
+        let bytes = match reply {
+            Value::BulkString(bytes) => bytes,
+            Value::Array(reply) => {
+                let [Value::Int(1), Value::Int(now), Value::BulkString(parts), _] = &reply[..]
+                else {
+                    return Ok(None);
+                };
+                if given.is_none() {
+                    self.heard(*now);
+                }
+                return read_parts(parts).map(Some);
+            }
+            _ => return Err(unexpected()),
         };
         let numbers = value::numbers(&bytes)?;
         let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
@@ -1348,6 +1437,7 @@ impl Redis {
                 is_allowed: *is_allowed == 1,
                 shadow: usize::try_from(*shadow).ok(),
                 numbers: numbers.into(),
+                bounds: Bounds::default(),
             });
             rest = more;
         }
@@ -1387,10 +1477,14 @@ fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall
 /// What a script replied.
 enum Scripts {
     Decided {
-        is_allowed: bool,
         now: i64,
-        shadow: Option<usize>,
-        numbers: Vec<i128>,
+        part: DecidedPart,
+    },
+    /// It decided on a key that was left under another policy, and left this value.
+    Several {
+        now: i64,
+        part: DecidedPart,
+        value: Vec<u8>,
     },
     /// It could not decide on what it found.
     Left(Seen),
@@ -1403,18 +1497,27 @@ fn read_reply(reply: Value) -> Result<Scripts, Error> {
             let [is_allowed, now, shadow, numbers @ ..] = &numbers[..] else {
                 return Err(unexpected());
             };
-            Ok(Scripts::Decided {
+            let part = DecidedPart {
                 is_allowed: *is_allowed == 1,
-                now: i64::try_from(*now).map_err(|_| unexpected())?,
                 shadow: usize::try_from(*shadow).ok(),
                 numbers: numbers.into(),
-            })
+                bounds: Bounds::default(),
+            };
+            Ok(Scripts::Decided { now: i64::try_from(*now).map_err(|_| unexpected())?, part })
         }
-        Value::Array(mut left) => match (left.pop(), left.pop()) {
-            (Some(Value::BulkString(value)), Some(Value::Int(now))) => {
-                Ok(Scripts::Left(Seen { now, values: vec![value] }))
+        Value::Array(reply) => match <[Value; 4]>::try_from(reply) {
+            Ok([Value::Int(1), _, Value::BulkString(parts), Value::BulkString(value)]) => {
+                let (now, mut parts) = read_parts(&parts)?;
+                let part = parts.pop().ok_or_else(unexpected)?;
+                Ok(Scripts::Several { now, part, value })
             }
-            _ => Err(unexpected()),
+            Ok(_) => Err(unexpected()),
+            Err(mut left) => match (left.pop(), left.pop()) {
+                (Some(Value::BulkString(value)), Some(Value::Int(now))) => {
+                    Ok(Scripts::Left(Seen { now, values: vec![value] }))
+                }
+                _ => Err(unexpected()),
+            },
         },
         _ => Err(unexpected()),
     }

@@ -741,7 +741,9 @@ where
             (false, true) => Outcome::Spared(self.cost),
             (false, false) => Outcome::Refused(self.cost),
         };
-        let timed = Timed::of(self.judge.rule(), &state, Tick(now), outcome, decided.shadow);
+        let mut timed = Timed::of(self.judge.rule(), &state, Tick(now), outcome, decided.shadow);
+        let denied = (!decided.is_allowed).then_some(self.cost);
+        decided.bounds.complete(&mut timed.decision, &prepared.policy, Tick(now), denied);
         Ok(self.store().told(timed))
     }
 

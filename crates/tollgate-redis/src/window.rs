@@ -16,6 +16,7 @@ use tokio::time::timeout_at;
 pub(crate) struct CallWindow {
     places: Semaphore,
     budget: Duration,
+    fewest: usize,
     state: Mutex<State>,
 }
 
@@ -39,18 +40,22 @@ pub(crate) struct InWindow<'a> {
 }
 
 /// Never fewer places than this: a process that is short of processor time sees late replies however few calls it makes.
-const FEWEST: usize = 256;
+pub(crate) const FEWEST: usize = 256;
+/// The same for calls that decide on several keys, which take the server several times as long: it answers none of the
+/// calls that it reads together before it has carried out all of them.
+pub(crate) const FEWEST_OF_SEVERAL_KEYS: usize = 32;
 const MOST: usize = 4096;
 /// How long the fastest reply counts as the distance to the server.
 const DISTANCE_HOLDS: Duration = Duration::from_secs(10);
 
 impl CallWindow {
-    pub(crate) fn new(budget: Duration) -> Self {
+    pub(crate) fn new(budget: Duration, fewest: usize) -> Self {
         Self {
-            places: Semaphore::new(FEWEST),
+            places: Semaphore::new(fewest),
             budget,
+            fewest,
             state: Mutex::new(State {
-                size: FEWEST,
+                size: fewest,
                 excess: 0,
                 fastest: None,
                 average: Duration::ZERO,
@@ -85,8 +90,8 @@ impl CallWindow {
         let bearable = self.budget.saturating_sub(fastest) / 4;
         if took - fastest > bearable {
             let is_over = state.shrunk.is_none_or(|shrunk| now - shrunk > took);
-            if is_over && state.size > FEWEST {
-                let smaller = (state.size - state.size / 8).max(FEWEST);
+            if is_over && state.size > self.fewest {
+                let smaller = (state.size - state.size / 8).max(self.fewest);
                 state.excess += state.size - smaller;
                 state.size = smaller;
                 state.shrunk = Some(now);
@@ -126,7 +131,7 @@ mod tests {
 
     #[tokio::test]
     async fn grows_while_replies_are_quick_and_shrinks_while_they_are_late() {
-        let window = CallWindow::new(50 * MS);
+        let window = CallWindow::new(50 * MS, FEWEST);
         let mut now = Instant::now();
         let soon = now + Duration::from_secs(60);
         let mut calls = Vec::new();
@@ -150,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_gives_up_while_there_is_still_time_for_a_reply() {
-        let window = CallWindow::new(50 * MS);
+        let window = CallWindow::new(50 * MS, FEWEST);
         (0..100).for_each(|_| window.replied(20 * MS, Instant::now()));
         let mut calls = Vec::new();
         for _ in 0..FEWEST {

@@ -14,7 +14,7 @@
 //! Why nobody is locked out by it: an allowance holds only what it had room for, so its level is at most its capacity,
 //! and a cost has room again after the time in which the faster policy earns that cost.
 
-use tollgate_core::{Cost, Limit, Policy, Tick, Ticks, Used};
+use tollgate_core::{Cost, Decision, Limit, Policy, Tick, Ticks, Used};
 
 /// How much of a policy's shared allowance is used, and since when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +26,25 @@ pub struct Allowance {
 }
 
 /// The long-run rate of a policy: that of its slowest limit, without shadows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rate {
     /// The index of the limit that gives the rate.
     pub(crate) index: usize,
     limit: u64,
     window: u64,
     /// The capacity of that limit.
+    capacity: Cost,
+}
+
+/// The allowances that a request under a policy must fit into, besides the policy itself, as a script returned them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bounds(Box<[Bound]>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bound {
+    allowance: Allowance,
+    rate: Rate,
+    /// The capacity of the allowance, which several policies share.
     capacity: Cost,
 }
 
@@ -202,5 +214,60 @@ impl Allowance {
     /// Moves the last change to `now`, keeping what was used.
     pub(crate) const fn rebase(&mut self, now: Tick) {
         self.last = now;
+    }
+}
+
+impl Bounds {
+    /// Reads bounds from five numbers each: the time of the last change of an allowance, its level, the limit and the
+    /// window that give its rate, and its capacity. Returns `None` if the numbers are not those of bounds.
+    #[must_use]
+    pub fn of_numbers(numbers: &[i128]) -> Option<Self> {
+        let (each, rest) = numbers.as_chunks::<5>();
+        let bounds = each.iter().map(|[last, level, limit, window, capacity]| {
+            let positive = |number: &i128| u64::try_from(*number).ok().filter(|number| *number > 0);
+            let capacity = positive(capacity)?;
+            let (limit, window) = (positive(limit)?, positive(window)?);
+            let allowance = Allowance {
+                last: Tick(i64::try_from(*last).ok()?),
+                level: u128::try_from(*level).ok()?,
+            };
+            Some(Bound { allowance, rate: Rate { index: 0, limit, window, capacity }, capacity })
+        });
+        let bounds = bounds.collect::<Option<_>>()?;
+        rest.is_empty().then_some(Self(bounds))
+    }
+
+    /// Returns whether all allowances have room for a cost.
+    #[must_use]
+    pub fn have_room(&self, now: Tick, cost: Cost) -> bool {
+        self.0.iter().all(|Bound { allowance, rate, capacity }| {
+            allowance.has_room(rate, *capacity, now, cost)
+        })
+    }
+
+    /// Completes a decision that a policy made by its own state at `now`, where `denied` is the cost that was denied,
+    /// if one was: the least remaining, the longest wait.
+    pub fn complete(
+        &self,
+        decision: &mut Decision,
+        policy: &Policy,
+        now: Tick,
+        denied: Option<Cost>,
+    ) {
+        for Bound { allowance, rate, capacity } in &self.0 {
+            decision.remaining = decision.remaining.min(allowance.remaining(rate, *capacity, now));
+            decision.reset_after = decision.reset_after.max(allowance.reset_after(rate, now));
+            if let Some(cost) = denied {
+                let wait = allowance.wait(rate, *capacity, now, cost);
+                decision.retry_after =
+                    decision.retry_after.zip(wait).map(|(own, wait)| own.max(wait));
+            }
+        }
+        if let Some(cost) = denied
+            && decision.refused_by.is_none()
+            && !self.have_room(now, cost)
+        {
+            decision.refused_by = Rate::of(policy).map(|rate| rate.index);
+        }
     }
 }

@@ -48,7 +48,7 @@ mod timer;
 mod together;
 mod waiting;
 
-pub use allowance::Allowance;
+pub use allowance::{Allowance, Bounds};
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
 pub use kept::Kept;

@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
     use crate::lease::ledger::Out;
-    use crate::store::decide;
+    use crate::store::{Earlier, decide};
     use crate::{OnFailure, Options};
 
     /// The same random histories by the scripts and by the ledger: plain checks, slices, give-backs in time and
@@ -125,7 +125,7 @@ mod tests {
         for round in 0..120 {
             let client = format!("client {round}");
             let policy = policy(&mut random);
-            let prepared = store.prepare(&policy).unwrap();
+            let prepared = store.prepare(&policy, Earlier::Replaced).unwrap();
             let key = store.key(client.as_bytes()).unwrap();
             let leases = Key::of_leases("tollgate:", None, "api", client.as_bytes()).unwrap();
             let keys = Keys { client: &key, leases: &leases };

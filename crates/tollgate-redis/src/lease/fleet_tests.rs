@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollgate::{
-    Algorithm as _, Cost, Decision, Kind, Op, Plan, Policy, Source, Standing, Tick, Ticks, Timed,
+    Algorithm as _, Bounds, Cost, Decision, Kind, Op, Plan, Policy, Source, Standing, Tick, Ticks,
+    Timed,
 };
 
 use super::Leases;
@@ -468,7 +469,12 @@ impl Fleet {
             Message::Call(Call { number, what: What::Check(costs), .. }) => {
                 let answers = costs.iter().map(|cost| {
                     let is_allowed = policy.decide::<Decision>(state, now, *cost).allowed;
-                    Checked { is_allowed, state: state.clone(), shadow: None }
+                    Checked {
+                        is_allowed,
+                        state: state.clone(),
+                        shadow: None,
+                        bounds: Bounds::default(),
+                    }
                 });
                 (number, Came::Checked { at: now, answers: answers.collect() })
             }

@@ -1,8 +1,9 @@
 local C, S, changed = {}, {}, {}
 for k = 1, #KEYS do
-  local head, numbers = ARGV[2 * k + 1], ARGV[2 * k + 2]
+  local head, numbers = ARGV[3 * k], ARGV[3 * k + 1]
   value = redis.call('GET', KEYS[k])
   if value and string.sub(value, 1, #head) ~= head then
+    --several--
     return leave()
   end
   local at = #head + 1
@@ -126,7 +127,7 @@ end
 
 for k = 1, #KEYS do
   if changed[k] then
-    local new, fresh_at = ARGV[2 * k + 1], now
+    local new, fresh_at = ARGV[3 * k], now
     for i = 1, #C[k] do
       local c, s = C[k][i], S[k][i]
       local kind = kinds[c[1]]

@@ -3,7 +3,8 @@
 -- KEYS       the keys
 -- ARGV[1]    the time, or nothing if it is the server's
 -- ARGV[2]    the requests, in doubles: of each how many parts it has, then of each part its key and its cost
--- then of each key: how a value begins that was left under its policy, and the constants of its limits, ten each
+-- then of each key: how a value begins that was left under its policy, the constants of its limits, ten each, and r
+-- if what was left under another policy is replaced, or nothing if both are listed
 --
 -- Replies, in doubles, the time, then of each part of each request: how many numbers follow after the next two,
 -- whether its limits allow it, the first shadow limit that would have refused (-1 if none), and the state. If there is

@@ -1,7 +1,7 @@
 -- A check of one sliding window counter without options, in one go: what open, sliding_window_counter, read,
 -- check and close do together, at half the cost.
 local EXACT = 9007199254740992
-local head, given = ARGV[1], ARGV[3]
+local head, given = ARGV[1], ARGV[4]
 local cost, _, limit, window, start = struct.unpack('>ddddd', ARGV[2])
 local value = redis.call('GET', KEYS[1])
 local now
@@ -15,6 +15,7 @@ local last, count, previous = now, start, 0
 if value then
   local length = #head
   if #value ~= length + 24 or string.sub(value, 1, length) ~= head then
+    --several--
     return {-1, now, value}
   end
   last, count, previous = struct.unpack('>ddd', value, length + 1)

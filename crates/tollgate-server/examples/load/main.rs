@@ -7,7 +7,7 @@
 //! Every combination of round trip, demand and kind of request has the same time. A row has what was allowed against the
 //! bound over every interval, the share of the quota that was used, who answered, how long it took, and how many calls a
 //! decision cost. It fails if a bound is broken, if a failure setting decided anything, or if less than 95 % of the quota
-//! was used at twice the demand or more (but for mixed tiers at a distance, where servers race). `scripts/load` builds and runs this.
+//! was used at twice the demand or more. `scripts/load` builds and runs this.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program for people")]
 #![allow(
     clippy::float_arithmetic,
@@ -382,9 +382,7 @@ impl Fleet {
         let by_failure: u64 = failed.iter().filter_map(|source| sources.get(source)).sum();
         let others_failed =
             of_others.iter().filter(|answer| failed.contains(&&*answer.source)).count();
-        // Servers race for a client under several tiers: at a distance one of them writes per round trip.
-        let is_racing = kind == Kind::MixedTiers && self.round_trip > Duration::from_millis(1);
-        let is_used = demand < 2.0 || is_racing || share >= 0.95;
+        let is_used = demand < 2.0 || share >= 0.95;
         let verdict = match () {
             () if excess > 0.0 => "BOUND BROKEN",
             () if by_failure > 0 || others_failed > 0 => "A FAILURE SETTING DECIDED",
