@@ -124,7 +124,7 @@ pub(crate) struct Inner {
     routes: Arc<Routes>,
     pub(crate) commits: Commits,
     /// Calls in flight that decide on several keys.
-    pub(crate) several_keys: CallWindow,
+    pub(crate) several_keys: Arc<CallWindow>,
     /// What the server's clock is ahead of ours, in microseconds.
     ahead: AtomicI64,
     is_checked: AtomicBool,

@@ -16,7 +16,7 @@ use tokio::time::timeout_at;
 
 use crate::breaker::{Breaker, Pass, pause};
 use crate::client::{Counters, Options};
-use crate::window::{CallWindow, FEWEST};
+use crate::window::{CallWindow, FEWEST, InWindow};
 
 /// One server.
 pub(crate) struct Node {
@@ -62,12 +62,14 @@ struct Link {
     state: watch::Sender<State>,
     counters: Arc<Counters>,
     budget: Duration,
-    window: CallWindow,
+    window: Arc<CallWindow>,
     created: Instant,
     /// When the last reply came in time, in nanoseconds since it was created.
     heard_ns: AtomicU64,
     /// When the last reply came too late, counted in the same way.
     late_ns: AtomicU64,
+    /// When a call was sent while no other was in flight, counted in the same way.
+    waiting_since_ns: AtomicU64,
     /// How many calls in a row had no reply while nothing else was answered either.
     silent_calls: AtomicU32,
     scripts: Arc<LoadedScripts>,
@@ -130,6 +132,11 @@ const LEAST_GRACE: Duration = Duration::from_millis(2);
 const LATELY: Duration = Duration::from_secs(1);
 /// How many rounds of all tasks a reply is waited for beyond that.
 const ROUNDS: usize = 6;
+/// How long a server that was given a lot of work may be silent before it counts as one that does not answer. It answers
+/// none of the calls that it reads together before it has carried out all of them, and also those of other processes.
+const LONGEST_SILENCE: Duration = Duration::from_millis(500);
+/// How many calls in flight are a lot of work.
+const MANY_CALLS: usize = 16;
 /// After how many calls without a reply a connection is given up.
 const SILENT_CALLS: u32 = 3;
 /// How many calls may wait to be written.
@@ -163,6 +170,7 @@ impl Node {
                 created: Instant::now(),
                 heard_ns: AtomicU64::new(0),
                 late_ns: AtomicU64::new(0),
+                waiting_since_ns: AtomicU64::new(0),
                 silent_calls: AtomicU32::new(0),
                 scripts: scripts.clone(),
             })
@@ -311,7 +319,7 @@ impl Link {
         deadline: Instant,
     ) -> Result<Value, Failure> {
         let (connection, generation) = self.connection(deadline).await?;
-        let Some(_in_flight) = self.window.enter(deadline).await else {
+        let Some(place) = self.window.enter(deadline).await else {
             return Err(Failure::Late { reason: "too many calls are in flight", sent: false });
         };
         let (mut connection, command) = (connection, command.clone());
@@ -327,13 +335,16 @@ impl Link {
         });
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
+        if self.window.in_flight() <= 1 {
+            self.waiting_since_ns.store(self.nanos_until(sent), Ordering::Relaxed);
+        }
         let mut reply = timeout_at(deadline.into(), &mut call).await.map_err(Some);
         if reply.is_err() {
             reply = last_chance(deadline, self.budget, &mut call).await.ok_or(None);
         }
         match reply {
             Err(_) => {
-                self.note_late_reply(call);
+                self.note_late_reply(call, place, generation);
                 Err(self.timed_out(generation))
             }
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
@@ -349,10 +360,27 @@ impl Link {
 
     fn heard(&self, sent: Instant) {
         let now = Instant::now();
-        let since = u64::try_from((now - self.created).as_nanos()).unwrap_or(u64::MAX);
-        self.heard_ns.fetch_max(since, Ordering::Relaxed);
+        self.heard_ns.fetch_max(self.nanos_until(now), Ordering::Relaxed);
         self.silent_calls.store(0, Ordering::Relaxed);
         self.window.replied(now - sent, now);
+    }
+
+    /// The nanoseconds from when it was created until a time.
+    fn nanos_until(&self, time: Instant) -> u64 {
+        u64::try_from((time - self.created).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// For how long calls have been in flight without any reply.
+    fn silence(&self) -> Duration {
+        let heard = self.heard_ns.load(Ordering::Relaxed);
+        let since = heard.max(self.waiting_since_ns.load(Ordering::Relaxed));
+        self.created.elapsed().saturating_sub(Duration::from_nanos(since))
+    }
+
+    /// Whether the server has so much work that it may be silent for a while: many calls are in flight, or its replies
+    /// were slow before, because of the calls of others.
+    fn is_loaded(&self) -> bool {
+        self.window.in_flight() > MANY_CALLS || self.window.is_slow()
     }
 
     fn heard_since(&self, since: Instant) -> bool {
@@ -360,17 +388,27 @@ impl Link {
         heard > 0 && self.created + Duration::from_nanos(heard) >= since
     }
 
-    /// Notes a reply that comes after its time: the server answers, if only late.
+    /// Notes a reply that comes after its time: the server answers, if only late. Until then the call keeps its place in
+    /// flight, so that a server is never given more work than it can do; unless the connection has gone.
     fn note_late_reply(
         self: &Arc<Self>,
         call: impl Future<Output = RedisResult<Value>> + Send + 'static,
+        place: InWindow,
+        generation: u64,
     ) {
         let link = self.clone();
+        let mut state = self.state.subscribe();
         tokio::spawn(async move {
-            if let Ok(Ok(_)) = tokio::time::timeout(CONNECT_TIMEOUT, call).await {
-                let since = u64::try_from(link.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                link.late_ns.fetch_max(since, Ordering::Relaxed);
+            let is_gone = |state: &State| !matches!(state, State::Up { generation: now, .. } if *now == generation);
+            let reply = tokio::time::timeout(CONNECT_TIMEOUT, call);
+            let came = tokio::select! {
+                reply = reply => matches!(reply, Ok(Ok(_))),
+                _ = state.wait_for(is_gone) => false,
+            };
+            if came {
+                link.late_ns.fetch_max(link.nanos_until(Instant::now()), Ordering::Relaxed);
             }
+            drop(place);
         });
     }
 
@@ -390,11 +428,13 @@ impl Link {
     }
 
     /// What became of a call without a reply. While others are answered, the server is busy; if nothing was answered
-    /// for a whole budget, it does not answer.
+    /// for a whole budget, it does not answer, unless it has so much work that it may be silent for longer.
     fn timed_out(&self, generation: u64) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
         let budget_ago = Instant::now().checked_sub(self.budget);
-        if budget_ago.is_some_and(|since| self.is_busy_since(since)) {
+        let is_busy = budget_ago.is_some_and(|since| self.is_busy_since(since));
+        let longest = LONGEST_SILENCE.max(2 * self.budget);
+        if is_busy || self.is_loaded() && self.silence() < longest {
             return Failure::Late { reason: "no reply within the time budget", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {

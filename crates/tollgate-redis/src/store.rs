@@ -1398,17 +1398,28 @@ impl Redis {
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
         let window = (keys.len() > 1).then_some(&self.inner().several_keys);
-        let _place = match window {
+        let place = match window {
             Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
                 Error::Overloaded { reason: "many decide on several keys".into(), sent: false }
             })?),
             None => None,
         };
         let sent = Instant::now();
-        let reply = self.run(script, &names, &arguments, deadline).await?;
-        if let Some(window) = window {
-            window.replied(sent.elapsed(), Instant::now());
+        let reply = self.run(script, &names, &arguments, deadline).await;
+        match (window, &reply) {
+            (Some(window), Ok(_)) => window.replied(sent.elapsed(), Instant::now()),
+            (Some(window), Err(_)) => {
+                // The server may still have it before it: the place stays taken for another budget.
+                window.replied(sent.elapsed(), Instant::now());
+                let budget = self.inner().options.budget;
+                tokio::spawn(async move {
+                    tokio::time::sleep(budget).await;
+                    drop(place);
+                });
+            }
+            _ => {}
         }
+        let reply = reply?;
         let bytes = match reply {
             Value::BulkString(bytes) => bytes,
             Value::Array(reply) => {

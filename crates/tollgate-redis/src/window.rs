@@ -5,16 +5,16 @@
 //! allowed; while they come late, fewer. Calls beyond that wait here, in the order in which they came, and give up while
 //! there is still time for a reply. The time that a call waits here is not the server's fault.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 /// The calls in flight on one connection.
 #[derive(Debug)]
 pub(crate) struct CallWindow {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     budget: Duration,
     fewest: usize,
     state: Mutex<State>,
@@ -32,11 +32,12 @@ struct State {
     shrunk: Option<Instant>,
 }
 
-/// A place among the calls in flight.
+/// A place among the calls in flight. It is kept until the reply has come, also if the caller has given up: the server
+/// still has the call before it.
 #[derive(Debug)]
-pub(crate) struct InWindow<'a> {
-    window: &'a CallWindow,
-    permit: Option<SemaphorePermit<'a>>,
+pub(crate) struct InWindow {
+    window: Arc<CallWindow>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Never fewer places than this: a process that is short of processor time sees late replies however few calls it makes.
@@ -49,9 +50,9 @@ const MOST: usize = 4096;
 const DISTANCE_HOLDS: Duration = Duration::from_secs(10);
 
 impl CallWindow {
-    pub(crate) fn new(budget: Duration, fewest: usize) -> Self {
-        Self {
-            places: Semaphore::new(fewest),
+    pub(crate) fn new(budget: Duration, fewest: usize) -> Arc<Self> {
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(fewest)),
             budget,
             fewest,
             state: Mutex::new(State {
@@ -61,19 +62,33 @@ impl CallWindow {
                 average: Duration::ZERO,
                 shrunk: None,
             }),
-        }
+        })
     }
 
     /// Waits for a place; `None` if there is none while a reply could still come before the deadline.
-    pub(crate) async fn enter(&self, deadline: Instant) -> Option<InWindow<'_>> {
-        let permit = match self.places.try_acquire() {
+    pub(crate) async fn enter(self: &Arc<Self>, deadline: Instant) -> Option<InWindow> {
+        let permit = match self.places.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
                 let last_moment = deadline.checked_sub(self.state().average)?;
-                timeout_at(last_moment.into(), self.places.acquire()).await.ok()?.ok()?
+                let waiting = self.places.clone().acquire_owned();
+                timeout_at(last_moment.into(), waiting).await.ok()?.ok()?
             }
         };
-        Some(InWindow { window: self, permit: Some(permit) })
+        Some(InWindow { window: self.clone(), permit: Some(permit) })
+    }
+
+    /// How many calls are in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        let state = self.state();
+        (state.size + state.excess).saturating_sub(self.places.available_permits())
+    }
+
+    /// Whether replies of late took much longer than the distance to the server explains.
+    pub(crate) fn is_slow(&self) -> bool {
+        let state = self.state();
+        let fastest = state.fastest.map_or(Duration::ZERO, |(fastest, _)| fastest);
+        state.average.saturating_sub(fastest) > self.budget.saturating_sub(fastest) / 4
     }
 
     /// Notes how long a reply took.
@@ -111,7 +126,7 @@ impl CallWindow {
     }
 }
 
-impl Drop for InWindow<'_> {
+impl Drop for InWindow {
     fn drop(&mut self) {
         let mut state = self.window.state();
         if state.excess > 0
@@ -136,8 +151,8 @@ mod tests {
         let soon = now + Duration::from_secs(60);
         let mut calls = Vec::new();
         for _ in 0..1000 {
-            while let Ok(permit) = window.places.try_acquire() {
-                calls.push(InWindow { window: &window, permit: Some(permit) });
+            while let Ok(permit) = window.places.clone().try_acquire_owned() {
+                calls.push(InWindow { window: window.clone(), permit: Some(permit) });
             }
             now += MS;
             window.replied(MS, now);

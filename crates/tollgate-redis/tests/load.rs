@@ -6,6 +6,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{burst, count, until};
@@ -188,6 +189,41 @@ async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_befo
         let told = store.apply::<Decision>(&policy, b"hot", Op::Check(1), None).await.unwrap();
         assert_eq!((told.allowed, told.source), (true, Source::Store));
     }
+}
+
+/// A server that carries out a long script answers nobody meanwhile. Many calls wait for it, so it has work to do, and
+/// is not one that does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_server_that_is_silent_because_of_work_fails_nothing_open() {
+    let _alone = ALONE.lock().await;
+    let server = Arc::new(Server::start(Flavor::Redis));
+    let redis = Redis::open(&server.url()).unwrap();
+    connected(&redis).await;
+    let store = redis.store("api").deny_cache(false);
+    let limiter = RateLimiter::with_store(bucket(1, 1), store);
+    let keys: Vec<String> = (0..100).map(|key| format!("client-{key}")).collect();
+    for key in &keys {
+        assert!(limiter.check(key).await.unwrap().allowed);
+    }
+    let work = "local from = redis.call('TIME') \
+                repeat local now = redis.call('TIME') \
+                until (now[1] - from[1]) * 1e6 + now[2] - from[2] > 150000";
+    for _ in 0..3 {
+        let working = server.clone();
+        let working =
+            tokio::task::spawn_blocking(move || working.command(&["EVAL", work, "0"]).map(|_| ()));
+        while !working.is_finished() {
+            let asked = keys.iter().map(|key| limiter.check(key));
+            for decision in join_all(asked).await.into_iter().map(Result::unwrap) {
+                let source = decision.source;
+                assert!(matches!(source, Source::Store | Source::Overloaded), "{source:?}");
+            }
+        }
+        working.await.unwrap().unwrap();
+    }
+    let stats = redis.counts();
+    assert!(stats.overloaded > 0, "the server was silent for longer than the budget: {stats:?}");
+    assert_eq!(stats.breaker_opened, 0, "{stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
