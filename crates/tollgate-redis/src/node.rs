@@ -135,8 +135,6 @@ const ROUNDS: usize = 6;
 /// How long a server that was given a lot of work may be silent before it counts as one that does not answer. It answers
 /// none of the calls that it reads together before it has carried out all of them, and also those of other processes.
 const LONGEST_SILENCE: Duration = Duration::from_millis(500);
-/// How many calls in flight are a lot of work.
-const MANY_CALLS: usize = 16;
 /// After how many calls without a reply a connection is given up.
 const SILENT_CALLS: u32 = 3;
 /// How many calls may wait to be written.
@@ -319,9 +317,10 @@ impl Link {
         deadline: Instant,
     ) -> Result<Value, Failure> {
         let (connection, generation) = self.connection(deadline).await?;
-        let Some(place) = self.window.enter(deadline).await else {
+        let Some(mut place) = self.window.enter(deadline).await else {
             return Err(Failure::Late { reason: "too many calls are in flight", sent: false });
         };
+        place.weigh(command.args_iter().count());
         let (mut connection, command) = (connection, command.clone());
         let mut call = Box::pin(async move {
             if is_moving {
@@ -377,10 +376,10 @@ impl Link {
         self.created.elapsed().saturating_sub(Duration::from_nanos(since))
     }
 
-    /// Whether the server has so much work that it may be silent for a while: many calls are in flight, or its replies
+    /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, or its replies
     /// were slow before, because of the calls of others.
     fn is_loaded(&self) -> bool {
-        self.window.in_flight() > MANY_CALLS || self.window.is_slow()
+        self.window.work() >= self.budget / 2 || self.window.is_slow()
     }
 
     fn heard_since(&self, since: Instant) -> bool {

@@ -5,6 +5,7 @@
 //! allowed; while they come late, fewer. Calls beyond that wait here, in the order in which they came, and give up while
 //! there is still time for a reply. The time that a call waits here is not the server's fault.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ pub(crate) struct CallWindow {
     places: Arc<Semaphore>,
     budget: Duration,
     fewest: usize,
+    /// How many arguments the calls in flight have.
+    arguments: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -38,6 +41,7 @@ struct State {
 pub(crate) struct InWindow {
     window: Arc<CallWindow>,
     permit: Option<OwnedSemaphorePermit>,
+    arguments: usize,
 }
 
 /// Never fewer places than this: a process that is short of processor time sees late replies however few calls it makes.
@@ -46,6 +50,8 @@ pub(crate) const FEWEST: usize = 256;
 /// calls that it reads together before it has carried out all of them.
 pub(crate) const FEWEST_OF_SEVERAL_KEYS: usize = 32;
 const MOST: usize = 4096;
+/// The time that an argument of a call stands for: a check has about ten, and takes some tens of microseconds.
+const TIME_PER_ARGUMENT: Duration = Duration::from_micros(10);
 /// How long the fastest reply counts as the distance to the server.
 const DISTANCE_HOLDS: Duration = Duration::from_secs(10);
 
@@ -55,6 +61,7 @@ impl CallWindow {
             places: Arc::new(Semaphore::new(fewest)),
             budget,
             fewest,
+            arguments: AtomicUsize::new(0),
             state: Mutex::new(State {
                 size: fewest,
                 excess: 0,
@@ -75,13 +82,20 @@ impl CallWindow {
                 timeout_at(last_moment.into(), waiting).await.ok()?.ok()?
             }
         };
-        Some(InWindow { window: self.clone(), permit: Some(permit) })
+        Some(InWindow { window: self.clone(), permit: Some(permit), arguments: 0 })
     }
 
     /// How many calls are in flight.
     pub(crate) fn in_flight(&self) -> usize {
         let state = self.state();
         (state.size + state.excess).saturating_sub(self.places.available_permits())
+    }
+
+    /// How long the server may take for the calls in flight, by an estimate from above: it carries out a call on many keys
+    /// in one go, and a call has a few arguments per key.
+    pub(crate) fn work(&self) -> Duration {
+        let arguments = self.arguments.load(Ordering::Relaxed);
+        TIME_PER_ARGUMENT.saturating_mul(u32::try_from(arguments).unwrap_or(u32::MAX))
     }
 
     /// Whether replies of late took much longer than the distance to the server explains.
@@ -126,8 +140,17 @@ impl CallWindow {
     }
 }
 
+impl InWindow {
+    /// Notes the arguments of its call, which say how much work it is.
+    pub(crate) fn weigh(&mut self, arguments: usize) {
+        self.arguments += arguments;
+        self.window.arguments.fetch_add(arguments, Ordering::Relaxed);
+    }
+}
+
 impl Drop for InWindow {
     fn drop(&mut self) {
+        self.window.arguments.fetch_sub(self.arguments, Ordering::Relaxed);
         let mut state = self.window.state();
         if state.excess > 0
             && let Some(permit) = self.permit.take()
@@ -152,7 +175,7 @@ mod tests {
         let mut calls = Vec::new();
         for _ in 0..1000 {
             while let Ok(permit) = window.places.clone().try_acquire_owned() {
-                calls.push(InWindow { window: window.clone(), permit: Some(permit) });
+                calls.push(InWindow { window: window.clone(), permit: Some(permit), arguments: 0 });
             }
             now += MS;
             window.replied(MS, now);
