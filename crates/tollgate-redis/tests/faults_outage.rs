@@ -447,7 +447,6 @@ fn most_beyond_the_rate(answers: &[Answer]) -> i128 {
 
 fn assert_the_promise(answers: &[Answer]) {
     let most = most_beyond_the_rate(answers);
-    println!("{most} beyond the rate in the worst interval");
     // One more for the rates of two clocks.
     assert!(most <= i128::try_from(2 * BURST + 1).unwrap_or(0), "{most} beyond the rate");
 }
