@@ -267,8 +267,8 @@ fn j4_no_http_request_holds_a_worker_longer_than_a_millisecond() {
     let check = br#"{"policy":"policy-number-0","key":"a"}"#;
     http(
         "checks of HTTP/2",
-        streams(250, "/v1/check", Some(check)),
-        &replies("\"remaining\"", 250),
+        streams(100, "/v1/check", Some(check)),
+        &replies("\"remaining\"", 100),
     );
     let bomb = http2::frame(http2::kind::HEADERS, http2::END_HEADERS, 1, &http2::bomb());
     http("a bomb of HTTP/2", [http2::hello(&[]), bomb, farewell()].concat(), &|_| {});
