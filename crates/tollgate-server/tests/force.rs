@@ -8,8 +8,8 @@ mod http_client;
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
+use std::iter::Peekable;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Served;
@@ -156,84 +156,6 @@ fn median(served: &Served, checks: usize) -> Duration {
     times[checks / 2]
 }
 
-/// Other clients wait for turns of the worker, and not for whole requests. How the time of one request grows with its bytes, and
-/// how long it holds a worker, is measured in `src/server/worker_time.rs`.
-#[test]
-fn j4_the_median_of_a_well_behaved_client_at_most_doubles_under_the_largest_requests() {
-    const ROUNDS: usize = 8;
-    let served = Served::start(&[], Some(API));
-    let list = |field: &str, count: usize| {
-        let items: Vec<_> =
-            (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();
-        let body = json!({ field: items }).to_string();
-        let bytes = body.len();
-        format!(
-            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {bytes}\r\n\r\n{body}"
-        )
-    };
-    let head =
-        format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(60_000));
-    let throttles = "CL.THROTTLE k 1 1 1\r\n".repeat(2_000);
-    let words = format!("{}\r\n", "a ".repeat(32_000));
-    let attacks = [
-        ("lists", served.http(), list("checks", 10_000)),
-        ("an `all` of any length", served.http(), list("all", 10_000)),
-        ("the largest `all`", served.http(), list("all", 64)),
-        ("heads", served.http(), head),
-        ("pipelines", served.resp(), throttles),
-        ("words", served.resp(), words),
-    ];
-    for (attack, address, request) in attacks {
-        // The machine may be busy with other things: the best of some rounds counts.
-        let mut best = (Duration::ZERO, Duration::ZERO, u128::MAX);
-        for _ in 0..ROUNDS {
-            let peace = median(&served, 201);
-            let attacked = under(address, &request, || median(&served, 201));
-            let percent = 100 * attacked.as_nanos() / peace.as_nanos().max(1);
-            if percent < best.2 {
-                best = (peace, attacked, percent);
-            }
-            if percent <= 200 {
-                break;
-            }
-        }
-        let (peace, attacked, percent) = best;
-        assert!(percent <= 200, "{attack}: {peace:?} in peace, {attacked:?} under attack");
-    }
-}
-
-/// Runs something while two attackers send a request again and again, one after the other, and read the replies. They have the
-/// lowest priority, so that the server is measured and not the contest for the processors of the machine.
-fn under<T>(address: &str, request: &str, run: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    let begun = AtomicUsize::new(0);
-    std::thread::scope(|threads| {
-        for _ in 0..2 {
-            threads.spawn(|| {
-                let _ = rustix::process::setpriority_process(None, 19);
-                let mut stream = TcpStream::connect(address).expect("it listens");
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                let mut replies = [0; 1 << 16];
-                while !over.load(Ordering::Relaxed) {
-                    stream.write_all(request.as_bytes()).unwrap();
-                    assert!(stream.read(&mut replies).unwrap() > 0, "it answers");
-                    begun.fetch_add(1, Ordering::Relaxed);
-                    // What is left of the replies is taken, so that none of them fills the buffers.
-                    stream.set_nonblocking(true).unwrap();
-                    while stream.read(&mut replies).is_ok_and(|read| read > 0) {}
-                    stream.set_nonblocking(false).unwrap();
-                }
-            });
-        }
-        while begun.load(Ordering::Relaxed) < 2 {
-            std::thread::yield_now();
-        }
-        let result = run();
-        over.store(true, Ordering::Relaxed);
-        result
-    })
-}
-
 /// Raises the limit of open files, and returns how many connections a test may hold: as many as it wants, or as many as the
 /// machine lets it have.
 fn connections(wanted: u64) -> u64 {
@@ -255,11 +177,10 @@ fn connections(wanted: u64) -> u64 {
 fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     let wanted = connections(3_000);
     let config = format!(
-        "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"10s\"\nmax_connections_per_address = 5000\n{API}"
+        "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"12s\"\nmax_connections_per_address = 5000\n{API}"
     );
     let served = Served::with_variables(&[], Some(&config), &[("CHECK", "a-token-for-checks")]);
     let before = served.resident_kib();
-    let began = Instant::now();
     let words = format!("{}\r\n", "a ".repeat(1_900));
     let mut open: Vec<_> = (0..wanted)
         .map(|_| {
@@ -286,6 +207,7 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     // 32 KiB for a RESP connection, the largest head for one of HTTP: less than the formula says.
     let most = wanted * 32 * 1024 + 50 * 160 * 1024 + 16 * MIB;
     assert!(grown < most, "{grown} bytes, more than {most}");
+    let began = Instant::now();
     for stream in &mut open {
         let mut rest = String::new();
         // A reset is an end as well: the server closed upon unread bytes.
@@ -295,7 +217,7 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
         assert!(client.is_closed());
     }
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(25), "closed after {took:?}");
+    assert!(took < Duration::from_secs(20), "closed after {took:?}");
     let long = exchange(&served, &format!("AUTH {}\r\n", "x".repeat(9_000)));
     assert!(long.starts_with("-NOAUTH Authentication required: a command before AUTH"), "{long}");
     let right = exchange(&served, "AUTH a-token-for-checks\r\nTOLLGATE.CHECK api a\r\n");
@@ -477,10 +399,8 @@ fn documented_bound(numbers: &Numbers) -> u64 {
     sum
 }
 
-fn sum<'w>(
-    words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
-    numbers: &Numbers,
-) -> u64 {
+#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
+fn sum<'w>(words: &mut Peekable<impl Iterator<Item = &'w str>>, numbers: &Numbers) -> u64 {
     let mut sum = product(words, numbers);
     while words.next_if_eq(&"+").is_some() {
         sum += product(words, numbers);
@@ -488,10 +408,8 @@ fn sum<'w>(
     sum
 }
 
-fn product<'w>(
-    words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
-    numbers: &Numbers,
-) -> u64 {
+#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
+fn product<'w>(words: &mut Peekable<impl Iterator<Item = &'w str>>, numbers: &Numbers) -> u64 {
     let mut product = 1;
     loop {
         product *= match words.next().expect("a number") {
@@ -578,16 +496,15 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
             threads.spawn(move || reserve_without_end(served, address, 10_000));
         }
         threads.spawn(|| {
-            let mut held: Vec<_> = (0..wanted * 3 / 4)
+            let held: Vec<_> = (0..wanted * 3 / 4)
                 .map(|_| {
                     let mut stream = connect(&served);
                     stream.write_all(line.as_bytes()).unwrap();
+                    // The room for a long line is given back with its reply: without it there is none for the next.
+                    stream.read_exact(&mut [0; 16]).unwrap();
                     stream
                 })
                 .collect();
-            for stream in &mut held {
-                stream.read_exact(&mut [0; 16]).unwrap();
-            }
             let heads: Vec<_> = (0..wanted / 8)
                 .map(|_| {
                     let mut client = Client::connect(served.http());

@@ -234,19 +234,21 @@ fn e2_a_head_without_end_is_refused() {
 #[test]
 fn e8_no_error_is_longer_than_a_screen() {
     let served = served();
-    let long = "x".repeat(900_000);
-    for body in [
-        format!(r#"{{"policy":"{long}","key":"a"}}"#),
-        format!(r#"{{"policy":"api","key":"a","tier":"{long}"}}"#),
-        format!(r#"{{"{long}":1}}"#),
-        format!(r#"{{"policy":"api","key":"a","cost":"{long}"}}"#),
-        format!(r#"{{"checks":[{{"policy":"{long}","key":"a"}}]}}"#),
-        format!(r#"{{"checks":[{{"{long}":"a"}}]}}"#),
-    ] {
-        let reply = post(served.http(), "/v1/check", &body);
-        assert!(matches!(reply.status, 400 | 404), "{reply:?}");
-        assert!(reply.body.len() < 1024, "{} bytes", reply.body.len());
-        reply.problem();
+    for (bytes, statuses) in [(30_000, &[400, 404][..]), (900_000, &[413])] {
+        let long = "x".repeat(bytes);
+        for body in [
+            format!(r#"{{"policy":"{long}","key":"a"}}"#),
+            format!(r#"{{"policy":"api","key":"a","tier":"{long}"}}"#),
+            format!(r#"{{"{long}":1}}"#),
+            format!(r#"{{"policy":"api","key":"a","cost":"{long}"}}"#),
+            format!(r#"{{"checks":[{{"policy":"{long}","key":"a"}}]}}"#),
+            format!(r#"{{"checks":[{{"{long}":"a"}}]}}"#),
+        ] {
+            let reply = post(served.http(), "/v1/check", &body);
+            assert!(statuses.contains(&reply.status), "{reply:?}");
+            assert!(reply.body.len() < 1024, "{} bytes", reply.body.len());
+            reply.problem();
+        }
     }
 }
 
@@ -330,12 +332,38 @@ fn e15_json_that_is_not_what_it_should_be_is_told_with_its_place() {
         (String::new(), "EOF while parsing a value (line 1, column 0)"),
         (deep.clone(), "invalid type: sequence, expected an object"),
         (format!(r#"{{"policy":{deep}"#), "`policy`: invalid type: sequence, expected a string"),
-        (format!(r#"{{"checks":{deep}"#), "item 0: invalid type: sequence, expected an object"),
+        (
+            format!(r#"{{"checks":{}"#, &deep[..20_000]),
+            "item 0: invalid type: sequence, expected an object (line 1, column 11)",
+        ),
+        (
+            format!(r#"{{"checks":[{}"#, r#"{"policy":"api","key":"a"},"#.repeat(1_000)),
+            "item 1000: EOF while parsing a value (line 1, column 27011)",
+        ),
+        (
+            format!(
+                r#"{{"checks":[{}{{"kye":1}}]}}"#,
+                r#"{"policy":"api","key":"a"},"#.repeat(1_000)
+            ),
+            "item 1000: unknown field `kye`; did you mean `key`? (line 1, column 27017)",
+        ),
+        (
+            format!(
+                r#"{{"checks":[{}{{}}],"kye":1}}"#,
+                r#"{"policy":"api","key":"a"},"#.repeat(1_000)
+            ),
+            "unknown field `kye`",
+        ),
     ] {
         let reply = post(served.http(), "/v1/check", &body);
         assert_eq!(reply.status, 400, "{reply:?}");
         assert!(reply.problem().starts_with(told), "{:?} is not {told:?}", reply.problem());
     }
+    let denied = post(served.http(), "/v1/check", &format!(r#"{{"checks":{deep}"#));
+    assert_eq!(
+        (denied.status, denied.problem()),
+        (413, "item 0: it has 199999 bytes; use at most 32768".into())
+    );
     assert_eq!(remaining(served.http(), "api", "a"), 10);
     // Above 2⁵³ a number is still itself.
     let exact = post(

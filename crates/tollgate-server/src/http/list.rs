@@ -30,6 +30,8 @@ struct List {
     /// What is between its brackets.
     inside: Range<usize>,
     items: Vec<Range<usize>>,
+    /// Whether the body ends before it does.
+    is_open: bool,
 }
 
 impl<'a> Split<'a> {
@@ -41,8 +43,9 @@ impl<'a> Split<'a> {
         };
         let rest = match &list {
             None => Cow::Borrowed(body),
-            Some(List { inside, .. }) => {
-                let rest = [&body[..inside.start], &body[inside.end..]];
+            Some(List { inside, is_open, .. }) => {
+                let after = if *is_open { b"]}" } else { &body[inside.end..] };
+                let rest = [&body[..inside.start], after];
                 if rest[0].len() + rest[1].len() > MAX_PARSED_BYTES {
                     return Err(body::too_long_to_parse());
                 }
@@ -85,6 +88,9 @@ impl<'a> Split<'a> {
             let item = body::parse_at::<T>(&self.body[range.clone()], place);
             let item = item.map_err(|problem| problem.of_item(index))?;
             items.push(item);
+        }
+        if self.list.as_ref().is_some_and(|list| list.is_open) {
+            return Err(Problem::bad("EOF while parsing a list"));
         }
         Ok(items)
     }
@@ -165,6 +171,7 @@ impl Scan {
         if self.items.len() > MAX_ITEMS {
             return Err(Problem::bad(body::TOO_MANY_ITEMS));
         }
-        Ok(Some(List { inside: start..end, items: self.items }))
+        let is_open = end == body.len();
+        Ok(Some(List { inside: start..end, items: self.items, is_open }))
     }
 }
