@@ -56,7 +56,7 @@ struct Shared {
     /// How many of the caller's ticks are one in Redis.
     scale: u64,
     /// What was found out about the policies that are in use.
-    prepared: ArcSwap<Vec<((Arc<Policy>, Earlier), Arc<Prepared>)>>,
+    prepared: ArcSwap<Vec<(Arc<Policy>, Arc<Prepared>)>>,
     said: Seldom,
     is_returning: AtomicBool,
     habits: ArcSwap<Habits>,
@@ -239,9 +239,10 @@ impl RedisStore {
         earlier: Earlier,
     ) -> Result<Arc<Prepared>, NotWhole> {
         let known = self.shared.prepared.load();
-        let is_asked =
-            |(known, its): &(Arc<Policy>, Earlier)| **known == *policy && *its == earlier;
-        if let Some((_, prepared)) = known.iter().find(|(known, _)| is_asked(known)) {
+        let is_asked = |(known, prepared): &&(Arc<Policy>, Arc<Prepared>)| {
+            **known == *policy && prepared.earlier == earlier
+        };
+        if let Some((_, prepared)) = known.iter().find(is_asked) {
             return Ok(prepared.clone());
         }
         let in_redis = Arc::new(policy.with_ticks_of(self.shared.scale)?);
@@ -268,7 +269,7 @@ impl RedisStore {
             policy: in_redis,
             earlier,
         });
-        let entry = ((Arc::new(policy.clone()), earlier), prepared.clone());
+        let entry = (Arc::new(policy.clone()), prepared.clone());
         self.shared.prepared.rcu(|known| {
             let keep = known.len().min(MAX_PREPARED - 1);
             let mut new = Vec::with_capacity(keep + 1);

@@ -329,7 +329,8 @@ impl Client {
         let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
         // A denial of a new client leaves nothing behind.
         let is_denied = matches!(op, Op::Check(_)) && !timed.decision.allowed;
-        if !looks && !(self.state.is_none() && is_denied) {
+        let leaves_nothing = self.state.is_none() && is_denied;
+        if !looks && !leaves_nothing {
             self.state = Some(state);
         }
         timed
