@@ -379,7 +379,7 @@ impl Link {
     /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, or its replies
     /// were slow before, because of the calls of others.
     fn is_loaded(&self) -> bool {
-        self.window.work() >= self.budget / 2 || self.window.is_slow()
+        self.window.work() >= self.budget / 4 || self.window.is_slow()
     }
 
     fn heard_since(&self, since: Instant) -> bool {

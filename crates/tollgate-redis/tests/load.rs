@@ -201,7 +201,7 @@ async fn j15_a_server_that_is_silent_because_of_work_fails_nothing_open() {
     connected(&redis).await;
     let store = redis.store("api").deny_cache(false);
     let limiter = RateLimiter::with_store(bucket(1, 1), store);
-    let keys: Vec<String> = (0..100).map(|key| format!("client-{key}")).collect();
+    let keys: Vec<String> = (0..200).map(|key| format!("client-{key}")).collect();
     for key in &keys {
         assert!(limiter.check(key).await.unwrap().allowed);
     }
