@@ -386,26 +386,29 @@ pub async fn a_canceled_reservation_returns_what_it_charged(store: &impl Subject
 
 /// A policy that had no room for a whole estimate under another policy charged less of it, and returns as much less.
 pub async fn a_reservation_returns_only_what_each_policy_charged(store: &impl Subject) {
-    for kind in Kind::ALL {
-        let (small, large) = (build(usual(kind)), build(Policy::of(kind, 100).per(Ticks(WINDOW))));
-        for (used, actual, moment) in [(10, 0, 0), (10, 0, 2), (4, 0, 0), (4, 0, 2), (4, 57, 2)] {
-            let key = format!("{used} {actual} {moment}");
-            let base = Client::new(store, &small, &key);
-            let pro = Client::new(store, &large, &key);
-            assert!(base.admits(used, at(0)).await, "{kind} {key}");
-            let (told, reservation) = pro.reserve(60, at(moment)).await;
-            assert!(told.allowed, "{kind} {key}");
-            assert!(!base.admits(1, at(moment)).await, "{kind} {key}: charged to both");
-            let change = i128::from(actual) - 60;
-            assert!(pro.settle(&reservation, change, at(moment)).await.is_some(), "{kind} {key}");
-            // As if only the actual cost had been charged, up to the bound of each.
-            let left = LIMIT.saturating_sub(used + actual);
-            assert_eq!(base.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
-            assert!(!base.admits(left + 1, at(moment)).await, "{kind} {key}");
-            assert!(left == 0 || base.admits(left, at(moment)).await, "{kind} {key}");
-            let left = 100 - used - actual - left;
-            assert_eq!(pro.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
-        }
+    let cases = [(10, 0, 0), (10, 0, 2), (4, 0, 0), (4, 0, 2), (4, 57, 2)];
+    // A larger policy that is faster, and one that is not.
+    let larger =
+        [WINDOW, 10 * WINDOW].into_iter().flat_map(|window| cases.map(|one| (window, one)));
+    for (kind, (window, (used, actual, moment))) in
+        Kind::ALL.into_iter().flat_map(|kind| larger.clone().map(move |one| (kind, one)))
+    {
+        let (small, large) = (build(usual(kind)), build(Policy::of(kind, 100).per(Ticks(window))));
+        let key = format!("{used} {actual} {moment} {window}");
+        let (base, pro) = (Client::new(store, &small, &key), Client::new(store, &large, &key));
+        assert!(base.admits(used, at(0)).await, "{kind} {key}");
+        let (told, reservation) = pro.reserve(60, at(moment)).await;
+        assert!(told.allowed, "{kind} {key}");
+        assert!(!base.admits(1, at(moment)).await, "{kind} {key}: charged to both");
+        let change = i128::from(actual) - 60;
+        assert!(pro.settle(&reservation, change, at(moment)).await.is_some(), "{kind} {key}");
+        // As if only the actual cost had been charged, up to the bound of each.
+        let left = LIMIT.saturating_sub(used + actual);
+        assert_eq!(base.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
+        assert!(!base.admits(left + 1, at(moment)).await, "{kind} {key}");
+        assert!(left == 0 || base.admits(left, at(moment)).await, "{kind} {key}");
+        let left = 100 - used - actual - left;
+        assert_eq!(pro.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
     }
 }
 
