@@ -294,7 +294,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// A refund never raises the quota above its capacity, and it only affects usage that still counts:
     /// refunding a request from an expired window has no effect. It does not know which request it is for,
     /// so it lowers the usage of every limit, also of a shadow limit that would have denied the request and
-    /// has not charged it. To return exactly what a request charged, [`reserve`](Self::reserve) it and
+    /// has not charged it, and of the policy of another tier that had less room than the request cost. To return exactly what a request charged, [`reserve`](Self::reserve) it and
     /// [`cancel`](Self::cancel) the reservation.
     ///
     /// ```

@@ -337,7 +337,7 @@ proptest! {
     }
 
     /// K4: the same, of each policy alone: a client gets no more under a policy than that policy allows, whatever it
-    /// reserves, settles and cancels under others. Without refunds: see `Store::apply`.
+    /// reserves, settles and cancels under others. Without refunds, which do not know what each policy charged.
     #[test]
     fn k4_nothing_under_other_tiers_exceeds_the_bound_of_a_policy(
         policies in vec((0..6_usize).prop_flat_map(|kind| small_limit_of(Kind::ALL[kind])), 3),
