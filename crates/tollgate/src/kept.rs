@@ -484,7 +484,7 @@ impl Kept {
         let settle =
             |state: &mut PolicyState| state.settle(now, change, receipt.under(&state.policy));
         if change > 0 {
-            return self.change(now, change, settle);
+            return self.force(now, change.unsigned_abs(), settle);
         }
         self.forget_if_fresh(now);
         self.rebase(now);
@@ -584,34 +584,54 @@ impl Kept {
         Some(facts)
     }
 
-    /// Charges all policies without asking; returns how much of it had no effect on the first.
+    /// Charges all policies without asking, or refunds a negative amount; returns how much of it had no effect on the
+    /// first.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
-        self.change(now, amount, |state| state.charge(now, amount))
+        if amount < 0 {
+            return self.refund(now, amount.unsigned_abs());
+        }
+        self.force(now, amount.unsigned_abs(), |state| state.charge(now, amount))
     }
 
-    /// Changes the state under each policy by an amount, and the allowances by as much as had an effect; returns how much
-    /// had no effect on the first policy.
-    fn change(
+    /// Charges the state under each policy, and the allowances; returns how much had no effect on the first policy.
+    fn force(
         &mut self,
         now: Tick,
-        amount: i128,
-        change: impl Fn(&mut PolicyState) -> u128,
+        amount: u128,
+        charge: impl Fn(&mut PolicyState) -> u128,
     ) -> u128 {
-        let asked = amount.unsigned_abs();
         self.forget_if_fresh(now);
         self.rebase(now);
-        let Some(first) = &mut self.first else { return asked };
-        let dropped = change(first);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = charge(first);
         self.also_others(now, |state| {
-            change(state);
+            charge(state);
         });
-        if amount > 0 {
-            self.change_allowances(|allowance, rate, capacity| {
-                allowance.force(rate, capacity, now, asked);
-            });
-        } else {
-            // It is not known under which policy it was charged.
-            self.give_back_allowances(now, asked.saturating_sub(dropped), now, |_| true);
+        self.change_allowances(|allowance, rate, capacity| {
+            allowance.force(rate, capacity, now, amount);
+        });
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns an amount that was charged under the first policy; returns how much had no effect on it.
+    ///
+    /// A refund does not know how much of the charge each of the other policies had room for. But the allowance of a
+    /// policy counts what was allowed under it, so that much stays used under it.
+    fn refund(&mut self, now: Tick, amount: u128) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = first.charge(now, 0_i128.saturating_sub_unsigned(amount));
+        let rates = self.rates();
+        let was_charged = |rate: &Rate| rates[0].is_some_and(|own| own.is_at_most(rate));
+        self.give_back_allowances(now, amount - dropped, now, was_charged);
+        let listed = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        for (Listed { state, allowance }, rate) in listed.zip(&rates[1..]) {
+            state.rebase(now);
+            let most = rate
+                .map_or(amount, |rate| allowance.uncounted(&rate, state.used_of(&rate, now), now));
+            state.charge(now, 0_i128.saturating_sub_unsigned(amount.min(most)));
         }
         self.drop_stale(now);
         dropped

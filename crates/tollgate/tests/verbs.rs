@@ -259,14 +259,24 @@ impl Client {
             return 0;
         }
         self.forget_if_fresh(at);
-        let dropped: Vec<u128> = self.0.iter_mut().map(|one| one.model.force(at, amount)).collect();
+        let dropped = self.0[0].model.force(at, amount);
         if amount > 0 {
+            self.0[1..].iter_mut().for_each(|one| {
+                one.model.force(at, amount);
+            });
             self.force_shared(at, amount.unsigned_abs());
         } else {
-            self.return_shared(at, amount.unsigned_abs() - dropped[0], at, |_| true);
+            let (asked, own) = (amount.unsigned_abs(), self.0[0].numbers);
+            self.return_shared(at, asked - dropped, at, |one| is_at_most(&own, &one.numbers));
+            // What was allowed under a policy stays used under it, whatever is refunded under others.
+            for one in &mut self.0[1..] {
+                let used = one.model.used_in_parts(at, one.numbers.window.0);
+                let most = used.saturating_sub(one.level(at)) / one.unit();
+                one.model.force(at, 0_i128.saturating_sub_unsigned(asked.min(most)));
+            }
         }
         self.drop_stale(at);
-        dropped[0]
+        dropped
     }
 
     /// Charges the allowances, each at most up to its capacity.
