@@ -374,12 +374,34 @@ pub trait Algorithm {
         Receipt::Nothing
     }
 
+    /// Charges a cost if it is allowed; returns the receipt of the charge, or `None` if it is not allowed.
+    fn admit_with_receipt(
+        &self,
+        state: &mut Self::State,
+        now: Tick,
+        cost: Cost,
+    ) -> Option<Receipt> {
+        let uncharged = self.uncharged(state, now, cost);
+        let is_allowed = self.admit(state, now, cost);
+        is_allowed.then(|| match self.charges(now) {
+            true => self.receipt(state).without(&uncharged),
+            false => Receipt::Nothing,
+        })
+    }
+
+    /// Charges a cost without asking, as [`charge`](Self::charge) does; returns the receipt, which knows how much
+    /// was not charged under each limit.
+    fn charge_with_receipt(&self, state: &mut Self::State, now: Tick, cost: Cost) -> Receipt {
+        let dropped = self.charge(state, now, cost.into());
+        self.receipt(state).with_dropped(dropped)
+    }
+
     /// Changes a charge that left a receipt by `change` units: charges more without asking, or returns
     /// units where the change is negative. Returns how many units had no effect.
     ///
     /// It returns at most the units of the charge that still count, as far as the receipt shows it: a
     /// bucket's units that have not drained, the count of a window that has not passed, the charge's own
-    /// entry in a log.
+    /// entry in a log. Units that were [not charged](crate::Mark::returnable) are not returned.
     fn settle(&self, state: &mut Self::State, now: Tick, change: i128, _receipt: &Receipt) -> u128 {
         if change <= 0 {
             return change.unsigned_abs();

@@ -98,14 +98,13 @@ pub fn reserve<A: Algorithm, T: Answer>(
     if estimate == 0 {
         return (look(rule, state, now, true), Receipt::Nothing);
     }
-    if rule.set_back(state, now) {
-        rule.rebase(state, now);
-    }
-    let uncharged = rule.uncharged(state, now, estimate);
-    let answer: T = check(rule, state, now, estimate, true);
-    let is_charged = answer.is_allowed() && rule.charges(now);
-    let receipt =
-        if is_charged { rule.receipt(state).without(&uncharged) } else { Receipt::Nothing };
+    let mut receipt = Receipt::Nothing;
+    let answer = check_by(rule, state, now, estimate, true, |state| {
+        let charged = rule.admit_with_receipt(state, now, estimate);
+        let is_allowed = charged.is_some();
+        receipt = charged.unwrap_or_default();
+        is_allowed
+    });
     (answer, receipt)
 }
 
@@ -182,7 +181,6 @@ fn look<A: Algorithm, T: Answer>(rule: &A, state: &A::State, now: Tick, go: bool
     })
 }
 
-/// The one place where a request is decided.
 #[inline(always)]
 fn check<A: Algorithm, T: Answer>(
     rule: &A,
@@ -191,18 +189,31 @@ fn check<A: Algorithm, T: Answer>(
     cost: Cost,
     go: bool,
 ) -> T {
+    check_by(rule, state, now, cost, go, |state| rule.admit(state, now, cost))
+}
+
+/// The one place where a request is decided. `admit` charges it if it is allowed.
+#[inline(always)]
+fn check_by<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    cost: Cost,
+    go: bool,
+    admit: impl FnOnce(&mut A::State) -> bool,
+) -> T {
     if rule.set_back(state, now) {
         rule.rebase(state, now);
     }
     let shadowed = if T::TELLS { rule.refusing(state, now, cost, true) } else { None };
-    let outcome = match go {
-        true if rule.admit(state, now, cost) => Outcome::Admitted(cost),
-        false if rule.admits(state, now, cost) => Outcome::Spared(cost),
-        _ => {
-            rule.refuse(state, now, cost);
-            Outcome::Refused(cost)
-        }
+    let allowed = match go {
+        true => admit(state).then_some(Outcome::Admitted(cost)),
+        false => rule.admits(state, now, cost).then_some(Outcome::Spared(cost)),
     };
+    let outcome = allowed.unwrap_or_else(|| {
+        rule.refuse(state, now, cost);
+        Outcome::Refused(cost)
+    });
     T::of(rule, state, now, outcome, shadowed)
 }
 

@@ -263,9 +263,11 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
             return self.charge(state, now, change);
         }
         let (asked, unit) = (change.unsigned_abs(), u128::from(self.unit));
-        let undrained = receipt.mark().map_or(0, |mark| mark.undrained(state.last, now));
+        let most = |mark: &Mark| {
+            mark.returnable(asked).saturating_mul(unit).min(mark.undrained(state.last, now))
+        };
         let level = self.level(state, now);
-        let returned = asked.saturating_mul(unit).min(undrained).min(level.into());
+        let returned = receipt.mark().map_or(0, most).min(level.into());
         if returned > 0 {
             let new = N::try_from(level.into() - returned).unwrap_or(level);
             Self::set(state, now, level, new);

@@ -211,8 +211,14 @@ impl Algorithm for FixedWindow {
             let charged = mark.charged_at();
             charged <= state.last && state.last.since(charged).0 <= state.into
         };
-        let counts = self.count(state, now) > 0 && receipt.mark().is_some_and(is_of_this_window);
-        if change > 0 || counts { self.charge(state, now, change) } else { change.unsigned_abs() }
+        if change > 0 {
+            return self.charge(state, now, change);
+        }
+        let asked = change.unsigned_abs();
+        let mark = receipt.mark().filter(|mark| is_of_this_window(mark));
+        let Some(mark) = mark.filter(|_| self.count(state, now) > 0) else { return asked };
+        let returned = mark.returnable(asked);
+        asked - returned + self.charge(state, now, 0_i128.saturating_sub_unsigned(returned))
     }
 
     fn facts(&self, state: &FixedWindowState, now: Tick, _: Option<Cost>) -> Facts {

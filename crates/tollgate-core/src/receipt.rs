@@ -11,6 +11,11 @@
 //! it kept, so every bound of the bucket holds for the settled costs.
 //!
 //! For a window, the receipt is the time of the charge: it names the window, or the entry of a log.
+//!
+//! A cost that one policy allows is charged to the other policies of the client without asking, and a policy that has
+//! less room drops the rest. The receipt knows how many units were dropped under each limit. Of an estimate `e` with
+//! `d` units dropped, `e - d` were charged. If the actual cost is `a`, then `min(a, e - d)` of them stay, and the
+//! others are returned: `max(0, (e - a) - d)`.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,7 +36,7 @@ pub enum Receipt {
     /// Charged to the limits of a policy, in their order. A limit that was not charged has
     /// [`Nothing`](Self::Nothing).
     Each(Box<[Self]>),
-    /// Charged to every policy that the client's state is kept under.
+    /// Charged to every policy that the client's state is kept under; the first is the one that decided.
     Policies(Vec<(Arc<Policy>, Self)>),
 }
 
@@ -40,6 +45,8 @@ pub enum Receipt {
 pub struct Mark {
     at: Tick,
     queue: Option<Queue>,
+    /// How many units of the cost were not charged. It is not stored with [`Returns`]: a step there has none.
+    dropped: u128,
 }
 
 /// The level of a bucket at a time, and how much of it drains per tick.
@@ -68,19 +75,26 @@ impl Mark {
     /// A charge to a window or to a log at a time.
     #[must_use]
     pub const fn at(at: Tick) -> Self {
-        Self { at, queue: None }
+        Self { at, queue: None, dropped: 0 }
     }
 
     /// A charge to a bucket that left this level behind, of which `drain` leaves per tick.
     #[must_use]
     pub const fn of_level(at: Tick, level: u128, drain: u64) -> Self {
-        Self { at, queue: Some(Queue { as_of: at, level, drain }) }
+        Self { at, queue: Some(Queue { as_of: at, level, drain }), dropped: 0 }
     }
 
     /// Returns the time of the charge.
     #[must_use]
     pub const fn charged_at(&self) -> Tick {
         self.at
+    }
+
+    /// Returns how many units can be returned at most if a cost turns out to be `less` units lower: units that were
+    /// not charged are not returned.
+    #[must_use]
+    pub const fn returnable(&self, less: u128) -> u128 {
+        less.saturating_sub(self.dropped)
     }
 
     /// Returns how much of the charge and of what was charged before it has not drained at `now`, given the
@@ -122,6 +136,15 @@ impl Receipt {
         }
     }
 
+    /// Notes that units of the cost were not charged to a limit.
+    #[must_use]
+    pub const fn with_dropped(mut self, units: u128) -> Self {
+        if let Self::Limit(mark) = &mut self {
+            mark.dropped = units;
+        }
+        self
+    }
+
     /// Returns the receipt of one of a policy's limits; `None` if the limit was not charged.
     #[must_use]
     pub fn of_limit(&self, limit: usize) -> Option<&Self> {
@@ -134,11 +157,31 @@ impl Receipt {
     /// Returns the receipt under a policy, or [`Nothing`](Self::Nothing).
     #[must_use]
     pub fn under(&self, policy: &Arc<Policy>) -> &Self {
-        let Self::Policies(policies) = self else { return &Self::Nothing };
-        let same = policies.iter().find(|(other, _)| Arc::ptr_eq(other, policy) || other == policy);
+        self.place_of(policy).map_or(&Self::Nothing, |(_, one)| one)
+    }
+
+    /// Returns the policy that allowed the cost: the first that is listed.
+    #[must_use]
+    pub fn decided_by(&self) -> Option<&Arc<Policy>> {
+        match self {
+            Self::Policies(policies) => policies.first().map(|(policy, _)| policy),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a policy is the one that allowed the cost.
+    #[must_use]
+    pub fn is_decided_by(&self, policy: &Arc<Policy>) -> bool {
+        self.place_of(policy).is_some_and(|(place, _)| place == 0)
+    }
+
+    fn place_of(&self, policy: &Arc<Policy>) -> Option<(usize, &Self)> {
+        let Self::Policies(policies) = self else { return None };
+        let find = |is: &dyn Fn(&Arc<Policy>) -> bool| policies.iter().position(|(one, _)| is(one));
+        let same = find(&|other| Arc::ptr_eq(other, policy) || other == policy);
         // A policy that was read from a store has no name.
-        let alike = || policies.iter().find(|(other, _)| other.limits() == policy.limits());
-        same.or_else(alike).map_or(&Self::Nothing, |(_, one)| one)
+        let place = same.or_else(|| find(&|other| other.limits() == policy.limits()))?;
+        Some((place, &policies[place].1))
     }
 
     /// Removes limits that were not charged: those of the policy that decided, by their index.
@@ -328,11 +371,11 @@ impl Receipt {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Nothing => out.push(0),
-            Self::Limit(Mark { at, queue: None }) => {
+            Self::Limit(Mark { at, queue: None, .. }) => {
                 out.push(1);
                 codec::put_tick(out, *at);
             }
-            Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }) }) => {
+            Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }), .. }) => {
                 out.push(2);
                 codec::put_tick(out, *at);
                 codec::put_tick(out, *as_of);
@@ -366,7 +409,7 @@ impl Receipt {
                 let at = reader.tick("time of the charge")?;
                 let as_of = reader.tick("time of the level")?;
                 let (level, drain) = (reader.number("level")?, reader.number("rate")?);
-                Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }) })
+                Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }), dropped: 0 })
             }
             3 => {
                 let count: u64 = reader.number("number of limits")?;

@@ -346,6 +346,14 @@ impl Algorithm for Policy {
         )
     }
 
+    fn charge_with_receipt(&self, state: &mut Self::State, now: Tick, cost: Cost) -> Receipt {
+        let each = self.each_mut(state);
+        let charge = |(limit, standing): (&Limit, &mut Standing)| {
+            limit.charge_with_receipt(&mut standing.state, now, cost)
+        };
+        Receipt::Each(each.map(charge).collect())
+    }
+
     /// A shadow limit that did not charge the estimate takes no part: enforced, it would have denied the
     /// reservation.
     fn settle(&self, state: &mut Self::State, now: Tick, change: i128, receipt: &Receipt) -> u128 {

@@ -256,27 +256,29 @@ impl Algorithm for SlidingWindowCounter {
         if change > 0 {
             return self.charge(state, now, change);
         }
+        let asked = change.unsigned_abs();
         let mut new = self.at(state, now);
-        let charged = receipt.mark().map(Mark::charged_at).filter(|charged| *charged <= new.last);
-        let ago = charged.map(|charged| new.last.since(charged).0);
-        let dropped = match ago {
-            _ if new.is_fresh() => return change.unsigned_abs(),
-            Some(ago) if ago <= new.into => {
-                let (count, dropped) = forced(new.count, self.ceiling, change);
-                new.count = count;
-                dropped
-            }
-            Some(ago) if ago <= new.into + self.window => {
-                let (previous, dropped) = forced(new.previous, self.ceiling, change);
-                new.previous = previous;
-                dropped
-            }
-            _ => return change.unsigned_abs(),
+        let mark = receipt.mark().filter(|mark| mark.charged_at() <= new.last);
+        let Some(mark) = mark.filter(|_| !new.is_fresh()) else { return asked };
+        let ago = new.last.since(mark.charged_at()).0;
+        let most = mark.returnable(asked);
+        let give_back = |count: &mut Cost| {
+            let (left, dropped) =
+                forced(*count, self.ceiling, 0_i128.saturating_sub_unsigned(most));
+            *count = left;
+            most - dropped
         };
-        if dropped < change.unsigned_abs() {
+        let returned = if ago <= new.into {
+            give_back(&mut new.count)
+        } else if ago <= new.into + self.window {
+            give_back(&mut new.previous)
+        } else {
+            0
+        };
+        if returned > 0 {
             *state = new;
         }
-        dropped
+        asked - returned
     }
 
     fn facts(&self, state: &SlidingWindowCounterState, now: Tick, _: Option<Cost>) -> Facts {

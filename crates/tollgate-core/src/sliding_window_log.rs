@@ -326,12 +326,14 @@ impl Algorithm for SlidingWindowLog {
             return self.charge(state, now, change);
         }
         let asked = change.unsigned_abs();
-        let charged = receipt.mark().map(Mark::charged_at);
-        let Some(charged) = charged.filter(|charged| *charged <= now.max(state.last)) else {
+        let mark = receipt.mark().filter(|mark| mark.charged_at() <= now.max(state.last));
+        let Some(mark) = mark else { return asked };
+        let most = mark.returnable(asked);
+        if most == 0 {
             return asked;
-        };
+        }
         state.move_to(now, self.expired(state, now));
-        asked - u128::from(state.take_from(charged, asked))
+        asked - u128::from(state.take_from(mark.charged_at(), most))
     }
 
     fn facts(&self, state: &SlidingWindowLogState, now: Tick, _: Option<Cost>) -> Facts {

@@ -126,7 +126,7 @@ fn on_an_empty_server<S>(
 }
 
 macro_rules! mount {
-    ($($name:ident: $subject:ident on $flavor:ident)*) => {
+    ($($name:ident: $subject:ident on $flavor:ident $(, $of:ident)?;)*) => {
         $(
             mod $name {
                 use super::*;
@@ -135,15 +135,15 @@ macro_rules! mount {
                     on_an_empty_server(Flavor::$flavor, $subject, behaviour);
                 }
 
-                tollgate_testkit::store_contract!(on_an_empty_store);
+                tollgate_testkit::store_contract!(on_an_empty_store $(, $of)?);
             }
         )*
     };
 }
 
 mount! {
-    redis_by_policy: ByPolicy on Redis
-    redis_by_plan: ByPlan on Redis
-    valkey_by_policy: ByPolicy on Valkey
-    valkey_by_plan: ByPlan on Valkey
+    redis_by_policy: ByPolicy on Redis;
+    redis_by_plan: ByPlan on Redis, plans;
+    valkey_by_policy: ByPolicy on Valkey;
+    valkey_by_plan: ByPlan on Valkey, plans;
 }

@@ -61,7 +61,8 @@ pub trait Subject {
 /// ```
 ///
 /// A store that is for one policy only says `store_contract!(on, one policy)`: it has none of the tests in
-/// which a key's policy changes.
+/// which a key's policy changes. A store that keeps a key under several policies at once, which are tiers, says
+/// `store_contract!(on, plans)`.
 #[macro_export]
 macro_rules! store_contract {
     ($on:path) => {
@@ -69,6 +70,13 @@ macro_rules! store_contract {
         $crate::store_contract!($on;
             a_change_of_policy_keeps_what_was_used
             a_smaller_policy_forgives_only_what_does_not_fit
+        );
+    };
+    ($on:path, plans) => {
+        $crate::store_contract!($on);
+        $crate::store_contract!($on;
+            a_reservation_returns_only_what_each_policy_charged
+            a_refund_returns_nothing_that_another_policy_allowed
         );
     };
     ($on:path, one policy) => {
@@ -380,6 +388,52 @@ pub async fn a_canceled_reservation_returns_what_it_charged(store: &impl Subject
         assert_eq!((told.allowed, told.remaining), (true, 4), "{kind}");
         assert_eq!(client.remaining(&six, -6, at(1)).await, LIMIT, "{kind}");
         assert!(client.admits(LIMIT, at(1)).await, "{kind}");
+    }
+}
+
+/// A policy that had no room for a whole estimate under another policy charged less of it, and returns as much less.
+pub async fn a_reservation_returns_only_what_each_policy_charged(store: &impl Subject) {
+    let give_back = async |pro: &Client<'_, _>, (reservation, change), now| {
+        assert!(pro.settle(&reservation, change, now).await.is_some(), "{}", pro.key);
+    };
+    return_under_a_larger_policy(store, give_back).await;
+}
+
+/// What was allowed under a policy stays used under it, whatever is refunded under another.
+pub async fn a_refund_returns_nothing_that_another_policy_allowed(store: &impl Subject) {
+    let give_back = async |pro: &Client<'_, _>, (_, change), now| {
+        assert!(pro.apply(Op::Force(change), now).await.allowed, "{}", pro.key);
+    };
+    return_under_a_larger_policy(store, give_back).await;
+}
+
+/// Charges more under a larger policy than a smaller one has room for, and returns it.
+async fn return_under_a_larger_policy<S: Subject>(
+    store: &S,
+    give_back: impl AsyncFn(&Client<'_, S>, (S::Reservation, i128), Tick),
+) {
+    let cases = [(10, 0, 0), (10, 0, 2), (4, 0, 0), (4, 0, 2), (4, 57, 2)];
+    // A larger policy that is faster, and one that is not.
+    let larger =
+        [WINDOW, 10 * WINDOW].into_iter().flat_map(|window| cases.map(|one| (window, one)));
+    for (kind, (window, (used, actual, moment))) in
+        Kind::ALL.into_iter().flat_map(|kind| larger.clone().map(move |one| (kind, one)))
+    {
+        let (small, large) = (build(usual(kind)), build(Policy::of(kind, 100).per(Ticks(window))));
+        let key = format!("{used} {actual} {moment} {window}");
+        let (base, pro) = (Client::new(store, &small, &key), Client::new(store, &large, &key));
+        assert!(base.admits(used, at(0)).await, "{kind} {key}");
+        let (told, reservation) = pro.reserve(60, at(moment)).await;
+        assert!(told.allowed, "{kind} {key}");
+        assert!(!base.admits(1, at(moment)).await, "{kind} {key}: charged to both");
+        give_back(&pro, (reservation, i128::from(actual) - 60), at(moment)).await;
+        // As if only the actual cost had been charged, up to the bound of each.
+        let left = LIMIT.saturating_sub(used + actual);
+        assert_eq!(base.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
+        assert!(!base.admits(left + 1, at(moment)).await, "{kind} {key}");
+        assert!(left == 0 || base.admits(left, at(moment)).await, "{kind} {key}");
+        let left = 100 - used - actual - left;
+        assert_eq!(pro.peek(0, at(moment)).await.remaining, left, "{kind} {key}");
     }
 }
 

@@ -136,6 +136,11 @@ impl Allowance {
         self.level_at(rate, now) <= rate.level(used)
     }
 
+    /// Returns how many whole units of an amount that was used are more than the level.
+    pub(crate) fn uncounted(&self, rate: &Rate, used: Used, now: Tick) -> u128 {
+        rate.level(used).saturating_sub(self.level_at(rate, now)) / u128::from(rate.window)
+    }
+
     /// Returns whether the level is at most a capacity.
     pub(crate) fn fits_into(&self, rate: &Rate, capacity: Cost, now: Tick) -> bool {
         self.level_at(rate, now) <= rate.units(capacity)

@@ -184,12 +184,16 @@ impl PolicyState {
         with!(self, |rule, state| rule.receipt(state))
     }
 
-    fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
-        with!(self, |rule, state| rule.settle(state, now, change, receipt))
+    fn admit_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
+        with!(self, |rule, state| rule.admit_with_receipt(state, now, cost))
     }
 
-    fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
-        with!(self, |rule, state| rule.uncharged(state, now, cost))
+    fn charge_with_receipt(&mut self, now: Tick, cost: Cost) -> Receipt {
+        with!(self, |rule, state| rule.charge_with_receipt(state, now, cost))
+    }
+
+    fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        with!(self, |rule, state| rule.settle(state, now, change, receipt))
     }
 
     #[inline]
@@ -415,13 +419,34 @@ impl Kept {
         }
         let admitted = self.first.as_mut()?.admit(now, cost);
         if admitted && cost > 0 {
-            self.also_others(now, |state| {
+            self.also_charge_others(now, cost, |state| {
                 state.charge(now, cost.into());
             });
-            self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
-            self.drop_stale(now);
         }
         Some(admitted)
+    }
+
+    /// Charges a cost under all policies if the first allows it; returns the receipt of the charge, or `None` if it is not
+    /// allowed. Each policy's receipt knows how much of the cost that policy did not charge.
+    pub(crate) fn admit_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
+        self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return None;
+        }
+        let first = self.first.as_mut()?;
+        let receipt = first.admit_with_receipt(now, cost)?;
+        let mut policies = vec![(first.policy.clone(), receipt)];
+        self.also_charge_others(now, cost, |state| {
+            policies.push((state.policy.clone(), state.charge_with_receipt(now, cost)));
+        });
+        Some(Receipt::Policies(policies))
+    }
+
+    /// Charges a cost that the first policy has allowed and charged to the others, and to the allowances.
+    fn also_charge_others(&mut self, now: Tick, cost: Cost, charge: impl FnMut(&mut PolicyState)) {
+        self.also_others(now, charge);
+        self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
+        self.drop_stale(now);
     }
 
     /// Counts a denial wherever the cost would have been denied.
@@ -443,12 +468,7 @@ impl Kept {
         Rate::of(&first.policy).map(|rate| rate.index)
     }
 
-    /// Returns the limits of the first policy that an allowed cost would not be charged to.
-    pub(crate) fn uncharged(&self, now: Tick, cost: Cost) -> Vec<usize> {
-        self.first.as_ref().map_or(Vec::new(), |state| state.uncharged(now, cost))
-    }
-
-    /// Returns the receipt of the charge that was just made, under every policy.
+    /// Returns what is used under every policy as the receipt of a charge.
     pub(crate) fn receipt(&self) -> Receipt {
         Receipt::Policies(
             self.each().map(|state| (state.policy.clone(), state.receipt())).collect(),
@@ -456,11 +476,40 @@ impl Kept {
     }
 
     /// Changes a charge under every policy; returns how many units had no effect under the first.
+    ///
+    /// Each policy returns at most what it charged. The allowances that were charged are those of the policy that
+    /// decided and of all that are not slower. They return as many units as that policy does, except for those that
+    /// they have earned back since.
     pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
-        self.change(now, change, receipt.charged_at(), |state| {
-            let receipt = receipt.under(&state.policy);
-            state.settle(now, change, receipt)
-        })
+        let settle =
+            |state: &mut PolicyState| state.settle(now, change, receipt.under(&state.policy));
+        if change > 0 {
+            return self.force(now, change.unsigned_abs(), settle);
+        }
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let asked = change.unsigned_abs();
+        let (mut dropped, mut returned) = (asked, 0);
+        let mut settle = |state: &mut PolicyState| {
+            let dropped = settle(state);
+            if receipt.is_decided_by(&state.policy) {
+                returned = asked - dropped;
+            }
+            dropped
+        };
+        if let Some(first) = &mut self.first {
+            dropped = settle(first);
+        }
+        self.also_others(now, |state| {
+            settle(state);
+        });
+        let decided_by = receipt.decided_by().and_then(|policy| Rate::of(policy));
+        if let (Some(decided_by), Some(charged_at)) = (decided_by, receipt.charged_at()) {
+            let was_charged = |rate: &Rate| decided_by.is_at_most(rate);
+            self.give_back_allowances(now, returned, charged_at, was_charged);
+        }
+        self.drop_stale(now);
+        dropped
     }
 
     /// Returns when the first policy allows a cost; `None` if there is none.
@@ -535,42 +584,61 @@ impl Kept {
         Some(facts)
     }
 
-    /// Charges all policies without asking; returns how much of it had no effect on the first.
+    /// Charges all policies without asking, or refunds a negative amount; returns how much of it had no effect on the
+    /// first.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
-        self.change(now, amount, None, |state| state.charge(now, amount))
+        if amount < 0 {
+            return self.refund(now, amount.unsigned_abs());
+        }
+        self.force(now, amount.unsigned_abs(), |state| state.charge(now, amount))
     }
 
-    /// Changes the state under each policy by an amount, and the allowances by as much as had an effect; returns how much
-    /// had no effect on the first policy. If units of a charge are returned whose time is known, an allowance
-    /// returns only those that it has not earned back since.
-    fn change(
+    /// Charges the state under each policy, and the allowances; returns how much had no effect on the first policy.
+    fn force(
         &mut self,
         now: Tick,
-        amount: i128,
-        charged_at: Option<Tick>,
-        change: impl Fn(&mut PolicyState) -> u128,
+        amount: u128,
+        charge: impl Fn(&mut PolicyState) -> u128,
     ) -> u128 {
-        let asked = amount.unsigned_abs();
         self.forget_if_fresh(now);
         self.rebase(now);
-        let Some(first) = &mut self.first else { return asked };
-        let dropped = change(first);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = charge(first);
         self.also_others(now, |state| {
-            change(state);
+            charge(state);
         });
-        if amount > 0 {
-            self.change_allowances(|allowance, rate, capacity| {
-                allowance.force(rate, capacity, now, asked);
-            });
-        } else {
-            self.give_back_allowances(now, asked.saturating_sub(dropped), charged_at);
+        self.change_allowances(|allowance, rate, capacity| {
+            allowance.force(rate, capacity, now, amount);
+        });
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns an amount that was charged under the first policy; returns how much had no effect on it.
+    ///
+    /// A refund does not know how much of the charge each of the other policies had room for. But the allowance of a
+    /// policy counts what was allowed under it, so that much stays used under it.
+    fn refund(&mut self, now: Tick, amount: u128) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = first.charge(now, 0_i128.saturating_sub_unsigned(amount));
+        let rates = self.rates();
+        let was_charged = |rate: &Rate| rates[0].is_some_and(|own| own.is_at_most(rate));
+        self.give_back_allowances(now, amount - dropped, now, was_charged);
+        let listed = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        for (Listed { state, allowance }, rate) in listed.zip(&rates[1..]) {
+            state.rebase(now);
+            let most = rate
+                .map_or(amount, |rate| allowance.uncounted(&rate, state.used_of(&rate, now), now));
+            state.charge(now, 0_i128.saturating_sub_unsigned(amount.min(most)));
         }
         self.drop_stale(now);
         dropped
     }
 
     #[inline]
-    fn also_others(&mut self, now: Tick, change: impl Fn(&mut PolicyState)) {
+    fn also_others(&mut self, now: Tick, mut change: impl FnMut(&mut PolicyState)) {
         for one in self.others.iter_mut().flat_map(|others| &mut others.listed) {
             one.state.rebase(now);
             change(&mut one.state);
@@ -639,12 +707,18 @@ impl Kept {
         }
     }
 
-    /// Returns an amount to all allowances: it is not known under which policy it was charged.
-    fn give_back_allowances(&mut self, now: Tick, amount: u128, charged_at: Option<Tick>) {
+    /// Returns an amount that was charged at a time to some of the allowances.
+    fn give_back_allowances(
+        &mut self,
+        now: Tick,
+        amount: u128,
+        charged_at: Tick,
+        was_charged: impl Fn(&Rate) -> bool,
+    ) {
         let rates = self.rates();
         for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
-            if let Some(rate) = rate {
-                allowance.give_back(rate, now, amount, charged_at.unwrap_or(now));
+            if let Some(rate) = rate.filter(|rate| was_charged(rate)) {
+                allowance.give_back(&rate, now, amount, charged_at);
             }
         }
     }

@@ -294,7 +294,8 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// A refund never raises the quota above its capacity, and it only affects usage that still counts:
     /// refunding a request from an expired window has no effect. It does not know which request it is for,
     /// so it lowers the usage of every limit, also of a shadow limit that would have denied the request and
-    /// has not charged it. To return exactly what a request charged, [`reserve`](Self::reserve) it and
+    /// has not charged it. Make it under the tier that the request was charged under. Under the policies of other
+    /// tiers it returns no more than is used beyond what those policies allowed themselves. To return exactly what a request charged, [`reserve`](Self::reserve) it and
     /// [`cancel`](Self::cancel) the reservation.
     ///
     /// ```

@@ -500,12 +500,15 @@ impl Algorithm for Plan {
         kept.charge(now, amount)
     }
 
-    fn uncharged(&self, kept: &Kept, now: Tick, cost: Cost) -> Vec<usize> {
-        kept.uncharged(now, cost)
-    }
-
     fn receipt(&self, kept: &Kept) -> Receipt {
         kept.receipt()
+    }
+
+    fn admit_with_receipt(&self, kept: &mut Kept, now: Tick, cost: Cost) -> Option<Receipt> {
+        if self.charges(now) && !kept.is_empty() {
+            return kept.admit_with_receipt(now, cost);
+        }
+        (!self.is_blocked(now)).then_some(Receipt::Nothing)
     }
 
     /// Whatever the rules say now, the policies that were charged are settled.

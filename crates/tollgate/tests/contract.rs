@@ -167,5 +167,5 @@ mod of_plans {
         block_on(behaviour(&OfPlans { time, store }));
     }
 
-    tollgate_testkit::store_contract!(on_an_empty_store);
+    tollgate_testkit::store_contract!(on_an_empty_store, plans);
 }

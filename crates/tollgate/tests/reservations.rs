@@ -246,6 +246,82 @@ fn holds_together(policies: &[Limit], history: &[Use]) -> Result<(), String> {
 const WITHOUT_BOUNDARIES: [Kind; 4] =
     [Kind::TokenBucket, Kind::LeakyBucket, Kind::Gcra, Kind::SlidingWindowLog];
 
+/// Runs verbs under tiers on a client; returns what it used, each with the index of the policy that decided. Refunds
+/// are with the policy that they were made under.
+fn uses_under_tiers(
+    policies: &[Limit],
+    trace: &[(TierVerb, u64)],
+) -> Result<Vec<(usize, Use)>, TestCaseError> {
+    let rules = |chosen: [usize; 3]| {
+        let [base, pro, team] = chosen.map(|one| policy(&policies[one], false, false));
+        Tiers::new(base).tier("pro", pro).tier("team", team)
+    };
+    let clock = ManualClock::new(Tick(1_000));
+    let store: MemoryStore<Plan, _> = MemoryStore::new(Capacity::of(100), &clock);
+    let mut chosen = [0, 1, 2];
+    let limiter = RateLimiter::in_store("api", rules(chosen), store);
+    let mut overridden: Option<(usize, i64)> = None;
+    let mut history: Vec<(usize, Use)> = Vec::new();
+    let mut open: Vec<(usize, Open)> = Vec::new();
+    for (verb, gap) in trace {
+        clock.advance(Ticks(*gap));
+        let at = clock.now().0;
+        let in_force = overridden.filter(|(_, until)| at < *until).map(|(policy, _)| policy);
+        let decides = |tier: usize| in_force.unwrap_or(chosen[tier]);
+        match verb {
+            TierVerb::Check(tier, cost) => {
+                let decision =
+                    under!(limiter, *tier, |one| one.check_n("a", *cost)).expect("short");
+                if decision.allowed {
+                    history.push((decides(*tier), Use { at, units: (*cost).into() }));
+                }
+            }
+            TierVerb::Reserve(tier, cost, ttl) => {
+                let reserved = under!(limiter, *tier, |one| one.reserve("a", *cost, Ticks(*ttl)));
+                if let Some(reservation) = reserved.expect("short").granted() {
+                    open.push((decides(*tier), Open { reservation, at, estimate: *cost }));
+                }
+            }
+            TierVerb::Settle(..) if open.is_empty() => {}
+            TierVerb::Settle(which, actual, tier) => {
+                let (decided, Open { mut reservation, at, estimate }) =
+                    open.swap_remove(which % open.len());
+                let settled = under!(limiter, *tier, |one| one.settle(&mut reservation, *actual));
+                let units = match settled {
+                    Ok(settled) => {
+                        let _ = settled.expect("short");
+                        estimate.min(*actual)
+                    }
+                    Err(SettleError::Expired { .. }) => estimate,
+                    Err(error) => return Err(TestCaseError::fail(error.to_string())),
+                };
+                history.push((decided, Use { at, units: units.into() }));
+            }
+            TierVerb::Refund(tier, cost) => {
+                let _ = under!(limiter, *tier, |one| one.refund("a", *cost)).expect("short");
+                history.push((decides(*tier), Use { at, units: -i128::from(*cost) }));
+            }
+            TierVerb::Replace(others) => {
+                chosen = *others;
+                limiter.replace(&rules(chosen));
+            }
+            TierVerb::Override(chosen, lasts) => {
+                let access = policy(&policies[*chosen], false, false);
+                limiter.set_override("a", access, Some(Tick(at + lasts)));
+                overridden = Some((*chosen, at + lasts));
+            }
+            TierVerb::EndOverride => {
+                limiter.remove_override("a");
+                overridden = None;
+            }
+        }
+    }
+    let left =
+        |(policy, one): (usize, Open)| (policy, Use { at: one.at, units: one.estimate.into() });
+    history.extend(open.into_iter().map(left));
+    Ok(history)
+}
+
 proptest! {
     #![proptest_config(cases(3000))]
 
@@ -255,61 +331,27 @@ proptest! {
         policies in vec((0..4_usize).prop_flat_map(|kind| small_limit_of(WITHOUT_BOUNDARIES[kind])), 3),
         trace in vec((tier_verb(), prop_oneof![9 => Just(0_u64), 1 => 1..100_u64]), 1..250),
     ) {
-        let rules = |chosen: [usize; 3]| {
-            let [base, pro, team] = chosen.map(|one| policy(&policies[one], false, false));
-            Tiers::new(base).tier("pro", pro).tier("team", team)
-        };
-        let clock = ManualClock::new(Tick(1_000));
-        let store: MemoryStore<Plan, _> = MemoryStore::new(Capacity::of(100), &clock);
-        let limiter = RateLimiter::in_store("api", rules([0, 1, 2]), store);
-        let mut history: Vec<Use> = Vec::new();
-        let mut open: Vec<Open> = Vec::new();
-        for (verb, gap) in &trace {
-            clock.advance(Ticks(*gap));
-            let at = clock.now().0;
-            match verb {
-                TierVerb::Check(tier, cost) => {
-                    let decision = under!(limiter, *tier, |one| one.check_n("a", *cost)).expect("short");
-                    if decision.allowed {
-                        history.push(Use { at, units: (*cost).into() });
-                    }
-                }
-                TierVerb::Reserve(tier, cost, ttl) => {
-                    let reserved = under!(limiter, *tier, |one| one.reserve("a", *cost, Ticks(*ttl)));
-                    if let Some(reservation) = reserved.expect("short").granted() {
-                        open.push(Open { reservation, at, estimate: *cost });
-                    }
-                }
-                TierVerb::Settle(..) if open.is_empty() => {}
-                TierVerb::Settle(which, actual, tier) => {
-                    let Open { mut reservation, at, estimate } = open.swap_remove(which % open.len());
-                    let settled = under!(limiter, *tier, |one| one.settle(&mut reservation, *actual));
-                    let units = match settled {
-                        Ok(settled) => {
-                            let _ = settled.expect("short");
-                            estimate.min(*actual)
-                        }
-                        Err(SettleError::Expired { .. }) => estimate,
-                        Err(error) => return Err(TestCaseError::fail(error.to_string())),
-                    };
-                    history.push(Use { at, units: units.into() });
-                }
-                TierVerb::Refund(tier, cost) => {
-                    let _ = under!(limiter, *tier, |one| one.refund("a", *cost)).expect("short");
-                    history.push(Use { at, units: -i128::from(*cost) });
-                }
-                TierVerb::Replace(chosen) => limiter.replace(&rules(*chosen)),
-                TierVerb::Override(chosen, lasts) => {
-                    let access = policy(&policies[*chosen], false, false);
-                    limiter.set_override("a", access, Some(Tick(at + lasts)));
-                }
-                TierVerb::EndOverride => {
-                    limiter.remove_override("a");
-                }
-            }
-        }
-        history.extend(open.iter().map(|one| Use { at: one.at, units: one.estimate.into() }));
+        let history = uses_under_tiers(&policies, &trace)?;
+        let history: Vec<Use> = history.into_iter().map(|(_, one)| one).collect();
         prop_assert_eq!(holds_together(&policies, &history), Ok(()), "{:?}", trace);
+    }
+
+    /// K4: the same, of each policy alone: a client gets no more under a policy than that policy allows, whatever it
+    /// reserves, settles and cancels under others. Without refunds, which do not know what each policy charged.
+    #[test]
+    fn k4_nothing_under_other_tiers_exceeds_the_bound_of_a_policy(
+        policies in vec((0..6_usize).prop_flat_map(|kind| small_limit_of(Kind::ALL[kind])), 3),
+        trace in vec((tier_verb(), prop_oneof![9 => Just(0_u64), 1 => 1..100_u64]), 1..250),
+    ) {
+        let is_refund = |verb: &TierVerb| matches!(verb, TierVerb::Refund(..));
+        let trace: Vec<_> = trace.into_iter().filter(|(verb, _)| !is_refund(verb)).collect();
+        let history = uses_under_tiers(&policies, &trace)?;
+        for one in &policies {
+            let is_same = |other: usize| policies[other].numbers() == one.numbers();
+            let own = history.iter().filter(|(policy, _)| is_same(*policy));
+            let own: Vec<Use> = own.map(|(_, one)| Use { ..*one }).collect();
+            prop_assert_eq!(holds(one.numbers(), &own), Ok(()), "{:?} {:?}", one.numbers(), trace);
+        }
     }
 }
 

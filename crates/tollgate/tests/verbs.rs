@@ -67,13 +67,18 @@ struct Listed {
     shared: (Tick, u128),
 }
 
+/// Whether the rate of one rule is at most that of another.
+const fn is_at_most(one: &Numbers, other: &Numbers) -> bool {
+    one.limit * other.window.0 <= other.limit * one.window.0
+}
+
 impl Listed {
     fn unit(&self) -> u128 {
         self.numbers.window.0.into()
     }
 
     fn is_at_most(&self, other: &Numbers) -> bool {
-        self.numbers.limit * other.window.0 <= other.limit * self.numbers.window.0
+        is_at_most(&self.numbers, other)
     }
 
     fn level(&self, at: Tick) -> u128 {
@@ -171,6 +176,11 @@ impl Client {
 
     /// Decides, and says how the client stands then.
     fn decide(&mut self, at: Tick, cost: Cost) -> Decision {
+        self.reserve(at, cost).0
+    }
+
+    /// The same; with the charge under each rule, that of the rule that decided first.
+    fn reserve(&mut self, at: Tick, cost: Cost) -> (Decision, Vec<PolicyCharge>) {
         self.forget_if_fresh(at);
         let has_room = self.bounds().iter().all(|place| self.excess(*place, at, cost) == 0);
         let told = if has_room {
@@ -187,9 +197,11 @@ impl Client {
             let wait = Ticks(u64::try_from(wait).expect("small"));
             told.retry_after = told.retry_after.map(|own| own.max(wait));
         }
+        let mut charges = Vec::new();
         if told.allowed && cost > 0 {
-            for one in &mut self.0[1..] {
-                one.model.force(at, cost.into());
+            for (place, one) in self.0.iter_mut().enumerate() {
+                let dropped = if place > 0 { one.model.force(at, cost.into()) } else { 0 };
+                charges.push((one.numbers, one.model.name_charge(), dropped));
             }
             for place in self.bounds() {
                 let one = &mut self.0[place];
@@ -197,7 +209,7 @@ impl Client {
             }
             self.drop_stale(at);
         }
-        self.also_shared(told, at)
+        (self.also_shared(told, at), charges)
     }
 
     /// What the allowances leave of what is told.
@@ -247,14 +259,24 @@ impl Client {
             return 0;
         }
         self.forget_if_fresh(at);
-        let dropped: Vec<u128> = self.0.iter_mut().map(|one| one.model.force(at, amount)).collect();
+        let dropped = self.0[0].model.force(at, amount);
         if amount > 0 {
+            self.0[1..].iter_mut().for_each(|one| {
+                one.model.force(at, amount);
+            });
             self.force_shared(at, amount.unsigned_abs());
         } else {
-            self.return_shared(at, amount.unsigned_abs() - dropped[0], at);
+            let (asked, own) = (amount.unsigned_abs(), self.0[0].numbers);
+            self.return_shared(at, asked - dropped, at, |one| is_at_most(&own, &one.numbers));
+            // What was allowed under a policy stays used under it, whatever is refunded under others.
+            for one in &mut self.0[1..] {
+                let used = one.model.used_in_parts(at, one.numbers.window.0);
+                let most = used.saturating_sub(one.level(at)) / one.unit();
+                one.model.force(at, 0_i128.saturating_sub_unsigned(asked.min(most)));
+            }
         }
         self.drop_stale(at);
-        dropped[0]
+        dropped
     }
 
     /// Charges the allowances, each at most up to its capacity.
@@ -268,22 +290,19 @@ impl Client {
         }
     }
 
-    /// Returns units of a charge, as far as they have not been earned back since.
-    fn return_shared(&mut self, at: Tick, amount: u128, charged_at: Tick) {
-        for one in &mut self.0 {
+    /// Returns units of a charge to the allowances that were charged, as far as they have not been earned back since.
+    fn return_shared(
+        &mut self,
+        at: Tick,
+        amount: u128,
+        charged_at: Tick,
+        was_charged: impl Fn(&Listed) -> bool,
+    ) {
+        for one in self.0.iter_mut().filter(|one| was_charged(one)) {
             let earned = u128::from(at.since(charged_at).0 * one.numbers.limit);
             let returned = (amount * one.unit()).saturating_sub(earned);
             one.shared = (at, one.level(at).saturating_sub(returned));
         }
-    }
-
-    /// Decides as a check does; with the name of the charge under each rule.
-    fn reserve(&mut self, at: Tick, cost: Cost) -> (Decision, Vec<(Numbers, u64)>) {
-        let told = self.decide(at, cost);
-        if !told.allowed || cost == 0 {
-            return (told, Vec::new());
-        }
-        (told, self.0.iter_mut().map(|one| (one.numbers, one.model.name_charge())).collect())
     }
 
     /// Settles under every rule, each with its own charge.
@@ -292,21 +311,30 @@ impl Client {
         numbers: &Numbers,
         at: Tick,
         change: i128,
-        (charged_at, charges): (Tick, &[(Numbers, u64)]),
+        (charged_at, charges): (Tick, &[PolicyCharge]),
     ) -> u128 {
         self.forget_if_fresh(at);
         if self.0.len() == 1 && self.0[0].model.peek(at, 0).reset_after == Ticks::ZERO {
             *self = Self::first(numbers, at);
         }
         let settle = |one: &mut Listed| {
-            let charge = charges.iter().find(|(other, _)| *other == one.numbers);
-            one.model.settle(at, charge.map(|(_, name)| *name), change)
+            let charge = charges.iter().find(|(other, ..)| *other == one.numbers);
+            let name = charge.map(|(_, name, _)| *name);
+            if change > 0 {
+                return one.model.settle(at, name, change);
+            }
+            // What was not charged is not returned.
+            let kept = charge.map_or(0, |(.., dropped)| *dropped).min(change.unsigned_abs());
+            kept + one.model.settle(at, name, change.saturating_add_unsigned(kept))
         };
         let dropped: Vec<u128> = self.0.iter_mut().map(settle).collect();
         if change > 0 {
             self.force_shared(at, change.unsigned_abs());
-        } else {
-            self.return_shared(at, change.unsigned_abs() - dropped[0], charged_at);
+        } else if let Some((decided, ..)) = charges.first() {
+            let place = self.0.iter().position(|one| one.numbers == *decided);
+            let returned = place.map_or(0, |place| change.unsigned_abs() - dropped[place]);
+            let is_faster = |one: &Listed| is_at_most(decided, &one.numbers);
+            self.return_shared(at, returned, charged_at, is_faster);
         }
         self.drop_stale(at);
         dropped[0]
@@ -328,6 +356,9 @@ fn most_used(models: impl Iterator<Item = Model>, numbers: &Numbers, at: Tick) -
     changed.reduce(|one, other| if used(&other) > used(&one) { other } else { one }).expect("one")
 }
 
+/// The numbers of a policy, the name of a charge under it, and the units of the cost that were not charged.
+type PolicyCharge = (Numbers, u64, u128);
+
 /// A reservation, and what the model has to know of it.
 struct Pending {
     reservation: Reservation,
@@ -335,7 +366,7 @@ struct Pending {
     until: Tick,
     charged: Cost,
     charged_at: Tick,
-    charges: Vec<(Numbers, u64)>,
+    charges: Vec<PolicyCharge>,
     settled: bool,
     is_void: bool,
 }
