@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use common::Served;
 use http_client::{Client, ask, get, post};
 use serde_json::json;
+use tollgate_testkit::http2::{self, END_HEADERS, END_STREAM, Method, kind};
 use tollgate_testkit::servers::{Flavor, Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -543,6 +544,9 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
         ("max_connections", wanted),
         ("max_head_bytes", HEAD),
         ("max_held_bytes", HELD),
+        ("threads", std::thread::available_parallelism().unwrap().get() as u64),
+        ("max_streams", 100),
+        ("max_http2_head_bytes", 16 * 1024),
         ("max_reservation_bytes", RESERVED),
         ("max_reservations", RESERVATIONS),
         ("max_overrides", OVERRIDES),
@@ -626,4 +630,147 @@ fn reserve_without_end(served: &Served, address: u32, count: usize) {
             client.read().unwrap();
         }
     }
+}
+
+/// Limits under which the attacks on memory below would take many times the formula.
+const SMALL_LIMITS: &str = "[limits]\nmax_connections = 500\nmax_connections_per_address = 500\n\
+    max_held_bytes = 16777216\nmax_head_bytes = 8192\nmax_reservation_bytes = 1048576\n\
+    max_reservations = 1000\nmax_overrides = 10\n[backtest]\nmax_memory_bytes = 1048576\n";
+
+#[track_caller]
+fn assert_below_the_formula(served: &Served) {
+    let bound = metric(served, "tollgate_memory_bound_bytes");
+    let peak = served.peak_kib() * 1024;
+    assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
+}
+
+/// Each byte of a head refers to one field of the dynamic table, whose decoded copy takes a hundred bytes. No body comes.
+#[test]
+fn http2_heads_of_tiny_fields_stay_below_the_formula() {
+    const REQUESTS: u32 = 100;
+    let served = Served::start(&["--max-keys", "1000"], Some(&format!("{API}{SMALL_LIMITS}")));
+    let mut script = http2::hello(&[]);
+    for id in 0..REQUESTS {
+        let mut fields = http2::fields(Method::Post, "/v1/check");
+        if id == 0 {
+            fields.extend_from_slice(&[0x40, 1, b'a', 0]);
+        }
+        fields.resize(fields.len() + 470, 0xbe);
+        script.extend(http2::frame(kind::HEADERS, END_HEADERS, 2 * id + 1, &fields));
+    }
+    let attackers: Vec<_> = (0..connections(400))
+        .map(|number| {
+            let mut client =
+                Client::connect_from(&format!("127.0.0.{}", 1 + number % 8), served.http());
+            let _ = client.write(&script);
+            client
+        })
+        .collect();
+    assert_below_the_formula(&served);
+    assert!(metric(&served, "tollgate_connections_refused_total{reason=\"memory\"}") > 0);
+    drop(attackers);
+    // The memory is free again, also for HTTP/2.
+    let began = Instant::now();
+    loop {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(&http2::hello(&[])).unwrap();
+        client.write_all(&http2::request(1, "/livez", None)).unwrap();
+        let mut reply = Vec::new();
+        let mut chunk = [0; 4096];
+        while !reply.windows(6).any(|found| found == b"alive\n") {
+            match client.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => reply.extend_from_slice(&chunk[..read]),
+            }
+        }
+        if reply.windows(6).any(|found| found == b"alive\n") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "HTTP/2 is not served any more");
+    }
+}
+
+/// A connection that there is no memory for is closed with GOAWAY, before its heads are decoded.
+#[test]
+fn an_http2_connection_without_memory_is_refused_with_goaway() {
+    let limits = "[limits]\nmax_held_bytes = 4194304\nmax_http2_head_bytes = 65536\n";
+    let served = Served::start(&[], Some(&format!("{API}{limits}")));
+    let connect = || {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(&http2::hello(&[])).unwrap();
+        client
+    };
+    // An address has a quarter of the bytes: two connections that have sent no request.
+    let mut held = [connect(), connect()];
+    for client in &mut held {
+        let mut settings = [0; 9];
+        client.read_exact(&mut settings).unwrap();
+        assert_eq!(settings[3], kind::SETTINGS);
+    }
+    let mut reply = Vec::new();
+    connect().read_to_end(&mut reply).unwrap();
+    assert_eq!((reply[3], reply[12]), (kind::SETTINGS, kind::GOAWAY), "{reply:?}");
+    assert_eq!(reply[reply.len() - 4..], http2::ENHANCE_YOUR_CALM.to_be_bytes());
+    assert_eq!(metric(&served, "tollgate_connections_refused_total{reason=\"memory\"}"), 1);
+}
+
+/// Trailers are decoded like heads, and no handler reads them.
+#[test]
+fn an_http2_client_that_sends_long_trailers_is_closed() {
+    let served = Served::start(&[], Some(API));
+    for (length, is_served) in [(20, true), (400, false)] {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut trailers = vec![0x40, 1, b'a', 0];
+        trailers.resize(length, 0xbe);
+        let script = [
+            http2::hello(&[]),
+            http2::frame(kind::HEADERS, END_HEADERS, 1, &http2::fields(Method::Post, "/livez")),
+            http2::frame(kind::HEADERS, END_HEADERS | END_STREAM, 1, &trailers),
+            http2::frame(kind::PING, 0, 0, &[7; 8]),
+        ];
+        client.write_all(&script.concat()).unwrap();
+        let (mut reply, mut chunk) = (Vec::new(), [0; 4096]);
+        let pong = http2::frame(kind::PING, 1, 0, &[7; 8]);
+        let mut is_pong = false;
+        while !is_pong {
+            match client.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => reply.extend_from_slice(&chunk[..read]),
+            }
+            is_pong = reply.windows(pong.len()).any(|found| found == pong);
+        }
+        assert_eq!(is_pong, is_served, "trailers of {length} bytes: {reply:?}");
+    }
+}
+
+/// Each command that waits for Redis is a task of about 3 KB.
+#[test]
+fn resp_pipelines_that_wait_for_redis_stay_below_the_formula() {
+    let redis = Server::start(Flavor::Redis);
+    let config = format!("{API}{SMALL_LIMITS}");
+    let options = ["--store", &redis.url(), "--max-keys", "1000"];
+    let served = Served::start(&options, Some(&config));
+    let mut clients: Vec<_> = (0..connections(450)).map(|_| connect(&served)).collect();
+    for client in &mut clients {
+        client.write_all(b"PING\r\n").unwrap();
+        client.read_exact(&mut [0; 7]).unwrap();
+    }
+    redis.freeze();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let mut script = String::new();
+        for command in 0..256 {
+            let _ = write!(script, "TOLLGATE.CHECK api {number}-{command}\r\n");
+        }
+        client.write_all(script.as_bytes()).unwrap();
+    }
+    // Every command is answered, whatever the answer: all were read by then.
+    for client in &mut clients {
+        let mut reply = [0; 1];
+        client.read_exact(&mut reply).unwrap();
+    }
+    assert_below_the_formula(&served);
+    redis.thaw();
 }

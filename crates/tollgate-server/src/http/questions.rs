@@ -18,7 +18,7 @@ use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
 use crate::gate::{Answer, Ask, AskError, Backend, Gate, SettleFailure, Verb};
-use crate::server::Holder;
+use crate::server::{Holder, WAITING_BYTES};
 use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
@@ -29,7 +29,7 @@ const NANOS_A_MILLI: u64 = 1_000_000;
 /// How many questions of a list memory decides in one turn.
 const IN_A_TURN: usize = 32;
 /// How many questions of a list are prepared at a time for a store across the network, and how many are with it.
-const PREPARED: usize = 256;
+const PREPARED: usize = 128;
 const IN_FLIGHT: usize = 64;
 
 /// The work of looking up a policy and a tier.
@@ -160,7 +160,11 @@ pub(super) async fn ask(
             Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
         }
         (false, Some(Items(items)), None) => {
-            let reserved = reserve(answer::BYTES * items.len())?;
+            let waiting = match gate.backend() {
+                Backend::Memory { .. } => 0,
+                Backend::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
+            };
+            let reserved = reserve(answer::BYTES * items.len() + waiting)?;
             let mut reply = each(gate, verb, &items, &mut turn).await?;
             if let Some(reserved) = reserved {
                 reply.extensions_mut().insert(reserved);
