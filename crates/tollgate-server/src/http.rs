@@ -114,6 +114,8 @@ struct Caller {
     /// How many of its requests are being answered.
     in_flight: AtomicUsize,
     is_http2: AtomicBool,
+    /// Whether there was no room for one of its requests: nothing more is read, and the connection ends.
+    is_given_up: AtomicBool,
     /// Replies that are not taken yet, of HTTP/2.
     untaken: Arc<Untaken>,
 }
@@ -142,6 +144,7 @@ pub(crate) async fn serve_connection(
         requests: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
+        is_given_up: AtomicBool::new(false),
         untaken: Arc::default(),
     });
     let answers = service_fn({
@@ -190,7 +193,7 @@ pub(crate) async fn serve_connection(
                 }
             }
             () = &mut neglected => {
-                caller.shared.gate.metrics.connections_given_up.inc();
+                caller.give_up();
                 return;
             }
         }
@@ -254,8 +257,6 @@ async fn serve(
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
     let Some(Admitted { request, stream, head }) = admitted else {
-        // Answering each of its requests with an error would take as much memory.
-        caller.untaken.give_up();
         return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
     };
     if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
@@ -316,12 +317,27 @@ impl Caller {
             return Some(Admitted { request, stream: None, head: None });
         }
         self.is_http2.store(true, Ordering::Relaxed);
-        let stream = self.hold(STREAM_BYTES)?;
-        let head = match http2::head_bytes(&request) {
-            ..=SMALL_HEAD_BYTES => None,
-            bytes => Some(self.hold(bytes)?),
+        let held = self.hold(STREAM_BYTES).and_then(|stream| {
+            let head = match http2::head_bytes(&request) {
+                ..=SMALL_HEAD_BYTES => None,
+                bytes => Some(self.hold(bytes)?),
+            };
+            Some((stream, head))
+        });
+        let Some((stream, head)) = held else {
+            // Answering each of its requests with an error would take as much memory.
+            self.give_up();
+            return None;
         };
         Some(Admitted { request, stream: Some(stream), head })
+    }
+
+    /// Ends the connection.
+    fn give_up(&self) {
+        if !self.is_given_up.swap(true, Ordering::Relaxed) {
+            self.shared.gate.metrics.connections_given_up.inc();
+            self.untaken.give_up();
+        }
     }
 
     /// Room for bytes that this client makes the server hold, if there is any.

@@ -36,6 +36,9 @@ pub(crate) struct Limits {
     pub(crate) max_reservations: usize,
     /// The most bytes of open reservations. One address has a tenth.
     pub(crate) max_reservation_bytes: usize,
+    /// The longest time to live of a reservation.
+    #[serde(deserialize_with = "span")]
+    pub(crate) max_reservation_ttl: Duration,
     /// The most overrides that are set at run time.
     pub(crate) max_overrides: usize,
     /// How many commands of one RESP connection wait for a store across the network at a time.
@@ -78,6 +81,9 @@ pub(crate) const DECODED_HEAD: usize = 8;
 /// The locks of all clients of an `all` are held while it is decided, and others wait for them.
 const MOST_ALL_ITEMS: usize = 1_000;
 
+/// The longest `max_reservation_ttl`.
+const LONGEST_RESERVATION: Duration = Duration::from_secs(86_400);
+
 /// 100 years.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 31_557_600);
 
@@ -94,6 +100,7 @@ impl Default for Limits {
             max_all_items: 64,
             max_reservations: 100_000,
             max_reservation_bytes: 64 * 1024 * 1024,
+            max_reservation_ttl: Duration::from_secs(3_600),
             max_overrides: 10_000,
             max_pipeline: 256,
             auth_timeout: Duration::from_secs(10),
@@ -133,15 +140,19 @@ impl Limits {
             ("write_timeout", self.write_timeout),
             ("auth_timeout", self.auth_timeout),
             ("max_time_to_fresh", self.max_time_to_fresh),
+            ("max_reservation_ttl", self.max_reservation_ttl),
             ("idle_timeout", idle_timeout),
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
             return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
         }
         // A deadline must be a time that the clock knows.
-        let given = &times[..if self.idle_timeout.is_some() { 6 } else { 5 }];
+        let given = &times[..if self.idle_timeout.is_some() { 7 } else { 6 }];
         if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
             return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
+        }
+        if self.max_reservation_ttl > LONGEST_RESERVATION {
+            return Err("max_reservation_ttl is longer than a day; use at most \"24h\"".to_owned());
         }
         let (held, body) = (self.max_held_bytes, self.max_body_bytes);
         if held / SHARE_OF_AN_ADDRESS < body {

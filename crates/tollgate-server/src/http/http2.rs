@@ -7,7 +7,8 @@
 //!   reserves memory for the head that the library decodes piece by piece; if there is no room, it closes the connection
 //!   with GOAWAY. It also closes connections that send long trailers: these are decoded and held like heads, and no
 //!   handler reads them.
-//! - [`head_bytes`] is counted when the library hands on a request, before a handler is scheduled.
+//! - [`head_bytes`] is counted when the library hands on a request, before a handler is scheduled. If there is no room,
+//!   [`CountedStream`] fails, so that the library hands on no more.
 //!
 //! In between, all heads of one connection may be decoded at once, but only by the thread that reads the connection: the
 //! formula in `docs/operations.md` has a term for it.
@@ -15,6 +16,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use hyper::Request;
@@ -156,6 +158,9 @@ impl AsyncRead for CountedStream {
         let this = &mut *self;
         if matches!(this.state, State::Refused { .. }) {
             return this.poll_refuse(cx).map(Err);
+        }
+        if this.caller.is_given_up.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::Error::other("no memory is left for a request of HTTP/2")));
         }
         let before = into.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(cx, into))?;
