@@ -23,7 +23,7 @@ use tollgate::{Cost, Tiers};
 use tollgate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
-pub(crate) use limits::Limits;
+pub(crate) use limits::{DECODED_HEAD, Limits};
 pub(crate) use mistake::{Mistake, nearest, with_nearest};
 pub(crate) use tls::Tls;
 pub(crate) use tokens::{Given, Role, Tokens, tokens_of};

@@ -14,6 +14,7 @@
 //! | How is a log sent to be decided anew? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
 //! | What holds a reply until it is taken? | `sending.rs` |
+//! | What may HTTP/2 clients make the server hold? | `http2.rs` |
 //!
 //! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
 
@@ -26,6 +27,7 @@ mod body;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod headers;
+mod http2;
 mod identity;
 mod list;
 mod overrides;
@@ -62,6 +64,7 @@ use crate::config::Limits;
 use crate::metrics::{SurfaceLabels, observe};
 use crate::server::{Connection, HeldBytes, Holder, Peer, SMALL_BYTES, Shared, Stop};
 use crate::traces::Trace;
+use http2::CountedStream;
 use problem::Problem;
 use sending::{Reserved, Sending, Untaken};
 
@@ -86,6 +89,8 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// What a request of HTTP/2 takes until its reply is taken, beside what is in them.
 const STREAM_BYTES: usize = 8 * 1024;
+/// The largest decoded head of HTTP/2 that is counted among those bytes.
+const SMALL_HEAD_BYTES: usize = 4 * 1024;
 /// How many requests of a connection are answered before other tasks have their turn: a pipeline brings hundreds at once.
 const IN_A_TURN: usize = 32;
 /// How much of a reply is handed to HTTP/2 ahead of its window.
@@ -109,6 +114,8 @@ struct Caller {
     /// How many of its requests are being answered.
     in_flight: AtomicUsize,
     is_http2: AtomicBool,
+    /// Whether there was no room for one of its requests: nothing more is read, and the connection ends.
+    is_given_up: AtomicBool,
     /// Replies that are not taken yet, of HTTP/2.
     untaken: Arc<Untaken>,
 }
@@ -137,13 +144,18 @@ pub(crate) async fn serve_connection(
         requests: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
+        is_given_up: AtomicBool::new(false),
         untaken: Arc::default(),
     });
     let answers = service_fn({
         let caller = caller.clone();
-        move |request| serve(caller.clone(), request)
+        move |request| {
+            let request = caller.admit(request);
+            serve(caller.clone(), request)
+        }
     });
     let protocol = protocol(&limits);
+    let stream = CountedStream::new(stream, caller.clone());
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answers));
     let mut stopped = pin!(farewell(&mut stop, &caller));
     // Which protocol it is to be is awaited without a deadline of its own.
@@ -181,7 +193,7 @@ pub(crate) async fn serve_connection(
                 }
             }
             () = &mut neglected => {
-                caller.shared.gate.metrics.connections_given_up.inc();
+                caller.give_up();
                 return;
             }
         }
@@ -214,7 +226,7 @@ fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
     protocol
         .http2()
         .timer(TokioTimer::new())
-        .max_header_list_size(limits.max_head_bytes)
+        .max_header_list_size(limits.max_http2_head_bytes)
         .max_concurrent_streams(limits.max_streams)
         .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(MAX_MISTAKES)
@@ -228,30 +240,33 @@ fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
     protocol
 }
 
+/// A request that was counted before its handler runs.
+struct Admitted {
+    request: hyper::Request<Incoming>,
+    /// Of HTTP/2: the memory of the request until its reply is taken.
+    stream: Option<HeldBytes>,
+    /// The memory of the head, if it is large.
+    head: Option<HeldBytes>,
+}
+
+/// Serves a request; `None` is one that there is no room for.
 async fn serve(
     caller: Arc<Caller>,
-    request: hyper::Request<Incoming>,
+    admitted: Option<Admitted>,
 ) -> Result<Response<Sending>, Infallible> {
     let began = Instant::now();
     caller.has_asked.store(true, Ordering::Relaxed);
+    let Some(Admitted { request, stream, head }) = admitted else {
+        return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
+    };
     if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
         tokio::task::yield_now().await;
     }
     let is_http2 = request.version() == Version::HTTP_2;
-    let mut stream = None;
-    if is_http2 {
-        caller.is_http2.store(true, Ordering::Relaxed);
-        stream = caller.hold(STREAM_BYTES);
-        if stream.is_none() {
-            // To refuse each by itself would take as much.
-            caller.untaken.give_up();
-            return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
-        }
-    }
     let _answering = Answering::count(&caller);
     let trace = Trace::of_request(&request, routes::template);
     let mut reply =
-        trace.follow(routes::reply(&caller, request), |reply| Some(reply.status())).await;
+        trace.follow(routes::reply(&caller, request, head), |reply| Some(reply.status())).await;
     if !is_http2 && !caller.shared.is_ready.load(Ordering::Relaxed) {
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -295,6 +310,36 @@ fn no_room() -> Problem {
 }
 
 impl Caller {
+    /// Counts a request that the library hands on, before its handler is scheduled: thousands may be handed on at once.
+    /// Returns `None` if there is no room for it.
+    fn admit(&self, request: hyper::Request<Incoming>) -> Option<Admitted> {
+        if request.version() != Version::HTTP_2 {
+            return Some(Admitted { request, stream: None, head: None });
+        }
+        self.is_http2.store(true, Ordering::Relaxed);
+        let held = self.hold(STREAM_BYTES).and_then(|stream| {
+            let head = match http2::head_bytes(&request) {
+                ..=SMALL_HEAD_BYTES => None,
+                bytes => Some(self.hold(bytes)?),
+            };
+            Some((stream, head))
+        });
+        let Some((stream, head)) = held else {
+            // Answering each of its requests with an error would take as much memory.
+            self.give_up();
+            return None;
+        };
+        Some(Admitted { request, stream: Some(stream), head })
+    }
+
+    /// Ends the connection.
+    fn give_up(&self) {
+        if !self.is_given_up.swap(true, Ordering::Relaxed) {
+            self.shared.gate.metrics.connections_given_up.inc();
+            self.untaken.give_up();
+        }
+    }
+
     /// Room for bytes that this client makes the server hold, if there is any.
     fn hold(&self, bytes: usize) -> Option<HeldBytes> {
         self.shared.hold(self.holder, bytes, &self.limits)

@@ -93,10 +93,10 @@ impl Metrics {
         let connections_refused = Family::default();
         registry.register(
             "connections_refused",
-            "Connections that were one too many, for the server or for their address",
+            "Connections that were one too many for the server or for their address, or had no memory left (HTTP/2)",
             connections_refused.clone(),
         );
-        for reason in ["server", "address"] {
+        for reason in ["server", "address", "memory"] {
             drop(connections_refused.get_or_create(&ReasonLabels { reason }));
         }
         let connections_given_up = Counter::default();

@@ -32,7 +32,7 @@ use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate, Remembered};
 use crate::metrics::{Metrics, ReasonLabels};
 use crate::{http, random, resp, traces};
-pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES};
+pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES, WAITING_BYTES};
 use holdings::{HeldConnection, Holdings, NoRoom};
 pub(crate) use listen::Connection;
 use listen::Listener;

@@ -384,3 +384,61 @@ fn a_proxy_may_hand_on_what_its_clients_browser_sent() {
         "GET /v1/authorize/api HTTP/1.0\r\nhost: shop.example\r\norigin: https://a.example\r\n\r\n";
     assert_eq!(raw(&plain, old).expect("a reply").status, 200, "no browser speaks HTTP/1.0");
 }
+
+/// nginx calls by HTTP/1.0 and adds no forwarding field, unless it is configured otherwise.
+#[test]
+fn a_proxy_that_calls_by_http_1_0_is_no_administrator() {
+    let served = Served::start(&[], Some(OPEN));
+    for line in ADMIN_VERBS {
+        let mut client = Client::connect(served.http());
+        let request = format!("{line} HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n");
+        client.write(request.as_bytes()).unwrap();
+        let denied = client.read().expect("a reply");
+        assert_eq!(denied.status, 403, "{line}: {denied:?}");
+        for field in ["via", "forwarded", "x-real-ip", "x-forwarded-for", "x-forwarded-proto"] {
+            let denied = ask(served.http(), line, &[(field, "1")], "");
+            assert_eq!(denied.status, 403, "{line} with {field}: {denied:?}");
+        }
+    }
+    assert_eq!(ask(served.http(), "GET /v1/policies", &[], "").status, 200);
+}
+
+#[test]
+fn a_request_without_a_plain_host_charges_and_changes_nothing() {
+    let served = Served::start(&[], Some(OPEN));
+    for host in ["", "host: evil.com@localhost\r\n", "host: evil.com@127.0.0.1\r\n"] {
+        for line in ["POST /v1/check", "POST /v1/reset"] {
+            let mut client = Client::connect(served.http());
+            let length = CHECK.len();
+            let head = format!("{line} HTTP/1.1\r\n{host}content-length: {length}\r\n\r\n{CHECK}");
+            client.write(head.as_bytes()).unwrap();
+            let denied = client.read().expect("a reply");
+            assert_eq!(denied.status, 400, "{line} {host:?}: {denied:?}");
+            assert_eq!(denied.field("connection"), Some("close"), "the body is not read");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5);
+}
+
+#[test]
+fn a_reply_to_a_request_whose_body_is_not_read_says_that_the_connection_closes() {
+    let served = Served::start(&[], Some(CLOSED));
+    for (line, status) in [
+        ("POST /livez", 405),
+        ("GET /livez", 200),
+        ("POST /nothing", 404),
+        ("POST /v1/authorize/api", 200),
+        ("POST /v1/reset", 403),
+    ] {
+        let reply = ask(served.http(), line, &[], CHECK);
+        assert_eq!((reply.status, reply.field("connection")), (status, Some("close")), "{line}");
+    }
+    let mut client = Client::connect(served.http());
+    for _ in 0..2 {
+        client.send("POST /v1/check", &[], CHECK.as_bytes());
+        let reply = client.read().expect("a reply");
+        assert_eq!((reply.status, reply.field("connection")), (200, None));
+        client.send("GET /livez", &[], b"");
+        assert_eq!(client.read().expect("a reply").field("connection"), None);
+    }
+}

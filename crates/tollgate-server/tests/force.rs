@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use common::Served;
 use http_client::{Client, ask, get, post};
 use serde_json::json;
+use tollgate_testkit::http2::{self, END_HEADERS, END_STREAM, Method, kind};
 use tollgate_testkit::servers::{Flavor, Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -59,6 +60,9 @@ fn j2_numbers_that_imply_a_life_of_years_are_denied_with_a_message() {
         assert!(denied.starts_with("-ERR a key would take "), "{numbers}: {denied}");
         assert!(denied.contains("use numbers that need at most 7days"), "{numbers}: {denied}");
     }
+    // A little above the bound does not read like the bound.
+    let denied = exchange(&served, "CL.THROTTLE k 604800000 1000000001 1000000000\r\n");
+    assert!(!denied.contains("would take 7days to"), "{denied}");
     assert!(exchange(&served, "CL.THROTTLE k 0 1 604800\r\n").starts_with("*5\r\n:0\r\n"));
     assert_eq!(metric(&served, "tollgate_keys_live{policy=\"CL.THROTTLE\"}"), 1);
     let override_ = r#"{"policy":"api","key":"a","limit":1,"window":"365d"}"#;
@@ -258,19 +262,20 @@ fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
     let served = Served::start(&[], Some(&config));
     let mut client = Client::connect(served.http());
     let mut reserve = |key: &str| {
-        let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
+        let body = json!({"policy":"api","key":key,"ttl_ms":3_600_000}).to_string();
         client.send("POST /v1/reserve", &[], body.as_bytes());
         client.read().unwrap()
     };
-    // One key: a hundredth of all.
+    // One key: a hundredth of all, of which one address has a quarter.
     let granted = (0..100).filter(|_| reserve("hot").status == 200).count();
-    assert_eq!(granted, 20);
+    assert_eq!(granted, 5);
     let denied = reserve("hot");
     assert_eq!(denied.status, 429);
-    assert!(denied.problem().starts_with("the key has as many open reservations"), "{denied:?}");
+    let expected = "your address has for this key as many open reservations";
+    assert!(denied.problem().starts_with(expected), "{denied:?}");
     // One address: a tenth, whatever keys it invents.
     let granted = (0..400).filter(|round| reserve(&format!("k{round}")).status == 200).count();
-    assert_eq!(granted, 200 - 20);
+    assert_eq!(granted, 200 - 5);
     assert!(reserve("other").problem().starts_with("your address has"));
     // Another address still has its share.
     let mut other = Client::connect_from("127.0.0.9", served.http());
@@ -286,14 +291,48 @@ fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
     assert_eq!(metric(&served, "tollgate_reservations_open"), 200);
 }
 
+/// A client that may ask once blocked the reservations of another client's key for a day, and paid nothing.
+#[test]
+fn one_address_cannot_take_the_reservations_of_a_key_from_another() {
+    let served = Served::start(&[], Some(&format!("{API}[limits]\nmax_reservations = 2000\n")));
+    let reserve = |address: &str, cost: u64, ttl_ms: u64| {
+        let mut client = Client::connect_from(address, served.http());
+        let body = json!({"policy":"api","key":"victim","cost":cost,"ttl_ms":ttl_ms}).to_string();
+        client.send("POST /v1/reserve", &[], body.as_bytes());
+        client.read().unwrap()
+    };
+    let free = reserve("127.0.0.1", 0, 1_000);
+    assert_eq!(free.status, 400, "{free:?}");
+    assert!(free.problem().starts_with("cost is 0; reserve at least 1"), "{free:?}");
+    let long = reserve("127.0.0.1", 1, 3_600_001);
+    assert_eq!(long.status, 400, "{long:?}");
+    assert!(long.problem().contains("`max_reservation_ttl`"), "{long:?}");
+    let granted = (0..40).filter(|_| reserve("127.0.0.1", 1, 3_600_000).status == 200).count();
+    assert_eq!(granted, 5, "a quarter of the key's 20");
+    assert_eq!(reserve("127.0.0.9", 1, 1_000).status, 200);
+}
+
+#[test]
+fn settling_after_a_reset_names_the_reset() {
+    let served = Served::start(&[], Some(&format!("{API}[admin]\nloopback = true\n")));
+    let reserved =
+        post(served.http(), "/v1/reserve", r#"{"policy":"api","key":"a","ttl_ms":60000}"#);
+    let id = reserved.json()["reservation"].as_str().unwrap().to_owned();
+    let reset = post(served.http(), "/v1/reset", r#"{"policy":"api","key":"a"}"#);
+    assert_eq!(reset.status, 200, "{reset:?}");
+    let settle = json!({"reservation": id, "actual": 1}).to_string();
+    let denied = post(served.http(), "/v1/settle", &settle);
+    assert_eq!(denied.status, 404, "{denied:?}");
+    assert!(denied.problem().starts_with("the client was reset"), "{denied:?}");
+}
+
 #[test]
 fn j9_a_settled_reservation_makes_room_and_ids_do_not_repeat() {
     let config = format!("{API}[limits]\nmax_reservations = 100\n");
     let served = Served::start(&[], Some(&config));
     let mut ids = std::collections::HashSet::new();
     for round in 0..300 {
-        let body =
-            json!({"policy":"api","key":format!("k{round}"),"ttl_ms":86_400_000}).to_string();
+        let body = json!({"policy":"api","key":format!("k{round}"),"ttl_ms":3_600_000}).to_string();
         let reply = post(served.http(), "/v1/reserve", &body);
         assert_eq!(reply.status, 200, "{round}: {reply:?}");
         let id = reply.json()["reservation"].as_str().unwrap().to_owned();
@@ -461,6 +500,9 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
         ("max_connections", wanted),
         ("max_head_bytes", HEAD),
         ("max_held_bytes", HELD),
+        ("threads", std::thread::available_parallelism().unwrap().get() as u64),
+        ("max_streams", 100),
+        ("max_http2_head_bytes", 16 * 1024),
         ("max_reservation_bytes", RESERVED),
         ("max_reservations", RESERVATIONS),
         ("max_overrides", OVERRIDES),
@@ -490,7 +532,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     std::thread::scope(|threads| {
         threads.spawn(|| exchange(&served, &checks));
         threads.spawn(|| exchange(&served, &throttles));
-        // Keys of 4000 bytes, reserved for a day, by ten addresses.
+        // Keys of 4000 bytes, reserved for an hour, by ten addresses.
         for address in 0..10 {
             let served = &served;
             threads.spawn(move || reserve_without_end(served, address, 10_000));
@@ -530,17 +572,166 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     assert!(median(&served, 101) < Duration::from_millis(50), "it serves");
 }
 
-/// Reserves for a day, 50 at a time, with another key of 4000 bytes each time.
+/// Reserves for an hour, 50 at a time, with another key of 4000 bytes each time.
 fn reserve_without_end(served: &Served, address: u32, count: usize) {
     let mut client = Client::connect_from(&format!("127.0.1.{}", address + 1), served.http());
     for batch in 0..count / 50 {
         for number in 0..50 {
             let key = format!("{address}-{batch}-{number:x<4000}");
-            let body = json!({"policy":"api","key":key,"ttl_ms":86_400_000}).to_string();
+            let body = json!({"policy":"api","key":key,"ttl_ms":3_600_000}).to_string();
             client.send("POST /v1/reserve", &[], body.as_bytes());
         }
         for _ in 0..50 {
             client.read().unwrap();
         }
     }
+}
+
+/// Limits under which the attacks on memory below would take many times the formula.
+const SMALL_LIMITS: &str = "[limits]\nmax_connections = 500\nmax_connections_per_address = 500\n\
+    max_held_bytes = 16777216\nmax_head_bytes = 8192\nmax_reservation_bytes = 1048576\n\
+    max_reservations = 1000\nmax_overrides = 10\n[backtest]\nmax_memory_bytes = 1048576\n";
+
+#[track_caller]
+fn assert_below(served: &Served, bound: u64) {
+    let peak = served.peak_kib() * 1024;
+    assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
+}
+
+/// Each byte of a head refers to one field of the dynamic table, whose decoded copy takes a hundred bytes. No body comes.
+#[test]
+fn http2_heads_of_tiny_fields_stay_below_the_formula() {
+    const REQUESTS: u32 = 100;
+    let served = Served::start(&["--max-keys", "1000"], Some(&format!("{API}{SMALL_LIMITS}")));
+    let bound = metric(&served, "tollgate_memory_bound_bytes");
+    let mut script = http2::hello(&[]);
+    for id in 0..REQUESTS {
+        let mut fields = http2::fields(Method::Post, "/v1/check");
+        if id == 0 {
+            fields.extend_from_slice(&[0x40, 1, b'a', 0]);
+        }
+        fields.resize(fields.len() + 470, 0xbe);
+        script.extend(http2::frame(kind::HEADERS, END_HEADERS, 2 * id + 1, &fields));
+    }
+    let attackers: Vec<_> = (0..connections(400))
+        .map(|number| {
+            let mut client =
+                Client::connect_from(&format!("127.0.0.{}", 1 + number % 8), served.http());
+            let _ = client.write(&script);
+            client
+        })
+        .collect();
+    assert_below(&served, bound);
+    drop(attackers);
+    // The memory is free again, also for HTTP/2.
+    let began = Instant::now();
+    loop {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(&http2::hello(&[])).unwrap();
+        client.write_all(&http2::request(1, "/livez", None)).unwrap();
+        let mut reply = Vec::new();
+        let mut chunk = [0; 4096];
+        while !reply.windows(6).any(|found| found == b"alive\n") {
+            match client.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => reply.extend_from_slice(&chunk[..read]),
+            }
+        }
+        if reply.windows(6).any(|found| found == b"alive\n") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "HTTP/2 is not served any more");
+    }
+    assert_below(&served, bound);
+}
+
+/// A connection that there is no memory for is closed with GOAWAY, before its heads are decoded.
+#[test]
+fn an_http2_connection_without_memory_is_refused_with_goaway() {
+    let limits = "[limits]\nmax_held_bytes = 4194304\nmax_http2_head_bytes = 65536\n";
+    let served = Served::start(&[], Some(&format!("{API}{limits}")));
+    let connect = || {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(&http2::hello(&[])).unwrap();
+        client
+    };
+    // An address has a quarter of the bytes: two connections that have sent no request.
+    let mut held = [connect(), connect()];
+    for client in &mut held {
+        let mut settings = [0; 9];
+        client.read_exact(&mut settings).unwrap();
+        assert_eq!(settings[3], kind::SETTINGS);
+    }
+    let mut reply = Vec::new();
+    connect().read_to_end(&mut reply).unwrap();
+    assert_eq!((reply[3], reply[12]), (kind::SETTINGS, kind::GOAWAY), "{reply:?}");
+    assert_eq!(reply[reply.len() - 4..], http2::ENHANCE_YOUR_CALM.to_be_bytes());
+    drop(held);
+    let began = Instant::now();
+    while get(served.http(), "/metrics").status != 200 {
+        assert!(began.elapsed() < PATIENCE, "the memory is not free again");
+    }
+    assert_eq!(metric(&served, "tollgate_connections_refused_total{reason=\"memory\"}"), 1);
+}
+
+/// Trailers are decoded like heads, and no handler reads them.
+#[test]
+fn an_http2_client_that_sends_long_trailers_is_closed() {
+    let served = Served::start(&[], Some(API));
+    for (length, is_served) in [(20, true), (400, false)] {
+        let mut client = TcpStream::connect(served.http()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut trailers = vec![0x40, 1, b'a', 0];
+        trailers.resize(length, 0xbe);
+        let script = [
+            http2::hello(&[]),
+            http2::frame(kind::HEADERS, END_HEADERS, 1, &http2::fields(Method::Post, "/livez")),
+            http2::frame(kind::HEADERS, END_HEADERS | END_STREAM, 1, &trailers),
+            http2::frame(kind::PING, 0, 0, &[7; 8]),
+        ];
+        client.write_all(&script.concat()).unwrap();
+        let (mut reply, mut chunk) = (Vec::new(), [0; 4096]);
+        let pong = http2::frame(kind::PING, 1, 0, &[7; 8]);
+        let mut is_pong = false;
+        while !is_pong {
+            match client.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => reply.extend_from_slice(&chunk[..read]),
+            }
+            is_pong = reply.windows(pong.len()).any(|found| found == pong);
+        }
+        assert_eq!(is_pong, is_served, "trailers of {length} bytes: {reply:?}");
+    }
+}
+
+/// Each command that waits for Redis is a task of about 3 KB.
+#[test]
+fn resp_pipelines_that_wait_for_redis_stay_below_the_formula() {
+    let redis = Server::start(Flavor::Redis);
+    let config = format!("{API}{SMALL_LIMITS}");
+    let options = ["--store", &redis.url(), "--max-keys", "1000"];
+    let served = Served::start(&options, Some(&config));
+    let bound = metric(&served, "tollgate_memory_bound_bytes");
+    let mut clients: Vec<_> = (0..connections(450)).map(|_| connect(&served)).collect();
+    for client in &mut clients {
+        client.write_all(b"PING\r\n").unwrap();
+        client.read_exact(&mut [0; 7]).unwrap();
+    }
+    redis.freeze();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let mut script = String::new();
+        for command in 0..256 {
+            let _ = write!(script, "TOLLGATE.CHECK api {number}-{command}\r\n");
+        }
+        client.write_all(script.as_bytes()).unwrap();
+    }
+    // Every command is answered, whatever the answer: all were read by then.
+    for client in &mut clients {
+        let mut reply = [0; 1];
+        client.read_exact(&mut reply).unwrap();
+    }
+    assert_below(&served, bound);
+    redis.thaw();
 }

@@ -262,7 +262,7 @@ async fn e6_a_stream_that_stalls_holds_up_nobody_and_is_ended() {
 
 #[tokio::test]
 async fn e6_a_head_that_is_too_large_over_http2_is_refused_and_the_rest_served() {
-    let served = served("max_head_bytes = 8192\n");
+    let served = served("max_http2_head_bytes = 8192\n");
     let mut client = connect::<Full<Bytes>>(&served).await;
     let mut large = check(Full::from(CHECK));
     for field in 0..10 {

@@ -1,6 +1,7 @@
 //! What one client may take of the server itself: connections, bytes, time.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use humantime::format_duration;
@@ -22,6 +23,9 @@ pub(crate) struct Limits {
     pub(crate) max_held_bytes: usize,
     /// The most that the head of an HTTP request may have.
     pub(crate) max_head_bytes: u32,
+    /// The most that the head of an HTTP/2 request may have, by the count of HTTP/2: 32 bytes for each field besides its
+    /// text.
+    pub(crate) max_http2_head_bytes: u32,
     /// The most that the body of an HTTP request may have.
     pub(crate) max_body_bytes: usize,
     /// The most requests at a time on one HTTP/2 connection.
@@ -32,6 +36,9 @@ pub(crate) struct Limits {
     pub(crate) max_reservations: usize,
     /// The most bytes of open reservations. One address has a tenth.
     pub(crate) max_reservation_bytes: usize,
+    /// The longest time to live of a reservation.
+    #[serde(deserialize_with = "span")]
+    pub(crate) max_reservation_ttl: Duration,
     /// The most overrides that are set at run time.
     pub(crate) max_overrides: usize,
     /// How many commands of one RESP connection wait for a store across the network at a time.
@@ -63,8 +70,19 @@ const LEAST_HEAD_BYTES: u32 = 8 * 1024;
 /// Above this a head is no head any more.
 const MOST_HEAD_BYTES: u32 = 16 * 1024 * 1024;
 
+/// The heads of HTTP/2 that can be served: all of a connection's may be decoded at once.
+const HTTP2_HEAD_BYTES: RangeInclusive<u32> = 4 * 1024..=1024 * 1024;
+/// The most requests at a time on one HTTP/2 connection that can be configured.
+const MOST_STREAMS: u32 = 1_000;
+/// The memory of a decoded head of HTTP/2, by its bytes as HTTP/2 counts them: the fewest bytes of a field are 33, and its
+/// entry in the header map takes up to 250.
+pub(crate) const DECODED_HEAD: usize = 8;
+
 /// The locks of all clients of an `all` are held while it is decided, and others wait for them.
 const MOST_ALL_ITEMS: usize = 1_000;
+
+/// The longest `max_reservation_ttl`.
+const LONGEST_RESERVATION: Duration = Duration::from_secs(86_400);
 
 /// 100 years.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 31_557_600);
@@ -76,11 +94,13 @@ impl Default for Limits {
             max_connections_per_address: None,
             max_held_bytes: 256 * 1024 * 1024,
             max_head_bytes: 64 * 1024,
+            max_http2_head_bytes: 16 * 1024,
             max_body_bytes: 1024 * 1024,
-            max_streams: 256,
+            max_streams: 100,
             max_all_items: 64,
             max_reservations: 100_000,
             max_reservation_bytes: 64 * 1024 * 1024,
+            max_reservation_ttl: Duration::from_secs(3_600),
             max_overrides: 10_000,
             max_pipeline: 256,
             auth_timeout: Duration::from_secs(10),
@@ -120,15 +140,19 @@ impl Limits {
             ("write_timeout", self.write_timeout),
             ("auth_timeout", self.auth_timeout),
             ("max_time_to_fresh", self.max_time_to_fresh),
+            ("max_reservation_ttl", self.max_reservation_ttl),
             ("idle_timeout", idle_timeout),
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
             return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
         }
         // A deadline must be a time that the clock knows.
-        let given = &times[..if self.idle_timeout.is_some() { 6 } else { 5 }];
+        let given = &times[..if self.idle_timeout.is_some() { 7 } else { 6 }];
         if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
             return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
+        }
+        if self.max_reservation_ttl > LONGEST_RESERVATION {
+            return Err("max_reservation_ttl is longer than a day; use at most \"24h\"".to_owned());
         }
         let (held, body) = (self.max_held_bytes, self.max_body_bytes);
         if held / SHARE_OF_AN_ADDRESS < body {
@@ -141,6 +165,26 @@ impl Limits {
         if !(LEAST_HEAD_BYTES..=MOST_HEAD_BYTES).contains(&head) {
             return Err(format!(
                 "max_head_bytes {head} is not from {LEAST_HEAD_BYTES} to {MOST_HEAD_BYTES}"
+            ));
+        }
+        let head = self.max_http2_head_bytes;
+        if !HTTP2_HEAD_BYTES.contains(&head) {
+            let (least, most) = (HTTP2_HEAD_BYTES.start(), HTTP2_HEAD_BYTES.end());
+            return Err(format!("max_http2_head_bytes {head} is not from {least} to {most}"));
+        }
+        let of_address = held / SHARE_OF_AN_ADDRESS;
+        let decoded = usize::try_from(head).unwrap_or(usize::MAX).saturating_mul(DECODED_HEAD);
+        if of_address < decoded.saturating_mul(2) {
+            let least = decoded.saturating_mul(2 * SHARE_OF_AN_ADDRESS);
+            return Err(format!(
+                "max_held_bytes {held} leaves no address enough for heads of HTTP/2 of {head} bytes; use at least {least}, or \
+                 a smaller max_http2_head_bytes"
+            ));
+        }
+        let streams = self.max_streams;
+        if streams > MOST_STREAMS {
+            return Err(format!(
+                "max_streams {streams} would let one connection hold too much; use at most {MOST_STREAMS}"
             ));
         }
         Ok(self)

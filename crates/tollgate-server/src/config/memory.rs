@@ -4,7 +4,7 @@
 
 use tollgate::{Access, Kind};
 
-use super::{Config, PolicyConfig};
+use super::{Config, DECODED_HEAD, PolicyConfig};
 use crate::gate::SETTLED_BYTES;
 
 const KIB: u64 = 1024;
@@ -14,8 +14,9 @@ const MIB: u64 = 1024 * KIB;
 const ITSELF: u64 = 64 * MIB;
 /// A key with a state that lies in the table.
 const KEY: u64 = 128;
-/// What a key takes besides if its state is kept under several limits or tiers.
+/// What a key takes besides if its state is kept under several limits or tiers, and for each limit of each tier.
 const SEVERAL: u64 = KIB;
+const EACH_OF_SEVERAL: u64 = 128;
 /// A unit of the limit of a sliding window log: an entry of 16 bytes, another for debt, and as much while the log grows.
 const LOG_ENTRY: u64 = 64;
 /// The buffers of a connection, besides the head of a request.
@@ -39,6 +40,10 @@ impl Config {
             max_keys.saturating_mul(key_bytes),
             bytes(limits.max_connections)
                 .saturating_mul(u64::from(limits.max_head_bytes) + CONNECTION),
+            bytes(threads())
+                .saturating_mul(u64::from(limits.max_streams))
+                .saturating_mul(bytes(DECODED_HEAD))
+                .saturating_mul(u64::from(limits.max_http2_head_bytes)),
             bytes(limits.max_held_bytes).saturating_mul(2),
             bytes(limits.max_reservation_bytes),
             bytes(limits.max_reservations).saturating_mul(bytes(SETTLED_BYTES)),
@@ -69,9 +74,17 @@ impl PolicyConfig {
                 }
             }
         }
-        let several = if limits > 1 { SEVERAL } else { 0 };
-        (KEY + several).saturating_add(entries.saturating_mul(LOG_ENTRY))
+        let several = match limits {
+            0 | 1 => 0,
+            limits => EACH_OF_SEVERAL.saturating_mul(bytes(limits)).saturating_add(SEVERAL),
+        };
+        several.saturating_add(KEY).saturating_add(entries.saturating_mul(LOG_ENTRY))
     }
+}
+
+/// Returns how many threads serve requests, as the runtime chooses it.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// No machine has more.
@@ -94,7 +107,10 @@ mod tests {
         let none = of("");
         let policy = |more: &str| of(&format!("[policies.a]\nlimit = 10\nwindow = \"1m\"\n{more}"));
         assert_eq!(policy("") - none, 1_000_000 * 128);
-        assert_eq!(policy("[policies.a.tiers.pro]\nlimit = 20\n") - none, 1_000_000 * (128 + 1024));
+        assert_eq!(
+            policy("[policies.a.tiers.pro]\nlimit = 20\n") - none,
+            1_000_000 * (128 + 1024 + 2 * 128)
+        );
         let log = policy("algorithm = \"sliding_window_log\"\n") - none;
         assert_eq!(log, 1_000_000 * (128 + 10 * 64));
     }

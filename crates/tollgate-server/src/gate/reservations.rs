@@ -37,6 +37,7 @@ struct Book {
     open: Amount,
     by_address: BTreeMap<Holder, Amount>,
     by_key: BTreeMap<u64, usize>,
+    by_address_and_key: BTreeMap<(Holder, u64), usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +69,10 @@ struct Place<'a> {
 /// What part of all an address may have, and a key.
 const SHARE_OF_AN_ADDRESS: usize = 10;
 const SHARE_OF_A_KEY: usize = 100;
+/// What part of a key's reservations one address may have: it leaves places for the other addresses that use the key.
+const SHARE_OF_AN_ADDRESS_IN_A_KEY: usize = 4;
 /// What a reservation takes beside its key.
-const RESERVATION_BYTES: usize = 384;
+const RESERVATION_BYTES: usize = 512;
 /// What a settled reservation takes while it is remembered, in trees whose nodes may be half empty.
 pub(crate) const SETTLED_BYTES: usize = 512;
 /// How many expired ones are removed when a new one comes: more than come, and few enough to take no time.
@@ -79,6 +82,8 @@ const EXPIRED_AT_A_TIME: usize = 16;
 #[derive(Debug)]
 pub(crate) enum SettleFailure {
     Unknown,
+    /// The client was reset after the reservation was made.
+    Reset,
     AlreadySettled,
     Store(AskError),
 }
@@ -163,6 +168,7 @@ impl Reservations {
         self.book().remove(number);
         match error {
             SettleError::AlreadySettled => SettleFailure::AlreadySettled,
+            SettleError::Reset => SettleFailure::Reset,
             _ => SettleFailure::Unknown,
         }
     }
@@ -222,16 +228,20 @@ impl Book {
             has.reservations < (max_reservations / share).max(1)
                 && has.bytes + owner.bytes <= max_reservation_bytes / share
         };
+        let of_key = (max_reservations / SHARE_OF_A_KEY).max(1);
         let whose = if !fits(self.open, 1) {
             "the server has"
         } else if owner.address.is_counted()
             && !fits(self.of_address(owner.address), SHARE_OF_AN_ADDRESS)
         {
             "your address has"
-        } else if self.by_key.get(&owner.key).copied().unwrap_or(0)
-            >= (max_reservations / SHARE_OF_A_KEY).max(1)
-        {
+        } else if self.by_key.get(&owner.key).copied().unwrap_or(0) >= of_key {
             "the key has"
+        } else if owner.address.is_counted()
+            && self.by_address_and_key.get(&(owner.address, owner.key)).copied().unwrap_or(0)
+                >= (of_key / SHARE_OF_AN_ADDRESS_IN_A_KEY).max(1)
+        {
+            "your address has for this key"
         } else {
             return Ok(());
         };
@@ -248,6 +258,7 @@ impl Book {
             amount.bytes += owner.bytes;
         }
         *self.by_key.entry(owner.key).or_default() += 1;
+        *self.by_address_and_key.entry((owner.address, owner.key)).or_default() += 1;
     }
 
     fn uncount(&mut self, owner: &Owner) {
@@ -257,6 +268,14 @@ impl Book {
             *amount == Amount::default()
         };
         less(&mut self.open);
+        if let Slot::Occupied(mut number) =
+            self.by_address_and_key.entry((owner.address, owner.key))
+        {
+            *number.get_mut() -= 1;
+            if *number.get() == 0 {
+                number.remove();
+            }
+        }
         if let Slot::Occupied(mut amount) = self.by_address.entry(owner.address)
             && less(amount.get_mut())
         {
@@ -371,11 +390,17 @@ mod tests {
             book.count(&owner("192.0.2.1", key, 400));
         }
         assert_eq!(whose(&book, owner("192.0.2.1", 100, 400)), Some("your address has"));
-        for _ in 0..10 {
-            assert_eq!(whose(&book, owner("192.0.2.2", 7000, 400)), None);
-            book.count(&owner("192.0.2.2", 7000, 400));
+        // One address has a quarter of a key's places, and cannot take those of the others.
+        for number in 0..10 {
+            let address = format!("192.0.2.{}", 2 + number / 2);
+            assert_eq!(whose(&book, owner(&address, 7000, 400)), None);
+            book.count(&owner(&address, 7000, 400));
+            if number == 1 {
+                let full = Some("your address has for this key");
+                assert_eq!(whose(&book, owner("192.0.2.2", 7000, 400)), full);
+            }
         }
-        assert_eq!(whose(&book, owner("192.0.2.2", 7000, 400)), Some("the key has"));
+        assert_eq!(whose(&book, owner("192.0.2.99", 7000, 400)), Some("the key has"));
         assert_eq!(whose(&book, owner("192.0.2.2", 7001, 400)), None);
         // Few, but large: bytes count as well.
         assert_eq!(whose(&book, owner("192.0.2.3", 1, 100_001)), Some("your address has"));
@@ -383,13 +408,11 @@ mod tests {
             book.uncount(&owner("192.0.2.1", key, 400));
         }
         assert_eq!(whose(&book, owner("192.0.2.1", 100, 400)), None);
-        for _ in 0..10 {
-            book.uncount(&owner("192.0.2.2", 7000, 400));
+        for number in 0..10 {
+            book.uncount(&owner(&format!("192.0.2.{}", 2 + number / 2), 7000, 400));
         }
-        assert_eq!(
-            (book.open, book.by_address.len(), book.by_key.len()),
-            (Amount::default(), 0, 0)
-        );
+        let left = book.by_address.len() + book.by_key.len() + book.by_address_and_key.len();
+        assert_eq!((book.open, left), (Amount::default(), 0));
     }
 
     #[test]

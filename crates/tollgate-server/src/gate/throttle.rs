@@ -126,8 +126,11 @@ impl ThrottleArguments {
         if nanos <= longest.as_nanos() {
             return Ok(());
         }
+        // To the second above, or to the nanosecond if that shows the difference: 7 days and 1 ns are not "7days".
         let seconds = u64::try_from(nanos / u128::from(NANOS_PER_SECOND)).unwrap_or(u64::MAX);
-        let time_to_fresh = Duration::from_secs(seconds);
+        let rest = u32::try_from(nanos % u128::from(NANOS_PER_SECOND)).unwrap_or(0);
+        let time_to_fresh =
+            Duration::new(seconds, if seconds == longest.as_secs() { rest } else { 0 });
         Err(ThrottleError::TooLong { time_to_fresh, longest })
     }
 

@@ -26,22 +26,35 @@ struct Wanted {
     dialects: &'static [Dialect],
 }
 
-pub(super) async fn authorize(
-    caller: &Caller,
-    policy: &str,
-    request: &Parts,
-) -> Result<Reply, Problem> {
-    let policy = query::decoded(policy, false)?;
-    let policy = std::str::from_utf8(&policy)
-        .map_err(|_| Problem::new(StatusCode::NOT_FOUND, "no policy has such a name"))?;
-    let gate = &caller.shared.gate;
-    let entry = gate.policy(questions::known_length(policy)?)?;
-    let query = Query::parse(request.uri.query(), &["tier", "cost", "deny", "headers"])?;
-    let (tier, cost) = (query.text("tier")?, query.number("cost")?);
-    let wanted = Wanted { deny: deny(&query)?, dialects: Dialect::wanted(&query, &Dialect::ALL)? };
+/// What a proxy asks, without the head of its request: the decision may take long.
+pub(super) struct Question {
+    policy: String,
+    key: Vec<u8>,
+    query: Query,
+    wanted: Wanted,
+}
 
-    let key = key(caller, &entry, request).map_err(|problem| problem.under(wanted.deny))?;
-    let asked = gate.ask(Verb::Check, Ask { policy, key: &key, cost, tier }).answer().await;
+impl Question {
+    pub(super) fn of(caller: &Caller, policy: &str, request: &Parts) -> Result<Self, Problem> {
+        let policy = String::from_utf8(query::decoded(policy, false)?)
+            .map_err(|_| Problem::new(StatusCode::NOT_FOUND, "no policy has such a name"))?;
+        let entry = caller.shared.gate.policy(questions::known_length(&policy)?)?;
+        let query = Query::parse(request.uri.query(), &["tier", "cost", "deny", "headers"])?;
+        query.text("tier")?;
+        query.number("cost")?;
+        let wanted =
+            Wanted { deny: deny(&query)?, dialects: Dialect::wanted(&query, &Dialect::ALL)? };
+        let key = key(caller, &entry, request).map_err(|problem| problem.under(wanted.deny))?;
+        Ok(Self { policy, key, query, wanted })
+    }
+}
+
+pub(super) async fn authorize(caller: &Caller, question: Question) -> Result<Reply, Problem> {
+    let Question { policy, key, query, wanted } = question;
+    let gate = &caller.shared.gate;
+    let (tier, cost) = (query.text("tier")?, query.number("cost")?);
+    let asked =
+        gate.ask(Verb::Check, Ask { policy: &policy, key: &key, cost, tier }).answer().await;
     let told = asked.map_err(|error| match Problem::from(error) {
         failure if failure.status == StatusCode::SERVICE_UNAVAILABLE => failure.under(wanted.deny),
         mistake => mistake,

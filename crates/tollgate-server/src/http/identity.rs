@@ -43,6 +43,12 @@ pub(super) enum Exposure {
 /// Denies a request of a page of another site, and one whose host is ambiguous.
 pub(super) fn check(caller: &Caller, exposure: Exposure, request: &Parts) -> Result<(), Problem> {
     let host = host(request)?;
+    let must_name_host = exposure == Exposure::Caller
+        && request.version == Version::HTTP_11
+        && caller.peer.address.is_some();
+    if must_name_host && host.is_none() {
+        return Err(Problem::bad("the request has no `Host`; send HOST or HOST:PORT"));
+    }
     let settings = caller.shared.settings.load();
     let is_from_proxy = exposure == Exposure::Proxy
         && (caller.peer.address.is_none()
@@ -81,7 +87,8 @@ fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
     }
     let first = match first.map(|host| host.to_str().map(str::parse::<Authority>)) {
         None => None,
-        Some(Ok(Ok(host))) => Some(host),
+        // `evil.com@localhost` has another name in it.
+        Some(Ok(Ok(host))) if !host.as_str().contains('@') => Some(host),
         Some(_) => return Err(Problem::bad("`Host` is not a host; send HOST or HOST:PORT")),
     };
     match (request.uri.authority(), first) {

@@ -8,7 +8,6 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -60,14 +59,9 @@ impl Shown {
 }
 
 /// Lists, sets and removes overrides, by the method.
-pub(super) async fn reply(
-    caller: &Caller,
-    request: &Parts,
-    body: Incoming,
-) -> Result<Reply, Problem> {
+pub(super) async fn reply(caller: &Caller, request: &Parts) -> Result<Reply, Problem> {
     let gate = &caller.shared.gate;
     match request.method {
-        Method::PUT => set(gate, &body::read(body, caller).await?).await,
         Method::DELETE => remove(gate, request).await,
         _ => list_all(gate, request).await,
     }

@@ -18,18 +18,17 @@ use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
 use crate::gate::{Answer, Ask, AskError, Backend, Gate, SettleFailure, Verb};
-use crate::server::Holder;
+use crate::server::{Holder, WAITING_BYTES};
 use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
 const MAX_POLICY_BYTES: usize = 128;
 /// The longest time to live of a reservation: all of them are kept that long.
-const MAX_TTL_MS: u64 = 24 * 60 * 60 * 1000;
 const NANOS_A_MILLI: u64 = 1_000_000;
 /// How many questions of a list memory decides in one turn.
 const IN_A_TURN: usize = 32;
 /// How many questions of a list are prepared at a time for a store across the network, and how many are with it.
-const PREPARED: usize = 256;
+const PREPARED: usize = 128;
 const IN_FLIGHT: usize = 64;
 
 /// The work of looking up a policy and a tier.
@@ -160,7 +159,11 @@ pub(super) async fn ask(
             Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
         }
         (false, Some(Items(items)), None) => {
-            let reserved = reserve(answer::BYTES * items.len())?;
+            let waiting = match gate.backend() {
+                Backend::Memory { .. } => 0,
+                Backend::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
+            };
+            let reserved = reserve(answer::BYTES * items.len() + waiting)?;
             let mut reply = each(gate, verb, &items, &mut turn).await?;
             if let Some(reserved) = reserved {
                 reply.extensions_mut().insert(reserved);
@@ -292,11 +295,18 @@ pub(super) async fn reserve(gate: &Gate, holder: Holder, body: &[u8]) -> Result<
     let question = Question { policy, key, cost, tier };
     let ask = question.ask()?;
     let Whole(ttl_ms) = required(ttl_ms, "ttl_ms")?;
-    if !(1..=MAX_TTL_MS).contains(&ttl_ms) {
-        return Err(Problem::bad(format!("ttl_ms {ttl_ms} is not from 1 to {MAX_TTL_MS}")));
+    let longest = u64::try_from(gate.limits().max_reservation_ttl.as_millis()).unwrap_or(u64::MAX);
+    if !(1..=longest).contains(&ttl_ms) {
+        return Err(Problem::bad(format!(
+            "ttl_ms {ttl_ms} is not from 1 to {longest} (`max_reservation_ttl` of `[limits]`)"
+        )));
     }
     let entry = gate.policy(ask.policy)?;
     let estimate = ask.cost.unwrap_or(entry.cost);
+    if estimate == 0 {
+        // It would take a place for nothing.
+        return Err(Problem::bad("cost is 0; reserve at least 1, or look with /v1/peek"));
+    }
     let time_to_live = Ticks(ttl_ms * NANOS_A_MILLI);
     let (client, counted) = ((ask.key, ask.tier), (holder, &gate.limits()));
     let reserving = gate.reservations.reserve(&entry, client, estimate, time_to_live, counted);
@@ -328,6 +338,10 @@ pub(super) async fn settle(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
             Ok(answer::json(out))
         }
         Err(SettleFailure::Unknown) => Err(unknown()),
+        Err(SettleFailure::Reset) => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "the client was reset after the reservation was made; there is nothing to settle",
+        )),
         Err(SettleFailure::AlreadySettled) => Err(Problem::new(
             StatusCode::CONFLICT,
             "the reservation was settled before; settle each one once",

@@ -6,9 +6,9 @@
 
 use std::sync::atomic::Ordering;
 
-use hyper::StatusCode;
 use hyper::header;
 use hyper::http::request::Parts;
+use hyper::{StatusCode, Version};
 
 use super::identity::{is_called_local, is_forwarded};
 use super::problem::Problem;
@@ -61,13 +61,14 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
 
 /// Lets an operator through without a token, while none is configured.
 fn admit_without_token(caller: &Caller, request: &Parts) -> Result<(), Problem> {
-    let is_direct = !is_forwarded(&request.headers);
+    // nginx calls with HTTP/1.0 and without forwarding fields unless it is configured otherwise.
+    let is_direct = !is_forwarded(&request.headers) && request.version != Version::HTTP_10;
     let is_called_so = caller.peer.address.is_none() || is_called_local(request);
     if caller.shared.is_operator(caller.peer) && is_direct && is_called_so {
         return Ok(());
     }
     let detail = "admin is closed: configure a token in `[auth] admin`, call over a Unix socket as the server's own user, \
-                  or set `[admin] loopback = true` and call localhost or 127.0.0.1 without a proxy";
+                  or set `[admin] loopback = true` and call localhost or 127.0.0.1 by HTTP/1.1 without a proxy";
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
-use hyper::{Request, StatusCode};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, StatusCode, Version};
 
+use super::body::Received;
 use super::identity::{self, Exposure};
 use super::page::{self, Asset};
 use super::problem::Problem;
@@ -16,6 +18,7 @@ use super::{
 use crate::aside::aside_in_order;
 use crate::config::Role;
 use crate::gate::{Backend, Verb};
+use crate::server::HeldBytes;
 
 /// A place that is served.
 #[derive(Clone, Copy)]
@@ -173,12 +176,58 @@ pub(super) fn template(path: &str) -> Option<&str> {
     }
 }
 
-pub(super) async fn reply(caller: &Caller, request: Request<Incoming>) -> Reply {
-    served(caller, request).await.unwrap_or_else(Problem::reply)
+/// Answers a request. `head` counts the memory of its head, and is dropped with it.
+pub(super) async fn reply(
+    caller: &Caller,
+    request: Request<Incoming>,
+    head: Option<HeldBytes>,
+) -> Reply {
+    let (request, body) = request.into_parts();
+    let is_http2 = request.version == Version::HTTP_2;
+    let mut body = RequestBody { incoming: Some(body), is_unread: false };
+    let served = served(caller, request, head, &mut body).await;
+    let mut reply = served.unwrap_or_else(Problem::reply);
+    body.leave();
+    if body.is_unread && !is_http2 {
+        // The connection cannot be used for another request, and the client should know.
+        reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    reply
 }
 
-async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Problem> {
-    let (request, body) = request.into_parts();
+/// The body of a request, which not every handler reads.
+struct RequestBody {
+    incoming: Option<Incoming>,
+    /// Whether a part of it was left unread.
+    is_unread: bool,
+}
+
+impl RequestBody {
+    /// Returns the body to a handler that reads it. A body can be read once.
+    fn take(&mut self) -> Result<Incoming, Problem> {
+        let was_read =
+            || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the body was read before");
+        self.incoming.take().ok_or_else(was_read)
+    }
+
+    /// Drops the body, so that it takes no memory while the request is answered.
+    fn leave(&mut self) {
+        if let Some(body) = self.incoming.take() {
+            self.is_unread = !body.is_end_stream();
+        }
+    }
+
+    async fn read(&mut self, caller: &Caller) -> Result<Received, Problem> {
+        body::read(self.take()?, caller).await
+    }
+}
+
+async fn served(
+    caller: &Caller,
+    request: Parts,
+    head: Option<HeldBytes>,
+    body: &mut RequestBody,
+) -> Result<Reply, Problem> {
     let route = Route::of(request.uri.path()).ok_or_else(|| {
         Problem::new(StatusCode::NOT_FOUND, "nothing is served here; / says what is")
     })?;
@@ -197,17 +246,34 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
     }
     match route {
         Route::Ask(verb) => {
-            let query = request.uri.query();
-            let body = body::read(body, caller).await?;
-            questions::ask(gate, verb, query, &body, |bytes| caller.reserve(bytes)).await
+            let query = request.uri.query().map(str::to_owned);
+            // The body may take long to come: the head is not held meanwhile.
+            drop((request, head));
+            let body = body.read(caller).await?;
+            questions::ask(gate, verb, query.as_deref(), &body, |bytes| caller.reserve(bytes)).await
         }
-        Route::Authorize(policy) => authorize::authorize(caller, policy, &request).await,
+        Route::Authorize(policy) => {
+            body.leave();
+            let question = authorize::Question::of(caller, policy, &request)?;
+            drop((request, head));
+            authorize::authorize(caller, question).await
+        }
         Route::Reserve => {
-            questions::reserve(gate, caller.holder, &body::read(body, caller).await?).await
+            drop((request, head));
+            questions::reserve(gate, caller.holder, &body.read(caller).await?).await
         }
-        Route::Settle => questions::settle(gate, &body::read(body, caller).await?).await,
-        Route::Simulate => simulate::simulate(&body::read(body, caller).await?).await,
-        Route::Explain => simulate::explain(&body::read(body, caller).await?).await,
+        Route::Settle => {
+            drop((request, head));
+            questions::settle(gate, &body.read(caller).await?).await
+        }
+        Route::Simulate => {
+            drop((request, head));
+            simulate::simulate(&body.read(caller).await?).await
+        }
+        Route::Explain => {
+            drop((request, head));
+            simulate::explain(&body.read(caller).await?).await
+        }
         Route::Home => Ok(page::home(&request.headers, HELLO)),
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
@@ -221,6 +287,8 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         })),
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {
+            body.leave();
+            drop((request, head));
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             let gate = gate.clone();
             let metrics = aside_in_order(move || gate.metrics.render(&gate)).await?;
@@ -232,9 +300,16 @@ async fn served(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Pr
         Route::Policies => policies::reply(gate, &request).await,
         Route::Hot => admin::hot(gate, &request).await,
         Route::Client => admin::client(gate, &request).await,
-        Route::Overrides => overrides::reply(caller, &request, body).await,
-        Route::Reload => admin::reload(shared).await,
-        Route::Backtest => backtest::reply(caller, &request, body).await,
+        Route::Overrides if request.method == Method::PUT => {
+            drop((request, head));
+            overrides::set(gate, &body.read(caller).await?).await
+        }
+        Route::Overrides => overrides::reply(caller, &request).await,
+        Route::Reload => {
+            body.leave();
+            admin::reload(shared).await
+        }
+        Route::Backtest => backtest::reply(caller, &request, body.take()?).await,
     }
 }
 

@@ -20,7 +20,7 @@ use super::parse::{MAX_COMMAND, Parsed, Parser};
 use super::reply::Output;
 use crate::config::Limits;
 use crate::metrics;
-use crate::server::{Connection, HeldBytes, Peer, Shared, Stop, TURN_BYTES};
+use crate::server::{Connection, HeldBytes, Peer, Shared, Stop, TURN_BYTES, WAITING_BYTES};
 use crate::traces::Trace;
 use crate::turn::{COMMAND, REPLY_BYTE, Turn};
 
@@ -38,6 +38,11 @@ const KEPT_OUTPUT: usize = 4 << 10;
 const MAX_UNAUTHENTICATED: usize = 4 << 10;
 /// How many commands are looked at before they are carried out.
 const AHEAD: usize = 16;
+/// How many commands may wait for a store across the network without being counted: their memory is among the buffers of a
+/// connection.
+const UNCOUNTED: usize = 4;
+/// How many waiting commands are counted at a time.
+const WAITING_STEP: usize = 16;
 /// How long a client that is sent off may go on sending.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -45,6 +50,35 @@ const LINGER: Duration = Duration::from_secs(1);
 type Pending = FuturesOrdered<
     future::Either<std::pin::Pin<Box<dyn Future<Output = Vec<u8>> + Send>>, future::Ready<Vec<u8>>>,
 >;
+
+/// Commands that wait for a store, counted among the memory that clients make the server hold.
+#[derive(Default)]
+struct Waiting {
+    held: Option<HeldBytes>,
+    /// How many the held bytes are for.
+    counted: usize,
+}
+
+impl Waiting {
+    /// Returns whether one more command may wait besides so many others.
+    fn has_room(&mut self, others: usize, session: &Session, limits: &Limits) -> bool {
+        if others < UNCOUNTED + self.counted {
+            return true;
+        }
+        let more = WAITING_STEP * WAITING_BYTES;
+        let is_room = match &mut self.held {
+            Some(held) => held.grow(more, limits),
+            None => {
+                self.held = session.hold(more, limits);
+                self.held.is_some()
+            }
+        };
+        if is_room {
+            self.counted += WAITING_STEP;
+        }
+        is_room
+    }
+}
 
 /// Serves a connection until either end closes it.
 pub(super) async fn serve(
@@ -206,6 +240,7 @@ impl Serving {
         let Self { stream, input, parser, output, pending, session, limits, begun, .. } = self;
         let (mut done, mut foreseen) = (0, 0);
         let (mut turn, mut replied) = (Turn::default(), 0);
+        let mut waiting = Waiting::default();
         let goes_on = loop {
             if done >= foreseen {
                 foreseen = done + foresee(session, parser, &input[done..]);
@@ -220,6 +255,10 @@ impl Serving {
                         let room =
                             if commands::may_overlap(words) { limits.max_pipeline } else { 1 };
                         while pending.len() >= room {
+                            take(pending, output).await;
+                        }
+                        // Without room, the command waits for the ones before it, and nothing more is read.
+                        while !waiting.has_room(pending.len(), session, limits) {
                             take(pending, output).await;
                         }
                     }

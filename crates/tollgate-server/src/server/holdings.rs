@@ -16,6 +16,8 @@ use crate::config::Limits;
 
 /// Up to this a body or a reply is small.
 pub(crate) const SMALL_BYTES: usize = 1024;
+/// The memory of a decision that waits for a store across the network.
+pub(crate) const WAITING_BYTES: usize = 4 * 1024;
 /// What part of all bytes one address may hold.
 pub(crate) const SHARE_OF_AN_ADDRESS: usize = 4;
 

@@ -1,0 +1,294 @@
+//! The memory that HTTP/2 clients can make the server hold before a handler runs.
+//!
+//! A head that HPACK compresses to a few hundred bytes takes a hundred times as much once it is decoded, and the library
+//! decodes every head that has come before it hands on the first. So memory is counted at two places:
+//!
+//! - [`CountedStream`] sees the bytes of a connection before the library does. When the preface of HTTP/2 has come, it
+//!   reserves memory for the head that the library decodes piece by piece; if there is no room, it closes the connection
+//!   with GOAWAY. It also closes connections that send long trailers: these are decoded and held like heads, and no
+//!   handler reads them.
+//! - [`head_bytes`] is counted when the library hands on a request, before a handler is scheduled. If there is no room,
+//!   [`CountedStream`] fails, so that the library hands on no more.
+//!
+//! In between, all heads of one connection may be decoded at once, but only by the thread that reads the connection: the
+//! formula in `docs/operations.md` has a term for it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use hyper::Request;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Caller;
+use crate::config::DECODED_HEAD;
+use crate::metrics::ReasonLabels;
+use crate::server::{Connection, HeldBytes};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEADER: usize = 9;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+/// Empty SETTINGS, then GOAWAY with the error ENHANCE_YOUR_CALM. No stream was processed, so the client may retry all.
+const FAREWELL: [u8; 26] =
+    [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11];
+/// The longest trailers, compressed. A request's own count covers the memory that they take.
+const MAX_TRAILERS: usize = 64;
+/// How much of a refused connection is read before it is closed: a close with unread bytes would reset it, and the client
+/// would not see GOAWAY.
+const MAX_DRAINED: usize = 64 * 1024;
+
+/// The memory of one field name in a header map, its share of the index and of room to grow included.
+const NAME_BYTES: usize = 112;
+/// The memory of each further value of a name, with room to grow.
+const VALUE_BYTES: usize = 144;
+
+/// Returns the memory that a decoded head takes.
+pub(super) fn head_bytes<B>(request: &Request<B>) -> usize {
+    let fields = request.headers();
+    let text: usize = fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let target = request.uri().path().len() + request.uri().query().map_or(0, str::len);
+    fields.capacity() * NAME_BYTES
+        + (fields.len() - fields.keys_len()) * VALUE_BYTES
+        + text
+        + target
+}
+
+/// A connection whose incoming bytes are checked before they are decoded.
+pub(super) struct CountedStream {
+    stream: Box<dyn Connection>,
+    caller: Arc<Caller>,
+    state: State,
+    /// Memory for the head that the library decodes.
+    _head: Option<HeldBytes>,
+}
+
+/// How far a connection has come.
+enum State {
+    /// So many bytes of the preface have come.
+    Preface(usize),
+    Http1,
+    Http2(Frames),
+    /// So many bytes of the farewell were written, and so many incoming ones dropped since.
+    Refused {
+        written: usize,
+        drained: usize,
+    },
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    NoRoom,
+    LongTrailers,
+}
+
+impl CountedStream {
+    pub(super) fn new(stream: Box<dyn Connection>, caller: Arc<Caller>) -> Self {
+        Self { stream, caller, state: State::Preface(0), _head: None }
+    }
+
+    /// Looks at bytes that have come.
+    fn check(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+        if let State::Preface(matched) = &mut self.state {
+            let expected = &PREFACE[*matched..];
+            let length = expected.len().min(bytes.len());
+            if bytes[..length] != expected[..length] {
+                self.state = State::Http1;
+                return Ok(());
+            }
+            *matched += length;
+            if *matched < PREFACE.len() {
+                return Ok(());
+            }
+            bytes = &bytes[length..];
+            let head =
+                usize::try_from(self.caller.limits.max_http2_head_bytes).unwrap_or(usize::MAX);
+            let held = self.caller.hold(head.saturating_mul(DECODED_HEAD));
+            if held.is_none() {
+                return Err(Refusal::NoRoom);
+            }
+            self._head = held;
+            self.state = State::Http2(Frames::default());
+        }
+        match &mut self.state {
+            State::Http2(frames) => frames.check(bytes),
+            State::Preface(_) | State::Http1 | State::Refused { .. } => Ok(()),
+        }
+    }
+
+    /// Says farewell, drops the bytes that have come, and fails.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let State::Refused { written, drained } = &mut self.state else {
+            return Poll::Ready(io::ErrorKind::InvalidInput.into());
+        };
+        let mut stream = Pin::new(&mut self.stream);
+        while *written < FAREWELL.len() {
+            match ready!(stream.as_mut().poll_write(cx, &FAREWELL[*written..])) {
+                Ok(0) => return Poll::Ready(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => *written += bytes,
+                Err(error) => return Poll::Ready(error),
+            }
+        }
+        if let Err(error) = ready!(stream.as_mut().poll_shutdown(cx)) {
+            return Poll::Ready(error);
+        }
+        while *drained < MAX_DRAINED {
+            let mut scratch = [0; 1024];
+            let mut scratch = ReadBuf::new(&mut scratch);
+            match stream.as_mut().poll_read(cx, &mut scratch) {
+                Poll::Ready(Ok(())) if !scratch.filled().is_empty() => {
+                    *drained += scratch.filled().len();
+                }
+                _ => break,
+            }
+        }
+        Poll::Ready(io::Error::other("no memory is left for an HTTP/2 connection"))
+    }
+}
+
+impl AsyncRead for CountedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if matches!(this.state, State::Refused { .. }) {
+            return this.poll_refuse(cx).map(Err);
+        }
+        if this.caller.is_given_up.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::Error::other("no memory is left for a request of HTTP/2")));
+        }
+        let before = into.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(cx, into))?;
+        match this.check(&into.filled()[before..]) {
+            Ok(()) => Poll::Ready(Ok(())),
+            Err(Refusal::NoRoom) => {
+                let refused = &this.caller.shared.gate.metrics.connections_refused;
+                refused.get_or_create(&ReasonLabels { reason: "memory" }).inc();
+                into.set_filled(before);
+                this.state = State::Refused { written: 0, drained: 0 };
+                this.poll_refuse(cx).map(Err)
+            }
+            Err(Refusal::LongTrailers) => Poll::Ready(Err(io::Error::other(format!(
+                "the client sent trailers of more than {MAX_TRAILERS} bytes"
+            )))),
+        }
+    }
+}
+
+impl AsyncWrite for CountedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The frames of a connection, by their headers.
+#[derive(Debug, Default)]
+struct Frames {
+    header: [u8; FRAME_HEADER],
+    filled: usize,
+    /// How much of the current frame's payload is yet to come.
+    payload: usize,
+    /// The newest stream that a head has opened.
+    newest: u32,
+    /// The length of the trailers that are being sent; `None` if the head of a new stream is.
+    trailers: Option<usize>,
+}
+
+impl Frames {
+    fn check(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+        while !bytes.is_empty() {
+            let skipped = self.payload.min(bytes.len());
+            self.payload -= skipped;
+            bytes = &bytes[skipped..];
+            let length = (FRAME_HEADER - self.filled).min(bytes.len());
+            self.header[self.filled..self.filled + length].copy_from_slice(&bytes[..length]);
+            self.filled += length;
+            bytes = &bytes[length..];
+            if self.filled == FRAME_HEADER {
+                self.filled = 0;
+                self.begin()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a frame whose header has come.
+    fn begin(&mut self) -> Result<(), Refusal> {
+        let [a, b, c, kind, _, stream @ ..] = self.header;
+        self.payload = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX);
+        let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
+        match kind {
+            HEADERS if stream > self.newest => {
+                self.newest = stream;
+                self.trailers = None;
+            }
+            HEADERS => self.trailers = Some(self.payload),
+            CONTINUATION => {
+                self.trailers = self.trailers.map(|length| length.saturating_add(self.payload));
+            }
+            _ => return Ok(()),
+        }
+        match self.trailers {
+            Some(length) if length > MAX_TRAILERS => Err(Refusal::LongTrailers),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, stream: u32, length: u8) -> Vec<u8> {
+        let mut frame = vec![0, 0, length, kind, 0];
+        frame.extend_from_slice(&stream.to_be_bytes());
+        frame.extend(std::iter::repeat_n(HEADERS, usize::from(length)));
+        frame
+    }
+
+    #[test]
+    fn long_trailers_are_found_however_the_bytes_arrive() {
+        let heads = [frame(HEADERS, 1, 200), frame(HEADERS, 3, 200), frame(0, 1, 99)].concat();
+        let short = [heads.clone(), frame(HEADERS, 1, 40), frame(HEADERS, 3, 64)].concat();
+        let long = [heads.clone(), frame(HEADERS, 1, 65)].concat();
+        let continued = [heads, frame(HEADERS, 1, 40), frame(CONTINUATION, 1, 25)].concat();
+        for size in 1..30 {
+            let checked = |bytes: &[u8]| {
+                let mut frames = Frames::default();
+                bytes.chunks(size).try_for_each(|bytes| frames.check(bytes))
+            };
+            assert_eq!(checked(&short), Ok(()));
+            assert_eq!(checked(&long), Err(Refusal::LongTrailers));
+            assert_eq!(checked(&continued), Err(Refusal::LongTrailers));
+        }
+    }
+}
