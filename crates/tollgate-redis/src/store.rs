@@ -96,6 +96,9 @@ impl Earlier {
     }
 }
 
+/// The argument of a script that leaves a state under another policy to the client.
+const LEFT: &[u8] = b"l";
+
 /// How many policies are remembered: tiers, overrides and what changed lately.
 const MAX_PREPARED: usize = 64;
 
@@ -1169,7 +1172,8 @@ pub(crate) async fn reserve_in<J: Judge>(
     };
     let mut seen = None;
     if estimate > 0 && judge.script().is_some_and(|prepared| shadows(prepared) < 2) {
-        match run_script(redis, judge, key, op, given, deadline).await? {
+        // A script does not return what other policies of the client did not charge, which the receipt has to know.
+        match run_script_of(redis, judge, key, op, given, deadline, LEFT).await? {
             Ran::Decided(Left { timed, state }) => {
                 let receipt = match timed.decision.allowed {
                     true => judge.rule().receipt(&state),
@@ -1304,11 +1308,25 @@ async fn run_script<J: Judge>(
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
+    let earlier = judge.script().map_or(LEFT, |prepared| prepared.earlier.argument());
+    run_script_of(redis, judge, key, op, given, deadline, earlier).await
+}
+
+/// The same, with what is to be done with a state that was left under another policy.
+async fn run_script_of<J: Judge>(
+    redis: &Redis,
+    judge: &J,
+    key: &Key,
+    op: Op,
+    given: Option<i64>,
+    deadline: Instant,
+    earlier: &'static [u8],
+) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
     let Some(ScriptCall { prepared, script, numbers }) = call_of(judge, op, given) else {
         return Ok(Ran::Not(None));
     };
     let time = given.map(|given| given.to_string());
-    let mut arguments = vec![&prepared.head[..], &numbers, prepared.earlier.argument()];
+    let mut arguments = vec![&prepared.head[..], &numbers, earlier];
     arguments.extend(time.as_ref().map(String::as_bytes));
     let reply = redis.run(script, &[key], &arguments, deadline).await?;
     let (now, part, state) = match read_reply(reply)? {
