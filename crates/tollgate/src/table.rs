@@ -83,7 +83,7 @@ const FETCHED: usize = 4;
 /// How many buckets a new key sweeps in passing.
 const SWEEP: usize = 2;
 
-/// How many live keys are compared before the first of them to go is evicted.
+/// How many live keys are compared before the first of them to go is evicted, if any has used less than half of its quota.
 const CANDIDATES: usize = 8;
 
 /// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
@@ -1200,7 +1200,10 @@ impl<S> Table<S> {
                 }
                 seen += 1;
             }
-            if !refuses && !reserved && seen >= CANDIDATES {
+            // Clients that have used up their quota stay as long as any other key is in reach.
+            let is_enough = seen >= CANDIDATES
+                && least.is_some_and(|(least, ..): (Rank, usize, usize)| least.share < Share::HALF);
+            if !refuses && !reserved && is_enough {
                 break;
             }
         }

@@ -447,6 +447,28 @@ fn j6_a_debt_that_has_begun_to_drain_is_not_washed_out() {
     }
 }
 
+/// Nine of ten places are taken by clients that have used up their quota. A flood gets by with the tenth.
+#[test]
+fn j6_a_store_that_is_almost_full_of_debts_keeps_them() {
+    const MAX_KEYS: u64 = 10_000;
+    const CLIENTS: u64 = 9_000;
+    for cost in [1, 1_000] {
+        let clock = ManualClock::new(Tick(1_000_000));
+        let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS as usize), &clock);
+        let limiter = RateLimiter::with_store(daily(1_000), store);
+        for client in 0..CLIENTS {
+            assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+        }
+        for key in 0..10 * MAX_KEYS {
+            clock.advance(Ticks(1_000));
+            assert!(limiter.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+        }
+        let is_washed_out = |client: &u64| limiter.peek(client.to_le_bytes()).unwrap().allowed;
+        let washed_out = (0..CLIENTS).filter(is_washed_out).count() as u64;
+        assert!(washed_out * 100 <= CLIENTS, "{washed_out} of {CLIENTS} at a cost of {cost}");
+    }
+}
+
 /// Shares are compared, not units: who has used all of a small quota stays before who has used a little of a
 /// large one.
 #[test]
