@@ -31,7 +31,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
-/// Empty SETTINGS, then GOAWAY with the error ENHANCE_YOUR_CALM. No stream was processed, so the client may retry all.
+/// Empty SETTINGS, then GOAWAY with the error `ENHANCE_YOUR_CALM`. No stream was processed, so the client may retry all.
 const FAREWELL: [u8; 26] =
     [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11];
 /// The longest trailers, compressed. A request's own count covers the memory that they take.
