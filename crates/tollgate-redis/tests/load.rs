@@ -1,7 +1,12 @@
 //! A busy Redis is not a broken Redis: under load, at a distance and under contention the limit holds, the quota is used,
 //! and no failure setting decides while the server answers.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test, also where it is no #[test]")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::float_arithmetic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]; shares are measured, not decided"
+)]
 
 mod common;
 
@@ -123,7 +128,8 @@ async fn connected(redis: &Redis) {
 /// second and more, at every distance. No interval has more than `most` at once, and at least 95 % of the quota is used.
 ///
 /// A machine that does other work may not run the callers or the server for longer than the time budget. No limiter can
-/// decide in time then, so each distance has three attempts; the bound holds in each of them.
+/// decide in time then, so each distance has three attempts to use the quota. In each of them the bound holds, and no
+/// failure setting decides.
 async fn use_a_hot_key(plans: &[Plan], burst: Cost, most: Cost) {
     const LIMIT: Cost = 200;
     for round_trip_ms in [0, 1, 5, 20, 40] {
@@ -139,16 +145,13 @@ async fn use_a_hot_key(plans: &[Plan], burst: Cost, most: Cost) {
             let stores = redis.each_ref().map(|redis| redis.store("api").deny_cache(false));
             let (lasts, pause) = (Duration::from_secs(3), Duration::from_millis(100));
             let mut outcome = flood(&stores, plans, 300, lasts, pause).await;
-            let decided_by_failure = ["failed_open", "failed_closed", "local"];
-            let failed: u64 = decided_by_failure.iter().map(|source| outcome.count(source)).sum();
             let used = outcome.share_used(LIMIT, burst);
             println!("{round_trip_ms} ms: {used:.3} of the quota; {:?}", outcome.sources);
-            if failed == 0 {
-                outcome.assert_bucket_bound(LIMIT, most);
-            }
+            outcome.assert_no_failure_setting_decided();
+            outcome.assert_bucket_bound(LIMIT, most);
+            assert!(redis.iter().all(|redis| redis.counts().breaker_opened == 0));
             attempts += 1;
-            if failed == 0 && used > 0.95 {
-                assert!(redis.iter().all(|redis| redis.counts().breaker_opened == 0));
+            if used > 0.95 {
                 break;
             }
             assert!(attempts < 3, "{used:.3} at {round_trip_ms} ms: {:?}", outcome.sources);

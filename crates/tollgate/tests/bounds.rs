@@ -450,16 +450,16 @@ fn j6_a_debt_that_has_begun_to_drain_is_not_washed_out() {
 /// Nine of ten places are taken by clients that have used up their quota. A flood gets by with the tenth.
 #[test]
 fn j6_a_store_that_is_almost_full_of_debts_keeps_them() {
-    const MAX_KEYS: u64 = 10_000;
+    const MAX_KEYS: usize = 10_000;
     const CLIENTS: u64 = 9_000;
     for cost in [1, 1_000] {
         let clock = ManualClock::new(Tick(1_000_000));
-        let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS as usize), &clock);
+        let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS), &clock);
         let limiter = RateLimiter::with_store(daily(1_000), store);
         for client in 0..CLIENTS {
             assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
         }
-        for key in 0..10 * MAX_KEYS {
+        for key in 0..10 * MAX_KEYS as u64 {
             clock.advance(Ticks(1_000));
             assert!(limiter.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
         }
