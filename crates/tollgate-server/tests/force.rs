@@ -516,6 +516,7 @@ fn documented_bound(numbers: &Numbers) -> u64 {
     sum
 }
 
+#[allow(single_use_lifetimes, reason = "it cannot be left out of an `impl Trait`")]
 fn sum<'w>(
     words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
     numbers: &Numbers,
@@ -527,6 +528,7 @@ fn sum<'w>(
     sum
 }
 
+#[allow(single_use_lifetimes, reason = "it cannot be left out of an `impl Trait`")]
 fn product<'w>(
     words: &mut std::iter::Peekable<impl Iterator<Item = &'w str>>,
     numbers: &Numbers,

@@ -31,7 +31,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
-/// Empty SETTINGS, then GOAWAY with the error ENHANCE_YOUR_CALM. No stream was processed, so the client may retry all.
+/// Empty SETTINGS, then GOAWAY with the error `ENHANCE_YOUR_CALM`. No stream was processed, so the client may retry all.
 const FAREWELL: [u8; 26] =
     [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11];
 /// The longest trailers, compressed. A request's own count covers the memory that they take.
@@ -62,7 +62,7 @@ pub(super) struct CountedStream {
     caller: Arc<Caller>,
     state: State,
     /// Memory for the head that the library decodes.
-    _head: Option<HeldBytes>,
+    head: Option<HeldBytes>,
 }
 
 /// How far a connection has come.
@@ -87,7 +87,7 @@ enum Refusal {
 
 impl CountedStream {
     pub(super) fn new(stream: Box<dyn Connection>, caller: Arc<Caller>) -> Self {
-        Self { stream, caller, state: State::Preface(0), _head: None }
+        Self { stream, caller, state: State::Preface(0), head: None }
     }
 
     /// Looks at bytes that have come.
@@ -110,7 +110,7 @@ impl CountedStream {
             if held.is_none() {
                 return Err(Refusal::NoRoom);
             }
-            self._head = held;
+            self.head = held;
             self.state = State::Http2(Frames::default());
         }
         match &mut self.state {
