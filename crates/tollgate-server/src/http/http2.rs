@@ -62,7 +62,7 @@ pub(super) struct CountedStream {
     caller: Arc<Caller>,
     state: State,
     /// Memory for the head that the library decodes.
-    _head: Option<HeldBytes>,
+    head: Option<HeldBytes>,
 }
 
 /// How far a connection has come.
@@ -87,7 +87,7 @@ enum Refusal {
 
 impl CountedStream {
     pub(super) fn new(stream: Box<dyn Connection>, caller: Arc<Caller>) -> Self {
-        Self { stream, caller, state: State::Preface(0), _head: None }
+        Self { stream, caller, state: State::Preface(0), head: None }
     }
 
     /// Looks at bytes that have come.
@@ -110,7 +110,7 @@ impl CountedStream {
             if held.is_none() {
                 return Err(Refusal::NoRoom);
             }
-            self._head = held;
+            self.head = held;
             self.state = State::Http2(Frames::default());
         }
         match &mut self.state {
