@@ -138,6 +138,9 @@ impl Share {
 
 impl Ord for Share {
     fn cmp(&self, other: &Self) -> Ordering {
+        if self.capacity == other.capacity {
+            return self.used.cmp(&other.used);
+        }
         let cross = |one: &Self, other: &Self| u128::from(one.used) * u128::from(other.capacity);
         cross(self, other).cmp(&cross(other, self))
     }

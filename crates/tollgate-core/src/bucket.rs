@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::limit::{Kind, Numbers};
@@ -308,6 +308,16 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     fn used(&self, state: &BucketState<N>, now: Tick) -> Used {
         let (level, unit) = (self.level(state, now).into(), u128::from(self.unit));
         Used { whole: saturate(level / unit), part: (saturate(level % unit), self.unit) }
+    }
+
+    fn share_used(&self, state: &BucketState<N>, now: Tick) -> Share {
+        let level: u128 = self.level(state, now).into();
+        // As `used`, rounded up, with one division, and mostly a short one: a full store asks for many keys.
+        let used = match u64::try_from(level) {
+            Ok(level) => level.div_ceil(self.unit),
+            Err(_) => saturate(level.div_ceil(u128::from(self.unit))),
+        };
+        Share::of(Used::whole(used), self.burst)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> BucketState<N> {

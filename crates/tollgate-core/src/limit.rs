@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
-use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
+use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::bucket::BucketState;
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
@@ -538,6 +538,10 @@ impl Algorithm for Limit {
         with!(self, state, |machine, state| machine.used(state, now), else {
             Used::whole(self.capacity())
         })
+    }
+
+    fn share_used(&self, state: &LimitState, now: Tick) -> Share {
+        with!(self, state, |machine, state| machine.share_used(state, now), else Share::ALL)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> LimitState {

@@ -4,7 +4,9 @@
 //! then happens.
 
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Decision, Kind, Limit, LimitState, Policy, Tick, Ticks};
+use tollgate_core::{
+    Algorithm, Cost, Decision, Kind, Limit, LimitState, Policy, Share, Tick, Ticks,
+};
 use tollgate_testkit::{
     any_limit, any_limit_of, bucket_limit, cases, costs, extreme_limit_of, small_limit_of, times,
 };
@@ -245,6 +247,8 @@ proptest! {
             for at in [now.0.saturating_sub(1), now.0, now.0.saturating_add(1)].map(Tick) {
                 let by_time = limit.fresh_at(&state).is_some_and(|fresh| fresh <= at);
                 prop_assert_eq!(limit.is_fresh(&state, at), by_time);
+                let share = Share::of(limit.used(&state, at), limit.capacity());
+                prop_assert_eq!(limit.share_used(&state, at), share);
             }
             // What a store goes by is what the client is told.
             match (limit.fresh_at(&state), told.reset_after) {
