@@ -294,6 +294,8 @@ async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, burst(2), OnFailure::Deny);
+    // A caller that does not wait at all does not wait for the first connection either.
+    until("the connection is made", async || redis.ping().await.ok()).await;
     assert!(limiter.until_ready("alice", 2, Duration::ZERO).await.unwrap().allowed);
     let start = Instant::now();
     let told = limiter.until_ready("alice", 1, Duration::from_secs(60)).await.unwrap();

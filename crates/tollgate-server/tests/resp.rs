@@ -508,7 +508,8 @@ fn throttled_clients_are_counted_as_those_of_policies_are() {
     assert_eq!(replies.matches("*5\r\n:0\r\n").count(), 5);
     let get = |path: &str| {
         let mut stream = connect(served.http());
-        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).expect("it reads");
         rest_of(&mut stream)
     };

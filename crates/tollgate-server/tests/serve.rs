@@ -345,7 +345,7 @@ fn a_configuration_is_checked_without_serving_it() {
          tls none\n\
          auth check by anybody, admin by token\n\
          limits 10000 connections, 1000 an address, heads of 65536 bytes in 1m, bodies of 1048576 bytes in 10s, \
-         268435456 bytes held, 256 streams, 256 commands at once, replies taken within 30s\n\
+         268435456 bytes held, 100 streams, 256 commands at once, replies taken within 30s\n\
          policy api: token_bucket 100 per 60s burst 200\npolicy api, tier pro: token_bucket 1000 per 60s\n\
          policy api, override bob: unlimited\n"
     );

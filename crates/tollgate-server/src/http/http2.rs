@@ -36,6 +36,8 @@ const FAREWELL: [u8; 26] =
     [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11];
 /// The longest trailers, compressed. A request's own count covers the memory that they take.
 const MAX_TRAILERS: usize = 64;
+/// How many bytes of HTTP/2 are read before other tasks run: about ten heads.
+const TURN_BYTES: usize = 4096;
 /// How much of a refused connection is read before it is closed: a close with unread bytes would reset it, and the client
 /// would not see GOAWAY.
 const MAX_DRAINED: usize = 64 * 1024;
@@ -63,6 +65,8 @@ pub(super) struct CountedStream {
     state: State,
     /// Memory for the head that the library decodes.
     head: Option<HeldBytes>,
+    /// How many bytes of HTTP/2 were read since other tasks could run.
+    turn: usize,
 }
 
 /// How far a connection has come.
@@ -87,7 +91,30 @@ enum Refusal {
 
 impl CountedStream {
     pub(super) fn new(stream: Box<dyn Connection>, caller: Arc<Caller>) -> Self {
-        Self { stream, caller, state: State::Preface(0), head: None }
+        Self { stream, caller, state: State::Preface(0), head: None, turn: 0 }
+    }
+
+    /// Reads some bytes, of HTTP/2 a few at a time: in between the library hands on what it has decoded, and other
+    /// tasks run.
+    fn poll_turn(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !matches!(self.state, State::Http2(_)) {
+            return Pin::new(&mut self.stream).poll_read(cx, into);
+        }
+        if self.turn == TURN_BYTES {
+            self.turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut some = [0; TURN_BYTES];
+        let length = (TURN_BYTES - self.turn).min(into.remaining());
+        let mut some = ReadBuf::new(&mut some[..length]);
+        if Pin::new(&mut self.stream).poll_read(cx, &mut some)?.is_pending() {
+            self.turn = 0;
+            return Poll::Pending;
+        }
+        self.turn += some.filled().len();
+        into.put_slice(some.filled());
+        Poll::Ready(Ok(()))
     }
 
     /// Looks at bytes that have come.
@@ -163,7 +190,7 @@ impl AsyncRead for CountedStream {
             return Poll::Ready(Err(io::Error::other("no memory is left for a request of HTTP/2")));
         }
         let before = into.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, into))?;
+        ready!(this.poll_turn(cx, into))?;
         match this.check(&into.filled()[before..]) {
             Ok(()) => Poll::Ready(Ok(())),
             Err(Refusal::NoRoom) => {
