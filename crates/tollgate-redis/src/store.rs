@@ -84,6 +84,8 @@ pub(crate) enum Earlier {
     Replaced,
     /// Both are listed.
     Listed,
+    /// The script leaves the key to the client.
+    Left,
 }
 
 impl Earlier {
@@ -92,12 +94,10 @@ impl Earlier {
         match self {
             Self::Replaced => b"r",
             Self::Listed => b"",
+            Self::Left => b"l",
         }
     }
 }
-
-/// The argument of a script that leaves a state under another policy to the client.
-const LEFT: &[u8] = b"l";
 
 /// How many policies are remembered: tiers, overrides and what changed lately.
 const MAX_PREPARED: usize = 64;
@@ -1137,7 +1137,7 @@ pub(crate) async fn decide<J: Judge + Clone + 'static>(
         return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
     }
     let sent = Instant::now();
-    let seen = match run_script(redis, judge, key, op, given, deadline).await? {
+    let seen = match run_script(redis, judge, key, op, given, deadline, None).await? {
         Ran::Decided(Left { timed, .. }) => return Ok(timed),
         Ran::Not(seen) => seen,
     };
@@ -1173,7 +1173,7 @@ pub(crate) async fn reserve_in<J: Judge>(
     let mut seen = None;
     if estimate > 0 && judge.script().is_some_and(|prepared| shadows(prepared) < 2) {
         // A script does not return what other policies of the client did not charge, which the receipt has to know.
-        match run_script_of(redis, judge, key, op, given, deadline, LEFT).await? {
+        match run_script(redis, judge, key, op, given, deadline, Some(Earlier::Left)).await? {
             Ran::Decided(Left { timed, state }) => {
                 let receipt = match timed.decision.allowed {
                     true => judge.rule().receipt(&state),
@@ -1299,7 +1299,8 @@ struct Left<S> {
     state: S,
 }
 
-/// Runs the script of an operation, if there is one.
+/// Runs the script of an operation, if there is one. `earlier` says what it does with a state that was left under another
+/// policy, if that is not what the policy itself says.
 async fn run_script<J: Judge>(
     redis: &Redis,
     judge: &J,
@@ -1307,26 +1308,14 @@ async fn run_script<J: Judge>(
     op: Op,
     given: Option<i64>,
     deadline: Instant,
-) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
-    let earlier = judge.script().map_or(LEFT, |prepared| prepared.earlier.argument());
-    run_script_of(redis, judge, key, op, given, deadline, earlier).await
-}
-
-/// The same, with what is to be done with a state that was left under another policy.
-async fn run_script_of<J: Judge>(
-    redis: &Redis,
-    judge: &J,
-    key: &Key,
-    op: Op,
-    given: Option<i64>,
-    deadline: Instant,
-    earlier: &'static [u8],
+    earlier: Option<Earlier>,
 ) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
     let Some(ScriptCall { prepared, script, numbers }) = call_of(judge, op, given) else {
         return Ok(Ran::Not(None));
     };
     let time = given.map(|given| given.to_string());
-    let mut arguments = vec![&prepared.head[..], &numbers, earlier];
+    let earlier = earlier.unwrap_or(prepared.earlier);
+    let mut arguments = vec![&prepared.head[..], &numbers, earlier.argument()];
     arguments.extend(time.as_ref().map(String::as_bytes));
     let reply = redis.run(script, &[key], &arguments, deadline).await?;
     let (now, part, state) = match read_reply(reply)? {
@@ -1425,21 +1414,22 @@ impl Redis {
         };
         let sent = Instant::now();
         let reply = self.run(script, &names, &arguments, deadline).await;
-        match (window, &reply) {
-            (Some(window), Ok(_)) => window.replied(sent.elapsed(), Instant::now()),
-            (Some(window), Err(_)) => {
-                // The server may still have it before it: the place stays taken for another budget.
-                window.replied(sent.elapsed(), Instant::now());
-                let budget = self.inner().options.budget;
-                tokio::spawn(async move {
-                    tokio::time::sleep(budget).await;
-                    drop(place);
-                });
-            }
-            _ => {}
+        let may_be_under_way = matches!(
+            reply,
+            Err(Error::Overloaded { sent: true, .. } | Error::Unavailable { sent: true, .. })
+        );
+        if let Some(window) = window.filter(|_| reply.is_ok() || may_be_under_way) {
+            window.replied(sent.elapsed(), Instant::now());
         }
-        let reply = reply?;
-        let bytes = match reply {
+        if let Some(place) = place.filter(|_| may_be_under_way) {
+            // The server may not have carried it out yet, so the place stays taken for another budget.
+            let budget = self.inner().options.budget;
+            tokio::spawn(async move {
+                tokio::time::sleep(budget).await;
+                drop(place);
+            });
+        }
+        let bytes = match reply? {
             Value::BulkString(bytes) => bytes,
             Value::Array(reply) => {
                 let [Value::Int(1), Value::Int(now), Value::BulkString(parts), _] = &reply[..]

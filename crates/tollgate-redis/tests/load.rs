@@ -194,8 +194,7 @@ async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_befo
     }
 }
 
-/// A server that carries out a long script answers nobody meanwhile. Many calls wait for it, so it has work to do, and
-/// is not one that does not answer.
+/// A server answers no call while it runs a long script. Many calls wait for it, so the silence is load and no outage.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j15_a_server_that_is_silent_because_of_work_fails_nothing_open() {
     let _alone = ALONE.lock().await;

@@ -1628,8 +1628,8 @@ impl<S> DerefMut for Open<'_, S> {
 /// The distances from its home at which a place for a key is searched, and whether the keys there are ranked.
 fn place_search(reach: usize, reserved: bool) -> impl Iterator<Item = (usize, bool)> {
     let first = (0..=reach).map(move |distance| (distance, !reserved));
-    let again = (0..=reach).map(|distance| (distance, true));
-    first.chain(again.take(if reserved { reach + 1 } else { 0 }))
+    let again = if reserved { 0..reach + 1 } else { 0..0 };
+    first.chain(again.map(|distance| (distance, true)))
 }
 
 /// Which watermark a key shares with others, wherever it lives.
