@@ -344,7 +344,7 @@ impl Link {
         match reply {
             Err(_) => {
                 self.note_late_reply(call, place, generation);
-                Err(self.timed_out(generation))
+                Err(self.timed_out(generation, sent))
             }
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
                 self.drop_connection(Some(generation), 0, &error.to_string());
@@ -426,12 +426,11 @@ impl Link {
             if since.elapsed() < FIRST_CONNECTION)
     }
 
-    /// What became of a call without a reply. While others are answered, the server is busy; if nothing was answered
-    /// for a whole budget, it does not answer, unless it has so much work that it may be silent for longer.
-    fn timed_out(&self, generation: u64) -> Failure {
+    /// Decides what it means that a call had no reply. If another call was answered since this one was sent, the server
+    /// is busy. If none was, it does not answer, unless it has so much work that it may be silent for longer.
+    fn timed_out(&self, generation: u64, sent: Instant) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
-        let budget_ago = Instant::now().checked_sub(self.budget);
-        let is_busy = budget_ago.is_some_and(|since| self.is_busy_since(since));
+        let is_busy = self.is_busy_since(sent);
         let longest = LONGEST_SILENCE.max(2 * self.budget);
         if is_busy || self.is_loaded() && self.silence() < longest {
             return Failure::Late { reason: "no reply within the time budget", sent: true };

@@ -86,7 +86,8 @@ impl<'a> Ask<'a> {
 /// Decides over several keys at once: all are charged, or none is.
 ///
 /// If one key is asked for several times, its costs are added up, and each rule that it is asked under must allow the
-/// sum. If Redis cannot be asked, each part decides by its own failure policy.
+/// sum. If a server cannot be asked, the parts whose keys it has decide by their own failure policies; the limits on other
+/// servers hold.
 ///
 /// ```no_run
 /// use tollgate::{Policy, RateLimiter};
@@ -142,15 +143,15 @@ async fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, E
             vec![(index, part.check_alone(now).await?)]
         }
         _ => match charge_shares(&keys, now) {
-            Ok(shares) => {
+            Ok(mut shares) => {
                 let decided = match in_one_step {
                     true => at_once(&keys, now).await,
-                    false => in_order(&keys, now).await,
+                    false => in_order(&keys, &mut shares, now).await,
                 };
                 match decided {
                     Ok(answers) => {
                         if answers.iter().all(|(_, timed)| timed.decision.allowed) {
-                            shares.into_iter().for_each(ShareCharge::keep);
+                            shares.into_iter().flatten().for_each(ShareCharge::keep);
                         }
                         answers
                     }
@@ -246,7 +247,7 @@ struct ChargedKey {
 
 impl ChargedKey {
     fn is_allowed(&self) -> bool {
-        self.answers.iter().all(|(_, timed)| timed.decision.allowed)
+        all_allow(&self.answers)
     }
 }
 
@@ -361,6 +362,18 @@ impl KeyParts<'_> {
         }
         Ok((answers, Sum { units: if go { sum.units } else { 0 }, ..sum }))
     }
+
+    /// Takes back the charge that [falling back](Self::fall_back) has made in this process, if it has made one.
+    fn uncharge(&self, answers: &mut Answers, sum: &Sum) {
+        // The part that charges decided last.
+        if let Some((_, timed)) = answers.last_mut()
+            && timed.decision.allowed
+            && timed.decision.source == Source::Local
+            && sum.units > 0
+        {
+            timed.decision = self.parts[sum.charger].1.uncharge(sum.cost());
+        }
+    }
 }
 
 /// A denial of a cost that no limit can ever allow.
@@ -374,12 +387,12 @@ fn never(decision: Decision) -> Decision {
 fn charge_shares<'a>(
     keys: &'a [KeyParts<'_>],
     now: Option<Tick>,
-) -> Result<Vec<ShareCharge<'a>>, (usize, Timed)> {
-    let mut shares = Vec::new();
+) -> Result<Vec<Option<ShareCharge<'a>>>, (usize, Timed)> {
+    let mut shares = Vec::with_capacity(keys.len());
     for key in keys {
         let sum = key.sum(|part| part.charges_outside(now));
         let (index, part) = key.parts[sum.charger];
-        shares.extend(part.charge_share(sum.cost(), now).map_err(|denial| (index, denial))?);
+        shares.push(part.charge_share(sum.cost(), now).map_err(|denial| (index, denial))?);
     }
     Ok(shares)
 }
@@ -449,18 +462,59 @@ async fn by_script(
     answers.collect::<Result<_, _>>().map(Some)
 }
 
-/// Charges one key after the other, and gives the charges back if one denies.
-async fn in_order(keys: &[KeyParts<'_>], now: Option<Tick>) -> Result<Answers, Error> {
-    let mut charged: Vec<ChargedKey> = Vec::with_capacity(keys.len());
+/// The decision on one key of several that are not decided in one step.
+enum KeyDecision {
+    ByRedis(ChargedKey),
+    /// By the failure policies of its parts, because its server did not answer in time.
+    ByFailurePolicy(Answers, Sum),
+}
+
+impl KeyDecision {
+    fn is_allowed(&self) -> bool {
+        match self {
+            Self::ByRedis(charged) => charged.is_allowed(),
+            Self::ByFailurePolicy(answers, _) => all_allow(answers),
+        }
+    }
+
+    fn into_answers(self) -> Answers {
+        match self {
+            Self::ByRedis(charged) => charged.answers,
+            Self::ByFailurePolicy(answers, _) => answers,
+        }
+    }
+}
+
+fn all_allow(answers: &Answers) -> bool {
+    answers.iter().all(|(_, timed)| timed.decision.allowed)
+}
+
+/// Charges one key after the other, and gives the charges back if one denies. A server that does not answer leaves only its
+/// own keys to their failure policies: the limits on other servers hold.
+async fn in_order(
+    keys: &[KeyParts<'_>],
+    shares: &mut [Option<ShareCharge<'_>>],
+    now: Option<Tick>,
+) -> Result<Answers, Error> {
+    let mut decided: Vec<KeyDecision> = Vec::with_capacity(keys.len());
     let mut failed = None;
     // One budget for all of them, and for giving back.
     let deadline = keys[0].redis().deadline();
-    for key in keys {
+    for (key, share) in keys.iter().zip(shares) {
         let given = now.map(|now| key.first().store().in_redis(now).0);
-        match key.reserve(given, deadline).await {
-            Ok(one) => {
-                let is_allowed = one.is_allowed();
-                charged.push(one);
+        let decision = match key.reserve(given, deadline).await {
+            Ok(charged) => Ok(KeyDecision::ByRedis(charged)),
+            Err(error) => {
+                // The failure policy charges the share itself.
+                drop(share.take());
+                let fallen_back = key.fall_back(&error, now);
+                fallen_back.map(|(answers, sum)| KeyDecision::ByFailurePolicy(answers, sum))
+            }
+        };
+        match decision {
+            Ok(decision) => {
+                let is_allowed = decision.is_allowed();
+                decided.push(decision);
                 if !is_allowed {
                     break;
                 }
@@ -471,12 +525,12 @@ async fn in_order(keys: &[KeyParts<'_>], now: Option<Tick>) -> Result<Answers, E
             }
         }
     }
-    if failed.is_some() || !charged.last().is_none_or(ChargedKey::is_allowed) {
-        give_back(keys, &mut charged, now, deadline).await;
+    if failed.is_some() || !decided.last().is_none_or(KeyDecision::is_allowed) {
+        give_back(keys, &mut decided, now, deadline).await;
     }
     match failed {
         Some(error) => Err(error),
-        None => Ok(charged.into_iter().flat_map(|one| one.answers).collect()),
+        None => Ok(decided.into_iter().flat_map(KeyDecision::into_answers).collect()),
     }
 }
 
@@ -484,12 +538,20 @@ async fn in_order(keys: &[KeyParts<'_>], now: Option<Tick>) -> Result<Answers, E
 /// answer in time, and no unit is lost because it was late.
 async fn give_back(
     keys: &[KeyParts<'_>],
-    charged: &mut [ChargedKey],
+    decided: &mut [KeyDecision],
     now: Option<Tick>,
     deadline: Instant,
 ) {
-    let taken = keys.iter().zip(charged).filter(|(_, one)| one.is_allowed() && one.cost > 0);
+    let mut taken = Vec::with_capacity(decided.len());
+    for (key, decision) in keys.iter().zip(decided) {
+        match decision {
+            KeyDecision::ByRedis(one) if one.is_allowed() && one.cost > 0 => taken.push((key, one)),
+            KeyDecision::ByRedis(_) => {}
+            KeyDecision::ByFailurePolicy(answers, sum) => key.uncharge(answers, sum),
+        }
+    }
     let taken: Vec<(&mut ChargedKey, JoinHandle<Option<Timed>>)> = taken
+        .into_iter()
         .map(|(key, one)| {
             let ((index, part), cost) = (key.parts[one.charger], one.cost);
             let charged_at = one.answers.iter().find(|(other, _)| *other == index);
@@ -527,18 +589,9 @@ fn without_redis(
 ) -> Result<Answers, Error> {
     let each = keys.iter().map(|key| key.fall_back(error, now));
     let mut decided = each.collect::<Result<Vec<_>, _>>()?;
-    let is_denied =
-        |(answers, _): &(Answers, Sum)| answers.iter().any(|(_, t)| !t.decision.allowed);
-    if decided.iter().any(is_denied) {
+    if !decided.iter().all(|(answers, _)| all_allow(answers)) {
         for (key, (answers, sum)) in keys.iter().zip(&mut decided) {
-            // The part that charges decided last.
-            if let Some((_, timed)) = answers.last_mut()
-                && timed.decision.allowed
-                && timed.decision.source == Source::Local
-                && sum.units > 0
-            {
-                timed.decision = key.parts[sum.charger].1.uncharge(sum.cost());
-            }
+            key.uncharge(answers, sum);
         }
     }
     Ok(decided.into_iter().flat_map(|(answers, _)| answers).collect())

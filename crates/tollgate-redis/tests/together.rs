@@ -11,7 +11,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{assert_all_expire, cluster_url, count, patient, until};
+use common::{AMPLE, assert_all_expire, cluster_url, count, patient, until};
 use tollgate::{
     Access, Capacity, Cost, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter, Source,
     Tick, Ticks, Tiers,
@@ -303,11 +303,24 @@ impl TwoServers {
         Self { first, second, to_first, to_second }
     }
 
-    fn limiters(&self, budget: Duration) -> [RateLimiter<Policy, RedisStore>; 2] {
-        [&self.to_first, &self.to_second].map(|proxy| {
+    /// Returns a limiter of each, for 5 units, of which `bob` has used all.
+    async fn limiters(
+        &self,
+        budget: Duration,
+        on_failure: OnFailure,
+    ) -> [RateLimiter<Policy, RedisStore>; 2] {
+        let limiters = [&self.to_first, &self.to_second].map(|proxy| {
             let redis = Redis::with(&proxy.url(), Options::default().budget(budget)).unwrap();
-            RateLimiter::with_store(count(5), redis.store("api"))
-        })
+            RateLimiter::with_store(count(5), redis.store("api").on_failure(on_failure))
+        });
+        for limiter in &limiters {
+            until("the store answers", async || {
+                let asked = limiter.check_n("bob", 5).await.ok()?;
+                (asked.source == Source::Store).then_some(())
+            })
+            .await;
+        }
+        limiters
     }
 }
 
@@ -317,14 +330,7 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_t
     const ROUND_TRIP: Duration = Duration::from_millis(300);
     const BUDGET: Duration = Duration::from_millis(500);
     let servers = TwoServers::start();
-    let [first, second] = servers.limiters(BUDGET);
-    for limiter in [&first, &second] {
-        until("the store answers", async || {
-            let asked = limiter.check_n("bob", 5).await.ok()?;
-            (asked.source == Source::Store).then_some(())
-        })
-        .await;
-    }
+    let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
     servers.to_first.delay(ROUND_TRIP);
     let start = Instant::now();
     let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
@@ -347,20 +353,14 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_t
 async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
     const BUDGET: Duration = Duration::from_secs(2);
     let servers = TwoServers::start();
-    let [first, second] = servers.limiters(BUDGET);
-    for limiter in [&first, &second] {
-        until("the store answers", async || {
-            let asked = limiter.check_n("bob", 5).await.ok()?;
-            (asked.source == Source::Store).then_some(())
-        })
-        .await;
-    }
+    let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
     servers.to_second.stall(true);
     let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
+    let calls = || second.store().redis().counts().calls;
+    let calls_before = calls();
     let cut = async {
-        until("the first is charged", async || {
-            let keys: Vec<String> = servers.first.ask(&["KEYS", "*=alice"]);
-            (!keys.is_empty()).then_some(())
+        until("the first has answered and the second is asked", async || {
+            (calls() > calls_before).then_some(())
         })
         .await;
         servers.to_first.refuse(true);
@@ -372,4 +372,29 @@ async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
     assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)), "{asked:?}");
     let redis = first.store().redis();
     until("it is counted", async || (redis.counts().unreturned == 2).then_some(())).await;
+}
+
+/// A server that is down leaves its own keys to their failure policy, and takes no limit of another server away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
+    for on_failure in [OnFailure::Allow, OnFailure::Local { instances: 1 }] {
+        let servers = TwoServers::start();
+        let [first, second] = servers.limiters(AMPLE, on_failure).await;
+        servers.to_first.refuse(true);
+        servers.to_first.cut();
+        let ask = async |cost, of_second| {
+            let of_first = Ask::of(&first, "alice").unwrap().cost(cost);
+            check_all([of_first, Ask::of(&second, of_second).unwrap()]).await.unwrap()
+        };
+        for _ in 0..3 {
+            let denied = ask(5, "bob").await;
+            let decision = denied.decision;
+            assert_eq!((decision.allowed, denied.refused_ask), (false, Some(1)), "{on_failure:?}");
+        }
+        // The denials charged nothing in this process either.
+        let allowed = ask(5, "carol").await.decision;
+        assert!(allowed.allowed, "{on_failure:?}: {allowed:?}");
+        assert_ne!(allowed.source, Source::Store);
+        assert_eq!(second.peek_n("carol", 0).await.unwrap().remaining, 4);
+    }
 }

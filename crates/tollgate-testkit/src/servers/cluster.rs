@@ -159,8 +159,8 @@ impl Cluster {
         node.ask(&[b"CLUSTER", b"KEYSLOT".as_slice(), key.as_ref()])
     }
 
-    /// The index of the primary that has a slot, as the nodes know now. Where they differ, the
-    /// newest claim holds.
+    /// Returns the index of the primary that has a slot, as the running nodes know now. Where they differ, the newest claim
+    /// holds.
     ///
     /// # Panics
     ///
@@ -169,10 +169,32 @@ impl Cluster {
     pub fn primary_of(&self, slot: u16) -> usize {
         self.views()
             .flatten()
-            .filter(|line| line.slots.iter().any(|slots| slots.contains(&slot)))
+            .filter(|line| line.has(slot))
             .max_by_key(|line| line.epoch)
             .and_then(|line| self.index_of(&line.id))
-            .expect("somebody has the slot")
+            .expect("a node has the slot")
+    }
+
+    /// Waits until all running nodes agree on the primary of a slot, and returns its index.
+    ///
+    /// # Panics
+    ///
+    /// If they do not.
+    #[must_use]
+    pub fn agreed_primary_of(&self, slot: u16) -> usize {
+        let mut agreed = None;
+        wait_until("the nodes agree on the primary of a slot", PATIENCE, || {
+            let owners: HashSet<_> = self
+                .views()
+                .map(|view| view.into_iter().find(|line| line.has(slot)).map(|line| line.id))
+                .collect();
+            agreed = match owners.into_iter().collect::<Vec<_>>().as_slice() {
+                [Some(owner)] => self.index_of(owner),
+                _ => None,
+            };
+            agreed.is_some()
+        });
+        agreed.expect("the wait ended")
     }
 
     /// The index of a running replica of a node.
@@ -217,7 +239,7 @@ impl Cluster {
     /// Opens a slot on both sides. From now on its primary sends clients on (`ASK`) for keys that
     /// it has not.
     pub fn begin_migration(&self, slot: u16, to: usize) {
-        let from = self.primary_of(slot);
+        let from = self.agreed_primary_of(slot);
         self.set_slot(to, slot, &["IMPORTING", &self.ids[from]]);
         self.set_slot(from, slot, &["MIGRATING", &self.ids[to]]);
     }
@@ -274,6 +296,10 @@ struct Line {
 }
 
 impl Line {
+    fn has(&self, slot: u16) -> bool {
+        self.slots.iter().any(|slots| slots.contains(&slot))
+    }
+
     /// None for a node that is only about to be known.
     fn of(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
