@@ -38,11 +38,11 @@ cell=target/rivals/redis-cell
 } || true
 
 cargo build -q --locked --release
-target/release/tollgate serve --http 127.0.0.1:0 --resp 127.0.0.1:0 --log error --config bench/server.toml >"$work/tollgate" &
+target/release/tallygate serve --http 127.0.0.1:0 --resp 127.0.0.1:0 --log error --config bench/server.toml >"$work/tallygate" &
 pids+=($!)
-until grep -q '^tollgate ready' "$work/tollgate"; do sleep 0.05; done
-tollgate_http=$(sed -n 's/^http //p' "$work/tollgate")
-tollgate_resp=$(sed -n 's/^resp .*://p' "$work/tollgate")
+until grep -q '^tallygate ready' "$work/tallygate"; do sleep 0.05; done
+tallygate_http=$(sed -n 's/^http //p' "$work/tallygate")
+tallygate_resp=$(sed -n 's/^resp .*://p' "$work/tallygate")
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 # Waits until a process answers on its port.
@@ -71,7 +71,7 @@ throttle=(CL.THROTTLE key:__rand_int__ 1000000 1000000 60)
 # What a RESP entrant is asked, and where.
 entrant() {
     case $1 in
-    tollgate) echo "$tollgate_resp" "${throttle[@]}" ;;
+    tallygate) echo "$tallygate_resp" "${throttle[@]}" ;;
     redis-ping) echo "$redis_port" PING ;;
     redis-set-ex) echo "$redis_port" SET set:__rand_int__ value EX 60 ;;
     redis-cell) [ ! -f $cell.so ] || echo "$redis_port" "${throttle[@]}" ;;
@@ -106,10 +106,10 @@ printf '%-10s %-14s %12s %12s\n' case entrant requests/s p99
 for case in resp-p1 resp-p16 http; do
     declare -A best=() tail=()
     for _ in $(seq "$rounds"); do
-        for name in tollgate redis-ping redis-set-ex redis-cell throttlecrab; do
+        for name in tallygate redis-ping redis-set-ex redis-cell throttlecrab; do
             if [ $case = http ]; then
                 case $name in
-                tollgate) result=$(http "$tollgate_http" /v1/check '{"policy":"bench","key":"key:%d"}') ;;
+                tallygate) result=$(http "$tallygate_http" /v1/check '{"policy":"bench","key":"key:%d"}') ;;
                 throttlecrab)
                     [ -x $crab ] || continue
                     result=$(http "127.0.0.1:$crab_http" /throttle \
@@ -132,12 +132,12 @@ for case in resp-p1 resp-p16 http; do
             fi
         done
     done
-    for name in tollgate redis-ping redis-set-ex redis-cell throttlecrab; do
+    for name in tallygate redis-ping redis-set-ex redis-cell throttlecrab; do
         [ -n "${best[$name]-}" ] || continue
         printf '%-10s %-14s %12.0f %12s\n' $case $name "${best[$name]}" "${tail[$name]}"
     done
     for name in redis-ping redis-set-ex redis-cell throttlecrab; do
         [ -n "${best[$name]-}" ] || continue
-        awk "BEGIN { printf \"ratio $case $name %.2f\\n\", ${best[tollgate]} / ${best[$name]} }"
+        awk "BEGIN { printf \"ratio $case $name %.2f\\n\", ${best[tallygate]} / ${best[$name]} }"
     done
 done

@@ -76,7 +76,7 @@ class Watched:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        return sum(int(number) for number in re.findall(r"^tollgate_decisions_total\{.*\} (\d+)$", text, re.M))
+        return sum(int(number) for number in re.findall(r"^tallygate_decisions_total\{.*\} (\d+)$", text, re.M))
 
     def be_good(self, stop):
         """Asks fifty times a second, and notes how long it waits."""
@@ -86,7 +86,7 @@ class Watched:
         replies = stream.makefile("rb")
         while not stop.is_set():
             began = time.perf_counter()
-            stream.sendall(b"TOLLGATE.CHECK good me\r\n")
+            stream.sendall(b"TG.CHECK good me\r\n")
             reply = [replies.readline() for _ in range(7)]
             took = time.perf_counter() - began
             with self.lock:
@@ -99,8 +99,8 @@ class Watched:
     def come_and_go(self, stop):
         """Connections that ask and go, that go in the midst of it, and that say nothing."""
         words = [
-            (self.resp, b"TOLLGATE.CHECK api me\r\n"),
-            (self.resp, b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$3\r\nap"),
+            (self.resp, b"TG.CHECK api me\r\n"),
+            (self.resp, b"*3\r\n$8\r\nTG.CHECK\r\n$3\r\nap"),
             (self.http, b"GET /v1/authorize/api HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
             (self.http, b"POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{"),
             (self.http, b""),
@@ -154,7 +154,7 @@ end
         throttle = ["redis-benchmark", "-p", port, "-l", "-q", "-c", "10", "-P", "16", "-r", str(self.keys),
                     "CL.THROTTLE", "t__rand_int__", "100", "1000", "60"]
         log = ["redis-benchmark", "-p", port, "-l", "-q", "-c", "5", "-P", "4", "-r", str(self.keys),
-               "TOLLGATE.CHECK", "log", "l__rand_int__"]
+               "TG.CHECK", "log", "l__rand_int__"]
         return [subprocess.Popen(command, **quiet) for command in (wrk, throttle, log)]
 
     def sample(self, seconds):

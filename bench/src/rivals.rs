@@ -14,7 +14,7 @@ use governor::clock::DefaultClock;
 use governor::middleware::StateInformationMiddleware;
 use governor::state::keyed::{DashMapStateStore, DefaultKeyedStateStore, HashMapStateStore};
 use governor::state::{InMemoryState, NotKeyed};
-use tollgate::{Capacity, Policy, PolicyStore, SystemClock, Ticks};
+use tallygate::{Capacity, Policy, PolicyStore, SystemClock, Ticks};
 
 use crate::workload::Limit;
 
@@ -55,8 +55,8 @@ pub trait Telling: Sync + Sized + 'static {
     fn remaining(&self, key: &String) -> Option<u64>;
 }
 
-/// As [`tollgate::RateLimiter::new`] makes it, for as many keys as the case has.
-pub struct Tollgate(tollgate::RateLimiter);
+/// As [`tallygate::RateLimiter::new`] makes it, for as many keys as the case has.
+pub struct Tallygate(tallygate::RateLimiter);
 
 pub fn policy(limit: Limit) -> Policy {
     Policy::token_bucket(1)
@@ -70,14 +70,14 @@ fn nanoseconds(duration: Duration) -> Ticks {
     Ticks(u64::try_from(duration.as_nanos()).expect("less than 500 years"))
 }
 
-impl Limiter for Tollgate {
-    const NAME: &'static str = "tollgate";
+impl Limiter for Tallygate {
+    const NAME: &'static str = "tallygate";
     const BOUNDED: bool = true;
 
     fn new(limit: Limit, keys: usize) -> Self {
         let policy = policy(limit);
         let store = PolicyStore::new(&policy, Capacity::of(keys), SystemClock::new());
-        Self(tollgate::RateLimiter::with_store(policy, store))
+        Self(tallygate::RateLimiter::with_store(policy, store))
     }
 
     #[inline]
@@ -96,8 +96,8 @@ impl Limiter for Tollgate {
     }
 }
 
-impl Telling for Tollgate {
-    const NAME: &'static str = "tollgate";
+impl Telling for Tallygate {
+    const NAME: &'static str = "tallygate";
 
     fn new(limit: Limit, keys: usize) -> Self {
         <Self as Limiter>::new(limit, keys)
@@ -417,13 +417,13 @@ impl Limiter for LeakyBucket {
 pub mod single {
     use super::*;
 
-    pub struct Tollgate(tollgate::SingleLimiter);
+    pub struct Tallygate(tallygate::SingleLimiter);
 
-    impl Limiter for Tollgate {
-        const NAME: &'static str = "tollgate";
+    impl Limiter for Tallygate {
+        const NAME: &'static str = "tallygate";
 
         fn new(limit: Limit, _: usize) -> Self {
-            Self(tollgate::SingleLimiter::new(policy(limit)))
+            Self(tallygate::SingleLimiter::new(policy(limit)))
         }
 
         #[inline]
@@ -488,7 +488,7 @@ macro_rules! keyed {
     };
     ($governor_best:ident, $enter:ident($($argument:expr),*)) => {
         vec![
-            $enter::<$crate::rivals::Tollgate>($($argument),*),
+            $enter::<$crate::rivals::Tallygate>($($argument),*),
             $enter::<$crate::rivals::Governor>($($argument),*),
             $enter::<$crate::rivals::$governor_best>($($argument),*),
             $enter::<$crate::rivals::Quota>($($argument),*),

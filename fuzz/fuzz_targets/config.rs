@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tollgate_server::fuzzing::config(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tallygate_server::fuzzing::config(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tollgate_redis::fuzzing::redis_value(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tallygate_redis::fuzzing::redis_value(input));

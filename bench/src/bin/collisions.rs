@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
-use tollgate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock};
-use tollgate_bench::workload::{Random, quick, scaled};
+use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock};
+use tallygate_bench::workload::{Random, quick, scaled};
 
 /// Keys of each kind.
 const KEYS: usize = 20_000;

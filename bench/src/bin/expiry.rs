@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use governor::clock::FakeRelativeClock;
-use tollgate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks};
-use tollgate_bench::workload::{name, names, quick, scaled};
+use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks};
+use tallygate_bench::workload::{name, names, quick, scaled};
 
 /// Keys that are there, and expire.
 const OLD: usize = 10_000_000;

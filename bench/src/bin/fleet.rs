@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tollgate::{Decision, Op, Policy, Store as _, Tick};
-use tollgate_bench::workload::quick;
-use tollgate_redis::{Leases, OnFailure, Options, Redis, RedisStore};
-use tollgate_testkit::servers::{Flavor, Server};
+use tallygate::{Decision, Op, Policy, Store as _, Tick};
+use tallygate_bench::workload::quick;
+use tallygate_redis::{Leases, OnFailure, Options, Redis, RedisStore};
+use tallygate_testkit::servers::{Flavor, Server};
 
 const ROUNDS: usize = 5;
 const LANES: u64 = 64;

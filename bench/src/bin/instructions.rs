@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::process::Command;
 
-use tollgate_core::{Algorithm, Answer, Decision, Kind, Machine, Policy, Tick, Ticks};
+use tallygate_core::{Algorithm, Answer, Decision, Kind, Machine, Policy, Tick, Ticks};
 
 /// Decisions in the shorter of the two runs.
 const N: u64 = 20_000;

@@ -6,15 +6,15 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use tollgate::{Clock as _, SystemClock};
-use tollgate_bench::entrants::{asked, asked_in_batches, assert_kept, filled};
-use tollgate_bench::keyed;
-use tollgate_bench::resident::{FILL, bytes_per_key, fill};
-use tollgate_bench::rivals::{
-    Governor, GovernorTelling, Limiter, Quota, Telling, Throttlecrab, Tollgate, single,
+use tallygate::{Clock as _, SystemClock};
+use tallygate_bench::entrants::{asked, asked_in_batches, assert_kept, filled};
+use tallygate_bench::keyed;
+use tallygate_bench::resident::{FILL, bytes_per_key, fill};
+use tallygate_bench::rivals::{
+    Governor, GovernorTelling, Limiter, Quota, Tallygate, Telling, Throttlecrab, single,
 };
-use tollgate_bench::rounds::{Best, Entrant, contest, per_decision, rounds, timed};
-use tollgate_bench::workload::{
+use tallygate_bench::rounds::{Best, Entrant, contest, per_decision, rounds, timed};
+use tallygate_bench::workload::{
     CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_A_DAY, Workload, name, names, quick, scaled,
 };
 
@@ -27,11 +27,11 @@ const FLOOD: usize = 200_000;
 /// Keys whose memory is measured.
 const RESIDENT: usize = 5_000_000;
 
-/// What Tollgate's table for a million keys takes: buckets of 128 bytes with five slots, 60 % full.
+/// What Tallygate's table for a million keys takes: buckets of 128 bytes with five slots, 60 % full.
 const TABLE_BYTES: usize = MILLION * 100 / 60 / 5 * 128;
 
 const RIVALS: [&str; 8] = [
-    "tollgate",
+    "tallygate",
     "governor",
     "governor-best",
     "quota",
@@ -44,7 +44,7 @@ const RIVALS: [&str; 8] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [FILL, "tollgate", keys] => println!("{}", fill::<Tollgate>(keys.parse()?)?),
+        [FILL, "tallygate", keys] => println!("{}", fill::<Tallygate>(keys.parse()?)?),
         [FILL, "governor", keys] => println!("{}", fill::<Governor>(keys.parse()?)?),
         ref chosen => compare(|case| chosen.is_empty() || chosen.contains(&case))?,
     }
@@ -89,7 +89,7 @@ fn compare(is_chosen: impl Fn(&str) -> bool) -> Result<(), Box<dyn std::error::E
         ratios(case, bests);
     }
     if is_chosen("bytes-per-key") {
-        for name in ["tollgate", "governor"] {
+        for name in ["tallygate", "governor"] {
             println!("bytes-per-key {name} {}", bytes_per_key(name, scaled(RESIDENT))?);
         }
     }
@@ -118,7 +118,7 @@ fn ratios(case: &str, bests: &[Best]) {
 fn alone(threads: usize) -> Vec<Best> {
     let workload = Workload::of(1);
     contest(vec![
-        asked::<single::Tollgate>(&workload, PLENTY_FOR_ONE, threads),
+        asked::<single::Tallygate>(&workload, PLENTY_FOR_ONE, threads),
         asked::<single::Governor>(&workload, PLENTY_FOR_ONE, threads),
         asked::<single::Ratelimit>(&workload, PLENTY_FOR_ONE, threads),
         asked::<single::LeakyBucket>(&workload, PLENTY_FOR_ONE, threads),
@@ -144,7 +144,7 @@ fn in_batches(keys: usize) -> Vec<Best> {
 fn telling(keys: usize) -> Vec<Best> {
     let workload = Workload::of(keys);
     contest(vec![
-        asked_in_full::<Tollgate>(&workload),
+        asked_in_full::<Tallygate>(&workload),
         asked_in_full::<GovernorTelling>(&workload),
         asked_in_full::<Quota>(&workload),
         asked_in_full::<Throttlecrab>(&workload),
@@ -229,7 +229,7 @@ fn floor_of_memory() -> Vec<Best> {
             CHUNK
         })
     };
-    contest(vec![Entrant { name: "tollgate", turn: Box::new(turn) }])
+    contest(vec![Entrant { name: "tallygate", turn: Box::new(turn) }])
 }
 
 /// What no limiter with such a clock can beat: to read it.
@@ -243,5 +243,5 @@ fn floor_of_clock() -> Vec<Best> {
             CHUNK
         })
     };
-    contest(vec![Entrant { name: "tollgate", turn: Box::new(turn) }])
+    contest(vec![Entrant { name: "tallygate", turn: Box::new(turn) }])
 }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use tollgate::{Kind, Policy, RateLimiter};
-use tollgate_bench::workload::quick;
-use tollgate_redis::{OnFailure, Options, Redis, RedisStore};
-use tollgate_testkit::servers::{Flavor, Server};
+use tallygate::{Kind, Policy, RateLimiter};
+use tallygate_bench::workload::quick;
+use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
+use tallygate_testkit::servers::{Flavor, Server};
 
 const ROUNDS: usize = 5;
 /// Short ones: what else the machine does shows in most of them.
@@ -35,7 +35,7 @@ type Limiter = RateLimiter<Policy, RedisStore>;
 
 #[derive(Clone)]
 enum Entrant {
-    Tollgate(Arc<Limiter>),
+    Tallygate(Arc<Limiter>),
     Minimal { connections: Vec<MultiplexedConnection>, hash: Arc<str> },
     Incr { connections: Vec<MultiplexedConnection> },
 }
@@ -43,7 +43,7 @@ enum Entrant {
 impl Entrant {
     const fn name(&self) -> &'static str {
         match self {
-            Self::Tollgate(_) => "tollgate",
+            Self::Tallygate(_) => "tallygate",
             Self::Minimal { .. } => "minimal-gcra",
             Self::Incr { .. } => "incr",
         }
@@ -53,7 +53,7 @@ impl Entrant {
     async fn ask(&self, lane: usize, client: u64) {
         let key = format!("client-{client}");
         match self {
-            Self::Tollgate(limiter) => {
+            Self::Tallygate(limiter) => {
                 let decision = limiter.check(&key).await.expect("a decision");
                 assert!(decision.allowed && decision.source.name() == "store", "{decision:?}");
             }
@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("decisions a second and p99, {}", flavor.name());
                 println!(
                     "{:<18}{:>12}{:>10}{:>16}{:>10}{:>12}{:>10}",
-                    "case", "tollgate", "p99 µs", "minimal-gcra", "p99 µs", "incr", "p99 µs"
+                    "case", "tallygate", "p99 µs", "minimal-gcra", "p99 µs", "incr", "p99 µs"
                 );
                 for connections in [1, 8] {
                     for in_flight in [1, 16, 256] {
@@ -172,7 +172,7 @@ async fn entrants(
         other => return Err(format!("SCRIPT LOAD answered {other:?}").into()),
     };
     Ok(vec![
-        Entrant::Tollgate(limiter),
+        Entrant::Tallygate(limiter),
         Entrant::Minimal { connections: links.clone(), hash },
         Entrant::Incr { connections: links },
     ])
@@ -217,8 +217,8 @@ async fn costs(server: &Server) -> Result<(), Box<dyn std::error::Error>> {
         let mut measured = vec![cost(server, "minimal-gcra", &minimal, "evalsha").await];
         measured.push(cost(server, "incr", &incr, "incr").await);
         for kind in Kind::ALL {
-            let tollgate = entrants(server, 1, kind).await?.swap_remove(0);
-            measured.push(cost(server, kind.name(), &tollgate, "evalsha").await);
+            let tallygate = entrants(server, 1, kind).await?.swap_remove(0);
+            measured.push(cost(server, kind.name(), &tallygate, "evalsha").await);
         }
         for (index, found) in measured.into_iter().enumerate() {
             match best.get_mut(index) {

@@ -2,11 +2,11 @@
 //!
 //! Prints the numbers, and writes the plot to the path it is given.
 
-use tollgate_bench::entrants::{asked, asked_in_batches};
-use tollgate_bench::plot::{Curve, Plot};
-use tollgate_bench::rivals::{Governor, Quota, Throttlecrab, Tollgate};
-use tollgate_bench::rounds::{Entrant, contest};
-use tollgate_bench::workload::{PLENTY, PLENTY_FOR_ONE, Workload, quick};
+use tallygate_bench::entrants::{asked, asked_in_batches};
+use tallygate_bench::plot::{Curve, Plot};
+use tallygate_bench::rivals::{Governor, Quota, Tallygate, Throttlecrab};
+use tallygate_bench::rounds::{Entrant, contest};
+use tallygate_bench::workload::{PLENTY, PLENTY_FOR_ONE, Workload, quick};
 
 /// From one key to ten million.
 const DECADES: u32 = 8;
@@ -14,8 +14,8 @@ const DECADES: u32 = 8;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("which file shall the plot be written to?")?;
     let mut curves = [
-        ("tollgate, batches of 32", "#0969da"),
-        ("tollgate", "#1f883d"),
+        ("tallygate, batches of 32", "#0969da"),
+        ("tallygate", "#1f883d"),
         ("governor", "#cf222e"),
         ("quota", "#9a6700"),
         ("throttlecrab", "#8250df"),
@@ -31,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let clients = 10_usize.pow(decade);
         let workload = Workload::of(clients);
         let limit = if clients < 1000 { PLENTY_FOR_ONE } else { PLENTY };
-        let batches = asked_in_batches::<Tollgate>(&workload, limit);
+        let batches = asked_in_batches::<Tallygate>(&workload, limit);
         let bests = contest(vec![
-            Entrant { name: "tollgate, batches of 32", ..batches },
-            asked::<Tollgate>(&workload, limit, 1),
+            Entrant { name: "tallygate, batches of 32", ..batches },
+            asked::<Tallygate>(&workload, limit, 1),
             asked::<Governor>(&workload, limit, 1),
             asked::<Quota>(&workload, limit, 1),
             asked::<Throttlecrab>(&workload, limit, 1),

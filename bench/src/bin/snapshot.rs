@@ -6,17 +6,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tollgate::{
+use tallygate::{
     Access, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SystemClock, Tiers,
     save_snapshot,
 };
-use tollgate_bench::workload::{name, scaled};
+use tallygate_bench::workload::{name, scaled};
 
 const SIZES: [usize; 2] = [1_000_000, 10_000_000];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
-    let path = folder.join(format!("tollgate-bench-snapshot-{}", std::process::id()));
+    let path = folder.join(format!("tallygate-bench-snapshot-{}", std::process::id()));
     println!("{:>12} {:>9} {:>9} {:>12} {:>6}", "clients", "save s", "read s", "bytes", "each");
     for size in SIZES.map(scaled) {
         let policy = Arc::new(Policy::token_bucket(100).per_hour().build()?);

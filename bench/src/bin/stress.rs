@@ -1,9 +1,9 @@
-//! The stress campaign of `crates/tollgate/examples/stress`, with governor in the same runs.
+//! The stress campaign of `crates/tallygate/examples/stress`, with governor in the same runs.
 //!
-//! `stress [SECONDS]` exits with 1 if Tollgate allowed more than its limit, or less than it had to. Governor is shown for
+//! `stress [SECONDS]` exits with 1 if Tallygate allowed more than its limit, or less than it had to. Governor is shown for
 //! comparison.
 
-#[path = "../../../crates/tollgate/examples/stress/campaign/mod.rs"]
+#[path = "../../../crates/tallygate/examples/stress/campaign/mod.rs"]
 mod campaign;
 
 use std::error::Error;
@@ -11,8 +11,8 @@ use std::io::stdout;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tollgate_bench::rivals::{Governor, Limiter as _};
-use tollgate_bench::workload::Limit;
+use tallygate_bench::rivals::{Governor, Limiter as _};
+use tallygate_bench::workload::Limit;
 
 use campaign::{AskRival, Rival};
 

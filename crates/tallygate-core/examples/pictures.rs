@@ -1,0 +1,471 @@
+//! Draws what each of the six algorithms does to the same traffic, for
+//! `docs/choosing-an-algorithm.md`.
+//!
+//! ```sh
+//! cargo run -p tallygate-core --example pictures docs/pictures
+//! ```
+//!
+//! Everything drawn is decided by the crate itself. What that page says and no picture shows is
+//! asserted by [`check_the_words`] first, so the pictures are not redrawn beside words that are no
+//! longer true.
+
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+use std::{env, fs};
+
+use tallygate_core::{
+    Anchor, BucketState, Cost, Decision, FixedWindowState, Kind, Limit, LimitBuilder, LimitState,
+    MAX_LOG_ENTRIES, Machine, Policy, PolicyError, Simulator, SlidingWindowCounterState,
+    SlidingWindowLogState, Tick, Ticks, simulate,
+};
+
+/// L, and B too, since no burst is asked for.
+const LIMIT: Cost = 10;
+/// W.
+const WINDOW: i64 = 100;
+
+/// The traffic, in order of time.
+const TRAFFIC: [Phase; 5] = [
+    Phase { label: Label::Left, first: 95, every: 0, requests: 14 },
+    Phase { label: Label::Right, first: 105, every: 0, requests: 14 },
+    Phase { label: Label::Over, first: 110, every: 5, requests: 19 },
+    Phase { label: Label::Right, first: 305, every: 0, requests: 14 },
+    Phase { label: Label::Right, first: 405, every: 0, requests: 14 },
+];
+
+/// A burst at one tick, or a trickle.
+struct Phase {
+    label: Label,
+    first: i64,
+    every: i64,
+    requests: i64,
+}
+
+/// Where it says how many of a phase were allowed, so that neighbours do not overlap.
+#[derive(Clone, Copy)]
+enum Label {
+    Left,
+    Right,
+    Over,
+}
+
+impl Phase {
+    fn times(&self) -> impl Iterator<Item = Tick> {
+        (0..self.requests).map(|index| Tick(self.first + index * self.every))
+    }
+
+    const fn last(&self) -> i64 {
+        self.first + (self.requests - 1) * self.every
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Some(folder) = env::args_os().nth(1).map(PathBuf::from) else {
+        return Err("say which folder the pictures go to, such as docs/pictures".into());
+    };
+    check_the_words()?;
+    fs::create_dir_all(&folder)?;
+    for kind in Kind::ALL {
+        let mut svg = String::new();
+        draw(&mut svg, kind, &Run::of(limit(kind).limit()?))?;
+        fs::write(folder.join(format!("{kind}.svg")), svg)?;
+    }
+    Ok(())
+}
+
+fn limit(kind: Kind) -> LimitBuilder {
+    Policy::of(kind, LIMIT).per(Ticks(WINDOW.cast_unsigned()))
+}
+
+/// What became of the traffic.
+struct Run {
+    requests: Vec<Request>,
+    /// Time and what remains, before and after each change.
+    remaining: Vec<(i64, i64)>,
+    /// Time and how far ahead of it the theoretical arrival time lies (GCRA; else empty).
+    ahead: Vec<(i64, i64)>,
+}
+
+struct Request {
+    phase: usize,
+    at: i64,
+    /// How many came before it at the same tick.
+    rank: i64,
+    told: Decision,
+}
+
+impl Run {
+    fn of(limit: Limit) -> Self {
+        let mut simulator = Simulator::new(limit);
+        let mut run = Self { requests: Vec::new(), remaining: Vec::new(), ahead: Vec::new() };
+        for at in FROM..=TO {
+            run.look(&mut simulator, at);
+            let due = TRAFFIC.iter().enumerate().flat_map(|(phase, traffic)| {
+                traffic.times().filter(|&time| time == Tick(at)).map(move |_| phase)
+            });
+            for (rank, phase) in (0..).zip(due) {
+                let told = simulator.step(0, Tick(at), 1);
+                run.requests.push(Request { phase, at, rank, told });
+            }
+            run.look(&mut simulator, at);
+        }
+        run.ahead.dedup();
+        run
+    }
+
+    /// Notes what can be seen at a time, without asking for anything.
+    fn look(&mut self, simulator: &mut Simulator<Limit>, at: i64) {
+        let seen: Decision = simulator.step(0, Tick(at), 0);
+        self.remaining.push((at, seen.remaining.cast_signed()));
+        if let (Machine::Gcra(gcra), Some(LimitState::Bucket(state))) =
+            (simulator.rule().machine(), simulator.state(0))
+        {
+            let arrival = gcra.arrival_time(state);
+            self.ahead.push((at, arrival.tick.since(Tick(at)).0.cast_signed()));
+        }
+    }
+
+    fn allowed(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().filter(|request| request.told.allowed)
+    }
+
+    fn allowed_of(&self, phase: usize) -> usize {
+        self.allowed().filter(|request| request.phase == phase).count()
+    }
+
+    /// What the first refused request was told.
+    fn first_wait(&self) -> Ticks {
+        let mut refused = self.requests.iter().filter(|request| !request.told.allowed);
+        refused.find_map(|request| request.told.retry_after).unwrap_or_default()
+    }
+
+    /// When each admitted request goes out if it waits for its delay.
+    fn departures(&self) -> impl Iterator<Item = i64> {
+        self.allowed().map(|request| request.at + request.told.delay.0.cast_signed())
+    }
+
+    fn longest_delay(&self) -> Ticks {
+        self.allowed().map(|request| request.told.delay).max().unwrap_or_default()
+    }
+}
+
+// The page, in pixels. A tick is 8/5 of one: all of the traffic falls on whole pixels.
+const FROM: i64 = 60;
+const TO: i64 = 510;
+const LEFT: i64 = 40;
+const RIGHT: i64 = x(TO);
+const WIDTH: i64 = RIGHT + 16;
+/// The height of a request.
+const PITCH: i64 = 6;
+
+const fn x(at: i64) -> i64 {
+    LEFT + (at - FROM) * 8 / 5
+}
+
+/// Where the windows of the clock begin.
+fn edges() -> impl Iterator<Item = i64> {
+    (1..).map(|window| window * WINDOW).take_while(|&edge| edge < TO)
+}
+
+/// A strip of the page with a scale of its own to its left.
+struct Panel {
+    /// Where 0 is.
+    foot: i64,
+    /// How high 10 is.
+    ten: i64,
+    /// The greatest value.
+    top: i64,
+    /// Where the scale says a number.
+    numbers: &'static [i64],
+}
+
+const REQUESTS: Panel = Panel { foot: 164, ten: 10 * PITCH, top: 14, numbers: &[0, 5, 10] };
+const QUOTA: Panel = Panel { foot: 264, ten: 60, top: 10, numbers: &[0, 5, 10] };
+const ARRIVAL_TIME: Panel = Panel { foot: 354, ten: 5, top: 100, numbers: &[0, 50, 100] };
+const DEPARTURES: Panel = Panel { foot: 310, ten: 10, top: 12, numbers: &[] };
+
+impl Panel {
+    const fn y(&self, value: i64) -> i64 {
+        self.foot - value * self.ten / 10
+    }
+
+    fn draw(&self, svg: &mut String, name: impl fmt::Display, over: i64) -> fmt::Result {
+        for edge in edges() {
+            path(svg, "edge", format_args!("M{} {}V{}", x(edge), self.y(self.top), self.foot))?;
+        }
+        for &number in self.numbers {
+            path(svg, "rule", format_args!("M{LEFT} {}H{RIGHT}", self.y(number)))?;
+            text(svg, "end", (LEFT - 6, self.y(number) + 4), number)?;
+        }
+        path(svg, "", format_args!("M{LEFT} {}H{RIGHT}", self.foot))?;
+        text(svg, "", (LEFT, self.y(self.top) - over), name)
+    }
+}
+
+const STYLE: &str = "\
+text{font:12px system-ui,sans-serif;fill:#57606a}\
+.name{font-weight:600;font-size:14px}\
+.end{text-anchor:end}.mid{text-anchor:middle}\
+path{fill:none;stroke:#57606a}\
+.edge{stroke-opacity:.4;stroke-dasharray:3 3}\
+.rule{stroke-opacity:.2}\
+.yes{fill:#0969da;stroke:none}\
+.no{stroke:#bc4c00;stroke-width:1.5}\
+.line{stroke:#0969da;stroke-width:1.5}\
+@media(prefers-color-scheme:dark){\
+text{fill:#9198a1}path{stroke:#9198a1}\
+.yes{fill:#4493f8}.no{stroke:#f0883e}.line{stroke:#4493f8}}";
+
+fn draw(svg: &mut String, kind: Kind, run: &Run) -> fmt::Result {
+    let lowest = match kind {
+        Kind::Gcra => ARRIVAL_TIME,
+        Kind::LeakyBucket => DEPARTURES,
+        _ => QUOTA,
+    };
+    let (foot, height) = (lowest.foot, lowest.foot + 40);
+    let (allowed, all) = (run.allowed().count(), run.requests.len());
+    let times: Vec<_> = run.allowed().map(|request| (request.at, 1)).collect();
+    let (most, wait) = (most_in_a_window(&times), run.first_wait());
+
+    writeln!(
+        svg,
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-labelledby="t d">"#
+    )?;
+    writeln!(svg, r#"<title id="t">{kind}: {allowed} of {all} requests allowed</title>"#)?;
+    write!(svg, r#"<desc id="d">Limit {LIMIT} per {WINDOW} ticks."#)?;
+    for (index, phase) in TRAFFIC.iter().enumerate() {
+        let Phase { first, every, requests, .. } = *phase;
+        write!(svg, " {} of {requests} allowed ", run.allowed_of(index))?;
+        match every {
+            0 => write!(svg, "at tick {first}.")?,
+            _ => write!(svg, "from tick {first} to {}, one every {every}.", phase.last())?,
+        }
+    }
+    writeln!(svg, " At most {most} in any {WINDOW} ticks.</desc>")?;
+    writeln!(svg, "<style>{STYLE}</style>")?;
+
+    text(svg, "name", (LEFT, 18), kind)?;
+    let summary = format_args!(
+        "{allowed} of {all} allowed, at most {most} in any {WINDOW} ticks; \
+         the first one refused is told to wait {wait}"
+    );
+    text(svg, "", (LEFT, 36), summary)?;
+    legend(svg)?;
+    for edge in edges() {
+        text(svg, "mid", (x(edge), foot + 16), edge)?;
+    }
+    text(svg, "end", (RIGHT, foot + 32), "time in ticks; dashed: multiples of the window")?;
+
+    requests(svg, run)?;
+    remaining(svg, run)?;
+    match kind {
+        Kind::Gcra => arrival_time(svg, run)?,
+        Kind::LeakyBucket => departures(svg, run)?,
+        _ => {}
+    }
+    writeln!(svg, "</svg>")
+}
+
+fn legend(svg: &mut String) -> fmt::Result {
+    path(svg, "yes", Square((RIGHT - 130, 14)))?;
+    text(svg, "", (RIGHT - 122, 18), "allowed")?;
+    path(svg, "no", Cross((RIGHT - 56, 14)))?;
+    text(svg, "", (RIGHT - 48, 18), "refused")
+}
+
+/// Those that came at the same tick are stacked, the first at the foot.
+fn requests(svg: &mut String, run: &Run) -> fmt::Result {
+    REQUESTS.draw(svg, "requests, stacked where they share a tick", 24)?;
+    let (mut yes, mut no) = (String::new(), String::new());
+    for request in &run.requests {
+        let place = (x(request.at), REQUESTS.y(request.rank) - PITCH / 2);
+        if request.told.allowed {
+            write!(yes, "{}", Square(place))?;
+        } else {
+            write!(no, "{}", Cross(place))?;
+        }
+    }
+    path(svg, "yes", yes)?;
+    path(svg, "no", no)?;
+    for (index, phase) in TRAFFIC.iter().enumerate() {
+        let top = REQUESTS.y(phase.requests) - 6;
+        let (class, place) = match phase.label {
+            Label::Left => ("end", (x(phase.first) + 4, top)),
+            Label::Right => ("", (x(phase.first) - 4, top)),
+            Label::Over => {
+                ("mid", (x(i64::midpoint(phase.first, phase.last())), REQUESTS.y(1) - 6))
+            }
+        };
+        text(svg, class, place, format_args!("{} of {}", run.allowed_of(index), phase.requests))?;
+    }
+    Ok(())
+}
+
+/// What remains stays until it changes.
+fn remaining(svg: &mut String, run: &Run) -> fmt::Result {
+    QUOTA.draw(svg, "remaining quota", 8)?;
+    let mut line = String::new();
+    for pair in run.remaining.windows(2) {
+        if let [(_, before), (at, after)] = *pair
+            && before != after
+        {
+            write!(line, "H{}V{}", x(at), QUOTA.y(after))?;
+        }
+    }
+    path(svg, "line", format_args!("M{LEFT} {}{line}H{RIGHT}", QUOTA.y(LIMIT.cast_signed())))
+}
+
+/// How far the theoretical arrival time lies ahead; only the corners of the line are drawn.
+fn arrival_time(svg: &mut String, run: &Run) -> fmt::Result {
+    ARRIVAL_TIME.draw(svg, "theoretical arrival time, ticks ahead of now", 8)?;
+    let mut line = String::new();
+    for around in run.ahead.windows(3) {
+        if let [before, (at, ahead), after] = *around
+            && (at - before.0) * (after.1 - ahead) != (ahead - before.1) * (after.0 - at)
+        {
+            write!(line, "L{} {}", x(at), ARRIVAL_TIME.y(ahead))?;
+        }
+    }
+    let end = run.ahead.last().map_or(0, |&(_, ahead)| ahead);
+    let foot = ARRIVAL_TIME.foot;
+    path(svg, "line", format_args!("M{LEFT} {foot}{line}L{RIGHT} {}", ARRIVAL_TIME.y(end)))
+}
+
+fn departures(svg: &mut String, run: &Run) -> fmt::Result {
+    let name =
+        format_args!("departures: arrival plus delay, which is at most {}", run.longest_delay());
+    DEPARTURES.draw(svg, name, 8)?;
+    let mut marks = String::new();
+    for at in run.departures() {
+        write!(marks, "M{} {}v-12", x(at), DEPARTURES.foot)?;
+    }
+    path(svg, "line", marks)
+}
+
+fn path(svg: &mut String, class: &str, d: impl fmt::Display) -> fmt::Result {
+    writeln!(svg, r#"<path class="{class}" d="{d}"/>"#)
+}
+
+fn text(
+    svg: &mut String,
+    class: &str,
+    (x, y): (i64, i64),
+    words: impl fmt::Display,
+) -> fmt::Result {
+    writeln!(svg, r#"<text class="{class}" x="{x}" y="{y}">{words}</text>"#)
+}
+
+/// An allowed request, around its middle.
+struct Square((i64, i64));
+
+impl fmt::Display for Square {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (x, y) = self.0;
+        write!(f, "M{} {}h6v4h-6z", x - 3, y - 2)
+    }
+}
+
+/// A refused request, around its middle.
+struct Cross((i64, i64));
+
+impl fmt::Display for Cross {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (x, y) = self.0;
+        write!(f, "M{} {}l4 4m0-4l-4 4", x - 2, y - 2)
+    }
+}
+
+/// Holds the figures on the page that no picture shows against the crate.
+fn check_the_words() -> Result<(), PolicyError> {
+    // Bytes a key, where a pointer has 8.
+    assert_eq!(size_of::<BucketState>(), 16);
+    assert_eq!(size_of::<BucketState<u128>>(), 32);
+    assert_eq!(size_of::<FixedWindowState>(), 24);
+    assert_eq!(size_of::<SlidingWindowCounterState>(), 32);
+    assert_eq!(size_of::<SlidingWindowLogState>(), 48);
+    assert_eq!(size_of::<(Tick, u64)>(), 16); // an entry of the log
+    assert_eq!(size_of::<LimitState>(), 48);
+    let prime_a_day = Policy::token_bucket(1_000_003).per_day().limit()?;
+    assert!(matches!(prime_a_day.machine(), Machine::WideTokenBucket(_)));
+
+    // The buckets are one machine: only what a leaky bucket says of the delay differs.
+    let told = |kind| -> Result<Vec<Decision>, PolicyError> {
+        Ok(Run::of(limit(kind).limit()?).requests.iter().map(|request| request.told).collect())
+    };
+    let tokens = told(Kind::TokenBucket)?;
+    let mut leaky = told(Kind::LeakyBucket)?;
+    assert_eq!(tokens, told(Kind::Gcra)?);
+    assert_ne!(tokens, leaky);
+    leaky.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
+    assert_eq!(tokens, leaky);
+
+    // Leaky bucket: departures are at least 10 ticks apart.
+    let departures: Vec<_> = Run::of(limit(Kind::LeakyBucket).limit()?).departures().collect();
+    assert_eq!(departures.windows(2).map(|pair| pair[1] - pair[0]).min(), Some(10));
+
+    // A burst of 1, asked for at every tick, admits 10 in any 100 ticks.
+    let every_tick: Vec<_> = (0..1_000).map(|at| (at, 1)).collect();
+    let smooth = allowed(limit(Kind::TokenBucket).burst(1), &every_tick)?;
+    assert_eq!(most_in_a_window(&smooth), 10);
+
+    // A cost above the burst never fits, though the limit is greater.
+    let small_burst = Policy::token_bucket(100).per(Ticks(100)).burst(20);
+    assert_eq!(last_wait(small_burst, &[(0, 21)])?, None);
+
+    // Fixed window: 20 in two neighbouring ticks. Where the window starts at a request: 19, and 32
+    // of the traffic that is drawn.
+    let edge = [(99, 10), (100, 10)];
+    assert_eq!(allowed(limit(Kind::FixedWindow), &edge)?, edge);
+    let edge = [(50, 1), (149, 9), (150, 10)];
+    let anchored = limit(Kind::FixedWindow).anchor(Anchor::FirstRequest);
+    assert_eq!(allowed(anchored.clone(), &edge)?, edge);
+    let drawn: Vec<_> = TRAFFIC.iter().flat_map(Phase::times).map(|time| (time.0, 1)).collect();
+    assert_eq!(allowed(anchored, &drawn)?.len(), 32);
+
+    // Sliding window log: one that could grow too long is refused when it is made.
+    assert_eq!(MAX_LOG_ENTRIES, 1_048_576);
+    Policy::sliding_window_log(MAX_LOG_ENTRIES).per_day().limit()?;
+    let longer = Policy::sliding_window_log(MAX_LOG_ENTRIES + 1).per_day().limit();
+    assert!(matches!(longer, Err(PolicyError::LogTooLong { .. })));
+
+    // Sliding window counter: 20 in the 100 ticks from 99 to 198.
+    let mut end_and_greed = vec![(99, 10)];
+    end_and_greed.extend((100..=198).map(|at| (at, 1)));
+    let counted = allowed(limit(Kind::SlidingWindowCounter), &end_and_greed)?;
+    assert_eq!(most_in_a_window(&counted), 20);
+
+    // Time goes back by 50, and is taken as 1000; or by 120, and the state is rebased.
+    for (back, wait) in [(950, 60), (880, 10)] {
+        let told = last_wait(limit(Kind::TokenBucket), &[(1_000, 10), (back, 1)])?;
+        assert_eq!(told, Some(Ticks(wait)));
+    }
+    Ok(())
+}
+
+fn decide(
+    limit: LimitBuilder,
+    trace: &[(i64, Cost)],
+) -> Result<impl Iterator<Item = Decision>, PolicyError> {
+    Ok(simulate(limit.limit()?, trace.iter().map(|&(at, cost)| ((), Tick(at), cost))))
+}
+
+/// Which of these times and costs are allowed.
+fn allowed(limit: LimitBuilder, trace: &[(i64, Cost)]) -> Result<Vec<(i64, Cost)>, PolicyError> {
+    let decided = trace.iter().zip(decide(limit, trace)?);
+    Ok(decided.filter(|(_, told)| told.allowed).map(|(&request, _)| request).collect())
+}
+
+/// What the last request is told to wait.
+fn last_wait(limit: LimitBuilder, trace: &[(i64, Cost)]) -> Result<Option<Ticks>, PolicyError> {
+    Ok(decide(limit, trace)?.last().and_then(|told| told.retry_after))
+}
+
+/// The most that was allowed in a half-open window, wherever it lies.
+fn most_in_a_window(allowed: &[(i64, Cost)]) -> Cost {
+    let ending = |end: i64| {
+        let recent = allowed.iter().filter(move |(at, _)| (0..WINDOW).contains(&(end - at)));
+        recent.map(|(_, cost)| cost).sum()
+    };
+    allowed.iter().map(|&(end, _)| ending(end)).max().unwrap_or(0)
+}

@@ -1,0 +1,105 @@
+//! States as bytes: what is written comes back, and nothing else is taken for a state.
+
+use proptest::prelude::*;
+use tallygate_core::{Algorithm, Decision, DecodeError, Limit, Policy, Tick, Ticks};
+use tallygate_testkit::{any_limit, cases, costs, times};
+
+fn encoded(limit: &Limit, state: &<Limit as Algorithm>::State) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    limit.encode(state, &mut bytes);
+    bytes
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// A state that was stored and loaded decides as the one that was kept.
+    #[test]
+    fn a_state_survives_its_encoding(
+        (limit, times, costs) in any_limit().prop_flat_map(|limit| {
+            let costs = proptest::collection::vec(costs(&limit), 20);
+            (Just(limit.clone()), times(&limit, 20, true), costs)
+        }),
+    ) {
+        let mut kept = limit.first(times[0]);
+        let mut stored = encoded(&limit, &kept);
+        for (&now, &cost) in times.iter().zip(&costs) {
+            let mut loaded = limit.decode(&stored).expect("it was encoded");
+            let one: Decision = limit.decide(&mut kept, now, cost);
+            let other: Decision = limit.decide(&mut loaded, now, cost);
+            prop_assert_eq!(one, other);
+            stored = encoded(&limit, &loaded);
+            prop_assert_eq!(&stored, &encoded(&limit, &kept), "one state, one encoding");
+        }
+    }
+
+    /// Bytes from anywhere are refused or are a state; they never panic.
+    #[test]
+    fn any_bytes_are_refused_or_decided(
+        limit in any_limit(),
+        bytes in proptest::collection::vec(any::<u8>(), 0..40),
+        now in any::<i64>(),
+    ) {
+        for taken in [limit.decode(&bytes), limit.adopt(&bytes, Tick(now))].into_iter().flatten() {
+            let mut state = taken;
+            let told: Decision = limit.decide(&mut state, Tick(now), 1);
+            prop_assert!(told.remaining <= told.limit);
+        }
+    }
+
+    /// One byte wrong, missing or too many: refused, or still a state that decides.
+    #[test]
+    fn damaged_states_do_not_panic(
+        (limit, costs) in any_limit().prop_flat_map(|limit| {
+            let costs = proptest::collection::vec(costs(&limit), 4);
+            (Just(limit), costs)
+        }),
+        place in any::<usize>(),
+        byte in any::<u8>(),
+        now in 0..1_000_i64,
+    ) {
+        let mut state = limit.first(Tick(0));
+        for (at, cost) in (0..).zip(costs) {
+            limit.decide::<bool>(&mut state, Tick(at), cost);
+        }
+        let good = encoded(&limit, &state);
+        let mut damaged = good.clone();
+        damaged[place % good.len()] = byte;
+        let truncated = &good[..place % good.len()];
+        prop_assert!(limit.decode(truncated).is_err());
+        let longer = [&good[..], &[byte]].concat();
+        prop_assert_eq!(limit.decode(&longer).err(), Some(DecodeError::Trailing { extra: 1 }));
+        for bytes in [&damaged[..], truncated] {
+            for mut state in [limit.decode(bytes), limit.adopt(bytes, Tick(now))].into_iter().flatten() {
+                let told: Decision = limit.decide(&mut state, Tick(now), 1);
+                prop_assert!(told.remaining <= told.limit);
+            }
+        }
+    }
+}
+
+/// Entries claimed but not there must not be allocated for.
+#[test]
+fn a_log_that_claims_many_entries_is_refused_at_once() {
+    let limit = Policy::sliding_window_log(9).per(Ticks(10)).limit().unwrap();
+    let mut bytes = encoded(&limit, &limit.first(Tick(0)));
+    assert_eq!(bytes.pop(), Some(0), "the number of entries comes last in an empty log");
+    bytes.extend([0xff; 8]);
+    bytes.push(0x7f);
+    assert_eq!(limit.decode(&bytes).err(), Some(DecodeError::Truncated));
+}
+
+/// What no decision can have left behind is not believed.
+#[test]
+fn a_level_above_all_debt_is_refused() {
+    let limit = Policy::token_bucket(3).per(Ticks(10)).limit().unwrap();
+    let mut state = limit.first(Tick(0));
+    limit.charge(&mut state, Tick(0), i128::MAX);
+    let deepest = encoded(&limit, &state);
+    assert!(limit.decode(&deepest).is_ok());
+    let mut deeper = deepest.clone();
+    let level = deeper.pop().expect("the level comes last");
+    assert_eq!(level, 60, "6 tokens of 10 units");
+    deeper.push(level + 1);
+    assert_eq!(limit.decode(&deeper).err(), Some(DecodeError::Field { name: "level" }));
+}

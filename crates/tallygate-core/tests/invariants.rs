@@ -1,0 +1,450 @@
+//! The invariants of the design, each as a property over hostile traffic.
+//!
+//! None of these looks inside: they count what was admitted, and hold what was told against what
+//! then happens.
+
+use proptest::prelude::*;
+use tallygate_core::{
+    Algorithm, Cost, Decision, Kind, Limit, LimitState, Policy, Share, Tick, Ticks,
+};
+use tallygate_testkit::{
+    any_limit, any_limit_of, bucket_limit, cases, costs, extreme_limit_of, small_limit_of, times,
+};
+
+/// A limit and requests at times that do not go back.
+fn traffic(
+    limit: impl Strategy<Value = Limit>,
+) -> impl Strategy<Value = (Limit, Vec<(Tick, Cost)>)> {
+    requests(limit, false)
+}
+
+fn requests(
+    limit: impl Strategy<Value = Limit>,
+    back: bool,
+) -> impl Strategy<Value = (Limit, Vec<(Tick, Cost)>)> {
+    limit.prop_flat_map(move |limit| {
+        (times(&limit, 60, back), proptest::collection::vec(costs(&limit), 60))
+            .prop_map(move |(times, costs)| (limit.clone(), times.into_iter().zip(costs).collect()))
+    })
+}
+
+/// Runs a trace for one client.
+fn run(limit: &Limit, trace: &[(Tick, Cost)]) -> Vec<Decision> {
+    tallygate_core::simulate(limit.clone(), trace.iter().map(|&(now, cost)| ((), now, cost)))
+        .collect()
+}
+
+fn admitted(trace: &[(Tick, Cost)], decisions: &[Decision]) -> Vec<(Tick, u128)> {
+    let both = trace.iter().zip(decisions);
+    both.filter(|(_, d)| d.allowed).map(|(&(now, cost), _)| (now, u128::from(cost))).collect()
+}
+
+/// B + floor((t − s)·L/W).
+fn bucket_bound(limit: &Limit, span: Ticks) -> u128 {
+    let n = limit.numbers();
+    u128::from(n.burst) + u128::from(span.0) * u128::from(n.limit) / u128::from(n.window.0)
+}
+
+/// The instant after a wait, unless time ends first.
+fn within_time(now: Tick, wait: Ticks) -> Option<Tick> {
+    now.after(wait).filter(|_| wait < Ticks(u64::MAX))
+}
+
+fn encoded(limit: &Limit, state: &LimitState) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    limit.encode(state, &mut bytes);
+    bytes
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    /// A[s,t] ≤ B + floor((t−s)·L/W), without a "+1", over every closed interval.
+    #[test]
+    fn buckets_admit_at_most_burst_plus_rate((limit, trace) in traffic(bucket_limit())) {
+        let admitted = admitted(&trace, &run(&limit, &trace));
+        for (from, &(s, _)) in admitted.iter().enumerate() {
+            let mut sum = 0;
+            for &(t, cost) in &admitted[from..] {
+                sum += cost;
+                prop_assert!(sum <= bucket_bound(&limit, t.since(s)), "[{s}, {t}]: {sum}");
+            }
+        }
+    }
+
+    /// A greedy client gets all of it, at every tick.
+    #[test]
+    fn a_greedy_client_reaches_the_bound_of_a_bucket(limit in roomy_bucket(), start in -50..50_i64) {
+        let mut state = limit.first(Tick(start));
+        let mut sum = 0;
+        for now in start..start + 200 {
+            while limit.decide::<bool>(&mut state, Tick(now), 1) {
+                sum += 1;
+            }
+            prop_assert_eq!(sum, bucket_bound(&limit, Tick(now).since(Tick(start))));
+        }
+    }
+
+    /// Threads that come out of order, by up to a window, do not get more than the whole span earns.
+    #[test]
+    fn late_threads_gain_nothing((limit, mut trace) in traffic(bucket_small()), order in any::<u64>()) {
+        let window = limit.numbers().window.0.cast_signed();
+        let mut noise = order;
+        for (now, _) in &mut trace {
+            now.0 = now.0 % 1_000 * window.min(7);
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            now.0 -= i64::try_from(noise >> 33).unwrap() % (window + 1);
+        }
+        // No jump back by more than a window: that would be a clock set back.
+        let mut latest = i64::MIN;
+        trace.retain(|&(now, _)| {
+            latest = latest.max(now.0);
+            latest - now.0 <= window
+        });
+        let admitted = admitted(&trace, &run(&limit, &trace));
+        let span = |f: fn(i64, i64) -> i64| admitted.iter().map(|(t, _)| t.0).reduce(f);
+        if let (Some(first), Some(last)) = (span(i64::min), span(i64::max)) {
+            let sum: u128 = admitted.iter().map(|(_, cost)| cost).sum();
+            prop_assert!(sum <= bucket_bound(&limit, Tick(last).since(Tick(first))));
+        }
+    }
+
+    /// Departures come in order of arrival, and at no more than the rate.
+    #[test]
+    fn the_leaky_buckets_output_is_flat((limit, trace) in traffic(small_limit_of(Kind::LeakyBucket))) {
+        let trace: Vec<_> = trace.into_iter().map(|(now, _)| (Tick(now.0 / 4), 1)).collect();
+        let decisions = run(&limit, &trace);
+        let departures: Vec<i64> = trace
+            .iter()
+            .zip(&decisions)
+            .filter(|(_, decision)| decision.allowed)
+            .map(|((now, _), decision)| now.0 + decision.delay.0.cast_signed())
+            .collect();
+        prop_assert!(departures.is_sorted());
+        let n = limit.numbers();
+        for (from, s) in departures.iter().enumerate() {
+            for (count, t) in departures[from..].iter().enumerate() {
+                let most = 1 + u128::from(t.abs_diff(*s) + 1) * u128::from(n.limit)
+                    / u128::from(n.window.0);
+                prop_assert!((count as u128) < most, "[{}, {}]", s, t);
+            }
+        }
+    }
+
+    /// At most L in each window of the clock.
+    #[test]
+    fn an_aligned_fixed_window_admits_at_most_its_limit(
+        (limit, trace) in traffic(clock_window()),
+    ) {
+        let window = i128::from(limit.numbers().window.0);
+        let mut counts = std::collections::BTreeMap::<i128, u128>::new();
+        for (now, cost) in admitted(&trace, &run(&limit, &trace)) {
+            *counts.entry(i128::from(now.0).div_euclid(window)).or_default() += cost;
+        }
+        prop_assert!(counts.values().all(|&count| count <= u128::from(limit.numbers().limit)));
+    }
+
+    /// At most L from the first request admitted after fresh until W later.
+    #[test]
+    fn an_anchored_fixed_window_starts_at_its_first_request(
+        (limit, trace) in traffic(anchored_window()),
+    ) {
+        let window = limit.numbers().window;
+        let (mut start, mut count) = (None::<Tick>, 0);
+        for (&(now, cost), decision) in trace.iter().zip(run(&limit, &trace)) {
+            if start.is_some_and(|start| now.since(start) >= window) {
+                (start, count) = (None, 0);
+            }
+            let fits = count + u128::from(cost) <= u128::from(limit.numbers().limit);
+            prop_assert_eq!(decision.allowed, fits);
+            if fits && cost > 0 {
+                start = start.or(Some(now));
+                count += u128::from(cost);
+            }
+        }
+    }
+
+    /// The log admits if and only if L is not truly reached in (now − W, now].
+    #[test]
+    fn the_sliding_log_is_exact((limit, trace) in traffic(any_limit_of(Kind::SlidingWindowLog))) {
+        let n = limit.numbers();
+        let mut past = Vec::<(Tick, u128)>::new();
+        for (&(now, cost), decision) in trace.iter().zip(run(&limit, &trace)) {
+            let recent = past.iter().filter(|(t, _)| now.since(*t) < n.window);
+            let count: u128 = recent.map(|(_, cost)| cost).sum();
+            let fits = count + u128::from(cost) <= u128::from(n.limit);
+            prop_assert_eq!(decision.allowed, fits);
+            if fits && cost > 0 {
+                past.push((now, cost.into()));
+            }
+        }
+    }
+
+    /// At most 2L in every half-open window, and an estimate no further off than an even spread
+    /// can be.
+    #[test]
+    fn the_sliding_counter_errs_within_its_bounds(
+        (limit, trace) in traffic(any_limit_of(Kind::SlidingWindowCounter)),
+    ) {
+        let n = limit.numbers();
+        let (l, w) = (u128::from(n.limit), u128::from(n.window.0));
+        let decisions = run(&limit, &trace);
+        let admitted = admitted(&trace, &decisions);
+        for &(end, _) in &admitted {
+            let recent = admitted.iter().filter(|(t, _)| *t <= end && end.since(*t) < n.window);
+            prop_assert!(recent.map(|(_, cost)| cost).sum::<u128>() <= 2 * l);
+        }
+        let mut past = Vec::<(Tick, u128)>::new();
+        for (&(now, cost), decision) in trace.iter().zip(&decisions) {
+            if decision.allowed {
+                past.push((now, cost.into()));
+            }
+            let number = |t: Tick| i128::from(t.0).div_euclid(w.cast_signed());
+            let e = i128::from(now.0).rem_euclid(w.cast_signed()).cast_unsigned();
+            let sum = |keep: &dyn Fn(Tick) -> bool| -> u128 {
+                past.iter().filter(|(t, _)| keep(*t)).map(|(_, cost)| cost).sum()
+            };
+            let exact = sum(&|t| now.since(t) < n.window);
+            let previous = sum(&|t| number(t) == number(now) - 1);
+            if decision.remaining > 0 {
+                let estimate = l - u128::from(decision.remaining);
+                prop_assert!(exact <= estimate + (previous * e).div_ceil(w), "under");
+                prop_assert!(estimate <= exact + (previous * (w - e)).div_ceil(w), "over");
+            }
+        }
+    }
+
+    /// `remaining` fits, one more does not; `retry_after` succeeds, one tick sooner does not.
+    #[test]
+    fn what_is_told_is_what_happens((limit, trace) in requests(any_limit(), true)) {
+        let mut state = limit.first(trace[0].0);
+        for &(now, cost) in &trace {
+            let before: Decision = limit.decide(&mut state.clone(), now, 0);
+            let told: Decision = limit.decide(&mut state, now, cost);
+            if limit.set_back(&state, now) {
+                continue; // a look does not rebase, so what it saw is not what comes
+            }
+            let ask = |now: Tick, cost| limit.decide::<bool>(&mut state.clone(), now, cost);
+
+            prop_assert!(told.remaining == 0 || ask(now, told.remaining));
+            prop_assert!(told.remaining == told.limit || !ask(now, told.remaining + 1));
+            if told.allowed {
+                prop_assert_eq!(before.remaining - told.remaining, cost, "lowered by the cost");
+                prop_assert_eq!(told.retry_after, Some(Ticks::ZERO));
+            } else {
+                prop_assert_eq!(before.remaining, told.remaining, "a denial costs nothing");
+            }
+            match told.retry_after {
+                None => prop_assert!(cost > told.limit),
+                Some(wait) => {
+                    prop_assert!(cost <= told.limit);
+                    if let (Some(then), false) = (within_time(now, wait), told.allowed) {
+                        prop_assert!(ask(then, cost), "refused at retry_after");
+                        prop_assert!(!ask(Tick(then.0 - 1), cost), "admitted a tick too early");
+                    }
+                }
+            }
+            for at in [now.0.saturating_sub(1), now.0, now.0.saturating_add(1)].map(Tick) {
+                let by_time = limit.fresh_at(&state).is_some_and(|fresh| fresh <= at);
+                prop_assert_eq!(limit.is_fresh(&state, at), by_time);
+                let share = Share::of(limit.used(&state, at), limit.capacity());
+                prop_assert_eq!(limit.share_used(&state, at), share);
+            }
+            // What a store goes by is what the client is told.
+            match (limit.fresh_at(&state), told.reset_after) {
+                (fresh, Ticks::ZERO) => prop_assert!(fresh.is_some_and(|fresh| fresh <= now)),
+                (fresh, Ticks(u64::MAX)) => prop_assert_eq!(fresh, None),
+                (fresh, reset_after) => prop_assert_eq!(fresh, now.after(reset_after)),
+            }
+            if let Some(fresh) = within_time(now, told.reset_after) {
+                let all: Decision = limit.decide(&mut state.clone(), fresh, 0);
+                prop_assert_eq!((all.remaining, all.reset_after), (all.limit, Ticks::ZERO));
+                prop_assert!(limit.is_fresh(&state, fresh));
+                if told.reset_after > Ticks::ZERO {
+                    let sooner = Tick(fresh.0 - 1);
+                    prop_assert!(!limit.is_fresh(&state, sooner));
+                    let not_yet: Decision = limit.decide(&mut state.clone(), sooner, 0);
+                    prop_assert!(not_yet.reset_after > Ticks::ZERO, "was fresh a tick sooner");
+                }
+            }
+        }
+    }
+
+    /// Time alone only raises what remains.
+    #[test]
+    fn time_alone_only_raises_what_remains(
+        (limit, trace) in traffic(any_limit()),
+        later in proptest::collection::vec(0..u64::MAX, 8),
+    ) {
+        let mut state = limit.first(trace[0].0);
+        for &(now, cost) in &trace {
+            let told: Decision = limit.decide(&mut state, now, cost);
+            let window = limit.numbers().window.0;
+            let mut waits: Vec<u64> =
+                later.iter().enumerate().map(|(i, by)| if i < 4 { by % window } else { *by }).collect();
+            waits.sort_unstable();
+            let mut least = told.remaining;
+            for then in waits.into_iter().map_while(|wait| now.after(Ticks(wait))) {
+                let look: Decision = limit.decide(&mut state.clone(), then, 0);
+                prop_assert!(look.remaining >= least);
+                least = look.remaining;
+            }
+        }
+    }
+
+    /// A refused request, a look and a peek leave nothing behind that a later decision can see.
+    #[test]
+    fn polling_earns_the_same_as_waiting((limit, trace) in traffic(any_limit()), every in 1..5_u64) {
+        let mut patient = limit.first(trace[0].0);
+        let mut impatient = patient.clone();
+        for &(now, cost) in &trace {
+            for poll in 1..=every {
+                let before = encoded(&limit, &impatient);
+                let look: Decision = limit.decide(&mut impatient, now, 0);
+                if let Some(too_much) = look.remaining.checked_add(poll) {
+                    prop_assert!(!limit.decide::<bool>(&mut impatient, now, too_much));
+                }
+                prop_assert_eq!(&before, &encoded(&limit, &impatient));
+            }
+            let one: Decision = limit.decide(&mut patient, now, cost);
+            let other: Decision = limit.decide(&mut impatient, now, cost);
+            prop_assert_eq!(one, other);
+        }
+    }
+
+    /// A cost of 0 never writes, whatever the clock does.
+    #[test]
+    fn a_look_never_writes((limit, trace) in requests(any_limit(), true)) {
+        let mut state = limit.first(trace[0].0);
+        for &(now, cost) in &trace {
+            let before = encoded(&limit, &state);
+            let _: Decision = limit.decide(&mut state, now, 0);
+            prop_assert_eq!(before, encoded(&limit, &state));
+            limit.decide::<bool>(&mut state, now, cost);
+        }
+    }
+
+    /// Clients do not touch each other.
+    #[test]
+    fn keys_are_independent((limit, trace) in traffic(any_limit()), owners in any::<u64>()) {
+        let owner = |index: usize| (owners >> (index % 64)) & 1;
+        let keyed = trace.iter().enumerate().map(|(i, &(now, cost))| (owner(i), now, cost));
+        let together: Vec<Decision> = tallygate_core::simulate(limit.clone(), keyed).collect();
+        for client in 0..2 {
+            let mine = |i: &usize| owner(*i) == client;
+            let trace: Vec<_> = (0..trace.len()).filter(mine).map(|i| trace[i]).collect();
+            let theirs: Vec<_> = (0..together.len()).filter(mine).map(|i| together[i]).collect();
+            prop_assert_eq!(run(&limit, &trace), theirs);
+        }
+    }
+
+    /// A state may be dropped from the tick on at which it says it is fresh: nobody can tell.
+    #[test]
+    fn eviction_is_invisible((limit, trace) in traffic(any_limit())) {
+        let mut kept = limit.first(trace[0].0);
+        let mut evicted = kept.clone();
+        for &(now, cost) in &trace {
+            if limit.fresh_at(&evicted).is_some_and(|fresh| fresh <= now) {
+                evicted = limit.first(now);
+            }
+            let one: Decision = limit.decide(&mut kept, now, cost);
+            let other: Decision = limit.decide(&mut evicted, now, cost);
+            prop_assert_eq!(one, other);
+        }
+    }
+
+    /// Token bucket, GCRA and leaky bucket agree in every field they share, also when clocks jump.
+    #[test]
+    fn the_three_buckets_agree((limit, trace) in requests(bucket_limit(), true)) {
+        let n = *limit.numbers();
+        let of = |kind| {
+            let rule = Policy::of(kind, n.limit).per(n.window).burst(n.burst).limit().unwrap();
+            let mut told = run(&rule, &trace);
+            told.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
+            told
+        };
+        let token_bucket = of(Kind::TokenBucket);
+        prop_assert_eq!(&token_bucket, &of(Kind::Gcra));
+        prop_assert_eq!(&token_bucket, &of(Kind::LeakyBucket));
+    }
+
+    /// A bucket in 128 bits decides as the same bucket in 64 bits does.
+    #[test]
+    fn wide_and_narrow_buckets_agree((limit, trace) in requests(fractional_bucket(), true)) {
+        let n = *limit.numbers();
+        // As much debt as is valid, which is more than levels of 64 bits can count.
+        let debt = (1 << 63) / n.window.0 * n.limit - n.burst;
+        let wide = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).debt(debt);
+        let wide = wide.limit().unwrap();
+        let machine = format!("{:?}", wide.machine());
+        prop_assert!(machine.starts_with("Wide"), "{}", machine);
+        prop_assert_eq!(run(&limit, &trace), run(&wide, &trace));
+    }
+
+    /// No input of any kind panics or wraps, at the ends of every range.
+    #[test]
+    fn extremes_are_decided((limit, trace) in requests(extreme(), true), amount in any::<i128>()) {
+        let mut state = limit.first(trace[0].0);
+        for &(now, cost) in &trace {
+            let told: Decision = limit.decide(&mut state, now, cost);
+            prop_assert!(told.remaining <= told.limit);
+            limit.charge(&mut state, now, amount);
+            limit.fresh_at(&state);
+            limit.used(&state, now);
+        }
+    }
+}
+
+fn bucket_small() -> impl Strategy<Value = Limit> {
+    proptest::sample::select(&Kind::ALL[..3]).prop_flat_map(small_limit_of)
+}
+
+/// A bucket that no tick of waiting can overflow once it has been drained: in a smaller one the rest
+/// is rightly lost.
+fn roomy_bucket() -> impl Strategy<Value = Limit> {
+    bucket_small().prop_filter("too small", |limit| {
+        limit.numbers().burst > limit.numbers().limit.div_ceil(limit.numbers().window.0)
+    })
+}
+
+/// A bucket of at least 3 a window, less than one a tick, in lowest terms.
+fn fractional_bucket() -> impl Strategy<Value = Limit> {
+    bucket_small().prop_filter("not in lowest terms", |limit| {
+        let (l, w) = (limit.numbers().limit, limit.numbers().window.0);
+        w > l && l > 2 && (2..=l).all(|divisor| l % divisor != 0 || w % divisor != 0)
+    })
+}
+
+fn extreme() -> impl Strategy<Value = Limit> {
+    proptest::sample::select(&Kind::ALL[..]).prop_flat_map(extreme_limit_of)
+}
+
+fn clock_window() -> impl Strategy<Value = Limit> {
+    any_limit_of(Kind::FixedWindow).prop_map(|limit| {
+        let n = limit.numbers();
+        Policy::fixed_window(n.limit).per(n.window).limit().expect("valid")
+    })
+}
+
+fn anchored_window() -> impl Strategy<Value = Limit> {
+    clock_window().prop_map(|limit| {
+        let n = limit.numbers();
+        let anchor = tallygate_core::Anchor::FirstRequest;
+        Policy::fixed_window(n.limit).per(n.window).anchor(anchor).limit().expect("valid")
+    })
+}
+
+/// The bound of the sliding counter is reached: L at the end of a window, L again at the end of the
+/// next but for what the weight of the first still holds.
+#[test]
+fn the_sliding_counter_can_admit_twice_its_limit_in_a_window() {
+    let limit = Policy::sliding_window_counter(10).per(Ticks(1_000)).limit().unwrap();
+    let mut state = limit.first(Tick(0));
+    assert!(limit.decide::<bool>(&mut state, Tick(999), 10));
+    // At the last tick of the next window, the first weighs floor(10 · 1 / 1000) = 0.
+    assert!(limit.decide::<bool>(&mut state, Tick(1_999), 10));
+    let longer = Policy::sliding_window_counter(1).per(Ticks(3)).limit().unwrap();
+    let mut state = longer.first(Tick(0));
+    assert!(longer.decide::<bool>(&mut state, Tick(2), 1));
+    assert!(longer.decide::<bool>(&mut state, Tick(4), 1), "both within (1, 4]: twice the limit");
+}

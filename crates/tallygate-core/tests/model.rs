@@ -1,0 +1,166 @@
+//! The core against the reference model, in every field, over every operation there is.
+//!
+//! The model searches where the core solves: a wrong rounding, a lost fraction or an overflow in
+//! either shows as a difference.
+
+use proptest::prelude::*;
+use tallygate_core::{
+    Algorithm, Decision, Kind, Limit, LimitState, Op, Part, Returns, Tick, apply, reserve, settle,
+};
+use tallygate_testkit::{Model, Step, any_limit_of, cases, settling_steps, small_limit_of, steps};
+
+/// Runs a history through both and compares what each tells.
+fn compare(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError> {
+    let Some(&(start, _)) = history.first() else { return Ok(()) };
+    let mut limit = limit.clone();
+    let mut state = limit.first(start);
+    let mut model = Model::first(limit.numbers(), start);
+    for (index, (now, step)) in history.iter().enumerate() {
+        let numbers = *limit.numbers();
+        let context = || format!("under {numbers:?} after {:?}", &history[..=index]);
+        match step {
+            Step::Check(cost) => {
+                let mut twin = state.clone();
+                let told: Decision = limit.decide(&mut state, *now, *cost);
+                prop_assert_eq!(told, model.decide(*now, *cost), "{}", context());
+                let yes: bool = limit.decide(&mut twin, *now, *cost);
+                prop_assert_eq!(yes, told.allowed, "the cheap answer differs: {}", context());
+            }
+            Step::Peek(cost) => {
+                let told = run(&limit, &mut state, Op::Peek(*cost), *now).0;
+                prop_assert_eq!(told, model.peek(*now, *cost), "{}", context());
+            }
+            Step::Force(amount) => {
+                let dropped = run(&limit, &mut state, Op::Force(*amount), *now).1;
+                prop_assert_eq!(dropped, model.force(*now, *amount), "dropped: {}", context());
+            }
+            Step::Reset => {
+                let (told, _) = run(&limit, &mut state, Op::Reset, *now);
+                prop_assert_eq!(told.remaining, told.limit, "{}", context());
+                model.reset(*now);
+            }
+            Step::Change(other) => {
+                state = other.carry(&limit, &state, *now);
+                limit = other.clone();
+                model.change(limit.numbers(), *now);
+            }
+            Step::Store => {
+                let mut bytes = Vec::new();
+                limit.encode(&state, &mut bytes);
+                state = limit.decode(&bytes).expect("what was encoded can be decoded");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same of reservations: every check is one, and every settlement returns what the model returns, however
+/// many others were settled, refunded or reset in between.
+fn compare_settlements(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), TestCaseError> {
+    let Some(&(start, _)) = history.first() else { return Ok(()) };
+    let mut state = limit.first(start);
+    let mut model = Model::first(limit.numbers(), start);
+    let mut returns = Returns::default();
+    let (mut number, mut open, mut latest) = (0, Vec::new(), start);
+    for (index, (now, step)) in history.iter().enumerate() {
+        let context = || format!("under {:?} after {:?}", limit.numbers(), &history[..=index]);
+        let fresh = limit.fresh_at(&state).unwrap_or(Tick(i64::MAX));
+        // Callers may be late, but no clock is set back: a store has to know that from the clock.
+        let now = if fresh <= latest { &latest.max(*now) } else { now };
+        if limit.set_back(&state, *now) {
+            continue;
+        }
+        latest = latest.max(*now);
+        match step {
+            Step::Check(cost) | Step::Peek(cost) => {
+                let (told, receipt) = reserve::<_, Decision>(limit, &mut state, *now, *cost);
+                let (expected, charge) = model.reserve(*now, *cost);
+                prop_assert_eq!(told, expected, "{}", context());
+                if told.allowed {
+                    open.push((receipt, charge, number, *cost));
+                }
+            }
+            Step::Force(amount) => {
+                let dropped = run(limit, &mut state, Op::Force(*amount), *now).1;
+                prop_assert_eq!(dropped, model.force(*now, *amount), "dropped: {}", context());
+                if *amount < 0 {
+                    number += 1;
+                    returns.note(number, limit.receipt(&state), *now, fresh);
+                }
+            }
+            Step::Reset => {
+                let _ = run(limit, &mut state, Op::Reset, *now);
+                model.reset(*now);
+                number += 1;
+                returns.reset(number, Tick(i64::MAX));
+                prop_assert!(open.drain(..).all(|(_, _, number, _)| returns.voids(number)));
+            }
+            Step::Change(_) | Step::Store if open.is_empty() => {}
+            Step::Change(_) | Step::Store => {
+                let (mut receipt, charge, before, cost) = open.remove(index % open.len());
+                prop_assert!(!returns.voids(before), "{}", context());
+                let mut bytes = Vec::new();
+                returns.encode(&mut bytes);
+                prop_assert_eq!(&Returns::decode(&bytes).expect("whole"), &returns);
+                returns.lower(before, &mut receipt);
+                let change = match index % 4 {
+                    0 => 3,
+                    1 => -i128::from(cost.min(2)),
+                    _ => -i128::from(cost),
+                };
+                let told = settle::<_, Decision>(limit, &mut state, *now, change, &receipt);
+                let dropped = model.settle(*now, charge, change);
+                prop_assert_eq!(told.1, dropped, "dropped: {}", context());
+                prop_assert_eq!(told.0.remaining, model.peek(*now, 0).remaining, "{}", context());
+                if change < 0 {
+                    number += 1;
+                    returns.note(number, limit.receipt(&state), *now, fresh);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(6000))]
+    #[test]
+    fn settlements_agree_with_the_model((limit, history) in (0..6_usize)
+        .prop_flat_map(|kind| prop_oneof![
+            3 => small_limit_of(Kind::ALL[kind]),
+            1 => any_limit_of(Kind::ALL[kind]),
+        ])
+        .prop_flat_map(|limit| settling_steps(limit, 40)))
+    {
+        compare_settlements(&limit, &history)?;
+    }
+}
+
+fn run(limit: &Limit, state: &mut LimitState, op: Op, now: Tick) -> (Decision, u128) {
+    let applied = apply(&mut [Part { rule: limit, state, op }], now);
+    (applied.answer.expect("one part"), applied.dropped)
+}
+
+macro_rules! agrees_with_the_model {
+    ($($name:ident: $kind:ident,)*) => {$(
+        proptest! {
+            #![proptest_config(cases(1500))]
+            #[test]
+            fn $name((limit, history) in prop_oneof![
+                small_limit_of(Kind::$kind),
+                any_limit_of(Kind::$kind),
+            ].prop_flat_map(|limit| steps(limit, 30))) {
+                compare(&limit, &history)?;
+            }
+        }
+    )*};
+}
+
+agrees_with_the_model! {
+    token_bucket_agrees_with_the_model: TokenBucket,
+    gcra_agrees_with_the_model: Gcra,
+    leaky_bucket_agrees_with_the_model: LeakyBucket,
+    fixed_window_agrees_with_the_model: FixedWindow,
+    sliding_window_log_agrees_with_the_model: SlidingWindowLog,
+    sliding_window_counter_agrees_with_the_model: SlidingWindowCounter,
+}

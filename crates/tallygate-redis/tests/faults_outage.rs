@@ -1,0 +1,571 @@
+//! Redis is away, slow, or somewhere else: what is decided meanwhile, and how it comes back.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{
+    assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
+};
+use futures_util::future::join_all;
+use tallygate::{Decision, Op, Policy, Source, Store as _, Ticks};
+use tallygate_redis::{Error, OnFailure, Redis};
+use tallygate_testkit::servers::{Flavor, Proxy, Sentinel, Server};
+
+/// What a decision may take beyond its budget of 50 ms, on a machine that builds meanwhile.
+const SLACK: Duration = Duration::from_millis(100);
+const BUDGET: Duration = Duration::from_millis(50);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f1_a_server_that_is_absent_at_the_start_is_found_when_it_comes() {
+    let server = Server::start(Flavor::Redis);
+    server.kill();
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(3), OnFailure::Deny);
+    let start = Instant::now();
+    let decision = limiter.check("alice").await.unwrap();
+    assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+    assert_eq!(redis.counts().denied, 1, "it says so");
+    let error = redis.last_error().expect("it says why");
+    assert!(matches!(&*error, Error::Unavailable { sent: false, .. }), "{error}");
+
+    server.restart();
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().remaining, 2);
+    assert!(!redis.counts().is_open);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f2_a_killed_server_costs_no_decision_more_than_its_budget() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    server.kill();
+    for _ in 0..50 {
+        let start = Instant::now();
+        let decision = limiter.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+        assert_eq!(decision.retry_after, Some(Ticks(1_000_000_000)), "it says when to try again");
+        assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    }
+    server.restart();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 1_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f3_a_frozen_server_is_left_alone_and_nothing_piles_up() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, burst(10_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    server.freeze();
+    // A hundred at once: all are decided within the budget, not one after the other. Each has a client of its own:
+    // checks of one client at one time are one call.
+    let start = Instant::now();
+    let clients: Vec<String> = (0..100).map(|client| format!("client {client}")).collect();
+    let decisions = join_all(clients.iter().map(|client| limiter.check(client))).await;
+    assert!(start.elapsed() < BUDGET + SLACK, "{:?}", start.elapsed());
+    assert!(decisions.iter().all(|decided| !decided.as_ref().unwrap().allowed));
+    let counts = redis.counts();
+    assert!(counts.breaker_opened == 1 && counts.is_open, "{counts:?}");
+
+    // From now on nobody waits for it, but for a probe now and then, and hardly anything is sent.
+    let (before, start) = (redis.counts().calls, Instant::now());
+    let (mut waited, mut asked) = (0, 0);
+    while start.elapsed() < Duration::from_millis(500) {
+        let one = Instant::now();
+        assert_eq!(limiter.check("alice").await.unwrap().source, Source::FailedClosed);
+        waited += u32::from(one.elapsed() > Duration::from_millis(5));
+        asked += 1;
+        tokio::task::yield_now().await;
+    }
+    // A machine that builds meanwhile takes its time now and then.
+    assert!(asked > 500, "{asked}");
+    assert!(waited * 100 <= asked, "{waited} of {asked} waited");
+    let sent = redis.counts().calls - before;
+    assert!(sent <= 5, "{sent} calls to a frozen server");
+
+    server.thaw();
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert!(!redis.counts().is_open);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_each_limit_has_its_own_failure_policy_which_is_counted_and_told() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let allow = limiter(&redis, burst(4), OnFailure::Allow);
+    let deny = limiter(&redis, burst(4), OnFailure::Deny);
+    let local = limiter(&redis, burst(4), OnFailure::Local { instances: 2 });
+    server.kill();
+    for _ in 0..3 {
+        let decision = allow.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (true, Source::FailedOpen));
+    }
+    for _ in 0..5 {
+        let decision = deny.check("alice").await.unwrap();
+        assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
+    }
+    let mut admitted = 0;
+    for _ in 0..7 {
+        let decision = local.check("alice").await.unwrap();
+        assert_eq!((decision.limit, decision.source), (2, Source::Local), "half of the quota");
+        admitted += u32::from(decision.allowed);
+    }
+    assert_eq!(admitted, 2);
+    let counts = redis.counts();
+    assert_eq!((counts.allowed, counts.denied, counts.local), (3, 5, 7));
+    assert_eq!(counts.errors, 15);
+}
+
+/// What has no answer but "done" is an error while nobody can do it, except where this process can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_a_refund_that_nobody_can_make_is_an_error() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    server.kill();
+    for on_failure in [OnFailure::Allow, OnFailure::Deny] {
+        let limiter = limiter(&redis, burst(4), on_failure);
+        let refund = limiter.refund("alice", 1).await;
+        assert!(matches!(refund, Err(Error::Unavailable { .. })), "{refund:?}");
+        let reset = limiter.reset("alice").await;
+        assert!(matches!(reset, Err(Error::Unavailable { .. })), "{reset:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f5_a_primary_that_became_a_replica_is_left_for_the_new_one() {
+    let old = Server::start(Flavor::Redis);
+    let new = Server::replica_of(&old);
+    let proxy = Proxy::start(&old.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, count(10), OnFailure::Deny);
+    until("two are charged", async || {
+        (limiter.check("alice").await.ok()?.remaining <= 8).then_some(())
+    })
+    .await;
+    let before = limiter.peek_n("alice", 0).await.unwrap();
+    new.wait_until_caught_up_with(&old);
+    new.promote();
+    proxy.point_to(&new.address());
+    // The connection stays open and leads to the old one, which takes no writes any more.
+    old.demote_to(&new);
+
+    let refused = limiter.check("alice").await.unwrap();
+    assert_eq!(refused.source, Source::FailedClosed);
+    let error = redis.last_error().expect("it says why").to_string();
+    assert!(error.contains("READONLY") || error.contains("read only"), "{error}");
+    let decision = until("the new primary decides", async || {
+        limiter.check("alice").await.ok().filter(|decision| decision.source == Source::Store)
+    })
+    .await;
+    assert_eq!(decision.remaining, before.remaining - 1, "the state went with it");
+    assert!(proxy.connections().len() >= 2, "it connected again");
+    assert_all_expire(&new);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_another_server_behind_the_same_address_is_found() {
+    let (first, second) = (Server::start(Flavor::Redis), Server::start(Flavor::Redis));
+    let proxy = Proxy::start(&first.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(limiter.check("alice").await.unwrap().remaining, 9);
+    proxy.point_to(&second.address());
+    first.kill();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 10, "it is another");
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert_all_expire(&second);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_the_primary_that_sentinels_name_is_followed() {
+    let watching = Sentinel::start(Flavor::Redis, 1);
+    let redis = Redis::open(&sentinel_url(&watching)).unwrap();
+    let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    until("ten are charged", async || {
+        (limiter.check("alice").await.ok()?.remaining <= 990).then_some(())
+    })
+    .await;
+    let charged = limiter.peek_n("alice", 0).await.unwrap();
+    let (primary, replica) = (watching.primary_server(), &watching.servers()[1]);
+    replica.wait_until_caught_up_with(primary);
+    let start = Instant::now();
+    primary.kill();
+    let back = until_the_store_answers(&limiter, "alice").await;
+    println!("sentinel failover: decided by the failure policy for {:?}", start.elapsed());
+    assert_eq!(back, charged.remaining, "the state went with it");
+    assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
+    assert_eq!(watching.primary(), replica.address());
+    assert_all_expire(replica);
+}
+
+/// Forty processes lose their server at one moment and keep asking.
+///
+/// A machine that stands still for a moment brings them into step by itself, so they have three tries. A fleet without
+/// random pauses is in step every time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_a_fleet_does_not_come_back_in_step() {
+    const FLEET: usize = 40;
+    for tries_left in (0..3).rev() {
+        let Reconnects { all, later, busiest } = reconnects_of_a_fleet(FLEET).await;
+        println!("reconnects: {all} in all, {later} later, {busiest} in 10 ms");
+        assert!(later >= FLEET, "they do try again: {later}");
+        assert!(all <= FLEET * 14, "{all} attempts in 2.5 s");
+        if busiest <= FLEET / 2 {
+            return;
+        }
+        assert!(tries_left > 0, "{busiest} of {FLEET} within 10 ms");
+    }
+}
+
+struct Reconnects {
+    all: usize,
+    /// After the first pauses, which are short and spread the fleet.
+    later: usize,
+    /// The most of those within 10 ms.
+    busiest: usize,
+}
+
+async fn reconnects_of_a_fleet(size: usize) -> Reconnects {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet: Vec<_> = (0..size).map(|_| Redis::open(&proxy.url()).expect("valid")).collect();
+    let fleet: Vec<_> =
+        fleet.iter().map(|redis| Arc::new(limiter(redis, burst(10), OnFailure::Deny))).collect();
+    join_all(fleet.iter().map(|one| until_the_store_answers(one, "alice"))).await;
+    proxy.refuse(true);
+    proxy.cut();
+    let start = Instant::now();
+    let asking = fleet.iter().cloned().map(|one| {
+        tokio::spawn(async move {
+            while start.elapsed() < Duration::from_millis(2_500) {
+                let _ = one.check("alice").await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    });
+    join_all(asking).await;
+    let tries: Vec<Duration> = proxy
+        .connections()
+        .into_iter()
+        .filter_map(|at| at.checked_duration_since(start))
+        .filter(|after| *after < Duration::from_millis(2_500))
+        .collect();
+    let later: Vec<_> = tries.iter().filter(|after| after.as_millis() >= 400).collect();
+    let busiest = later.iter().map(|from| {
+        let until = **from + Duration::from_millis(10);
+        later.iter().filter(|after| ***after >= **from && ***after < until).count()
+    });
+    let busiest = busiest.max().unwrap_or_default();
+    Reconnects { all: tries.len(), later: later.len(), busiest }
+}
+
+/// A replica answers every call, with a refusal: that is no reason to connect again for every one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_a_server_that_stays_a_replica_is_not_connected_to_again_and_again() {
+    let primary = Server::start(Flavor::Redis);
+    let replica = Server::replica_of(&primary);
+    let proxy = Proxy::start(&replica.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    let (start, mut asked) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(500) {
+        assert_eq!(limiter.check("alice").await.unwrap().source, Source::FailedClosed);
+        asked += 1;
+        tokio::task::yield_now().await;
+    }
+    let made = proxy.connections().len();
+    println!("{made} connections for {asked} decisions");
+    assert!((2..=50).contains(&made), "{made} connections for {asked} decisions");
+    replica.promote();
+    until_the_store_answers(&limiter, "alice").await;
+    until("it can be written", async || {
+        limiter.check("alice").await.ok().filter(|told| told.source == Source::Store).map(|_| ())
+    })
+    .await;
+    assert_all_expire(&replica);
+}
+
+/// What this process admitted meanwhile is charged before anything else is: it is not given out twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet = [patient(&proxy.url()), patient(&proxy.url())];
+    let on_failure = OnFailure::Local { instances: 2 };
+    let limiters = fleet.each_ref().map(|redis| limiter(redis, count(20), on_failure));
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "alice").await;
+    }
+    proxy.refuse(true);
+    proxy.cut();
+    let mut admitted = 0;
+    for limiter in &limiters {
+        for client in ["alice", "alice", "bob"] {
+            let decision = limiter.check_n(client, 4).await.unwrap();
+            assert_eq!(
+                decision.source,
+                Source::Local,
+                "{:?}",
+                limiter.store().redis().last_error()
+            );
+            admitted += u64::from(decision.allowed && client == "alice") * 4;
+        }
+    }
+    assert_eq!(admitted, 16, "eight here, eight there, of ten each");
+    proxy.refuse(false);
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "carol").await;
+    }
+    // Bob comes to neither: what he used is charged in the background.
+    for redis in &fleet {
+        until("all is charged", async || (redis.counts().returned == 2).then_some(())).await;
+    }
+    // For a second each process keeps to its share. Then the store decides alone.
+    until("the quota is used", async || {
+        let decision = limiters[0].check("alice").await.unwrap();
+        admitted += u64::from(decision.allowed);
+        (!decision.allowed && decision.source == Source::Store).then_some(())
+    })
+    .await;
+    assert_eq!(admitted, 20, "the quota, once");
+    assert_eq!(limiters[1].peek_n("bob", 0).await.unwrap().remaining, 12);
+    assert!(fleet.iter().all(|redis| redis.counts().returned == 2), "once each");
+    assert_all_expire(&server);
+}
+
+/// The charge is on its way to a server that does not answer: nobody knows whether it arrives. Meanwhile this
+/// process must not take its own quota for unused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_a_charge_that_may_be_lost_does_not_renew_the_quota_here() {
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    let limiter = limiter(&redis, count(10), OnFailure::Local { instances: 1 });
+    until_the_store_answers(&limiter, "alice").await;
+    server.freeze();
+    let mut admitted = 0;
+    for _ in 0..12 {
+        let decision = limiter.check_n("alice", 5).await.unwrap();
+        assert_eq!(decision.source, Source::Local);
+        admitted += u64::from(decision.allowed) * 5;
+    }
+    assert_eq!(admitted, 10, "the quota of this process, once");
+    server.thaw();
+    assert_eq!(until_the_store_answers(&limiter, "alice").await, 0, "and in Redis");
+    assert_all_expire(&server);
+}
+
+/// Off and on again: an outage is no reason for another burst.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_every_outage_is_the_same_quota() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = patient(&proxy.url());
+    let limiter = limiter(&redis, count(10), OnFailure::Local { instances: 1 });
+    let mut admitted = 0;
+    for _ in 0..3 {
+        until_the_store_answers(&limiter, "alice").await;
+        proxy.refuse(true);
+        proxy.cut();
+        for _ in 0..4 {
+            let decision = limiter.check_n("alice", 4).await.unwrap();
+            assert_eq!(decision.source, Source::Local);
+            admitted += u64::from(decision.allowed) * 4;
+        }
+        proxy.refuse(false);
+    }
+    assert_eq!(admitted, 8, "twice four of ten");
+    let back = until_the_store_answers(&limiter, "alice").await;
+    assert_eq!(back, 2, "charged once");
+    assert_all_expire(&server);
+}
+
+/// The policy of J16: the promise is at most one burst beyond its bound, over any interval.
+const LIMIT: u128 = 100;
+const BURST: u128 = 40;
+
+/// A decision, and between which moments it was made.
+struct Answer {
+    called: Instant,
+    replied: Instant,
+    decision: Decision,
+}
+
+/// A client asks some processes without end until a moment.
+async fn ask_without_end(fleet: &[Redis], until: Instant) -> Vec<Answer> {
+    let policy = Policy::token_bucket(100).per_second().burst(40).build().expect("valid");
+    let instances = u32::try_from(fleet.len()).expect("few");
+    let on_failure = OnFailure::Local { instances };
+    let asking = fleet.iter().map(|redis| {
+        let store = redis.store("api").on_failure(on_failure).deny_cache(false);
+        let policy = policy.clone();
+        tokio::spawn(async move {
+            let mut answers = Vec::new();
+            while Instant::now() < until {
+                let called = Instant::now();
+                let asked = store.apply::<Decision>(&policy, b"alice", Op::Check(1), None).await;
+                let decision = asked.expect("a decision");
+                answers.push(Answer { called, replied: Instant::now(), decision });
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            answers
+        })
+    });
+    let asking: Vec<_> = asking.collect();
+    let mut answers = Vec::new();
+    for one in asking {
+        answers.extend(one.await.expect("no panic"));
+    }
+    answers
+}
+
+/// Returns by how many requests the worst of all intervals is above what the limit earns in it. An interval has the
+/// requests that were called and replied to within it.
+fn most_beyond_the_rate(answers: &[Answer]) -> i128 {
+    let mut allowed: Vec<_> = answers.iter().filter(|answer| answer.decision.allowed).collect();
+    allowed.sort_unstable_by_key(|answer| answer.replied);
+    let mut most = 0;
+    for begin in allowed.iter().map(|answer| answer.called) {
+        let within = allowed.iter().filter(|answer| answer.called >= begin);
+        for (before, answer) in within.enumerate() {
+            let earned = (answer.replied - begin).as_nanos() * LIMIT / 1_000_000_000;
+            let earned = i128::try_from(earned).unwrap_or(i128::MAX);
+            most = most.max(i128::try_from(before + 1).unwrap_or(i128::MAX) - earned);
+        }
+    }
+    most
+}
+
+fn assert_the_promise(answers: &[Answer]) {
+    let most = most_beyond_the_rate(answers);
+    // One more for the rates of two clocks.
+    assert!(most <= i128::try_from(2 * BURST + 1).unwrap_or(0), "{most} beyond the rate");
+}
+
+/// Two processes, and one short outage after the other. In between the shares earn again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_outage_after_outage_allows_one_burst_more_in_all_and_the_rate_of_the_policy() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let fleet = [Redis::open(&proxy.url()).unwrap(), Redis::open(&proxy.url()).unwrap()];
+    let lasts = Duration::from_millis(7500);
+    let outages = async {
+        for _ in 0..4 {
+            // Longer than processes keep to their shares after an outage.
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            proxy.refuse(true);
+            proxy.cut();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            proxy.refuse(false);
+        }
+    };
+    let (answers, ()) = tokio::join!(ask_without_end(&fleet, Instant::now() + lasts), outages);
+    let by_local = answers.iter().filter(|answer| answer.decision.source == Source::Local).count();
+    assert!(by_local > 100, "there were outages: {by_local}");
+    assert_the_promise(&answers);
+    let allowed = answers.iter().filter(|answer| answer.decision.allowed).count();
+    let possible = BURST + LIMIT * lasts.as_millis() / 1000;
+    assert!(allowed as u128 * 10 > possible * 6, "the quota can be used: {allowed} of {possible}");
+}
+
+/// Four processes lose the server at one moment. One of them reaches it again before the others do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_the_process_that_is_back_first_takes_nothing_of_the_shares_of_the_others() {
+    let server = Server::start(Flavor::Redis);
+    let proxies = [(); 4].map(|()| Proxy::start(&server.address()));
+    let fleet = proxies.each_ref().map(|proxy| Redis::open(&proxy.url()).unwrap());
+    let outage = async {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        for proxy in &proxies {
+            proxy.refuse(true);
+            proxy.cut();
+        }
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        proxies[0].refuse(false);
+        until("it is back", async || (!fleet[0].counts().is_open).then_some(())).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxies.iter().for_each(|proxy| proxy.refuse(false));
+    };
+    let end = Instant::now() + Duration::from_millis(4500);
+    let (answers, ()) = tokio::join!(ask_without_end(&fleet, end), outage);
+    assert_the_promise(&answers);
+    let later = answers.iter().rev().filter(|answer| answer.decision.source == Source::Store);
+    assert!(later.count() > 100, "and the store decides again");
+    assert_all_expire(&server);
+}
+
+/// After a failover the breaker of the server that has gone says nothing about the one that decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_after_a_failover_the_breaker_tells_of_the_server_that_decides_now() {
+    let watching = Sentinel::start(Flavor::Redis, 1);
+    let redis = Redis::open(&sentinel_url(&watching)).unwrap();
+    let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    let (primary, replica) = (watching.primary_server(), &watching.servers()[1]);
+    replica.wait_until_caught_up_with(primary);
+    primary.kill();
+    until("the breaker opens", async || {
+        let _ = limiter.check("alice").await;
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    until_the_store_answers(&limiter, "alice").await;
+    until("the gauge tells the present", async || (!redis.counts().is_open).then_some(())).await;
+}
+
+/// Nobody asks, and still the server is known to be back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_a_server_that_is_back_is_known_within_a_second_without_any_request() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    proxy.refuse(true);
+    proxy.cut();
+    until("the breaker opens", async || {
+        let _ = limiter.check("alice").await;
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    // Long enough for the longest pause.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        let _ = limiter.check("alice").await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    proxy.refuse(false);
+    let back = Instant::now();
+    until("it is known to be back", async || (!redis.counts().is_open).then_some(())).await;
+    // A second, and what a loaded machine takes.
+    assert!(back.elapsed() < Duration::from_millis(1500), "{:?}", back.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j3_a_server_without_memory_is_told_apart_and_recovers_by_itself() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until_the_store_answers(&limiter, "alice").await;
+    assert!(limiter.check("alice").await.unwrap().allowed);
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = limiter.check("bob").await.unwrap();
+    assert_eq!((refused.allowed, refused.source), (false, Source::FailedClosed));
+    let error = redis.last_error().expect("it says why");
+    assert!(matches!(&*error, Error::OutOfMemory { .. }), "{error:?}");
+    let counts = redis.counts();
+    assert!(counts.out_of_memory >= 1 && counts.is_out_of_memory, "{counts:?}");
+    assert!(!counts.is_open, "it answers: {counts:?}");
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(limiter.check("bob").await.unwrap().allowed);
+    until("it is well again", async || (!redis.counts().is_out_of_memory).then_some(())).await;
+}

@@ -1,0 +1,513 @@
+//! A busy Redis is not a broken Redis: under load, at a distance and under contention the limit holds, the quota is used,
+//! and no failure setting decides while the server answers.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::float_arithmetic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]; shares are measured, not decided"
+)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{burst, count, until};
+use futures_util::future::join_all;
+use tallygate::{Cost, Decision, Op, Plan, Policy, RateLimiter, Source, Store as _, Tiers, Timed};
+use tallygate_redis::{Ask, Options, Redis, RedisStore, check_all};
+use tallygate_testkit::servers::{Flavor, Proxy, Server};
+
+/// Held by each test: load is measured, so only one runs at a time.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// What came of a load: when each request was allowed by the server's clock, and how many answers each source gave.
+#[derive(Default)]
+struct Outcome {
+    allowed_ns: Vec<i64>,
+    sources: BTreeMap<&'static str, u64>,
+    /// When the first and the last answer of the server were given.
+    first_ns: Option<i64>,
+    last_ns: i64,
+}
+
+impl Outcome {
+    fn add(&mut self, Timed { decision, at }: Timed) {
+        if decision.allowed {
+            self.allowed_ns.push(at.0);
+        }
+        if decision.source == Source::Store {
+            self.first_ns = Some(self.first_ns.map_or(at.0, |first| first.min(at.0)));
+            self.last_ns = self.last_ns.max(at.0);
+        }
+        *self.sources.entry(decision.source.name()).or_default() += 1;
+    }
+
+    /// Returns the share of a bucket's quota that was used while the server was asked.
+    fn share_used(&self, limit: Cost, burst: Cost) -> f64 {
+        let lasted = self.last_ns - self.first_ns.unwrap_or(self.last_ns);
+        let possible = burst as f64 + limit as f64 * lasted as f64 / 1e9;
+        self.allowed_ns.len() as f64 / possible
+    }
+
+    fn count(&self, source: &str) -> u64 {
+        self.sources.get(source).copied().unwrap_or(0)
+    }
+
+    /// No interval has more than the bucket's bound: the level of a bucket that counts every allowed request never
+    /// passes the burst.
+    fn assert_bucket_bound(&mut self, limit: Cost, burst: Cost) {
+        self.allowed_ns.sort_unstable();
+        let (unit, capacity) = (1_000_000_000_i128, i128::from(burst) * 1_000_000_000);
+        let (mut level, mut last) = (0_i128, i64::MIN);
+        for &at in &self.allowed_ns {
+            let drained = i128::from(at.saturating_sub(last)) * i128::from(limit);
+            level = (level - drained).max(0) + unit;
+            last = at;
+            assert!(level <= capacity, "{} allowed; {:?}", self.allowed_ns.len(), self.sources);
+        }
+    }
+
+    fn assert_no_failure_setting_decided(&self) {
+        for source in ["failed_open", "failed_closed", "local"] {
+            assert_eq!(self.count(source), 0, "{:?}", self.sources);
+        }
+    }
+}
+
+fn bucket(limit: Cost, burst: Cost) -> Policy {
+    Policy::token_bucket(limit).per_second().burst(burst).build().unwrap()
+}
+
+/// Asks for one key from many tasks for a while, in turn under some plans, and returns what came of it.
+async fn flood(
+    stores: &[RedisStore],
+    plans: &[Plan],
+    callers: u32,
+    lasts: Duration,
+    pause: Duration,
+) -> Outcome {
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..callers)
+        .zip(stores.iter().cycle())
+        .map(|(caller, store)| {
+            let plan = plans[caller as usize / stores.len() % plans.len()].clone();
+            let store = store.clone();
+            tokio::spawn(async move {
+                let mut answers = Vec::new();
+                // Not all at the same moment.
+                tokio::time::sleep(pause * caller / callers).await;
+                while start.elapsed() < lasts {
+                    let check = Op::Check(1);
+                    answers.push(store.apply::<Timed>(&plan, b"hot", check, None).await.unwrap());
+                    if pause.is_zero() {
+                        tokio::task::yield_now().await;
+                    } else {
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+                answers
+            })
+        })
+        .collect();
+    let mut outcome = Outcome::default();
+    for task in tasks {
+        task.await.unwrap().into_iter().for_each(|answer| outcome.add(answer));
+    }
+    outcome
+}
+
+/// Waits until the connections are made, which takes several round trips.
+async fn connected(redis: &Redis) {
+    until("it answers", async || redis.ping().await.ok()).await;
+}
+
+/// Asks for a hot key by 300 callers of three clients of Redis, in turn under some plans, at ten times the limit of 200 per
+/// second and more, at every distance. No interval has more than `most` at once, and at least 95 % of the quota is used.
+///
+/// A machine that does other work may not run the callers or the server for longer than the time budget. No limiter can
+/// decide in time then, so each distance has three attempts to use the quota. In each of them the bound holds, and no
+/// failure setting decides.
+async fn use_a_hot_key(plans: &[Plan], burst: Cost, most: Cost) {
+    const LIMIT: Cost = 200;
+    for round_trip_ms in [0, 1, 5, 20, 40] {
+        let mut attempts = 0;
+        loop {
+            let server = Server::start(Flavor::Redis);
+            let proxy = Proxy::start(&server.address());
+            proxy.delay(Duration::from_millis(round_trip_ms));
+            let redis = [(); 3].map(|()| Redis::open(&proxy.url()).unwrap());
+            for redis in &redis {
+                connected(redis).await;
+            }
+            let stores = redis.each_ref().map(|redis| redis.store("api").deny_cache(false));
+            let (lasts, pause) = (Duration::from_secs(3), Duration::from_millis(100));
+            let mut outcome = flood(&stores, plans, 300, lasts, pause).await;
+            let used = outcome.share_used(LIMIT, burst);
+            println!("{round_trip_ms} ms: {used:.3} of the quota; {:?}", outcome.sources);
+            outcome.assert_no_failure_setting_decided();
+            outcome.assert_bucket_bound(LIMIT, most);
+            assert!(redis.iter().all(|redis| redis.counts().breaker_opened == 0));
+            attempts += 1;
+            if used > 0.95 {
+                break;
+            }
+            assert!(attempts < 3, "{used:.3} at {round_trip_ms} ms: {:?}", outcome.sources);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_hot_key_under_load_keeps_its_bound_and_its_quota_at_any_distance() {
+    let _alone = ALONE.lock().await;
+    use_a_hot_key(&[Plan::of(bucket(200, 50))], 50, 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_hot_key_under_alternating_tiers_keeps_its_bound_and_its_quota_at_any_distance() {
+    let _alone = ALONE.lock().await;
+    // The rate of one policy, and at most one capacity of each.
+    use_a_hot_key(&[bucket(200, 20), bucket(200, 40)].map(Plan::of), 40, 60).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_flood_without_pause_is_denied_and_one_second_later_all_is_as_before() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let redis = Redis::open(&server.url()).unwrap();
+    connected(&redis).await;
+    // Without the deny cache every check is asked for.
+    let store = redis.store("api").deny_cache(false);
+    let lasts = Duration::from_secs(2);
+    let stores = [store.clone()];
+    let plans = [Plan::of(bucket(1000, 100))];
+    let mut outcome = flood(&stores, &plans, 2000, lasts, Duration::ZERO).await;
+    outcome.assert_no_failure_setting_decided();
+    outcome.assert_bucket_bound(1000, 100);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let policy = bucket(1000, 100);
+    for _ in 0..20 {
+        let told = store.apply::<Decision>(&policy, b"hot", Op::Check(1), None).await.unwrap();
+        assert_eq!((told.allowed, told.source), (true, Source::Store));
+    }
+}
+
+/// A server answers no call while it runs a long script. Many calls wait for it, so the silence is load and no outage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_server_that_is_silent_because_of_work_fails_nothing_open() {
+    let _alone = ALONE.lock().await;
+    let server = Arc::new(Server::start(Flavor::Redis));
+    let redis = Redis::open(&server.url()).unwrap();
+    connected(&redis).await;
+    let store = redis.store("api").deny_cache(false);
+    let limiter = RateLimiter::with_store(bucket(1, 1), store);
+    let keys: Vec<String> = (0..200).map(|key| format!("client-{key}")).collect();
+    for key in &keys {
+        assert!(limiter.check(key).await.unwrap().allowed);
+    }
+    let work = "local from = redis.call('TIME') \
+                repeat local now = redis.call('TIME') \
+                until (now[1] - from[1]) * 1e6 + now[2] - from[2] > 150000";
+    for _ in 0..3 {
+        let working = server.clone();
+        let working =
+            tokio::task::spawn_blocking(move || working.command(&["EVAL", work, "0"]).map(|_| ()));
+        while !working.is_finished() {
+            let asked = keys.iter().map(|key| limiter.check(key));
+            for decision in join_all(asked).await.into_iter().map(Result::unwrap) {
+                let source = decision.source;
+                assert!(matches!(source, Source::Store | Source::Overloaded), "{source:?}");
+            }
+        }
+        working.await.unwrap().unwrap();
+    }
+    let stats = redis.counts();
+    assert!(stats.overloaded > 0, "the server was silent for longer than the budget: {stats:?}");
+    assert_eq!(stats.breaker_opened, 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j15_a_round_trip_of_40_ms_works_with_a_budget_of_50_ms() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(40));
+    let redis = Redis::open(&proxy.url()).unwrap();
+    connected(&redis).await;
+    let limiter = RateLimiter::with_store(burst(10_000), redis.store("api"));
+    // Checks of one key that arrive one after the other while earlier ones are under way.
+    let checks = (0..100_u64).map(|number| {
+        let limiter = &limiter;
+        async move {
+            tokio::time::sleep(Duration::from_millis(number * 3)).await;
+            limiter.check("alice").await.unwrap()
+        }
+    });
+    let told = join_all(checks).await;
+    let by_store = told.iter().filter(|told| told.source == Source::Store && told.allowed).count();
+    // A machine that builds meanwhile may be late for a few.
+    assert!(by_store >= 95, "{by_store} of 100 by the store");
+    assert!(told.iter().all(|told| told.source != Source::FailedOpen));
+}
+
+/// How many callers ask for one key at once.
+const CALLERS: usize = 1000;
+/// How many clients of Redis they share: each is what one process has.
+const PROCESSES: usize = 4;
+
+/// Connects some clients to a server that is so far away, and runs a test on them.
+async fn from_several_clients(round_trip_ms: u64, test: impl AsyncFnOnce(&[Redis; PROCESSES])) {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(round_trip_ms));
+    // A thousand callers in one process that shares its processors with others need more than the default of 50 ms.
+    let options = Options::default().budget(Duration::from_millis(250));
+    let redis = [(); PROCESSES].map(|()| Redis::with(&proxy.url(), options.clone()).unwrap());
+    for redis in &redis {
+        connected(redis).await;
+    }
+    test(&redis).await;
+    for redis in &redis {
+        assert_eq!(redis.counts().breaker_opened, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_of_one_key_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [0, 20] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis.each_ref().map(|redis| {
+                RateLimiter::with_store(count(100), redis.store("api").deny_cache(false))
+            });
+            let checks = (0..CALLERS).map(|caller| limiters[caller % PROCESSES].check("alice"));
+            let told: Result<Vec<_>, _> = join_all(checks).await.into_iter().collect();
+            assert_exactly(&told.unwrap(), 100);
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_in_all_on_one_key_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [0, 20] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis.each_ref().map(|redis| {
+                RateLimiter::with_store(count(100), redis.store("api").deny_cache(false))
+            });
+            let asks = (0..CALLERS).map(|caller| {
+                let ask = Ask::of(&limiters[caller % PROCESSES], "alice").unwrap();
+                async move { check_all([ask]).await.unwrap().decision }
+            });
+            assert_exactly(&join_all(asks).await, 100);
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_in_all_on_several_keys_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [0, 20] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis.each_ref().map(|redis| {
+                let users = RateLimiter::with_store(count(100), redis.store("users"));
+                let log = Policy::sliding_window_log(1000).per_hour().build().unwrap();
+                (users, RateLimiter::with_store(log, redis.store("addresses")))
+            });
+            let asks = (0..CALLERS).map(|caller| {
+                let (users, addresses) = &limiters[caller % PROCESSES];
+                let address = format!("192.0.2.{}", caller % 7);
+                let asks = [Ask::of(addresses, address).unwrap(), Ask::of(users, "alice").unwrap()];
+                async move { check_all(asks).await.unwrap().decision }
+            });
+            assert_exactly(&join_all(asks).await, 100);
+        })
+        .await;
+    }
+}
+
+/// Two tiers; the larger quota bounds what both get.
+fn two_tiers() -> Tiers {
+    Tiers::new(count(100)).tier("pro", count(150))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [0, 20] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis
+                .each_ref()
+                .map(|redis| RateLimiter::in_store("api", two_tiers(), redis.store("api")));
+            let asks = (0..CALLERS).map(|caller| {
+                let limiter = &limiters[caller % PROCESSES];
+                async move {
+                    match caller / PROCESSES % 2 {
+                        0 => limiter.check("alice").await.unwrap(),
+                        _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+                    }
+                }
+            });
+            // A unit that is charged under one tier is charged under the other, too.
+            assert_exactly(&join_all(asks).await, 150);
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_callers_in_all_under_alternating_tiers_get_exactly_the_quota() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [0, 20] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis.each_ref().map(|redis| {
+                let address = RateLimiter::with_store(count(10_000), redis.store("addresses"));
+                let users = RateLimiter::in_store("api", two_tiers(), redis.store("api"));
+                (address, users)
+            });
+            let asks = (0..CALLERS).map(|caller| {
+                let (address, users) = &limiters[caller % PROCESSES];
+                async move {
+                    let pro = users.tier("pro").unwrap();
+                    let ask = match caller / PROCESSES % 2 {
+                        0 => Ask::of(users, "alice").unwrap(),
+                        _ => Ask::of(&pro, "alice").unwrap(),
+                    };
+                    check_all([Ask::of(address, "192.0.2.1").unwrap(), ask]).await.unwrap().decision
+                }
+            });
+            assert_exactly(&join_all(asks).await, 150);
+        })
+        .await;
+    }
+}
+
+/// So many are allowed, and all by the store; nothing failed.
+fn assert_exactly(told: &[Decision], allowed: usize) {
+    let mut sources = BTreeMap::new();
+    for told in told {
+        *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1;
+    }
+    assert_eq!(told.iter().filter(|told| told.allowed).count(), allowed, "{sources:?}");
+    for ((source, allowed), count) in &sources {
+        assert!(!matches!(*source, "failed_open" | "failed_closed" | "local"), "{sources:?}");
+        assert!(*source == "store" || !allowed, "{count} {sources:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() {
+    let _alone = ALONE.lock().await;
+    for round_trip_ms in [20, 40] {
+        // As with a hot key, a machine that does other work may take the time that is left at 40 ms.
+        let mut attempts = 0;
+        while !roll_out_at(round_trip_ms).await {
+            attempts += 1;
+            assert!(attempts < 3, "too little was allowed, or a failure setting decided");
+        }
+    }
+}
+
+/// Asks for a key from servers with different limits; returns whether no failure setting decided and 95 % of the quota was
+/// used.
+async fn roll_out_at(round_trip_ms: u64) -> bool {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(round_trip_ms));
+    let tiers = |limit| Tiers::new(bucket(limit, limit));
+    let processes = [200, 300].map(|limit| {
+        let redis = Redis::open(&proxy.url()).unwrap();
+        RateLimiter::in_store("api", tiers(limit), redis.store("api").deny_cache(false))
+    });
+    for limiter in &processes {
+        connected(limiter.store().redis()).await;
+    }
+    let start = Instant::now();
+    let callers = (0..60).map(|caller| {
+        let limiter = &processes[caller % 2];
+        async move {
+            let mut told = Vec::new();
+            while start.elapsed() < Duration::from_secs(2) {
+                told.push(limiter.check("alice").await.unwrap());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            told
+        }
+    });
+    let told: Vec<Decision> = join_all(callers).await.into_iter().flatten().collect();
+    let lasted = start.elapsed().as_secs_f64();
+    let mut sources = BTreeMap::new();
+    told.iter()
+        .for_each(|told| *sources.entry((told.source.name(), told.allowed)).or_insert(0) += 1);
+    println!("{round_trip_ms} ms: {sources:?}");
+    if told.iter().any(|told| told.source == Source::FailedOpen) {
+        return false;
+    }
+    // The faster policy bounds what both allow, plus one capacity of each.
+    let allowed = told.iter().filter(|told| told.allowed).count() as f64;
+    assert!(allowed <= 500.0 + 300.0 * lasted, "{sources:?}");
+    let calls = processes.each_ref().map(|limiter| limiter.store().redis().counts().calls);
+    let calls: u64 = calls.iter().sum();
+    assert!(calls < told.len() as u64, "{calls} calls for {} decisions", told.len());
+    allowed >= 0.95 * (300.0 + 300.0 * 2.0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the_client() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let tiers = Tiers::new(burst(100)).tier("pro", burst(200));
+    let limiter = RateLimiter::in_store("api", tiers, redis.store("api"));
+    connected(&redis).await;
+    for _ in 0..4 {
+        let _ = limiter.check("alice").await.unwrap();
+        let _ = limiter.tier("pro").unwrap().check("alice").await.unwrap();
+    }
+    // Two round trips of 45 ms do not fit into 50 ms.
+    proxy.delay(Duration::from_millis(45));
+    let mut longest = Duration::ZERO;
+    for round in 0..10 {
+        let start = Instant::now();
+        let _ = match round % 2 {
+            0 => limiter.check("alice").await.unwrap(),
+            _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+        };
+        longest = longest.max(start.elapsed());
+    }
+    assert!(longest < Duration::from_millis(80), "{longest:?}");
+}
+
+/// Sixteen keys at 30 ms: small packets are not held back until the one before is acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_packets_are_sent_at_once() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(10));
+    let options = Options::default().budget(Duration::from_secs(2));
+    let redis = Redis::with(&proxy.url(), options).unwrap();
+    connected(&redis).await;
+    let limiter = RateLimiter::with_store(burst(10_000), redis.store("api"));
+    let callers = (0..16).map(|caller| {
+        let limiter = &limiter;
+        async move {
+            let mut took = Vec::new();
+            for _ in 0..30 {
+                let start = Instant::now();
+                let _ = limiter.check(format!("client {caller}")).await.unwrap();
+                took.push(start.elapsed());
+            }
+            took
+        }
+    });
+    let mut took: Vec<Duration> = join_all(callers).await.into_iter().flatten().collect();
+    took.sort_unstable();
+    let median = took[took.len() / 2];
+    assert!(median < Duration::from_millis(18), "the median of a check is {median:?}");
+}

@@ -1,0 +1,186 @@
+//! Eight processes share one quota: together they are admitted exactly what one would be.
+//!
+//! The processes are this test program itself, run again for [`one_of_the_processes`] or [`one_of_the_processes_with_tiers`].
+
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tallygate::{Kind, Policy, RateLimiter, Source, Ticks, Tiers};
+use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
+use tallygate_testkit::servers::{Flavor, Proxy, Server};
+
+const PROCESSES: usize = 8;
+/// How many ask at once in each.
+const TASKS: usize = 4;
+const LIMIT: u64 = 1000;
+/// What a client gets under each of two tiers.
+const BASE_LIMIT: u64 = 100;
+const PRO_LIMIT: u64 = 150;
+/// So long that nothing comes back and no window ends while the test runs.
+const WINDOW: Ticks = Ticks(1000 * 86_400 * 1_000_000_000);
+/// Where a process finds the server.
+const ADDRESS: &str = "TALLYGATE_PROCESSES_ADDRESS";
+
+#[test]
+fn on_redis_they_are_admitted_exactly_the_bound() {
+    share_one_quota(Flavor::Redis);
+}
+
+#[test]
+fn on_valkey_they_are_admitted_exactly_the_bound() {
+    share_one_quota(Flavor::Valkey);
+}
+
+#[test]
+fn j1_callers_of_several_processes_under_alternating_tiers_get_exactly_the_quota() {
+    for round_trip in [Duration::ZERO, Duration::from_millis(20)] {
+        let server = Server::start(Flavor::Redis);
+        let proxy = Proxy::start(&server.address());
+        proxy.delay(round_trip);
+        let mut processes: Vec<Process> = (0..PROCESSES)
+            .map(|_| Process::start("one_of_the_processes_with_tiers", &proxy.url()))
+            .collect();
+        processes.iter_mut().for_each(|process| assert_eq!(process.hear(), "ready"));
+        processes.iter_mut().for_each(Process::go);
+        let heard = processes.iter_mut().map(Process::hear);
+        let allowed: u64 = heard.map(|said| said.parse::<u64>().expect("a number")).sum();
+        // A unit that is charged under one tier is charged under the other, too: the larger quota bounds both.
+        assert_eq!(allowed, PRO_LIMIT, "at a round trip of {round_trip:?}");
+        for mut process in processes {
+            assert!(process.child.wait().expect("it is our child").success());
+        }
+    }
+}
+
+/// Has 125 callers under alternating tiers, which are a thousand in all processes.
+#[test]
+#[ignore = "run by the test above, as a process of its own"]
+fn one_of_the_processes_with_tiers() {
+    let Ok(address) = env::var(ADDRESS) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    // Eight processes on one machine wait for a processor, too.
+    let options = Options::default().budget(Duration::from_secs(2));
+    let redis = Redis::with(&address, options).unwrap();
+    let policy = |limit| Policy::fixed_window(limit).per(WINDOW).build().unwrap();
+    let tiers = Tiers::new(policy(BASE_LIMIT)).tier("pro", policy(PRO_LIMIT));
+    let limiter = RateLimiter::in_store("api", tiers, redis.store("api"));
+    let pro = limiter.tier("pro").unwrap();
+    runtime.block_on(async { while redis.ping().await.is_err() {} });
+    println!("says: ready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let (limiter, pro) = (&limiter, &pro);
+    let callers = (0..125).map(|caller| async move {
+        match caller % 2 {
+            0 => limiter.check("everybody").await.unwrap(),
+            _ => pro.check("everybody").await.unwrap(),
+        }
+    });
+    let told = runtime.block_on(join_all(callers));
+    for told in &told {
+        // A denial of the server may be remembered by the time another caller comes.
+        let is_denied =
+            matches!(told.source, Source::Overloaded | Source::DenyCache) && !told.allowed;
+        assert!(told.source == Source::Store || is_denied, "{told:?}");
+    }
+    assert_eq!(redis.counts().breaker_opened, 0);
+    println!("says: {}", told.iter().filter(|told| told.allowed).count());
+}
+
+fn share_one_quota(flavor: Flavor) {
+    let server = Server::start(flavor);
+    let mut processes: Vec<Process> =
+        (0..PROCESSES).map(|_| Process::start("one_of_the_processes", &server.url())).collect();
+    // All at once, for each algorithm.
+    for kind in Kind::ALL {
+        processes
+            .iter_mut()
+            .for_each(|process| assert_eq!(process.hear(), format!("ready {kind}")));
+        processes.iter_mut().for_each(Process::go);
+        let admitted: Vec<u64> = processes
+            .iter_mut()
+            .map(|process| process.hear().parse().expect("what it was admitted"))
+            .collect();
+        assert_eq!(admitted.iter().sum::<u64>(), LIMIT, "{kind}: {admitted:?}");
+        let served = admitted.iter().filter(|admitted| **admitted > 0).count();
+        assert!(served > 1, "{kind}: they did not ask at once: {admitted:?}");
+    }
+    for mut process in processes {
+        assert!(process.child.wait().expect("it is our child").success());
+    }
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    assert_eq!(keys.len(), Kind::ALL.len(), "one key an algorithm: {keys:?}");
+    assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
+}
+
+/// One of the processes, as the test sees it.
+struct Process {
+    child: Child,
+    says: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(test: &str, address: &str) -> Self {
+        let mut child = Command::new(env::current_exe().expect("this program has a path"))
+            .args([test, "--exact", "--ignored", "--nocapture", "-q"])
+            .env(ADDRESS, address)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program can be run again");
+        let says = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, says }
+    }
+
+    /// Waits for what it says next, behind what the test harness says.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let length = self.says.read_line(&mut line).expect("what it says is text");
+            assert!(length > 0, "a process has ended: {:?}", self.child.wait());
+            if let Some((_, said)) = line.split_once("says: ") {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    fn go(&mut self) {
+        let stdin = self.child.stdin.as_mut().expect("it is piped");
+        stdin.write_all(b"go\n").expect("it listens");
+    }
+}
+
+/// Asks for each algorithm's key until it is refused.
+#[test]
+#[ignore = "run by the tests above, as a process of its own"]
+fn one_of_the_processes() {
+    let Ok(address) = env::var(ADDRESS) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = Redis::with(&address, Options::default().budget(Duration::from_secs(20))).unwrap();
+    for kind in Kind::ALL {
+        let policy = Policy::of(kind, LIMIT).per(WINDOW).named(kind.name()).build().unwrap();
+        let store = redis.store(kind.name()).on_failure(OnFailure::Deny).deny_cache(false);
+        let limiter = RateLimiter::with_store(policy, store);
+        // It is connected then, and nobody has begun.
+        assert_eq!(runtime.block_on(limiter.peek_n("everybody", 0)).unwrap().remaining, LIMIT);
+        println!("says: ready {kind}");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        let admitted = runtime.block_on(join_all((0..TASKS).map(|_| until_refused(&limiter))));
+        println!("says: {}", admitted.iter().sum::<u64>());
+    }
+}
+
+async fn until_refused(limiter: &RateLimiter<Policy, RedisStore>) -> u64 {
+    let mut admitted = 0;
+    loop {
+        let decision = limiter.check("everybody").await.expect("failures are denials");
+        assert_eq!(decision.source, Source::Store);
+        if !decision.allowed {
+            return admitted;
+        }
+        admitted += 1;
+    }
+}

@@ -1,0 +1,338 @@
+//! Clients that are checked under several policies: a server answers as the core does in every field, and where its script
+//! decides, a check is one call.
+//!
+//! `TALLYGATE_IDENTITY_STEPS` says how many steps; `scripts/identity` runs a million.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]"
+)]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tallygate::{
+    Algorithm, Anchor, Cost, Decision, Kept, Kind, LimitBuilder, Op, Part, Plan, Policy,
+    Store as _, Tick, Ticks, Timed,
+};
+use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
+use tallygate_testkit::servers::{Flavor, Server};
+
+/// How many clients are asked for at once. Each has a history of its own.
+const CLIENTS: usize = 64;
+/// The largest number that a script takes.
+const LARGEST: u128 = 1 << 52;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_under_several_policies_is_answered_as_by_the_core_in_one_call() {
+    for flavor in Flavor::ALL {
+        compare(flavor, Range::OfScripts).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_under_policies_that_no_script_decides_on_is_answered_as_by_the_core() {
+    for flavor in Flavor::ALL {
+        compare(flavor, Range::Any).await;
+    }
+}
+
+/// Which policies and times there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Range {
+    /// Only those that the scripts decide on.
+    OfScripts,
+    /// Logs, numbers beyond doubles and clocks that were set back, too.
+    Any,
+}
+
+async fn compare(flavor: Flavor, range: Range) {
+    let steps: usize =
+        std::env::var("TALLYGATE_IDENTITY_STEPS").map_or(15_000, |steps| steps.parse().unwrap());
+    let seed = std::env::var("TALLYGATE_IDENTITY_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let server = Server::start(flavor);
+    let options = Options::default().budget(Duration::from_secs(20));
+    let redis = Redis::with(&server.url(), options).unwrap();
+    let mut campaign = Campaign::new(range, &redis, seed);
+    while campaign.steps < steps {
+        campaign.round().await;
+    }
+    let Campaign { steps, changes, allowed, .. } = &campaign;
+    println!(
+        "several {} {range:?} steps={steps} changes={changes} allowed={allowed}",
+        flavor.name()
+    );
+    assert!(changes * 4 > *steps, "the policy changed in {changes} of {steps} steps only");
+    assert!((steps / 5..steps * 4 / 5).contains(allowed), "{allowed} of {steps} were allowed");
+    assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
+}
+
+struct Campaign {
+    range: Range,
+    random: fastrand::Rng,
+    redis: Redis,
+    store: RedisStore,
+    clients: Vec<Client>,
+    named: usize,
+    steps: usize,
+    /// Steps under another policy than that of the step before.
+    changes: usize,
+    allowed: usize,
+}
+
+/// What the core knows of a client.
+struct Client {
+    name: String,
+    plans: Vec<Plan>,
+    policies: Vec<Policy>,
+    state: Option<Kept>,
+    asked: usize,
+    now: i64,
+    last: Option<Decision>,
+    /// The last steps, to find out what went wrong.
+    history: VecDeque<String>,
+    left: usize,
+}
+
+impl Campaign {
+    fn new(range: Range, redis: &Redis, seed: u64) -> Self {
+        Self {
+            range,
+            random: fastrand::Rng::with_seed(seed),
+            redis: redis.clone(),
+            store: redis.store("several").on_failure(OnFailure::Deny).in_ticks(),
+            clients: Vec::new(),
+            named: 0,
+            steps: 0,
+            changes: 0,
+            allowed: 0,
+        }
+    }
+
+    /// One step of every client, all in flight at once.
+    async fn round(&mut self) {
+        self.clients.retain(|client| client.left > 0);
+        while self.clients.len() < CLIENTS {
+            let client = self.client();
+            self.clients.push(client);
+        }
+        // All check, or all do something else: so it is known how many calls there have to be.
+        let checks = self.random.u8(0..8) > 0;
+        let mut asked = Vec::with_capacity(CLIENTS);
+        for index in 0..self.clients.len() {
+            let before = self.clients[index].asked;
+            if self.random.u8(0..5) < 3 {
+                self.clients[index].asked = self.random.usize(0..self.clients[index].plans.len());
+            }
+            self.changes += usize::from(self.clients[index].asked != before);
+            self.clients[index].now = self.time(index);
+            self.clients[index].left -= 1;
+            asked.push(if checks { Op::Check(self.cost(index).max(1)) } else { self.other(index) });
+        }
+        // A script that the server does not know yet is sent again.
+        let calls = |redis: &Redis| redis.counts().calls - redis.counts().reloads;
+        let calls_before = calls(&self.redis);
+        let store = &self.store;
+        let replies = self.clients.iter().zip(&asked).map(|(client, op)| {
+            let plan = &client.plans[client.asked];
+            store.apply::<Timed>(plan, client.name.as_bytes(), *op, Some(Tick(client.now)))
+        });
+        let replies = join_all(replies).await;
+        let calls = calls(&self.redis) - calls_before;
+        // The first round also makes the connection.
+        if checks && self.range == Range::OfScripts && self.steps > 0 {
+            assert_eq!(calls, CLIENTS as u64, "each check is one call");
+        }
+        for (client, (reply, op)) in self.clients.iter_mut().zip(replies.into_iter().zip(asked)) {
+            let expected = client.step(op);
+            let found = reply.unwrap();
+            assert_eq!(
+                found,
+                expected,
+                "{} at {} {op:?} under {} of {:#?}\nafter {:#?}\nto {:?}\n{:?}",
+                client.name,
+                client.now,
+                client.asked,
+                client.policies,
+                client.history,
+                client.state,
+                self.redis.last_error()
+            );
+            client.last = Some(found.decision);
+            client.history.truncate(4);
+            let Client { now, asked, state, .. } = client;
+            client.history.push_front(format!("{op:?} at {now} under {asked}: {state:?}"));
+            self.steps += 1;
+            self.allowed += usize::from(found.decision.allowed);
+        }
+    }
+
+    fn client(&mut self) -> Client {
+        self.named += 1;
+        let policies = loop {
+            let bits = match self.random.u8(0..6) {
+                0..3 => (8, 12),
+                3 => (6, 36),
+                4 => (20, 24),
+                _ if self.range == Range::Any => (50, 50),
+                _ => (12, 30),
+            };
+            let count = self.random.usize(2..6);
+            let policies: Vec<_> = (0..count).filter_map(|_| self.policy(bits)).collect();
+            if policies.len() > 1 && (self.range == Range::Any || are_scripted(&policies)) {
+                break policies;
+            }
+        };
+        let now = match self.random.u8(0..3) {
+            0 => 0,
+            1 => -self.random.i64(0..1_000_000),
+            _ => 1_760_000_000_000_000 + self.random.i64(0..1_000_000_000),
+        };
+        Client {
+            name: format!("client {}", self.named),
+            plans: policies.iter().cloned().map(Plan::of).collect(),
+            policies,
+            state: None,
+            asked: 0,
+            now,
+            last: None,
+            history: VecDeque::new(),
+            left: self.random.usize(1..300),
+        }
+    }
+
+    fn policy(&mut self, (limit_bits, window_bits): (u32, u32)) -> Option<Policy> {
+        let others = if self.random.u8(0..4) == 0 { self.random.usize(1..3) } else { 0 };
+        let names = ["requests", "bytes", "writes"];
+        let limits: Vec<_> = (0..=others)
+            .map(|place| {
+                // Some of one name, some not: a limit takes over from its namesake.
+                let name = names[(place + self.random.usize(0..2)) % 3];
+                self.limit(limit_bits, window_bits).named(name)
+            })
+            .collect();
+        Policy::all_of("a policy", limits).ok()
+    }
+
+    fn limit(&mut self, limit_bits: u32, window_bits: u32) -> LimitBuilder {
+        let kinds = match self.range {
+            Range::OfScripts => &[Kind::TokenBucket, Kind::Gcra, Kind::LeakyBucket][..],
+            Range::Any => &Kind::ALL[..],
+        };
+        let windows = [Kind::FixedWindow, Kind::SlidingWindowCounter];
+        let kind = match self.random.bool() {
+            true => *self.random.choice(kinds).unwrap(),
+            false => self.random.choice(windows).unwrap(),
+        };
+        let limit = self.random.u64(1..1 << limit_bits);
+        let window = self.random.u64(1..1 << window_bits);
+        let limit = if kind == Kind::SlidingWindowLog { limit % 64 + 1 } else { limit };
+        let mut builder = Policy::of(kind, limit).per(Ticks(window));
+        let mut capacity = limit;
+        if kind.is_bucket() && self.random.bool() {
+            capacity = self.random.u64(1..1 << limit_bits);
+            builder = builder.burst(capacity);
+        }
+        if self.random.u8(0..4) == 0 {
+            builder = builder.debt(self.random.u64(1..1 << limit_bits));
+        }
+        if self.random.u8(0..6) == 0 {
+            builder = builder.starting_with(self.random.u64(0..=capacity));
+        }
+        if kind == Kind::FixedWindow && self.random.bool() {
+            builder = builder.anchor(Anchor::FirstRequest);
+        }
+        if self.random.u8(0..8) == 0 {
+            builder = builder.shadow();
+        }
+        builder
+    }
+
+    /// Mostly on, a little; to the ticks at which something happens; seldom far, seldom back.
+    fn time(&mut self, index: usize) -> i64 {
+        let Client { now, last, policies, asked, .. } = &self.clients[index];
+        let (now, last) = (*now, *last);
+        let numbers = *policies[*asked].limits()[0].numbers();
+        let windows =
+            policies.iter().flat_map(Policy::limits).map(|limit| limit.numbers().window.0);
+        let shortest = i64::try_from(windows.min().unwrap()).unwrap();
+        let unit = (numbers.window.0 / numbers.limit).max(1);
+        let ahead = |span: Ticks| now.saturating_add_unsigned(span.0);
+        match (self.random.u8(0..16), last) {
+            (0..4, _) => now,
+            (4..8, _) => now.saturating_add_unsigned(self.random.u64(0..=unit.saturating_mul(2))),
+            (8, Some(last)) => ahead(last.retry_after.unwrap_or(Ticks::ZERO)),
+            (9, Some(last)) => {
+                ahead(last.retry_after.unwrap_or(Ticks::ZERO)).saturating_sub(1).max(now)
+            }
+            (10, Some(last)) => {
+                ahead(last.reset_after).saturating_sub(self.random.i64(0..2)).max(now)
+            }
+            (11, _) => ahead(numbers.window).saturating_sub(self.random.i64(0..2)),
+            (12, _) if self.range == Range::Any => {
+                let back = shortest.saturating_mul(2);
+                now.saturating_sub(self.random.i64(0..=back))
+            }
+            (13, _) if self.random.u8(0..8) == 0 => {
+                ahead(Ticks(numbers.window.0.saturating_mul(self.random.u64(1..100))))
+            }
+            _ => ahead(Ticks(self.random.u64(0..=numbers.window.0 / 4 + 1))),
+        }
+    }
+
+    fn cost(&mut self, index: usize) -> Cost {
+        let client = &self.clients[index];
+        let capacity = client.policies[client.asked].limits()[0].numbers().burst;
+        let remaining = client.last.map_or(capacity, |last| last.remaining.min(1 << 50));
+        match self.random.u8(0..16) {
+            0..6 => 1,
+            6..9 => self.random.u64(0..=capacity / 4 + 1),
+            9 => capacity,
+            10 => capacity.saturating_add(1),
+            11 | 12 => remaining,
+            13 => remaining.saturating_add(1),
+            14 => self.random.u64(0..=1 << 52),
+            _ => self.random.u64(0..=capacity),
+        }
+    }
+
+    fn other(&mut self, index: usize) -> Op {
+        let cost = self.cost(index);
+        match self.random.u8(0..8) {
+            0..4 => Op::Peek(cost),
+            4 | 5 => Op::Force(-i128::from(cost)),
+            6 => Op::Force(cost.into()),
+            _ => Op::Reset,
+        }
+    }
+}
+
+/// Whether every number that a script computes with is exact, also those of the allowances that the policies share.
+fn are_scripted(policies: &[Policy]) -> bool {
+    let limits = || policies.iter().flat_map(Policy::limits).map(|limit| *limit.numbers());
+    let capacity: u128 = limits().map(|numbers| u128::from(numbers.burst + numbers.debt)).sum();
+    limits().all(|numbers| capacity * u128::from(numbers.window.0) <= LARGEST)
+        && policies.iter().all(|policy| policy.script().is_some())
+}
+
+impl Client {
+    /// What the core says, and what it keeps: what a look finds is not kept.
+    fn step(&mut self, op: Op) -> Timed {
+        let (now, plan) = (Tick(self.now), &self.plans[self.asked]);
+        let mut state = self.state.clone().unwrap_or_else(|| plan.first(now));
+        let mut part = Part { rule: plan, state: &mut state, op };
+        let agrees = part.admits(now);
+        let (timed, _) = part.step::<Timed>(now, agrees);
+        let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
+        // A denial of a new client leaves nothing behind.
+        let is_denied = matches!(op, Op::Check(_)) && !timed.decision.allowed;
+        let leaves_nothing = self.state.is_none() && is_denied;
+        if !looks && !leaves_nothing {
+            self.state = Some(state);
+        }
+        timed
+    }
+}

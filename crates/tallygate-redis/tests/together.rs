@@ -1,0 +1,400 @@
+//! Several keys in one decision on Redis: the same result as in memory, also if a key comes several times.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, also where it is no #[test]"
+)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{AMPLE, assert_all_expire, cluster_url, count, patient, until};
+use tallygate::{
+    Access, Capacity, Cost, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter, Source,
+    Tick, Ticks, Tiers,
+};
+use tallygate_redis::{Ask, OnFailure, Options, Redis, RedisStore, check_all, check_all_at};
+use tallygate_testkit::servers::{Cluster, Flavor, Proxy, Server};
+
+type Tiered = RateLimiter<Tiers, RedisStore>;
+
+fn hourly(limit: Cost) -> Policy {
+    Policy::token_bucket(limit).per_hour().build().unwrap()
+}
+
+/// A limit of 10 per hour, and tiers of any kind.
+fn rules() -> Tiers {
+    Tiers::new(hourly(10))
+        .tier("small", hourly(3))
+        .tier("all", Access::Unlimited)
+        .tier("none", Access::Blocked)
+}
+
+fn tiered(redis: &Redis, name: &'static str, on_failure: OnFailure) -> Tiered {
+    RateLimiter::in_store(name, rules(), redis.store(name).on_failure(on_failure))
+}
+
+/// Asks for one key under each of some tiers; "" is the base.
+async fn ask_tiers(
+    limiter: &Tiered,
+    key: &str,
+    parts: &[(&str, Cost)],
+) -> (bool, Option<usize>, Option<Ticks>, Source) {
+    let tiers: Vec<_> = parts.iter().map(|(tier, _)| limiter.tier(tier).ok()).collect();
+    let asks = tiers.iter().zip(parts).map(|(tier, (_, cost))| {
+        let ask = match tier {
+            Some(tier) => Ask::of(tier, key),
+            None => Ask::of(limiter, key),
+        };
+        ask.unwrap().cost(*cost)
+    });
+    let asked = check_all(asks.collect::<Vec<_>>()).await.unwrap();
+    let decision = asked.decision;
+    (decision.allowed, asked.refused_ask, decision.retry_after, decision.source)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_every_rule_that_a_key_is_asked_under_counts() {
+    let server = Server::start(Flavor::Redis);
+    let limiter = tiered(&patient(&server.url()), "api", OnFailure::Deny);
+    let ask = |parts: &'static [(&str, Cost)]| ask_tiers(&limiter, "alice", parts);
+    assert_eq!(ask(&[("all", 1), ("none", 1)]).await, (false, Some(1), None, Source::Store));
+    assert_eq!(ask(&[("none", 1), ("all", 1)]).await.1, Some(0));
+    assert_eq!(ask(&[("", 4), ("small", 0)]).await.1, Some(1), "4 are more than 3");
+    let (allowed, refused, ..) = ask(&[("", 2), ("small", 1), ("all", 99)]).await;
+    assert_eq!((allowed, refused), (true, None), "the sum is 3");
+    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 7, "charged once");
+    assert_eq!(limiter.tier("small").unwrap().peek_n("alice", 0).await.unwrap().remaining, 0);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_costs_of_one_key_are_added_up_exactly() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let most = Cost::MAX;
+    // A limit that allows the largest cost there is.
+    let largest = Policy::token_bucket(most).per(Ticks(1000)).build().unwrap();
+    let largest =
+        RateLimiter::with_store(largest, redis.store("largest").on_failure(OnFailure::Deny));
+    for costs in [[most, most], [most, 1], [1, most]] {
+        let asked = check_all(costs.map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost)));
+        let asked = asked.await.unwrap();
+        assert_eq!((asked.refused_ask, asked.decision.source), (Some(0), Source::Store));
+        assert_eq!(asked.decision.retry_after, None, "no time is enough");
+    }
+    let asked = [most, 0].map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost));
+    assert!(check_all(asked).await.unwrap().decision.allowed);
+    let limiter = tiered(&redis, "api", OnFailure::Deny);
+    for parts in [[("", most), ("", most)], [("", most), ("", 2)], [("small", most), ("", 1)]] {
+        let (allowed, refused, retry_after, source) = ask_tiers(&limiter, "alice", &parts).await;
+        assert_eq!((allowed, refused, retry_after, source), (false, Some(0), None, Source::Store));
+    }
+    let parts = [("", 4), ("", 3), ("", 3)];
+    assert!(ask_tiers(&limiter, "alice", &parts).await.0);
+    assert!(!ask_tiers(&limiter, "alice", &[("", 1), ("", 0)]).await.0, "all 10 are used");
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let limiter = tiered(&redis, "api", OnFailure::Deny);
+    let routes =
+        RateLimiter::with_store(count(5), redis.store("routes").on_failure(OnFailure::Deny));
+    let small = limiter.tier("small").unwrap();
+    let ask = async |cost| {
+        let asks = [
+            Ask::of(&limiter, "alice").unwrap().cost(cost),
+            Ask::of(&routes, "/login").unwrap(),
+            Ask::of(&small, "alice").unwrap().cost(1),
+        ];
+        check_all(asks).await.unwrap()
+    };
+    assert_eq!(ask(3).await.refused_ask, Some(2), "4 are more than 3");
+    assert_eq!(routes.peek_n("/login", 0).await.unwrap().remaining, 5);
+    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 10);
+    assert!(ask(2).await.decision.allowed);
+    assert_eq!(routes.peek_n("/login", 0).await.unwrap().remaining, 4);
+    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 7);
+    assert_all_expire(&server);
+}
+
+/// Policies of every kind, with all that can make rules differ.
+fn any_rules(random: &mut fastrand::Rng) -> Tiers {
+    let any = |random: &mut fastrand::Rng| -> Access {
+        let (limit, window) = (random.u64(1..12), Ticks(random.u64(5..80)));
+        Access::from(match random.u8(0..8) {
+            0 => return Access::Unlimited,
+            1 => return Access::Blocked,
+            2 => Policy::token_bucket(limit).per(window).burst(random.u64(1..9)).build().unwrap(),
+            3 => Policy::fixed_window(limit).per(window).build().unwrap(),
+            4 => Policy::sliding_window_counter(limit).per(window).build().unwrap(),
+            5 => Policy::sliding_window_log(limit)
+                .per(window)
+                .penalty(Penalty::lasting(Ticks(30)).after(2))
+                .build()
+                .unwrap(),
+            6 => Policy::leaky_bucket(limit).per(window).build().unwrap(),
+            _ => Policy::all_of(
+                "two",
+                [
+                    Policy::gcra(limit).per(window).named("one").shadow(),
+                    Policy::token_bucket(limit + 3).per(Ticks(60)).named("other"),
+                ],
+            )
+            .unwrap(),
+        })
+    };
+    let base = any(random);
+    Tiers::new(base).tier("b", any(random)).tier("c", any(random)).tier("d", any(random))
+}
+
+/// The same random parts in memory and on Redis.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_the_same_parts_are_decided_alike_in_memory_and_on_redis() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let redis = patient(&server.url());
+        let (mut allowed, mut denied) = (0, 0);
+        for seed in 0..60 {
+            let (yes, no) = one_history(&redis, seed).await;
+            allowed += yes;
+            denied += no;
+        }
+        assert!(allowed > 300 && denied > 300, "both happen: {allowed} and {denied}");
+        assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
+        assert_all_expire(&server);
+    }
+}
+
+async fn one_history(redis: &Redis, seed: u64) -> (u32, u32) {
+    const TIERS: [&str; 4] = ["", "b", "c", "d"];
+    let mut random = fastrand::Rng::with_seed(seed);
+    let clock = ManualClock::new(Tick(0));
+    let name = |limiter: usize| format!("{seed}/{limiter}");
+    let rules: Vec<Tiers> = (0..2).map(|_| any_rules(&mut random)).collect();
+    let here: Vec<RateLimiter<Tiers, MemoryStore<Plan, &ManualClock>>> = (0..2)
+        .map(|limiter| {
+            let store = MemoryStore::new(Capacity::of(1000), &clock);
+            RateLimiter::in_store(name(limiter), rules[limiter].copy(), store)
+        })
+        .collect();
+    let there: Vec<Tiered> = (0..2)
+        .map(|limiter| {
+            let store = redis.store(name(limiter)).on_failure(OnFailure::Deny).in_ticks();
+            RateLimiter::in_store(name(limiter), rules[limiter].copy(), store)
+        })
+        .collect();
+    let (mut now, mut allowed, mut denied) = (1000, 0, 0);
+    for step in 0..40 {
+        now += random.i64(0..15);
+        let parts: Vec<(usize, &str, &str, Cost)> = (0..random.usize(1..6))
+            .map(|_| {
+                let cost = if random.u8(0..40) == 0 { Cost::MAX } else { random.u64(0..4) };
+                let tier = random.choice(TIERS).unwrap();
+                (random.usize(0..2), tier, random.choice(["k", "l"]).unwrap(), cost)
+            })
+            .collect();
+        let tiers_here: Vec<_> =
+            parts.iter().map(|(l, tier, ..)| here[*l].tier(tier).ok()).collect();
+        let asks = tiers_here.iter().zip(&parts).map(|(tier, (limiter, _, key, cost))| {
+            let ask = match tier {
+                Some(tier) => tier.ask(key),
+                None => here[*limiter].ask(key),
+            };
+            ask.unwrap().cost(*cost)
+        });
+        let expected = tallygate::check_all_at(asks, Tick(now)).unwrap();
+        let tiers_there: Vec<_> =
+            parts.iter().map(|(l, tier, ..)| there[*l].tier(tier).ok()).collect();
+        let asks = tiers_there.iter().zip(&parts).map(|(tier, (limiter, _, key, cost))| {
+            let ask = match tier {
+                Some(tier) => Ask::of(tier, key),
+                None => Ask::of(&there[*limiter], key),
+            };
+            ask.unwrap().cost(*cost)
+        });
+        let found = check_all_at(asks.collect::<Vec<_>>(), Tick(now)).await.unwrap();
+        assert_eq!(
+            (found.decision, found.refused_ask),
+            (expected.decision, expected.refused_ask),
+            "seed {seed}, step {step} at {now}: {parts:?} under {:?}; {:?}",
+            rules.iter().map(|rules| (rules.base(), rules.by_name())).collect::<Vec<_>>(),
+            redis.last_error()
+        );
+        *(if expected.decision.allowed { &mut allowed } else { &mut denied }) += 1;
+    }
+    (allowed, denied)
+}
+
+/// In different slots the keys are charged one after the other, each by all its rules.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_every_rule_counts_also_for_keys_in_different_slots() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    let redis = patient(&cluster_url(&cluster));
+    let users = tiered(&redis, "users", OnFailure::Deny);
+    let addresses =
+        RateLimiter::with_store(count(2), redis.store("addresses").on_failure(OnFailure::Deny));
+    let (small, none) = (users.tier("small").unwrap(), users.tier("none").unwrap());
+    let ask = async |cost, blocked: bool| {
+        let mut asks = vec![
+            Ask::of(&users, "alice").unwrap().cost(cost),
+            Ask::of(&addresses, "192.0.2.1").unwrap(),
+            Ask::of(&small, "alice").unwrap(),
+        ];
+        if blocked {
+            asks.push(Ask::of(&none, "alice").unwrap());
+        }
+        check_all(asks).await.unwrap()
+    };
+    let left = async || users.peek_n("alice", 0).await.unwrap().remaining;
+    assert_eq!(ask(3, false).await.refused_ask, Some(2), "4 are more than 3");
+    assert_eq!(ask(1, true).await.refused_ask, Some(3), "it is blocked");
+    assert_eq!(ask(Cost::MAX, false).await.decision.retry_after, None);
+    assert_eq!((left().await, addresses.peek_n("192.0.2.1", 0).await.unwrap().remaining), (10, 2));
+    assert!(ask(0, false).await.decision.allowed && ask(0, false).await.decision.allowed);
+    assert_eq!(left().await, 8);
+    let denied = ask(0, false).await;
+    assert_eq!(denied.refused_ask, Some(1), "the address has used its 2");
+    assert_eq!(left().await, 8, "given back by the receipt of both rules");
+    assert_eq!(small.peek_n("alice", 0).await.unwrap().remaining, 1);
+    assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
+    assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "these never expire");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k8_every_rule_counts_also_without_redis() {
+    let server = Server::start(Flavor::Redis);
+    server.kill();
+    let redis = Redis::open(&server.url()).unwrap();
+    let local = tiered(&redis, "local", OnFailure::Local { instances: 1 });
+    let ask = |parts: &'static [(&str, Cost)]| ask_tiers(&local, "alice", parts);
+    assert_eq!(ask(&[("all", 1), ("none", 1)]).await, (false, Some(1), None, Source::Local));
+    assert_eq!(ask(&[("", 3), ("small", 1)]).await.1, Some(1), "4 are more than 3");
+    assert!(ask(&[("", 2), ("small", 1)]).await.0, "3 are not");
+    assert_eq!(local.peek_n("alice", 0).await.unwrap().remaining, 7, "charged once");
+    assert_eq!(ask(&[("", Cost::MAX), ("", Cost::MAX)]).await.2, None);
+    assert_eq!(local.peek_n("alice", 0).await.unwrap().remaining, 7, "a denial charges nothing");
+    // What needs no store to be decided is not left to the failure policy.
+    let open = tiered(&redis, "open", OnFailure::Allow);
+    assert!(ask_tiers(&open, "alice", &[("", 1), ("small", 1)]).await.0);
+    assert_eq!(ask_tiers(&open, "alice", &[("all", 1), ("none", 1)]).await.1, Some(1));
+    assert!(!ask_tiers(&open, "alice", &[("", Cost::MAX), ("", Cost::MAX)]).await.0);
+}
+
+/// Two servers, so that the keys are charged in order: the first at a distance, the second always denies.
+struct TwoServers {
+    first: Server,
+    second: Server,
+    to_first: Proxy,
+    to_second: Proxy,
+}
+
+impl TwoServers {
+    fn start() -> Self {
+        let (first, second) = (Server::start(Flavor::Redis), Server::start(Flavor::Redis));
+        let (to_first, to_second) =
+            (Proxy::start(&first.address()), Proxy::start(&second.address()));
+        Self { first, second, to_first, to_second }
+    }
+
+    /// Returns a limiter of each, for 5 units, of which `bob` has used all.
+    async fn limiters(
+        &self,
+        budget: Duration,
+        on_failure: OnFailure,
+    ) -> [RateLimiter<Policy, RedisStore>; 2] {
+        let limiters = [&self.to_first, &self.to_second].map(|proxy| {
+            let redis = Redis::with(&proxy.url(), Options::default().budget(budget)).unwrap();
+            RateLimiter::with_store(count(5), redis.store("api").on_failure(on_failure))
+        });
+        for limiter in &limiters {
+            until("the store answers", async || {
+                let asked = limiter.check_n("bob", 5).await.ok()?;
+                (asked.source == Source::Store).then_some(())
+            })
+            .await;
+        }
+        limiters
+    }
+}
+
+/// Charging takes one round trip and giving back two: longer than the budget together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_the_background() {
+    const ROUND_TRIP: Duration = Duration::from_millis(300);
+    const BUDGET: Duration = Duration::from_millis(500);
+    let servers = TwoServers::start();
+    let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
+    servers.to_first.delay(ROUND_TRIP);
+    let start = Instant::now();
+    let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
+    let asked = check_all(asks).await.unwrap();
+    let took = start.elapsed();
+    assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)));
+    assert!(took < BUDGET + ROUND_TRIP / 2, "{took:?}");
+    servers.to_first.delay(Duration::ZERO);
+    until("it is given back", async || {
+        (first.peek_n("alice", 0).await.ok()?.remaining == 5).then_some(())
+    })
+    .await;
+    assert_eq!(first.store().redis().counts().unreturned, 0);
+    assert_all_expire(&servers.first);
+    assert_all_expire(&servers.second);
+}
+
+/// The failure policy of the first allows: a denial of the second stays one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
+    const BUDGET: Duration = Duration::from_secs(2);
+    let servers = TwoServers::start();
+    let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
+    servers.to_second.stall(true);
+    let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
+    let calls = || second.store().redis().counts().calls;
+    let calls_before = calls();
+    let cut = async {
+        until("the first has answered and the second is asked", async || {
+            (calls() > calls_before).then_some(())
+        })
+        .await;
+        servers.to_first.refuse(true);
+        servers.to_first.cut();
+        servers.to_second.stall(false);
+    };
+    let (asked, ()) = tokio::join!(check_all(asks), cut);
+    let asked = asked.unwrap();
+    assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)), "{asked:?}");
+    let redis = first.store().redis();
+    until("it is counted", async || (redis.counts().unreturned == 2).then_some(())).await;
+}
+
+/// A server that is down leaves its own keys to their failure policy, and takes no limit of another server away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
+    for on_failure in [OnFailure::Allow, OnFailure::Local { instances: 1 }] {
+        let servers = TwoServers::start();
+        let [first, second] = servers.limiters(AMPLE, on_failure).await;
+        servers.to_first.refuse(true);
+        servers.to_first.cut();
+        let ask = async |cost, of_second| {
+            let of_first = Ask::of(&first, "alice").unwrap().cost(cost);
+            check_all([of_first, Ask::of(&second, of_second).unwrap()]).await.unwrap()
+        };
+        for _ in 0..3 {
+            let denied = ask(5, "bob").await;
+            let decision = denied.decision;
+            assert_eq!((decision.allowed, denied.refused_ask), (false, Some(1)), "{on_failure:?}");
+        }
+        // The denials charged nothing in this process either.
+        let allowed = ask(5, "carol").await.decision;
+        assert!(allowed.allowed, "{on_failure:?}: {allowed:?}");
+        assert_ne!(allowed.source, Source::Store);
+        assert_eq!(second.peek_n("carol", 0).await.unwrap().remaining, 4);
+    }
+}

@@ -1,0 +1,464 @@
+//! What can be asked for beyond a check, on a real server and by its clock.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until};
+use futures_util::future::join_all;
+use tallygate::{
+    Access, Algorithm, Cost, Decision, DecodeError, Facts, Fit, Penalty, Policy, RateLimiter,
+    SettleError, Source, Tick, Ticks, Tiers, Used,
+};
+use tallygate_redis::{
+    Ask, Error, InFlight, OnFailure, Options, OwnStore, Redis, Waiting as _, check_all,
+};
+use tallygate_testkit::servers::{Flavor, Proxy, Server};
+
+/// An algorithm of a user's own: so many coins, all of them back an hour after the last was taken.
+struct Coins {
+    coins: Cost,
+    /// Told of every question, in the moment between reading and writing.
+    between: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Coins {
+    fn new(coins: Cost) -> Self {
+        Self { coins, between: Box::new(|| {}) }
+    }
+}
+
+const HOUR: Ticks = Ticks(3_600_000_000_000);
+
+impl Algorithm for Coins {
+    /// How many are taken, and when the last was.
+    type State = (Cost, Tick);
+
+    fn capacity(&self) -> Cost {
+        self.coins
+    }
+
+    fn fresh(&self, now: Tick) -> Self::State {
+        (0, now)
+    }
+
+    fn last_change(&self, _: &Self::State) -> Tick {
+        Tick(i64::MIN)
+    }
+
+    fn set_back(&self, _: &Self::State, _: Tick) -> bool {
+        false
+    }
+
+    fn rebase(&self, _: &mut Self::State, _: Tick) {}
+
+    fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
+        (self.between)();
+        match self.fresh_at(state) {
+            _ if cost > self.coins => Fit::Never,
+            Some(fresh) if now < fresh && state.0 + cost > self.coins => {
+                Fit::After(fresh.since(now))
+            }
+            _ => Fit::Now,
+        }
+    }
+
+    fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128 {
+        let taken = i128::from(state.0) + amount;
+        *state = (u64::try_from(taken.max(0)).expect("few"), now);
+        0
+    }
+
+    fn facts(&self, state: &Self::State, now: Tick, _: Option<Cost>) -> Facts {
+        let reset_after = self.fresh_at(state).map_or(Ticks::ZERO, |fresh| fresh.since(now));
+        let remaining = self.coins - state.0;
+        Facts { limit: self.coins, remaining, reset_after, delay: Ticks::ZERO }
+    }
+
+    fn fresh_at(&self, state: &Self::State) -> Option<Tick> {
+        state.1.after(HOUR)
+    }
+
+    fn used(&self, state: &Self::State, _: Tick) -> Used {
+        Used::whole(state.0)
+    }
+
+    fn with_used(&self, used: Used, now: Tick) -> Self::State {
+        (used.rounded_up(), now)
+    }
+
+    fn encode(&self, state: &Self::State, out: &mut Vec<u8>) {
+        out.extend(state.0.to_be_bytes());
+        out.extend(state.1.0.to_be_bytes());
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<Self::State, DecodeError> {
+        let (taken, last) = bytes.split_first_chunk::<8>().ok_or(DecodeError::Truncated)?;
+        let last = last.try_into().map_err(|_| DecodeError::Truncated)?;
+        Ok((u64::from_be_bytes(*taken), Tick(i64::from_be_bytes(last))))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
+    const COINS: Cost = 60;
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let store = OwnStore::new(&redis, "coins");
+    let limiter = Arc::new(RateLimiter::in_store("coins", Coins::new(COINS), store));
+    let asking = (0..8).map(|_| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let mut admitted = 0;
+            loop {
+                match limiter.check("alice").await {
+                    Ok(told) if told.allowed => admitted += 1,
+                    Ok(_) => return admitted,
+                    // Nothing was taken: it is honest to ask again.
+                    Err(error) => assert!(matches!(error, Error::Contended { .. }), "{error}"),
+                }
+            }
+        })
+    });
+    let admitted: Cost = join_all(asking).await.into_iter().map(|one| one.expect("no panic")).sum();
+    assert_eq!(admitted, COINS);
+    assert!(redis.counts().contended > 0, "they did get in each other's way");
+    assert_eq!(limiter.refund("alice", 2).await.unwrap().remaining, 2);
+    assert_eq!(limiter.reset("alice").await.unwrap().remaining, COINS);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_loses_every_race_gets_an_error_when_its_time_is_over() {
+    let server = Server::start(Flavor::Redis);
+    let options = Options::default().budget(Duration::from_millis(300));
+    let redis = Redis::with(&server.url(), options).unwrap();
+    let store = OwnStore::new(&redis, "coins");
+    let first = RateLimiter::in_store("coins", Coins::new(1_000_000), store.clone());
+    assert!(first.check("alice").await.unwrap().allowed);
+    let key = only_key(&server);
+    let (mut somebody, taken) = (server.connection().unwrap(), AtomicU64::new(1));
+    let value: Vec<u8> = server.ask(&[b"GET", &key[..]]);
+    let somebody = Mutex::new(move || {
+        let mut value = value.clone();
+        let taken = taken.fetch_add(1, Ordering::Relaxed) + 1;
+        value[2..10].copy_from_slice(&taken.to_be_bytes());
+        let mut set = redis::cmd("SET");
+        set.arg(&key).arg(value).arg("EX").arg(1000);
+        set.query::<()>(&mut somebody).expect("SET succeeds");
+    });
+    let between = Box::new(move || (somebody.lock().expect("no panic"))());
+    let late = RateLimiter::in_store("coins", Coins { coins: 1_000_000, between }, store);
+    let before = redis.counts();
+    let told = late.check("alice").await;
+    let Err(Error::Contended { tries }) = told else { panic!("{told:?}") };
+    assert!(tries > 4, "it tries until its time is over: {tries}");
+    assert_eq!(redis.counts().contended - before.contended, u64::from(tries));
+    assert_eq!(redis.counts().calls - before.calls, u64::from(tries) + 1);
+    // Only what the others wrote is there: nothing was taken for who came too late.
+    let coins = first.peek_n("alice", 0).await.unwrap();
+    let written: Vec<u8> = server.ask(&[b"GET", &only_key(&server)[..]]);
+    let taken = u64::from_be_bytes(written[2..10].try_into().unwrap());
+    assert_eq!(coins.remaining, 1_000_000 - taken);
+    assert!(taken > 4, "{taken}");
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_keys_on_one_server_are_one_step() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let make = |name: &'static str, limit| {
+        RateLimiter::with_store(count(limit), redis.store(name).on_failure(OnFailure::Deny))
+    };
+    let (users, addresses) = (make("users", 100), make("addresses", 40));
+    let limiters = Arc::new((users, addresses));
+    let asking = (0..8).map(|_| {
+        let limiters = limiters.clone();
+        tokio::spawn(async move {
+            let (mut admitted, mut seen) = (0, 0);
+            loop {
+                let asks = [
+                    Ask::of(&limiters.0, "alice").expect("valid").cost(2),
+                    Ask::of(&limiters.1, "192.0.2.1").expect("valid"),
+                ];
+                let told = check_all(asks).await.expect("a decision");
+                // What is refused takes nothing, not even for a moment.
+                let left = limiters.0.peek_n("alice", 0).await.expect("a decision");
+                seen = seen.max(100 - left.remaining);
+                match told.decision.source {
+                    Source::Store if told.decision.allowed => admitted += 1,
+                    Source::Store => {
+                        assert_eq!(told.refused_ask, Some(1));
+                        return (admitted, seen);
+                    }
+                    // Others were faster too often: nothing was taken.
+                    _ => {}
+                }
+            }
+        })
+    });
+    let (mut admitted, mut seen) = (0, 0);
+    for one in join_all(asking).await {
+        let (mine, saw) = one.expect("no panic");
+        admitted += mine;
+        seen = seen.max(saw);
+    }
+    assert_eq!(admitted, 40);
+    assert_eq!(seen, 80, "never more than was admitted");
+    assert_eq!(limiters.0.peek_n("alice", 0).await.unwrap().remaining, 20);
+    assert_eq!(limiters.1.peek_n("192.0.2.1", 0).await.unwrap().remaining, 0);
+    // The same key twice is asked for both.
+    let twice = || ["bob", "bob"].map(|key| Ask::of(&limiters.1, key).expect("valid").cost(25));
+    let told = check_all(twice()).await.unwrap();
+    assert_eq!((told.decision.allowed, told.refused_ask), (false, Some(0)));
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_are_limited_given_back_and_kept() {
+    const LEASE: Duration = Duration::from_millis(300);
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let in_flight = InFlight::new(&redis, "uploads", 2, LEASE);
+    let first = in_flight.enter("alice").await.unwrap().expect("there are two");
+    let second = in_flight.enter("alice").await.unwrap().expect("there is another");
+    assert!(in_flight.enter("alice").await.unwrap().is_none());
+    assert!(in_flight.enter("bob").await.unwrap().is_some(), "everybody has their own");
+    second.leave().await.unwrap();
+    assert_eq!(in_flight.count("alice").await.unwrap(), 1);
+    let second = in_flight.enter("alice").await.unwrap().expect("it was given back");
+    drop(second);
+    until("it is given back", async || (in_flight.count("alice").await.ok()? == 1).then_some(()))
+        .await;
+    // Renewed for as long as it is held.
+    let start = Instant::now();
+    while start.elapsed() < 3 * LEASE {
+        assert_eq!(in_flight.count("alice").await.unwrap(), 1, "after {:?}", start.elapsed());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_all_expire(&server);
+    first.leave().await.unwrap();
+    assert_eq!(in_flight.count("alice").await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_lapses_when_its_holder_dies() {
+    const LEASE: Duration = Duration::from_millis(400);
+    let server = Server::start(Flavor::Redis);
+    let url = server.url();
+    let entered = std::thread::spawn(move || {
+        let process = tokio::runtime::Runtime::new().expect("a runtime");
+        let in_flight = InFlight::new(&patient(&url), "uploads", 1, LEASE);
+        let place = process.block_on(in_flight.enter("alice")).expect("asked").expect("free");
+        // As if it were killed: nobody says goodbye, and nobody renews.
+        process.shutdown_background();
+        std::mem::forget(place);
+        Instant::now()
+    });
+    let entered = entered.join().unwrap();
+    let in_flight = InFlight::new(&patient(&server.url()), "uploads", 1, LEASE);
+    let place = until("it lapses", async || in_flight.enter("alice").await.ok()?).await;
+    let after = entered.elapsed();
+    // The lease began a moment before it was told.
+    assert!(after >= LEASE - Duration::from_millis(100), "{after:?}");
+    assert!(after < LEASE + Duration::from_secs(2), "{after:?}");
+    place.leave().await.unwrap();
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_served_in_order() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let policy = Policy::token_bucket(20).per_second().burst(1).build().unwrap();
+    let limiter = limiter(&redis, policy, OnFailure::Deny);
+    assert!(limiter.check("alice").await.unwrap().allowed);
+    let (served, start) = (Mutex::new(Vec::new()), Instant::now());
+    let (limiter, served) = (&limiter, &served);
+    let waiting = (0..6).map(|place| async move {
+        let told = limiter.until_ready("alice", 1, AMPLE).await.expect("a decision");
+        assert!(told.allowed);
+        served.lock().expect("no panic").push(place);
+    });
+    join_all(waiting).await;
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    assert!(start.elapsed() >= Duration::from_millis(290), "{:?}", start.elapsed());
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let limiter = limiter(&redis, burst(2), OnFailure::Deny);
+    // A caller that does not wait at all does not wait for the first connection either.
+    until("the connection is made", async || redis.ping().await.ok()).await;
+    assert!(limiter.until_ready("alice", 2, Duration::ZERO).await.unwrap().allowed);
+    let start = Instant::now();
+    let told = limiter.until_ready("alice", 1, Duration::from_secs(60)).await.unwrap();
+    assert!(!told.allowed, "it would take an hour");
+    assert!(told.retry_after.unwrap().as_duration() > Duration::from_secs(3500));
+    assert!(start.elapsed() < Duration::from_secs(5), "at once");
+    let never = limiter.until_ready("alice", 3, Duration::from_secs(60)).await.unwrap();
+    assert_eq!((never.allowed, never.retry_after), (false, None));
+
+    // One waits, another behind it, and both go before their turn.
+    let used = limiter.peek_n("alice", 0).await.unwrap();
+    let day = Duration::from_secs(86_400);
+    for _ in 0..2 {
+        let both = join_all((0..2).map(|_| limiter.until_ready("alice", 1, day)));
+        assert!(tokio::time::timeout(Duration::from_millis(50), both).await.is_err());
+    }
+    let still = limiter.peek_n("alice", 0).await.unwrap();
+    assert!(still.remaining == used.remaining && still.reset_after <= used.reset_after);
+    // Who is behind somebody who waits is told how long it would take, and uses nothing.
+    let (first, second) = (
+        limiter.until_ready("alice", 1, day),
+        limiter.until_ready("alice", 1, Duration::from_millis(30)),
+    );
+    let first = std::pin::pin!(tokio::time::timeout(Duration::from_millis(500), first));
+    let (first, second) = futures_util::future::join(first, second).await;
+    assert!(first.is_err() && !second.unwrap().allowed);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_used_stays_used_when_tiers_change() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    let tiers = Tiers::new(burst(10))
+        .tier("pro", burst(100))
+        .tier("free", Access::Unlimited)
+        .tier("gone", Access::Blocked);
+    let store = redis.store("api").on_failure(OnFailure::Deny);
+    let limiter = RateLimiter::in_store("api", tiers, store);
+    let [pro, free, gone] = ["pro", "free", "gone"].map(|name| limiter.tier(name).unwrap());
+    let mut admitted = 0;
+    for _ in 0..150 {
+        admitted += u64::from(limiter.check("alice").await.unwrap().allowed);
+        admitted += u64::from(pro.check("alice").await.unwrap().allowed);
+    }
+    assert_eq!(admitted, 100, "the greater of the two, once");
+    for _ in 0..50 {
+        let told = free.check("alice").await.unwrap();
+        assert_eq!((told.allowed, told.remaining), (true, Cost::MAX));
+        let told = gone.check("alice").await.unwrap();
+        assert_eq!((told.allowed, told.limit, told.retry_after), (false, 0, None));
+        assert_eq!(told.source, Source::Store, "{:?}", redis.last_error());
+    }
+    assert!(!pro.check("alice").await.unwrap().allowed);
+
+    limiter.set_override("alice", burst(200), None);
+    assert_eq!(limiter.check("alice").await.unwrap().remaining, 99, "a hundred are used");
+    limiter.set_override("alice", Access::Blocked, None);
+    assert!(!pro.check("alice").await.unwrap().allowed);
+    assert!(limiter.remove_override("alice"));
+    assert_eq!(pro.check("bob").await.unwrap().remaining, 99);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservations_are_settled_by_what_was_used() {
+    let server = Server::start(Flavor::Redis);
+    let redis = patient(&server.url());
+    for kind in tallygate::Kind::ALL {
+        let policy = Policy::of(kind, 10).per_hour().debt(5).build().unwrap();
+        let store = redis.store(kind.name()).on_failure(OnFailure::Deny);
+        let limiter = RateLimiter::with_store(policy, store);
+        let left = async || limiter.peek_n("alice", 0).await.expect("a decision").remaining;
+        let reserve = async |estimate| {
+            let reserved = limiter.reserve("alice", estimate, AMPLE).await.expect("a decision");
+            reserved.granted()
+        };
+        let mut less = reserve(4).await.expect("granted");
+        assert_eq!(left().await, 6, "{kind}");
+        assert_eq!(limiter.settle(&mut less, 1).unwrap().await.unwrap().remaining, 9, "{kind}");
+        let again = limiter.settle(&mut less, 1).map(|_| ());
+        assert_eq!(again, Err(SettleError::AlreadySettled));
+
+        let mut more = reserve(2).await.expect("granted");
+        assert_eq!(limiter.settle(&mut more, 5).unwrap().await.unwrap().remaining, 4, "{kind}");
+        let mut none = reserve(3).await.expect("granted");
+        assert_eq!(limiter.cancel(&mut none).unwrap().await.unwrap().remaining, 4, "{kind}");
+        assert!(reserve(5).await.is_none(), "{kind}");
+
+        // Into debt, and not below its bound.
+        let mut debt = reserve(4).await.expect("granted");
+        let told = limiter.settle(&mut debt, 100).unwrap().await.unwrap();
+        assert_eq!((told.remaining, told.source), (0, Source::Store), "{kind}");
+        let owed = limiter.refund("alice", 5).await.unwrap();
+        assert_eq!(owed.remaining, 0, "{kind}: five were owed");
+        assert_eq!(limiter.refund("alice", 3).await.unwrap().remaining, 3, "{kind}");
+        let late = limiter.reserve("alice", 1, Ticks(0)).await.unwrap();
+        let mut late = late.granted().unwrap();
+        until("its time is over", async || (limiter.now() > late.until()).then_some(())).await;
+        let settled = limiter.settle(&mut late, 0).map(|_| ());
+        assert!(matches!(settled, Err(SettleError::Expired { .. })), "{kind}: {settled:?}");
+        assert_eq!(left().await, 2, "{kind}: it stays charged");
+    }
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_keys_are_one_round_trip_and_come_in_order() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let redis = patient(&proxy.url());
+    let limiter = Arc::new(limiter(&redis, count(100), OnFailure::Deny));
+    let keys: Vec<String> = (0..40).map(|key| format!("key {key}")).collect();
+    for (used, key) in keys.iter().enumerate() {
+        let used = u64::try_from(used).unwrap();
+        assert_eq!(limiter.check_n(key, used + 1).await.unwrap().remaining, 99 - used);
+    }
+    let before = redis.counts().calls;
+    proxy.stall(true);
+    let asking = {
+        let (limiter, keys) = (limiter.clone(), keys.clone());
+        tokio::spawn(async move { limiter.check_many::<Decision>(&keys).await })
+    };
+    until("all are sent before any is answered", async || {
+        (redis.counts().calls - before == 40).then_some(())
+    })
+    .await;
+    proxy.stall(false);
+    let told = asking.await.unwrap().unwrap();
+    let left: Vec<Cost> = told.iter().map(|told| told.remaining).collect();
+    assert_eq!(left, (59..99).rev().collect::<Vec<Cost>>());
+    assert_eq!(redis.counts().calls - before, 40);
+    assert_all_expire(&server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn penalties_and_shadows_are_kept_on_the_server() {
+    let server = Server::start(Flavor::Redis);
+    let (here, there) = (patient(&server.url()), patient(&server.url()));
+    let policy = || {
+        let penalty = Penalty::lasting(Ticks(500_000_000)).after(3);
+        let strict = Policy::token_bucket(50).per_second().burst(2).penalty(penalty);
+        let shadow = Policy::fixed_window(1).per_day().named("shadow").shadow();
+        Policy::all_of("api", [strict, shadow]).expect("valid")
+    };
+    let here = limiter(&here, policy(), OnFailure::Deny);
+    let there = limiter(&there, policy(), OnFailure::Deny);
+    let told = here.check_n("alice", 2).await.unwrap();
+    assert_eq!((told.allowed, told.shadow_refused_by), (true, Some(1)), "only as a shadow");
+    // Refusals count wherever they are made; the third is punished.
+    for limiter in [&here, &there, &here] {
+        assert!(!limiter.check_n("alice", 2).await.unwrap().allowed);
+    }
+    let told = there.check("alice").await.unwrap();
+    assert_eq!((told.allowed, told.refused_by), (false, Some(0)));
+    let wait = told.retry_after.unwrap().as_duration();
+    assert!(wait > Duration::from_millis(100), "more than a token takes: {wait:?}");
+    let start = Instant::now();
+    let told = until("the penalty is over", async || {
+        there.check("alice").await.ok().filter(|told| told.allowed)
+    })
+    .await;
+    assert_eq!(told.source, Source::Store);
+    assert!(start.elapsed() + Duration::from_millis(5) >= wait, "{:?}", start.elapsed());
+    assert_all_expire(&server);
+}

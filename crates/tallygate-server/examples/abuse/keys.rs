@@ -1,0 +1,316 @@
+//! Ten million invented keys, over RESP and HTTP: what they take, whom they hurt, and what they wash out.
+
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddrV4, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::good::{Good, shown};
+use crate::server::{Server, connect};
+use crate::{Failure, PEACE, allowed, step_back};
+
+/// Keys that are invented, one in ten over HTTP.
+const INVENTED: usize = 10_000_000;
+/// How many a second: the processor is shared with those who are measured.
+const A_SECOND: usize = 150_000;
+/// How many go at once.
+const BATCH: usize = 500;
+/// Clients that the server keeps, without being told.
+const MAX_KEYS: usize = 1_000_000;
+/// What a kept client takes, with the tiers that it may have and the table's spare room.
+const BYTES_A_KEY: usize = 96;
+/// Keys that are chosen to collide.
+const CHOSEN: usize = 20_000;
+/// Bits in which their hashes agree, if there is no secret.
+const ALIKE: u32 = 12;
+/// How long a key of the brief policy lives, and a second more.
+const EXPIRED: Duration = Duration::from_secs(21);
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// All of it: a table, and whether every promise was kept.
+pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
+    let mut table = String::from("| promise | measured | verdict |\n|---|---|---|\n");
+    let mut all_held = true;
+    let mut tell = |promise: &str, measured: String, is_held: bool| {
+        let verdict = if is_held { "held" } else { "broken" };
+        let _ = writeln!(table, "| {promise} | {measured} | {verdict} |");
+        all_held &= is_held;
+    };
+    invented(binary, &mut tell)?;
+    throttled(binary, &mut tell)?;
+    chosen(binary, &mut tell)?;
+    expiring(binary, &mut tell)?;
+    Ok((table, all_held))
+}
+
+fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+    let server = Server::start(binary, &[])?;
+    let mut good = Good::new(&server);
+    let peace = good.watch(PEACE)?;
+    let before = server.holds()?.mib;
+    let mut judge = Asking::new(server.resp)?;
+    let greedy = ["greedy".to_owned()];
+    let used_up = judge.check("keys", &greedy, 100)? == 1;
+    let began = Instant::now();
+    let seconds = INVENTED / A_SECOND;
+    let time = Duration::from_secs(seconds as u64);
+    let (during, washed, unserved, asked) = std::thread::scope(|scope| -> Result<_, Failure> {
+        let resp = scope.spawn(|| {
+            step_back();
+            flood_resp(server.resp, INVENTED / 10 * 9)
+        });
+        let http = scope.spawn(|| {
+            step_back();
+            flood_http(server.http, INVENTED / 10)
+        });
+        let judging = scope.spawn(move || -> Result<_, Failure> {
+            let (mut washed, mut unserved, mut asked) = (0, 0, 0);
+            while began.elapsed() < time {
+                washed += judge.check("keys", &greedy, 1)?;
+                unserved += 1 - judge.check("keys", &[format!("honest-{asked}")], 1)?;
+                asked += 1;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Ok((washed, unserved, asked))
+        });
+        let during = good.watch(seconds / 2)?;
+        let failed = |_| "a flood failed";
+        let (washed, unserved, asked) = judging.join().map_err(failed)??;
+        let refused = resp.join().map_err(failed)?? + http.join().map_err(failed)??;
+        Ok((during, washed, unserved + refused, asked))
+    })?;
+    let took = began.elapsed().as_secs();
+    let grown = server.holds()?.mib.saturating_sub(before);
+    let cap = (MAX_KEYS * BYTES_A_KEY / (1 << 20) + 8) as u64;
+    tell(
+        "D1: 10 million invented keys, memory under its cap",
+        format!(
+            "{grown} MiB more after {took} s; {MAX_KEYS} keys are kept, for which {cap} MiB are allowed"
+        ),
+        grown <= cap,
+    );
+    tell(
+        "D2: no debt is washed out",
+        format!(
+            "a client that had used all was refused {asked} times of {asked}, but for {washed}"
+        ),
+        used_up && washed == 0,
+    );
+    tell(
+        "D2: others are served",
+        format!("{unserved} of {INVENTED} new clients were refused"),
+        unserved == 0,
+    );
+    for (name, peace, during) in
+        [("HTTP", peace.http, during.http), ("RESP", peace.resp, during.resp)]
+    {
+        tell(
+            &format!("a good client does not notice, {name}"),
+            format!("p50, p99 {peace} in peace, {during} meanwhile"),
+            during.failed == 0 && during.p99 <= allowed(peace.p99),
+        );
+    }
+    Ok(())
+}
+
+/// Clients that used up what `CL.THROTTLE` gave them, and then ten times as many keys as are kept, with large numbers.
+fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+    const KEPT: usize = 100_000;
+    const CLIENTS: usize = 200;
+    let server = Server::start(binary, &["--max-keys", "100000"])?;
+    let mut asking = Asking::new(server.resp)?;
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 5\r\n")).collect();
+    let used_up = asking.throttle(&clients)? == CLIENTS;
+    for batch in 0..10 * KEPT / BATCH {
+        let flood: Vec<_> = (0..BATCH)
+            .map(|key| {
+                let large = 1_000_000 + key;
+                format!("CL.THROTTLE flood-{batch}-{key} {} {large} 3600 {large}\r\n", large - 1)
+            })
+            .collect();
+        asking.throttle(&flood)?;
+    }
+    let again: Vec<_> =
+        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 1\r\n")).collect();
+    let denied = CLIENTS - asking.throttle(&again)?;
+    tell(
+        "J6: a million keys by CL.THROTTLE with large numbers, where 100 000 are kept",
+        format!("{denied} of {CLIENTS} clients that had used all are denied"),
+        used_up && denied * 100 >= CLIENTS * 99,
+    );
+    Ok(())
+}
+
+fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+    let server = Server::start(binary, &["--max-keys", "50000"])?;
+    let mut asking = Asking::new(server.resp)?;
+    let is_chosen =
+        |key: &String| xxhash_rust::xxh3::xxh3_128(key.as_bytes()) >> (128 - ALIKE) == 0;
+    let chosen: Vec<String> = (0..)
+        .map(|number: u64| format!("client-{number:010}"))
+        .filter(is_chosen)
+        .take(CHOSEN)
+        .collect();
+    let at_random: Vec<String> = (0..CHOSEN).map(|number| format!("random-{number:010}")).collect();
+    let mut p99 = [Duration::MAX; 2];
+    for _ in 0..5 {
+        for (best, keys) in p99.iter_mut().zip([&at_random, &chosen]) {
+            let mut times = asking.times("keys", keys)?;
+            times.sort_unstable();
+            *best = (*best).min(times[times.len() * 99 / 100]);
+        }
+    }
+    let [at_random, chosen] = p99;
+    tell(
+        "D4: keys that are chosen to collide, p99 within twice that of others",
+        format!("{} of chosen keys, {} of others", shown(chosen), shown(at_random)),
+        chosen < 2 * at_random,
+    );
+    Ok(())
+}
+
+fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+    let server = Server::start(binary, &["--max-keys", "12000000"])?;
+    let mut asking = Asking::new(server.resp)?;
+    for batch in 0..INVENTED / BATCH {
+        let keys: Vec<_> = (0..BATCH).map(|key| format!("old-{batch}-{key}")).collect();
+        asking.check("brief", &keys, 1)?;
+    }
+    let filled = Instant::now();
+    let mut slow = [Duration::ZERO; 4];
+    for (place, kind) in ["early", "late"].into_iter().enumerate() {
+        if kind == "late" {
+            std::thread::sleep(EXPIRED.saturating_sub(filled.elapsed()));
+        }
+        let new: Vec<_> = (0..100_000).map(|key| format!("{kind}-{key}")).collect();
+        let mut times = asking.times("brief", &new)?;
+        times.sort_unstable();
+        slow[2 * place] = times[times.len() * 999 / 1000];
+        slow[2 * place + 1] = times[times.len() - 1];
+    }
+    let [live, live_max, expired, expired_max] = slow.map(shown);
+    tell(
+        "D6: 10 million keys expire, p99.9 of a check stays flat",
+        format!(
+            "{expired} (at most {expired_max}) while they do, {live} (at most {live_max}) before"
+        ),
+        slow[2] <= allowed(slow[0]),
+    );
+    Ok(())
+}
+
+/// A connection that asks by RESP.
+struct Asking {
+    stream: TcpStream,
+    replies: Vec<u8>,
+}
+
+impl Asking {
+    fn new(to: SocketAddrV4) -> Result<Self, Failure> {
+        let stream = connect([127, 0, 0, 1], to, PATIENCE)?;
+        Ok(Self { stream, replies: Vec::new() })
+    }
+
+    /// How many of some keys may use so much.
+    fn check(&mut self, policy: &str, keys: &[String], cost: u32) -> Result<usize, Failure> {
+        let mut script = String::new();
+        for key in keys {
+            write!(script, "TG.CHECK {policy} {key} COST {cost}\r\n")?;
+        }
+        self.stream.write_all(script.as_bytes())?;
+        self.replies.clear();
+        let mut piece = [0; 1 << 16];
+        let (mut lines, mut allowed) = (0, 0);
+        // A line for the list and one for each of its numbers.
+        while lines < 7 * keys.len() {
+            let read = self.stream.read(&mut piece)?;
+            if read == 0 {
+                return Err("the server closed the connection".into());
+            }
+            lines += memchr::memchr_iter(b'\n', &piece[..read]).count();
+            self.replies.extend_from_slice(&piece[..read]);
+        }
+        for at in memchr::memchr_iter(b'*', &self.replies) {
+            allowed += usize::from(self.replies[at..].starts_with(b"*6\r\n:1\r\n"));
+        }
+        Ok(allowed)
+    }
+
+    /// How many of some commands of `CL.THROTTLE` are allowed.
+    fn throttle(&mut self, commands: &[String]) -> Result<usize, Failure> {
+        self.stream.write_all(commands.concat().as_bytes())?;
+        self.replies.clear();
+        let (mut piece, mut lines) = ([0; 1 << 16], 0);
+        while lines < 6 * commands.len() {
+            let read = self.stream.read(&mut piece)?;
+            if read == 0 {
+                return Err("the server closed the connection".into());
+            }
+            lines += memchr::memchr_iter(b'\n', &piece[..read]).count();
+            self.replies.extend_from_slice(&piece[..read]);
+        }
+        Ok(memchr::memmem::find_iter(&self.replies, b"*5\r\n:0\r\n").count())
+    }
+
+    /// How long each of some keys takes by itself.
+    fn times(&mut self, policy: &str, keys: &[String]) -> Result<Vec<Duration>, Failure> {
+        let times = keys.iter().map(|key| {
+            let began = Instant::now();
+            self.check(policy, std::slice::from_ref(key), 1)?;
+            Ok(began.elapsed())
+        });
+        times.collect()
+    }
+}
+
+/// Waits until so many were due at their share of the rate.
+fn pace(began: Instant, done: usize, of: usize) {
+    let whole = INVENTED as u64 * 1_000_000 / A_SECOND as u64;
+    let due = Duration::from_micros(whole * done as u64 / of as u64);
+    std::thread::sleep(due.saturating_sub(began.elapsed()));
+}
+
+/// New keys over RESP; how many were refused.
+fn flood_resp(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
+    let (mut asking, began, mut refused) = (Asking::new(to)?, Instant::now(), 0);
+    for batch in 0..count / BATCH {
+        let keys: Vec<_> = (0..BATCH).map(|key| format!("resp-{batch}-{key}")).collect();
+        refused += BATCH - asking.check("keys", &keys, 1)?;
+        pace(began, (batch + 1) * BATCH, count);
+    }
+    Ok(refused)
+}
+
+/// New keys over HTTP, in lists; how many were refused.
+fn flood_http(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
+    const LIST: usize = 50;
+    let (mut stream, began, mut refused) =
+        (connect([127, 0, 0, 1], to, PATIENCE)?, Instant::now(), 0);
+    let mut reply = vec![0; 1 << 16];
+    for batch in 0..count / LIST {
+        let checks: Vec<_> = (0..LIST)
+            .map(|key| format!(r#"{{"policy":"keys","key":"http-{batch}-{key}"}}"#))
+            .collect();
+        let body = format!(r#"{{"checks":[{}]}}"#, checks.join(","));
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(format!("{head}{body}").as_bytes())?;
+        let mut read = 0;
+        // The list ends the reply.
+        while !reply[..read].ends_with(b"]}") {
+            match stream.read(&mut reply[read..])? {
+                0 => return Err("the server closed the connection".into()),
+                more => read += more,
+            }
+        }
+        let allowed = memchr::memmem::find_iter(&reply[..read], b"\"allowed\":true").count();
+        refused += LIST - allowed;
+        pace(began, (batch + 1) * LIST, count);
+    }
+    Ok(refused)
+}

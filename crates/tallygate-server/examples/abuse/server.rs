@@ -1,0 +1,103 @@
+//! A server as it is shipped, and what it holds.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use crate::Failure;
+
+/// What is asked for: all that a good client asks is allowed.
+const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000000\n[policies.keys]\nlimit = 1\nwindow = \"1000h\"\nburst = 100\n[policies.brief]\nlimit = 1\nwindow = \"20s\"\n";
+
+/// The token of the good client, where the server asks for one.
+pub(crate) const TOKEN: &str = "the-token-of-the-good-client";
+
+/// A server that runs until it is dropped.
+pub(crate) struct Server {
+    child: Child,
+    _output: BufReader<ChildStdout>,
+    config: PathBuf,
+    pub(crate) http: SocketAddrV4,
+    pub(crate) resp: SocketAddrV4,
+}
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holds {
+    pub(crate) mib: u64,
+    pub(crate) descriptors: usize,
+}
+
+impl Server {
+    pub(crate) fn start(binary: &Path, options: &[&str]) -> Result<Self, Failure> {
+        Self::configured(binary, options, "")
+    }
+
+    /// Starts one with more in its configuration.
+    pub(crate) fn configured(binary: &Path, options: &[&str], more: &str) -> Result<Self, Failure> {
+        let config =
+            std::env::temp_dir().join(format!("tallygate-abuse-{}.toml", std::process::id()));
+        std::fs::write(&config, format!("{more}{POLICY}"))?;
+        let mut child = Command::new(binary)
+            .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--log", "error"])
+            .arg("--config")
+            .arg(&config)
+            .args(options)
+            .env("ABUSE_TOKEN", TOKEN)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut output = BufReader::new(child.stdout.take().ok_or("no output")?);
+        let mut address = |name: &str| -> Result<SocketAddrV4, Failure> {
+            let mut line = String::new();
+            output.read_line(&mut line)?;
+            let address =
+                line.trim_end().strip_prefix(name).ok_or_else(|| format!("it said {line:?}"))?;
+            Ok(address.parse()?)
+        };
+        let (http, resp) = (address("http ")?, address("resp ")?);
+        Ok(Self { child, _output: output, config, http, resp })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn holds(&self) -> Result<Holds, Failure> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no size")?;
+        let kib: u64 = kib.trim().trim_end_matches(" kB").parse()?;
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count();
+        Ok(Holds { mib: kib.div_ceil(1024), descriptors })
+    }
+}
+
+/// A connection from an address of this machine.
+pub(crate) fn connect(
+    from: [u8; 4],
+    to: SocketAddrV4,
+    wait: Duration,
+) -> std::io::Result<TcpStream> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from((from, 0)))?;
+        let connected = tokio::time::timeout(wait, socket.connect(to.into())).await;
+        connected.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??.into_std()
+    })?;
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(wait))?;
+    stream.set_write_timeout(Some(wait))?;
+    Ok(stream)
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.config);
+    }
+}

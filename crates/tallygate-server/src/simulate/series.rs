@@ -1,0 +1,194 @@
+//! What is drawn: the inner state over time, lines that rise in steps, and the worst window.
+
+use std::collections::VecDeque;
+
+use serde::{Serialize, Serializer};
+use tallygate_core::{Algorithm as _, Cost, Kind, Limit, LimitState, Machine, Used};
+
+use super::run::tick;
+
+/// How many even steps the state is sampled at besides the decisions.
+const EVEN_STEPS: u64 = 240;
+
+/// A number in thousandths, shown as a JSON number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Thousandths(pub(crate) u64);
+
+impl Thousandths {
+    /// A fraction, rounded to the nearest.
+    fn of(numerator: u128, denominator: u128) -> Self {
+        let rounded = (numerator * 2000 + denominator) / (2 * denominator);
+        Self(u64::try_from(rounded).unwrap_or(u64::MAX))
+    }
+}
+
+impl Serialize for Thousandths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_multiple_of(1000) {
+            return serializer.serialize_u64(self.0 / 1000);
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "JSON numbers are doubles, and this is shown"
+        )]
+        #[expect(clippy::float_arithmetic, reason = "nothing is computed with it")]
+        let shown = self.0 as f64 / 1000.0;
+        serializer.serialize_f64(shown)
+    }
+}
+
+/// The inner state of a client over time.
+#[derive(Debug, Serialize)]
+pub(crate) struct StateSeries {
+    /// What it is.
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) at_us: Vec<u64>,
+    pub(crate) value: Vec<Thousandths>,
+    /// The most it can be.
+    pub(crate) capacity: Thousandths,
+    #[serde(skip)]
+    duration_us: u64,
+    /// How many even steps were sampled.
+    #[serde(skip)]
+    steps: u64,
+}
+
+impl StateSeries {
+    pub(super) fn new(limit: &Limit, duration_us: u64) -> Self {
+        let numbers = limit.numbers();
+        let (name, unit) = match numbers.kind {
+            Kind::TokenBucket => ("tokens", "tokens"),
+            Kind::Gcra => ("arrival time ahead", "ms"),
+            Kind::LeakyBucket => ("level", "requests"),
+            Kind::FixedWindow => ("count in the window", "requests"),
+            Kind::SlidingWindowLog => ("in the last window", "requests"),
+            Kind::SlidingWindowCounter => ("estimate", "requests"),
+        };
+        let capacity = match numbers.kind {
+            Kind::Gcra => {
+                let time = u128::from(numbers.burst) * u128::from(numbers.window.0);
+                Thousandths::of(time, u128::from(numbers.limit) * 1000)
+            }
+            _ => Thousandths::of(numbers.burst.into(), 1),
+        };
+        let (at_us, value) = (Vec::new(), Vec::new());
+        Self { name, unit, at_us, value, capacity, duration_us, steps: 0 }
+    }
+
+    /// The even steps up to an instant, at which nothing has changed yet.
+    pub(super) fn up_to(&mut self, at_us: u64, limit: &Limit, state: Option<&LimitState>) {
+        while self.steps <= EVEN_STEPS {
+            let step =
+                u128::from(self.duration_us) * u128::from(self.steps) / u128::from(EVEN_STEPS);
+            // At most the duration.
+            let step = u64::try_from(step).unwrap_or(self.duration_us);
+            if step > at_us {
+                break;
+            }
+            self.sample(step, limit, state);
+            self.steps += 1;
+        }
+    }
+
+    /// A sample, unless it says what the last one did.
+    pub(super) fn sample(&mut self, at_us: u64, limit: &Limit, state: Option<&LimitState>) {
+        let value = match state {
+            Some(state) => level(limit, state, at_us),
+            None => level(limit, &limit.first(tick(at_us)), at_us),
+        };
+        if (self.at_us.last(), self.value.last()) != (Some(&at_us), Some(&value)) {
+            self.at_us.push(at_us);
+            self.value.push(value);
+        }
+    }
+}
+
+/// The inner state as people think of it, from the exact one.
+fn level(limit: &Limit, state: &LimitState, at_us: u64) -> Thousandths {
+    let ahead = match (limit.machine(), state) {
+        (Machine::Gcra(gcra), LimitState::Bucket(state)) => Some(gcra.arrival_time(state)),
+        (Machine::WideGcra(gcra), LimitState::WideBucket(state)) => Some(gcra.arrival_time(state)),
+        _ => None,
+    };
+    if let Some(arrival) = ahead {
+        let (part, of) = arrival.fraction;
+        let (part, of) = (i128::from(part), i128::from(of));
+        let ahead = (i128::from(arrival.tick.0) - i128::from(at_us)) * of + part;
+        return Thousandths::of(u128::try_from(ahead).unwrap_or(0), of.unsigned_abs() * 1000);
+    }
+    let Used { whole, part: (part, of) } = limit.used(state, tick(at_us));
+    let (part, of) = (u128::from(part), u128::from(of));
+    let used = u128::from(whole) * of + part;
+    match limit.numbers().kind {
+        Kind::TokenBucket => {
+            Thousandths::of((u128::from(limit.capacity()) * of).saturating_sub(used), of)
+        }
+        _ => Thousandths::of(used, of),
+    }
+}
+
+/// A line that rises in steps: its corners.
+#[derive(Debug, Serialize)]
+pub(crate) struct Steps {
+    pub(crate) at_us: Vec<u64>,
+    pub(crate) value: Vec<u64>,
+}
+
+impl Steps {
+    /// From nothing, each by so much, to the end.
+    pub(super) fn of(rises: impl IntoIterator<Item = (u64, u64)>, end_us: u64) -> Self {
+        let mut steps = Self { at_us: vec![0], value: vec![0] };
+        let mut sum = 0;
+        for (at_us, by) in rises {
+            if steps.at_us.last() != Some(&at_us) {
+                steps.push(at_us, sum);
+            }
+            sum += by;
+            // A second corner at the same instant, which rises with all that come then.
+            let corners = steps.at_us.len();
+            match corners.checked_sub(2).map(|before| steps.at_us[before]) {
+                Some(before) if before == at_us => steps.value[corners - 1] = sum,
+                _ => steps.push(at_us, sum),
+            }
+        }
+        steps.push(end_us, sum);
+        steps
+    }
+
+    fn push(&mut self, at_us: u64, value: u64) {
+        self.at_us.push(at_us);
+        self.value.push(value);
+    }
+}
+
+/// The most that was admitted to a client in any window, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct WorstWindow {
+    pub(crate) count: Cost,
+    pub(crate) from_us: u64,
+}
+
+impl WorstWindow {
+    /// Of one client's admissions, in order: the first of the worst half-open windows.
+    pub(super) fn of(admissions: impl IntoIterator<Item = (u64, Cost)>, window_us: u64) -> Self {
+        let mut within = VecDeque::new();
+        let (mut sum, mut worst) = (0, Self::default());
+        for (at_us, cost) in admissions {
+            within.push_back((at_us, cost));
+            sum += cost;
+            while let Some(&(first, cost)) = within.front()
+                && at_us - first >= window_us
+            {
+                within.pop_front();
+                sum -= cost;
+            }
+            if let Some(&(from_us, _)) = within.front()
+                && sum > worst.count
+            {
+                worst = Self { count: sum, from_us };
+            }
+        }
+        worst
+    }
+}

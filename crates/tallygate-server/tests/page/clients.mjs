@@ -1,0 +1,87 @@
+// Real decisions: what is sent drains the client that sent it, and nobody else.
+
+import { assert, ask, drive, openTab } from "./browser.mjs";
+
+const card = (page, place) => page.locator(".card").nth(place);
+const left = (page, place) => card(page, place).locator(".left");
+const says = (locator, text) => locator.filter({ hasText: text }).waitFor();
+const remaining = async (key, more = {}) =>
+  (await ask("v1/peek", { policy: "api", key, cost: 0, ...more })).remaining;
+
+await drive(async (page) => {
+  await openTab(page, "Clients");
+  await page.locator("select[name=policy]").selectOption("api");
+  await says(left(page, 0), "5 of 5");
+  await card(page, 0).getByRole("button", { name: "Send 1", exact: true }).click();
+  await says(left(page, 0), "4 of 5");
+  assert.equal(await remaining("alice"), 4);
+
+  // The reply is shown as it came.
+  const body = JSON.parse(await page.locator(".reply code").textContent());
+  assert.deepEqual([body.allowed, body.policy, body.limit, body.remaining], [true, "api", 5, 4]);
+  const fields = Object.fromEntries(
+    await page
+      .locator(".header-fields")
+      .evaluate((list) =>
+        [...list.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]),
+      ),
+  );
+  assert.equal(fields["x-ratelimit-remaining"], "4");
+  assert.match(fields.ratelimit, /^"api";r=4/);
+  assert.equal(fields["content-type"], "application/json");
+
+  await card(page, 0).getByRole("button", { name: "Send 10" }).click();
+  await says(card(page, 0).locator(".counts"), "5 allowed, 6 refused");
+  await says(left(page, 0), "0 of 5");
+  await says(card(page, 0).locator(".told"), "retry after");
+  assert.equal(await card(page, 0).locator(".history .refused").count(), 6);
+  for (const [place, key] of [
+    [1, "bob"],
+    [2, "carol"],
+  ]) {
+    assert.equal(await left(page, place).textContent(), "5 of 5");
+    assert.equal(await remaining(key), 5);
+  }
+
+  // Held by pointer, and by keyboard, until it is let go.
+  const hold = card(page, 1).getByRole("button", { name: "Hold" });
+  const box = await hold.boundingBox();
+  await page.mouse.move(box.x + 5, box.y + 5);
+  await page.mouse.down();
+  await says(card(page, 1).locator(".counts"), /5 allowed, [2-9]/);
+  await page.mouse.up();
+  await hold.focus();
+  const before = await card(page, 1).locator(".history li").count();
+  await page.keyboard.down("Space");
+  await page.waitForFunction(
+    (before) => document.querySelectorAll(".card")[1].querySelectorAll(".history li").length > before + 2,
+    before,
+  );
+  await page.keyboard.up("Space");
+  assert.equal(await remaining("carol"), 5);
+  assert.equal(await left(page, 2).textContent(), "5 of 5");
+
+  // Another client, a tier, a cost, a name of one's own.
+  await page.locator("input[name=new-client]").fill("dave");
+  await page.keyboard.press("Enter");
+  await page.locator("select[name=tier]").selectOption("pro");
+  await page.locator("#clients input[name=cost]").fill("7");
+  await says(left(page, 3), "50 of 50");
+  await card(page, 3).getByRole("button", { name: "Send 1", exact: true }).click();
+  await says(left(page, 3), "43 of 50");
+  await card(page, 3).locator(".client-name").fill("erin");
+  await says(left(page, 3), "50 of 50");
+  assert.equal(await remaining("dave", { tier: "pro" }), 43);
+
+  // Whoever looks elsewhere asks no more.
+  await openTab(page, "Compare");
+  const asked = [];
+  page.on("request", (request) => asked.push(request.url()));
+  await page.locator("input[name=seed]").focus();
+  for (let step = 0; step < 5; step += 1) {
+    const count = await page.evaluate(() => window.tallygate.redraws().length);
+    await page.keyboard.press("ArrowRight");
+    await page.waitForFunction((count) => window.tallygate.redraws().length > count, count);
+  }
+  assert.ok(asked.length >= 5 && asked.every((url) => url.endsWith("/v1/simulate")), `${asked}`);
+});

@@ -1,0 +1,326 @@
+//! `tallygate replay` as a user meets it: input, output, messages, exit codes.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+
+use tallygate_testkit::{Expected, decision_cases, replay_cases};
+
+struct Outcome {
+    output: String,
+    message: String,
+    code: Option<i32>,
+}
+
+fn command(options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    command.arg("replay").args(options);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(options: &[&str]) -> Child {
+    command(options).spawn().expect("the binary starts")
+}
+
+fn replay(options: &[&str], input: impl AsRef<[u8]>) -> Outcome {
+    let mut child = start(options);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.as_ref().to_vec();
+    // It may stop reading early: that is its right.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let out = child.wait_with_output().expect("it ends");
+    writer.join().expect("the writer ends");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    Outcome { output: text(out.stdout), message: text(out.stderr), code: out.status.code() }
+}
+
+#[track_caller]
+fn succeeds(options: &[&str], input: impl AsRef<[u8]>, lines: &[&str]) {
+    let Outcome { output, message, code } = replay(options, input);
+    assert_eq!((code, message.as_str()), (Some(0), ""));
+    assert_eq!(output.lines().collect::<Vec<_>>(), lines);
+}
+
+#[track_caller]
+fn fails(options: &[&str], input: impl AsRef<[u8]>, lines: &[&str], expected: &str) {
+    let Outcome { output, message, code } = replay(options, input);
+    assert_eq!(code, Some(2), "{message}");
+    assert_eq!(output.lines().collect::<Vec<_>>(), lines);
+    assert_eq!(message, format!("tallygate: {expected}\n"));
+}
+
+#[test]
+fn every_replay_vector_is_printed() {
+    let cases = replay_cases();
+    assert!(cases.len() >= 42, "the vectors are all there");
+    for case in cases {
+        let Outcome { output, message, code } = replay(&[], &case.input);
+        assert_eq!((code, message.as_str()), (Some(0), ""), "{}", case.name);
+        assert_eq!(output.lines().collect::<Vec<_>>(), case.output, "{}", case.name);
+    }
+}
+
+#[test]
+fn every_decision_vector_is_printed_as_json_and_as_verdicts() {
+    for case in decision_cases() {
+        let burst = case.burst.to_string();
+        let options = ["--algorithm", &case.algorithm, "--burst", &burst];
+        let told = replay(&[&options[..], &["--json"]].concat(), case.as_replay());
+        assert_eq!(told.message, "");
+        let read = |line| serde_json::from_str::<Expected>(line).expect("a decision a line");
+        let decisions: Vec<Expected> = told.output.lines().map(read).collect();
+        assert_eq!(decisions, case.decisions, "{}", case.algorithm);
+        let verdicts: Vec<&str> =
+            case.decisions.iter().map(|d| if d.allowed { "allow" } else { "deny" }).collect();
+        succeeds(&options, case.as_replay(), &verdicts);
+        if case.algorithm == "token_bucket" {
+            succeeds(&["--exact", "--burst", &burst], case.as_replay(), &verdicts);
+        }
+    }
+}
+
+#[test]
+fn a_decision_in_json_has_the_documented_fields_in_order() {
+    let input = "3\n10\n2\nrequest a 0 2\nrequest a 0 4\n";
+    succeeds(
+        &["--algorithm", "leaky_bucket", "--json"],
+        input,
+        &[
+            r#"{"allowed":true,"limit":3,"remaining":1,"retry_after":0,"reset_after":7,"delay":0}"#,
+            r#"{"allowed":false,"limit":3,"remaining":1,"retry_after":null,"reset_after":7,"delay":0}"#,
+        ],
+    );
+}
+
+#[test]
+fn the_textbook_gives_every_number_a_meaning() {
+    succeeds(&[], "-5\n10\n2\nrequest a 0\nrequest a 99 0\n", &["deny", "deny"]);
+    succeeds(&[], "1\n-10\n2\nrequest a 0\nrequest a 99\n", &["allow", "deny"]);
+    succeeds(&[], "1\n5\n3\nrequest a 10\nrequest a 3\nrequest a 14\n", &["allow", "deny", "deny"]);
+    succeeds(
+        &["--burst", "2"],
+        "1\n5\n3\nrequest a 0\nrequest a 0\nrequest a 0\n",
+        &["allow", "allow", "deny"],
+    );
+    let ends = format!("{0}\n{0}\n2\nrequest a {1}\nrequest a {0} {0}\n", i64::MAX, i64::MIN);
+    succeeds(&[], ends, &["allow", "allow"]);
+}
+
+#[test]
+fn other_words_count_blank_lines_do_not_and_the_rest_is_ignored() {
+    let input = "\n 2 \r\n\n10\n  \n4\n\nrequest a 0\n\nreset a\nrequest a 0\n#\nrequest a x y z\n";
+    succeeds(&[], input, &["allow", "allow"]);
+    succeeds(&[], "1\n1\n1\nrequest a 0", &["allow"]);
+    succeeds(&[], "1\n1\n0\nrequest a", &[]);
+}
+
+#[test]
+fn windows_start_where_asked() {
+    let input = "1\n10\n3\nrequest a 7\nrequest a 12\nrequest a 17\n";
+    let fixed = ["--algorithm", "fixed_window", "--anchor"];
+    succeeds(&[&fixed[..], &["clock"]].concat(), input, &["allow", "allow", "deny"]);
+    succeeds(&[&fixed[..], &["first-request"]].concat(), input, &["allow", "deny", "allow"]);
+}
+
+#[test]
+fn clients_are_bytes_and_a_file_can_be_named() {
+    succeeds(
+        &[],
+        b"1\n10\n3\nrequest \xff 0\nrequest \xfe 0\nrequest \xff 0\n",
+        &["allow", "allow", "deny"],
+    );
+    let file = std::env::temp_dir().join(format!("tallygate-replay-{}", std::process::id()));
+    std::fs::write(&file, "1\n10\n1\nrequest a 0\n").expect("a temporary file");
+    succeeds(&[file.to_str().expect("a name")], "", &["allow"]);
+    std::fs::remove_file(&file).expect("it was there");
+    let gone = replay(&[file.to_str().expect("a name")], "");
+    assert_eq!(gone.code, Some(2));
+    assert!(gone.message.starts_with("tallygate: cannot open "), "{}", gone.message);
+}
+
+#[test]
+fn bad_lines_are_told_after_the_results_before_them() {
+    let after_one = |line: &str| format!("1\n10\n9\nrequest a 0\n{line}\n");
+    for (line, expected) in [
+        ("request a", "found the end of the line; expected a timestamp after the client"),
+        ("request a 1e3", "found `1e3`; expected a timestamp, a whole 64-bit number"),
+        ("request a 1 -1", "found `-1`; expected a cost, a whole 64-bit number without a sign"),
+        ("request a 1 1 1", "found `1`; expected the end of the line after the cost"),
+    ] {
+        fails(&[], after_one(line), &["allow"], &format!("line 5: {expected}"));
+        fails(&["--exact"], after_one(line), &["allow"], &format!("line 5: {expected}"));
+    }
+    fails(
+        &[],
+        "1\n10\n3\nrequest a 0\n\n",
+        &["allow"],
+        "line 6: the input ended after 1 instructions; expected 3",
+    );
+    let long = format!("1\n1\n2\nrequest a 0\nrequest {} 0\n", "x".repeat(10 << 20));
+    let expected = "line 5: found more than 65536 bytes; expected a shorter line";
+    fails(&[], long, &["allow"], expected);
+}
+
+#[test]
+fn bad_heads_are_told_with_their_line() {
+    let capacity = "the capacity, a whole 64-bit number";
+    fails(&[], "", &[], &format!("line 1: the input ended; expected {capacity}"));
+    fails(&[], "x\n", &[], &format!("line 1: found `x`; expected {capacity}"));
+    fails(&[], "+1\n", &[], &format!("line 1: found `+1`; expected {capacity}"));
+    fails(&[], "1 2\n", &[], "line 1: found `2`; expected one number on this line");
+    fails(
+        &[],
+        "1\n9223372036854775808\n",
+        &[],
+        "line 2: found `9223372036854775808`; expected the window, a whole 64-bit number",
+    );
+    let count = "the number of instructions, a whole number, 0 or more";
+    fails(&[], "1\n1\n-1\n", &[], &format!("line 3: found `-1`; expected {count}"));
+    fails(&[], "1\n1\n1.5\n", &[], &format!("line 3: found `1.5`; expected {count}"));
+    let textbook = "(only the textbook rule gives less a meaning)";
+    fails(
+        &["--exact"],
+        "0\n1\n",
+        &[],
+        &format!("line 1: found `0`; expected a limit of at least 1 for token_bucket {textbook}"),
+    );
+    fails(
+        &["--algorithm", "gcra"],
+        "1\n-1\n",
+        &[],
+        &format!("line 2: found `-1`; expected a window of at least 1 for gcra {textbook}"),
+    );
+    fails(
+        &["--algorithm", "sliding_window_log"],
+        "1000000000\n1000000000\n",
+        &[],
+        "line 2: a sliding_window_log of limit 1000000000 per 1000000000 ticks may need 1000000000 \
+         entries a key, at most 1048576 are kept; use a smaller limit or a sliding_window_counter",
+    );
+    fails(
+        &["--algorithm", "fixed_window", "--burst", "2"],
+        "3\n5\n",
+        &[],
+        "line 2: burst 2 on a fixed_window of limit 3: a window's burst is its limit; leave burst \
+         out or use a bucket",
+    );
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused_before_anything_is_read() {
+    fails(
+        &["--json"],
+        "",
+        &[],
+        "--json prints decisions, and the textbook rule only allows or denies; add --exact or \
+         --algorithm NAME",
+    );
+    fails(
+        &["--anchor", "clock"],
+        "",
+        &[],
+        "--anchor is for fixed windows; add --algorithm fixed_window or leave it out",
+    );
+    fails(
+        &["--algorithm", "gcra", "--anchor", "clock"],
+        "",
+        &[],
+        "--anchor is for fixed windows, found --algorithm gcra; use fixed_window or leave it out",
+    );
+    for (options, part) in [
+        (vec!["--algorithm", "gcar"], "gcra"),
+        (vec!["--burst", "0"], "1.."),
+        (vec!["--burst", "-1"], "-1"),
+        (vec!["--burst", "1e3"], "1e3"),
+        (vec!["--what"], "--what"),
+    ] {
+        let Outcome { output, message, code } = replay(&options, "");
+        assert_eq!((code, output.as_str()), (Some(2), ""));
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// Whoever types is answered before the next line is waited for.
+#[test]
+fn answers_come_when_the_input_pauses() {
+    let mut child = start(&[]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let mut answers = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut answer = String::new();
+    write!(stdin, "1\n10\n3\nrequest a 0\nrequ").expect("it reads");
+    answers.read_line(&mut answer).expect("an answer while the input is open");
+    assert_eq!(answer, "allow\n");
+    write!(stdin, "est a 5\nrequest a 10\n").expect("it reads");
+    answers.read_to_string(&mut answer).expect("it ends by itself after three");
+    assert_eq!(answer, "allow\ndeny\nallow\n");
+    assert!(child.wait().expect("it ends").success());
+}
+
+/// The same requests in any pieces give the same answers.
+#[test]
+fn pieces_do_not_matter() {
+    let input =
+        "2\n10\n6\nrequest a 0\nrequest bb 0 2\n\nrequest a 1\nword\nrequest a 2\nrequest a 30";
+    let whole = replay(&[], input).output;
+    let mut child = start(&[]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    for byte in input.as_bytes() {
+        stdin.write_all(&[*byte]).expect("it reads");
+        stdin.flush().expect("it reads");
+    }
+    drop(stdin);
+    let pieces = child.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8(pieces.stdout).expect("text"), whole);
+}
+
+/// Memory grows with clients, not with requests.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_requests() {
+    let mut child = start(&["--algorithm", "sliding_window_log"]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let mut answers = BufReader::new(child.stdout.take().expect("a pipe"));
+    let reader = std::thread::spawn(move || {
+        let mut count = 0_u64;
+        let mut line = String::new();
+        while answers.read_line(&mut line).expect("text") > 0 {
+            count += 1;
+            line.clear();
+            if count == 2_000_000 {
+                return count;
+            }
+        }
+        count
+    });
+    writeln!(stdin, "100\n1000\n2000001").expect("it reads");
+    let mut lines = Vec::new();
+    for request in 0..2_000_000_u64 {
+        writeln!(lines, "request client-{} {request}", request % 1_000).expect("memory");
+        if lines.len() > 100_000 {
+            stdin.write_all(&lines).expect("it reads");
+            lines.clear();
+        }
+    }
+    stdin.write_all(&lines).expect("it reads");
+    assert_eq!(reader.join().expect("the reader ends"), 2_000_000);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let kilobytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kilobytes < 16 * 1024, "{kilobytes} kB for 1000 clients");
+    drop(stdin);
+    assert_eq!(child.wait().expect("it ends").code(), Some(2), "one instruction was missing");
+}
+
+/// Whoever has seen enough closes the pipe; that is no error.
+#[test]
+fn a_closed_output_ends_it_quietly() {
+    let mut child = start(&[]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    drop(child.stdout.take());
+    let mut input = b"1\n10\n1000000\n".to_vec();
+    input.extend(b"request a 0\n".repeat(1_000_000));
+    drop(stdin.write_all(&input));
+    drop(stdin);
+    let out = child.wait_with_output().expect("it ends");
+    assert_eq!((out.status.code(), out.stderr), (Some(0), Vec::new()));
+}

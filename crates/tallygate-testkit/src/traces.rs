@@ -1,0 +1,182 @@
+//! Limits and traffic that look for trouble: boundary ticks, crowds at one instant, long idling,
+//! clocks that jump, costs from nothing to everything, numbers at the ends of their ranges.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tallygate_core::{Anchor, Cost, Kind, Limit, MAX_LOG_ENTRIES, Policy, Tick, Ticks};
+
+/// Something that happens to a key.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A request.
+    Check(Cost),
+    /// A look at what a request would be answered.
+    Peek(Cost),
+    /// A charge into debt, or a refund.
+    Force(i128),
+    /// Forgiveness.
+    Reset,
+    /// Another limit from here on.
+    Change(Limit),
+    /// The state goes out as bytes and comes back.
+    Store,
+}
+
+fn build(
+    kind: Kind,
+    limit: Cost,
+    window: u64,
+    burst: Option<Cost>,
+    anchored: bool,
+) -> Option<Limit> {
+    let mut builder = Policy::of(kind, limit).per(Ticks(window));
+    if let (Some(burst), true) = (burst, kind.is_bucket()) {
+        builder = builder.burst(burst);
+    }
+    if anchored && kind == Kind::FixedWindow {
+        builder = builder.anchor(Anchor::FirstRequest);
+    }
+    builder.limit().ok()
+}
+
+/// A limit small enough that every boundary is near.
+pub fn small_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
+    (1..=9_u64, 1..=24_u64, proptest::option::of(1..=14_u64), any::<bool>()).prop_map(
+        move |(limit, window, burst, anchored)| {
+            build(kind, limit, window, burst, anchored).expect("small limits are valid")
+        },
+    )
+}
+
+/// A valid limit with at least one number near an end of its range.
+pub fn extreme_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
+    let number = prop_oneof![
+        2 => 1..=3_u64,
+        2 => (0..=63_u32, -2..=2_i64).prop_map(|(bit, by)| {
+            (1_u64 << bit).saturating_add_signed(by).max(1)
+        }),
+        2 => any::<u64>().prop_map(|n| n.max(1)),
+        1 => (0..=3_u64).prop_map(|n| u64::MAX - n),
+        1 => (0..=2_u64).prop_map(|n| (1 << 61) - n),
+    ];
+    let numbers = (number.clone(), number.clone(), proptest::option::of(number), any::<bool>());
+    numbers.prop_filter_map("refused as a limit", move |(limit, window, burst, anchored)| {
+        let (limit, window) = match kind {
+            Kind::SlidingWindowLog => (limit.min(MAX_LOG_ENTRIES), window % ((1 << 61) + 1)),
+            kind if kind.is_bucket() => (limit, window),
+            _ => (limit, window % ((1 << 61) + 1)),
+        };
+        build(kind, limit, window, burst, anchored)
+    })
+}
+
+/// Any valid limit of an algorithm.
+pub fn any_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
+    prop_oneof![3 => small_limit_of(kind), 1 => extreme_limit_of(kind)]
+}
+
+/// Any valid limit.
+pub fn any_limit() -> impl Strategy<Value = Limit> {
+    proptest::sample::select(&Kind::ALL[..]).prop_flat_map(any_limit_of)
+}
+
+/// Any bucket.
+pub fn bucket_limit() -> impl Strategy<Value = Limit> {
+    proptest::sample::select(&Kind::ALL[..3]).prop_flat_map(any_limit_of)
+}
+
+/// Costs around what a limit can take.
+pub fn costs(limit: &Limit) -> impl Strategy<Value = Cost> + use<> {
+    let capacity = limit.numbers().burst;
+    prop_oneof![
+        6 => Just(1),
+        1 => Just(0),
+        3 => 1..=capacity.min(5),
+        1 => 1..=capacity,
+        1 => Just(capacity),
+        1 => Just(capacity.saturating_add(1)),
+        1 => Just(Cost::MAX),
+    ]
+}
+
+/// Times that mostly go on: together, one by one, around windows and token intervals, after long
+/// idling. With `back`, some also come late, or after the clock was set back.
+pub fn times(limit: &Limit, length: usize, back: bool) -> impl Strategy<Value = Vec<Tick>> + use<> {
+    let window = limit.numbers().window.0;
+    let interval = window / limit.numbers().limit;
+    let near =
+        move |center: u64| (-1..=1_i128).prop_map(move |by| (i128::from(center) + by).max(0));
+    let on = prop_oneof![
+        4 => Just(0_i128),
+        4 => 1..=3_i128,
+        3 => near(interval),
+        3 => near(window),
+        2 => near(window.saturating_mul(2)),
+        2 => 0..=i128::from(window),
+        1 => 0..=i128::from(u64::MAX),
+    ];
+    let gap = if back {
+        prop_oneof![
+            8 => on,
+            1 => (0..=i128::from(window)).prop_map(|by| -by),
+            1 => near(window).prop_map(|by| -by),
+            1 => (0..=i128::from(u64::MAX)).prop_map(|by| -by),
+        ]
+        .boxed()
+    } else {
+        on.boxed()
+    };
+    let start = prop_oneof![
+        4 => 0..=100_i64,
+        1 => Just(0),
+        2 => any::<i64>(),
+        1 => Just(i64::MIN),
+        1 => (0..=100_i64).prop_map(|by| i64::MAX - by),
+    ];
+    (start, vec(gap, 1..=length)).prop_map(|(start, gaps)| {
+        let mut now = i128::from(start);
+        let clamp = |t: i128| t.clamp(i64::MIN.into(), i64::MAX.into());
+        gaps.into_iter()
+            .map(|gap| {
+                now = clamp(now + gap);
+                Tick(i64::try_from(now).expect("clamped"))
+            })
+            .collect()
+    })
+}
+
+/// A history of a key under a limit: every operation there is, at times of every kind.
+pub fn steps(limit: Limit, length: usize) -> impl Strategy<Value = (Limit, Vec<(Tick, Step)>)> {
+    let capacity = i128::from(limit.numbers().burst);
+    let step = prop_oneof![
+        12 => costs(&limit).prop_map(Step::Check),
+        2 => costs(&limit).prop_map(Step::Peek),
+        2 => (1..=capacity).prop_map(|by| Step::Force(-by)),
+        1 => (1..=3_i128).prop_map(|by| Step::Force(-by)),
+        2 => (1..=capacity.min(9)).prop_map(Step::Force),
+        1 => (1..=2 * capacity + 1).prop_map(Step::Force),
+        1 => prop_oneof![Just(i128::MAX), Just(i128::MIN), Just(0)].prop_map(Step::Force),
+        1 => Just(Step::Reset),
+        1 => any_limit().prop_map(Step::Change),
+        2 => Just(Step::Store),
+    ];
+    (times(&limit, length, true), vec(step, 1..=length))
+        .prop_map(move |(times, steps)| (limit.clone(), times.into_iter().zip(steps).collect()))
+}
+
+/// A history in which most steps can be reservations ([`Step::Check`]) and settlements ([`Step::Store`]).
+pub fn settling_steps(
+    limit: Limit,
+    length: usize,
+) -> impl Strategy<Value = (Limit, Vec<(Tick, Step)>)> {
+    let capacity = i128::from(limit.numbers().burst);
+    let step = prop_oneof![
+        8 => costs(&limit).prop_map(Step::Check),
+        8 => Just(Step::Store),
+        1 => (1..=capacity).prop_map(|by| Step::Force(-by)),
+        1 => (1..=capacity.min(9)).prop_map(Step::Force),
+        1 => Just(Step::Reset),
+    ];
+    (times(&limit, length, true), vec(step, 1..=length))
+        .prop_map(move |(times, steps)| (limit.clone(), times.into_iter().zip(steps).collect()))
+}

@@ -1,0 +1,25 @@
+//! Tests that say what time it is, and never sleep.
+//!
+//!     cargo run -p tallygate --example manual_clock
+
+use std::time::Duration;
+
+use tallygate::{Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Ticks};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let clock = ManualClock::new(Tick(0));
+    let policy = Policy::fixed_window(2).per_minute().build()?;
+    let store = PolicyStore::new(&policy, Capacity::default(), &clock);
+    let limiter = RateLimiter::with_store(policy, store);
+
+    assert!(limiter.is_allowed("alice")?);
+    assert!(limiter.is_allowed("alice")?);
+    assert!(!limiter.is_allowed("alice")?);
+
+    clock.advance(Ticks::from_duration(Duration::from_secs(60)));
+    assert!(limiter.is_allowed("alice")?);
+
+    // Or without a clock: every call has a twin that takes the time.
+    assert!(limiter.is_allowed_at("bob", Tick(5))?);
+    Ok(())
+}

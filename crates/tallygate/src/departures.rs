@@ -1,0 +1,194 @@
+//! The departures of shaped requests: in order of arrival, at the times that the leaky bucket gave.
+//!
+//! A request that is allowed takes a departure time, and the first request to arrive leaves at the first
+//! time. If a request is canceled, the ones behind it move up, and the last departure time is returned to the
+//! bucket. So the times that are left are those of a bucket that the request never came to, and the output
+//! stays flat.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use tallygate_core::{Algorithm, Decision, Tick, Ticks};
+
+use crate::line::{Wakes, on_a_copy};
+use crate::table::{Reading, Spot, Table};
+
+/// The number of locks that schedules are kept under.
+const SHARDS: usize = 16;
+
+#[derive(Default)]
+pub(crate) struct Departures {
+    /// The number of the next request: of all schedules, since a request may outlive its schedule.
+    next: AtomicU64,
+    shards: [Mutex<Schedules>; SHARDS],
+}
+
+/// By key, and by the [identity](Algorithm::identity) of the rule: each rule has its own rate.
+type Schedules = HashMap<(Spot, u64), Schedule>;
+
+#[derive(Default)]
+struct Schedule {
+    /// The requests that have not left, in order of arrival.
+    requests: BTreeMap<u64, Request>,
+    /// As many departure times, each with the number of the request that took it.
+    times: BTreeSet<(Tick, u64)>,
+}
+
+struct Request {
+    /// The time at which it asks again.
+    when: Tick,
+    /// When it last asked.
+    asked: Tick,
+    waker: Option<Waker>,
+}
+
+/// A request that was allowed and has not left yet.
+#[derive(Debug)]
+pub struct Departure {
+    spot: Spot,
+    /// The hash of the key that was charged.
+    key: u128,
+    rule: u64,
+    number: u64,
+}
+
+impl Departure {
+    /// The key that was charged.
+    pub(crate) const fn spot(&self) -> Spot {
+        self.spot
+    }
+
+    /// The hash of that key.
+    pub(crate) const fn key(&self) -> u128 {
+        self.key
+    }
+}
+
+impl Departures {
+    fn schedules(&self, spot: Spot) -> MutexGuard<'_, Schedules> {
+        // A panic under the lock leaves nothing half done: schedules change after the rules were asked.
+        self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides a request. If it is allowed and has to wait, it takes a departure time.
+    pub(crate) fn join<E>(
+        &self,
+        (spot, key): (Spot, u128),
+        rule: u64,
+        decide: impl FnOnce() -> Result<(Decision, Tick), E>,
+    ) -> Result<(Decision, Option<Departure>), E> {
+        // Decided under the lock, so that requests are charged in the order in which they leave.
+        let mut schedules = self.schedules(spot);
+        let (decision, now) = decide()?;
+        if !decision.allowed || decision.delay == Ticks::ZERO {
+            return Ok((decision, None));
+        }
+        let when = now.after(decision.delay).unwrap_or(Tick(i64::MAX));
+        let schedule = schedules.entry((spot, rule)).or_default();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        schedule.requests.insert(number, Request { when, asked: now, waker: None });
+        schedule.times.insert((when, number));
+        Ok((decision, Some(Departure { spot, key, rule, number })))
+    }
+
+    /// Returns when a request must ask again, or `None` if it leaves now.
+    pub(crate) fn poll(&self, departure: &Departure, now: Tick, waker: &Waker) -> Option<Tick> {
+        let &Departure { spot, rule, number, .. } = departure;
+        let mut replaced = Some(waker.clone());
+        let mut wakes = Wakes::default();
+        let mut schedules = self.schedules(spot);
+        let schedule = schedules.get_mut(&(spot, rule))?;
+        if schedule.requests.get(&number).is_some_and(|request| now < request.asked) {
+            schedule.set_back(now);
+        }
+        schedule.release(now, &mut wakes);
+        let head = schedule.requests.keys().next().copied();
+        let first = schedule.times.first().map(|(when, _)| *when);
+        let Some(request) = schedule.requests.get_mut(&number) else {
+            schedule.wake_head(&mut wakes);
+            if schedule.requests.is_empty() {
+                schedules.remove(&(spot, rule));
+            }
+            return None;
+        };
+        request.asked = now;
+        if let Some(first) = first.filter(|_| head == Some(number)) {
+            request.when = first;
+        }
+        std::mem::swap(&mut request.waker, &mut replaced);
+        Some(request.when)
+    }
+
+    /// Cancels a request that has not left. If nothing was charged after it, `returned` returns its unit to the bucket
+    /// and says whether that had an effect. Returns the same.
+    pub(crate) fn cancel<A: Algorithm>(
+        &self,
+        (table, rule): (&Table<A::State>, &A),
+        departure: &Departure,
+        reading: Reading,
+        returned: impl FnOnce(&mut A::State, Tick) -> bool,
+    ) -> bool {
+        let now = reading.now;
+        let &Departure { spot, rule: identity, number, .. } = departure;
+        let mut wakes = Wakes::default();
+        let mut schedules = self.schedules(spot);
+        let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
+        schedule.release(now, &mut wakes);
+        let canceled = schedule.requests.remove(&number);
+        // Its departure time came before it was canceled.
+        let Some(canceled) = canceled else { return false };
+        wakes.forget = canceled.waker;
+        let last = schedule.times.pop_last();
+        schedule.wake_head(&mut wakes);
+        if schedule.requests.is_empty() {
+            schedules.remove(&(spot, identity));
+        }
+        let Some((when, _)) = last.filter(|_| rule.identity() == identity) else { return false };
+        // Still under the lock, so that the next request gets the time that has become free.
+        let returned = table.with(rule, spot, reading, |state, at| {
+            on_a_copy(state, |state| {
+                // Only if nothing was charged after it: a later charge was given a later time.
+                let is_last = when > at
+                    && !rule.set_back(state, at)
+                    && rule.facts(state, at, Some(1)).delay == when.since(at);
+                is_last && returned(state, at)
+            })
+        });
+        returned.unwrap_or(false)
+    }
+}
+
+impl Schedule {
+    /// Lets the requests leave whose departure times have come.
+    fn release(&mut self, now: Tick, wakes: &mut Wakes) {
+        while self.times.first().is_some_and(|(when, _)| *when <= now) {
+            self.times.pop_first();
+            let released = self.requests.pop_first();
+            wakes.wake.extend(released.and_then(|(_, request)| request.waker));
+        }
+    }
+
+    /// Wakes the head, if it does not know yet that it has moved up.
+    fn wake_head(&mut self, wakes: &mut Wakes) {
+        let first = self.times.first().map(|(when, _)| *when);
+        if let Some(mut head) = self.requests.first_entry()
+            && first.is_some_and(|first| first < head.get().when)
+        {
+            wakes.wake.extend(head.get_mut().waker.take());
+        }
+    }
+
+    /// Moves everything back with the clock: the time that is left stays the same.
+    fn set_back(&mut self, now: Tick) {
+        let before = self.requests.values().map(|request| request.asked).max().unwrap_or(now);
+        let moved = |when: Tick| now.after(when.since(before)).unwrap_or(when);
+        for request in self.requests.values_mut() {
+            request.when = moved(request.when);
+            request.asked = now;
+        }
+        let times = std::mem::take(&mut self.times);
+        self.times = times.into_iter().map(|(when, number)| (moved(when), number)).collect();
+    }
+}

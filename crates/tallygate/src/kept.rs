@@ -1,0 +1,844 @@
+//! The state of one client: the amounts it has used under each policy that it was asked under.
+//!
+//! Most clients are asked under one policy that is one bucket: its state lies in the table itself, so that a decision
+//! does not wait for memory a second time. Everything else is behind a pointer.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tallygate_core::{
+    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitState, Machine, Policy,
+    Receipt, Share, Standing, Tick, Ticks, Used,
+};
+
+use crate::allowance::{Allowance, Rate};
+
+/// The amounts that a client has used under each policy that it was asked under, the latest policy first.
+///
+/// Every charge is charged under all of them, each at most to its own bound: so what was used stays used under
+/// whichever policy the client is asked next, and each policy earns at its own rate. As soon as there is more than one
+/// policy, each also has an [`Allowance`], so that the policies do not add up.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    first: Option<PolicyState>,
+    others: Option<Box<Others>>,
+}
+
+/// What only clients under several policies have: few clients do.
+#[derive(Clone, Debug)]
+struct Others {
+    /// The allowance of the first policy.
+    own: Allowance,
+    /// The policies after the first.
+    listed: Vec<Listed>,
+}
+
+impl Others {
+    fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        [self.own].into_iter().chain(self.listed.iter().map(|one| one.allowance))
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Listed {
+    state: PolicyState,
+    allowance: Allowance,
+}
+
+/// The most policies that a client is listed under. A client has few tiers, and rules seldom change before it is
+/// fresh again. When one more is asked, the policy that is fresh soonest is dropped, and the others take over what was
+/// used under it.
+pub(crate) const MAX_POLICIES: usize = 8;
+
+/// The rates of the listed policies, in their order.
+type Rates = [Option<Rate>; MAX_POLICIES];
+
+/// The state of a client under one policy.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyState {
+    policy: Arc<Policy>,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Of a policy that is one bucket without options.
+    Bucket(BucketState),
+    Listed(Box<[Standing]>),
+}
+
+/// Runs an expression with the rule of a policy, and wraps the state that it makes.
+macro_rules! make {
+    ($policy:expr, |$rule:ident| $make:expr) => {
+        match $policy.plain().map(Limit::machine) {
+            Some(Machine::TokenBucket($rule)) => State::Bucket($make),
+            Some(Machine::Gcra($rule)) => State::Bucket($make),
+            Some(Machine::LeakyBucket($rule)) => State::Bucket($make),
+            _ => {
+                let $rule = &**$policy;
+                State::Listed($make)
+            }
+        }
+    };
+}
+
+/// Runs an expression with the rule and its state.
+macro_rules! with {
+    ($under:expr, |$rule:ident, $state:ident| $run:expr) => {{
+        let PolicyState { policy, state } = $under;
+        match state {
+            State::Bucket($state) => match policy.plain().map(Limit::machine) {
+                Some(Machine::TokenBucket($rule)) => $run,
+                Some(Machine::Gcra($rule)) => $run,
+                Some(Machine::LeakyBucket($rule)) => $run,
+                _ => unreachable!("only the state of a bucket is in place"),
+            },
+            State::Listed($state) => {
+                let $rule = &**policy;
+                $run
+            }
+        }
+    }};
+}
+
+impl PolicyState {
+    fn new(policy: Arc<Policy>, standings: Box<[Standing]>) -> Self {
+        let state = match (policy.plain(), &*standings) {
+            (Some(_), [standing]) => match standing.state() {
+                LimitState::Bucket(state) => State::Bucket(*state),
+                _ => State::Listed(standings),
+            },
+            _ => State::Listed(standings),
+        };
+        Self { policy, state }
+    }
+
+    fn is(&self, policy: &Arc<Policy>) -> bool {
+        Arc::ptr_eq(&self.policy, policy) || self.policy == *policy
+    }
+
+    fn standings(&self) -> Cow<'_, Box<[Standing]>> {
+        match &self.state {
+            State::Bucket(state) => Cow::Owned([LimitState::Bucket(*state).into()].into()),
+            State::Listed(standings) => Cow::Borrowed(standings),
+        }
+    }
+
+    #[inline]
+    fn last_change(&self) -> Tick {
+        with!(self, |rule, state| rule.last_change(state))
+    }
+
+    fn decides_at(&self, now: Tick) -> Tick {
+        with!(self, |rule, state| rule.decides_at(state, now))
+    }
+
+    fn clock_set_back(&mut self, now: Tick) {
+        with!(self, |rule, state| rule.clock_set_back(state, now));
+    }
+
+    #[inline]
+    fn set_back(&self, now: Tick) -> bool {
+        with!(self, |rule, state| rule.set_back(state, now))
+    }
+
+    /// Brings it to a time that lies before its own, if the clock was set back.
+    fn rebase(&mut self, now: Tick) {
+        with!(self, |rule, state| {
+            if rule.set_back(state, now) {
+                rule.rebase(state, now);
+            }
+        });
+    }
+
+    fn admits(&self, now: Tick, cost: Cost) -> bool {
+        with!(self, |rule, state| rule.admits(state, now, cost))
+    }
+
+    #[inline]
+    fn admit(&mut self, now: Tick, cost: Cost) -> bool {
+        with!(self, |rule, state| rule.admit(state, now, cost))
+    }
+
+    fn refuse(&mut self, now: Tick, cost: Cost) {
+        with!(self, |rule, state| rule.refuse(state, now, cost));
+    }
+
+    fn refusing(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        with!(self, |rule, state| rule.refusing(state, now, cost, shadow))
+    }
+
+    fn fit(&self, now: Tick, cost: Cost) -> Fit {
+        with!(self, |rule, state| rule.fit(state, now, cost))
+    }
+
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
+        with!(self, |rule, state| rule.fit_behind(state, now, ahead, cost))
+    }
+
+    fn charge(&mut self, now: Tick, amount: i128) -> u128 {
+        with!(self, |rule, state| rule.charge(state, now, amount))
+    }
+
+    fn receipt(&self) -> Receipt {
+        with!(self, |rule, state| rule.receipt(state))
+    }
+
+    fn admit_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
+        with!(self, |rule, state| rule.admit_with_receipt(state, now, cost))
+    }
+
+    fn charge_with_receipt(&mut self, now: Tick, cost: Cost) -> Receipt {
+        with!(self, |rule, state| rule.charge_with_receipt(state, now, cost))
+    }
+
+    fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        with!(self, |rule, state| rule.settle(state, now, change, receipt))
+    }
+
+    #[inline]
+    fn facts(&self, now: Tick, admitted: Option<Cost>) -> Facts {
+        with!(self, |rule, state| rule.facts(state, now, admitted))
+    }
+
+    fn fresh_at(&self) -> Option<Tick> {
+        with!(self, |rule, state| rule.fresh_at(state))
+    }
+
+    fn used(&self, now: Tick) -> Used {
+        with!(self, |rule, state| rule.used(state, now))
+    }
+
+    /// Returns what is used under the limit that gives the policy its rate.
+    fn used_of(&self, rate: &Rate, now: Tick) -> Used {
+        let limit = self.policy.limits().get(rate.index);
+        match (limit, self.standings().get(rate.index)) {
+            (Some(limit), Some(standing)) => limit.used(standing.state(), now),
+            _ => Used::NOTHING,
+        }
+    }
+
+    fn share_used(&self, now: Tick) -> Share {
+        with!(self, |rule, state| rule.share_used(state, now))
+    }
+}
+
+impl Kept {
+    /// Returns the state of a client under some policies, the latest first, with the allowance of each if there are
+    /// several.
+    #[must_use]
+    pub fn of(
+        policies: impl IntoIterator<Item = (Arc<Policy>, Box<[Standing]>)>,
+        allowances: &[Allowance],
+    ) -> Self {
+        let unused = Allowance::unused(Tick(i64::MIN));
+        let allowances = allowances.iter().copied().chain(std::iter::repeat(unused));
+        let listed =
+            policies.into_iter().zip(allowances).map(|((policy, standings), allowance)| Listed {
+                state: PolicyState::new(policy, standings),
+                allowance,
+            });
+        Self::listed(listed.collect())
+    }
+
+    /// Returns the state under each policy, the latest first.
+    pub fn policies(&self) -> impl Iterator<Item = (&Arc<Policy>, Cow<'_, Box<[Standing]>>)> {
+        self.each().map(|state| (&state.policy, state.standings()))
+    }
+
+    /// Returns the allowance of each policy, in the order of [`policies`](Self::policies); none if there is only one
+    /// policy.
+    pub fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        self.others.iter().flat_map(|others| others.allowances())
+    }
+
+    pub(crate) fn fresh(policy: &Arc<Policy>, now: Tick) -> Self {
+        Self::under(policy, make!(policy, |rule| rule.fresh(now)))
+    }
+
+    pub(crate) fn new(policy: &Arc<Policy>, now: Tick) -> Self {
+        Self::under(policy, make!(policy, |rule| rule.first(now)))
+    }
+
+    pub(crate) fn with_used(policy: &Arc<Policy>, used: Used, now: Tick) -> Self {
+        Self::under(policy, make!(policy, |rule| rule.with_used(used, now)))
+    }
+
+    fn under(policy: &Arc<Policy>, state: State) -> Self {
+        Self { first: Some(PolicyState { policy: policy.clone(), state }), others: None }
+    }
+
+    fn listed(all: Vec<Listed>) -> Self {
+        let mut all = all.into_iter();
+        let Some(first) = all.next() else { return Self::default() };
+        let listed: Vec<_> = all.collect();
+        let several = !listed.is_empty();
+        let others = several.then(|| Box::new(Others { own: first.allowance, listed }));
+        Self { first: Some(first.state), others }
+    }
+
+    /// Takes the state apart. A client that had one policy gets the allowance of that one.
+    fn into_list(self, now: Tick) -> Vec<Listed> {
+        let Some(state) = self.first else { return Vec::new() };
+        let Some(others) = self.others else {
+            let rate = Rate::of(&state.policy);
+            let allowance =
+                rate.map(|rate| Allowance::with_used(&rate, state.used_of(&rate, now), now));
+            let allowance = allowance.unwrap_or(Allowance::unused(now));
+            return vec![Listed { state, allowance }];
+        };
+        let Others { own, mut listed } = *others;
+        listed.insert(0, Listed { state, allowance: own });
+        listed
+    }
+
+    fn each(&self) -> impl Iterator<Item = &PolicyState> {
+        let others = self.others.iter().flat_map(|others| &others.listed);
+        self.first.iter().chain(others.map(|one| &one.state))
+    }
+
+    /// Returns whether the policy is the one that the client was last asked under.
+    #[inline]
+    pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
+        self.first.as_ref().is_some_and(|state| state.is(policy))
+    }
+
+    /// Returns whether the client has a state under the policy.
+    pub(crate) fn lists(&self, policy: &Arc<Policy>) -> bool {
+        self.each().any(|state| state.is(policy))
+    }
+
+    /// Puts a policy first, at a time. One that is not listed yet takes over the most that is used under any other.
+    pub(crate) fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
+        if !self.is_under(policy) {
+            let is_fresh = self.is_fresh(now);
+            let mut all = std::mem::take(self).into_list(now);
+            match all.iter().position(|one| one.state.is(policy)) {
+                Some(place) => all[..=place].rotate_right(1),
+                None => enter(&mut all, policy, now, is_fresh),
+            }
+            *self = Self::listed(all);
+        }
+    }
+
+    /// Returns whether the clock was set back, for what decides under the first policy.
+    #[inline]
+    pub(crate) fn set_back(&self, now: Tick) -> bool {
+        self.first.as_ref().is_some_and(|first| first.set_back(now))
+            || (self.others.is_some()
+                && self.rated_allowances().any(|(rate, allowance)| allowance.set_back(&rate, now)))
+    }
+
+    /// Brings what decides under the first policy to a time before its own, if the clock was set back.
+    pub(crate) fn rebase(&mut self, now: Tick) {
+        if let Some(first) = &mut self.first {
+            first.rebase(now);
+        }
+        self.rebase_allowances(now);
+    }
+
+    fn rebase_allowances(&mut self, now: Tick) {
+        let rates = self.rates();
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if rate.is_some_and(|rate| allowance.set_back(&rate, now)) {
+                allowance.rebase(now);
+            }
+        }
+    }
+
+    /// Forgets the other policies once everything is fresh: the store may have dropped the client meanwhile.
+    #[inline]
+    fn forget_if_fresh(&mut self, now: Tick) {
+        if self.others.is_some() && self.is_fresh(now) {
+            self.others = None;
+        }
+    }
+
+    fn is_fresh(&self, now: Tick) -> bool {
+        self.fresh_at().is_some_and(|fresh| fresh <= now)
+    }
+
+    /// Returns the time of the last change under any policy.
+    #[inline]
+    pub(crate) fn last_change(&self) -> Tick {
+        self.each().map(PolicyState::last_change).max().unwrap_or(Tick(i64::MIN))
+    }
+
+    /// The time at which all policies decide for a caller that read `now` before the state was locked.
+    #[inline]
+    pub(crate) fn decides_at(&self, now: Tick) -> Tick {
+        self.each().map(|state| state.decides_at(now)).max().unwrap_or(now)
+    }
+
+    /// Moves the states under all policies to a clock that was set back, each by its own policy.
+    pub(crate) fn clock_set_back(&mut self, now: Tick) {
+        let others = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        let others = others.map(|one| &mut one.state);
+        self.first.iter_mut().chain(others).for_each(|state| state.clock_set_back(now));
+        self.rebase_allowances(now);
+    }
+
+    pub(crate) fn fresh_at(&self) -> Option<Tick> {
+        let states = self.each().map(PolicyState::fresh_at);
+        let allowances = self.rated_allowances().map(|(rate, allowance)| allowance.fresh_at(&rate));
+        states.chain(allowances).try_fold(Tick(i64::MIN), |last, fresh| Some(last.max(fresh?)))
+    }
+
+    /// Returns the most that is used under any policy.
+    pub(crate) fn used(&self, now: Tick) -> Used {
+        let used = self.each().map(|state| state.used(now));
+        used.reduce(|one, other| if other.is_more_than(one) { other } else { one })
+            .unwrap_or(Used::NOTHING)
+    }
+
+    /// Returns the largest share that is used under any policy, each of its own quota.
+    pub(crate) fn share_used(&self, now: Tick) -> Share {
+        let shares = self.each().map(|state| state.share_used(now));
+        shares.max().unwrap_or(Share::of(Used::NOTHING, 1))
+    }
+
+    /// Returns whether the first policy allows a cost; `None` if there is none.
+    pub(crate) fn admits(&self, now: Tick, cost: Cost) -> Option<bool> {
+        Some(self.first.as_ref()?.admits(now, cost) && self.is_shared_out(now, cost))
+    }
+
+    /// Charges a cost under all policies if the first allows it; `None` if there is none.
+    #[inline]
+    pub(crate) fn admit(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+        if self.others.is_some() {
+            return self.admit_shared(now, cost);
+        }
+        Some(self.first.as_mut()?.admit(now, cost))
+    }
+
+    #[cold]
+    fn admit_shared(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+        self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return Some(false);
+        }
+        let admitted = self.first.as_mut()?.admit(now, cost);
+        if admitted && cost > 0 {
+            self.also_charge_others(now, cost, |state| {
+                state.charge(now, cost.into());
+            });
+        }
+        Some(admitted)
+    }
+
+    /// Charges a cost under all policies if the first allows it; returns the receipt of the charge, or `None` if it is not
+    /// allowed. Each policy's receipt knows how much of the cost that policy did not charge.
+    pub(crate) fn admit_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
+        self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return None;
+        }
+        let first = self.first.as_mut()?;
+        let receipt = first.admit_with_receipt(now, cost)?;
+        let mut policies = vec![(first.policy.clone(), receipt)];
+        self.also_charge_others(now, cost, |state| {
+            policies.push((state.policy.clone(), state.charge_with_receipt(now, cost)));
+        });
+        Some(Receipt::Policies(policies))
+    }
+
+    /// Charges a cost that the first policy has allowed and charged to the others, and to the allowances.
+    fn also_charge_others(&mut self, now: Tick, cost: Cost, charge: impl FnMut(&mut PolicyState)) {
+        self.also_others(now, charge);
+        self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
+        self.drop_stale(now);
+    }
+
+    /// Counts a denial wherever the cost would have been denied.
+    pub(crate) fn refuse(&mut self, now: Tick, cost: Cost) {
+        if let Some(first) = &mut self.first {
+            first.refuse(now, cost);
+            self.also_others(now, |state| state.refuse(now, cost));
+        }
+    }
+
+    /// Returns which limit of the first policy denies a cost. If none does but the allowances have no room, it is the
+    /// limit that gives the policy its rate.
+    pub(crate) fn refusing(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        let first = self.first.as_ref()?;
+        let refusing = first.refusing(now, cost, shadow);
+        if refusing.is_some() || shadow || self.is_shared_out(now, cost) {
+            return refusing;
+        }
+        Rate::of(&first.policy).map(|rate| rate.index)
+    }
+
+    /// Returns what is used under every policy as the receipt of a charge.
+    pub(crate) fn receipt(&self) -> Receipt {
+        Receipt::Policies(
+            self.each().map(|state| (state.policy.clone(), state.receipt())).collect(),
+        )
+    }
+
+    /// Changes a charge under every policy; returns how many units had no effect under the first.
+    ///
+    /// Each policy returns at most what it charged. The allowances that were charged are those of the policy that
+    /// decided and of all that are not slower. They return as many units as that policy does, except for those that
+    /// they have earned back since.
+    pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        let settle =
+            |state: &mut PolicyState| state.settle(now, change, receipt.under(&state.policy));
+        if change > 0 {
+            return self.force(now, change.unsigned_abs(), settle);
+        }
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let asked = change.unsigned_abs();
+        let (mut dropped, mut returned) = (asked, 0);
+        let mut settle = |state: &mut PolicyState| {
+            let dropped = settle(state);
+            if receipt.is_decided_by(&state.policy) {
+                returned = asked - dropped;
+            }
+            dropped
+        };
+        if let Some(first) = &mut self.first {
+            dropped = settle(first);
+        }
+        self.also_others(now, |state| {
+            settle(state);
+        });
+        let decided_by = receipt.decided_by().and_then(|policy| Rate::of(policy));
+        if let (Some(decided_by), Some(charged_at)) = (decided_by, receipt.charged_at()) {
+            let was_charged = |rate: &Rate| decided_by.is_at_most(rate);
+            self.give_back_allowances(now, returned, charged_at, was_charged);
+        }
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns when the first policy allows a cost; `None` if there is none.
+    pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Option<Fit> {
+        let mut fit = self.first.as_ref()?.fit(now, cost);
+        self.each_bound(|allowance, rate, capacity| {
+            fit = match (fit, allowance.wait(rate, capacity, now, cost)) {
+                (Fit::Never, _) | (_, None) => Fit::Never,
+                (fit, Some(Ticks::ZERO)) => fit,
+                (Fit::Now, Some(wait)) => Fit::After(wait),
+                (Fit::After(own), Some(wait)) => Fit::After(own.max(wait)),
+            };
+        });
+        Some(fit)
+    }
+
+    /// Returns when the first policy allows a cost behind others that wait; `None` if there is none. The allowances are
+    /// asked for the cost alone, which makes the time a lower bound.
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> Option<FitBehind> {
+        let behind = self.first.as_ref()?.fit_behind(now, ahead, cost);
+        if self.others.is_none() {
+            return Some(behind);
+        }
+        let earliest = match (behind.earliest, self.fit(now, cost)?) {
+            (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
+            (Fit::Now, other) | (other, Fit::Now) => other,
+            (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
+        };
+        Some(FitBehind { earliest, latest: None })
+    }
+
+    /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.
+    ///
+    /// A listed policy has its own state, which is known to the end. Any other takes over what is still used when the
+    /// client is asked, so the answer is the first time at which that leaves enough room. It never gets less later on,
+    /// so that time can be searched for.
+    pub(crate) fn fit_under(&self, policy: &Arc<Policy>, start: Tick, cost: Cost) -> Fit {
+        let asked_at = |now: Tick| {
+            let mut asked = self.clone();
+            asked.bring_under(policy, now);
+            asked.rebase(now);
+            asked
+        };
+        let fit = asked_at(start).fit(start, cost).unwrap_or(Fit::Now);
+        if !matches!(fit, Fit::After(_)) || self.is_empty() || self.lists(policy) {
+            return fit;
+        }
+        // From this time on nothing is used.
+        let Some(fresh) = self.fresh_at() else { return Fit::After(Ticks(u64::MAX)) };
+        let is_allowed = |now: Tick| asked_at(now).admits(now, cost) == Some(true);
+        let (mut low, mut high) = (0, fresh.since(start).0);
+        while low < high {
+            let middle = low.midpoint(high);
+            let now = start.after(Ticks(middle)).unwrap_or(fresh);
+            if is_allowed(now) { high = middle } else { low = middle + 1 }
+        }
+        Fit::After(Ticks(low))
+    }
+
+    /// Returns whether the client was asked under no policy yet.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Returns what is reported of the first policy; `None` if there is none.
+    pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Option<Facts> {
+        let mut facts = self.first.as_ref()?.facts(now, admitted);
+        self.each_bound(|allowance, rate, capacity| {
+            facts.remaining = facts.remaining.min(allowance.remaining(rate, capacity, now));
+            facts.reset_after = facts.reset_after.max(allowance.reset_after(rate, now));
+        });
+        Some(facts)
+    }
+
+    /// Charges all policies without asking, or refunds a negative amount; returns how much of it had no effect on the
+    /// first.
+    pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
+        if amount < 0 {
+            return self.refund(now, amount.unsigned_abs());
+        }
+        self.force(now, amount.unsigned_abs(), |state| state.charge(now, amount))
+    }
+
+    /// Charges the state under each policy, and the allowances; returns how much had no effect on the first policy.
+    fn force(
+        &mut self,
+        now: Tick,
+        amount: u128,
+        charge: impl Fn(&mut PolicyState) -> u128,
+    ) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = charge(first);
+        self.also_others(now, |state| {
+            charge(state);
+        });
+        self.change_allowances(|allowance, rate, capacity| {
+            allowance.force(rate, capacity, now, amount);
+        });
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns an amount that was charged under the first policy; returns how much had no effect on it.
+    ///
+    /// A refund does not know how much of the charge each of the other policies had room for. But the allowance of a
+    /// policy counts what was allowed under it, so that much stays used under it.
+    fn refund(&mut self, now: Tick, amount: u128) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = first.charge(now, 0_i128.saturating_sub_unsigned(amount));
+        let rates = self.rates();
+        let was_charged = |rate: &Rate| rates[0].is_some_and(|own| own.is_at_most(rate));
+        self.give_back_allowances(now, amount - dropped, now, was_charged);
+        let listed = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        for (Listed { state, allowance }, rate) in listed.zip(&rates[1..]) {
+            state.rebase(now);
+            let most = rate
+                .map_or(amount, |rate| allowance.uncounted(&rate, state.used_of(&rate, now), now));
+            state.charge(now, 0_i128.saturating_sub_unsigned(amount.min(most)));
+        }
+        self.drop_stale(now);
+        dropped
+    }
+
+    #[inline]
+    fn also_others(&mut self, now: Tick, mut change: impl FnMut(&mut PolicyState)) {
+        for one in self.others.iter_mut().flat_map(|others| &mut others.listed) {
+            one.state.rebase(now);
+            change(&mut one.state);
+        }
+    }
+
+    /// Encodes the state under the first policy, as that policy does.
+    pub(crate) fn encode_first(&self, out: &mut Vec<u8>) {
+        if let Some(first) = &self.first {
+            first.policy.encode(&first.standings(), out);
+        }
+    }
+}
+
+/// The allowances.
+impl Kept {
+    fn rates(&self) -> Rates {
+        let mut rates = [None; MAX_POLICIES];
+        if self.others.is_some() {
+            for (rate, state) in rates.iter_mut().zip(self.each()) {
+                *rate = Rate::of(&state.policy);
+            }
+        }
+        rates
+    }
+
+    fn allowances_mut(&mut self) -> impl Iterator<Item = &mut Allowance> {
+        self.others.iter_mut().flat_map(|others| {
+            let Others { own, listed } = &mut **others;
+            [own].into_iter().chain(listed.iter_mut().map(|one| &mut one.allowance))
+        })
+    }
+
+    fn rated_allowances(&self) -> impl Iterator<Item = (Rate, Allowance)> {
+        self.rates()
+            .into_iter()
+            .zip(self.allowances())
+            .filter_map(|(rate, allowance)| rate.map(|rate| (rate, allowance)))
+    }
+
+    /// Shows the allowances that a request under the first policy must fit into, each with its rate and capacity.
+    fn each_bound(&self, mut show: impl FnMut(&Allowance, &Rate, Cost)) {
+        if self.others.is_none() {
+            return;
+        }
+        let rates = self.rates();
+        let Some(own) = rates[0] else { return };
+        for (rate, allowance) in rates.iter().zip(self.allowances()) {
+            if let Some(rate) = rate.filter(|rate| own.is_at_most(rate)) {
+                show(&allowance, &rate, rate.shared_capacity(&rates));
+            }
+        }
+    }
+
+    /// Changes the same allowances.
+    fn change_allowances(&mut self, mut change: impl FnMut(&mut Allowance, &Rate, Cost)) {
+        if self.others.is_none() {
+            return;
+        }
+        let rates = self.rates();
+        let Some(own) = rates[0] else { return };
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if let Some(rate) = rate.filter(|rate| own.is_at_most(rate)) {
+                change(allowance, &rate, rate.shared_capacity(&rates));
+            }
+        }
+    }
+
+    /// Returns an amount that was charged at a time to some of the allowances.
+    fn give_back_allowances(
+        &mut self,
+        now: Tick,
+        amount: u128,
+        charged_at: Tick,
+        was_charged: impl Fn(&Rate) -> bool,
+    ) {
+        let rates = self.rates();
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if let Some(rate) = rate.filter(|rate| was_charged(rate)) {
+                allowance.give_back(&rate, now, amount, charged_at);
+            }
+        }
+    }
+
+    /// Returns whether the allowances have room for a cost.
+    fn is_shared_out(&self, now: Tick, cost: Cost) -> bool {
+        let mut has_room = true;
+        self.each_bound(|allowance, rate, capacity| {
+            has_room &= allowance.has_room(rate, capacity, now, cost);
+        });
+        has_room
+    }
+
+    /// Drops policies under which nothing is used, if no allowance needs their capacity, so that a client whose policy
+    /// changed once is soon a client of one policy again.
+    fn drop_stale(&mut self, now: Tick) {
+        let mut place = 1;
+        loop {
+            let rates = self.rates();
+            let (Some(others), Some(first)) = (&mut self.others, &self.first) else { return };
+            let Some(one) = others.listed.get(place - 1) else { return };
+            let is_fresh = one.state.fresh_at().is_some_and(|fresh| fresh <= now);
+            if !is_fresh || !is_spare(place, &rates, others, now) {
+                place += 1;
+            } else if others.listed.len() > 1 {
+                others.listed.remove(place - 1);
+            } else {
+                // The last one: then the state of the first policy must account for its whole allowance.
+                let is_covered =
+                    |rate: Rate| others.own.is_within(&rate, first.used_of(&rate, now), now);
+                if rates[0].is_none_or(is_covered) {
+                    self.others = None;
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Whether nothing of a policy's allowance is used, and the allowances of faster policies do without its capacity.
+fn is_spare(place: usize, rates: &Rates, others: &Others, now: Tick) -> bool {
+    let Some(rate) = rates[place] else { return true };
+    let mut without = *rates;
+    without[place] = None;
+    rates.iter().zip(others.allowances()).enumerate().all(|(index, (other, allowance))| match other
+    {
+        Some(other) if index == place => allowance.level_at(other, now) == 0,
+        Some(other) if rate.is_at_most(other) => {
+            allowance.fits_into(other, other.shared_capacity(&without), now)
+        }
+        _ => true,
+    })
+}
+
+/// Lists a policy before the others that the client was asked under.
+fn enter(all: &mut Vec<Listed>, policy: &Arc<Policy>, now: Tick, is_fresh: bool) {
+    let rate_of = |one: &Listed| Rate::of(&one.state.policy);
+    for one in all.iter_mut() {
+        one.state.rebase(now);
+        if rate_of(one).is_some_and(|rate| one.allowance.set_back(&rate, now)) {
+            one.allowance.rebase(now);
+        }
+    }
+    let carried =
+        all.iter().map(|one| policy.carry(&one.state.policy, &one.state.standings(), now));
+    let state = match carried.reduce(|one, other| policy.merge(&one, &other, now)) {
+        Some(standings) => PolicyState::new(policy.clone(), standings),
+        None => {
+            PolicyState { policy: policy.clone(), state: make!(policy, |rule| rule.first(now)) }
+        }
+    };
+    let new = Rate::of(policy);
+    let slower = all.iter().filter_map(|one| Some((rate_of(one)?, one.allowance)));
+    let slower = slower.filter(|(rate, _)| new.is_some_and(|new| rate.is_at_most(&new)));
+    let next = slower.reduce(|one, other| if one.0.is_at_most(&other.0) { other } else { one });
+    let allowance = match (new, next) {
+        (Some(new), Some((rate, allowance))) => allowance.carried_to(&new, &rate, now),
+        _ => Allowance::unused(now),
+    };
+    if is_fresh {
+        all.clear();
+    }
+    if all.len() >= MAX_POLICIES {
+        drop_one(all, new.as_ref(), now);
+    }
+    all.insert(0, Listed { state, allowance });
+}
+
+/// Makes room for a policy: drops the one that is fresh soonest. What is still used under it is left with the others.
+/// The fastest stays, because its allowance counts everything.
+fn drop_one(all: &mut Vec<Listed>, new: Option<&Rate>, now: Tick) {
+    let rates: Vec<_> = all.iter().map(|one| Rate::of(&one.state.policy)).collect();
+    let is_fastest = |rate: &Rate| {
+        rates.iter().flatten().chain(new).all(|other| other.is_at_most(rate))
+            && new.is_none_or(|new| !rate.is_at_most(new))
+    };
+    let fresh_at = |one: &Listed| {
+        let state = one.state.fresh_at().unwrap_or(Tick(i64::MAX));
+        let rate = Rate::of(&one.state.policy);
+        let allowance = rate.map_or(Some(state), |rate| one.allowance.fresh_at(&rate));
+        state.max(allowance.unwrap_or(Tick(i64::MAX)))
+    };
+    let droppable =
+        all.iter().enumerate().filter(|(place, _)| !rates[*place].as_ref().is_some_and(is_fastest));
+    let Some((place, _)) = droppable.min_by_key(|(_, one)| fresh_at(one)) else { return };
+    let dropped = all.remove(place).state;
+    for one in all {
+        let policy = one.state.policy.clone();
+        let left = policy.carry(&dropped.policy, &dropped.standings(), now);
+        let merged = policy.merge(&one.state.standings(), &left, now);
+        one.state = PolicyState::new(policy, merged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_takes_little_room_in_a_table() {
+        assert!(size_of::<Kept>() <= 40, "{}", size_of::<Kept>());
+    }
+}

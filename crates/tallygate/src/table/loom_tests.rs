@@ -1,0 +1,344 @@
+//! Every interleaving, and every value a weak ordering allows, on the table's own file.
+//!
+//! `scripts/loom` runs these. A bucket has one slot here, and keys live at most one bucket from home.
+
+use loom::sync::Arc;
+use loom::thread;
+use tallygate_core::{Machine, Policy, Ticks, TokenBucket};
+
+use super::*;
+
+fn bucket(limit: u64, window: u64) -> TokenBucket {
+    let limit = Policy::token_bucket(limit).per(Ticks(window)).limit().expect("valid");
+    match *limit.machine() {
+        Machine::TokenBucket(rule) => rule,
+        _ => unreachable!("a small bucket"),
+    }
+}
+
+type Shared = Arc<Table<<TokenBucket as Algorithm>::State>>;
+
+fn table(max_keys: usize) -> Shared {
+    Arc::new(Table::new(u128::BITS, max_keys, WhenFull::EvictLeastUsed))
+}
+
+fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
+    let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+    table.with(rule, table.spot(key), Tick(now), decide).expect("not refusing")
+}
+
+/// Runs two sequences of (key, time) in two threads; returns what each was answered.
+fn race(
+    table: &Shared,
+    rule: TokenBucket,
+    one: &'static [(Fingerprint, i64)],
+    other: &'static [(Fingerprint, i64)],
+) -> (Vec<bool>, Vec<bool>) {
+    let shared = table.clone();
+    let run = move |table: &Shared, asks: &[(Fingerprint, i64)]| {
+        asks.iter().map(|&(key, now)| ask(table, &rule, key, now)).collect::<Vec<_>>()
+    };
+    let thread = thread::spawn(move || run(&shared, one));
+    let other = run(table, other);
+    (thread.join().expect("no panic"), other)
+}
+
+const ALICE: Fingerprint = Fingerprint(1 << 80);
+const BOB: Fingerprint = Fingerprint(2 << 80);
+const FAR: Fingerprint = Fingerprint(u128::MAX);
+
+fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
+    answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
+}
+
+#[test]
+fn c1_c8_two_callers_and_one_token() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(2, 100));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 1)], &[(ALICE, 1)]);
+        assert_eq!(admitted(&answers), 1);
+    });
+}
+
+#[test]
+fn c2_two_first_requests_make_one_state() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 100));
+        let answers = race(&table, rule, &[(ALICE, 0)], &[(ALICE, 0)]);
+        assert_eq!(admitted(&answers), 1);
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// Alice is fresh at 10 and may be dropped for Bob while she asks again: whatever comes first,
+/// she gets her one token of that time and no more.
+#[test]
+fn c3_eviction_meets_an_update() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 10), (ALICE, 10)], &[(BOB, 10)]);
+        assert_eq!(answers.0, [true, false]);
+        assert_eq!(answers.1, [true]);
+    });
+}
+
+/// A thread that read the clock before the other, and comes after it.
+#[test]
+fn b4_threads_come_out_of_order() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 9)], &[(ALICE, 10)]);
+        assert!(!answers.0[0], "9 is too early, in whatever order it comes");
+        assert!(answers.1[0]);
+    });
+}
+
+/// The same when the key is dropped at 10 for somebody else: 9 is then taken as 10, when there
+/// was a token, and the next one comes at 20. In whatever order, there is one for the three.
+#[test]
+fn b4_a_late_thread_after_its_key_was_dropped() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 9), (ALICE, 10), (ALICE, 19)], &[(BOB, 10)]);
+        assert_eq!(answers.0.iter().filter(|allowed| **allowed).count(), 1);
+    });
+}
+
+/// A thread that read the clock so long before the lock that a clock which was set back would look the same:
+/// it decides at the time of the last change, and earns nothing twice.
+#[test]
+fn k2_a_thread_that_is_later_than_a_window_earns_nothing() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 80));
+        let answers = race(&table, rule, &[(ALICE, 50), (ALICE, 50)], &[(ALICE, 100)]);
+        assert_eq!(admitted(&answers), 1, "one was earned by 100, in whatever order they come");
+        assert!(!ask(&table, &rule, ALICE, 109) && ask(&table, &rule, ALICE, 110));
+    });
+}
+
+fn ask_in_era(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64, era: u32) -> bool {
+    let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+    let reading = Reading { now: Tick(now), set_backs: era };
+    table.with(rule, table.spot(key), reading, decide).expect("not refusing")
+}
+
+/// A caller that read the clock before it was set back meets one that read it after: the state ends in the
+/// new era, and the key is not locked out until the old time comes again.
+#[test]
+fn b1_a_reading_from_before_a_set_back_moves_no_state_ahead() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        let shared = table.clone();
+        let old = thread::spawn(move || ask_in_era(&shared, &rule, ALICE, 1000, 0));
+        let new = ask_in_era(&table, &rule, ALICE, 500, 1);
+        let old = old.join().expect("no panic");
+        assert!(old ^ new, "there is one for both");
+        assert!(!ask_in_era(&table, &rule, ALICE, 509, 1), "what was used stays used");
+        assert!(ask_in_era(&table, &rule, ALICE, 510, 1));
+    });
+}
+
+/// The same where keys are dropped meanwhile: the time at which one was dropped before the set-back keeps no
+/// key out after it.
+#[test]
+fn b1_a_key_dropped_before_a_set_back_keeps_no_key_out() {
+    loom::model(|| {
+        // There is room for all: a key that is as much used as the others, and as recently, is not kept in a full table.
+        let (table, rule) = (table(3), bucket(1, 10));
+        assert!(ask_in_era(&table, &rule, ALICE, 900, 0));
+        let shared = table.clone();
+        let old = thread::spawn(move || ask_in_era(&shared, &rule, BOB, 1000, 0));
+        ask_in_era(&table, &rule, FAR, 500, 1);
+        old.join().expect("no panic");
+        // Alice may have been dropped or not. She is served once and no later than a window after.
+        let at_once = ask_in_era(&table, &rule, ALICE, 500, 1);
+        assert!(!at_once || !ask_in_era(&table, &rule, ALICE, 509, 1));
+        assert!(ask_in_era(&table, &rule, ALICE, 510, 1));
+    });
+}
+
+/// Two keys of one home, one of which lives in the next bucket.
+#[test]
+fn c2_keys_away_from_home_are_found() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        assert_eq!(table.spot(ALICE).home, table.spot(BOB).home);
+        let answers = race(&table, rule, &[(ALICE, 0), (ALICE, 0)], &[(BOB, 0), (BOB, 0)]);
+        assert_eq!(answers, (vec![true, false], vec![true, false]));
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// Two keys whose homes are neighbours, reaching into each other's: no lock waits in a circle.
+#[test]
+fn neighbours_do_not_deadlock() {
+    loom::model(|| {
+        let (table, rule) = (table(2), bucket(1, 100));
+        assert_ne!(table.spot(ALICE).home, table.spot(FAR).home);
+        assert!(ask(&table, &rule, BOB, 0));
+        let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
+        assert_eq!(admitted(&answers), 2);
+    });
+}
+
+/// Asks for one of each of some keys, all or nothing.
+fn ask_all(table: &Shared, rule: &TokenBucket, keys: &[Fingerprint], now: i64) -> bool {
+    let now = Tick(now);
+    let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
+    let (mut locks, mut found) = loop {
+        spots.sort_by_key(|spot| table.lock_order(*spot));
+        let mut locks = Locks::default();
+        let found: Option<Vec<_>> =
+            spots.iter().map(|spot| table.look_for(*spot, &mut locks)).collect();
+        if let Some(found) = found {
+            break (locks, found);
+        }
+    };
+    let admits = |state: &mut _, now| rule.admits(state, now, 1);
+    let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
+    if agree {
+        found.sort_by_key(|key| !key.is_kept());
+        for key in found {
+            let admit = |state: &mut _, now| rule.admit(state, now, 1);
+            assert!(table.change_found(rule, key, now, &mut locks, admit));
+        }
+    }
+    agree
+}
+
+/// Two decisions over the same two keys, in opposite orders: no deadlock, and the last token of both
+/// goes to one of them.
+#[test]
+fn c7_several_keys_are_all_or_nothing_and_do_not_deadlock() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask_all(&shared, &rule, &[FAR, ALICE], 0));
+        let one = ask_all(&table, &rule, &[ALICE, FAR], 0);
+        let other = other.join().expect("no panic");
+        assert!(one ^ other, "one of them has both");
+        assert!(!ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, FAR, 0));
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// A decision over two keys of one home meets one that takes a token of one of them: no partial charge.
+#[test]
+fn c7_a_refused_decision_charges_nobody() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask(&shared, &rule, BOB, 0));
+        let both = ask_all(&table, &rule, &[ALICE, BOB], 0);
+        let bob = other.join().expect("no panic");
+        assert!(both ^ bob);
+        assert_eq!(ask(&table, &rule, ALICE, 0), bob, "alice was charged with bob, or not at all");
+    });
+}
+
+/// The same where one of the keys lives away from home, in a bucket that is another's home.
+#[test]
+fn c7_keys_away_from_home_do_not_deadlock() {
+    const NEXT: Fingerprint = Fingerprint(u128::MAX / 5);
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 100));
+        assert_eq!(table.spot(NEXT).home, table.spot(BOB).home + 1);
+        assert!(ask(&table, &rule, ALICE, 0));
+        let shared = table.clone();
+        let other = thread::spawn(move || ask_all(&shared, &rule, &[NEXT, BOB], 0));
+        let one = ask_all(&table, &rule, &[BOB, FAR], 0);
+        let other = other.join().expect("no panic");
+        assert!(one ^ other, "one of them has bob's");
+        assert_eq!(ask(&table, &rule, FAR, 0), other);
+        assert_eq!(ask(&table, &rule, NEXT, 0), one);
+    });
+}
+
+/// A table of two homes that can become four.
+fn growing() -> Shared {
+    Arc::new(Table::of_homes(2, 1, u128::BITS, 4, WhenFull::EvictLeastUsed))
+}
+
+/// A key of the first home that moves when the home is split.
+const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 68));
+
+#[test]
+fn k10_a_key_is_found_while_its_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        assert_eq!(table.home(table.spot(MOVER), table.shape()), 0);
+        assert!(ask(&table, &rule, MOVER, 0));
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(!ask(&table, &rule, MOVER, 0), "it has used its one token");
+        split.join().expect("no panic");
+        assert_eq!(table.home(table.spot(MOVER), table.shape()), 2);
+        assert!(!ask(&table, &rule, MOVER, 0), "it moved with its state");
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// Two callers of a new key, one of which computed its home before the split.
+#[test]
+fn k10_a_new_key_is_made_once_while_its_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        let other = table.clone();
+        let asked = thread::spawn(move || ask(&other, &rule, MOVER, 0));
+        assert!(table.split_next());
+        let here = ask(&table, &rule, MOVER, 0);
+        let there = asked.join().expect("no panic");
+        assert!(here ^ there, "one of them has the token");
+        assert_eq!(table.usage().keys, 1);
+    });
+}
+
+/// A key that lives away from home moves as well, and the key that stays is still found.
+#[test]
+fn k10_keys_away_from_home_are_found_while_it_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        assert!(ask(&table, &rule, ALICE, 0) && ask(&table, &rule, MOVER, 0));
+        // Two of two homes are more than the table is to be filled by: it has grown.
+        assert_eq!(table.shape().homes(), 4);
+
+        let table = growing();
+        let place = |key| {
+            let (index, mut home) = table.hold_home(table.locate(table.spot(key)));
+            let state = rule.with_used(tallygate_core::Used::whole(1), Tick(0));
+            let reading = Reading::from(Tick(0));
+            let home = (index, &mut home);
+            drop(table.place(&rule, table.spot(key), home, reading, state, None));
+        };
+        place(ALICE);
+        place(MOVER);
+        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 1);
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
+        split.join().expect("no panic");
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
+        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 0);
+        assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// A decision on several keys begins again if a home is split while it takes the locks: no deadlock, and no key
+/// is charged twice.
+#[test]
+fn k10_several_keys_are_decided_while_a_home_is_split() {
+    loom::model(|| {
+        let (table, rule) = (growing(), bucket(1, 100));
+        let shared = table.clone();
+        let split = thread::spawn(move || assert!(shared.split_next()));
+        assert!(ask_all(&table, &rule, &[FAR, MOVER], 0));
+        split.join().expect("no panic");
+        assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, FAR, 0));
+        assert_eq!(table.usage().keys, 2);
+    });
+}

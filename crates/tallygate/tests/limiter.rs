@@ -1,0 +1,179 @@
+//! The limiter as its users meet it, held against the core's simulator.
+
+use proptest::prelude::*;
+use tallygate::{
+    Algorithm, Anchor, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore,
+    Policy, PolicyStore, RateLimiter, SingleLimiter, StoreError, Tick, Ticks, simulate,
+};
+use tallygate_testkit::{any_limit, cases, costs, times};
+
+fn limiter(policy: Policy, max_keys: usize) -> RateLimiter<Policy, PolicyStore<ManualClock>> {
+    let store = PolicyStore::new(&policy, Capacity::of(max_keys), ManualClock::new(Tick(0)));
+    RateLimiter::with_store(policy, store)
+}
+
+/// A policy of the same numbers as a limit.
+fn policy(limit: &tallygate::Limit) -> Policy {
+    let n = limit.numbers();
+    let builder = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).anchor(n.anchor);
+    builder.build().expect("valid")
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    /// Table, hashing, sweeping and all: the decisions are the core's.
+    #[test]
+    fn it_decides_as_the_core_does(
+        (limit, times, requests) in any_limit().prop_flat_map(|limit| {
+            let requests = proptest::collection::vec((0..12_u8, costs(&limit)), 80);
+            (Just(limit.clone()), times(&limit, 80, false), requests)
+        }),
+    ) {
+        let limiter = limiter(policy(&limit), 1_000);
+        let trace: Vec<(u8, Tick, Cost)> =
+            times.iter().zip(&requests).map(|(&now, &(key, cost))| (key, now, cost)).collect();
+        let expected: Vec<Decision> = simulate(limit, trace.iter().copied()).collect();
+        for (index, (&(key, now, cost), expected)) in trace.iter().zip(expected).enumerate() {
+            let told = limiter.check_n_at([key], cost, now).expect("a short key");
+            prop_assert_eq!(told, expected, "request {}", index);
+        }
+    }
+
+    /// A batch is the same as one by one, also when a key repeats.
+    #[test]
+    fn a_batch_is_decided_as_one_by_one(
+        limit in any_limit(),
+        keys in proptest::collection::vec(0..20_u8, 0..100),
+        now in 0..1_000_i64,
+    ) {
+        let (one, many) = (limiter(policy(&limit), 1_000), limiter(policy(&limit), 1_000));
+        let keys: Vec<[u8; 1]> = keys.into_iter().map(|key| [key]).collect();
+        let apart: Vec<Decision> =
+            keys.iter().map(|key| one.check_at(key, Tick(now)).expect("short")).collect();
+        let together: Vec<Decision> = many.check_many_at(&keys, Tick(now)).expect("short");
+        prop_assert_eq!(together, apart);
+    }
+}
+
+#[test]
+fn keys_are_bytes_whatever_they_are_borrowed_from() {
+    let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
+    assert_eq!(limiter.check("alice").unwrap().remaining, 2);
+    assert_eq!(limiter.check(String::from("alice")).unwrap().remaining, 1);
+    assert_eq!(limiter.check(b"alice").unwrap().remaining, 0);
+    assert!(limiter.is_allowed("").unwrap() && limiter.is_allowed("\0").unwrap());
+    assert!(limiter.is_allowed([0xff]).unwrap());
+}
+
+#[test]
+fn d3_a_key_that_is_too_long_is_a_typed_error() {
+    let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
+    assert!(limiter.is_allowed(vec![b'x'; 4096]).unwrap());
+    let long = vec![b'x'; 10 << 20];
+    let error = StoreError::KeyTooLong { bytes: 10 << 20 };
+    assert_eq!(limiter.check(&long), Err(error));
+    assert_eq!(limiter.is_allowed(&long), Err(error));
+    let batch: Result<Vec<bool>, _> = limiter.check_many(&[b"a".as_slice(), &long]);
+    assert_eq!(batch, Err(error));
+    assert_eq!(limiter.check("a").unwrap().remaining, 2, "nobody in the batch was charged");
+    assert_eq!(error.to_string(), "the key has 10485760 bytes; use at most 4096, or a hash of it");
+}
+
+#[test]
+fn looks_and_refusals_of_new_keys_keep_nothing() {
+    let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
+    assert!(limiter.check_n("alice", 0).unwrap().allowed);
+    assert_eq!(limiter.check_n("bob", 4).unwrap().retry_after, None);
+    assert_eq!(limiter.store().usage().keys, 0);
+}
+
+#[test]
+fn several_limits_decide_as_one() {
+    let policy = Policy::all_of(
+        "api",
+        [
+            Policy::token_bucket(2).per_second().named("second"),
+            Policy::fixed_window(3).per_hour().named("hour"),
+        ],
+    );
+    let limiter = limiter(policy.unwrap(), 10);
+    let second = 1_000_000_000;
+    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
+    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
+    assert!(!limiter.is_allowed_at("a", Tick(0)).unwrap(), "two a second");
+    assert!(limiter.is_allowed_at("a", Tick(second)).unwrap());
+    let hour = limiter.check_at("a", Tick(2 * second)).unwrap();
+    assert_eq!((hour.allowed, hour.limit), (false, 3), "three an hour");
+    assert_eq!(hour.retry_after, Some(Ticks(3_598 * second.unsigned_abs())));
+}
+
+/// `first` and the like of the machines are the core's own; any algorithm will do.
+#[test]
+fn an_algorithm_of_ones_own_is_kept_like_any_other() {
+    let limit =
+        Policy::fixed_window(2).per(Ticks(10)).anchor(Anchor::FirstRequest).limit().unwrap();
+    let store = MemoryStore::new(Capacity::of(100), ManualClock::new(Tick(3)));
+    let limiter = RateLimiter::in_store("own", limit, store);
+    let answers: Vec<bool> = limiter.check_many(&["a", "a", "a", "b"]).unwrap();
+    assert_eq!(answers, [true, true, false, true]);
+    assert_eq!(limiter.name(), "own");
+}
+
+#[test]
+fn one_client_without_a_name() {
+    let clock = ManualClock::new(Tick(0));
+    let rule = Policy::leaky_bucket(2).per(Ticks(10)).build().unwrap();
+    let single = SingleLimiter::with_clock(rule, &clock);
+    assert_eq!(single.check().delay, Ticks(0));
+    assert_eq!(single.check_n(1).delay, Ticks(5));
+    assert!(!single.is_allowed());
+    clock.advance(Ticks(5));
+    assert!(single.is_allowed());
+    assert!(!single.is_allowed_at(Tick(9)) && single.check_at(Tick(10)).allowed);
+    assert!(!single.check_n_at(2, Tick(15)).allowed);
+}
+
+/// A store that was made for one kind of policy says so to another.
+#[test]
+fn a_store_refuses_a_policy_of_another_kind() {
+    let bucket = Policy::token_bucket(2).per_hour().build().unwrap();
+    let store = PolicyStore::new(&bucket, Capacity::of(10), ManualClock::default());
+    let limiter =
+        RateLimiter::with_store(Policy::fixed_window(2).per_hour().build().unwrap(), store);
+    assert_eq!(limiter.check("a"), Err(StoreError::OtherPolicy));
+}
+
+/// B1 and B2 through a real store and a clock that misbehaves.
+#[test]
+fn b1_b2_a_clock_that_jumps_is_survived() {
+    let hour = 3_600_000;
+    for kind in Kind::ALL {
+        let policy = Policy::of(kind, 5).per(Ticks(60_000)).build().unwrap();
+        let clock = ManualClock::new(Tick(10 * hour));
+        let store = PolicyStore::new(&policy, Capacity::of(10), &clock);
+        let limiter = RateLimiter::with_store(policy, store);
+        let drain = || (0..).take_while(|_| limiter.is_allowed("a").unwrap()).count();
+        assert_eq!(drain(), 5);
+        clock.set(Tick(11 * hour));
+        assert_eq!(drain(), 5, "{kind}: one burst by a jump forward");
+        clock.set(Tick(10 * hour));
+        let from = clock.now();
+        while !limiter.is_allowed("a").unwrap() {
+            clock.advance(Ticks(500));
+            let waited = clock.now().since(from);
+            assert!(waited <= Ticks(3 * 60_000), "{kind}: locked out for {waited}");
+        }
+    }
+}
+
+/// Rules are shared by reference, stores too: a limiter is `Send` and `Sync`.
+#[test]
+fn limiters_can_be_shared() {
+    fn shared<T: Send + Sync + 'static>(_: &T) {}
+    let policy = || Policy::sliding_window_log(2).per_hour().build().unwrap();
+    shared(&RateLimiter::new(policy()));
+    shared(&SingleLimiter::new(policy()));
+    let fresh = policy().fresh(Tick(0));
+    assert_eq!(policy().used(&fresh, Tick(0)).whole, 0);
+}
