@@ -14,8 +14,10 @@ mod reply;
 
 use std::sync::Arc;
 
+use crate::connection::{Connection, Stop};
 use crate::metrics::SurfaceLabels;
-use crate::server::{Connection, Peer, Shared, Stop};
+use crate::peer::Peer;
+use crate::shared::Shared;
 
 /// Serves a connection until either end closes it.
 pub(crate) async fn serve_connection(

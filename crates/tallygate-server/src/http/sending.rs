@@ -17,7 +17,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
 use super::Reply;
-use crate::server::HeldBytes;
+use crate::holdings::HeldBytes;
 
 /// In how many turns a client's time passes.
 const TURNS: u32 = 4;
