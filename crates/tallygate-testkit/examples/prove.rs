@@ -117,9 +117,11 @@ impl Copy {
                 .args(["--lib", "--release"])
                 .env("RUSTFLAGS", "--cfg loom")
                 .env("CARGO_TARGET_DIR", target.join("loom")),
-            "traces" => command.args(["--features", "otlp", "--test", "traces"]),
             target => command.args(["--test", target]),
         };
+        if test.package == "tallygate-cli" && test.name.starts_with("traces::") {
+            command.args(["--features", "otlp"]);
+        }
         let mut child = command.args(arguments).spawn()?;
         let end = longest.map(|longest| Instant::now() + longest);
         loop {

@@ -2,14 +2,11 @@
 //! binary, and all of them compared with the core.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
-mod common;
-mod http_client;
-
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::Served;
-use http_client::post;
+use crate::common::Served;
+use crate::http_client::post;
 use serde_json::{Value, json};
 use tallygate::{
     Algorithm as _, Decision, Kind, Limit, Machine, Policy, Simulator, Tick, Ticks, simulate,
@@ -695,7 +692,7 @@ fn the_terminal_shows_a_table_and_lanes_of_its_width() {
 #[test]
 fn the_document_shows_what_is_printed() {
     let shown = String::from_utf8(tallygate(&["--pattern", "spike"]).stdout).expect("UTF-8");
-    assert!(include_str!("../../../docs/simulate.md").contains(&shown), "{shown}");
+    assert!(include_str!("../../../../docs/simulate.md").contains(&shown), "{shown}");
 }
 
 #[test]

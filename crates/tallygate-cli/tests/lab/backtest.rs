@@ -2,9 +2,6 @@
 //!
 //! What is expected is computed here in other ways: by the definitions of the testkit, over whole histories.
 
-mod common;
-mod http_client;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::Served;
+use crate::common::Served;
+use crate::http_client::{Client, Reply};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http_client::{Client, Reply};
 use serde_json::{Value, json};
 use tallygate_core::{Kind, Limit, Policy, Tick, Ticks};
 use tallygate_testkit::Model;

@@ -1,10 +1,7 @@
 //! The server that asks its store less often: who answered is told and counted, and what is held is given back.
 
-mod common;
-mod http_client;
-
-use common::Served;
-use http_client::{get, post};
+use crate::common::Served;
+use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use tallygate_testkit::servers::{Flavor, Server};
 

@@ -3,17 +3,14 @@
 //! Each test sends what a hostile client would send, and asserts the bound that `docs/operations.md` states.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
-mod common;
-mod http_client;
-
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::iter::Peekable;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::{Client, ask, get, post};
+use crate::common::Served;
+use crate::http_client::{Client, ask, get, post};
 use serde_json::json;
 use tallygate_testkit::http2::{self, END_HEADERS, END_STREAM, Method, kind};
 use tallygate_testkit::servers::{Flavor, Server};
@@ -136,7 +133,7 @@ fn j4_an_all_has_a_bound_that_can_be_configured() {
     assert_eq!(denied.status, 400);
     assert!(denied.problem().contains("`all` has 65 items; send at most 64"), "{denied:?}");
     assert_eq!(
-        http_client::remaining(served.http(), "api", "64"),
+        crate::http_client::remaining(served.http(), "api", "64"),
         1_000_000,
         "nothing was charged"
     );
@@ -417,7 +414,7 @@ type Numbers = [(&'static str, u64)];
 
 /// Computes the formula of `docs/operations.md` as it is written there.
 fn documented_bound(numbers: &Numbers) -> u64 {
-    let operations = include_str!("../../../docs/operations.md");
+    let operations = include_str!("../../../../docs/operations.md");
     let (_, rest) = operations.split_once("- **The worst case**").expect("it is stated");
     let lines = rest.lines().skip_while(|line| !line.starts_with("      "));
     let lines = lines.take_while(|line| line.starts_with("      "));

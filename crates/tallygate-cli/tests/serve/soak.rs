@@ -1,11 +1,9 @@
 //! Row I5: what comes and goes leaves nothing behind. `scripts/soak` is the same for as long as one likes.
 
-mod common;
-
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
-use common::Served;
+use crate::common::Served;
 
 /// Rounds until everything that is kept has been made, and rounds in which no more may come.
 const WARM_UP: usize = 4;
@@ -88,7 +86,8 @@ fn reload(served: &Served, round: usize) {
             3 => "[policies.api]\nlimt = 5\n".to_owned(),
             _ => configuration(5 + round + turn),
         };
-        std::fs::write(served.config(), common::with_admin(&text)).expect("it can be changed");
+        std::fs::write(served.config(), crate::common::with_admin(&text))
+            .expect("it can be changed");
         let mut stream = TcpStream::connect(served.http()).expect("it listens");
         let request = "POST /v1/admin/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
         stream.write_all(request.as_bytes()).expect("it is there");

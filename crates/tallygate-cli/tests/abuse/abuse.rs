@@ -1,15 +1,12 @@
 //! Clients that mean harm: whatever one of them does, memory stays bounded, the others are served, and it is ended.
 
-mod common;
-mod http_client;
-
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::common::Served;
+use crate::http_client::{Client, get, post, remaining};
 use bytes::Bytes;
-use common::Served;
-use http_client::{Client, get, post, remaining};
 use tallygate_testkit::http2::{
     self, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, INITIAL_WINDOW_SIZE, Method, frame, kind,
 };

@@ -1,12 +1,9 @@
 //! The server over a store that fails: away at the start, gone while serving, back again.
 
-mod common;
-mod http_client;
-
 use std::time::Duration;
 
-use common::Served;
-use http_client::{Reply, ask, get, post};
+use crate::common::Served;
+use crate::http_client::{Reply, ask, get, post};
 use serde_json::{Value, json};
 use tallygate_testkit::servers::{Flavor, Proxy, Server, wait_until};
 

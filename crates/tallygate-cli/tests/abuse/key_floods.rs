@@ -1,16 +1,13 @@
 //! Keys that are invented, chosen and left to expire, over the network: memory stays under its cap, debts stay, and
 //! nobody waits. `scripts/abuse keys` does the same with ten million.
 
-mod common;
-mod http_client;
-
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::{Client, get};
+use crate::common::Served;
+use crate::http_client::{Client, get};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const MAX_KEYS: usize = 10_000;

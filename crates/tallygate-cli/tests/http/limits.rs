@@ -1,17 +1,14 @@
 //! What one client may take of the server: connections, bytes and time, over HTTP/1.1, HTTP/2 and RESP.
 
-mod common;
-mod http_client;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::common::Served;
+use crate::http_client::{Client, get, post};
 use bytes::Bytes;
-use common::Served;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use http_client::{Client, get, post};
 use hyper::client::conn::http2;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};

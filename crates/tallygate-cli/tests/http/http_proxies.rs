@@ -3,16 +3,13 @@
 //! `scripts/install-test-proxies` installs them.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
-mod common;
-mod http_client;
-
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::Reply;
+use crate::common::Served;
+use crate::http_client::Reply;
 
 /// The proxy comes from 127.0.0.1, clients from 127.0.0.2.
 const CONFIG: &str = r#"

@@ -1,8 +1,5 @@
 //! A restart forgives nobody, however the server ended, and a damaged snapshot is not started with.
 
-mod common;
-mod http_client;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -10,8 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::Client;
+use crate::common::Served;
+use crate::http_client::Client;
 use serde_json::{Value, json};
 
 const API: &str = "[policies.api]\nlimit = 3\nwindow = \"1h\"\n";

@@ -1,7 +1,5 @@
 //! Killed under load, again and again: it starts clean on the same ports and the same path, and serves.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -9,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::Served;
+use crate::common::Served;
 
 const ROUNDS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(20);

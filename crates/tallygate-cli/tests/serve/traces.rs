@@ -1,15 +1,12 @@
 //! Traces, as a collector receives them. Only where they are built in: `--features otlp`.
 #![cfg(feature = "otlp")]
 
-mod common;
-mod http_client;
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use common::Served;
-use http_client::{Reply, ask, get, post};
+use crate::common::Served;
+use crate::http_client::{Reply, ask, get, post};
 
 const CONFIG: &str = r#"
     [policies.api]

@@ -1,16 +1,13 @@
 //! Whatever becomes of the log, decisions go on; and nobody writes lines of their own into it.
 
-mod common;
-mod http_client;
-
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, PipeReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::Client;
+use crate::common::Served;
+use crate::http_client::Client;
 use serde_json::Value;
 
 const API: &str = "[policies.api]\nlimit = 1000000\nwindow = \"1h\"\n";

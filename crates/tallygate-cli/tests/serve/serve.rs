@@ -1,7 +1,5 @@
 //! `tallygate serve` as its operators meet it: where it listens, how it changes, how it stops; and the commands around it.
 
-mod common;
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -9,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::Served;
+use crate::common::Served;
 use tallygate_testkit::servers::{Flavor, Server};
 
 const API: &str = "[policies.api]\nlimit = 3\nwindow = \"1h\"\n";
@@ -184,7 +182,8 @@ fn g1_a_bad_file_changes_nothing_and_is_told() {
     assert!(status.contains(" 422 ") || status.contains(" 409 "), "{status}");
     assert!(told.to_string().contains("did you mean `limit`?"), "{told}");
     // And a good one is taken, also after the mistake.
-    std::fs::write(served.config(), common::with_admin(&API.replace('3', "5"))).expect("written");
+    std::fs::write(served.config(), crate::common::with_admin(&API.replace('3', "5")))
+        .expect("written");
     soon("the new limit", || limit(&served) == 5);
 }
 
@@ -197,7 +196,7 @@ fn g2_a_symlink_swap_and_a_rename_are_taken_whole() {
         std::fs::create_dir_all(folder.join(version)).expect("a folder");
         std::fs::write(
             folder.join(version).join("tallygate.toml"),
-            common::with_admin(&API.replace('3', limit)),
+            crate::common::with_admin(&API.replace('3', limit)),
         )
         .expect("written");
     }
@@ -217,7 +216,7 @@ fn g2_a_symlink_swap_and_a_rename_are_taken_whole() {
     for round in 0..40 {
         std::fs::write(
             folder.join("two/tallygate.toml"),
-            common::with_admin(&API.replace('3', &format!("1{round:02}"))),
+            crate::common::with_admin(&API.replace('3', &format!("1{round:02}"))),
         )
         .expect("written");
         std::thread::sleep(Duration::from_millis(50));
@@ -247,8 +246,11 @@ fn g4_under_load_every_decision_is_by_one_version() {
             seen
         });
         for round in 1..6 {
-            std::fs::write(served.config(), common::with_admin(&config(versions[round % 2])))
-                .expect("written");
+            std::fs::write(
+                served.config(),
+                crate::common::with_admin(&config(versions[round % 2])),
+            )
+            .expect("written");
             served.signal("HUP");
             std::thread::sleep(Duration::from_millis(50));
         }

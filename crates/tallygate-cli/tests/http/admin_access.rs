@@ -1,9 +1,6 @@
 //! Who is an administrator, and whose browser may call: proxies in their stock configuration, and pages of other sites.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
-mod common;
-mod http_client;
-
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -12,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::{Client, Reply, ask, post, remaining};
+use crate::common::Served;
+use crate::http_client::{Client, Reply, ask, post, remaining};
 
 const CLOSED: &str = r#"
     [admin]

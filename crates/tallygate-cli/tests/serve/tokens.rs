@@ -1,15 +1,12 @@
 //! Who may ask and who may administer: tokens, over HTTP and RESP.
 
-mod common;
-mod http_client;
-
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use common::Served;
-use http_client::{Reply, ask, get};
+use crate::common::Served;
+use crate::http_client::{Reply, ask, get};
 use tallygate_testkit::servers::wait_until;
 
 const CHECK: &str = "check-token-of-a-service";

@@ -1,11 +1,9 @@
 //! What a service manager hears of a server that it started.
 
-mod common;
-
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use common::Served;
+use crate::common::Served;
 
 const POLICY: &str = "[policies.api]\nlimit = 5\nwindow = \"1m\"\n";
 

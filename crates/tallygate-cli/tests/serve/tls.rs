@@ -1,16 +1,13 @@
 //! TLS on every listener, as curl and redis-cli meet it.
 
-mod common;
-mod http_client;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::Served;
-use http_client::Reply;
+use crate::common::Served;
+use crate::http_client::Reply;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
@@ -122,7 +119,7 @@ fn all_that_was_asked_is_answered_over_tls_however_late_it_is_read() {
 fn one_listener_may_speak_in_the_clear() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "listeners = [\"resp\"]")));
-    assert_eq!(http_client::get(served.http(), "/livez").status, 200);
+    assert_eq!(crate::http_client::get(served.http(), "/livez").status, 200);
     assert!(redis_cli(&served, &certificates, &[]).starts_with("1 5 4"));
 }
 

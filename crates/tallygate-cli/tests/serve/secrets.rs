@@ -1,13 +1,10 @@
 //! The password of the store is told to the store and to nobody else.
 
-mod common;
-mod http_client;
-
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::Served;
-use http_client::{get, post};
+use crate::common::Served;
+use crate::http_client::{get, post};
 use tallygate_testkit::servers::{Flavor, Server, wait_until};
 
 const PASSWORD: &str = "hunter2-of-the-store";

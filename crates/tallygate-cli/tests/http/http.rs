@@ -1,14 +1,11 @@
 //! The HTTP surface as its clients see it: the real binary, and HTTP on a socket.
 
-mod common;
-mod http_client;
-
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::Served;
-use http_client::{Client, ask, get, post, remaining};
+use crate::common::Served;
+use crate::http_client::{Client, ask, get, post, remaining};
 use serde_json::{Value, json};
 
 const CONFIG: &str = r#"
@@ -394,7 +391,7 @@ fn an_override_of_the_configuration_is_listed_and_goes_with_it_only() {
 
     std::fs::write(
         served.config(),
-        common::with_admin("[policies.api]\nlimit = 10\nwindow = \"1h\"\n"),
+        crate::common::with_admin("[policies.api]\nlimit = 10\nwindow = \"1h\"\n"),
     )
     .expect("written");
     assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
@@ -428,7 +425,7 @@ fn g4_who_is_blocked_before_and_after_a_reload_is_blocked_meanwhile() {
         for round in 0..30 {
             // Renamed: whoever looks after the file must not find half of it.
             let new = served.config().with_extension("new");
-            std::fs::write(&new, common::with_admin(&version(1_000_000 + round % 2)))
+            std::fs::write(&new, crate::common::with_admin(&version(1_000_000 + round % 2)))
                 .expect("written");
             std::fs::rename(&new, served.config()).expect("renamed");
             assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);

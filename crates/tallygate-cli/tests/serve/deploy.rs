@@ -1,17 +1,15 @@
 //! What `deploy/` says of the server is so: every metric that an alert or a dashboard names is told.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use common::Served;
+use crate::common::Served;
 
-const ALERTS: &str = include_str!("../../../deploy/prometheus-alerts.yml");
-const ALERTS_TEST: &str = include_str!("../../../deploy/prometheus-alerts-test.yml");
-const DASHBOARD: &str = include_str!("../../../deploy/grafana-dashboard.json");
-const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+const ALERTS: &str = include_str!("../../../../deploy/prometheus-alerts.yml");
+const ALERTS_TEST: &str = include_str!("../../../../deploy/prometheus-alerts-test.yml");
+const DASHBOARD: &str = include_str!("../../../../deploy/grafana-dashboard.json");
+const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
 /// All that a server tells, by name: with its clients in memory, and with a store, which need not be there.
 fn told() -> BTreeSet<String> {

@@ -1,17 +1,14 @@
 //! The fault catalogue, over HTTP: one test a row at least, named by the row.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
-mod common;
-mod http_client;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::Served;
-use http_client::{Client, Reply, ask, get, post, remaining};
+use crate::common::Served;
+use crate::http_client::{Client, Reply, ask, get, post, remaining};
 use serde_json::json;
 
 const CONFIG: &str = r#"
@@ -391,7 +388,7 @@ fn g1_a_configuration_with_a_mistake_is_told_and_changes_nothing() {
 
     std::fs::write(
         served.config(),
-        common::with_admin("[policies.api]\nlimit = 20\nwindow = \"1h\"\n"),
+        crate::common::with_admin("[policies.api]\nlimit = 20\nwindow = \"1h\"\n"),
     )
     .unwrap();
     assert_eq!(post(served.http(), "/v1/admin/reload", "").json(), json!({"reloaded": true}));
