@@ -389,7 +389,8 @@ fn a_snapshot_with_a_block_left_out_is_refused() {
     assert!(second.len() > 60_000 && whole.len() > second.end + 60_000, "several blocks");
     let left_out = [&whole[..second.start], &whole[second.end..]].concat();
     let swapped =
-        [&whole[..HEAD_BYTES], &whole[second.clone()], &whole[first], &whole[second.end..]].concat();
+        [&whole[..HEAD_BYTES], &whole[second.clone()], &whole[first], &whole[second.end..]]
+            .concat();
     for bytes in [left_out, swapped] {
         assert!(matches!(pass_over(&bytes), Err(SnapshotError::Damaged { .. })));
     }
