@@ -28,6 +28,9 @@ pub(crate) use mistake::{Mistake, nearest, with_nearest};
 pub(crate) use tls::Tls;
 pub(crate) use tokens::{Given, Role, Tokens, tokens_of};
 
+/// The longest name of a policy or a tier, in bytes.
+pub(crate) const MAX_NAME_BYTES: usize = 128;
+
 /// A configuration that works.
 #[derive(Debug, Default)]
 pub(crate) struct Config {

@@ -57,11 +57,10 @@ use hyper::service::service_fn;
 use hyper::{Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::config::Limits;
-use crate::metrics::{SurfaceLabels, observe};
+use crate::metrics::observe;
 use crate::server::{Connection, HeldBytes, Holder, Peer, SMALL_BYTES, Shared, Stop};
 use crate::traces::Trace;
 use http2::CountedStream;
@@ -128,8 +127,7 @@ pub(crate) async fn serve_connection(
     mut stop: Stop,
 ) {
     let metrics = &shared.gate.metrics;
-    let connections = metrics.connections.get_or_create_owned(&SurfaceLabels { surface: SURFACE });
-    let _open = Open::count(connections);
+    let _open = metrics.count_connection(SURFACE);
     let latency = metrics.latency(SURFACE);
     let limits = shared.limits();
     let holder = shared.holder(peer);
@@ -367,21 +365,5 @@ impl<'a> Answering<'a> {
 impl Drop for Answering<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A connection that is counted while it is open.
-struct Open(Gauge);
-
-impl Open {
-    fn count(gauge: Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
