@@ -128,6 +128,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 const FIRST_CONNECTION: Duration = Duration::from_millis(250);
 /// How long a reply is waited for beyond its time if this process was late to look for it.
 const LEAST_GRACE: Duration = Duration::from_millis(2);
+/// A process that sees a deadline so late gets too little processor time to read replies when they come.
+const STALL: Duration = Duration::from_millis(4);
 /// How long a server that answered in time is taken for one that does.
 const LATELY: Duration = Duration::from_secs(1);
 /// How many rounds of all tasks a reply is waited for beyond that.
@@ -338,13 +340,15 @@ impl Link {
             self.waiting_since_ns.store(self.nanos_until(sent), Ordering::Relaxed);
         }
         let mut reply = timeout_at(deadline.into(), &mut call).await.map_err(Some);
+        let mut was_stalled = false;
         if reply.is_err() {
+            was_stalled = deadline.elapsed() > STALL;
             reply = last_chance(deadline, self.budget, &mut call).await.ok_or(None);
         }
         match reply {
             Err(_) => {
                 self.note_late_reply(call, place, generation);
-                Err(self.timed_out(generation, sent))
+                Err(self.timed_out(generation, sent, was_stalled))
             }
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
                 self.drop_connection(Some(generation), 0, &error.to_string());
@@ -427,12 +431,13 @@ impl Link {
     }
 
     /// Decides what it means that a call had no reply. If another call was answered since this one was sent, the server
-    /// is busy. If none was, it does not answer, unless it has so much work that it may be silent for longer.
-    fn timed_out(&self, generation: u64, sent: Instant) -> Failure {
+    /// is busy. If none was, it does not answer, unless it has so much work that it may be silent for longer, or this
+    /// process was stalled and could not read replies in time.
+    fn timed_out(&self, generation: u64, sent: Instant, was_stalled: bool) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
         let is_busy = self.is_busy_since(sent);
         let longest = LONGEST_SILENCE.max(2 * self.budget);
-        if is_busy || self.is_loaded() && self.silence() < longest {
+        if is_busy || (was_stalled || self.is_loaded()) && self.silence() < longest {
             return Failure::Late { reason: "no reply within the time budget", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {

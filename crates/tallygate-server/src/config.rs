@@ -31,6 +31,9 @@ pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
 pub(crate) use tokens::{Given, Role, Tokens};
 
+/// The longest name of a policy or a tier, in bytes.
+pub(crate) const MAX_NAME_BYTES: usize = 128;
+
 /// A configuration that works.
 #[derive(Debug, Default)]
 pub(crate) struct Config {

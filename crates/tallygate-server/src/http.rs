@@ -54,13 +54,12 @@ use hyper::service::service_fn;
 use hyper::{Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::config::Limits;
 use crate::connection::{Connection, Stop};
 use crate::holdings::{HeldBytes, Holder, SMALL_BYTES};
-use crate::metrics::{SurfaceLabels, observe};
+use crate::metrics::observe;
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::traces::Trace;
@@ -125,8 +124,7 @@ pub(crate) async fn serve_connection(
     mut stop: Stop,
 ) {
     let metrics = &shared.gate.metrics;
-    let connections = metrics.connections.get_or_create_owned(&SurfaceLabels { surface: SURFACE });
-    let _open = Open::count(connections);
+    let _open = metrics.count_connection(SURFACE);
     let latency = metrics.latency(SURFACE);
     let limits = shared.limits();
     let holder = shared.holder(peer);
@@ -364,21 +362,5 @@ impl<'a> Answering<'a> {
 impl Drop for Answering<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A connection that is counted while it is open.
-struct Open(Gauge);
-
-impl Open {
-    fn count(gauge: Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }

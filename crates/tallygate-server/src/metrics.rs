@@ -22,7 +22,7 @@ pub(crate) struct Metrics {
     decisions: Family<DecisionLabels, Counter>,
     latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
-    pub(crate) connections: Family<SurfaceLabels, Gauge>,
+    connections: Family<SurfaceLabels, Gauge>,
     pub(crate) connections_refused: Family<ReasonLabels, Counter>,
     pub(crate) connections_given_up: Counter,
     pub(crate) accept_errors: Counter,
@@ -30,6 +30,16 @@ pub(crate) struct Metrics {
     pub(crate) tokens_refused: Family<SurfaceLabels, Counter>,
     pub(crate) snapshots: Snapshots,
     registry: Arc<Registry>,
+}
+
+/// A connection that is counted as open until it is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenConnection(Gauge);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -164,6 +174,13 @@ impl Metrics {
         };
         let by_source = |outcome| SOURCES.map(|source| counter(outcome, source));
         PolicyMetrics { decisions: [by_source("refused"), by_source("allowed")] }
+    }
+
+    /// Counts a connection as open until the result is dropped.
+    pub(crate) fn count_connection(&self, surface: &'static str) -> OpenConnection {
+        let gauge = self.connections.get_or_create_owned(&SurfaceLabels { surface });
+        gauge.inc();
+        OpenConnection(gauge)
     }
 
     /// A surface's histogram, found once.

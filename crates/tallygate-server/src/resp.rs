@@ -1,9 +1,11 @@
 //! The RESP surface: `CL.THROTTLE` as redis-cell answers it, and Tallygate's own commands.
 //!
-//! Any Redis client can ask. `parse.rs` makes commands of bytes, `commands.rs` knows the commands and what clients say
-//! to introduce themselves, `decide.rs` are those that decide, `reply.rs` writes what is answered, and `connection.rs`
-//! keeps reading, deciding and writing in step. Nothing is stored here: who sends `SET` is told that it is unknown.
+//! Any Redis client can ask. `connection.rs` reads, decides and writes in turn; `parse.rs` makes words of bytes;
+//! `commands.rs` is the table of commands; `decide.rs` carries out the ones that decide, `session.rs` the ones by which clients
+//! introduce themselves; `arguments.rs` reads their arguments, and `reply.rs` writes the replies. Nothing is stored here: `SET` is
+//! an unknown command.
 
+mod arguments;
 mod commands;
 mod connection;
 mod decide;
@@ -11,11 +13,11 @@ mod decide;
 pub(crate) mod fuzzing;
 mod parse;
 mod reply;
+mod session;
 
 use std::sync::Arc;
 
 use crate::connection::{Connection, Stop};
-use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
 use crate::shared::Shared;
 
@@ -26,9 +28,6 @@ pub(crate) async fn serve_connection(
     peer: Peer,
     stop: Stop,
 ) {
-    let labels = SurfaceLabels { surface: "resp" };
-    let open = shared.gate.metrics.connections.get_or_create_owned(&labels);
-    open.inc();
+    let _open = shared.gate.metrics.count_connection("resp");
     connection::serve(shared, stream, peer, stop).await;
-    open.dec();
 }

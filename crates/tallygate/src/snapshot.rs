@@ -840,7 +840,7 @@ mod tests {
     #[test]
     fn another_version_is_refused_with_what_to_do() {
         let mut bytes = written(|_| {});
-        bytes[8] = 7;
+        bytes[MAGIC.len()] = 7;
         let refused = SnapshotReader::new(&bytes[..]).expect_err("of another version");
         assert_eq!(
             refused.to_string(),
@@ -884,7 +884,7 @@ mod tests {
         );
         assert_eq!(
             after[SECRET_BYTES..].escape_ascii().to_string(),
-            r"\x01\x0ctoken_bucket\x17\x01\x0ctoken_bucket\x01\x03\n\x03\x03\x03\x00\x00\x00\x02w[\x85\x87\xfbe\x9d`\x01\x00\r\x10\x01\t\x01\x03\n\x03\x03\x00\x01\n\x14\x00\x00\x00o\xc75C\x91L\x14\x81\x00\x00\x00\x00E]|\xe0(\xd6v\xce"
+            r"\x01\x0ctoken_bucket\x17\x01\x0ctoken_bucket\x01\x03\n\x03\x03\x03\x00\x00\x00\x02w[\x85\x87\xfbe\x9d`\x01\x00\r\x10\x01\t\x01\x03\n\x03\x03\x00\x01\n\x14\x00\x00\x00\xc1\xb7|\xc0\x95\x8e\xb8\xcb\x00\x00\x00\x00dg7G\xa9\xf0E\xd6"
         );
     }
 }

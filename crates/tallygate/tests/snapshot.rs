@@ -357,15 +357,18 @@ fn a_refusal_says_what_was_found_where_and_what_to_do() {
     flipped[100] ^= 1;
     assert_eq!(
         says(&flipped),
-        "it is damaged: the checksum of the block at byte 12 is wrong; use a whole copy, or move it \
+        "it is damaged: the checksum of the block at byte 13 is wrong; use a whole copy, or move it \
          away to start with nobody remembered"
     );
     assert_eq!(
         says(b"[policies.api]\n"),
-        "it is no snapshot: it begins with \"[policies.ap\", expected \"tallygate\"; name another \
+        "it is no snapshot: it begins with \"[policies.api\", expected \"tallygate\"; name another \
          file, or move it away to start with nobody remembered"
     );
 }
+
+/// The name of the format and its version.
+const HEAD_BYTES: usize = 9 + 4;
 
 /// Blocks that are whole by themselves, but not in their places.
 #[test]
@@ -381,12 +384,13 @@ fn a_snapshot_with_a_block_left_out_is_refused() {
         let length = u32::from_le_bytes(whole[at..at + 4].try_into().expect("four"));
         at..at + 4 + usize::try_from(length).expect("small") + 8
     };
-    let first = block(12);
+    let first = block(HEAD_BYTES);
     let second = block(first.end);
     assert!(second.len() > 60_000 && whole.len() > second.end + 60_000, "several blocks");
     let left_out = [&whole[..second.start], &whole[second.end..]].concat();
     let swapped =
-        [&whole[..12], &whole[second.clone()], &whole[first], &whole[second.end..]].concat();
+        [&whole[..HEAD_BYTES], &whole[second.clone()], &whole[first], &whole[second.end..]]
+            .concat();
     for bytes in [left_out, swapped] {
         assert!(matches!(pass_over(&bytes), Err(SnapshotError::Damaged { .. })));
     }

@@ -313,7 +313,7 @@ fn a_damaged_snapshot_is_not_started_with_and_not_touched() {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 4;
     for (bytes, expected) in [
-        (&flipped[..], "it is damaged: the checksum of the block at byte 12 is wrong"),
+        (&flipped[..], "it is damaged: the checksum of the block at byte 13 is wrong"),
         (&whole[..whole.len() - 9], "it is cut short after"),
         (&b""[..], "it is cut short after 0 bytes"),
         (&b"PK\x03\x04 an archive"[..], "it is no snapshot"),

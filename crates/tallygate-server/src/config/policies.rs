@@ -5,8 +5,8 @@ use std::time::Duration;
 use tallygate::{Access, Anchor, Kind, LimitBuilder, Penalty, Policy, PolicyError, Tiers};
 use tallygate_redis::{Leases, OnFailure};
 
-use super::PolicyConfig;
 use super::file::{self, AccessTable, Algorithm, LimitTable, OnStoreError, PolicyTable};
+use super::{MAX_NAME_BYTES, PolicyConfig};
 
 /// One limit as it is written, in a policy, a tier, an override or a list.
 #[derive(Clone)]
@@ -26,8 +26,10 @@ const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, String> {
     let place = format!("policy {name:?}");
-    if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
-        return Err(format!("{place}: a name has 1 to 128 bytes and no control characters"));
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        return Err(format!(
+            "{place}: a name has 1 to {MAX_NAME_BYTES} bytes and no control characters"
+        ));
     }
     let base = Written {
         name: None,

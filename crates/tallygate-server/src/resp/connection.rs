@@ -14,10 +14,10 @@ use futures_util::{FutureExt as _, future};
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::commands::{self, Session};
-use super::decide::Ran;
+use super::commands::{self, Ran};
 use super::parse::{MAX_COMMAND, Parsed, Parser};
 use super::reply::Output;
+use super::session::Session;
 use crate::config::Limits;
 use crate::connection::{Connection, Stop, TURN_BYTES};
 use crate::holdings::{HeldBytes, WAITING_BYTES};
@@ -266,14 +266,14 @@ impl Serving {
                         }
                     }
                     if pending.is_empty() {
-                        match session.run(words, output) {
+                        match commands::run(session, words, output) {
                             Ran::Done => {}
                             Ran::Later(reply) => pending.push_back(future::Either::Left(reply)),
                         }
                     } else {
                         // It waits behind the others.
                         let mut behind = Output::new(output.protocol);
-                        pending.push_back(match session.run(words, &mut behind) {
+                        pending.push_back(match commands::run(session, words, &mut behind) {
                             Ran::Done => future::Either::Right(future::ready(behind.bytes)),
                             Ran::Later(reply) => future::Either::Left(reply),
                         });
@@ -348,7 +348,7 @@ fn foresee(session: &Session, parser: &Parser, input: &[u8]) -> usize {
     }
     for _ in 0..AHEAD {
         let (used, Parsed::Command(words)) = scout.next(&input[seen..]) else { break };
-        session.foresee(words);
+        commands::prefetch(session.gate(), words);
         seen += used;
     }
     seen

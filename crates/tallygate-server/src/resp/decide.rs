@@ -1,70 +1,52 @@
-//! The commands that decide: redis-cell's `CL.THROTTLE`, and `TALLYGATE.*` for the policies of the configuration.
+//! The commands that decide: redis-cell's `CL.THROTTLE`, and `TG.CHECK` and others for the policies of the configuration.
 
-use std::ops::RangeInclusive;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tallygate::{Cost, Decision, Ticks};
 
+use super::arguments::{MAX_NUMBER, Mistake, name, number};
+use super::commands::{Outcome, Ran};
 use super::parse::Arguments;
-use super::reply::{Output, Protocol, Quoted};
+use super::reply::{Output, Protocol};
 use crate::gate::{Answer, Ask, AskError, Asked, Gate, ThrottleArguments, Verb};
 use crate::traces;
 
-/// How a command was carried out.
-pub(super) enum Ran {
-    /// Its reply is written.
-    Done,
-    /// Its reply comes, as bytes.
-    Later(Pin<Box<dyn Future<Output = Vec<u8>> + Send>>),
-}
-
-/// The greatest number an argument may be: RESP has no greater integers.
-const MAX_NUMBER: u64 = i64::MAX as u64;
 /// The longest period in seconds whose nanoseconds can be counted: 292 years.
 const MAX_PERIOD_S: u64 = MAX_NUMBER / NANOS_PER_SECOND;
-/// The longest name of a policy or a tier that is looked up, in bytes.
-const MAX_NAME: usize = 255;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
-/// `CL.THROTTLE key max_burst count period [quantity]`
-pub(super) fn throttle(gate: &Arc<Gate>, words: Arguments<'_>, out: &mut Output) -> Ran {
-    let (key, arguments, quantity) = match throttle_arguments(words) {
-        Ok(read) => read,
-        Err(mistake) => return mistake.told(out),
-    };
+/// Carries out `CL.THROTTLE`.
+pub(super) fn throttle<'a>(
+    gate: &Arc<Gate>,
+    words: Arguments<'a>,
+    out: &mut Output,
+) -> Outcome<'a> {
+    let (key, arguments, quantity) = throttle_arguments(words)?;
     match gate.throttle(key, arguments, quantity) {
         Err(error) => {
             out.error("ERR", error);
-            Ran::Done
+            Ok(Ran::Done)
         }
-        Ok(asked) => told(asked, out, write_throttled),
+        Ok(asked) => Ok(reply(asked, out, write_throttled)),
     }
 }
 
-/// Says which client a command will be about, if it decides.
-pub(super) fn foresee(gate: &Gate, words: Arguments<'_>) {
-    let is = |name: &[u8]| words.name().eq_ignore_ascii_case(name);
-    match (words.at(1), words.at(2)) {
-        (Some(key), Some(_)) if is(b"CL.THROTTLE") => gate.foresee_throttle(key),
-        (Some(policy), Some(key)) if is(b"TG.CHECK") => {
-            if let Ok(policy) = std::str::from_utf8(policy) {
-                gate.foresee(policy, key);
-            }
-        }
-        _ => {}
+/// Loads the memory of the key of a `CL.THROTTLE` that will be carried out soon.
+pub(super) fn prefetch_throttle(gate: &Gate, words: Arguments<'_>) {
+    if let Some(key) = words.at(1) {
+        gate.foresee_throttle(key);
     }
 }
 
 fn throttle_arguments(
     words: Arguments<'_>,
 ) -> Result<(&[u8], ThrottleArguments, Cost), Mistake<'_>> {
-    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) =
-        (words.at(1), words.at(2), words.at(3), words.at(4), words.len())
+    let (Some(key), Some(max_burst), Some(count), Some(period)) =
+        (words.at(1), words.at(2), words.at(3), words.at(4))
     else {
-        return Err(Mistake::Usage("CL.THROTTLE key max_burst count period [quantity]"));
+        return Err(Mistake::Usage);
     };
     let arguments = ThrottleArguments {
         max_burst: number("max_burst", max_burst, 0..=MAX_NUMBER)?,
@@ -76,55 +58,66 @@ fn throttle_arguments(
     Ok((key, arguments, quantity))
 }
 
-/// `TG.CHECK policy key [COST n] [TIER name]` and its kin.
-pub(super) fn ask(gate: &Arc<Gate>, verb: Verb, words: Arguments<'_>, out: &mut Output) -> Ran {
-    match question(verb, words) {
-        Ok(ask) => told(gate.ask(verb, ask), out, |Answer { decision, .. }, out| {
-            write_decision(&decision, out);
-        }),
-        Err(mistake) => mistake.told(out),
+/// Carries out `TG.CHECK`.
+pub(super) fn check<'a>(gate: &Arc<Gate>, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+    Ok(decide(gate, Verb::Check, with_options(words)?, out))
+}
+
+/// Loads the memory of the key of a `TG.CHECK` that will be carried out soon.
+pub(super) fn prefetch_check(gate: &Gate, words: Arguments<'_>) {
+    if let (Some(policy), Some(key)) = (words.at(1), words.at(2))
+        && let Ok(policy) = std::str::from_utf8(policy)
+    {
+        gate.foresee(policy, key);
     }
 }
 
-fn question(verb: Verb, words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
-    let usage = Mistake::Usage(match verb {
-        Verb::Check => "TG.CHECK policy key [COST n] [TIER name]",
-        Verb::Peek => "TG.PEEK policy key [COST n] [TIER name]",
-        Verb::Refund => "TG.REFUND policy key n",
-        Verb::Reset => "TG.RESET policy key",
-    });
-    let (Some(policy), Some(key)) = (words.at(1), words.at(2)) else { return Err(usage) };
-    let mut ask = Ask { policy: name("policy", policy)?, key, cost: None, tier: None };
-    match (verb, words.at(3)) {
-        (Verb::Refund, Some(cost)) if words.len() == 4 => {
-            ask.cost = Some(number("n", cost, 0..=MAX_NUMBER)?);
-        }
-        (Verb::Refund, _) | (Verb::Reset, Some(_)) => return Err(usage),
-        (Verb::Reset, None) => {}
-        (Verb::Check | Verb::Peek, _) => {
-            let mut options = words.from(3);
-            while let Some(option) = options.next() {
-                match (option, options.next()) {
-                    (option, Some(cost))
-                        if option.eq_ignore_ascii_case(b"COST") && ask.cost.is_none() =>
-                    {
-                        ask.cost = Some(number("COST", cost, 0..=MAX_NUMBER)?);
-                    }
-                    (option, Some(tier))
-                        if option.eq_ignore_ascii_case(b"TIER") && ask.tier.is_none() =>
-                    {
-                        ask.tier = Some(name("tier", tier)?);
-                    }
-                    _ => return Err(usage),
-                }
-            }
+/// Carries out `TG.PEEK`.
+pub(super) fn peek<'a>(gate: &Arc<Gate>, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+    Ok(decide(gate, Verb::Peek, with_options(words)?, out))
+}
+
+/// Carries out `TG.REFUND`.
+pub(super) fn refund<'a>(gate: &Arc<Gate>, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+    let units = words.at(3).ok_or(Mistake::Usage)?;
+    let cost = Some(number("n", units, 0..=MAX_NUMBER)?);
+    Ok(decide(gate, Verb::Refund, Ask { cost, ..policy_and_key(words)? }, out))
+}
+
+/// Carries out `TG.RESET`.
+pub(super) fn reset<'a>(gate: &Arc<Gate>, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+    Ok(decide(gate, Verb::Reset, policy_and_key(words)?, out))
+}
+
+fn policy_and_key(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
+    let (Some(policy), Some(key)) = (words.at(1), words.at(2)) else { return Err(Mistake::Usage) };
+    Ok(Ask { policy: name("policy", policy)?, key, cost: None, tier: None })
+}
+
+/// Reads `policy key [COST n] [TIER name]`.
+fn with_options(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
+    let mut ask = policy_and_key(words)?;
+    let mut options = words.from(3);
+    while let Some(option) = options.next() {
+        let value = options.next().ok_or(Mistake::Usage)?;
+        if option.eq_ignore_ascii_case(b"COST") && ask.cost.is_none() {
+            ask.cost = Some(number("COST", value, 0..=MAX_NUMBER)?);
+        } else if option.eq_ignore_ascii_case(b"TIER") && ask.tier.is_none() {
+            ask.tier = Some(name("tier", value)?);
+        } else {
+            return Err(Mistake::Usage);
         }
     }
     Ok(ask)
 }
 
-/// Writes an answer, now or when it is there.
-fn told<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output)) -> Ran {
+fn decide(gate: &Arc<Gate>, verb: Verb, ask: Ask<'_>, out: &mut Output) -> Ran {
+    let write = |Answer { decision, .. }, out: &mut Output| write_decision(&decision, out);
+    reply(gate.ask(verb, ask), out, write)
+}
+
+/// Writes an answer, now or when the store has decided.
+fn reply<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output)) -> Ran {
     let finish = move |answer: Result<T, AskError>, out: &mut Output| match answer {
         Ok(answer) => write(answer, out),
         Err(error) => out.error("ERR", error),
@@ -144,7 +137,7 @@ fn told<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output)
     }
 }
 
-/// Five integers, as redis-cell has them. Seconds are rounded up: nobody is told to come back too early.
+/// Writes five integers, as redis-cell does. Seconds are rounded up, so that no client comes back too early.
 fn write_throttled(decision: Decision, out: &mut Output) {
     traces::decided("CL.THROTTLE", &decision);
     let seconds = |span: Ticks| span.0.div_ceil(NANOS_PER_SECOND);
@@ -159,7 +152,7 @@ fn write_throttled(decision: Decision, out: &mut Output) {
     out.count(seconds(decision.reset_after));
 }
 
-/// Six numbers in RESP2; in RESP3 with their names. Milliseconds are rounded up.
+/// Writes six numbers in RESP2; in RESP3 with their names. Milliseconds are rounded up.
 fn write_decision(decision: &Decision, out: &mut Output) {
     let milliseconds = |span: Ticks| span.0.div_ceil(NANOS_PER_MILLISECOND);
     let name = |name: &str, out: &mut Output| {
@@ -186,56 +179,6 @@ fn write_decision(decision: &Decision, out: &mut Output) {
     out.count(milliseconds(decision.reset_after));
     name("delay_ms", out);
     out.count(milliseconds(decision.delay));
-}
-
-/// What is wrong with a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Mistake<'a> {
-    Usage(&'static str),
-    Number { what: &'static str, found: &'a [u8], range: RangeInclusive<u64> },
-    Name { what: &'static str, found: &'a [u8] },
-}
-
-impl Mistake<'_> {
-    fn told(self, out: &mut Output) -> Ran {
-        match self {
-            Self::Usage(usage) => {
-                out.error("ERR", format_args!("wrong arguments; use {usage}"));
-            }
-            Self::Number { what, found, range } => {
-                let (found, least, most) = (Quoted(found), range.start(), range.end());
-                let use_ = format_args!("use a whole number from {least} to {most}");
-                out.error("ERR", format_args!("{what} is {found}; {use_}"));
-            }
-            Self::Name { what, found } => {
-                out.error("ERR", format_args!("no {what} is named {}", Quoted(found)));
-            }
-        }
-        Ran::Done
-    }
-}
-
-/// A whole number in digits and nothing else: no sign, no space, no exponent.
-fn number<'a>(
-    what: &'static str,
-    found: &'a [u8],
-    range: RangeInclusive<u64>,
-) -> Result<u64, Mistake<'a>> {
-    let digits = found.iter().try_fold(0_u64, |value, byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        value.checked_mul(10)?.checked_add(digit)
-    });
-    match digits {
-        Some(value) if range.contains(&value) && !found.is_empty() => Ok(value),
-        _ => Err(Mistake::Number { what, found, range }),
-    }
-}
-
-/// The name of something in the configuration.
-fn name<'a>(what: &'static str, found: &'a [u8]) -> Result<&'a str, Mistake<'a>> {
-    let short = (found.len() <= MAX_NAME).then_some(found);
-    let text = short.and_then(|found| std::str::from_utf8(found).ok());
-    text.ok_or(Mistake::Name { what, found })
 }
 
 #[cfg(test)]
@@ -297,33 +240,5 @@ mod tests {
         assert_eq!(told(decision), "*6 :0 :5 :0 :1 :1 :2 ");
         let never = Decision { retry_after: None, limit: u64::MAX, ..decision };
         assert_eq!(told(never), "*6 :0 :9223372036854775807 :0 :-1 :1 :2 ");
-    }
-
-    #[test]
-    fn a14_numbers_are_digits_and_nothing_else() {
-        assert_eq!(number("n", b"0", 0..=MAX_NUMBER), Ok(0));
-        assert_eq!(number("n", b"9223372036854775807", 0..=MAX_NUMBER), Ok(MAX_NUMBER));
-        let refused: [&[u8]; 14] = [
-            b"",
-            b"-1",
-            b"+1",
-            b" 1",
-            b"1 ",
-            b"1e3",
-            b"0x10",
-            b"1.0",
-            b"inf",
-            b"nan",
-            b"1\0",
-            b"\xd9\xa1",
-            b"9223372036854775808",
-            b"18446744073709551617",
-        ];
-        for found in refused {
-            let mistake = Mistake::Number { what: "n", found, range: 0..=MAX_NUMBER };
-            assert_eq!(number("n", found, 0..=MAX_NUMBER), Err(mistake));
-        }
-        assert!(number("n", b"0", 1..=MAX_NUMBER).is_err());
-        assert!(number("n", b"2", 0..=1).is_err());
     }
 }

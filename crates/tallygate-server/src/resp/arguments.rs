@@ -1,0 +1,98 @@
+//! Reading the arguments of a command.
+
+use std::ops::RangeInclusive;
+
+use super::reply::{Output, Quoted};
+use crate::config::MAX_NAME_BYTES;
+
+/// The greatest number that an argument may be: RESP has no greater integers.
+pub(super) const MAX_NUMBER: u64 = i64::MAX as u64;
+
+/// What is wrong with the arguments of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Mistake<'a> {
+    /// They are too few, too many, or not the ones that the command takes.
+    Usage,
+    Number {
+        what: &'static str,
+        found: &'a [u8],
+        range: RangeInclusive<u64>,
+    },
+    Name {
+        what: &'static str,
+        found: &'a [u8],
+    },
+}
+
+impl Mistake<'_> {
+    /// Writes an error; `usage` is the form that the command takes.
+    pub(super) fn write(self, usage: impl std::fmt::Display, out: &mut Output) {
+        match self {
+            Self::Usage => out.error("ERR", format_args!("wrong arguments; use {usage}")),
+            Self::Number { what, found, range } => {
+                let (found, least, most) = (Quoted(found), range.start(), range.end());
+                let use_ = format_args!("use a whole number from {least} to {most}");
+                out.error("ERR", format_args!("{what} is {found}; {use_}"));
+            }
+            Self::Name { what, found } => {
+                out.error("ERR", format_args!("no {what} is named {}", Quoted(found)));
+            }
+        }
+    }
+}
+
+/// Reads a whole number in digits and nothing else: no sign, no space, no exponent.
+pub(super) fn number<'a>(
+    what: &'static str,
+    found: &'a [u8],
+    range: RangeInclusive<u64>,
+) -> Result<u64, Mistake<'a>> {
+    let digits = found.iter().try_fold(0_u64, |value, byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        value.checked_mul(10)?.checked_add(digit)
+    });
+    match digits {
+        Some(value) if range.contains(&value) && !found.is_empty() => Ok(value),
+        _ => Err(Mistake::Number { what, found, range }),
+    }
+}
+
+/// Reads the name of a policy or a tier. A longer one than the configuration allows is not looked up.
+pub(super) fn name<'a>(what: &'static str, found: &'a [u8]) -> Result<&'a str, Mistake<'a>> {
+    let short = (found.len() <= MAX_NAME_BYTES).then_some(found);
+    let text = short.and_then(|found| std::str::from_utf8(found).ok());
+    text.ok_or(Mistake::Name { what, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a14_numbers_are_digits_and_nothing_else() {
+        assert_eq!(number("n", b"0", 0..=MAX_NUMBER), Ok(0));
+        assert_eq!(number("n", b"9223372036854775807", 0..=MAX_NUMBER), Ok(MAX_NUMBER));
+        let refused: [&[u8]; 14] = [
+            b"",
+            b"-1",
+            b"+1",
+            b" 1",
+            b"1 ",
+            b"1e3",
+            b"0x10",
+            b"1.0",
+            b"inf",
+            b"nan",
+            b"1\0",
+            b"\xd9\xa1",
+            b"9223372036854775808",
+            b"18446744073709551617",
+        ];
+        for found in refused {
+            let mistake = Mistake::Number { what: "n", found, range: 0..=MAX_NUMBER };
+            assert_eq!(number("n", found, 0..=MAX_NUMBER), Err(mistake));
+        }
+        assert!(number("n", b"0", 1..=MAX_NUMBER).is_err());
+        assert!(number("n", b"2", 0..=1).is_err());
+    }
+}

@@ -1,0 +1,350 @@
+//! What the server knows about the client of a connection, and the commands by which clients introduce themselves and look around.
+//!
+//! Commands of Redis that mean nothing here are answered as Redis would, where there is a sensible answer: clients send
+//! `HELLO`, `CLIENT SETINFO`, `SELECT 0` or `COMMAND DOCS` before anything else, and close the connection after an error.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::arguments::Mistake;
+use super::commands::{DONE, Outcome, Role};
+use super::parse::Arguments;
+use super::reply::{Output, Protocol, Quoted};
+use crate::config::{self, Given, Limits};
+use crate::gate::Gate;
+use crate::holdings::HeldBytes;
+use crate::metrics::SurfaceLabels;
+use crate::peer::Peer;
+use crate::shared::Shared;
+
+/// What a client has said about itself.
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    peer: Peer,
+    id: u64,
+    name: Box<[u8]>,
+    /// The token that it presented. Its role is looked up again with every batch of commands: the token may have been revoked.
+    token: Option<Given>,
+    access: Access,
+    /// Whether it has sent `QUIT`.
+    pub(super) is_over: bool,
+}
+
+/// What a client may do, by its token and by where it is.
+#[derive(Clone, Copy)]
+struct Access {
+    may_check: bool,
+    may_administer: bool,
+}
+
+/// The longest name that a client may give itself, in bytes.
+const LONGEST_NAME: usize = 256;
+
+/// Longer ones are not even hashed: no token is as long.
+const LONGEST_TOKEN: usize = 1024;
+
+/// The version of Redis whose clients are understood.
+const REDIS_VERSION: &str = "7.2.0";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What `CONFIG GET` knows: nothing is kept on a disk. redis-benchmark asks for it.
+const CONFIG: [(&str, &str); 3] = [("save", ""), ("appendonly", "no"), ("databases", "1")];
+
+impl Session {
+    pub(super) fn new(shared: Arc<Shared>, peer: Peer) -> Self {
+        static CONNECTED: AtomicU64 = AtomicU64::new(1);
+        let id = CONNECTED.fetch_add(1, Ordering::Relaxed);
+        let access = Access { may_check: false, may_administer: false };
+        let mut session =
+            Self { shared, peer, id, name: Box::default(), token: None, access, is_over: false };
+        session.look_up_access();
+        session
+    }
+
+    /// Room for bytes that this client makes the server hold, if there is any.
+    pub(super) fn hold(&self, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
+        self.shared.hold(self.shared.holder(self.peer), bytes, limits)
+    }
+
+    /// Whether the client may check: it has presented a token, or needs none.
+    pub(super) const fn may_check(&self) -> bool {
+        self.access.may_check
+    }
+
+    /// Asks what the client may do, by the configuration that is in force now.
+    pub(super) fn look_up_access(&mut self) {
+        let settings = self.shared.settings.load();
+        let tokens = &settings.tokens;
+        let role = self.token.and_then(|token| tokens.role(token));
+        self.access = Access {
+            may_check: !tokens.guard_checks() || role.is_some(),
+            may_administer: match tokens.guard_administration() {
+                true => role == Some(config::Role::Admin),
+                false => self.shared.is_operator(self.peer),
+            },
+        };
+    }
+
+    /// The gate that decides for this client.
+    pub(super) fn gate(&self) -> &Arc<Gate> {
+        &self.shared.gate
+    }
+
+    /// Returns whether the client may run a command of a role. If not, writes why.
+    pub(super) fn may(&self, role: Role, out: &mut Output) -> bool {
+        match role {
+            Role::Checker | Role::Admin if !self.access.may_check => {
+                self.refuse("NOAUTH", "Authentication required.", out);
+                false
+            }
+            Role::Anyone | Role::Checker => true,
+            Role::Admin => self.may_administer(out),
+        }
+    }
+
+    /// Returns whether the client may run admin commands. If not, writes why.
+    fn may_administer(&self, out: &mut Output) -> bool {
+        if self.access.may_administer {
+            return true;
+        }
+        let (kind, why) = match (
+            self.shared.settings.load().tokens.guard_administration(),
+            self.token,
+        ) {
+            (true, None) => ("NOAUTH", "Authentication required: AUTH with an admin token first"),
+            (true, Some(_)) => ("NOPERM", "this is for the operator; your token lets you check"),
+            (false, _) => (
+                "NOPERM",
+                "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
+            ),
+        };
+        self.refuse(kind, why, out);
+        false
+    }
+
+    fn refuse(&self, kind: &'static str, why: &str, out: &mut Output) {
+        let labels = SurfaceLabels { surface: "resp" };
+        self.shared.gate.metrics.tokens_refused.get_or_create(&labels).inc();
+        out.error(kind, why);
+    }
+
+    pub(super) fn auth<'a>(&mut self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+        let token = words.from(1).last().ok_or(Mistake::Usage)?;
+        if self.log_in(token, out) {
+            out.simple("OK");
+        }
+        DONE
+    }
+
+    /// Takes a token if it is a right one. If not, writes why. There are no users: any name will do.
+    fn log_in(&mut self, token: &[u8], out: &mut Output) -> bool {
+        if token.len() > LONGEST_TOKEN {
+            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            return false;
+        }
+        let given = Given::new(token);
+        let role = {
+            let settings = self.shared.settings.load();
+            let tokens = &settings.tokens;
+            if !tokens.guard_checks() && !tokens.guard_administration() {
+                let why =
+                    "AUTH called without any password configured: the configuration has no tokens";
+                out.error("ERR", why);
+                return false;
+            }
+            tokens.role(given)
+        };
+        if role.is_none() {
+            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            return false;
+        }
+        self.token = Some(given);
+        self.look_up_access();
+        true
+    }
+
+    /// Greets the client, and takes its token and its name: all of it, or nothing.
+    pub(super) fn hello<'a>(&mut self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+        let protocol = match words.at(1) {
+            None => out.protocol,
+            Some(b"2") => Protocol::Resp2,
+            Some(b"3") => Protocol::Resp3,
+            Some(_) => {
+                out.error("NOPROTO", "unsupported protocol version; use 2 or 3");
+                return DONE;
+            }
+        };
+        let (mut token, mut name) = (None, None);
+        let mut options = words.from(2);
+        while let Some(option) = options.next() {
+            if option.eq_ignore_ascii_case(b"AUTH")
+                && let (Some(_), Some(given)) = (options.next(), options.next())
+            {
+                token = Some(given);
+            } else if option.eq_ignore_ascii_case(b"SETNAME")
+                && let Some(given) = options.next()
+            {
+                name = Some(given);
+            } else {
+                return Err(Mistake::Usage);
+            }
+        }
+        if name.is_some_and(|name| !is_name(name)) {
+            return bad_name(out);
+        }
+        if token.is_some_and(|token| !self.log_in(token, out)) {
+            return DONE;
+        }
+        if !self.access.may_check {
+            let why = "HELLO must be called with the client already authenticated, or with AUTH user token";
+            self.refuse("NOAUTH", why, out);
+            return DONE;
+        }
+        if let Some(name) = name {
+            self.name = name.into();
+        }
+        out.protocol = protocol;
+        out.map(7);
+        out.bulk("server");
+        out.bulk("tallygate");
+        out.bulk("version");
+        out.bulk(REDIS_VERSION);
+        out.bulk("proto");
+        out.integer(match protocol {
+            Protocol::Resp2 => 2,
+            Protocol::Resp3 => 3,
+        });
+        out.bulk("id");
+        out.count(self.id);
+        out.bulk("mode");
+        out.bulk("standalone");
+        out.bulk("role");
+        out.bulk("master");
+        out.bulk("modules");
+        out.array(0);
+        DONE
+    }
+
+    pub(super) fn client<'a>(&mut self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+        let what = words.at(1).unwrap_or_default().to_ascii_uppercase();
+        match (&*what, words.at(2), words.len()) {
+            (b"ID", None, _) => out.count(self.id),
+            (b"GETNAME", None, _) if self.name.is_empty() => out.null(),
+            (b"GETNAME", None, _) => out.bulk(&self.name),
+            (b"SETNAME", Some(name), 3) if is_name(name) => {
+                self.name = name.into();
+                out.simple("OK");
+            }
+            (b"SETNAME", Some(_), 3) => return bad_name(out),
+            // What a client is made with, and what Redis may not forget: nothing here depends on it.
+            (b"SETINFO", Some(_), 4) | (b"NO-EVICT" | b"NO-TOUCH", Some(_), 3) => out.simple("OK"),
+            (b"INFO" | b"LIST", None, _) => out.bulk(self.line()),
+            _ => out.error(
+                "ERR",
+                format_args!(
+                    "unknown subcommand or wrong number of arguments for CLIENT {}",
+                    Quoted(&what)
+                ),
+            ),
+        }
+        DONE
+    }
+
+    /// Forgets the token, the name and the protocol.
+    pub(super) fn reset<'a>(&mut self, out: &mut Output) -> Outcome<'a> {
+        self.token = None;
+        self.look_up_access();
+        self.name = Box::default();
+        out.protocol = Protocol::Resp2;
+        out.simple("RESET");
+        DONE
+    }
+
+    pub(super) fn quit<'a>(&mut self, out: &mut Output) -> Outcome<'a> {
+        self.is_over = true;
+        out.simple("OK");
+        DONE
+    }
+
+    /// The line about this connection in `CLIENT LIST`, which shows no others.
+    fn line(&self) -> String {
+        let Self { id, name, peer, .. } = self;
+        let address = peer.address.map_or("unix".to_owned(), |address| address.to_string());
+        let name = String::from_utf8_lossy(name);
+        format!("id={id} addr={address} name={name} db=0 user=default\n")
+    }
+
+    pub(super) fn info<'a>(&self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+        use fmt::Write as _;
+        let is_wanted = |section: &str| {
+            words.len() == 1
+                || words.from(1).any(|wanted| {
+                    wanted.eq_ignore_ascii_case(section.as_bytes())
+                        || ["all", "default", "everything"]
+                            .iter()
+                            .any(|all| wanted.eq_ignore_ascii_case(all.as_bytes()))
+                })
+        };
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        if is_wanted("server") {
+            let _ = write!(
+                text,
+                "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
+                 server_name:tallygate\r\ntallygate_version:{VERSION}\r\nprocess_id:{}\r\n\r\n",
+                std::process::id()
+            );
+        }
+        if is_wanted("persistence") {
+            text.push_str("# Persistence\r\nloading:0\r\n\r\n");
+        }
+        if is_wanted("replication") {
+            text.push_str("# Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n");
+        }
+        if is_wanted("cluster") {
+            text.push_str("# Cluster\r\ncluster_enabled:0\r\n\r\n");
+        }
+        if is_wanted("tallygate") {
+            text.push_str("# Tallygate\r\n");
+            for policy in self.shared.gate.policies() {
+                let name = policy.name.escape_default();
+                let keys = policy.limiter.usage().map_or(0, |usage| usage.keys);
+                let _ = write!(text, "policy_{name}:keys={keys}\r\n");
+            }
+        }
+        out.bulk(text);
+        DONE
+    }
+}
+
+/// Answers `CONFIG GET`, and no other form of `CONFIG`.
+pub(super) fn config<'a>(words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
+    if !words.at(1).is_some_and(|what| what.eq_ignore_ascii_case(b"GET")) || words.len() < 3 {
+        out.error("ERR", "only CONFIG GET is answered; the configuration is a file");
+        return DONE;
+    }
+    let is_wanted = |name: &str| {
+        words.from(2).any(|wanted| wanted == b"*" || wanted.eq_ignore_ascii_case(name.as_bytes()))
+    };
+    let found: Vec<_> = CONFIG.iter().filter(|(name, _)| is_wanted(name)).collect();
+    out.map(found.len());
+    for (name, value) in found {
+        out.bulk(name);
+        out.bulk(value);
+    }
+    DONE
+}
+
+/// Returns whether a connection may have a name, which is shown in a line of words.
+fn is_name(name: &[u8]) -> bool {
+    name.len() <= LONGEST_NAME && name.iter().all(u8::is_ascii_graphic)
+}
+
+fn bad_name<'a>(out: &mut Output) -> Outcome<'a> {
+    out.error(
+        "ERR",
+        format_args!("Client names cannot contain spaces, newlines or special characters, nor have more than {LONGEST_NAME} bytes."),
+    );
+    DONE
+}
