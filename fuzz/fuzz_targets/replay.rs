@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| tallygate_server::fuzzing::replay(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tallygate_lab::fuzzing::replay(input));

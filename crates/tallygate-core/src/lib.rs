@@ -34,7 +34,6 @@
 //! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
 //! | Why is a request decided as it is? | `explain.rs` |
 //! | What would a limit do to a trace? | `simulator.rs` |
-//! | What does the textbook do? | `textbook.rs`, `instruction.rs` |
 
 #![no_std]
 
@@ -49,7 +48,6 @@ mod exchange;
 pub mod explain;
 mod fixed_window;
 mod gcra;
-mod instruction;
 mod leaky_bucket;
 mod limit;
 mod penalty;
@@ -59,7 +57,6 @@ mod several;
 mod simulator;
 mod sliding_window_counter;
 mod sliding_window_log;
-mod textbook;
 mod time;
 mod token_bucket;
 
@@ -71,7 +68,6 @@ pub use decision::{Answer, Decision, Outcome, Source, Timed};
 pub use exchange::{Constants, NotWhole, Script};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{ArrivalTime, Gcra};
-pub use instruction::{Instruction, InstructionError};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{Anchor, Kind, Limit, LimitState, Machine, Numbers, UnknownKind};
 pub use penalty::Penalty;
@@ -81,7 +77,6 @@ pub use several::Standing;
 pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 pub use sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
-pub use textbook::{Textbook, TextbookState, Verdict, rate_limiter};
 pub use time::{Tick, Ticks};
 pub use token_bucket::TokenBucket;
 

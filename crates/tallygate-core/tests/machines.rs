@@ -238,14 +238,3 @@ fn a_simulator_shows_its_clients_states() {
     assert!(simulator.step::<bool>(0, Tick(0), 1));
     assert_eq!((simulator.state(0), simulator.rule().capacity()), (Some(&true), 1));
 }
-
-#[test]
-fn a_number_alone_on_its_line_is_read() {
-    use tallygate_core::Instruction;
-    assert_eq!(Instruction::parse_number(b" -7\r", "a number"), Ok(Some(-7)));
-    assert_eq!(Instruction::parse_number(b" ", "a number"), Ok(None));
-    assert!(Instruction::parse_number(b"7 8", "a number").is_err());
-    let exactly = "x".repeat(60);
-    let told = Instruction::parse_number(exactly.as_bytes(), "a number").expect_err("no number");
-    assert_eq!(told.to_string(), format!("found `{exactly}`; expected a number"));
-}

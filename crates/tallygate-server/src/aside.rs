@@ -7,8 +7,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
-use crate::http::WORKED_ON_AT_A_TIME;
-
+/// How many scenarios are worked out at a time.
+pub(crate) const SCENARIOS_AT_A_TIME: usize = 2;
+/// How many backtests are decided at a time.
+pub(crate) const BACKTESTS_AT_A_TIME: usize = 2;
 /// How many lists are written, and overrides changed, at a time: they are quick, but not as quick as a decision.
 const LISTS_AT_A_TIME: usize = 1;
 
@@ -24,7 +26,7 @@ const KEPT: Duration = Duration::from_secs(3600);
 static THREADS: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     Builder::new_current_thread()
         .thread_name("tallygate-aside")
-        .max_blocking_threads(WORKED_ON_AT_A_TIME + LISTS_AT_A_TIME)
+        .max_blocking_threads(SCENARIOS_AT_A_TIME + BACKTESTS_AT_A_TIME + LISTS_AT_A_TIME)
         .thread_keep_alive(KEPT)
         .on_thread_start(step_back)
         .build()

@@ -23,10 +23,13 @@ use tallygate::{Cost, Tiers};
 use tallygate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
-pub(crate) use limits::{DECODED_HEAD, Limits};
-pub(crate) use mistake::{Mistake, nearest, with_nearest};
+pub(crate) use limits::{DECODED_HEAD, Limits, SHARE_OF_AN_ADDRESS};
+#[cfg(test)]
+pub(crate) use memory::SETTLED_BYTES;
+pub(crate) use mistake::{Mistake, with_nearest};
 pub(crate) use tls::Tls;
-pub(crate) use tokens::{Given, Role, Tokens, tokens_of};
+pub use tokens::tokens_of;
+pub(crate) use tokens::{Given, Role, Tokens};
 
 /// The longest name of a policy or a tier, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
@@ -101,8 +104,11 @@ impl Config {
     }
 }
 
-/// `tallygate check-config`: says what is wrong, or what it comes to.
-pub(crate) fn show(path: &Path) -> anyhow::Result<()> {
+/// Validates a configuration file and prints the effective policies.
+///
+/// # Errors
+/// The file cannot be read, or it is no configuration: the error says where and why.
+pub fn show(path: &Path) -> anyhow::Result<()> {
     tell(&Config::read(path)?, &mut std::io::stdout().lock())
 }
 
@@ -144,13 +150,36 @@ pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use tallygate::Access;
+    use tallygate::{Access, Policy, Ticks};
+    use tallygate_lab::simulate::{Scenario, report};
 
     use super::*;
 
     #[test]
     fn the_demo_is_a_configuration() {
         assert!(Config::demo().policies.contains_key("demo"));
+    }
+
+    /// A simulation shows its policies as a configuration.
+    #[test]
+    fn the_configuration_is_one_and_means_the_same() {
+        for window_ms in [1, 999, 1000, 1500, 60_000, 90_000, 3_600_000, 86_400_000] {
+            let scenario = Scenario { limit: 7, burst: 9, window_ms, ..Scenario::default() };
+            let kinds = scenario.algorithms.clone();
+            let report = serde_json::to_value(report(scenario).expect("a report")).unwrap();
+            for (place, kind) in kinds.into_iter().enumerate() {
+                let toml = report["lanes"][place]["toml"].as_str().expect("a configuration");
+                let config = Config::parse(toml, Path::new("")).expect("a configuration");
+                let Access::Limited(policy) = config.policies["example"].tiers.base() else {
+                    panic!("it limits nothing: {config:?}");
+                };
+                let written = *policy.limits()[0].numbers();
+                // There a tick is a nanosecond.
+                let meant = Policy::of(kind, 7).per(Ticks(window_ms * 1_000_000));
+                let meant = if kind.is_bucket() { meant.burst(9) } else { meant };
+                assert_eq!(written, *meant.limit().unwrap().numbers());
+            }
+        }
     }
 
     #[track_caller]

@@ -25,14 +25,14 @@ use tallygate::{
 use tallygate_redis::{Redis, RedisStore};
 
 use crate::config::{Config, KeySource, Limits, PolicyConfig};
-use crate::metrics::{Metrics, PolicyMetrics};
+use crate::metrics::{Figures, Metrics, PolicyMetrics};
 use crate::traces;
 use crate::turn::off_worker;
 
 pub(crate) use hot::{Hot, HotClient};
+pub(crate) use remembered::Remembered;
 use remembered::RememberedPolicy;
-pub(crate) use remembered::{Remembered, Saved};
-pub(crate) use reservations::{Reservations, SETTLED_BYTES, SettleFailure};
+pub(crate) use reservations::{Reservations, SettleFailure};
 use suggest::Suggestions;
 use throttle::Throttle;
 pub(crate) use throttle::{ThrottleArguments, ThrottleError};
@@ -305,14 +305,21 @@ impl Gate {
         self.limits.load().0
     }
 
-    /// Returns the most bytes of memory that the server takes by the configuration in force.
-    pub(crate) fn memory_bound(&self) -> u64 {
-        self.memory_bound.load(Ordering::Relaxed)
-    }
-
-    /// Returns how many keys `CL.THROTTLE` has in memory; `None` if they are in Redis.
-    pub(crate) fn throttled_keys(&self) -> Option<tallygate::Usage> {
-        self.throttle.usage()
+    /// Returns the figures that the metrics show beside the counts.
+    pub(crate) fn figures(&self) -> Figures {
+        let policies = self.policies();
+        let keys = policies.iter().map(|entry| (entry.name.clone(), entry.limiter.usage()));
+        let keys = keys.chain([("CL.THROTTLE".into(), self.throttle.usage())]);
+        let store = match &self.backend {
+            Backend::Redis(redis) => Some(redis.counts()),
+            Backend::Memory { .. } => None,
+        };
+        Figures {
+            memory_bound: self.memory_bound.load(Ordering::Relaxed),
+            keys: keys.filter_map(|(policy, usage)| Some((policy, usage?))).collect(),
+            reservations_open: self.reservations.open(),
+            store,
+        }
     }
 
     /// Decides by limits that come with the request; the error is that of their numbers.

@@ -41,9 +41,6 @@ mod routes;
 mod sending;
 mod simulate;
 
-pub(crate) use address::{key as address_key, parsed as parsed_address};
-pub(crate) use backtest::places as backtest_places;
-
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
@@ -60,15 +57,15 @@ use hyper_util::server::conn::auto::Builder;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::config::Limits;
+use crate::connection::{Connection, Stop};
+use crate::holdings::{HeldBytes, Holder, SMALL_BYTES};
 use crate::metrics::observe;
-use crate::server::{Connection, HeldBytes, Holder, Peer, SMALL_BYTES, Shared, Stop};
+use crate::peer::Peer;
+use crate::shared::Shared;
 use crate::traces::Trace;
 use http2::CountedStream;
 use problem::Problem;
 use sending::{Reserved, Sending, Untaken};
-
-/// How much is worked out at a time that is more than a decision.
-pub(crate) const WORKED_ON_AT_A_TIME: usize = simulate::AT_A_TIME + backtest::AT_A_TIME;
 
 const SURFACE: &str = "http";
 

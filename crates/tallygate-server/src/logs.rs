@@ -17,8 +17,33 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::cli::{LogFormat, LogLevel};
 use crate::repeats::Repeats;
+
+/// Log level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Only errors.
+    Error,
+    /// Warnings, too.
+    Warn,
+    /// What an operator wants to know, too.
+    #[default]
+    Info,
+    /// Details for debugging, too.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// Format of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line of text per event.
+    #[default]
+    Text,
+    /// A JSON object per event.
+    Json,
+}
 
 /// How many bytes of lines wait to be written; the next ones are lost.
 const MOST_WAITING_BYTES: usize = 1 << 20;

@@ -11,9 +11,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tallygate::{Decision, Source};
+use tallygate::{Decision, Source, Usage};
+use tallygate_redis::Counts;
 
-use crate::gate::{Backend, Gate, Saved};
 use crate::logs;
 
 /// What is counted.
@@ -79,6 +79,18 @@ const SOURCES: [Source; 7] = [
     Source::FailedClosed,
     Source::Overloaded,
 ];
+
+/// Figures that are read when metrics are rendered, and not counted as things happen.
+pub(crate) struct Figures {
+    /// The most bytes of memory that the server takes.
+    pub(crate) memory_bound: u64,
+    /// The keys in memory, by policy.
+    pub(crate) keys: Vec<(Arc<str>, Usage)>,
+    /// How many reservations are open.
+    pub(crate) reservations_open: usize,
+    /// What Redis was asked, where it keeps the clients.
+    pub(crate) store: Option<Counts>,
+}
 
 /// From 1 µs to 1 s.
 const BUCKETS: [f64; 13] =
@@ -177,7 +189,7 @@ impl Metrics {
     }
 
     /// All of it, as text.
-    pub(crate) fn render(&self, gate: &Gate) -> String {
+    pub(crate) fn render(&self, figures: &Figures) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
         let _ = text::encode_registry(&mut out, &self.registry);
@@ -187,22 +199,18 @@ impl Metrics {
         let _ = writeln!(out, "# TYPE tallygate_log_lines_lost counter");
         let _ = writeln!(out, "tallygate_log_lines_lost_total {}", logs::lines_lost());
         let _ = writeln!(out, "# TYPE tallygate_memory_bound_bytes gauge");
-        let _ = writeln!(out, "tallygate_memory_bound_bytes {}", gate.memory_bound());
+        let _ = writeln!(out, "tallygate_memory_bound_bytes {}", figures.memory_bound);
         let _ = writeln!(out, "# TYPE tallygate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tallygate_evictions counter");
-        let policies = gate.policies();
-        let of_policies = policies.iter().map(|entry| (&*entry.name, entry.limiter.usage()));
-        for (policy, usage) in of_policies.chain([("CL.THROTTLE", gate.throttled_keys())]) {
-            let Some(usage) = usage else { continue };
+        for (policy, usage) in &figures.keys {
             let policy = policy.replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(out, "tallygate_keys_live{{policy=\"{policy}\"}} {}", usage.keys);
             let _ =
                 writeln!(out, "tallygate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
         }
         let _ = writeln!(out, "# TYPE tallygate_reservations_open gauge");
-        let _ = writeln!(out, "tallygate_reservations_open {}", gate.reservations.open());
-        if let Backend::Redis(redis) = gate.backend() {
-            let counts = redis.counts();
+        let _ = writeln!(out, "tallygate_reservations_open {}", figures.reservations_open);
+        if let Some(counts) = &figures.store {
             let mut count = |name: &str, value: u64| {
                 let _ = writeln!(out, "# TYPE tallygate_store_{name} counter");
                 let _ = writeln!(out, "tallygate_store_{name}_total {value}");
@@ -258,15 +266,17 @@ impl Snapshots {
         new
     }
 
-    /// Notes one, or that it could not be written.
-    pub(crate) fn saved(&self, saved: Option<&Saved>, took: Duration) {
-        let outcome = if saved.is_some() { "written" } else { "failed" };
-        self.outcomes.get_or_create(&OutcomeLabels { outcome }).inc();
-        if let Some(saved) = saved {
-            self.keys.set(saved.keys);
-            self.bytes.set(saved.bytes);
-            self.seconds.set(took.as_secs_f64());
-        }
+    /// Counts a snapshot that was written.
+    pub(crate) fn written(&self, keys: u64, bytes: u64, took: Duration) {
+        self.outcomes.get_or_create(&OutcomeLabels { outcome: "written" }).inc();
+        self.keys.set(keys);
+        self.bytes.set(bytes);
+        self.seconds.set(took.as_secs_f64());
+    }
+
+    /// Counts a snapshot that could not be written.
+    pub(crate) fn failed(&self) {
+        self.outcomes.get_or_create(&OutcomeLabels { outcome: "failed" }).inc();
     }
 }
 

@@ -3,7 +3,7 @@
 use hyper::{Request, StatusCode};
 use tallygate::Decision;
 
-use crate::cli::Serve;
+use crate::options::ServeOptions;
 
 /// Nothing to follow.
 pub(crate) struct Trace;
@@ -12,7 +12,7 @@ pub(crate) struct Trace;
 pub(crate) struct Traces;
 
 #[expect(clippy::unnecessary_wraps, reason = "where traces are built in, this can fail")]
-pub(crate) const fn start(_: &Serve) -> anyhow::Result<Traces> {
+pub(crate) const fn start(_: &ServeOptions) -> anyhow::Result<Traces> {
     Ok(Traces)
 }
 

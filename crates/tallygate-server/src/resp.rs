@@ -17,7 +17,9 @@ mod session;
 
 use std::sync::Arc;
 
-use crate::server::{Connection, Peer, Shared, Stop};
+use crate::connection::{Connection, Stop};
+use crate::peer::Peer;
+use crate::shared::Shared;
 
 /// Serves a connection until either end closes it.
 pub(crate) async fn serve_connection(

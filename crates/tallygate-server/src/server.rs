@@ -1,130 +1,37 @@
 //! `tallygate serve`: listens, keeps the configuration current, and stops when it is told to.
 
-mod descriptors;
-mod holdings;
-mod impatient;
 mod listen;
 mod notify;
 mod reload;
 mod snapshot;
-mod tls;
-mod turns;
 #[cfg(test)]
 mod worker_time;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use arc_swap::ArcSwap;
 use futures_util::TryFutureExt as _;
-use ipnet::IpNet;
 use tallygate_redis::Redis;
-use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
-use crate::cli::Serve;
-use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
+use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Tokens};
 use crate::gate::{Backend, Gate, Remembered};
-use crate::metrics::{Metrics, ReasonLabels};
-use crate::{http, random, resp, traces};
-pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES, WAITING_BYTES};
-use holdings::{HeldConnection, Holdings, NoRoom};
-pub(crate) use listen::Connection;
+use crate::options::ServeOptions;
+use crate::shared::Shared;
+use crate::{descriptors, http, random, resp, traces};
 use listen::Listener;
 use reload::Watched;
 use snapshot::Snapshot;
-use tls::Security;
-pub(crate) use turns::TURN_BYTES;
-
-/// What all connections share.
-pub(crate) struct Shared {
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) settings: ArcSwap<Settings>,
-    /// Whether new requests are welcome: not before it listens, not after it was told to stop.
-    pub(crate) is_ready: AtomicBool,
-    /// Asks for the configuration to be read anew.
-    pub(crate) reload: AskReload,
-    /// Places for backtests.
-    pub(crate) backtests: Arc<Semaphore>,
-    holdings: Arc<Holdings>,
-    http: Security,
-    resp: Security,
-}
-
-/// Where to ask for the configuration to be read anew, and who is told what came of it.
-pub(crate) type AskReload = mpsc::Sender<oneshot::Sender<Result<(), String>>>;
-
-/// What of the configuration concerns the surfaces.
-#[derive(Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) tokens: Arc<Tokens>,
-    pub(crate) admin_on_loopback: bool,
-    /// The host names by which browsers may call the server.
-    pub(crate) names: Vec<String>,
-    pub(crate) trusted_proxies: Vec<IpNet>,
-    pub(crate) limits: Limits,
-    /// The most bytes that are taken to be backtested.
-    pub(crate) backtest_max_bytes: u64,
-    /// The most memory that the clients of a backtest may take.
-    pub(crate) backtest_max_memory: u64,
-}
-
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    /// Its address; `None` over a Unix socket.
-    pub(crate) address: Option<IpAddr>,
-    /// Whether it is a process of the server's own user or of root, over a Unix socket.
-    pub(crate) is_same_user: bool,
-}
-
-impl Peer {
-    /// Returns the peer of a TCP connection.
-    pub(crate) const fn at(address: IpAddr) -> Self {
-        Self { address: Some(address), is_same_user: false }
-    }
-
-    /// Returns the peer of a connection over a Unix socket, by the user that the kernel reports.
-    fn of_socket(stream: &UnixStream) -> Self {
-        let own = rustix::process::geteuid().as_raw();
-        let user = stream.peer_cred().map(|peer| peer.uid());
-        Self { address: None, is_same_user: user.is_ok_and(|user| user == own || user == 0) }
-    }
-
-    /// Whether it connects over loopback.
-    pub(crate) fn is_loopback(self) -> bool {
-        self.address.is_some_and(|address| address.to_canonical().is_loopback())
-    }
-}
-
-/// Told when it is time to stop.
-pub(crate) type Stop = watch::Receiver<bool>;
 
 /// How long connections have to end after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
-impl Settings {
-    fn of(config: &Config) -> Self {
-        let max_connections = descriptors::connections(config.limits.max_connections);
-        Self {
-            tokens: config.tokens.clone(),
-            admin_on_loopback: config.admin_on_loopback,
-            names: config.names.clone(),
-            trusted_proxies: config.trusted_proxies.clone(),
-            limits: Limits { max_connections, ..config.limits },
-            backtest_max_bytes: config.backtest_max_bytes,
-            backtest_max_memory: config.backtest_max_memory,
-        }
-    }
-}
-
 /// Runs until it is told to stop.
-pub(crate) fn run(options: &Serve) -> anyhow::Result<()> {
+pub(crate) fn run(options: &ServeOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let traces = traces::start(options)?;
@@ -145,7 +52,7 @@ async fn reach(redis: &Redis) -> Result<(), tallygate_redis::Error> {
     }
 }
 
-async fn serve(options: &Serve) -> anyhow::Result<()> {
+async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     descriptors::raise();
     // Before it is read: what changes from now on is noticed.
     let watched = options.config.as_deref().map(Watched::new);
@@ -288,86 +195,5 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-    }
-}
-
-impl Shared {
-    pub(crate) fn new(
-        config: &Config,
-        backend: Backend,
-        remembered: Remembered,
-        reload: AskReload,
-    ) -> Self {
-        Self {
-            gate: Arc::new(Gate::new(config, backend, Metrics::new(), remembered)),
-            settings: ArcSwap::from_pointee(Settings::of(config)),
-            is_ready: AtomicBool::new(false),
-            reload,
-            backtests: http::backtest_places(),
-            holdings: Arc::default(),
-            http: Security::new(config.tls.http.as_ref()),
-            resp: Security::new(config.tls.resp.as_ref()),
-        }
-    }
-
-    /// Room for one more connection, if there is any.
-    fn admit_connection(&self, peer: Peer) -> Option<HeldConnection> {
-        let settings = self.settings.load();
-        let refused = match self.holdings.connect(self.holder(peer), &settings.limits) {
-            Ok(held) => return Some(held),
-            Err(NoRoom::Server) => "server",
-            Err(NoRoom::Address) => "address",
-        };
-        let labels = ReasonLabels { reason: refused };
-        self.gate.metrics.connections_refused.get_or_create(&labels).inc();
-        None
-    }
-
-    /// Whom the bytes of a connection are counted to. It is settled once: they are given back to whom they were taken from.
-    pub(crate) fn holder(&self, peer: Peer) -> Holder {
-        Holder::of(peer, &self.settings.load().trusted_proxies)
-    }
-
-    /// Room for bytes that a client makes the server hold, if there is any.
-    pub(crate) fn hold(&self, holder: Holder, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
-        self.holdings.hold(holder, bytes, limits)
-    }
-
-    /// Whether a peer may use the admin verbs without a token: a process of the same user or of root over a Unix socket,
-    /// or, if the configuration opens it, a connection from loopback that is not a trusted proxy's.
-    pub(crate) fn is_operator(&self, peer: Peer) -> bool {
-        let opened = peer.is_loopback() && self.settings.load().admin_on_loopback;
-        peer.is_same_user || (opened && !self.is_trusted_proxy(peer))
-    }
-
-    /// Whether a peer is a proxy that the configuration trusts to name its clients.
-    pub(crate) fn is_trusted_proxy(&self, peer: Peer) -> bool {
-        peer.address.is_some_and(|address| {
-            let address = address.to_canonical();
-            self.settings.load().trusted_proxies.iter().any(|net| net.contains(&address))
-        })
-    }
-
-    /// Shows new certificates, as far as that can be changed while it runs.
-    fn renew(&self, tls: &Tls) {
-        let is_other = [self.http.renew(tls.http.as_ref()), self.resp.renew(tls.resp.as_ref())];
-        if is_other.contains(&true) {
-            tracing::warn!(
-                "which listeners speak TLS is settled at the start: restart to change it"
-            );
-        }
-    }
-
-    /// What one client may take, at this time.
-    pub(crate) fn limits(&self) -> Limits {
-        self.settings.load().limits
-    }
-
-    /// Reads the configuration anew, and says what came of it.
-    pub(crate) async fn reload(&self) -> Result<(), String> {
-        let (tell, told) = oneshot::channel();
-        let gone = || "the server is stopping".to_owned();
-        self.reload.send(tell).await.map_err(|_| gone())?;
-        told.await.map_err(|_| gone())?
     }
 }

@@ -29,7 +29,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use tallygate::Decision;
 
-use crate::cli::Serve;
+use crate::options::ServeOptions;
 
 /// A request or a batch while it is carried out, if anybody wants to know.
 pub(crate) struct Trace(Option<Span>);
@@ -69,7 +69,7 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024;
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 /// Begins to send traces if a collector is named. Within a runtime of tokio.
-pub(crate) fn start(options: &Serve) -> anyhow::Result<Traces> {
+pub(crate) fn start(options: &ServeOptions) -> anyhow::Result<Traces> {
     let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if options.otlp.is_none() && !ENDPOINTS.iter().any(is_set) {
         return Ok(Traces(None));

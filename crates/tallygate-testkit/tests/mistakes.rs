@@ -1,5 +1,7 @@
 //! The seeded mistakes and `docs/faults.md` name what exists.
 
+#![allow(clippy::panic, reason = "a test, also where it is no #[test]")]
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde::de::Deserializer;
 
 use super::file::Window;
-use crate::server::SHARE_OF_AN_ADDRESS;
+
+/// What part of all held bytes one address may hold.
+pub(crate) const SHARE_OF_AN_ADDRESS: usize = 4;
 
 /// What one client may take of the server itself. New connections go by it when it changes.
 #[derive(Clone, Copy, Debug, Deserialize)]

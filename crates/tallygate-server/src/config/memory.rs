@@ -5,7 +5,6 @@
 use tallygate::{Access, Kind};
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
-use crate::gate::SETTLED_BYTES;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -23,6 +22,8 @@ const LOG_ENTRY: u64 = 64;
 const CONNECTION: u64 = 64 * KIB;
 /// An override with the longest key, and its copy while the overrides are changed.
 const OVERRIDE: u64 = 10 * KIB;
+/// A settled reservation while it is remembered, in trees whose nodes may be half empty.
+pub(crate) const SETTLED_BYTES: usize = 512;
 /// How many backtests run at a time.
 const BACKTESTS: u64 = 2;
 /// Clients per policy that are decided on locally while Redis is away.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tallygate_lab::names::nearest;
+
 /// What is wrong, with its line and column.
 #[derive(Debug)]
 pub(crate) struct Mistake {
@@ -67,19 +69,4 @@ pub(crate) fn with_nearest(message: &str) -> String {
         Some(near) => format!("{found}; did you mean `{near}`?"),
         None => format!("{found}; there is {}", known.join(", ")),
     }
-}
-
-/// The longest name for which a nearest one is looked for, in bytes.
-const LONGEST_NAME: usize = 64;
-
-/// The known name that was probably meant.
-pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // To compare takes time in the product of the lengths, and the name may come from a request.
-    let is_comparable = name.len() <= LONGEST_NAME;
-    known
-        .filter(|_| is_comparable)
-        .map(|known| (strsim::damerau_levenshtein(name, known), known))
-        .filter(|(distance, known)| *distance <= known.len().max(3) / 3 + 1)
-        .min()
-        .map(|(_, near)| near)
 }

@@ -150,7 +150,7 @@ impl TokenSource {
 
 /// The tokens of a text: they stand apart by blanks or line ends, and from a word that begins with `#` on the rest of a line
 /// is a remark.
-pub(crate) fn tokens_of(text: &str) -> impl Iterator<Item = &str> {
+pub fn tokens_of(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split_whitespace().take_while(|word| !word.starts_with('#')))
 }
 

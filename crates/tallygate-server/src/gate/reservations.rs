@@ -17,8 +17,8 @@ use tallygate::{Cost, Decision, Reservation, Reserved, SettleError, Ticks};
 
 use super::{AskError, Entry, Limiter};
 use crate::config::Limits;
+use crate::holdings::Holder;
 use crate::random;
-use crate::server::Holder;
 
 /// Reservations by their numbers.
 #[derive(Default)]
@@ -73,8 +73,6 @@ const SHARE_OF_A_KEY: usize = 100;
 const SHARE_OF_AN_ADDRESS_IN_A_KEY: usize = 4;
 /// What a reservation takes beside its key.
 const RESERVATION_BYTES: usize = 512;
-/// What a settled reservation takes while it is remembered, in trees whose nodes may be half empty.
-pub(crate) const SETTLED_BYTES: usize = 512;
 /// How many expired ones are removed when a new one comes: more than come, and few enough to take no time.
 const EXPIRED_AT_A_TIME: usize = 16;
 
@@ -357,7 +355,8 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::server::Peer;
+    use crate::config::SETTLED_BYTES;
+    use crate::peer::Peer;
 
     fn owner(address: &str, key: u64, bytes: usize) -> Owner {
         let address: IpAddr = address.parse().expect("an address");

@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use tallygate_lab::names::nearest_of;
+
 /// The longest name that is compared, in bytes.
 const LONGEST: usize = 32;
 /// The most policies that a name is compared with.
@@ -40,14 +42,7 @@ impl Suggestions {
         if name.len() > LONGEST || !self.may_look(now_ms()) {
             return None;
         }
-        let most = |known: &K| known.as_ref().len() / 3 + 1;
-        known
-            .filter(|known| known.as_ref().len().abs_diff(name.len()) <= most(known))
-            .take(MOST_COMPARED)
-            .map(|known| (strsim::osa_distance(name, known.as_ref()), known))
-            .filter(|(distance, known)| *distance <= most(known))
-            .min()
-            .map(|(_, near)| near)
+        nearest_of(name, known, MOST_COMPARED)
     }
 
     /// Counts a search, if there were not too many before it.

@@ -1,14 +1,14 @@
 //! Whose request a proxy hands on: the address that the first hop we do not trust connected from.
 //!
-//! Everything to the left of it was written by strangers. An IPv6 client has a whole /64 to choose from, so the /64 is
-//! the client; an IPv4 address is the same client in whatever dress.
+//! Everything to the left of it was written by strangers. Which client has the address is in `tallygate_lab::address`.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 
 use hyper::HeaderMap;
 use ipnet::IpNet;
+use tallygate_lab::address::parse;
 
-use crate::server::Peer;
+use crate::peer::Peer;
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
@@ -23,40 +23,17 @@ pub(super) fn client(peer: Peer, fields: &HeaderMap, trusted: &[IpNet]) -> Optio
             if client.as_ref().is_some_and(|client| !is_trusted(client)) {
                 return client;
             }
-            let Some(hop) = parsed(hop) else { return client };
+            let Some(hop) = parse(hop) else { return client };
             client = Some(hop);
         }
     }
     client
 }
 
-/// An address with or without a port, as some proxies write it.
-pub(crate) fn parsed(hop: &[u8]) -> Option<IpAddr> {
-    let hop = std::str::from_utf8(hop).ok()?.trim_matches([' ', '\t']);
-    let bare = hop.strip_prefix('[').and_then(|hop| hop.strip_suffix(']')).unwrap_or(hop);
-    let address = bare.parse().or_else(|_| hop.parse().map(|socket: SocketAddr| socket.ip()));
-    address.ok().map(|address: IpAddr| address.to_canonical())
-}
-
-/// The key of the client that has an address.
-pub(crate) fn key(address: IpAddr) -> String {
-    key_within(address, 64)
-}
-
-/// The same, where so many bits of an IPv6 address are one client.
-pub(super) fn key_within(address: IpAddr, ipv6_prefix: u8) -> String {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => {
-            let prefix = u32::from(ipv6_prefix.clamp(1, 128));
-            let network = address.to_bits() & (u128::MAX << (128 - prefix));
-            format!("{}/{prefix}", Ipv6Addr::from_bits(network))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tallygate_lab::address::key;
+
     use super::*;
 
     #[track_caller]
@@ -115,17 +92,6 @@ mod tests {
         says(Some("2001:db8:1:2:3:4:5:6"), &[], Some("2001:db8:1:2::/64"));
         says(Some("2001:db8:1:2:ffff::1"), &[], Some("2001:db8:1:2::/64"));
         says(Some("2001:db8:1:3::1"), &[], Some("2001:db8:1:3::/64"));
-    }
-
-    #[test]
-    fn how_much_of_an_ipv6_address_is_a_client_can_be_chosen() {
-        let key = |prefix| key_within("2001:db8:1:2:3:4:5:6".parse().unwrap(), prefix);
-        assert_eq!(key(64), "2001:db8:1:2::/64");
-        assert_eq!(key(56), "2001:db8:1::/56");
-        assert_eq!(key(48), "2001:db8:1::/48");
-        assert_eq!(key(128), "2001:db8:1:2:3:4:5:6/128");
-        assert_eq!(key(1), "::/1");
-        assert_eq!(key_within("::ffff:192.0.2.1".parse().unwrap(), 48), "192.0.2.1");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::problem::Problem;
 use super::query::Query;
 use crate::aside::aside_in_order;
 use crate::gate::{Ask, Gate, HotClient, Verb};
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::turn::{DECISION, Turn};
 
 /// How many hot clients are told of each kind.

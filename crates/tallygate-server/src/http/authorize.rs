@@ -8,6 +8,7 @@ use hyper::StatusCode;
 use hyper::header;
 use hyper::http::request::Parts;
 use tallygate::Source;
+use tallygate_lab::address::key_within;
 
 use super::headers::{Dialect, Quota};
 use super::problem::{self, Problem};
@@ -106,7 +107,7 @@ fn key(caller: &Caller, entry: &Entry, request: &Parts) -> Result<Vec<u8>, Probl
             let address = address.ok_or_else(|| {
                 Problem::bad("the client has no address; send it in X-Forwarded-For")
             })?;
-            Ok(address::key_within(address, entry.ipv6_prefix).into_bytes())
+            Ok(key_within(address, entry.ipv6_prefix).into_bytes())
         }
         KeySource::Header(name) => {
             let mut values = request.headers.get_all(&**name).iter();

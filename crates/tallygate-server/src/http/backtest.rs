@@ -4,7 +4,6 @@
 //! piece, and waits where that is slower.
 
 use std::io::{self, Read};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
@@ -13,19 +12,17 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header;
 use hyper::http::request::Parts;
 use tallygate_core::Limit;
+use tallygate_lab::backtest::{
+    ABANDONED, BacktestError, Bounds, Format, Input, KeyFrom, Plan, Share, Wanted, backtest,
+};
+use tallygate_lab::spelling;
 use tokio::sync::mpsc;
 
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, answer, body};
-use crate::aside::aside;
-use crate::backtest::{
-    ABANDONED, BacktestError, Bounds, Input, KeyFrom, Plan, Share, Wanted, backtest,
-};
-use crate::{cli, spelling};
+use crate::aside::{BACKTESTS_AT_A_TIME, aside};
 
-/// How many are decided at a time.
-pub(crate) const AT_A_TIME: usize = 2;
 /// How long a client may take over the next piece.
 const IDLE: Duration = Duration::from_secs(30);
 /// How many times its own size a body may unpack to.
@@ -64,7 +61,7 @@ async fn decided(caller: &Caller, request: &Parts, sent: &mut Sent) -> Result<Re
         return Err(sent.too_large());
     }
     let place = caller.shared.backtests.clone().try_acquire_owned().map_err(|_| {
-        let detail = format!("{AT_A_TIME} backtests are being decided; come back later");
+        let detail = format!("{BACKTESTS_AT_A_TIME} backtests are being decided; come back later");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "10")
     })?;
     let unpacked_bytes = sent.max_bytes.saturating_mul(MAX_UNPACKED);
@@ -74,7 +71,7 @@ async fn decided(caller: &Caller, request: &Parts, sent: &mut Sent) -> Result<Re
     let deciding = aside(move || {
         let arriving =
             Input::upload(Arriving { pieces: arriving, here: Bytes::new(), ended: false });
-        let report = backtest(vec![arriving], &plan, &bounds);
+        let report = backtest(vec![arriving], &plan, &bounds, &mut |_| {});
         drop(place);
         report
     });
@@ -102,13 +99,9 @@ fn plan_of(request: &Parts) -> Result<Plan, Problem> {
     let read = |text: &&str| spelling::parse(text).map_err(|error| about("policy", &error));
     let policies: Vec<Limit> = policies.iter().map(read).collect::<Result<_, _>>()?;
     let key = query.text("key")?.unwrap_or("ip").parse::<KeyFrom>();
-    let format = query.text("format")?.map(|name| {
-        clap::ValueEnum::from_str(name, false).map_err(|_| {
-            about("format", &format!("found {name:?}; expected combined, json or csv"))
-        })
-    });
+    let format = query.text("format")?.map(str::parse::<Format>).transpose();
     let suggest = query.text("suggest")?.map(str::parse::<Share>).transpose();
-    let peak = query.text("peak")?.map(cli::window).transpose();
+    let peak = query.text("peak")?.map(spelling::window).transpose();
     let peak = peak.map_err(|error| about("peak", &error))?;
     let top = query.number("top")?.unwrap_or(TOP);
     if top > MAX_TOP {
@@ -117,7 +110,7 @@ fn plan_of(request: &Parts) -> Result<Plan, Problem> {
     Ok(Plan {
         wanted: Wanted {
             key: key.map_err(|error| about("key", &error))?,
-            format: format.transpose()?,
+            format: format.map_err(|error| about("format", &error))?,
             time: query.text("time")?.map(str::to_owned),
         },
         peak: peak.unwrap_or(policies[0].numbers().window),
@@ -198,12 +191,8 @@ impl From<BacktestError> for Problem {
             BacktestError::Format(_) | BacktestError::Abandoned => StatusCode::BAD_REQUEST,
             BacktestError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             BacktestError::Spool(_) => StatusCode::INSUFFICIENT_STORAGE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())
     }
-}
-
-/// Places for those that are decided.
-pub(crate) fn places() -> Arc<tokio::sync::Semaphore> {
-    Arc::new(tokio::sync::Semaphore::new(AT_A_TIME))
 }

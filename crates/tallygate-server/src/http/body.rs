@@ -18,10 +18,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::problem::Problem;
-use super::simulate::{Retries, Traffic};
 use super::{Caller, no_room};
 use crate::config::{Limits, with_nearest};
-use crate::server::{HeldBytes, SMALL_BYTES};
+use crate::holdings::{HeldBytes, SMALL_BYTES};
 
 /// How much of a body that is too long is read past, so that the client hears why.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
@@ -219,7 +218,7 @@ fn told(error: &dyn fmt::Display) -> (String, Option<(usize, usize)>) {
 }
 
 /// The same complaint about a part, in front of which it is named.
-fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
+pub(super) fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
     match told(error) {
         (complaint, None) => E::custom(format_args!("{part}: {complaint}")),
         (complaint, Some((line, column))) => {
@@ -358,53 +357,25 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
     }
 }
 
-/// Reads a field that is there: `null` is not left out, it is a mistake. The field is named in the complaint.
-macro_rules! field {
+/// Makes a module `field` with a function for each field of an endpoint's bodies. The function reads a field that is
+/// there: `null` is not left out, it is a mistake. The complaint names the field.
+macro_rules! fields {
     ($($name:ident: $type:ty),* $(,)?) => {
-        pub(super) mod field {
+        mod field {
             use super::*;
-            $(pub(in super::super) fn $name<'de, D: Deserializer<'de>>(
+            $(pub(super) fn $name<'de, D: ::serde::Deserializer<'de>>(
                 deserializer: D,
             ) -> Result<Option<$type>, D::Error> {
-                <$type>::deserialize(deserializer)
+                <$type as ::serde::Deserialize<'de>>::deserialize(deserializer)
                     .map(Some)
-                    .map_err(|error| about(concat!("`", stringify!($name), "`"), &error))
+                    .map_err(|error| {
+                        $crate::http::body::about(concat!("`", stringify!($name), "`"), &error)
+                    })
             })*
         }
     };
 }
-
-field! {
-    policy: Text<'de>,
-    key: Text<'de>,
-    tier: Text<'de>,
-    reservation: Text<'de>,
-    access: Text<'de>,
-    algorithm: Text<'de>,
-    window: Text<'de>,
-    cost: Whole,
-    ttl_ms: Whole,
-    actual: Whole,
-    limit: Whole,
-    burst: Whole,
-    expires_in_ms: Whole,
-    window_ms: Whole,
-    algorithms: Vec<Text<'de>>,
-    pattern: Text<'de>,
-    rate_per_minute: Whole,
-    duration_ms: Whole,
-    seed: Whole,
-    retry: Object<Retries>,
-    obeys: bool,
-    jitter: bool,
-    naive_wait_ms: Whole,
-    attempts: Whole,
-    clients: Whole,
-    greedy_factor: Whole,
-    burst_size: Whole,
-    scenario: Object<Traffic<'de>>,
-    event: Whole,
-}
+pub(super) use fields;
 
 /// What a field says that must be there.
 pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Problem> {
@@ -414,6 +385,8 @@ pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fields! { key: Text<'de>, cost: Whole }
 
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -10,13 +10,15 @@ use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use ipnet::IpNet;
 use serde_json::Value;
+use tallygate_lab::address::{key, parse};
 
 use super::problem::Problem;
 use super::query::{self, Query};
 use super::{Reply, address, headers, overrides, questions, simulate};
 use crate::config::Config;
 use crate::gate::{Gate, Verb};
-use crate::server::{Holder, Peer};
+use crate::holdings::Holder;
+use crate::peer::Peer;
 use crate::turn::count_polls;
 
 /// Bodies of questions, reservations and overrides: answered or refused, in JSON, whatever their spaces and escapes. The
@@ -146,7 +148,7 @@ pub fn query(input: &[u8]) {
 /// Addresses that proxies hand on. Lines: who connects, whom we trust, then the lines of `X-Forwarded-For`.
 pub fn headers(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
-    let peer = lines.next().and_then(address::parsed);
+    let peer = lines.next().and_then(parse);
     let trusted = lines.next().unwrap_or_default().split(|byte| *byte == b',');
     let trusted: Vec<IpNet> =
         trusted.filter_map(|net| std::str::from_utf8(net).ok()?.parse().ok()).collect();
@@ -166,22 +168,22 @@ pub fn headers(input: &[u8]) {
     if let Some(client) = client {
         let told = forwarded.iter().flat_map(|line| line.split(|byte| *byte == b','));
         assert!(
-            peer == Some(client) || told.filter_map(address::parsed).any(|told| told == client),
+            peer == Some(client) || told.filter_map(parse).any(|told| told == client),
             "{client} came from nowhere"
         );
         if !is_trusted(&client) {
             let forged = [&[&b"6.6.6.6"[..]][..], &forwarded].concat();
             assert_eq!(found(&forged), Some(Some(client)), "what strangers write changes nothing");
         }
-        let key = address::key(client);
+        let key = key(client);
         match client {
-            IpAddr::V4(_) => assert_eq!(address::parsed(key.as_bytes()), Some(client)),
+            IpAddr::V4(_) => assert_eq!(parse(key.as_bytes()), Some(client)),
             IpAddr::V6(_) => {
                 let net: IpNet = key.parse().expect("a network");
                 assert!(net.contains(&client) && net.prefix_len() == 64);
             }
         }
-        assert_eq!(address::parsed(client.to_string().as_bytes()), Some(client));
+        assert_eq!(parse(client.to_string().as_bytes()), Some(client));
     }
     if !forwarded.is_empty() {
         let joined = forwarded.join(&b", "[..]);

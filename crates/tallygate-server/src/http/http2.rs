@@ -24,8 +24,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Caller;
 use crate::config::DECODED_HEAD;
+use crate::connection::Connection;
+use crate::holdings::HeldBytes;
 use crate::metrics::ReasonLabels;
-use crate::server::{Connection, HeldBytes};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;

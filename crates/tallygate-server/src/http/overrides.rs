@@ -15,7 +15,7 @@ use tallygate::{Access, Kind, MAX_KEY_BYTES, Numbers, Override, Policy, Tick, Ti
 
 use super::admin::list;
 use super::answer;
-use super::body::{self, Text, Whole, field, required};
+use super::body::{self, Text, Whole, fields, required};
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, questions};
@@ -23,6 +23,17 @@ use crate::aside::aside_in_order;
 use crate::gate::{AskError, Entry, Gate};
 
 const NANOS_A_MILLI: u64 = 1_000_000;
+
+fields! {
+    policy: Text<'de>,
+    key: Text<'de>,
+    access: Text<'de>,
+    algorithm: Text<'de>,
+    limit: Whole,
+    window: Text<'de>,
+    burst: Whole,
+    expires_in_ms: Whole,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

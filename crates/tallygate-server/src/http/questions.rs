@@ -11,14 +11,14 @@ use tallygate::{MAX_KEY_BYTES, Ticks};
 
 use super::Reply;
 use super::answer::{self, More};
-use super::body::{self, Items, Text, Whole, field, required};
+use super::body::{self, Items, Text, Whole, fields, required};
 use super::headers::{Dialect, Quota};
 use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
 use crate::gate::{Answer, Ask, AskError, Backend, Gate, SettleFailure, Verb};
-use crate::server::{Holder, WAITING_BYTES};
+use crate::holdings::{Holder, WAITING_BYTES};
 use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
 /// The longest name of a policy, in bytes. Longer ones are not even compared.
@@ -35,6 +35,16 @@ const IN_FLIGHT: usize = 64;
 const LOOKED_UP: usize = 200;
 /// The bytes that take as long to look through as to find the place of any key by its hash.
 const HASHED_AS: usize = 32;
+
+fields! {
+    policy: Text<'de>,
+    key: Text<'de>,
+    cost: Whole,
+    tier: Text<'de>,
+    ttl_ms: Whole,
+    reservation: Text<'de>,
+    actual: Whole,
+}
 
 /// One question, or one of a list.
 #[derive(Deserialize)]

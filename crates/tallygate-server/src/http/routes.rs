@@ -18,7 +18,7 @@ use super::{
 use crate::aside::aside_in_order;
 use crate::config::Role;
 use crate::gate::{Backend, Verb};
-use crate::server::HeldBytes;
+use crate::holdings::HeldBytes;
 
 /// A place that is served.
 #[derive(Clone, Copy)]
@@ -291,7 +291,7 @@ async fn served(
             drop((request, head));
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             let gate = gate.clone();
-            let metrics = aside_in_order(move || gate.metrics.render(&gate)).await?;
+            let metrics = aside_in_order(move || gate.metrics.render(&gate.figures())).await?;
             Ok(answer::with_type(metrics, HeaderValue::from_static(open_metrics)))
         }
         Route::OpenApi => {

@@ -3,7 +3,7 @@
 //! Over HTTP/2 each reply waits for a window that its client opens, or never does, while the connection goes on. So
 //! replies are counted by when something of them was last taken, in turns of a quarter of the time that a client has: one
 //! that is found in too old a turn ends the connection. Over HTTP/1 it is the connection itself that stands still, and
-//! `server/impatient.rs` that notices.
+//! `connection/impatient.rs` that notices.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
 use super::Reply;
-use crate::server::HeldBytes;
+use crate::holdings::HeldBytes;
 
 /// In how many turns a client's time passes.
 const TURNS: u32 = 4;

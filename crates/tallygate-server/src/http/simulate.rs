@@ -9,19 +9,41 @@ use std::time::Duration;
 use hyper::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 use tallygate_core::Kind;
+use tallygate_lab::simulate::{Pattern, Retry, Scenario, ScenarioError, arithmetic, report};
 use tokio::sync::Semaphore;
 
-use super::body::{self, Object, Text, Whole, field, required};
+use super::body::{self, Object, Text, Whole, fields, required};
 use super::problem::Problem;
 use super::{Reply, answer};
-use crate::aside::aside;
-use crate::simulate::{Pattern, Retry, Scenario, ScenarioError, arithmetic, report};
+use crate::aside::{SCENARIOS_AT_A_TIME, aside};
 
-/// How many are worked on at a time, and how long the next waits for one of them to end.
-pub(super) const AT_A_TIME: usize = 2;
+/// How long the next one waits for one of those that are worked out to end.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-static PLACES: Semaphore = Semaphore::const_new(AT_A_TIME);
+static PLACES: Semaphore = Semaphore::const_new(SCENARIOS_AT_A_TIME);
+
+fields! {
+    limit: Whole,
+    window_ms: Whole,
+    burst: Whole,
+    algorithms: Vec<Text<'de>>,
+    pattern: Text<'de>,
+    rate_per_minute: Whole,
+    duration_ms: Whole,
+    seed: Whole,
+    cost: Whole,
+    retry: Object<Retries>,
+    obeys: bool,
+    jitter: bool,
+    naive_wait_ms: Whole,
+    attempts: Whole,
+    clients: Whole,
+    greedy_factor: Whole,
+    burst_size: Whole,
+    scenario: Object<Traffic<'de>>,
+    algorithm: Text<'de>,
+    event: Whole,
+}
 
 /// A scenario as it is written.
 #[derive(Debug, Default, Deserialize)]

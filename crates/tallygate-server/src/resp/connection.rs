@@ -19,8 +19,11 @@ use super::parse::{MAX_COMMAND, Parsed, Parser};
 use super::reply::Output;
 use super::session::Session;
 use crate::config::Limits;
+use crate::connection::{Connection, Stop, TURN_BYTES};
+use crate::holdings::{HeldBytes, WAITING_BYTES};
 use crate::metrics;
-use crate::server::{Connection, HeldBytes, Peer, Shared, Stop, TURN_BYTES, WAITING_BYTES};
+use crate::peer::Peer;
+use crate::shared::Shared;
 use crate::traces::Trace;
 use crate::turn::{COMMAND, REPLY_BYTE, Turn};
 

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use super::connection;
 use super::parse::{MAX_ARGUMENT, MAX_ARGUMENTS, Parsed, Parser, ProtocolError};
 use crate::config::Config;
-use crate::server::{Peer, Shared};
+use crate::peer::Peer;
+use crate::shared::Shared;
 
 /// Commands: how the bytes are cut decides nothing. The first four bytes say how they are.
 pub fn resp(input: &[u8]) {

@@ -13,8 +13,10 @@ use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
 use crate::config::{self, Given, Limits};
 use crate::gate::Gate;
+use crate::holdings::HeldBytes;
 use crate::metrics::SurfaceLabels;
-use crate::server::{HeldBytes, Peer, Shared};
+use crate::peer::Peer;
+use crate::shared::Shared;
 
 /// What a client has said about itself.
 pub(super) struct Session {

@@ -7,14 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
-use super::impatient::Impatient;
-use super::tls::Security;
-use super::turns::InTurns;
-use super::{Peer, Shared, Stop};
+use crate::connection::{Connection, Impatient, InTurns, Security, Stop};
 use crate::metrics::SurfaceLabels;
+use crate::peer::Peer;
+use crate::shared::Shared;
 
 /// How long the next try waits after a connection could not be accepted.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -26,11 +24,6 @@ pub(super) enum Listener {
     Tcp(TcpListener),
     Unix { listener: UnixListener, path: PathBuf },
 }
-
-/// What a connection is made of, whatever it runs on.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for S {}
 
 impl Listener {
     /// Listens on `HOST:PORT` or `unix:/path`.
@@ -96,12 +89,14 @@ impl Listener {
                     failing.accepted();
                     // One too many is closed at once.
                     let Some(counted) = shared.admit_connection(peer) else { continue };
-                    let patience = shared.limits().write_timeout;
-                    let stream = Impatient::new(InTurns::new(stream), patience, given_up.clone());
+                    let limits = shared.limits();
+                    let stream = InTurns::new(stream);
+                    let stream = Impatient::new(stream, limits.write_timeout, given_up.clone());
+                    let patience = limits.head_timeout.min(limits.auth_timeout);
                     let (shared, stop) = (shared.clone(), stop.clone());
                     let (security, serve) = (security.clone(), serve.clone());
                     tokio::spawn(async move {
-                        match security.agree(Box::new(stream), &shared, stop.clone()).await {
+                        match security.agree(Box::new(stream), patience, stop.clone()).await {
                             Ok(stream) => serve(shared, stream, peer, stop).await,
                             Err(error) => {
                                 let labels = SurfaceLabels { surface };
@@ -166,11 +161,6 @@ impl Failing {
         }
     }
 }
-
-/// A connection of whatever kind.
-pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: Stream> Connection for S {}
 
 fn is_socket(path: &std::path::Path) -> bool {
     use std::os::unix::fs::FileTypeExt as _;

@@ -13,9 +13,10 @@ use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Settings, Shared, notify};
+use super::notify;
 use crate::config::Config;
 use crate::metrics::OutcomeLabels;
+use crate::shared::{Settings, Shared};
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often a file that changes while it is read is read again.

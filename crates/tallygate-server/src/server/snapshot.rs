@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use crate::cli::Serve;
 use crate::config::Config;
 use crate::gate::{Gate, Remembered};
+use crate::options::ServeOptions;
 
 /// Where clients are saved, and how often.
 #[derive(Clone)]
@@ -25,7 +25,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// What flags or the configuration ask for. Only what is kept in memory can be lost.
     pub(super) fn asked_for(
-        options: &Serve,
+        options: &ServeOptions,
         config: &Config,
         in_memory: bool,
     ) -> anyhow::Result<Option<Self>> {
@@ -93,7 +93,11 @@ impl Snapshot {
             let _alone = this.saving.lock().unwrap_or_else(PoisonError::into_inner);
             let started = Instant::now();
             let saved = gate.save(&this.path);
-            gate.metrics.snapshots.saved(saved.as_ref().ok(), started.elapsed());
+            let snapshots = &gate.metrics.snapshots;
+            match &saved {
+                Ok(saved) => snapshots.written(saved.keys, saved.bytes, started.elapsed()),
+                Err(_) => snapshots.failed(),
+            }
             saved
         });
         let saved = saved

@@ -13,8 +13,10 @@ use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
 use tallygate_testkit::http2;
+use tokio::sync::oneshot;
 
 use super::*;
+use crate::connection::Security;
 
 /// The longest that a request may hold a worker.
 const BOUND: Duration = Duration::from_millis(1);

@@ -1,0 +1,125 @@
+//! `tallygate backtest`: options in, a report out, and how far it is meanwhile.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tallygate_lab::backtest::{
+    Bounds, Input, Plan, Progress, Report, Wanted, backtest, grouped, write_html, write_text,
+};
+
+use crate::cli::Backtest;
+
+/// Reads the logs and prints the report. The exit code is 1 if a log could not be read to its end.
+pub(crate) fn run(options: &Backtest) -> anyhow::Result<ExitCode> {
+    let plan = plan_of(options)?;
+    let mut paths = options.logs.clone();
+    if paths.is_empty() {
+        paths.push(PathBuf::from("-"));
+    }
+    let inputs: Vec<Input> = paths.into_iter().map(Input::of_path).collect();
+    let size = size_of(&inputs)?;
+    let page = options.html.as_deref().map(|path| Ok((path, create(path)?)));
+    let page = page.transpose().map_err(|error: anyhow::Error| error)?;
+
+    let bar = Bar::new(size);
+    let report = backtest(inputs, &plan, &Bounds::NONE, &mut |progress| bar.show(progress));
+    bar.end();
+    let report = report?;
+
+    if let Some((path, file)) = page {
+        let mut file = BufWriter::new(file);
+        let written = write_html(&report, &mut file).and_then(|()| file.flush());
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    match print(&report, options.json) {
+        // Whoever read the output has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        result => result?,
+    }
+    Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn plan_of(options: &Backtest) -> anyhow::Result<Plan> {
+    let Some(first) = options.policies.first() else {
+        anyhow::bail!("no policy is given; say one such as --policy \"token_bucket 100/1m\"");
+    };
+    Ok(Plan {
+        wanted: Wanted {
+            key: options.key.clone(),
+            format: options.format,
+            time: options.time.clone(),
+        },
+        peak: options.peak.unwrap_or(first.numbers().window),
+        policies: options.policies.clone(),
+        suggest: options.suggest,
+        top: options.top,
+    })
+}
+
+/// How much there is to read, if that is known. A file that is not there is found out before anything is read.
+fn size_of(inputs: &[Input]) -> anyhow::Result<Option<u64>> {
+    let mut sum = Some(0_u64);
+    for input in inputs {
+        let size = input.size().with_context(|| format!("cannot open {}", input.name()))?;
+        sum = sum.zip(size).map(|(sum, size)| sum.saturating_add(size));
+    }
+    Ok(sum)
+}
+
+fn create(path: &Path) -> anyhow::Result<File> {
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn print(report: &Report, as_json: bool) -> io::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    if as_json {
+        serde_json::to_writer(&mut out, report)?;
+        out.write_all(b"\n")?;
+    } else {
+        write_text(report, &mut out)?;
+    }
+    out.flush()
+}
+
+/// How far it is, if standard error is a terminal; nothing elsewhere.
+struct Bar {
+    bar: ProgressBar,
+    began: Instant,
+}
+
+impl Bar {
+    fn new(size: Option<u64>) -> Self {
+        let bar = ProgressBar::with_draw_target(size, ProgressDrawTarget::stderr());
+        let shown = match size {
+            Some(_) => "{bar:30} {percent:>3} %  {msg}  {eta} left",
+            None => "{spinner} {bytes} read  {msg}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(shown) {
+            bar.set_style(style);
+        }
+        Self { bar, began: Instant::now() }
+    }
+
+    fn show(&self, progress: Progress) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let Progress::Reading { bytes, lines } = progress else {
+            return self.bar.set_message("finding the limits that spare enough clients");
+        };
+        let took = self.began.elapsed().max(Duration::from_millis(1)).as_millis();
+        let rate = u128::from(lines) * 1000 / took;
+        let lines = grouped(lines.into());
+        self.bar.set_message(format!("{lines} lines, {} a second", grouped(rate)));
+        self.bar.set_position(bytes);
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,185 @@
+//! `tallygate check` and `tallygate ping`: ask a server, for scripts.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use tallygate_server::tokens_of;
+
+use crate::cli::{Check, Connect, Ping};
+
+/// The longest line that is read of an answer to a ping.
+const LONGEST_LINE: u64 = 512;
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks; the exit code is the answer.
+pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
+    let Check { policy, key, cost, tier, token_file, to, quiet } = options;
+    let resp = &to.resp;
+    let cost = cost.map(|cost| cost.to_string());
+    let mut words = vec!["TG.CHECK", policy, key];
+    words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
+    words.extend(tier.iter().flat_map(|tier| ["TIER", tier]));
+    let token = token_file.as_deref().map(read_token).transpose()?;
+    let cannot = || format!("cannot ask {resp}");
+    let mut stream = connect(to).with_context(cannot)?;
+    let reply = ask(&mut *stream, token.as_deref(), &words).with_context(cannot)?;
+    let [allowed, limit, remaining, retry_after_ms, ..] = reply[..] else {
+        anyhow::bail!(
+            "{resp} answered with {} numbers; expected 6: is it a Tallygate server?",
+            reply.len()
+        );
+    };
+    if !quiet {
+        let mut out = io::stdout().lock();
+        match (allowed, retry_after_ms) {
+            (1, _) => writeln!(out, "allowed, {remaining} of {limit} left")?,
+            (_, ..0) => writeln!(out, "refused, and no wait will do")?,
+            (_, wait) => writeln!(out, "refused, try again in {wait} ms")?,
+        }
+    }
+    Ok(if allowed == 1 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Whether it answers: any reply will do, also that one needs a token.
+pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
+    let answer = |stream: &mut dyn Connection| -> anyhow::Result<String> {
+        stream.write_all(command(&["PING"]).as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).take(LONGEST_LINE).read_line(&mut line).context("no reply")?;
+        anyhow::ensure!(!line.is_empty(), "the server closed the connection");
+        Ok(line)
+    };
+    let resp = &options.to.resp;
+    let answered = connect(&options.to).and_then(|mut stream| answer(&mut *stream));
+    let line = answered.with_context(|| format!("cannot ask {resp}"))?;
+    anyhow::ensure!(
+        line.starts_with(['+', '-']),
+        "{resp} answered {line:?}; expected PONG: is it a Tallygate server?"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+trait Connection: Read + Write {}
+
+impl<T: Read + Write> Connection for T {}
+
+/// A connection to `HOST:PORT` or `unix:/path`, by TLS if there is somebody to trust.
+fn connect(to: &Connect) -> anyhow::Result<Box<dyn Connection>> {
+    let address = &*to.resp;
+    if let Some(ca) = &to.ca {
+        return connect_by_tls(address, ca, to.cert.as_deref().zip(to.cert_key.as_deref()));
+    }
+    if let Some(path) = address.strip_prefix("unix:") {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        return Ok(Box::new(stream));
+    }
+    Ok(Box::new(connect_by_tcp(address)?))
+}
+
+fn connect_by_tcp(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    Ok(stream)
+}
+
+/// A connection to `HOST:PORT` by TLS, if its certificate is one of those to be trusted. One of our own, and its key, are
+/// shown if there are any.
+fn connect_by_tls(
+    address: &str,
+    ca: &Path,
+    own: Option<(&Path, &Path)>,
+) -> anyhow::Result<Box<dyn Connection>> {
+    let mut roots = rustls::RootCertStore::empty();
+    for root in certificates(ca)? {
+        roots.add(root)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let client = match own {
+        None => client.with_no_client_auth(),
+        Some((own, key)) => {
+            let private = PrivateKeyDer::from_pem_file(key);
+            let private = private
+                .with_context(|| format!("{} has no private key to be read", key.display()))?;
+            client.with_client_auth_cert(certificates(own)?, private).with_context(|| {
+                format!("{} and {} do not go together", own.display(), key.display())
+            })?
+        }
+    };
+    let (host, _) = address.rsplit_once(':').context("expected HOST:PORT")?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let session = ClientConnection::new(Arc::new(client), ServerName::try_from(host)?)?;
+    Ok(Box::new(StreamOwned::new(session, connect_by_tcp(address)?)))
+}
+
+/// The certificates of a file.
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let name = path.display();
+    let all = CertificateDer::pem_file_iter(path).with_context(|| format!("cannot read {name}"))?;
+    let all = all.collect::<Result<Vec<_>, _>>();
+    let all = all.with_context(|| format!("{name} has a certificate that cannot be read"))?;
+    anyhow::ensure!(!all.is_empty(), "{name} has no certificate");
+    Ok(all)
+}
+
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    Ok(tokens_of(&text).next().with_context(|| format!("{name} has no token"))?.to_owned())
+}
+
+/// Sends one command, and reads an array of numbers.
+fn ask(
+    stream: &mut dyn Connection,
+    token: Option<&str>,
+    words: &[&str],
+) -> anyhow::Result<Vec<i64>> {
+    if let Some(token) = token {
+        stream.write_all(command(&["AUTH", token]).as_bytes())?;
+    }
+    stream.write_all(command(words).as_bytes())?;
+    let mut lines = BufReader::new(stream).lines();
+    let mut line = || lines.next().context("the server closed the connection")?.context("no reply");
+    if token.is_some()
+        && let Some(error) = line()?.strip_prefix('-')
+    {
+        anyhow::bail!("{error}");
+    }
+    let first = line()?;
+    if let Some(error) = first.strip_prefix('-') {
+        anyhow::bail!("{error}");
+    }
+    let count: usize = first
+        .strip_prefix('*')
+        .and_then(|count| count.parse().ok())
+        .with_context(|| format!("found {first:?}; expected a list: is it a Tallygate server?"))?;
+    let mut numbers = Vec::new();
+    for _ in 0..count.min(16) {
+        let number = line()?;
+        let number = number.strip_prefix(':').and_then(|number| number.parse().ok());
+        numbers.push(number.context("expected numbers")?);
+    }
+    Ok(numbers)
+}
+
+fn command(words: &[&str]) -> String {
+    let mut command = format!("*{}\r\n", words.len());
+    for word in words {
+        command += &format!("${}\r\n{word}\r\n", word.len());
+    }
+    command
+}

@@ -1,0 +1,34 @@
+//! `tallygate replay`: a trace in, decisions out.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use anyhow::Context as _;
+use tallygate_core::Anchor;
+use tallygate_lab::replay;
+
+use crate::cli::Replay;
+
+/// Decides the trace. What was decided before an error is printed before the error is.
+pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
+    let &Replay { algorithm, exact, burst, json, .. } = options;
+    let anchor = options.anchor.map(Anchor::from);
+    let rule = replay::Options { algorithm, exact, burst, anchor, json };
+    let replay = replay::Replay::new(&rule, options.store.as_deref())?;
+    let input: Box<dyn Read> = match &options.file {
+        None => Box::new(io::stdin().lock()),
+        Some(path) => {
+            let shown = path.display();
+            Box::new(File::open(path).with_context(|| format!("cannot open {shown}"))?)
+        }
+    };
+    match replay.run(input, io::stdout().lock()) {
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        result => result,
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

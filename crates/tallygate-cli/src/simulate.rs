@@ -1,0 +1,70 @@
+//! `tallygate simulate`: a scenario out of flags, and its report as a table, as JSON or as a page.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tallygate_lab::simulate::{Report, Retry, Scenario, Style, draw, page, report};
+
+use crate::cli::Simulate;
+
+/// Runs a scenario and shows it.
+pub(crate) fn run(options: &Simulate) -> anyhow::Result<()> {
+    let report = report(scenario(options)?)?;
+    if let Some(path) = &options.html {
+        let written = std::fs::write(path, page(&report));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    match print(options, &report) {
+        // Whoever read the output has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn print(options: &Simulate, report: &Report) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if options.json {
+        out.write_all(&serde_json::to_vec(report)?)?;
+        return writeln!(out);
+    }
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let style = Style {
+        is_ascii: options.ascii,
+        is_colored: out.is_terminal() && !no_color,
+        columns: std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()),
+    };
+    out.write_all(draw(report, style).as_bytes())
+}
+
+fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
+    Ok(Scenario {
+        limit: options.limit,
+        window_ms: millis("window", options.window)?,
+        burst: options.burst.unwrap_or(options.limit),
+        algorithms: match &*options.algorithms {
+            [] => Scenario::default().algorithms,
+            given => given.to_vec(),
+        },
+        pattern: options.pattern,
+        rate_per_minute: options.rate,
+        duration_ms: millis("duration", options.duration)?,
+        seed: options.seed,
+        cost: options.cost,
+        retry: Retry {
+            obeys: !options.naive,
+            jitter: !options.no_jitter,
+            naive_wait_ms: millis("naive-wait", options.naive_wait)?,
+            attempts: options.attempts,
+        },
+        clients: options.clients,
+        greedy_factor: options.greedy_factor,
+        burst_size: options.burst_size,
+    })
+}
+
+fn millis(flag: &str, time: Duration) -> anyhow::Result<u64> {
+    let millis = u64::try_from(time.as_millis()).ok();
+    let whole = millis.filter(|millis| Duration::from_millis(*millis) == time);
+    whole.with_context(|| format!("--{flag} {time:?} is no whole number of milliseconds"))
+}

@@ -1,0 +1,438 @@
+//! Who is an administrator, and whose browser may call: proxies in their stock configuration, and pages of other sites.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::Served;
+use crate::http_client::{Client, Reply, ask, post, remaining};
+
+const CLOSED: &str = r#"
+    [admin]
+    loopback = false
+    [policies.api]
+    limit = 5
+    window = "1h"
+"#;
+const OPEN: &str = r#"
+    [admin]
+    loopback = true
+    [policies.api]
+    limit = 5
+    window = "1h"
+"#;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const ADMIN_VERBS: [&str; 10] = [
+    "POST /v1/refund",
+    "POST /v1/reset",
+    "GET /v1/policies",
+    "GET /v1/admin/hot",
+    "GET /v1/admin/client?key=a",
+    "GET /v1/admin/overrides",
+    "PUT /v1/admin/overrides",
+    "DELETE /v1/admin/overrides?policy=api&key=a",
+    "POST /v1/admin/reload",
+    "POST /v1/backtest?policy=gcra+1/s",
+];
+
+const CHECK: &str = r#"{"policy":"api","key":"a"}"#;
+
+/// Sends bytes over a Unix socket and returns the whole reply.
+fn over_socket(path: &str, bytes: &str) -> String {
+    let mut stream = UnixStream::connect(path.strip_prefix("unix:").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(bytes.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+fn socket(name: &str) -> String {
+    let path = std::env::temp_dir().join(format!("tallygate-{name}-{}.sock", std::process::id()));
+    format!("unix:{}", path.display())
+}
+
+#[test]
+fn j11_without_a_token_the_admin_verbs_are_closed_to_tcp() {
+    let served = Served::start(&[], Some(CLOSED));
+    for line in ADMIN_VERBS {
+        for host in ["127.0.0.1", "localhost"] {
+            let denied = ask(served.http(), line, &[("host", host)], "");
+            assert_eq!(denied.status, 403, "{line}: {denied:?}");
+            assert!(denied.problem().starts_with("admin is closed"), "{denied:?}");
+        }
+    }
+    let mut resp = TcpStream::connect(served.resp()).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(b"TG.RESET api a\r\nTG.REFUND api a 1\r\nQUIT\r\n").unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
+}
+
+#[test]
+fn j11_the_servers_own_user_administers_over_a_unix_socket() {
+    let (http, resp) = (socket("admin-http"), socket("admin-resp"));
+    let served = Served::start(&["--http", &http, "--resp", &resp], Some(CLOSED));
+    let request = |more: &str| {
+        let head = "GET /v1/policies HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+        over_socket(served.http(), &format!("{head}{more}\r\n"))
+    };
+    assert!(request("").starts_with("HTTP/1.1 200"), "{}", request(""));
+    let proxied = request("x-forwarded-for: 203.0.113.9\r\n");
+    assert!(proxied.starts_with("HTTP/1.1 403"), "a proxy's clients are others: {proxied}");
+    let reset = over_socket(served.resp(), "TG.RESET api a\r\nQUIT\r\n");
+    assert!(reset.starts_with("*6\r\n"), "{reset}");
+}
+
+/// As root, another user is `nobody`; else there is no other user to be.
+#[test]
+fn j11_another_user_on_the_socket_is_not_the_operator() {
+    let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    if !is_root {
+        return;
+    }
+    // The server runs as another user than root, so that neither side is root.
+    let http = socket("admin-other");
+    let path = http.strip_prefix("unix:").unwrap();
+    let served = Served::start(&["--http", &http], Some(CLOSED));
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let by = |user: &str| {
+        let output = Command::new("setpriv")
+            .args(["--reuid", user, "--clear-groups", "curl", "-s", "-o", "/dev/null"])
+            .args(["-w", "%{http_code}", "--unix-socket", path, "http://localhost/v1/policies"])
+            .output()
+            .expect("setpriv and curl are installed");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(by("65534"), "403");
+    assert_eq!(by("0"), "200");
+    drop(served);
+}
+
+#[test]
+fn j11_without_a_configuration_the_printed_token_administers() {
+    let served = Served::start(&[], None);
+    assert_eq!(ask(served.http(), "GET /v1/policies", &[], "").status, 401);
+    let wrong = [("authorization", "Bearer 0000000000000000")];
+    assert_eq!(ask(served.http(), "GET /v1/policies", &wrong, "").status, 401);
+    let bearer = format!("Bearer {}", served.one_time_token());
+    let right = [("authorization", &*bearer)];
+    assert_eq!(ask(served.http(), "GET /v1/policies", &right, "").status, 200);
+    let other = Served::start(&[], None);
+    assert_ne!(served.one_time_token(), other.one_time_token());
+}
+
+/// A proxy that runs until it is dropped.
+struct Proxy {
+    child: Child,
+    address: String,
+    folder: PathBuf,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Proxy {
+    /// Starts a proxy on a free port of loopback, with a configuration made of its address and a folder of its own.
+    fn start(
+        name: &str,
+        binary: &str,
+        options: &[&str],
+        config: impl FnOnce(&str, &str) -> String,
+    ) -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("tallygate-stock-{name}-{}-{started}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let file = folder.join("config");
+        std::fs::write(&file, config(&address, &folder.display().to_string())).unwrap();
+        let child = Command::new(binary)
+            .args(options)
+            .arg(file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{binary}: {error}; run scripts/install-test-proxies"));
+        let proxy = Self { child, address, folder };
+        let started = Instant::now();
+        while TcpStream::connect(&proxy.address).is_err() {
+            assert!(started.elapsed() < PATIENCE, "{name} does not listen");
+            std::thread::yield_now();
+        }
+        proxy
+    }
+
+    /// nginx with a bare `proxy_pass`, and nothing else.
+    fn nginx(to: &str) -> Self {
+        let options = ["-e", "stderr", "-c"];
+        Self::start("nginx", "/usr/sbin/nginx", &options, |address, here| {
+            format!(
+                "daemon off; master_process off; pid {here}/pid; error_log stderr; events {{}}
+                http {{ access_log off; client_body_temp_path {here}/body; proxy_temp_path {here}/proxy;
+                fastcgi_temp_path {here}/fastcgi; uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
+                server {{ listen {address}; location / {{ proxy_pass http://{to}; }} }} }}"
+            )
+        })
+    }
+
+    /// haproxy with a frontend and a backend, and the timeouts that it asks for.
+    fn haproxy(mode: &str, to: &str) -> Self {
+        let name = format!("haproxy-{mode}");
+        Self::start(&name, "/usr/sbin/haproxy", &["-db", "-f"], |address, _| {
+            format!(
+                "defaults\n  mode {mode}\n  timeout connect 5s\n  timeout client 50s\n  timeout server 50s\n\
+                 frontend all\n  bind {address}\n  default_backend gate\n\
+                 backend gate\n  server one {to}\n"
+            )
+        })
+    }
+
+    /// Caddy with a bare `reverse_proxy`.
+    fn caddy(to: &str) -> Self {
+        let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-servers/caddy");
+        let options = ["run", "--adapter", "caddyfile", "--config"];
+        Self::start("caddy", binary, &options, |address, _| {
+            let (host, port) = address.split_once(':').unwrap();
+            format!(
+                "{{\n admin off\n auto_https off\n persist_config off\n log {{\n level ERROR\n }}\n}}\n\
+                 http://:{port} {{\n bind {host}\n reverse_proxy {to}\n}}\n"
+            )
+        })
+    }
+}
+
+/// Asserts that the admin verbs are closed through a proxy by whatever host the client names, and that checks are not.
+fn is_closed_through(proxy: &Proxy) {
+    for line in ADMIN_VERBS {
+        for host in ["example.com", "localhost", "127.0.0.1", &*proxy.address] {
+            let denied = ask(&proxy.address, line, &[("host", host)], "");
+            // A public name that a proxy hands on is not even asked for a role.
+            let is_public = denied.status == 421 && host == "example.com";
+            assert!(is_public || denied.status == 403, "{line} {host}: {denied:?}");
+        }
+    }
+    assert_eq!(post(&proxy.address, "/v1/check", CHECK).status, 200, "checks go through");
+}
+
+#[test]
+fn j11_a_stock_nginx_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    is_closed_through(&Proxy::nginx(served.http()));
+}
+
+#[test]
+fn j11_a_stock_haproxy_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    is_closed_through(&Proxy::haproxy("http", served.http()));
+}
+
+#[test]
+fn j11_a_stock_caddy_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    is_closed_through(&Proxy::caddy(served.http()));
+}
+
+/// A proxy for TCP hands on bytes: in front of RESP, and of HTTP.
+#[test]
+fn j11_a_proxy_for_tcp_makes_nobody_the_operator() {
+    let served = Served::start(&[], Some(CLOSED));
+    let proxy = Proxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(b"TG.RESET api a\r\nTG.REFUND api a 1\r\nTG.CHECK api a\r\nQUIT\r\n").unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
+    assert!(replies.contains("*6\r\n:1\r\n"), "checks go through: {replies}");
+    drop(proxy);
+    is_closed_through(&Proxy::haproxy("tcp", served.http()));
+}
+
+/// `[admin] loopback = true` is documented as unsafe with a proxy on the same machine. An admin token makes it safe.
+#[test]
+fn j11_with_an_admin_token_a_proxy_on_the_same_machine_makes_nobody_the_operator() {
+    let config = format!("{OPEN}[auth]\nadmin = [\"env:ADMIN\"]\n");
+    let served = Served::with_variables(&[], Some(&config), &[("ADMIN", "a-token-for-the-admin")]);
+    let proxy = Proxy::haproxy("http", served.http());
+    for line in ADMIN_VERBS {
+        let denied = ask(&proxy.address, line, &[("host", "localhost")], "");
+        assert_eq!(denied.status, 401, "{line}: {denied:?}");
+    }
+    drop(proxy);
+    let proxy = Proxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    resp.set_read_timeout(Some(PATIENCE)).unwrap();
+    resp.write_all(b"TG.RESET api a\r\nQUIT\r\n").unwrap();
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).unwrap();
+    assert!(replies.starts_with("-NOAUTH"), "{replies}");
+}
+
+/// Sends a request as it is; `None` where the server closed the connection.
+fn raw(served: &Served, request: &str) -> Option<Reply> {
+    let mut client = Client::connect(served.http());
+    client.write(request.as_bytes()).unwrap();
+    client.read()
+}
+
+#[test]
+fn j12_a_page_of_another_site_charges_changes_and_reads_nothing() {
+    let served = Served::start(&[], Some(OPEN));
+    let own = format!("http://{}", served.http());
+    let foreign: [&[(&str, &str)]; 7] = [
+        &[("origin", "https://evil.example"), ("content-type", "text/plain")],
+        &[("origin", "null")],
+        &[("origin", "http://127.0.0.1:1")],
+        &[("origin", "http://localhost:3000")],
+        &[("sec-fetch-site", "cross-site")],
+        &[("sec-fetch-site", "same-site")],
+        &[("origin", &own), ("origin", "https://evil.example"), ("host", served.http())],
+    ];
+    for fields in foreign {
+        for path in ["check", "peek", "reserve", "refund", "reset", "settle", "simulate"] {
+            let line = format!("POST /v1/{path}");
+            let denied = ask(served.http(), &line, fields, CHECK);
+            assert_eq!(denied.status, 403, "{line} {fields:?}: {denied:?}");
+        }
+        for line in ["GET /metrics", "GET /v1/authorize/api", "PUT /v1/admin/overrides"] {
+            assert_eq!(ask(served.http(), line, fields, "").status, 403, "{line} {fields:?}");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+    assert_eq!(remaining(served.http(), "api", "127.0.0.1"), 5, "nothing was charged");
+    let page = [("origin", &*own), ("host", served.http()), ("sec-fetch-site", "same-origin")];
+    assert_eq!(ask(served.http(), "POST /v1/check", &page, CHECK).status, 200, "its own page may");
+    let typed = [("sec-fetch-site", "none")];
+    assert_eq!(ask(served.http(), "GET /metrics", &typed, "").status, 200, "a person may");
+}
+
+#[test]
+fn j12_a_public_name_that_leads_here_opens_nothing_unless_it_is_listed() {
+    let served = Served::start(&[], Some(OPEN));
+    let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
+    for fields in [&rebound[..1], &rebound] {
+        for line in ["POST /v1/check", "POST /v1/peek", "GET /metrics", "GET /v1/authorize/api"] {
+            let denied = ask(served.http(), line, fields, CHECK);
+            assert!(matches!(denied.status, 403 | 421), "{line} {fields:?}: {denied:?}");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+    let listed = format!("[listen]\nnames = [\"Gate.example\"]\n{OPEN}");
+    let served = Served::start(&[], Some(&listed));
+    let named = [("host", "gate.example"), ("origin", "https://gate.example")];
+    assert_eq!(ask(served.http(), "POST /v1/check", &named, CHECK).status, 200);
+    assert_eq!(ask(served.http(), "GET /metrics", &named[..1], "").status, 200);
+}
+
+#[test]
+fn j12_a_request_that_names_two_hosts_is_denied() {
+    let served = Served::start(&[], Some(OPEN));
+    let length = CHECK.len();
+    for head in [
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n",
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n",
+        "POST http://localhost/v1/check HTTP/1.1\r\nhost: evil.example\r\n",
+    ] {
+        let denied = raw(&served, &format!("{head}content-length: {length}\r\n\r\n{CHECK}"));
+        let denied = denied.expect("a reply");
+        assert_eq!(denied.status, 400, "{head}: {denied:?}");
+    }
+    let twice = "PUT /v1/admin/overrides HTTP/1.1\r\nhost: localhost\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(raw(&served, twice).expect("a reply").status, 400);
+    assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
+}
+
+#[test]
+fn a_proxy_may_hand_on_what_its_clients_browser_sent() {
+    let config = format!("trusted_proxies = [\"127.0.0.1/32\"]\n{OPEN}");
+    let trusting = Served::start(&[], Some(&config));
+    let plain = Served::start(&[], Some(OPEN));
+    let sent = [
+        ("origin", "https://shop.example"),
+        ("sec-fetch-site", "cross-site"),
+        ("x-forwarded-for", "203.0.113.9"),
+    ];
+    for served in [&trusting, &plain] {
+        let passed = ask(served.http(), "GET /v1/authorize/api", &sent, "");
+        assert_eq!(passed.status, 200, "{passed:?}");
+    }
+    let public = [("host", "shop.example"), sent[0], sent[1], sent[2]];
+    assert_eq!(ask(trusting.http(), "GET /v1/authorize/api", &public, "").status, 200);
+    let old =
+        "GET /v1/authorize/api HTTP/1.0\r\nhost: shop.example\r\norigin: https://a.example\r\n\r\n";
+    assert_eq!(raw(&plain, old).expect("a reply").status, 200, "no browser speaks HTTP/1.0");
+}
+
+/// nginx calls by HTTP/1.0 and adds no forwarding field, unless it is configured otherwise.
+#[test]
+fn a_proxy_that_calls_by_http_1_0_is_no_administrator() {
+    let served = Served::start(&[], Some(OPEN));
+    for line in ADMIN_VERBS {
+        let mut client = Client::connect(served.http());
+        let request = format!("{line} HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n");
+        client.write(request.as_bytes()).unwrap();
+        let denied = client.read().expect("a reply");
+        assert_eq!(denied.status, 403, "{line}: {denied:?}");
+        for field in ["via", "forwarded", "x-real-ip", "x-forwarded-for", "x-forwarded-proto"] {
+            let denied = ask(served.http(), line, &[(field, "1")], "");
+            assert_eq!(denied.status, 403, "{line} with {field}: {denied:?}");
+        }
+    }
+    assert_eq!(ask(served.http(), "GET /v1/policies", &[], "").status, 200);
+}
+
+#[test]
+fn a_request_without_a_plain_host_charges_and_changes_nothing() {
+    let served = Served::start(&[], Some(OPEN));
+    for host in ["", "host: evil.com@localhost\r\n", "host: evil.com@127.0.0.1\r\n"] {
+        for line in ["POST /v1/check", "POST /v1/reset"] {
+            let mut client = Client::connect(served.http());
+            let length = CHECK.len();
+            let head = format!("{line} HTTP/1.1\r\n{host}content-length: {length}\r\n\r\n{CHECK}");
+            client.write(head.as_bytes()).unwrap();
+            let denied = client.read().expect("a reply");
+            assert_eq!(denied.status, 400, "{line} {host:?}: {denied:?}");
+            assert_eq!(denied.field("connection"), Some("close"), "the body is not read");
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 5);
+}
+
+#[test]
+fn a_reply_to_a_request_whose_body_is_not_read_says_that_the_connection_closes() {
+    let served = Served::start(&[], Some(CLOSED));
+    for (line, status) in [
+        ("POST /livez", 405),
+        ("GET /livez", 200),
+        ("POST /nothing", 404),
+        ("POST /v1/authorize/api", 200),
+        ("POST /v1/reset", 403),
+    ] {
+        let reply = ask(served.http(), line, &[], CHECK);
+        assert_eq!((reply.status, reply.field("connection")), (status, Some("close")), "{line}");
+    }
+    let mut client = Client::connect(served.http());
+    for _ in 0..2 {
+        client.send("POST /v1/check", &[], CHECK.as_bytes());
+        let reply = client.read().expect("a reply");
+        assert_eq!((reply.status, reply.field("connection")), (200, None));
+        client.send("GET /livez", &[], b"");
+        assert_eq!(client.read().expect("a reply").field("connection"), None);
+    }
+}

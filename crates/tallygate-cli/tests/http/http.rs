@@ -1,0 +1,559 @@
+//! The HTTP surface as its clients see it: the real binary, and HTTP on a socket.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::Served;
+use crate::http_client::{Client, ask, get, post, remaining};
+use serde_json::{Value, json};
+
+const CONFIG: &str = r#"
+    [policies.api]
+    limit = 10
+    window = "1h"
+    [policies.api.tiers.pro]
+    limit = 100
+
+    [policies.login]
+    algorithm = "sliding_window_log"
+    limit = 2
+    window = "1h"
+
+    [policies.several]
+    [[policies.several.limits]]
+    name = "many"
+    limit = 100
+    window = "1h"
+    [[policies.several.limits]]
+    name = "few"
+    algorithm = "fixed_window"
+    limit = 3
+    window = "24h"
+
+    [policies.by_token]
+    limit = 2
+    window = "1h"
+    key = "header:x-api-key"
+"#;
+
+fn served() -> Served {
+    Served::start(&[], Some(CONFIG))
+}
+
+#[test]
+fn a_check_tells_all_there_is() {
+    let served = served();
+    let reply = post(served.http(), "/v1/check", r#"{"policy":"api","key":"alice","cost":4}"#);
+    assert_eq!((reply.status, reply.field("content-type")), (200, Some("application/json")));
+    let expected = json!({
+        "allowed": true, "policy": "api", "limit": 10, "remaining": 6, "retry_after_ms": 0,
+        "reset_after_ms": 1_440_000, "delay_ms": 0, "source": "store",
+    });
+    assert_eq!(reply.json(), expected);
+}
+
+#[test]
+fn a_refused_check_is_an_answer_with_a_time_to_come_again() {
+    let served = served();
+    let check = |cost| {
+        let body = format!(r#"{{"policy":"api","key":"alice","cost":{cost}}}"#);
+        post(served.http(), "/v1/check", &body)
+    };
+    check(10);
+    let refused = check(1);
+    assert_eq!((refused.status, &refused.json()["allowed"]), (200, &Value::Bool(false)));
+    let wait = refused.json()["retry_after_ms"].as_u64().unwrap();
+    assert!((350_000..=360_000).contains(&wait), "{wait}");
+}
+
+#[test]
+fn a_tier_has_its_own_limit() {
+    let served = served();
+    let reply = post(served.http(), "/v1/check", r#"{"policy":"api","key":"a","tier":"pro"}"#);
+    assert_eq!(reply.json()["limit"], 100);
+}
+
+#[test]
+fn the_questions_of_a_list_are_decided_one_by_one_in_order() {
+    let served = served();
+    let body = r#"{"checks":[{"policy":"login","key":"a"},{"policy":"login","key":"a","cost":2},
+        {"policy":"login","key":"a"},{"policy":"api","key":"a"}]}"#;
+    let reply = post(served.http(), "/v1/check", body).json();
+    let results = reply["results"].as_array().unwrap();
+    let allowed: Vec<_> = results.iter().map(|result| result["allowed"] == true).collect();
+    assert_eq!(allowed, [true, false, true, true]);
+    assert_eq!(post(served.http(), "/v1/check", r#"{"checks":[]}"#).json(), json!({"results": []}));
+}
+
+#[test]
+fn all_are_charged_or_none_and_the_one_that_refused_is_named() {
+    let served = served();
+    let all = |cost| {
+        let body = format!(
+            r#"{{"all":[{{"policy":"api","key":"a"}},{{"policy":"login","key":"b","cost":{cost}}}]}}"#
+        );
+        post(served.http(), "/v1/check", &body).json()
+    };
+    let allowed = all(2);
+    assert_eq!((&allowed["allowed"], &allowed["refused"]), (&json!(true), &Value::Null));
+    let refused = all(1);
+    assert_eq!((&refused["allowed"], &refused["refused"]), (&json!(false), &json!(1)));
+    assert_eq!(refused["policy"], "login");
+    assert_eq!(remaining(served.http(), "api", "a"), 9);
+}
+
+#[test]
+fn a_mistake_in_a_list_is_named_by_its_index_and_nothing_is_charged() {
+    let served = served();
+    for list in ["checks", "all"] {
+        for (item, status, told) in [
+            (r#"{"policy":"api"}"#, 400, "item 1: missing field `key`"),
+            (
+                r#"{"policy":"api","key":"a","cst":1}"#,
+                400,
+                "item 1: unknown field `cst`; did you mean `cost`?",
+            ),
+            (
+                r#"{"policy":"api","key":"a","cost":-1}"#,
+                400,
+                "item 1: `cost`: invalid value: integer `-1`",
+            ),
+            (
+                r#"{"policy":"api","key":"a","tier":"gold"}"#,
+                400,
+                "item 1: no tier is named \"gold\"",
+            ),
+            (
+                r#"{"policy":"apo","key":"a"}"#,
+                404,
+                "item 1: no policy is named \"apo\"; did you mean \"api\"?",
+            ),
+            (r#"["api","a"]"#, 400, "item 1: invalid type: sequence, expected an object"),
+        ] {
+            let body = format!(r#"{{"{list}":[{{"policy":"api","key":"a"}},{item}]}}"#);
+            let reply = post(served.http(), "/v1/check", &body);
+            assert_eq!(reply.status, status, "{body}");
+            assert!(reply.problem().starts_with(told), "{body}: {}", reply.problem());
+        }
+    }
+    assert_eq!(remaining(served.http(), "api", "a"), 10);
+}
+
+#[test]
+fn lists_stand_alone() {
+    let served = served();
+    for body in [
+        r#"{"policy":"api","key":"a","checks":[]}"#,
+        r#"{"checks":[],"all":[]}"#,
+        r#"{"all":[]}"#,
+        "{}",
+    ] {
+        assert_eq!(post(served.http(), "/v1/check", body).status, 400, "{body}");
+    }
+    assert_eq!(
+        post(served.http(), "/v1/peek", r#"{"all":[{"policy":"api","key":"a"}]}"#).status,
+        400
+    );
+}
+
+#[test]
+fn a_peek_charges_nothing_a_refund_gives_back_and_a_reset_starts_over() {
+    let served = served();
+    let body = r#"{"policy":"api","key":"a","cost":3}"#;
+    let left = |verb: &str| post(served.http(), verb, body).json()["remaining"].clone();
+    assert_eq!(left("/v1/check"), 7);
+    // As if it were a check.
+    assert_eq!(left("/v1/peek"), 4);
+    assert_eq!(left("/v1/check"), 4);
+    assert_eq!(left("/v1/refund"), 7);
+    assert_eq!(left("/v1/reset"), 10);
+}
+
+#[test]
+fn a_reservation_is_settled_once_and_in_time() {
+    let served = served();
+    let reserve = |ttl_ms: u64| {
+        let body = format!(r#"{{"policy":"api","key":"a","cost":6,"ttl_ms":{ttl_ms}}}"#);
+        post(served.http(), "/v1/reserve", &body).json()
+    };
+    let settle = |reservation: &Value| {
+        let body = format!(r#"{{"reservation":{reservation},"actual":2}}"#);
+        post(served.http(), "/v1/settle", &body)
+    };
+    let reserved = reserve(60_000);
+    assert_eq!((&reserved["allowed"], &reserved["remaining"]), (&json!(true), &json!(4)));
+    let refused = reserve(60_000);
+    assert_eq!((&refused["allowed"], &refused["reservation"]), (&json!(false), &Value::Null));
+
+    let settled = settle(&reserved["reservation"]);
+    assert_eq!((settled.status, &settled.json()["remaining"]), (200, &json!(8)));
+    let again = settle(&reserved["reservation"]);
+    assert_eq!(again.status, 409);
+    assert!(again.problem().contains("settled before"));
+    assert_eq!(settle(&json!("0".repeat(32))).status, 404);
+    assert_eq!(settle(&json!("no such thing")).status, 404);
+
+    let short = reserve(1);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(settle(&short["reservation"]).status, 404);
+}
+
+#[test]
+fn the_limit_that_refused_is_named_where_there_are_several() {
+    let served = served();
+    let check = |policy: &str| {
+        let body = format!(r#"{{"policy":"{policy}","key":"a","cost":4}}"#);
+        post(served.http(), "/v1/check", &body).json()
+    };
+    assert_eq!(check("several")["refused_by"], "few");
+    assert_eq!(check("login")["refused_by"], Value::Null);
+}
+
+#[test]
+fn what_is_not_there_is_told() {
+    let served = served();
+    let unknown = post(served.http(), "/v1/check", r#"{"policy":"nothing","key":"a"}"#);
+    assert_eq!((unknown.status, &*unknown.problem()), (404, "no policy is named \"nothing\""));
+    let tier = post(served.http(), "/v1/check", r#"{"policy":"api","key":"a","tier":"gold"}"#);
+    assert_eq!((tier.status, &*tier.problem()), (400, "no tier is named \"gold\"; there is pro"));
+    for path in ["/v1", "/v1/check/", "/v2/check", "/v1/authorize/", "/v1/authorize/a/b"] {
+        assert_eq!(get(served.http(), path).status, 404, "{path}");
+    }
+    let method = get(served.http(), "/v1/check");
+    assert_eq!((method.status, method.field("allow")), (405, Some("POST")));
+    method.problem();
+    let method = ask(served.http(), "DELETE /livez", &[], "");
+    assert_eq!((method.status, method.field("allow")), (405, Some("GET, HEAD")));
+}
+
+#[test]
+fn a_proxy_is_told_to_pass_and_then_to_refuse() {
+    let served = served();
+    let authorize = |query: &str| {
+        ask(served.http(), &format!("GET /v1/authorize/by_token{query}"), &[("X-API-Key", "k")], "")
+    };
+    let passed = authorize("");
+    assert_eq!((passed.status, &*passed.body), (200, ""));
+    assert_eq!(passed.field("x-ratelimit-limit"), Some("2"));
+    assert_eq!(passed.field("x-ratelimit-remaining"), Some("1"));
+    assert_eq!(passed.field("x-ratelimit-reset"), Some("1800"));
+    assert_eq!(passed.field("ratelimit-policy"), Some("\"by_token\";q=2;w=3600"));
+    assert_eq!(passed.field("ratelimit"), Some("\"by_token\";r=1;t=1800"));
+    assert_eq!(passed.field("retry-after"), None);
+    authorize("");
+
+    let refused = authorize("");
+    assert_eq!((refused.status, refused.field("x-ratelimit-remaining")), (429, Some("0")));
+    let wait: u64 = refused.field("retry-after").unwrap().parse().unwrap();
+    assert!((1790..=1800).contains(&wait), "{wait}");
+    assert_eq!(refused.field("ratelimit"), Some(&*format!("\"by_token\";r=0;t={wait}")));
+    let expected = json!({
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429, "violated-policies": ["by_token"],
+    });
+    assert_eq!(refused.json(), expected);
+    assert_eq!(refused.field("content-type"), Some("application/problem+json"));
+
+    assert_eq!(authorize("?deny=403").status, 403);
+    let x = authorize("?headers=x");
+    assert!(x.field("x-ratelimit-limit").is_some() && x.field("ratelimit").is_none());
+    let none = authorize("?headers=none");
+    assert!(none.field("x-ratelimit-limit").is_none() && none.field("retry-after").is_some());
+    for wrong in
+        ["?deny=200", "?deny=500", "?deny=x", "?headers=y", "?cost=-1", "?tier=gold", "?dney=403"]
+    {
+        assert_eq!(authorize(wrong).status, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn a_client_that_is_not_told_is_a_bad_request_or_denied() {
+    let served = served();
+    let authorize = |query: &str, fields: &[(&str, &str)]| {
+        ask(served.http(), &format!("POST /v1/authorize/by_token{query}"), fields, "")
+    };
+    assert_eq!(authorize("", &[]).status, 400);
+    assert_eq!(authorize("", &[("x-api-key", "")]).status, 400);
+    assert_eq!(authorize("", &[("x-api-key", "a"), ("x-api-key", "b")]).status, 400);
+    assert_eq!(authorize("?deny=403", &[]).status, 403);
+    assert_eq!(authorize("?deny=403", &[("x-api-key", "a")]).status, 200);
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order_on_one_connection() {
+    let served = served();
+    let mut client = Client::connect(served.http());
+    for _ in 0..3 {
+        client.send("POST /v1/check", &[], br#"{"policy":"api","key":"a"}"#);
+    }
+    for left in [9, 8, 7] {
+        assert_eq!(client.read().unwrap().json()["remaining"], left);
+    }
+}
+
+#[test]
+fn curl_speaks_both_versions_over_tcp_and_unix_sockets() {
+    let path = std::env::temp_dir().join(format!("tallygate-http-{}.sock", std::process::id()));
+    let unix = format!("unix:{}", path.display());
+    let served = Served::start(&["--http", &unix], Some(CONFIG));
+    let socket = path.display().to_string();
+    for (version, left) in [("--http1.1", "9 1.1"), ("--http2-prior-knowledge", "8 2")] {
+        let told = Command::new("curl")
+            .args(["-sS", version, "--unix-socket", &socket, "-w", " %{http_version}"])
+            .args(["-d", r#"{"policy":"api","key":"a"}"#, "http://localhost/v1/check"])
+            .output()
+            .expect("curl runs");
+        let told = String::from_utf8(told.stdout).unwrap();
+        let (json, version) = told.rsplit_once(' ').unwrap();
+        let json: Value = serde_json::from_str(json).unwrap();
+        assert_eq!(format!("{} {version}", json["remaining"]), left);
+    }
+    drop(served);
+}
+
+#[test]
+fn an_override_holds_until_it_ends_or_is_taken_back() {
+    let served = served();
+    let overrides = "/v1/admin/overrides";
+    let put = |body: &str| ask(served.http(), &format!("PUT {overrides}"), &[], body);
+    let allowed = |key: &str| {
+        let body = format!(r#"{{"policy":"login","key":"{key}","cost":5}}"#);
+        post(served.http(), "/v1/check", &body).json()["allowed"] == true
+    };
+    assert!(!allowed("vip"));
+    assert_eq!(put(r#"{"policy":"login","key":"vip","access":"unlimited"}"#).status, 200);
+    assert!(allowed("vip"));
+    assert_eq!(
+        put(r#"{"policy":"login","key":"big","limit":5,"expires_in_ms":3600000}"#).status,
+        200
+    );
+    assert!(allowed("big") && !allowed("big"));
+    assert_eq!(
+        put(r#"{"policy":"login","key":"soon","access":"unlimited","expires_in_ms":1}"#).status,
+        200
+    );
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!allowed("soon"));
+
+    let listed = get(served.http(), overrides).json();
+    let listed: Vec<_> = listed["overrides"].as_array().unwrap().iter().collect();
+    let shown: Vec<_> = listed.iter().map(|one| (&one["key"], &one["access"])).collect();
+    let big = json!("sliding_window_log 5 per 3600s");
+    assert_eq!(shown, [(&json!("big"), &big), (&json!("vip"), &json!("unlimited"))]);
+
+    let remove =
+        || ask(served.http(), &format!("DELETE {overrides}?policy=login&key=vip"), &[], "");
+    assert_eq!((remove().status, remove().status), (204, 404));
+    assert!(!allowed("vip"));
+    for wrong in [
+        r#"{"policy":"login","key":"a"}"#,
+        r#"{"policy":"login","key":"a","access":"free"}"#,
+        r#"{"policy":"login","key":"a","access":"blocked","limit":1}"#,
+        r#"{"policy":"login","key":"a","limit":1,"window":"soon"}"#,
+        r#"{"policy":"login","key":"a","limit":1,"algorithm":"dice"}"#,
+    ] {
+        assert_eq!(put(wrong).status, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn an_override_of_the_configuration_is_listed_and_goes_with_it_only() {
+    let config = "[policies.api]\nlimit = 10\nwindow = \"1h\"\n\
+                  [policies.api.overrides.mallory]\naccess = \"blocked\"\n";
+    let served = Served::start(&[], Some(config));
+    let listed = || get(served.http(), "/v1/admin/overrides").json()["overrides"].clone();
+    let shown = |access: &str, configured: bool| {
+        json!({
+            "policy": "api", "key": "mallory", "access": access, "expires_in_ms": null,
+            "configured": configured,
+            "scope": if configured { "configuration" } else { "this server" },
+        })
+    };
+    let of_file = shown("blocked", true);
+    assert_eq!(listed(), json!([of_file]));
+    let remove =
+        || ask(served.http(), "DELETE /v1/admin/overrides?policy=api&key=mallory", &[], "");
+    let refused = remove();
+    assert_eq!(refused.status, 409);
+    let told = "the override is in the configuration and stays in force: blocked; \
+                remove it there, or set another over it";
+    assert_eq!(refused.problem(), told);
+    assert_eq!(listed(), json!([of_file]));
+
+    let set = r#"{"policy":"api","key":"mallory","access":"unlimited"}"#;
+    let set = ask(served.http(), "PUT /v1/admin/overrides", &[], set);
+    assert_eq!(set.json(), shown("unlimited", false));
+    assert_eq!(listed(), json!([shown("unlimited", false)]), "the one that is in force");
+    let removed = remove();
+    assert_eq!((removed.status, removed.json()), (200, of_file));
+
+    std::fs::write(
+        served.config(),
+        crate::common::with_admin("[policies.api]\nlimit = 10\nwindow = \"1h\"\n"),
+    )
+    .expect("written");
+    assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
+    assert_eq!(listed(), json!([]));
+    assert_eq!(remove().status, 404);
+}
+
+/// Overrides were once removed and set again one by one, and who was blocked got through meanwhile.
+#[test]
+fn g4_who_is_blocked_before_and_after_a_reload_is_blocked_meanwhile() {
+    let version = |limit: u32| {
+        let mut text = format!("[policies.api]\nlimit = {limit}\nwindow = \"1h\"\n");
+        for client in (0..500).map(|other| format!("other {other}")).chain(["mallory".to_owned()]) {
+            text += &format!("[policies.api.overrides.\"{client}\"]\naccess = \"blocked\"\n");
+        }
+        text
+    };
+    let served = Served::start(&[], Some(&version(1_000_000)));
+    let done = AtomicBool::new(false);
+    let admitted = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut client = Client::connect(served.http());
+            let mut admitted = 0;
+            while !done.load(Ordering::Relaxed) {
+                client.send("POST /v1/check", &[], br#"{"policy":"api","key":"mallory"}"#);
+                let told = client.read().expect("an answer").json();
+                admitted += u32::from(told["allowed"] != false);
+            }
+            admitted
+        });
+        for round in 0..30 {
+            // Renamed: whoever looks after the file must not find half of it.
+            let new = served.config().with_extension("new");
+            std::fs::write(&new, crate::common::with_admin(&version(1_000_000 + round % 2)))
+                .expect("written");
+            std::fs::rename(&new, served.config()).expect("renamed");
+            assert_eq!(post(served.http(), "/v1/admin/reload", "").status, 200);
+        }
+        done.store(true, Ordering::Relaxed);
+        asking.join().expect("no panic")
+    });
+    assert_eq!(admitted, 0);
+    assert_eq!(remaining(served.http(), "api", "somebody"), 1_000_001, "the last one is in force");
+}
+
+#[test]
+fn one_client_is_shown_in_every_policy_without_being_charged() {
+    let served = served();
+    post(served.http(), "/v1/check", r#"{"policy":"api","key":"al ice","cost":3}"#);
+    for _ in 0..2 {
+        let shown = get(served.http(), "/v1/admin/client?key=al%20ice").json();
+        let left: Vec<_> = shown["policies"].as_array().unwrap().iter().collect();
+        let left: Vec<_> = left.iter().map(|one| (&one["policy"], &one["remaining"])).collect();
+        assert_eq!(shown["key"], "al ice");
+        assert_eq!(left[0], (&json!("api"), &json!(7)));
+        assert_eq!(left.len(), 4);
+    }
+}
+
+#[test]
+fn hot_clients_are_found() {
+    let served = served();
+    let mut client = Client::connect(served.http());
+    for _ in 0..400 {
+        client.send("POST /v1/check", &[], br#"{"policy":"login","key":"greedy"}"#);
+        client.read().unwrap();
+    }
+    let hot = get(served.http(), "/v1/admin/hot").json();
+    for list in ["busiest", "most_refused"] {
+        assert_eq!(hot[list][0]["key"], "greedy", "{hot}");
+        assert_eq!(hot[list][0]["policy"], "login");
+    }
+}
+
+#[test]
+fn it_says_that_it_lives_and_what_it_counted() {
+    let served = served();
+    assert_eq!(get(served.http(), "/livez").status, 200);
+    assert_eq!(get(served.http(), "/readyz").status, 200);
+    assert!(get(served.http(), "/").body.contains("/v1/check"));
+    post(served.http(), "/v1/check", r#"{"policy":"api","key":"a"}"#);
+    let metrics = get(served.http(), "/metrics");
+    let content_type = metrics.field("content-type").unwrap();
+    assert!(content_type.starts_with("application/openmetrics-text"), "{content_type}");
+    let counted =
+        "tallygate_decisions_total{policy=\"api\",outcome=\"allowed\",source=\"store\"} 1\n";
+    assert!(metrics.body.contains(counted), "{}", metrics.body);
+    assert!(metrics.body.contains("tallygate_request_seconds_count{surface=\"http\"}"));
+    assert!(metrics.body.contains("tallygate_connections{surface=\"http\"}"), "{}", metrics.body);
+}
+
+#[test]
+fn every_path_of_the_openapi_document_is_served() {
+    let served = served();
+    let document = get(served.http(), "/openapi.json").json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), 21);
+    for (path, operations) in paths {
+        let path = path.replace("{policy}", "api");
+        for method in operations.as_object().unwrap().keys().filter(|name| *name != "parameters") {
+            if method == "head" {
+                continue;
+            }
+            let reply = ask(served.http(), &format!("{} {path}", method.to_uppercase()), &[], "");
+            let responses = &operations[method]["responses"];
+            assert!(responses[reply.status.to_string()].is_object(), "{method} {path}: {reply:?}");
+            assert_ne!(reply.status, 405, "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn one_decision_is_told_in_header_fields_too_if_they_are_asked_for() {
+    let served = served();
+    let question = r#"{"policy":"api","key":"fields"}"#;
+    assert_eq!(post(served.http(), "/v1/check", question).field("x-ratelimit-limit"), None);
+    let peeked = post(served.http(), "/v1/peek?headers=x", question);
+    let limit = peeked.json()["limit"].to_string();
+    assert_eq!(peeked.field("x-ratelimit-limit"), Some(limit.as_str()));
+    assert_eq!(peeked.field("ratelimit"), None);
+    let told = loop {
+        let told = post(served.http(), "/v1/check?headers=all", question);
+        let remaining = told.json()["remaining"].to_string();
+        assert_eq!(told.field("x-ratelimit-remaining"), Some(remaining.as_str()));
+        assert!(told.field("ratelimit").unwrap().starts_with(&format!("\"api\";r={remaining}")));
+        if told.json()["allowed"] == false {
+            break told;
+        }
+        assert_eq!(told.field("retry-after"), None);
+    };
+    assert_eq!(told.status, 200);
+    let wait_ms = told.json()["retry_after_ms"].as_u64().unwrap();
+    assert_eq!(told.field("retry-after"), Some(wait_ms.div_ceil(1000).to_string().as_str()));
+    for (query, body) in
+        [("headers=all", r#"{"checks":[]}"#), ("headers=y", question), ("header=x", question)]
+    {
+        assert_eq!(post(served.http(), &format!("/v1/check?{query}"), body).status, 400, "{query}");
+    }
+}
+
+#[test]
+fn the_policies_in_force_are_told_to_the_operator() {
+    let config = r#"
+        [policies.api]
+        limit = 100
+        window = "1m"
+        cost = 2
+        [policies.api.tiers.pro]
+        access = "unlimited"
+        [policies.login]
+        algorithm = "sliding_window_log"
+        limit = 5
+        window = "15m"
+    "#;
+    let served = Served::start(&[], Some(config));
+    let expected = json!({ "policies": [
+        { "name": "api", "rule": "token_bucket 100 per 60s", "cost": 2,
+          "tiers": [{ "name": "pro", "rule": "unlimited" }] },
+        { "name": "login", "rule": "sliding_window_log 5 per 900s", "cost": 1, "tiers": [] },
+    ]});
+    assert_eq!(get(served.http(), "/v1/policies").json(), expected);
+    let sent = ask(served.http(), "GET /v1/policies", &[("x-forwarded-for", "192.0.2.1")], "");
+    assert_eq!(sent.status, 403);
+}

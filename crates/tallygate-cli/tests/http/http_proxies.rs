@@ -1,0 +1,204 @@
+//! Real proxies in front of a small site, with Tallygate as the gate: nginx by `auth_request`, Caddy by `forward_auth`.
+//!
+//! `scripts/install-test-proxies` installs them.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::Served;
+use crate::http_client::Reply;
+
+/// The proxy comes from 127.0.0.1, clients from 127.0.0.2.
+const CONFIG: &str = r#"
+    trusted_proxies = ["127.0.0.1/32"]
+    [policies.site]
+    limit = 2
+    window = "1h"
+    key = "ip"
+"#;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A proxy that runs until it is dropped.
+struct Proxy {
+    child: Child,
+    address: String,
+    directory: PathBuf,
+}
+
+impl Proxy {
+    /// Starts it with a configuration, which is told an address to listen on and a directory of its own.
+    fn start(
+        binary: &Path,
+        options: &[&str],
+        file: &str,
+        config: impl Fn(&str, &str) -> String,
+    ) -> Self {
+        let name = binary.file_name().unwrap().display();
+        let directory = format!("tallygate-{name}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
+        std::fs::create_dir_all(&directory).expect("a directory");
+        // Free just now, and nearly surely still when the proxy takes it.
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let address = address.expect("a free port").to_string();
+        let path = directory.join(file);
+        std::fs::write(&path, config(&address, &directory.display().to_string())).expect("written");
+        let child = Command::new(binary)
+            .args(options)
+            .arg(&path)
+            .current_dir(&directory)
+            .env("HOME", &directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name}: {error}; run scripts/install-test-proxies"));
+        let mut proxy = Self { child, address, directory };
+        let started = Instant::now();
+        while TcpStream::connect(&proxy.address).is_err() {
+            let ended = proxy.child.try_wait().expect("it can be asked");
+            assert!(
+                ended.is_none() && started.elapsed() < PATIENCE,
+                "{name} does not listen: {ended:?}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        proxy
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn nginx(served: &Served) -> Proxy {
+    let binary = ["/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/bin/nginx"]
+        .into_iter()
+        .map(Path::new)
+        .find(|binary| binary.is_file())
+        .expect("nginx is installed: run scripts/install-test-proxies");
+    Proxy::start(binary, &["-e", "stderr", "-c"], "nginx.conf", |address, directory| {
+        let gate = served.http();
+        format!(
+            r#"
+            daemon off;
+            master_process off;
+            pid {directory}/pid;
+            events {{}}
+            http {{
+                access_log off;
+                client_body_temp_path {directory}/body;
+                proxy_temp_path {directory}/proxy;
+                fastcgi_temp_path {directory}/fastcgi;
+                uwsgi_temp_path {directory}/uwsgi;
+                scgi_temp_path {directory}/scgi;
+                server {{
+                    listen {address};
+                    location / {{
+                        auth_request /gate;
+                        auth_request_set $remaining $upstream_http_x_ratelimit_remaining;
+                        auth_request_set $retry_after $upstream_http_retry_after;
+                        add_header X-RateLimit-Remaining $remaining always;
+                        error_page 403 = @refused;
+                        try_files /hello.txt =404;
+                        root {directory};
+                    }}
+                    location @refused {{
+                        add_header Retry-After $retry_after always;
+                        return 429 "slow down";
+                    }}
+                    location = /gate {{
+                        internal;
+                        proxy_pass http://{gate}/v1/authorize/site?deny=403;
+                        proxy_pass_request_body off;
+                        proxy_set_header Content-Length "";
+                        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+                    }}
+                }}
+            }}
+            "#
+        )
+    })
+}
+
+fn caddy(served: &Served) -> Proxy {
+    let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-servers/caddy");
+    let binary = std::fs::canonicalize(binary)
+        .expect("caddy is installed: run scripts/install-test-proxies");
+    let options = ["run", "--adapter", "caddyfile", "--config"];
+    Proxy::start(&binary, &options, "Caddyfile", |address, _| {
+        let gate = served.http();
+        format!(
+            r#"
+            {{
+                admin off
+                auto_https off
+                persist_config off
+                log {{
+                    level ERROR
+                }}
+            }}
+            http://{address} {{
+                route {{
+                    forward_auth {gate} {{
+                        uri /v1/authorize/site
+                        copy_headers X-RateLimit-Remaining
+                    }}
+                    respond "hello, {{header.X-RateLimit-Remaining}} left"
+                }}
+            }}
+            "#
+        )
+    })
+}
+
+/// Asks for the site from an address that is not the proxy's, and says that it is another one every time.
+fn visit(proxy: &Proxy, forged: u8) -> Reply {
+    let shown = Command::new("curl")
+        .args(["-sS", "-i", "--interface", "127.0.0.2"])
+        .args(["-H", &format!("X-Forwarded-For: 6.6.6.{forged}")])
+        .arg(format!("http://{}/", proxy.address))
+        .output()
+        .expect("curl runs");
+    assert!(shown.status.success(), "{shown:?}");
+    Reply::shown(&String::from_utf8(shown.stdout).expect("UTF-8"))
+}
+
+#[test]
+fn nginx_passes_and_refuses_by_auth_request() {
+    let served = Served::start(&[], Some(CONFIG));
+    let proxy = nginx(&served);
+    std::fs::write(proxy.directory.join("hello.txt"), "hello").unwrap();
+    for (forged, left) in [(1, "1"), (2, "0")] {
+        let passed = visit(&proxy, forged);
+        assert_eq!((passed.status, &*passed.body), (200, "hello"));
+        assert_eq!(passed.field("X-RateLimit-Remaining"), Some(left));
+    }
+    let refused = visit(&proxy, 3);
+    assert_eq!((refused.status, &*refused.body), (429, "slow down"));
+    let wait: u64 = refused.field("Retry-After").unwrap().parse().unwrap();
+    assert!((1700..=1800).contains(&wait), "{wait}");
+}
+
+#[test]
+fn caddy_passes_and_refuses_by_forward_auth() {
+    let served = Served::start(&[], Some(CONFIG));
+    let proxy = caddy(&served);
+    for (forged, left) in [(1, "hello, 1 left"), (2, "hello, 0 left")] {
+        let passed = visit(&proxy, forged);
+        assert_eq!((passed.status, &*passed.body), (200, left));
+    }
+    let refused = visit(&proxy, 3);
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.field("Content-Type"), Some("application/problem+json"));
+    assert_eq!(refused.field("X-RateLimit-Remaining"), Some("0"));
+    let wait: u64 = refused.field("Retry-After").unwrap().parse().unwrap();
+    assert!((1700..=1800).contains(&wait), "{wait}");
+    assert_eq!(refused.json()["violated-policies"][0], "site");
+}

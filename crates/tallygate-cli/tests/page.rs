@@ -1,0 +1,220 @@
+//! The page, in a real Chromium: what it shows is what the server and the commands say.
+//!
+//! The browser is driven by `page/*.mjs`, one file a case; a case fails on what it asserts, on any error that the page
+//! or the console tells of, and on any request that leaves the server. `scripts/install-test-clients` installs the
+//! browser and what drives it.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+mod common;
+mod http_client;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use common::Served;
+use http_client::{ask, get, post};
+use serde_json::Value;
+use tallygate::{Kind, Policy, RateLimiter, Tick, Ticks};
+
+/// Policies with names that would be markup if they were not text.
+const POLICIES: &str = r#"
+    [policies.api]
+    algorithm = "token_bucket"
+    limit = 5
+    window = "1h"
+    [policies.api.tiers.pro]
+    limit = 50
+    [policies."<img src=x onerror=alert(1)>"]
+    algorithm = "fixed_window"
+    limit = 1
+    window = "1h"
+"#;
+
+/// The policy of a server without a configuration, with the admin verbs open.
+const DEMO: &str = include_str!("../../tallygate-server/src/demo.toml");
+
+/// Runs a case of `page/` in the browser, one at a time; what it prints.
+#[track_caller]
+fn drive(case: &str, served: &Served) -> String {
+    static BROWSER: Mutex<()> = Mutex::new(());
+    let _one = BROWSER.lock().unwrap_or_else(PoisonError::into_inner);
+    let clients = std::env::var_os("TALLYGATE_TEST_CLIENTS").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-clients")),
+        PathBuf::from,
+    );
+    let script = format!("{}/tests/page/{case}.mjs", env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("node")
+        .arg(script)
+        .arg(format!("http://{}/", served.http()))
+        .env("TALLYGATE_BROWSER", clients.join("browser"))
+        .env("TALLYGATE", env!("CARGO_BIN_EXE_tallygate"))
+        .env("ONE_TIME_TOKEN", served.printed_token().unwrap_or_default())
+        .output()
+        .expect("node runs: run scripts/install-test-clients");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{case}: {told}{said}");
+    told.into_owned()
+}
+
+#[test]
+fn a_link_hands_the_printed_token_over_to_the_page() {
+    drive("handed-token", &Served::start(&[], None));
+}
+
+#[test]
+fn every_tab_opens_by_mouse_and_by_keyboard() {
+    drive("tabs", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn dragging_a_slider_redraws_and_the_address_brings_it_back() {
+    println!("{}", drive("dragging", &Served::start(&[], Some(DEMO))));
+}
+
+#[test]
+fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
+    let printed = drive("plotted", &Served::start(&[], Some(DEMO)));
+    let mut compared = 0;
+    for line in printed.lines() {
+        let plotted: Value = serde_json::from_str(line).unwrap();
+        let number = |name: &str| plotted["scenario"][name].as_u64().unwrap();
+        for lane in plotted["lanes"].as_array().unwrap() {
+            let kind: Kind = lane["algorithm"].as_str().unwrap().parse().unwrap();
+            let mut policy =
+                Policy::of(kind, number("limit")).per(micros(number("window_ms") * 1000));
+            if kind.is_bucket() {
+                policy = policy.burst(number("burst"));
+            }
+            let limiter = RateLimiter::new(policy.build().unwrap());
+            let [times, allowed, clients] =
+                ["at_us", "value", "client"].map(|name| lane[name].as_array().unwrap());
+            for ((at, allowed), client) in times.iter().zip(allowed).zip(clients) {
+                let now = Tick(i64::try_from(micros(at.as_u64().unwrap()).0).unwrap());
+                let decision = limiter.check_n_at(client.to_string(), number("cost"), now).unwrap();
+                assert_eq!(u64::from(decision.allowed), *allowed, "{kind} at {at}: {line}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 5_000, "{compared}");
+}
+
+/// A span of microseconds, in the library's nanoseconds.
+const fn micros(micros: u64) -> Ticks {
+    Ticks(micros * 1000)
+}
+
+#[test]
+fn time_can_be_played_paused_and_stepped() {
+    drive("playback", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn a_scenario_that_is_refused_says_why_and_the_next_is_drawn() {
+    drive("refused", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn a_decision_is_explained_by_the_servers_arithmetic() {
+    drive("explain", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn a_lane_gives_its_policy_as_toml_and_as_rust() {
+    drive("code", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn one_clients_spam_does_not_touch_another() {
+    drive("clients", &Served::start(&[], Some(POLICIES)));
+}
+
+#[test]
+fn it_fits_a_phone() {
+    drive("phone", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn dark_and_light_differ_and_both_can_be_read() {
+    drive("theme", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn live_shows_what_the_server_counts() {
+    drive("live", &Served::start(&[], Some(POLICIES)));
+}
+
+#[test]
+fn with_a_token_live_shows_clients_to_the_operator_only() {
+    let config = format!("[auth]\nadmin = [\"env:ADMIN\"]\n{POLICIES}");
+    let variables = [("ADMIN", "sesame-of-the-operator")];
+    drive("token", &Served::with_variables(&[], Some(&config), &variables));
+}
+
+#[test]
+fn a_log_is_streamed_up_and_decided_as_the_command_does() {
+    drive("backtest", &Served::start(&[], Some(POLICIES)));
+}
+
+#[test]
+fn h6_a_script_for_a_name_is_text_wherever_it_is_shown() {
+    drive("hostile", &Served::start(&[], Some(POLICIES)));
+}
+
+#[test]
+fn a_browser_gets_the_page_and_others_a_few_lines() {
+    let served = Served::start(&[], Some(DEMO));
+    let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    let page = ask(served.http(), "GET /", &[("accept", browser)], "");
+    assert_eq!(page.field("content-type"), Some("text/html; charset=utf-8"));
+    assert_eq!(page.field("vary"), Some("accept"));
+    for accept in [&[][..], &[("accept", "*/*")], &[("accept", "application/json")]] {
+        let lines = ask(served.http(), "GET /", accept, "");
+        assert_eq!(lines.field("content-type"), Some("text/plain; charset=utf-8"));
+        assert!(lines.body.contains("/v1/check"), "{lines:?}");
+    }
+    assert_eq!(get(served.http(), "/page/none.js").status, 404);
+    assert_eq!(get(served.http(), "/page/../page.rs").status, 404);
+    assert_eq!(post(served.http(), "/", "").status, 405);
+}
+
+#[test]
+fn h6_the_page_may_run_its_own_files_and_nothing_else() {
+    let served = Served::start(&[], Some(DEMO));
+    for path in ["/", "/page/main.js", "/page/style.css"] {
+        let reply = ask(served.http(), &format!("GET {path}"), &[("accept", "text/html")], "");
+        let policy = reply.field("content-security-policy").unwrap();
+        let mut rules: Vec<_> = policy.split("; ").collect();
+        rules.sort_unstable();
+        let expected = [
+            "base-uri 'none'",
+            "connect-src 'self'",
+            "default-src 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "img-src 'self' data:",
+            "script-src 'self'",
+            "style-src 'self'",
+        ];
+        assert_eq!(rules, expected, "{path}");
+        assert_eq!(reply.field("x-content-type-options"), Some("nosniff"));
+        assert_eq!(reply.field("referrer-policy"), Some("no-referrer"));
+    }
+}
+
+#[test]
+fn a_file_that_is_known_is_not_sent_again() {
+    let served = Served::start(&[], Some(DEMO));
+    let first = get(served.http(), "/page/uplot.js");
+    assert_eq!((first.status, first.field("cache-control")), (200, Some("no-cache")));
+    let tag = first.field("etag").unwrap();
+    let again = ask(served.http(), "GET /page/uplot.js", &[("if-none-match", tag)], "");
+    assert_eq!((again.status, again.body.as_str()), (304, ""));
+    assert_eq!(again.field("etag"), Some(tag));
+    let others = get(served.http(), "/page/main.js");
+    assert_ne!(others.field("etag"), Some(tag));
+    let stale = ask(served.http(), "GET /page/main.js", &[("if-none-match", tag)], "");
+    assert_eq!(stale.status, 200);
+}
