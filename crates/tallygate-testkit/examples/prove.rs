@@ -3,6 +3,8 @@
 //! `scripts/prove` calls it. With arguments, only the mistakes whose name contains one of them.
 #![allow(clippy::print_stdout, reason = "it reports on standard output")]
 
+#![allow(clippy::print_stdout, reason = "a program that reports what it found")]
+
 use std::error::Error;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;

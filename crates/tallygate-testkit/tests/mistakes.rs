@@ -1,6 +1,8 @@
 //! The seeded mistakes and `docs/faults.md` name what exists.
 #![allow(clippy::panic, reason = "a test that cannot go on says so")]
 
+#![allow(clippy::panic, reason = "a test, also where it is no #[test]")]
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
