@@ -1,7 +1,6 @@
 //! Makes seeded mistakes in a copy of the tree, one at a time, and expects the tests that each names to fail.
 //!
 //! `scripts/prove` calls it. With arguments, only the mistakes whose name contains one of them.
-#![allow(clippy::print_stdout, reason = "it reports on standard output")]
 
 #![allow(clippy::print_stdout, reason = "a program that reports what it found")]
 

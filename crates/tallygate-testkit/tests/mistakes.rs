@@ -1,5 +1,4 @@
 //! The seeded mistakes and `docs/faults.md` name what exists.
-#![allow(clippy::panic, reason = "a test that cannot go on says so")]
 
 #![allow(clippy::panic, reason = "a test, also where it is no #[test]")]
 
