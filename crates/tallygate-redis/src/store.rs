@@ -1406,6 +1406,9 @@ impl Redis {
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
         let window = (keys.len() > 1).then_some(&self.inner().several_keys);
+        if window.is_some_and(|window| window.is_full()) {
+            self.inner().counters.note_queue();
+        }
         let place = match window {
             Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
                 Error::Overloaded { reason: "many decide on several keys".into(), sent: false }
