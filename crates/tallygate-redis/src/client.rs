@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,7 @@ use redis::{
 use sha2::{Digest as _, Sha256};
 
 use crate::address::Address;
+use crate::clock::since_boot;
 use crate::commit::Commits;
 use crate::error::{AddressError, Error};
 use crate::failure::OnFailure;
@@ -492,9 +493,16 @@ fn dropping(reply: &Value) -> Option<String> {
 /// succeeds proves nothing.
 const OUT_OF_MEMORY_FOR_MS: i64 = 5000;
 
+/// Returns the time since the epoch, in microseconds, as this process knew it when it started. It never goes back: while Redis
+/// is away, windows end by it.
 fn wall() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    static START: LazyLock<(Duration, Duration)> = LazyLock::new(|| {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (since_epoch, since_boot())
+    });
+    let (since_epoch, booted) = *START;
+    let now = since_epoch.saturating_add(since_boot().saturating_sub(booted));
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
 impl fmt::Debug for Redis {
@@ -530,6 +538,24 @@ pub(crate) struct Counters {
     pub(crate) unreturned: AtomicU64,
     pub(crate) eviction_warnings: AtomicU64,
     pub(crate) last_error: ArcSwapOption<Error>,
+    /// When a caller last found no place among the calls that decide on several keys, in nanoseconds since [`FIRST_USE`].
+    queued_ns: AtomicU64,
+}
+
+static FIRST_USE: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl Counters {
+    /// Notes that a caller has to wait for its turn to decide on several keys.
+    pub(crate) fn note_queue(&self) {
+        let now = u64::try_from(FIRST_USE.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.queued_ns.fetch_max(now.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns whether a caller had to wait for its turn to decide on several keys since a moment.
+    pub(crate) fn has_queued_since(&self, since: Instant) -> bool {
+        let queued = self.queued_ns.load(Ordering::Relaxed);
+        queued > 0 && *FIRST_USE + Duration::from_nanos(queued) >= since
+    }
 }
 
 /// What has happened so far.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tallygate::{
     Access, Anchor, Capacity, Cost, Decision, Kind, Limit, MemoryStore, Op, Plan, Policy,
-    PolicyError, Source, Store as _, SystemClock, Tick, Ticks,
+    PolicyError, Source, Store as _, StoreError, SystemClock, Tick, Ticks,
 };
 
 /// What to decide while Redis cannot be asked, does not answer in time, or answers with an error.
@@ -22,6 +22,15 @@ pub enum OnFailure {
     /// This process decides by itself, for its share of the quota. The units that it allowed are charged in Redis when
     /// Redis is back. For one second after that, a request needs both the share and Redis: other processes may not have
     /// charged theirs yet.
+    ///
+    /// Over any interval and any number of outages, a policy of one limit allows at most its bound plus one burst, and
+    /// its long-run rate is the policy's. A bucket is charged into debt. A window forgets at its end, so the units
+    /// that do not fit into the present window stay unpaid, and the process charges them in the next one. Until then
+    /// they count against its share: an outage that begins after Redis has allowed the quota of a window allows one
+    /// share, which the following window pays for.
+    ///
+    /// For a policy of several limits, the same holds while no outage lasts longer than its shortest window. The units
+    /// that a longer outage allowed are charged to each limit up to its bound on debt.
     Local {
         /// How many processes share the quota.
         instances: u32,
@@ -46,52 +55,146 @@ struct Share {
     part: Arc<Policy>,
 }
 
-#[derive(Clone, Copy, Default)]
+/// The units that a client was allowed here and that are not charged in Redis.
+#[derive(Clone, Default)]
 struct Owed {
+    /// Units that the share has paid for, in a window or a bucket that Redis knows nothing of.
     cost: Cost,
-    /// When this process began to decide for the client, by the store's clock.
+    /// Units that no quota has paid for: see [`Overlap`].
+    unpaid: Cost,
+    /// When this process began to decide for the client, by the store's clock; `None` if Redis has answered since.
     began: Option<Tick>,
+    /// Whether this outage has lasted longer than the [`Overlap`].
+    is_past_overlap: bool,
     /// Before when nothing is allowed: of a quota that is smaller than the fleet.
     not_before: Option<Tick>,
-    /// Whether somebody is about to charge it. Until it is done, the client is decided on here.
+    /// Before when Redis has no room for the unpaid units.
+    retry_at: Option<Tick>,
+    /// Whether a task is charging it. Until that is done, the client is decided on here.
     is_being_charged: bool,
+    /// Whether the caller gives the time, so that only the caller knows when to charge.
+    has_given_time: bool,
+    /// The policy that the client was decided by.
+    policy: Option<Arc<Policy>>,
+}
+
+impl Owed {
+    /// Returns whether Redis has to be asked about the client before the next check is decided.
+    fn is_due(&self, at: Tick) -> bool {
+        self.began.is_some()
+            || self.cost > 0
+            || self.unpaid > 0 && self.retry_at.is_none_or(|retry_at| at >= retry_at)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.cost == 0 && self.unpaid == 0 && self.began.is_none() && !self.is_being_charged
+    }
+}
+
+/// The time at the beginning of an outage in which Redis may have allowed the same quota as the shares.
+///
+/// Windows forget: what Redis allowed in a window of L units, and what the shares allowed in the same window, is 2 L.
+/// Charging the second L in Redis changes nothing if the window ends then. So each unit that is allowed here is paid for by
+/// one of three quotas:
+///
+/// - by a window in Redis, charged by an ordinary check, as far as there is room;
+/// - by a window of the share that lies in the outage and after the overlap, when Redis has allowed nothing;
+/// - by a later window of either kind. Until then it is unpaid.
+///
+/// A process allows a unit in the overlap only if its unpaid units stay within its share. They are charged to the share at
+/// the end of the overlap, or in Redis when it is back and has room. So over any interval, the units that were paid for are at
+/// most the bound of the policy: each window is either one in Redis or one of the shares. The units that are unpaid at the end of
+/// the interval are at most the sum of the shares: one burst.
+///
+/// This needs an outage of the whole fleet. While one process alone cannot reach Redis, its share is allowed in addition.
+#[derive(Clone, Copy)]
+struct Overlap {
+    /// By then, everything that Redis allowed before has left its windows.
+    until: Tick,
+    /// The window of the limit that is the first to have forgotten everything.
+    window: Ticks,
+}
+
+impl Overlap {
+    /// Returns the overlap of an outage; `None` for one bucket, which can be charged into debt, and if nothing is enforced.
+    ///
+    /// Of several limits, the one that forgets first counts. A client would be denied for the whole day otherwise,
+    /// if one of its limits is per day.
+    fn of(policy: &Policy, began: Tick) -> Option<Self> {
+        if let [limit] = policy.limits()
+            && limit.numbers().kind.is_bucket()
+        {
+            return None;
+        }
+        let of_limit = |limit: &Limit| {
+            let numbers = limit.numbers();
+            let window = numbers.window.0.max(1);
+            let lasts = match numbers.kind {
+                kind if kind.is_bucket() => {
+                    let fills = u128::from(numbers.burst) * u128::from(window);
+                    u64::try_from(fills.div_ceil(numbers.limit.max(1).into())).unwrap_or(u64::MAX)
+                }
+                Kind::FixedWindow if numbers.anchor == Anchor::FirstRequest => window,
+                Kind::SlidingWindowLog => window,
+                _ => {
+                    let into = i128::from(began.0).rem_euclid(window.into());
+                    window - u64::try_from(into).unwrap_or(0)
+                }
+            };
+            let until = began.after(Ticks(lasts)).unwrap_or(Tick(i64::MAX));
+            Self { until, window: Ticks(window) }
+        };
+        let enforced = policy.limits().iter().filter(|limit| !limit.is_shadow());
+        enforced.map(of_limit).min_by_key(|overlap| overlap.until)
+    }
 }
 
 /// What became of asking for what a client used here.
 pub(crate) enum Taken<'a> {
     /// It used nothing that is not charged.
     Nothing,
-    /// Somebody else is about to charge it.
+    /// Another task is charging it.
     ByAnother,
     Charge(Charge<'a>),
 }
 
-/// What a client used here, while it is charged in Redis. It is not owed any more afterwards, also if nobody knows
-/// whether it was charged: but for a charge that has [failed](Self::failed).
+/// What a client used here, while it is charged in Redis. When it is dropped, the outage is over for the client, unless the
+/// charge has [failed](Self::failed).
 pub(crate) struct Charge<'a> {
     local: &'a Local,
     client: &'a [u8],
-    owed: Cost,
-    /// What of it is to be charged.
+    /// What was owed when it was taken.
+    cost: Cost,
+    unpaid: Cost,
+    /// The units to be charged by a check, as far as there is room in Redis.
+    pub(crate) pay: Cost,
+    /// How many of them were charged. If it is unknown whether they were, they are not: the promise is an upper bound.
+    pub(crate) paid: Cost,
+    /// The units to be charged without asking.
     pub(crate) used: Cost,
-    /// What of it the share here has not earned back: at least that much is charged.
+    /// Whether they were charged, or may have been: they are not charged again.
+    pub(crate) is_used_charged: bool,
+    /// What of `cost` the share here has not earned back: at least that much is charged.
     pub(crate) least: Cost,
     /// When this process began to decide for the client, by the store's clock.
     pub(crate) began: Tick,
+    /// When to try again to charge the unpaid units.
+    pub(crate) retry_at: Option<Tick>,
     /// How many processes share the quota.
     pub(crate) processes: u32,
+    has_failed: bool,
 }
 
 impl Charge<'_> {
-    /// Nothing was charged: it is still owed.
+    /// Redis did not charge the units that are left: the outage goes on.
     pub(crate) fn failed(mut self) {
-        self.owed = 0;
+        self.has_failed = true;
     }
 }
 
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
-        self.local.charged(self.client, self.owed);
+        self.local.charged(self);
     }
 }
 
@@ -103,6 +206,7 @@ pub(crate) struct ShareCharge<'a> {
     plan: Plan,
     client: &'a [u8],
     cost: Cost,
+    at: Tick,
 }
 
 impl ShareCharge<'_> {
@@ -119,7 +223,7 @@ impl Drop for ShareCharge<'_> {
         {
             let op = Op::Force(-i128::from(self.cost));
             // It was charged under this share, so the store takes it.
-            let _ = self.local.store().apply::<bool>(&share, self.client, op, None);
+            let _ = self.local.store().apply::<bool>(&share, self.client, op, Some(self.at));
         }
     }
 }
@@ -156,45 +260,115 @@ impl Local {
         self.store.get_or_init(|| MemoryStore::new(Capacity::of(MAX_CLIENTS), SystemClock::new()))
     }
 
-    /// Decides for this process's share; `at` is the time by the store's clock, as far as it is known.
+    /// Decides for this process's share. The time is that of the store's clock, as far as it is known, and whether the
+    /// caller gave it.
     pub(crate) fn decide(
         &self,
         plan: &Plan,
         client: &[u8],
         op: Op,
-        (now, at): (Option<Tick>, Tick),
+        (at, is_given): (Tick, bool),
     ) -> Decision {
         let Ok(share) = self.share(plan) else { return refused(plan, Tick(0)) };
-        let is_known_or_fits = {
-            let owed = self.owed();
-            owed.len() < MAX_CLIENTS || owed.contains_key(client)
+        // Held until the units are counted: two threads must not both find the same room.
+        let mut owed = self.owed();
+        let mut of_client = match owed.get(client) {
+            Some(of_client) => of_client.clone(),
+            None if owed.len() < MAX_CLIENTS => Owed::default(),
+            None => return refused(&share, Tick(0)),
         };
-        if !is_known_or_fits {
-            return refused(&share, Tick(0));
+        of_client.has_given_time = is_given;
+        let began = *of_client.began.get_or_insert(at);
+        let mut overlap = None;
+        if let Access::Limited(policy) = plan.access(at) {
+            of_client.policy = Some(self.whole(policy));
+            overlap = Overlap::of(policy, began);
         }
-        if let Op::Check(_) | Op::Peek(_) = op
-            && let Some(wait) = self.waits(plan, client, now)
-            && let Ok(stands) = self.store().apply::<Decision>(&share, client, Op::Peek(0), now)
-        {
-            let retry_after = Some(wait);
-            let refused_by = Some(0);
-            let source = Source::Local;
-            return Decision {
-                allowed: false,
-                remaining: 0,
-                retry_after,
-                refused_by,
-                source,
-                ..stands
-            };
-        }
-        match self.store().apply::<Decision>(&share, client, op, now) {
-            Ok(decision) => {
-                self.note(client, op, decision.allowed, at);
-                Decision { source: Source::Local, ..decision }
+        self.end_overlap(&share, client, &mut of_client, overlap, at);
+        let overlap = overlap.filter(|overlap| at < overlap.until);
+        let decision = match self.denial(plan, client, op, &mut of_client, (overlap, at)) {
+            Some(denial) => denial,
+            None => match self.store().apply::<Decision>(&share, client, op, Some(at)) {
+                Ok(decision) => {
+                    note(&mut of_client, op, decision.allowed, overlap.is_some());
+                    decision
+                }
+                Err(_) => return refused(&share, Tick(0)),
+            },
+        };
+        let remaining = match overlap {
+            Some(_) => decision.remaining.min(decision.limit.saturating_sub(of_client.unpaid)),
+            None => decision.remaining,
+        };
+        owed.insert(client.into(), of_client);
+        Decision { remaining, source: Source::Local, ..decision }
+    }
+
+    /// Charges the units that were allowed in the overlap to the share, once it is over.
+    ///
+    /// The share starts again then. Everything that it counted is in Redis, which has forgotten it by then, or unpaid.
+    /// Several limits go on, since only one of them has forgotten.
+    fn end_overlap(
+        &self,
+        share: &Plan,
+        client: &[u8],
+        of_client: &mut Owed,
+        overlap: Option<Overlap>,
+        at: Tick,
+    ) {
+        let Some(overlap) = overlap.filter(|overlap| at >= overlap.until) else { return };
+        let is_single =
+            matches!(share.access(at), Access::Limited(part) if part.limits().len() == 1);
+        let mut charged_at = at;
+        if !of_client.is_past_overlap {
+            of_client.is_past_overlap = true;
+            charged_at = overlap.until;
+            if is_single {
+                let all = Op::Force(-i128::from(Cost::MAX));
+                // A store in memory takes every time and every amount.
+                let _ = self.store().apply::<bool>(share, client, all, Some(charged_at));
             }
-            Err(_) => refused(&share, Tick(0)),
         }
+        if of_client.unpaid > 0
+            && let Ok(stands) = self.peek(share, client, charged_at)
+        {
+            let paid = of_client.unpaid.min(stands.remaining);
+            let op = Op::Force(paid.into());
+            if self.store().apply::<bool>(share, client, op, Some(charged_at)).is_ok() {
+                of_client.unpaid -= paid;
+                of_client.cost = of_client.cost.saturating_add(paid);
+            }
+        }
+    }
+
+    fn peek(&self, share: &Plan, client: &[u8], at: Tick) -> Result<Decision, StoreError> {
+        self.store().apply::<Decision>(share, client, Op::Peek(0), Some(at))
+    }
+
+    /// Returns a denial if the share may not decide yet, or if more units would be unpaid than the share has.
+    fn denial(
+        &self,
+        plan: &Plan,
+        client: &[u8],
+        op: Op,
+        of_client: &mut Owed,
+        (overlap, at): (Option<Overlap>, Tick),
+    ) -> Option<Decision> {
+        let (Op::Check(cost) | Op::Peek(cost)) = op else { return None };
+        let share = self.share(plan).ok()?;
+        let mut wait = self.waits(plan, of_client, at);
+        if let Some(overlap) = overlap
+            && cost > 0
+            && let Access::Limited(part) = share.access(at)
+            && of_client.unpaid.saturating_add(cost) > tallygate::Algorithm::capacity(&**part)
+        {
+            // The window after the overlap pays for the units that are unpaid.
+            let paid = overlap.until.since(at).0.saturating_add(overlap.window.0);
+            wait = wait.max(Some(Ticks(paid)));
+        }
+        let retry_after = Some(wait?);
+        let stands = self.peek(&share, client, at).ok()?;
+        Some(Decision { allowed: false, remaining: 0, retry_after, refused_by: Some(0), ..stands })
     }
 
     /// How long a client has to wait until its share has earned a first unit; `None` if it has one from the start.
@@ -203,15 +377,9 @@ impl Local {
     /// would allow more than the quota together. So a process allows nothing until one to two of the intervals have
     /// passed in which its share earns a unit: then all of them together never allow more than the quota earns from
     /// the beginning of the outage. The moment is random, so that they do not allow their units all at once.
-    fn waits(&self, plan: &Plan, client: &[u8], now: Option<Tick>) -> Option<Ticks> {
-        let at = now.unwrap_or_else(|| self.store().now());
+    fn waits(&self, plan: &Plan, of_client: &mut Owed, at: Tick) -> Option<Ticks> {
         let Access::Limited(policy) = plan.access(at) else { return None };
         let interval = interval_of_share(policy, self.instances.load(Ordering::Relaxed))?;
-        let mut owed = self.owed();
-        let of_client = match owed.get_mut(client) {
-            Some(of_client) => of_client,
-            None => owed.entry(client.into()).or_default(),
-        };
         let not_before = *of_client.not_before.get_or_insert_with(|| {
             let waits = interval.0.saturating_add(fastrand::u64(0..=interval.0));
             at.after(Ticks(waits)).unwrap_or(Tick(i64::MAX))
@@ -224,7 +392,14 @@ impl Local {
         plan.with(|policy| self.part_of(policy, instances), |time| time)
     }
 
-    /// What each client kept of its policy would be a policy of its own, were it made anew each time.
+    /// Returns a policy that all clients of an equal policy share.
+    fn whole(&self, policy: &Arc<Policy>) -> Arc<Policy> {
+        let shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = shares.iter().find(|share| share.whole == *policy);
+        same.map_or(policy, |share| &share.whole).clone()
+    }
+
+    /// Returns the share of a policy, one for all clients of an equal policy.
     fn part_of(&self, whole: &Arc<Policy>, instances: u32) -> Result<Arc<Policy>, PolicyError> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         let is_it = |share: &&Share| share.instances == instances && share.whole == *whole;
@@ -239,32 +414,16 @@ impl Local {
         Ok(part)
     }
 
-    fn note(&self, client: &[u8], op: Op, is_allowed: bool, at: Tick) {
-        let amount = match op {
-            Op::Check(cost) if is_allowed => cost.into(),
-            Op::Force(amount) => amount,
-            Op::Check(_) | Op::Peek(_) | Op::Reset => 0,
-        };
-        let mut owed = self.owed();
-        let mut of_client = owed.get(client).copied().unwrap_or_default();
-        of_client.began = of_client.began.or(Some(at));
-        let after = i128::from(of_client.cost).saturating_add(amount).max(0);
-        of_client.cost = Cost::try_from(after).unwrap_or(Cost::MAX);
-        match of_client {
-            Owed { cost: 0, is_being_charged: false, not_before: None, .. } => owed.remove(client),
-            other => owed.insert(client.into(), other),
-        };
-    }
-
-    pub(crate) fn owes(&self, client: &[u8]) -> bool {
-        self.owed().contains_key(client)
+    /// Returns whether a client has units to be charged in Redis before its next check is decided.
+    pub(crate) fn is_due(&self, client: &[u8], at: Tick) -> bool {
+        self.owed().get(client).is_some_and(|of_client| of_client.is_due(at))
     }
 
     /// Takes what a client has used here, to be charged in Redis. Here it stays used.
     ///
-    /// Of windows that is what counts in them now. Of a bucket it is all that was allowed here, less what the bucket in
-    /// Redis earned and lost meanwhile because it was full. Were nothing taken off, a client that used its quota during
-    /// an outage of an hour would be locked out for another hour.
+    /// Of a window that is what counts in it now, and the units that are unpaid: see [`Overlap`]. Of a bucket it is all that
+    /// was allowed here, less what the bucket in Redis earned and lost meanwhile because it was full. Were nothing
+    /// taken off, a client that used its quota during an outage of an hour would be locked out for another hour.
     ///
     /// What was lost is known only if the key is gone when the first process is back, since a key goes when its bucket is
     /// full. Let that be after a time d, and let L be earned in it. Whatever the level was before, at most a burst B,
@@ -272,35 +431,50 @@ impl Local {
     /// but none less than its share has not earned back. What each allowed is at most what its share did: (B + L) / n.
     /// So after an outage of any length all are charged two bursts together at most, and never less than if every
     /// request had been charged in Redis at its time.
-    pub(crate) fn take<'a>(
-        &'a self,
-        plan: &Plan,
-        client: &'a [u8],
-        now: Option<Tick>,
-    ) -> Taken<'a> {
-        let (owed, began) = match self.owed().get_mut(client) {
-            None => return Taken::Nothing,
-            Some(Owed { is_being_charged: true, .. }) => return Taken::ByAnother,
-            Some(of_client) => {
-                of_client.is_being_charged = of_client.cost > 0;
-                (of_client.cost, of_client.began.unwrap_or(Tick(i64::MAX)))
-            }
+    pub(crate) fn take<'a>(&'a self, plan: &Plan, client: &'a [u8], at: Tick) -> Taken<'a> {
+        let mut owed = self.owed();
+        let Some(of_client) = owed.get_mut(client) else { return Taken::Nothing };
+        if of_client.is_being_charged {
+            return Taken::ByAnother;
+        }
+        let policy = match plan.access(at) {
+            Access::Limited(policy) => Some(policy),
+            Access::Unlimited | Access::Blocked => None,
         };
-        let stands = self.share(plan).ok().and_then(|share| {
-            self.store().apply::<Decision>(&share, client, Op::Peek(0), now).ok()
-        });
-        let at = now.unwrap_or_else(|| self.store().now());
-        let least = stands.map_or(owed, |stands| owed.min(stands.limit - stands.remaining));
-        let used = match plan.access(at) {
-            Access::Limited(policy) => match policy.limits() {
-                [limit] if !limit.numbers().kind.is_bucket() => least,
-                _ => owed,
-            },
-            Access::Unlimited | Access::Blocked => owed,
+        let began = of_client.began.unwrap_or(Tick(i64::MAX));
+        let overlap = policy.and_then(|policy| Overlap::of(policy, began));
+        let share = self.share(plan).ok();
+        if let Some(share) = share.as_ref().filter(|_| of_client.began.is_some()) {
+            self.end_overlap(share, client, of_client, overlap, at);
+        }
+        let stands = share.and_then(|share| self.peek(&share, client, at).ok());
+        let Owed { cost, unpaid, .. } = *of_client;
+        let least = stands.map_or(cost, |stands| cost.min(stands.limit - stands.remaining));
+        let (pay, used) = match policy.map_or(0, |policy| policy.limits().len()) {
+            _ if overlap.is_none() => (0, cost.saturating_add(unpaid)),
+            1 => (unpaid.saturating_add(least), 0),
+            _ => (unpaid.saturating_add(least), cost - least),
         };
-        let processes = self.instances.load(Ordering::Relaxed);
-        let charge = Charge { local: self, client, owed, used, least, began, processes };
-        if charge.used > 0 { Taken::Charge(charge) } else { Taken::Nothing }
+        if pay == 0 && used == 0 {
+            owed.remove(client);
+            return Taken::Nothing;
+        }
+        of_client.is_being_charged = true;
+        Taken::Charge(Charge {
+            local: self,
+            client,
+            cost,
+            unpaid,
+            pay,
+            paid: 0,
+            used,
+            is_used_charged: used == 0,
+            least,
+            began,
+            retry_at: None,
+            processes: self.instances.load(Ordering::Relaxed),
+            has_failed: false,
+        })
     }
 
     /// Charges a cost to this process's share of the quota, for a request that is then decided by Redis. Returns a denial if
@@ -315,36 +489,63 @@ impl Local {
         plan: Plan,
         client: &'a [u8],
         cost: Cost,
+        at: Tick,
     ) -> Result<Option<ShareCharge<'a>>, Decision> {
         // One process has the whole quota, and there are no others.
         if self.instances.load(Ordering::Relaxed) < 2 {
             return Ok(None);
         }
         let Ok(share) = self.share(&plan) else { return Ok(None) };
-        match self.store().apply::<Decision>(&share, client, Op::Check(cost), None) {
+        match self.store().apply::<Decision>(&share, client, Op::Check(cost), Some(at)) {
             Ok(decision) if !decision.allowed => {
                 let most = Ticks::from_duration(SHARED_FOR);
                 let retry_after = Some(decision.retry_after.map_or(most, |wait| wait.min(most)));
                 Err(Decision { retry_after, source: Source::Local, ..decision })
             }
-            _ => Ok(Some(ShareCharge { local: self, plan, client, cost })),
+            _ => Ok(Some(ShareCharge { local: self, plan, client, cost, at })),
         }
     }
 
-    fn charged(&self, client: &[u8], cost: Cost) {
+    fn charged(&self, charge: &Charge<'_>) {
         let mut owed = self.owed();
-        let Some(of_client) = owed.get_mut(client) else { return };
+        let Some(of_client) = owed.get_mut(charge.client) else { return };
         of_client.is_being_charged = false;
-        of_client.cost = of_client.cost.saturating_sub(cost);
-        of_client.began = None;
-        if of_client.cost == 0 {
-            owed.remove(client);
+        if charge.has_failed && charge.paid == 0 && (charge.used == 0 || !charge.is_used_charged) {
+            return;
+        }
+        if charge.is_used_charged {
+            of_client.cost = of_client.cost.saturating_sub(charge.cost);
+            let left = charge.pay - charge.paid;
+            of_client.unpaid = of_client.unpaid.saturating_sub(charge.unpaid).saturating_add(left);
+            of_client.retry_at = charge.retry_at;
+        }
+        if !charge.has_failed {
+            of_client.began = None;
+            of_client.is_past_overlap = false;
+        }
+        if of_client.is_empty() {
+            owed.remove(charge.client);
         }
     }
 
-    /// Some of the clients that were decided on here.
-    pub(crate) fn clients_left(&self, at_most: usize) -> Vec<Box<[u8]>> {
-        self.owed().keys().take(at_most).cloned().collect()
+    /// Returns some of the clients that are due, with their policies; or, if none is, when the next one will be. Clients whose
+    /// callers give the time are left to the callers.
+    pub(crate) fn next_due(&self, at: Tick, at_most: usize) -> NextDue {
+        let owed = self.owed();
+        let left = owed.iter().filter(|(_, of_client)| !of_client.has_given_time);
+        let due: Vec<_> = left.clone().filter(|(_, of_client)| of_client.is_due(at)).collect();
+        if due.is_empty() {
+            let next = left.filter_map(|(_, of_client)| of_client.retry_at).min();
+            return next.map_or(NextDue::Never, |next| NextDue::In(next.since(at)));
+        }
+        // Not always the same: the server of some may be away while that of others answers.
+        let first = fastrand::usize(0..due.len());
+        let some = due.iter().cycle().skip(first).take(due.len().min(at_most));
+        let plan = |of_client: &Owed| match &of_client.policy {
+            Some(policy) => Plan::of(Access::Limited(policy.clone())),
+            None => Plan::of(Access::Unlimited),
+        };
+        NextDue::Now(some.map(|(client, of_client)| ((*client).clone(), plan(of_client))).collect())
     }
 
     pub(crate) fn is_unused(&self) -> bool {
@@ -354,6 +555,38 @@ impl Local {
     fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<Box<[u8]>, Owed>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The clients whose units are to be charged in Redis next.
+pub(crate) enum NextDue {
+    Now(Vec<(Box<[u8]>, Plan)>),
+    In(Ticks),
+    Never,
+}
+
+/// Counts the units of an operation that was carried out here.
+fn note(of_client: &mut Owed, op: Op, is_allowed: bool, is_unpaid: bool) {
+    let amount = match op {
+        Op::Check(cost) if is_allowed => cost.into(),
+        Op::Force(amount) => amount,
+        Op::Check(_) | Op::Peek(_) | Op::Reset => 0,
+    };
+    let count = if is_unpaid { &mut of_client.unpaid } else { &mut of_client.cost };
+    let after = i128::from(*count).saturating_add(amount).max(0);
+    *count = Cost::try_from(after).unwrap_or(Cost::MAX);
+}
+
+/// Returns how long to wait until there may be room for unpaid units: until a fixed window ends, or for an eighth of any other
+/// window.
+pub(crate) fn pay_again_after(policy: &Policy, reset_after: Ticks) -> Ticks {
+    if let [limit] = policy.limits()
+        && limit.numbers().kind == Kind::FixedWindow
+        && reset_after > Ticks::ZERO
+    {
+        return reset_after;
+    }
+    let windows = policy.limits().iter().map(|limit| limit.numbers().window.0);
+    Ticks((windows.min().unwrap_or(0) / 8).max(1))
 }
 
 /// One process's share of a quota: all of them together admit no more than the whole.
@@ -492,8 +725,7 @@ mod tests {
             for step in 0..60_000 {
                 let now = step * second / 1000;
                 for local in &processes {
-                    let told =
-                        local.decide(&plan, b"alice", Op::Check(1), (Some(Tick(now)), Tick(now)));
+                    let told = local.decide(&plan, b"alice", Op::Check(1), (Tick(now), true));
                     assert_eq!(told.source, Source::Local);
                     allowed += i64::from(told.allowed);
                 }
@@ -517,5 +749,215 @@ mod tests {
             );
         }
         assert!(local.shares.lock().unwrap().len() <= MAX_SHARES);
+    }
+
+    /// A policy of L units per window, and the store and the processes that decide by it, in virtual time.
+    struct Fleet {
+        plan: Plan,
+        redis: MemoryStore<Plan>,
+        processes: Vec<Local>,
+        /// When each unit was allowed.
+        allowed_at: Vec<i64>,
+    }
+
+    const LIMIT: Cost = 40;
+    const WINDOW: i64 = 1000;
+
+    fn policies() -> [Policy; 4] {
+        let window = Ticks(WINDOW.cast_unsigned());
+        [
+            Policy::fixed_window(LIMIT).per(window),
+            Policy::fixed_window(LIMIT).per(window).anchor(Anchor::FirstRequest),
+            Policy::sliding_window_log(LIMIT).per(window),
+            Policy::sliding_window_counter(LIMIT).per(window),
+        ]
+        .map(|policy| policy.build().unwrap())
+    }
+
+    impl Fleet {
+        fn new(policy: &Policy, processes: u32) -> Self {
+            let on_failure = OnFailure::Local { instances: processes };
+            Self {
+                plan: Plan::of(policy.clone()),
+                redis: MemoryStore::new(Capacity::of(10), SystemClock::new()),
+                processes: (0..processes).map(|_| Local::new(on_failure)).collect(),
+                allowed_at: Vec::new(),
+            }
+        }
+
+        fn ask_redis(&self, op: Op, at: Tick) -> Decision {
+            self.redis.apply::<Decision>(&self.plan, b"alice", op, Some(at)).unwrap()
+        }
+
+        /// Charges what a process allowed, as `RedisStore::give_in` does.
+        fn give_in(&self, process: &Local, at: Tick) {
+            if !process.is_due(b"alice", at) {
+                return;
+            }
+            let room = self.ask_redis(Op::Peek(0), at);
+            let Taken::Charge(mut charge) = process.take(&self.plan, b"alice", at) else { return };
+            if charge.used > 0 {
+                let _ = self.ask_redis(Op::Force(charge.used.into()), at);
+                charge.is_used_charged = true;
+            }
+            let Access::Limited(policy) = self.plan.access(at) else { unreachable!() };
+            charge.retry_at = at.after(pay_again_after(policy, room.reset_after));
+            let amount = charge.pay.min(room.remaining);
+            if amount > 0 && self.ask_redis(Op::Check(amount), at).allowed {
+                charge.paid = amount;
+            }
+        }
+
+        /// Asks every process without end, one time per tick, while Redis is down in some intervals.
+        fn run(&mut self, ticks: std::ops::Range<i64>, is_down: impl Fn(i64) -> bool) {
+            for now in ticks {
+                let at = Tick(now);
+                if !is_down(now) {
+                    self.processes.iter().for_each(|process| self.give_in(process, at));
+                }
+                for index in 0..self.processes.len() {
+                    let decision = match is_down(now) {
+                        true => {
+                            let process = &self.processes[index];
+                            process.decide(&self.plan, b"alice", Op::Check(1), (at, true))
+                        }
+                        false => self.ask_redis(Op::Check(1), at),
+                    };
+                    self.allowed_at.extend(decision.allowed.then_some(now));
+                }
+            }
+        }
+
+        /// Returns by how many units the worst of all intervals exceeds the bound of a limit.
+        fn most_beyond_the_bound_of(&self, limit: &Limit) -> i64 {
+            let numbers = *limit.numbers();
+            let (limit, window) = (numbers.limit.cast_signed(), numbers.window.0.cast_signed());
+            let mut most = i64::MIN;
+            for (first, from) in self.allowed_at.iter().enumerate() {
+                for (until, units) in self.allowed_at[first..].iter().zip(1..) {
+                    let windows = match numbers.kind {
+                        Kind::SlidingWindowLog => (until - from) / window + 1,
+                        Kind::FixedWindow if numbers.anchor == Anchor::FirstRequest => {
+                            (until - from) / window + 2
+                        }
+                        _ => until / window - from / window + 1,
+                    };
+                    most = most.max(units - windows * limit);
+                }
+            }
+            most
+        }
+
+        fn allowed_in(&self, ticks: std::ops::Range<i64>) -> usize {
+            self.allowed_at.iter().filter(|at| ticks.contains(at)).count()
+        }
+    }
+
+    #[test]
+    fn j16_outages_in_every_window_allow_one_burst_more_in_all() {
+        let mut random = fastrand::Rng::with_seed(16);
+        for policy in policies() {
+            for processes in [1, 4] {
+                for pattern in 0..24 {
+                    let (outages, lasts) = match pattern {
+                        0 => (1, 50),
+                        1 => (1, 600),
+                        2 => (5, 20),
+                        3 => (10, 90),
+                        _ => (random.i64(1..6), random.i64(1..300)),
+                    };
+                    let offset = random.i64(0..WINDOW);
+                    let every = WINDOW / outages + i64::from(pattern % 3 == 2);
+                    let mut fleet = Fleet::new(&policy, processes);
+                    fleet.run(0..13 * WINDOW, |now| {
+                        (now + WINDOW - offset).rem_euclid(every) < lasts.min(every - 1)
+                    });
+                    let limit = &policy.limits()[0];
+                    let most = fleet.most_beyond_the_bound_of(limit);
+                    assert!(
+                        most <= LIMIT.cast_signed(),
+                        "{most} beyond the bound: {limit:?}, {processes} processes, {outages} outages of {lasts}, \
+                         from {offset} on"
+                    );
+                    let possible = 13 * usize::try_from(LIMIT).unwrap();
+                    let allowed = fleet.allowed_at.len();
+                    assert!(allowed * 10 > possible * 5, "{allowed} of {possible}: {limit:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn j16_a_long_outage_locks_no_client_out_and_after_it_the_quota_is_there() {
+        for policy in policies() {
+            for processes in [1, 4] {
+                for offset in [1, 300, 990] {
+                    let mut fleet = Fleet::new(&policy, processes);
+                    let (from, until) = (2 * WINDOW + offset, 12 * WINDOW + offset);
+                    fleet.run(0..16 * WINDOW, |now| (from..until).contains(&now));
+                    let limit = &policy.limits()[0];
+                    assert!(fleet.most_beyond_the_bound_of(limit) <= LIMIT.cast_signed());
+                    let enough = usize::try_from(LIMIT * 95 / 100).unwrap();
+                    // The window after the beginning pays for the units of the overlap.
+                    for window in 5..12 {
+                        let start = window * WINDOW;
+                        let allowed = fleet.allowed_in(start..start + WINDOW);
+                        assert!(allowed >= enough, "{allowed} in window {window}: {limit:?}");
+                    }
+                    let after = fleet.allowed_in(14 * WINDOW..15 * WINDOW);
+                    assert!(after >= enough, "{after} after the outage: {limit:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn j16_a_policy_of_several_limits_keeps_the_bound_of_each_in_short_outages() {
+        let window = Ticks(WINDOW.cast_unsigned());
+        let policy = Policy::all_of(
+            "api",
+            [
+                Policy::fixed_window(LIMIT).per(window).named("short"),
+                Policy::sliding_window_log(3 * LIMIT).per(Ticks(5 * window.0)).named("long"),
+            ],
+        )
+        .unwrap();
+        for processes in [1, 4] {
+            for offset in [100, 600, 950] {
+                let mut fleet = Fleet::new(&policy, processes);
+                fleet.run(0..30 * WINDOW, |now| (now + offset).rem_euclid(WINDOW) < 200);
+                for limit in policy.limits() {
+                    let most = fleet.most_beyond_the_bound_of(limit);
+                    let burst = limit.numbers().limit.cast_signed();
+                    assert!(most <= burst, "{most} beyond the bound of {limit:?}");
+                }
+                let possible = 6 * 3 * usize::try_from(LIMIT).unwrap();
+                let allowed = fleet.allowed_at.len();
+                assert!(allowed * 10 > possible * 5, "{allowed} of {possible}");
+            }
+        }
+    }
+
+    #[test]
+    fn j16_units_whose_charge_has_no_reply_stay_unpaid() {
+        let plan = Plan::of(policies()[0].clone());
+        let local = Local::new(OnFailure::Local { instances: 1 });
+        let check = |now| local.decide(&plan, b"alice", Op::Check(30), (Tick(now), true)).allowed;
+        assert!(check(0));
+        let Taken::Charge(mut charge) = local.take(&plan, b"alice", Tick(10)) else {
+            panic!("30 units are to be charged");
+        };
+        assert_eq!((charge.pay, charge.used), (30, 0));
+        assert!(matches!(local.take(&plan, b"alice", Tick(11)), Taken::ByAnother));
+        charge.retry_at = Some(Tick(WINDOW));
+        drop(charge);
+        assert!(!local.is_due(b"alice", Tick(WINDOW - 1)), "there is no room in this window");
+        assert!(!check(500), "30 of 40 are unpaid");
+        let Taken::Charge(mut charge) = local.take(&plan, b"alice", Tick(WINDOW)) else {
+            panic!("30 units are still to be charged");
+        };
+        charge.paid = charge.pay;
+        drop(charge);
+        assert!(local.is_unused(), "everything is paid");
     }
 }

@@ -380,10 +380,23 @@ impl Link {
         self.created.elapsed().saturating_sub(Duration::from_nanos(since))
     }
 
-    /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, or its replies
-    /// were slow before, because of the calls of others.
-    fn is_loaded(&self) -> bool {
-        self.window.work() >= self.budget / 4 || self.window.is_slow()
+    /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, its replies
+    /// were slow before because of the calls of others, or more callers wanted to decide on several keys since a moment
+    /// than may do so at once.
+    fn is_loaded(&self, since: Instant) -> bool {
+        self.window.work() >= self.budget / 4
+            || self.window.is_slow()
+            || self.counters.has_queued_since(since)
+    }
+
+    /// Returns whether the server may be at work although it is silent: not yet for most of a time budget, or not for
+    /// long and it is loaded, or this process was stalled and could not read replies in time. A call that was sent when
+    /// little of its budget was left says nothing about the server.
+    fn may_be_at_work(&self, since: Instant, was_stalled: bool) -> bool {
+        let silence = self.silence();
+        silence < self.budget * 3 / 4
+            || (was_stalled || self.is_loaded(since))
+                && silence < LONGEST_SILENCE.max(2 * self.budget)
     }
 
     fn heard_since(&self, since: Instant) -> bool {
@@ -431,13 +444,10 @@ impl Link {
     }
 
     /// Decides what it means that a call had no reply. If another call was answered since this one was sent, the server
-    /// is busy. If none was, it does not answer, unless it has so much work that it may be silent for longer, or this
-    /// process was stalled and could not read replies in time.
+    /// is busy. If none was, it does not answer, unless it [may be at work](Self::may_be_at_work).
     fn timed_out(&self, generation: u64, sent: Instant, was_stalled: bool) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
-        let is_busy = self.is_busy_since(sent);
-        let longest = LONGEST_SILENCE.max(2 * self.budget);
-        if is_busy || (was_stalled || self.is_loaded()) && self.silence() < longest {
+        if self.is_busy_since(sent) || self.may_be_at_work(sent, was_stalled) {
             return Failure::Late { reason: "no reply within the time budget", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {

@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
@@ -26,7 +26,8 @@ use crate::client::Redis;
 use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
 use crate::failure::{
-    Charge, Local, OnFailure, SHARED_FOR, Seldom, ShareCharge, Taken, allowed, overloaded, refused,
+    Charge, Local, NextDue, OnFailure, SHARED_FOR, Seldom, ShareCharge, Taken, allowed, overloaded,
+    pay_again_after, refused,
 };
 use crate::key::Key;
 use crate::lease::Leases;
@@ -293,6 +294,11 @@ impl RedisStore {
         Tick(time.0.saturating_mul(i64::try_from(self.shared.scale).unwrap_or(1)))
     }
 
+    /// About what time the server has, in the caller's ticks.
+    fn server_time(&self) -> Tick {
+        self.outside(Tick(self.shared.redis.now()))
+    }
+
     /// A decision in the caller's ticks.
     pub(crate) fn told(&self, Timed { decision, at }: Timed) -> Timed {
         let span = |span: Ticks| Ticks(span.0.saturating_mul(self.shared.scale));
@@ -354,7 +360,7 @@ impl RedisStore {
         }
         let judge = rule.judge(self, now)?;
         let (way, deadline) = by;
-        let given_in = self.give_in(rule, client, deadline).await;
+        let given_in = self.give_in(rule, client, now, deadline).await;
         let share = match (&given_in, op) {
             (Ok(()), Op::Check(cost)) => match self.charge_share(rule, client, cost, now) {
                 Ok(share) => share,
@@ -374,7 +380,7 @@ impl RedisStore {
                 if let Some(share) = share.filter(|_| timed.decision.allowed) {
                     share.keep();
                 }
-                self.return_others(rule);
+                self.return_others();
                 Ok(timed)
             }
             Err(error) => {
@@ -396,10 +402,9 @@ impl RedisStore {
         if cost == 0 || now.is_some() || !self.is_just_back(client) {
             return Ok(None);
         }
-        self.shared
-            .local
-            .charge_share(rule.plan(), client, cost)
-            .map_err(|decision| Timed { decision, at: self.outside(Tick(self.shared.redis.now())) })
+        let at = self.server_time();
+        let charged = self.shared.local.charge_share(rule.plan(), client, cost, at);
+        charged.map_err(|decision| Timed { decision, at })
     }
 
     /// Returns whether the server of a client did not answer a moment ago, and processes have shares of the quota.
@@ -435,7 +440,7 @@ impl RedisStore {
         let judge = rule.judge(self, now)?;
         let deadline = self.shared.redis.deadline();
         let mut share = None;
-        let result = match self.give_in(rule, client, deadline).await {
+        let result = match self.give_in(rule, client, now, deadline).await {
             Ok(()) => {
                 share = match self.charge_share(rule, client, estimate, now) {
                     Ok(share) => share,
@@ -458,7 +463,7 @@ impl RedisStore {
                 if let Some(share) = share.filter(|_| timed.decision.allowed) {
                     share.keep();
                 }
-                self.return_others(rule);
+                self.return_others();
                 // A return at the very time of the charge counts as one after it.
                 let number = timed.at.0.saturating_sub(1);
                 Ok(Charged { timed: self.told(timed), receipt, number, store })
@@ -483,7 +488,7 @@ impl RedisStore {
         self.shared.near.changed(client, false);
         let (key, judge) = (self.key(client)?, rule.judge(self, now)?);
         let deadline = self.shared.redis.deadline();
-        let result = match self.give_in(rule, client, deadline).await {
+        let result = match self.give_in(rule, client, now, deadline).await {
             Ok(()) => {
                 let what = Lowering::Settle { change, receipt, number };
                 let given = now.map(|now| self.in_redis(now).0);
@@ -493,7 +498,7 @@ impl RedisStore {
         };
         match result {
             Ok(timed) => {
-                self.return_others(rule);
+                self.return_others();
                 Ok(self.told(timed).decision)
             }
             Err(error @ Error::Settle(_)) => Err(error),
@@ -518,8 +523,11 @@ impl RedisStore {
     ) -> Option<(Arc<Prepared>, Cost)> {
         let (Op::Check(cost @ 1..), None) = (op, now) else { return None };
         let is_exact = i64::try_from(cost).is_ok_and(Numbers::takes);
+        if !is_exact || client.len() > MAX_KEY_BYTES {
+            return None;
+        }
         let local = &self.shared.local;
-        if !is_exact || client.len() > MAX_KEY_BYTES || !local.is_unused() && local.owes(client) {
+        if !local.is_unused() && local.is_due(client, self.server_time()) {
             return None;
         }
         if self.is_just_back(client) {
@@ -588,7 +596,7 @@ impl RedisStore {
         };
         match said {
             Ok(Some(told)) => {
-                self.return_others(rule);
+                self.return_others();
                 Ok(self.told(told))
             }
             Ok(None) => {
@@ -789,7 +797,9 @@ impl RedisStore {
             }
             OnFailure::Local { .. } if op != Op::Reset => {
                 count(&counters.local);
-                self.shared.local.decide(plan, client, op, (now, at))
+                let decision = self.shared.local.decide(plan, client, op, (at, now.is_some()));
+                self.return_others();
+                decision
             }
             // There is nothing to decide, and nothing was done.
             _ => return Err(error),
@@ -798,10 +808,16 @@ impl RedisStore {
     }
 
     /// Takes back what was just charged to a client in this process.
-    pub(crate) fn uncharge(&self, rule: &impl Shareable, client: &[u8], cost: Cost) -> Decision {
-        let at = self.outside(Tick(self.shared.redis.now()));
+    pub(crate) fn uncharge(
+        &self,
+        rule: &impl Shareable,
+        client: &[u8],
+        cost: Cost,
+        now: Option<Tick>,
+    ) -> Decision {
+        let at = now.unwrap_or_else(|| self.server_time());
         let op = Op::Force(-i128::from(cost));
-        self.shared.local.decide(&rule.plan(), client, op, (None, at))
+        self.shared.local.decide(&rule.plan(), client, op, (at, now.is_some()))
     }
 
     /// Charges in Redis what a client used here while Redis was away, before it is asked again.
@@ -809,18 +825,17 @@ impl RedisStore {
         &self,
         rule: &impl Shareable,
         client: &[u8],
+        now: Option<Tick>,
         deadline: Instant,
     ) -> Result<(), Error> {
-        if self.shared.local.is_unused() {
+        let local = &self.shared.local;
+        if local.is_unused() || !local.is_due(client, now.unwrap_or_else(|| self.server_time())) {
             return Ok(());
         }
-        if !self.shared.local.owes(client) {
-            return Ok(());
-        }
-        let (judge, key, plan) = (rule.judge(self, None)?, self.key(client)?, rule.plan());
+        let (judge, key, plan) = (rule.judge(self, now)?, self.key(client)?, rule.plan());
         // A look first: what is sent to a server that does not answer is lost, or is charged later.
-        let _ = self.ask(&judge, &key, Op::Peek(0), None, deadline).await?;
-        let charge = match self.shared.local.take(&plan, client, None) {
+        let stands = self.ask(&judge, &key, Op::Peek(0), now, deadline).await?;
+        let mut charge = match local.take(&plan, client, now.unwrap_or(stands.at)) {
             Taken::Nothing => return Ok(()),
             Taken::ByAnother => {
                 let reason = "what was used in this process is just being charged".into();
@@ -828,21 +843,57 @@ impl RedisStore {
             }
             Taken::Charge(charge) => charge,
         };
-        match self.charge_owed(&judge, client, &key, &charge, deadline).await {
+        let mut result = Ok(());
+        if charge.used > 0 {
+            charge.is_used_charged = true;
+            result = self.charge_owed(&judge, client, &key, &charge, now, deadline).await;
+            charge.is_used_charged = result.is_ok() || may_be_done(&result);
+        }
+        if result.is_ok() && charge.pay > 0 {
+            result = self.pay(&judge, &key, &plan, &mut charge, (stands, now), deadline).await;
+        }
+        match result {
             Ok(()) => {
-                self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
+                if charge.used > 0 || charge.paid > 0 {
+                    self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
+                }
                 Ok(())
             }
-            // It may have been charged: it is not charged again.
-            Err(
-                error @ (Error::Unavailable { sent: true, .. }
-                | Error::Overloaded { sent: true, .. }),
-            ) => Err(error),
             Err(error) => {
-                charge.failed();
+                if !may_be_done(&Err(error.clone())) {
+                    charge.failed();
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Charges units that a client was allowed here, as far as there is room for them. The rest stays unpaid: a window would
+    /// forget what exceeds its limit.
+    async fn pay<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        key: &Key,
+        plan: &Plan,
+        charge: &mut Charge<'_>,
+        (stands, now): (Timed, Option<Tick>),
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let at = now.unwrap_or(stands.at);
+        let retry_at = |decision: &Decision| match plan.access(at) {
+            Access::Limited(policy) => at.after(pay_again_after(policy, decision.reset_after)),
+            Access::Unlimited | Access::Blocked => None,
+        };
+        charge.retry_at = retry_at(&stands.decision);
+        let amount = charge.pay.min(stands.decision.remaining);
+        if amount > 0 {
+            let checked = self.ask(judge, key, Op::Check(amount), now, deadline).await?.decision;
+            charge.retry_at = retry_at(&checked);
+            if checked.allowed {
+                charge.paid = amount;
+            }
+        }
+        Ok(())
     }
 
     /// Charges what a client used here while Redis was away, also past the policy's bound on debt: nothing is forgiven.
@@ -853,6 +904,7 @@ impl RedisStore {
         client: &[u8],
         key: &Key,
         charge: &Charge<'_>,
+        now: Option<Tick>,
         deadline: Instant,
     ) -> Result<(), Error> {
         let redis = &self.shared.redis;
@@ -883,31 +935,76 @@ impl RedisStore {
                 }
             }
         }
-        self.ask(judge, key, Op::Force(charge.used.into()), None, deadline).await.map(|_| ())
+        self.ask(judge, key, Op::Force(charge.used.into()), now, deadline).await.map(|_| ())
     }
 
-    /// Redis is back: charges what the other clients used here, so that nobody else gives it out again.
-    fn return_others(&self, rule: &impl Shareable) {
-        if self.shared.local.is_unused() || self.shared.is_returning.swap(true, Ordering::AcqRel) {
+    /// Charges in the background what clients used here, as soon as Redis is back and has room for it. Clients that make no
+    /// request are charged, too: other processes would allow the same units again.
+    fn return_others(&self) {
+        let shared = &self.shared;
+        if shared.local.is_unused()
+            || shared.is_returning.load(Ordering::Relaxed)
+            || tokio::runtime::Handle::try_current().is_err()
+            || shared.is_returning.swap(true, Ordering::AcqRel)
+        {
             return;
         }
-        let (store, plan) = (self.clone(), rule.plan());
+        let returning = Returning(Arc::downgrade(shared));
         tokio::spawn(async move {
-            loop {
-                let some = store.shared.local.clients_left(256);
-                if some.is_empty() {
-                    break;
-                }
-                // Nobody waits for it, and it takes two round trips.
-                let deadline = Instant::now() + 4 * store.shared.redis.budget();
-                let each = some.iter().map(|client| store.give_in(&plan, client, deadline));
-                if join_all(each).await.iter().any(Result::is_err) {
-                    break;
-                }
+            while let Some(shared) = returning.0.upgrade() {
+                let store = Self { shared };
+                let Some(pause) = store.return_some().await else { return };
+                drop(store);
+                tokio::time::sleep(pause).await;
             }
-            store.shared.is_returning.store(false, Ordering::Release);
         });
     }
+
+    /// Charges what some clients used here. Returns how long to wait before the next ones; `None` if there are none.
+    async fn return_some(&self) -> Option<Duration> {
+        let some = match self.shared.local.next_due(self.server_time(), 256) {
+            NextDue::Now(some) => some,
+            NextDue::In(wait) => {
+                return Some(Duration::from_nanos(wait.0).clamp(RETURN_PAUSE, 10 * RETURN_PAUSE));
+            }
+            NextDue::Never => return None,
+        };
+        // Nobody waits for it, and it takes two round trips.
+        let deadline = Instant::now() + 4 * self.shared.redis.budget();
+        // A few first: as long as Redis does not answer, little is sent.
+        let (first, rest) = some.split_at(some.len().min(4));
+        for clients in [first, rest] {
+            let each =
+                clients.iter().map(|(client, plan)| self.give_in(plan, client, None, deadline));
+            let each = join_all(each).await;
+            if !each.is_empty() && each.iter().all(Result::is_err) {
+                return Some(RETURN_PAUSE);
+            }
+        }
+        Some(Duration::ZERO)
+    }
+}
+
+/// How long the background task waits before it asks again whether Redis is back.
+const RETURN_PAUSE: Duration = Duration::from_millis(100);
+
+/// The background task that charges what clients used here. When it ends, another one can begin.
+struct Returning(Weak<Shared>);
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.is_returning.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Returns whether a call without a reply may have been carried out.
+const fn may_be_done(result: &Result<(), Error>) -> bool {
+    matches!(
+        result,
+        Err(Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. })
+    )
 }
 
 /// A call that is made. If nobody waits for its reply any more, those behind it go on.
@@ -1406,6 +1503,9 @@ impl Redis {
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
         let window = (keys.len() > 1).then_some(&self.inner().several_keys);
+        if window.is_some_and(|window| window.is_full()) {
+            self.inner().counters.note_queue();
+        }
         let place = match window {
             Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
                 Error::Overloaded { reason: "many decide on several keys".into(), sent: false }

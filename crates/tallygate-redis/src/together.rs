@@ -322,8 +322,9 @@ impl KeyParts<'_> {
     }
 
     /// Decides on this key alone; with the receipt of the charge.
-    async fn reserve(&self, given: Option<i64>, deadline: Instant) -> Result<ChargedKey, Error> {
-        self.first().give_in(deadline).await?;
+    async fn reserve(&self, now: Option<Tick>, deadline: Instant) -> Result<ChargedKey, Error> {
+        self.first().give_in(now, deadline).await?;
+        let given = now.map(|now| self.first().store().in_redis(now).0);
         if let [(index, part)] = self.parts[..] {
             let (timed, receipt) = part.reserve(given, deadline).await?;
             let (answers, cost) = (vec![(index, timed)], part.cost());
@@ -364,14 +365,14 @@ impl KeyParts<'_> {
     }
 
     /// Takes back the charge that [falling back](Self::fall_back) has made in this process, if it has made one.
-    fn uncharge(&self, answers: &mut Answers, sum: &Sum) {
+    fn uncharge(&self, answers: &mut Answers, sum: &Sum, now: Option<Tick>) {
         // The part that charges decided last.
         if let Some((_, timed)) = answers.last_mut()
             && timed.decision.allowed
             && timed.decision.source == Source::Local
             && sum.units > 0
         {
-            timed.decision = self.parts[sum.charger].1.uncharge(sum.cost());
+            timed.decision = self.parts[sum.charger].1.uncharge(sum.cost(), now);
         }
     }
 }
@@ -403,7 +404,7 @@ async fn at_once(keys: &[KeyParts<'_>], now: Option<Tick>) -> Result<Answers, Er
     let deadline = redis.deadline();
     let given = now.map(|now| store.in_redis(now).0);
     for key in keys {
-        key.first().give_in(deadline).await?;
+        key.first().give_in(now, deadline).await?;
     }
     if let Some(answers) = by_script(keys, given, deadline).await? {
         return Ok(answers);
@@ -501,8 +502,7 @@ async fn in_order(
     // One budget for all of them, and for giving back.
     let deadline = keys[0].redis().deadline();
     for (key, share) in keys.iter().zip(shares) {
-        let given = now.map(|now| key.first().store().in_redis(now).0);
-        let decision = match key.reserve(given, deadline).await {
+        let decision = match key.reserve(now, deadline).await {
             Ok(charged) => Ok(KeyDecision::ByRedis(charged)),
             Err(error) => {
                 // The failure policy charges the share itself.
@@ -547,7 +547,7 @@ async fn give_back(
         match decision {
             KeyDecision::ByRedis(one) if one.is_allowed() && one.cost > 0 => taken.push((key, one)),
             KeyDecision::ByRedis(_) => {}
-            KeyDecision::ByFailurePolicy(answers, sum) => key.uncharge(answers, sum),
+            KeyDecision::ByFailurePolicy(answers, sum) => key.uncharge(answers, sum, now),
         }
     }
     let taken: Vec<(&mut ChargedKey, JoinHandle<Option<Timed>>)> = taken
@@ -591,7 +591,7 @@ fn without_redis(
     let mut decided = each.collect::<Result<Vec<_>, _>>()?;
     if !decided.iter().all(|(answers, _)| all_allow(answers)) {
         for (key, (answers, sum)) in keys.iter().zip(&mut decided) {
-            key.uncharge(answers, sum);
+            key.uncharge(answers, sum, now);
         }
     }
     Ok(decided.into_iter().flat_map(|(answers, _)| answers).collect())
@@ -613,7 +613,7 @@ trait Joint: Send + Sync {
     fn charge_share(&self, cost: Cost, now: Option<Tick>)
     -> Result<Option<ShareCharge<'_>>, Timed>;
     /// Charges the units that the client used in this process while Redis was unavailable.
-    fn give_in(&self, deadline: Instant) -> Reply<'_, ()>;
+    fn give_in(&self, now: Option<Tick>, deadline: Instant) -> Reply<'_, ()>;
     /// Returns whether its rule allows a cost to a key with this value.
     fn agrees(&self, value: &[u8], now: i64, cost: Cost) -> Result<bool, Error>;
     /// Returns the decision of a step that changes nothing.
@@ -647,7 +647,7 @@ trait Joint: Send + Sync {
     ) -> Reply<'static, Timed>;
     fn fall_back(&self, error: Error, op: Op, now: Option<Tick>) -> Result<Timed, Error>;
     /// Takes back a charge that falling back has made in this process.
-    fn uncharge(&self, cost: Cost) -> Decision;
+    fn uncharge(&self, cost: Cost, now: Option<Tick>) -> Decision;
     /// Reports the decision to the limiter's observer.
     fn observe(&self, decision: &Decision, at: Tick);
 }
@@ -727,8 +727,8 @@ where
         self.store().charge_share(&*self.rule, &self.client, cost, now)
     }
 
-    fn give_in(&self, deadline: Instant) -> Reply<'_, ()> {
-        Box::pin(self.store().give_in(&*self.rule, &self.client, deadline))
+    fn give_in(&self, now: Option<Tick>, deadline: Instant) -> Reply<'_, ()> {
+        Box::pin(self.store().give_in(&*self.rule, &self.client, now, deadline))
     }
 
     fn agrees(&self, value: &[u8], now: i64, cost: Cost) -> Result<bool, Error> {
@@ -844,8 +844,8 @@ where
         self.store().fall_back(error, &*self.rule, &self.client, op, now)
     }
 
-    fn uncharge(&self, cost: Cost) -> Decision {
-        self.store().uncharge(&*self.rule, &self.client, cost)
+    fn uncharge(&self, cost: Cost, now: Option<Tick>) -> Decision {
+        self.store().uncharge(&*self.rule, &self.client, cost, now)
     }
 
     fn observe(&self, decision: &Decision, at: Tick) {

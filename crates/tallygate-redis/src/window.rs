@@ -85,6 +85,11 @@ impl CallWindow {
         Some(InWindow { window: self.clone(), permit: Some(permit), arguments: 0 })
     }
 
+    /// Returns whether a call would have to wait for a place.
+    pub(crate) fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
+
     /// How many calls are in flight.
     pub(crate) fn in_flight(&self) -> usize {
         let state = self.state();

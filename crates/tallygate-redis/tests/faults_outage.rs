@@ -347,21 +347,23 @@ async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
 /// process must not take its own quota for unused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f22_a_charge_that_may_be_lost_does_not_renew_the_quota_here() {
-    let server = Server::start(Flavor::Redis);
-    let redis = Redis::open(&server.url()).unwrap();
-    let limiter = limiter(&redis, count(10), OnFailure::Local { instances: 1 });
-    until_the_store_answers(&limiter, "alice").await;
-    server.freeze();
-    let mut admitted = 0;
-    for _ in 0..12 {
-        let decision = limiter.check_n("alice", 5).await.unwrap();
-        assert_eq!(decision.source, Source::Local);
-        admitted += u64::from(decision.allowed) * 5;
+    for policy in [count(10), burst(10)] {
+        let server = Server::start(Flavor::Redis);
+        let redis = Redis::open(&server.url()).unwrap();
+        let limiter = limiter(&redis, policy, OnFailure::Local { instances: 1 });
+        until_the_store_answers(&limiter, "alice").await;
+        server.freeze();
+        let mut admitted = 0;
+        for _ in 0..12 {
+            let decision = limiter.check_n("alice", 5).await.unwrap();
+            assert_eq!(decision.source, Source::Local);
+            admitted += u64::from(decision.allowed) * 5;
+        }
+        assert_eq!(admitted, 10, "the quota of this process, once");
+        server.thaw();
+        assert_eq!(until_the_store_answers(&limiter, "alice").await, 0, "and in Redis");
+        assert_all_expire(&server);
     }
-    assert_eq!(admitted, 10, "the quota of this process, once");
-    server.thaw();
-    assert_eq!(until_the_store_answers(&limiter, "alice").await, 0, "and in Redis");
-    assert_all_expire(&server);
 }
 
 /// Off and on again: an outage is no reason for another burst.

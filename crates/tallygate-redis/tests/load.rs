@@ -399,6 +399,139 @@ fn assert_exactly(told: &[Decision], allowed: usize) {
     }
 }
 
+/// How many answers each source gave, allowed and denied.
+type Sources = BTreeMap<(&'static str, bool), usize>;
+
+/// Asks by 1000 callers at once, on four clients of Redis with the default budget of 50 ms, at some distances. A caller that is
+/// denied as overloaded waits as long as the denial says and asks again, until its check is decided.
+///
+/// `make` makes the limiters of one client of Redis, and `ask` asks them for one caller. Exactly the quota is used. No more is
+/// allowed, and less only by units that were charged to callers whose time was over when the reply came. No failure
+/// setting decides.
+async fn ask_with_the_default_budget<L>(
+    quota: usize,
+    make: impl Fn(&Redis) -> L,
+    ask: impl AsyncFn(&L, usize) -> Decision,
+) {
+    for round_trip_ms in [0, 20] {
+        let server = Server::start(Flavor::Redis);
+        let proxy = Proxy::start(&server.address());
+        proxy.delay(Duration::from_millis(round_trip_ms));
+        let redis = [(); PROCESSES].map(|()| Redis::open(&proxy.url()).unwrap());
+        for redis in &redis {
+            connected(redis).await;
+        }
+        let limiters = redis.each_ref().map(&make);
+        let (limiters, ask) = (&limiters, &ask);
+        let callers = (0..CALLERS).map(|caller| async move {
+            let mut sources = Sources::new();
+            loop {
+                let told = ask(&limiters[caller % PROCESSES], caller / PROCESSES).await;
+                *sources.entry((told.source.name(), told.allowed)).or_default() += 1;
+                if told.source != Source::Overloaded {
+                    return sources;
+                }
+                tokio::time::sleep(told.retry_after.unwrap().as_duration()).await;
+            }
+        });
+        let mut sources = Sources::new();
+        for (answer, times) in join_all(callers).await.into_iter().flatten() {
+            *sources.entry(answer).or_default() += times;
+        }
+        println!("{round_trip_ms} ms: {sources:?}");
+        for (source, allowed) in sources.keys() {
+            let is_denial = matches!(*source, "overloaded" | "deny_cache") && !allowed;
+            assert!(*source == "store" || is_denial, "{sources:?}");
+        }
+        let allowed = sources.get(&("store", true)).copied().unwrap_or(0);
+        let overloaded = sources.get(&("overloaded", false)).copied().unwrap_or(0);
+        assert!(allowed <= quota, "{sources:?}");
+        assert!(allowed + overloaded >= quota, "{sources:?}");
+        assert!(sources.contains_key(&("store", false)), "the quota is used up: {sources:?}");
+        assert!(redis.iter().all(|redis| redis.counts().breaker_opened == 0), "{sources:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_with_the_default_budget_callers_of_one_key_get_the_quota_and_nothing_fails() {
+    let _alone = ALONE.lock().await;
+    let make =
+        |redis: &Redis| RateLimiter::with_store(count(100), redis.store("api").deny_cache(false));
+    ask_with_the_default_budget(100, make, async |limiter, _| {
+        limiter.check("alice").await.unwrap()
+    })
+    .await;
+    ask_with_the_default_budget(100, make, async |limiter, _| {
+        check_all([Ask::of(limiter, "alice").unwrap()]).await.unwrap().decision
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_with_the_default_budget_callers_in_all_on_several_keys_get_the_quota_and_nothing_fails()
+{
+    let _alone = ALONE.lock().await;
+    let make = |redis: &Redis| {
+        let log = Policy::sliding_window_log(1000).per_hour().build().unwrap();
+        let users = RateLimiter::with_store(count(100), redis.store("users"));
+        (users, RateLimiter::with_store(log, redis.store("addresses")))
+    };
+    ask_with_the_default_budget(100, make, async |(users, addresses), caller| {
+        let address = format!("192.0.2.{}", caller % 7);
+        let asks = [Ask::of(addresses, address).unwrap(), Ask::of(users, "alice").unwrap()];
+        check_all(asks).await.unwrap().decision
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_with_the_default_budget_callers_under_alternating_tiers_get_the_quota_and_nothing_fails()
+ {
+    let _alone = ALONE.lock().await;
+    let make = |redis: &Redis| RateLimiter::in_store("api", two_tiers(), redis.store("api"));
+    ask_with_the_default_budget(150, make, async |limiter, caller| match caller % 2 {
+        0 => limiter.check("alice").await.unwrap(),
+        _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+    })
+    .await;
+    let make = |redis: &Redis| {
+        let addresses = RateLimiter::with_store(count(10_000), redis.store("addresses"));
+        (addresses, RateLimiter::in_store("api", two_tiers(), redis.store("api")))
+    };
+    ask_with_the_default_budget(150, make, async |(addresses, users), caller| {
+        let pro = users.tier("pro").unwrap();
+        let ask = match caller % 2 {
+            0 => Ask::of(users, "alice").unwrap(),
+            _ => Ask::of(&pro, "alice").unwrap(),
+        };
+        check_all([Ask::of(addresses, "192.0.2.1").unwrap(), ask]).await.unwrap().decision
+    })
+    .await;
+}
+
+/// A check needs two calls, and the second one is sent when too little time is left for its reply.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j1_a_call_that_is_sent_late_is_no_outage() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(35));
+    let redis = Redis::open(&proxy.url()).unwrap();
+    connected(&redis).await;
+    // The same key twice is decided by compare-and-set: one call reads, another one writes.
+    let limiter = RateLimiter::with_store(burst(1000), redis.store("api"));
+    for _ in 0..10 {
+        let asks = [Ask::of(&limiter, "alice").unwrap(), Ask::of(&limiter, "alice").unwrap()];
+        let told = check_all(asks).await.unwrap().decision;
+        // A process that is late to look finds the reply after all.
+        let is_decided = told.source == Source::Store;
+        assert!(is_decided || told.source == Source::Overloaded && !told.allowed, "{told:?}");
+    }
+    let counts = redis.counts();
+    assert!(counts.overloaded > 0, "two round trips take longer than the budget: {counts:?}");
+    assert_eq!((counts.breaker_opened, counts.errors), (0, 0), "{counts:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn j18_a_rollout_with_different_limits_fails_nothing_open_at_a_distance() {
     let _alone = ALONE.lock().await;

@@ -394,16 +394,19 @@ impl Fleet {
         self.tally.requests += 1;
         let now_us = self.now_us;
         let instance = &mut self.instances[index];
-        if instance.local.owes(&key.to_be_bytes()) {
+        if instance.local.is_due(&key.to_be_bytes(), Tick(now_us)) {
             // What was used meanwhile is charged before the store is asked again.
             let now = self.base + Duration::from_micros(now_us.cast_unsigned());
             if instance.breaker.ask(now) == Pass::Stop {
                 return self.fall_back(index, key, cost);
             }
-            let now = Some(Tick(now_us));
             let client = key.to_be_bytes();
-            let owed = match instance.local.take(&self.plan, &client, now) {
-                failure::Taken::Charge(charge) => charge.used,
+            let owed = match instance.local.take(&self.plan, &client, Tick(now_us)) {
+                failure::Taken::Charge(mut charge) => {
+                    charge.is_used_charged = true;
+                    charge.paid = charge.pay;
+                    charge.used + charge.pay
+                }
                 _ => 0,
             };
             if owed > 0 {
@@ -572,7 +575,7 @@ impl Fleet {
             OnFailure::Local { .. } => {
                 let client = key.to_be_bytes();
                 let local = &self.instances[index].local;
-                local.decide(&self.plan, &client, Op::Check(cost), (Some(now), now))
+                local.decide(&self.plan, &client, Op::Check(cost), (now, true))
             }
         };
         self.answered(index, key, cost, &Timed { decision, at: now });
