@@ -376,7 +376,7 @@ impl Link {
         self.created.elapsed().saturating_sub(Duration::from_nanos(since))
     }
 
-    /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, its replies
+    /// Whether the server has so much work that it may be silent for a while: the calls in flight take long, its replies
     /// were slow before because of the calls of others, or more callers wanted to decide on several keys since a moment
     /// than may do so at once.
     fn is_loaded(&self, since: Instant) -> bool {
