@@ -214,9 +214,12 @@ impl Node {
         result
     }
 
-    /// Whether any call was answered in time since a moment, or a first connection is being made.
+    /// Whether any call was answered in time since a moment, the server may be at work although it is silent, or a first
+    /// connection is being made.
     pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
-        self.links.iter().any(|link| link.is_busy_since(since) || link.is_connecting_first())
+        self.links.iter().any(|link| {
+            link.is_busy_since(since) || link.may_be_at_work(since) || link.is_connecting_first()
+        })
     }
 
     /// Asks for a server that does not answer until it does, so that it is known also while nobody needs it.
