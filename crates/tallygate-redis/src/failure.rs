@@ -725,9 +725,10 @@ mod tests {
             for step in 0..60_000 {
                 let now = step * second / 1000;
                 for local in &processes {
-                    let told = local.decide(&plan, b"alice", Op::Check(1), (Tick(now), true));
-                    assert_eq!(told.source, Source::Local);
-                    allowed += i64::from(told.allowed);
+                    let at = (Tick(now), true);
+                    let decision = local.decide(&plan, b"alice", Op::Check(1), at);
+                    assert_eq!(decision.source, Source::Local);
+                    allowed += i64::from(decision.allowed);
                 }
                 assert!(allowed * second <= 2 * now, "{allowed} after {now} ns");
             }

@@ -216,9 +216,12 @@ impl Node {
         result
     }
 
-    /// Whether any call was answered in time since a moment, or a first connection is being made.
+    /// Whether any call was answered in time since a moment, the server may be at work although it is silent, or a first
+    /// connection is being made.
     pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
-        self.links.iter().any(|link| link.is_busy_since(since) || link.is_connecting_first())
+        self.links.iter().any(|link| {
+            link.is_busy_since(since) || link.may_be_at_work(since) || link.is_connecting_first()
+        })
     }
 
     /// Asks for a server that does not answer until it does, so that it is known also while nobody needs it.
@@ -380,7 +383,7 @@ impl Link {
         self.created.elapsed().saturating_sub(Duration::from_nanos(since))
     }
 
-    /// Whether the server has so much work that it may be silent for a while: what is in flight takes long, its replies
+    /// Whether the server has so much work that it may be silent for a while: the calls in flight take long, its replies
     /// were slow before because of the calls of others, or more callers wanted to decide on several keys since a moment
     /// than may do so at once.
     fn is_loaded(&self, since: Instant) -> bool {

@@ -969,7 +969,7 @@ impl RedisStore {
             }
             NextDue::Never => return None,
         };
-        // Nobody waits for it, and it takes two round trips.
+        // No caller waits for it, and it takes several round trips.
         let deadline = Instant::now() + 4 * self.shared.redis.budget();
         // A few first: as long as Redis does not answer, little is sent.
         let (first, rest) = some.split_at(some.len().min(4));

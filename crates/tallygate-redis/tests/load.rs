@@ -426,12 +426,12 @@ async fn ask_with_the_default_budget<L>(
         let callers = (0..CALLERS).map(|caller| async move {
             let mut sources = Sources::new();
             loop {
-                let told = ask(&limiters[caller % PROCESSES], caller / PROCESSES).await;
-                *sources.entry((told.source.name(), told.allowed)).or_default() += 1;
-                if told.source != Source::Overloaded {
+                let decision = ask(&limiters[caller % PROCESSES], caller / PROCESSES).await;
+                *sources.entry((decision.source.name(), decision.allowed)).or_default() += 1;
+                if decision.source != Source::Overloaded {
                     return sources;
                 }
-                tokio::time::sleep(told.retry_after.unwrap().as_duration()).await;
+                tokio::time::sleep(decision.retry_after.unwrap().as_duration()).await;
             }
         });
         let mut sources = Sources::new();
@@ -522,10 +522,13 @@ async fn j1_a_call_that_is_sent_late_is_no_outage() {
     let limiter = RateLimiter::with_store(burst(1000), redis.store("api"));
     for _ in 0..10 {
         let asks = [Ask::of(&limiter, "alice").unwrap(), Ask::of(&limiter, "alice").unwrap()];
-        let told = check_all(asks).await.unwrap().decision;
+        let decision = check_all(asks).await.unwrap().decision;
         // A process that is late to look finds the reply after all.
-        let is_decided = told.source == Source::Store;
-        assert!(is_decided || told.source == Source::Overloaded && !told.allowed, "{told:?}");
+        let is_decided = decision.source == Source::Store;
+        assert!(
+            is_decided || decision.source == Source::Overloaded && !decision.allowed,
+            "{decision:?}"
+        );
     }
     let counts = redis.counts();
     assert!(counts.overloaded > 0, "two round trips take longer than the budget: {counts:?}");

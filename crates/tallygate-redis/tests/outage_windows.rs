@@ -106,8 +106,8 @@ async fn j16_an_outage_in_every_window_allows_one_burst_more_in_all() {
                             proxy.refuse(false);
                             for process in &processes {
                                 until("the store answers", async || {
-                                    let told = process.apply(Op::Peek(0), Some(now)).await;
-                                    (told.decision.source == Source::Store).then_some(())
+                                    let timed = process.apply(Op::Peek(0), Some(now)).await;
+                                    (timed.decision.source == Source::Store).then_some(())
                                 })
                                 .await;
                             }
@@ -148,8 +148,8 @@ async fn j16_a_long_outage_locks_no_client_out() {
                 for process in &processes {
                     if source == Source::Store {
                         until("the store answers", async || {
-                            let told = process.apply(Op::Peek(0), Some(now)).await;
-                            (told.decision.source == Source::Store).then_some(())
+                            let timed = process.apply(Op::Peek(0), Some(now)).await;
+                            (timed.decision.source == Source::Store).then_some(())
                         })
                         .await;
                     }
