@@ -265,7 +265,7 @@ fn growing() -> Shared {
 }
 
 /// A key of the first home that moves when the home is split.
-const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 68));
+const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 69));
 
 #[test]
 fn k10_a_key_is_found_while_its_home_is_split() {
