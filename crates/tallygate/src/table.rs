@@ -653,27 +653,29 @@ impl<S> Table<S> {
     }
 
     /// Locks the home of a key. It stays the key's home while it is locked, for a split would lock it.
-    #[inline]
-    fn hold_home(&self, mut key: Lookup) -> (usize, Held<'_, S>) {
-        loop {
-            let home = self.buckets[key.home].hold();
-            // If the home was split before it was locked, this sees the shape that came of it.
-            if self.shape() == key.shape {
-                return (key.home, home);
-            }
-            let now = self.locate(key.spot);
-            if now.home == key.home {
-                return (key.home, home);
-            }
-            key = now;
-        }
+    fn hold_home(&self, key: Spot) -> (usize, Held<'_, S>) {
+        let index = self.home(key, self.shape());
+        self.hold_home_after(key, index, self.buckets[index].hold())
     }
 
-    /// Computes the home of a key.
+    /// The same, after a bucket was locked that was the key's home a moment ago.
     #[inline]
-    fn locate(&self, spot: Spot) -> Lookup {
-        let shape = self.shape();
-        Lookup { spot, shape, home: self.home(spot, shape) }
+    fn hold_home_after<'a>(
+        &'a self,
+        key: Spot,
+        mut index: usize,
+        mut home: Held<'a, S>,
+    ) -> (usize, Held<'a, S>) {
+        loop {
+            // If the home was split before it was locked, this sees the shape that came of it.
+            let now = self.home(key, self.shape());
+            if now == index {
+                return (index, home);
+            }
+            drop(home);
+            home = self.buckets[now].hold();
+            index = now;
+        }
     }
 
     /// What has become of keys so far.
@@ -794,20 +796,44 @@ impl<S> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        self.with_lookup(rule, self.locate(key), reading.into(), run)
+        let index = self.home(key, self.shape());
+        let home = self.buckets[index].hold();
+        self.with_elsewhere(rule, key, (index, home), reading.into(), run)
     }
 
     /// [`with`](Self::with) for a key that was looked up.
-    #[inline]
-    pub(crate) fn with_lookup<A: Algorithm<State = S>, R>(
+    // Always: see the one caller.
+    #[inline(always)]
+    pub(crate) fn with_lookup<A: Algorithm<State = S>, R, E: From<Full>>(
         &self,
         rule: &A,
         lookup: Lookup,
         reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, E> {
+        let mut home = self.buckets[lookup.home].hold();
+        // As almost always: the table has not grown, the clock was not set back, the key lives at home.
+        if self.shape() == lookup.shape
+            && self.is_entered(&home, reading)
+            && let Some(slot) = home.find(lookup.spot.tag)
+        {
+            return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+        }
+        self.with_elsewhere(rule, lookup.spot, (lookup.home, home), reading, run).map_err(E::from)
+    }
+
+    /// [`with`](Self::with) for a key that was not found in the bucket where it was looked up, which is locked.
+    #[cold]
+    #[inline(never)]
+    fn with_elsewhere<'a, A: Algorithm<State = S>, R>(
+        &'a self,
+        rule: &A,
+        key: Spot,
+        (index, held): (usize, Held<'a, S>),
+        reading: Reading,
+        run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let key = lookup.spot;
-        let (index, mut home) = self.hold_home(lookup);
+        let (index, mut home) = self.hold_home_after(key, index, held);
         let reading = self.enter(rule, &mut home, reading);
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
@@ -836,7 +862,7 @@ impl<S> Table<S> {
         S: Clone,
     {
         let reading = reading.into();
-        let (index, mut home) = self.hold_home(self.locate(key));
+        let (index, mut home) = self.hold_home(key);
         let found = match home.find(key.tag) {
             Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
             None if home.0.spilled.load(Ordering::Acquire) > 0 => {
@@ -863,7 +889,7 @@ impl<S> Table<S> {
     /// Brings a key's state, if one is kept, into the era of a reading.
     #[cold]
     pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
-        let (index, mut home) = self.hold_home(self.locate(key));
+        let (index, mut home) = self.hold_home(key);
         let reading = self.enter(rule, &mut home, reading);
         if home.find(key.tag).is_none()
             && home.0.spilled.load(Ordering::Acquire) > 0
@@ -882,10 +908,16 @@ impl<S> Table<S> {
         bucket: &mut Held<'_, S>,
         reading: Reading,
     ) -> Reading {
-        if reading.is_given() || self.era_of(bucket) == reading.set_backs {
+        if self.is_entered(bucket, reading) {
             return reading;
         }
         self.enter_from_another_era(rule, bucket, reading)
+    }
+
+    /// Whether the states of a bucket are in the era of a reading.
+    #[inline]
+    fn is_entered(&self, bucket: &Held<'_, S>, reading: Reading) -> bool {
+        reading.is_given() || self.era_of(bucket) == reading.set_backs
     }
 
     #[cold]

@@ -309,7 +309,7 @@ fn k10_keys_away_from_home_are_found_while_it_is_split() {
 
         let table = growing();
         let place = |key| {
-            let (index, mut home) = table.hold_home(table.locate(table.spot(key)));
+            let (index, mut home) = table.hold_home(table.spot(key));
             let state = rule.with_used(tallygate_core::Used::whole(1), Tick(0));
             let reading = Reading::from(Tick(0));
             let home = (index, &mut home);
