@@ -165,6 +165,24 @@ pub(crate) fn counted_from<T: Answer>(now: Tick, at: Tick, answer: T) -> T {
     if at > now { answer.counted_from_earlier(at.since(now)) } else { answer }
 }
 
+/// Decides at `at` for a caller that read `now`, which is earlier if the caller is late.
+///
+/// This is a call of its own, with its arguments in registers, and the usual answer is written to where the caller reads
+/// it: to copy what was just written takes longer than to write it.
+#[inline(never)]
+fn decide_in_full<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    at: Tick,
+    cost: Cost,
+) -> T {
+    if at > now {
+        return counted_from(now, at, rule.decide::<T>(state, at, cost));
+    }
+    rule.decide::<T>(state, at, cost)
+}
+
 /// How many keys of a batch are hashed and fetched ahead.
 const AHEAD: usize = 32;
 
@@ -197,27 +215,42 @@ impl<S> Keys<S> {
 
 impl<S: Clone> Keys<S> {
     /// Decides a check: of those who wait for the key first, if there are any.
-    #[inline]
-    fn decide<A: Algorithm<State = S>, T: Answer>(
+    // Always: a call in the path of a known key is measured, and so are the registers saved for it.
+    #[inline(always)]
+    fn decide<A: Algorithm<State = S>, T: Answer, E: From<Full>>(
         &self,
         rule: &A,
         key: Lookup,
         cost: Cost,
         reading: Reading,
-    ) -> Result<T, Full> {
-        let spot = key.spot;
-        if cost == 0 {
-            return Ok(self.look(rule, spot, reading, |state, at| rule.decide::<T>(state, at, 0)));
+    ) -> Result<T, E> {
+        if (cost == 0 || !self.line.is_empty())
+            && let Some(answer) = self.decide_unusual(rule, key.spot, cost, reading)
+        {
+            return answer.map_err(E::from);
         }
-        if !self.line.is_empty() {
-            self.note_set_back(reading);
-            if let Some(told) = self.behind_others(rule, spot, cost, reading.now) {
-                return told;
-            }
-        }
-        self.table.with_lookup(rule, key, reading, |state, at| {
-            counted_from(reading.now, at, rule.decide::<T>(state, at, cost))
+        self.table.with_lookup(rule, key, reading, |state, at| match T::TELLS {
+            true => decide_in_full(rule, state, reading.now, at, cost),
+            false => rule.decide::<T>(state, at, cost),
         })
+    }
+
+    /// Decides a check that uses nothing, or that comes behind others.
+    #[cold]
+    #[inline(never)]
+    fn decide_unusual<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        spot: Spot,
+        cost: Cost,
+        reading: Reading,
+    ) -> Option<Result<T, Full>> {
+        if cost == 0 {
+            let look = |state: &mut S, at| rule.decide::<T>(state, at, 0);
+            return Some(Ok(self.look(rule, spot, reading, look)));
+        }
+        self.note_set_back(reading);
+        self.behind_others(rule, spot, cost, reading.now)
     }
 
     /// Answers from a key's state, or from the state it would start with, and changes nothing.
@@ -268,7 +301,7 @@ impl<C: Clock> Front<C> {
         Self { hasher, clock, returns: ReturnLog::new() }
     }
 
-    #[inline]
+    #[inline(always)]
     fn fingerprint(&self, key: &[u8]) -> Result<Fingerprint, NoDecision> {
         if key.len() > MAX_KEY_BYTES {
             return Err(NoDecision::KeyTooLong);
@@ -334,7 +367,7 @@ impl<C: Clock> Front<C> {
     ) -> Result<T, NoDecision> {
         let key = keys.table.look_up(self.fingerprint(key)?);
         // The bucket comes from memory while the clock is read.
-        Ok(keys.decide(rule, key, cost, self.read(now))?)
+        keys.decide(rule, key, cost, self.read(now))
     }
 
     /// The verbs that are not a check.

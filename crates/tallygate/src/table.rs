@@ -198,6 +198,8 @@ pub(crate) struct Table<S> {
     buckets: Pages<Bucket<S>>,
     /// How many homes there are at first.
     first_homes: usize,
+    /// How many of the first bits of a hash are not in a tag, because the first home determines them.
+    bits_before_tag: u32,
     /// How many there can be. The buckets after them are for the keys of the last homes.
     most_homes: usize,
     /// How many homes there are now, and the bits of a tag that choose among them: see [`Shape`].
@@ -248,8 +250,8 @@ struct Counters {
 
 /// How many homes there are, and which bits of a tag choose among them.
 ///
-/// With n homes at first, a key's home is that of the first n that its hash says, plus n times some bits of its
-/// tag. If there is no such home yet, the last bit does not count.
+/// With n homes at first, a key's home is that of the first n that its hash says, plus n times some later bits of
+/// its hash. If there is no such home yet, the last of these bits does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Shape(u64);
 
@@ -279,7 +281,7 @@ struct Split {
     from: usize,
     to: usize,
     /// The bit of a tag that says whether a key moves.
-    bit: usize,
+    bit: u64,
     /// The shape of the table afterwards.
     next: Shape,
 }
@@ -288,15 +290,19 @@ impl Split {
     /// Whether the key of a tag, found at a distance from the home that is split, is its key and moves.
     #[inline]
     const fn moves(&self, tag: u64, distance: usize) -> bool {
-        tag != 0 && (tag & DISTANCE) as usize == distance && choice(tag) & self.bit != 0
+        tag != 0 && (tag & DISTANCE) as usize == distance && tag & self.bit != 0
     }
 }
 
-/// The bits of a tag that choose a home.
+/// How many of the last bits of the first half of a hash choose no home. All other bits of that half are known of
+/// every key, whatever table its hash was kept in: see [`Table::spot`].
+const BITS_AFTER_CHOICE: u32 = u64::BITS - TAG_BITS;
+
+/// The bits that choose a home, of the first half of a hash.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "its low bits")]
-const fn choice(tag: u64) -> usize {
-    (tag >> DISTANCE.count_ones()) as usize
+const fn choice(high: u64) -> usize {
+    (high >> BITS_AFTER_CHOICE) as usize
 }
 
 #[repr(C, align(64))]
@@ -600,10 +606,12 @@ impl<S> Table<S> {
     ) -> Self {
         let most_homes = first_homes.checked_shl(doublings).filter(|most| *most <= MOST_HOMES);
         let most_homes = most_homes.expect("max_keys beyond memory");
-        let known_bits = known_bits.clamp(1, TAG_BITS + first_homes.ilog2());
+        let bits_before_tag = first_homes.ilog2();
+        let known_bits = known_bits.clamp(1, TAG_BITS + bits_before_tag);
         Self {
             buckets: Pages::new(most_homes + REACH),
             first_homes,
+            bits_before_tag,
             most_homes,
             shape: AtomicU64::new(Shape::of(first_homes, first_homes).0),
             splitting: AtomicBool::new(false),
@@ -633,37 +641,41 @@ impl<S> Table<S> {
     /// The home of a key in a table of a shape.
     #[inline]
     fn home(&self, key: Spot, shape: Shape) -> usize {
+        self.home_of(key.home, choice(key.tag >> self.bits_before_tag), shape)
+    }
+
+    /// The home of a key, by its first home and the bits of its hash that choose among the others.
+    #[inline]
+    const fn home_of(&self, first: usize, choice: usize, shape: Shape) -> usize {
         let mask = shape.mask();
-        let home = key.home + self.first_homes * (choice(key.tag) & mask);
-        if home < shape.homes() {
-            home
-        } else {
-            key.home + self.first_homes * (choice(key.tag) & (mask >> 1))
-        }
+        let home = first + self.first_homes * (choice & mask);
+        if home < shape.homes() { home } else { first + self.first_homes * (choice & (mask >> 1)) }
     }
 
     /// Locks the home of a key. It stays the key's home while it is locked, for a split would lock it.
-    #[inline]
-    fn hold_home(&self, mut key: Lookup) -> (usize, Held<'_, S>) {
-        loop {
-            let home = self.buckets[key.home].hold();
-            // If the home was split before it was locked, this sees the shape that came of it.
-            if self.shape() == key.shape {
-                return (key.home, home);
-            }
-            let now = self.locate(key.spot);
-            if now.home == key.home {
-                return (key.home, home);
-            }
-            key = now;
-        }
+    fn hold_home(&self, key: Spot) -> (usize, Held<'_, S>) {
+        let index = self.home(key, self.shape());
+        self.hold_home_after(key, index, self.buckets[index].hold())
     }
 
-    /// Computes the home of a key.
+    /// The same, after a bucket was locked that was the key's home a moment ago.
     #[inline]
-    fn locate(&self, spot: Spot) -> Lookup {
-        let shape = self.shape();
-        Lookup { spot, shape, home: self.home(spot, shape) }
+    fn hold_home_after<'a>(
+        &'a self,
+        key: Spot,
+        mut index: usize,
+        mut home: Held<'a, S>,
+    ) -> (usize, Held<'a, S>) {
+        loop {
+            // If the home was split before it was locked, this sees the shape that came of it.
+            let now = self.home(key, self.shape());
+            if now == index {
+                return (index, home);
+            }
+            drop(home);
+            home = self.buckets[now].hold();
+            index = now;
+        }
     }
 
     /// What has become of keys so far.
@@ -698,39 +710,56 @@ impl<S> Table<S> {
 
     /// Where a key belongs. What a decision on it will need starts to load.
     ///
-    /// Its hash, as a fraction of 1, is stretched over the first homes: the whole part says which one, and the
-    /// first 59 bits of the rest are the tag, of which the last bits choose the home when there are more. Together
+    /// The first half of its hash, as a fraction of 1, is stretched over the first homes: the whole part says which
+    /// one. The tag is 59 bits of the hash, from the first bit on that the first home does not determine. Together
     /// they are as good as the first bits of the hash, 59 and as many as the number of first homes has, so that
     /// [`show`](Self::show) can find them again, for a table of another size. A table for 400 keys or more has at
     /// least 128 first homes, so the odds that any two of n keys are taken for one are at most n² / 2⁶⁷: for a
     /// million keys one in 147 million.
+    ///
+    /// The bits that choose among more homes are bits of the hash and not of a product: so the processor computes
+    /// them while it multiplies for the first home, and knows sooner which memory it waits for.
     #[inline]
     pub(crate) fn look_up(&self, key: Fingerprint) -> Lookup {
-        let lookup = self.locate(self.spot(key));
-        self.buckets.prefetch(lookup.home);
-        lookup
+        let (spot, high) = self.spot_and_high(key);
+        let shape = self.shape();
+        let home = self.home_of(spot.home, choice(high), shape);
+        self.buckets.prefetch(home);
+        Lookup { spot, shape, home }
     }
 
     /// Where a key belongs.
-    #[inline]
     pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
+        self.spot_and_high(key).0
+    }
+
+    /// Where a key belongs, and the first half of its hash as far as it is known.
+    #[inline]
+    fn spot_and_high(&self, key: Fingerprint) -> (Spot, u64) {
         let hash = key.0 & self.known;
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-        let (high, low) = ((hash >> 64) as u64, hash as u64);
-        let homes = self.first_homes as u128;
-        let place = u128::from(high) * homes + ((u128::from(low) * homes) >> 64);
-        #[expect(clippy::cast_possible_truncation, reason = "below a usize, and the rest")]
-        let (home, rest) = ((place >> 64) as usize, place as u64);
-        Spot { home, tag: (rest & !DISTANCE).max(DISTANCE + 1) }
+        let tail = (hash << self.bits_before_tag) >> u64::BITS;
+        #[expect(clippy::cast_possible_truncation, reason = "the first halves, and below a usize")]
+        let (high, tag, home) = {
+            let high = (hash >> u64::BITS) as u64;
+            (
+                high,
+                tail as u64,
+                ((u128::from(high) * self.first_homes as u128) >> u64::BITS) as usize,
+            )
+        };
+        // A tag is never 0. If it would be, it is 1 in a bit that chooses no home.
+        (Spot { home, tag: (tag & !DISTANCE).max(DISTANCE + 1) }, high)
     }
 
     /// The key that belongs to a spot.
     fn key_at(&self, Spot { home, tag }: Spot) -> Fingerprint {
-        let homes = self.first_homes as u128;
-        let place = (home as u128) << 64 | u128::from(tag & !DISTANCE);
-        // The least that is stretched so far: by long division, for it has 192 bits.
-        let least = ((place / homes) << 64) + ((place % homes) << 64).div_ceil(homes);
-        Fingerprint(least.saturating_add(!self.known) & self.known)
+        // The least hash that belongs to the home, and how far hashes with the same tag are apart.
+        let first = ((home as u128) << u64::BITS).div_ceil(self.first_homes as u128) << u64::BITS;
+        let apart = 1_u128.checked_shl(u128::BITS - self.bits_before_tag).unwrap_or(0);
+        let tail = u128::from(tag & !DISTANCE) << (u64::BITS - self.bits_before_tag);
+        let key = (first & !apart.wrapping_sub(1)) | tail;
+        // Each home has at most as many hashes as lie between two of the same tag.
+        Fingerprint(if key < first { key.wrapping_add(apart) } else { key })
     }
 
     /// Its buckets, for [`show`](Self::show), upward: so a key that moves while the table grows is shown before or
@@ -767,20 +796,44 @@ impl<S> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        self.with_lookup(rule, self.locate(key), reading.into(), run)
+        let index = self.home(key, self.shape());
+        let home = self.buckets[index].hold();
+        self.with_elsewhere(rule, key, (index, home), reading.into(), run)
     }
 
     /// [`with`](Self::with) for a key that was looked up.
-    #[inline]
-    pub(crate) fn with_lookup<A: Algorithm<State = S>, R>(
+    // Always: see the one caller.
+    #[inline(always)]
+    pub(crate) fn with_lookup<A: Algorithm<State = S>, R, E: From<Full>>(
         &self,
         rule: &A,
         lookup: Lookup,
         reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, E> {
+        let mut home = self.buckets[lookup.home].hold();
+        // As almost always: the table has not grown, the clock was not set back, the key lives at home.
+        if self.shape() == lookup.shape
+            && self.is_entered(&home, reading)
+            && let Some(slot) = home.find(lookup.spot.tag)
+        {
+            return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+        }
+        self.with_elsewhere(rule, lookup.spot, (lookup.home, home), reading, run).map_err(E::from)
+    }
+
+    /// [`with`](Self::with) for a key that was not found in the bucket where it was looked up, which is locked.
+    #[cold]
+    #[inline(never)]
+    fn with_elsewhere<'a, A: Algorithm<State = S>, R>(
+        &'a self,
+        rule: &A,
+        key: Spot,
+        (index, held): (usize, Held<'a, S>),
+        reading: Reading,
+        run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let key = lookup.spot;
-        let (index, mut home) = self.hold_home(lookup);
+        let (index, mut home) = self.hold_home_after(key, index, held);
         let reading = self.enter(rule, &mut home, reading);
         if let Some(slot) = home.find(key.tag) {
             return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
@@ -809,7 +862,7 @@ impl<S> Table<S> {
         S: Clone,
     {
         let reading = reading.into();
-        let (index, mut home) = self.hold_home(self.locate(key));
+        let (index, mut home) = self.hold_home(key);
         let found = match home.find(key.tag) {
             Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
             None if home.0.spilled.load(Ordering::Acquire) > 0 => {
@@ -836,7 +889,7 @@ impl<S> Table<S> {
     /// Brings a key's state, if one is kept, into the era of a reading.
     #[cold]
     pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
-        let (index, mut home) = self.hold_home(self.locate(key));
+        let (index, mut home) = self.hold_home(key);
         let reading = self.enter(rule, &mut home, reading);
         if home.find(key.tag).is_none()
             && home.0.spilled.load(Ordering::Acquire) > 0
@@ -855,10 +908,16 @@ impl<S> Table<S> {
         bucket: &mut Held<'_, S>,
         reading: Reading,
     ) -> Reading {
-        if reading.is_given() || self.era_of(bucket) == reading.set_backs {
+        if self.is_entered(bucket, reading) {
             return reading;
         }
         self.enter_from_another_era(rule, bucket, reading)
+    }
+
+    /// Whether the states of a bucket are in the era of a reading.
+    #[inline]
+    fn is_entered(&self, bucket: &Held<'_, S>, reading: Reading) -> bool {
+        reading.is_given() || self.era_of(bucket) == reading.set_backs
     }
 
     #[cold]
@@ -1458,8 +1517,9 @@ impl<S> Table<S> {
         let homes = self.shape().homes();
         let next = Shape::of(homes + 1, self.first_homes);
         // The last bit that chooses among one home more is the one that the keys of the split home differ in.
-        let bit = next.mask().div_ceil(2);
-        let split = Split { from: homes - self.first_homes * bit, to: homes, bit, next };
+        let last = next.mask().div_ceil(2);
+        let bit = (last as u64) << (BITS_AFTER_CHOICE + self.bits_before_tag);
+        let split = Split { from: homes - self.first_homes * last, to: homes, bit, next };
         // The keys of a home are its own while its lock is held. Locks are taken upward.
         let mut home = self.buckets[split.from].hold();
         self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home)

@@ -265,7 +265,7 @@ fn growing() -> Shared {
 }
 
 /// A key of the first home that moves when the home is split.
-const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 68));
+const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 69));
 
 #[test]
 fn k10_a_key_is_found_while_its_home_is_split() {
@@ -309,7 +309,7 @@ fn k10_keys_away_from_home_are_found_while_it_is_split() {
 
         let table = growing();
         let place = |key| {
-            let (index, mut home) = table.hold_home(table.locate(table.spot(key)));
+            let (index, mut home) = table.hold_home(table.spot(key));
             let state = rule.with_used(tallygate_core::Used::whole(1), Tick(0));
             let reading = Reading::from(Tick(0));
             let home = (index, &mut home);
