@@ -32,7 +32,9 @@ use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Limits, Tls, Tokens};
 use crate::gate::{Backend, Gate, Remembered};
 use crate::metrics::{Metrics, ReasonLabels};
 use crate::{http, random, resp, traces};
-pub(crate) use holdings::{HeldBytes, Holder, SHARE_OF_AN_ADDRESS, SMALL_BYTES, WAITING_BYTES};
+pub(crate) use holdings::{
+    HeldBytes, Holder, OPERATOR_BYTES, SHARE_OF_AN_ADDRESS, SMALL_BYTES, WAITING_BYTES,
+};
 use holdings::{HeldConnection, Holdings, NoRoom};
 pub(crate) use listen::Connection;
 use listen::Listener;
@@ -52,6 +54,8 @@ pub(crate) struct Shared {
     /// Places for backtests.
     pub(crate) backtests: Arc<Semaphore>,
     holdings: Arc<Holdings>,
+    /// The reserve for replies to operators.
+    reserve: Arc<Holdings>,
     http: Security,
     resp: Security,
 }
@@ -305,6 +309,7 @@ impl Shared {
             reload,
             backtests: http::backtest_places(),
             holdings: Arc::default(),
+            reserve: Arc::default(),
             http: Security::new(config.tls.http.as_ref()),
             resp: Security::new(config.tls.resp.as_ref()),
         }
@@ -331,6 +336,11 @@ impl Shared {
     /// Room for bytes that a client makes the server hold, if there is any.
     pub(crate) fn hold(&self, holder: Holder, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
         self.holdings.hold(holder, bytes, limits)
+    }
+
+    /// Room in the reserve for a reply to an operator, if there is any.
+    pub(crate) fn hold_of_reserve(&self, holder: Holder, bytes: usize) -> Option<HeldBytes> {
+        self.reserve.hold_of_reserve(holder, bytes)
     }
 
     /// Whether a peer may use the admin verbs without a token: a process of the same user or of root over a Unix socket,

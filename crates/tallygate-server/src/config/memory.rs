@@ -6,6 +6,7 @@ use tallygate::{Access, Kind};
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
 use crate::gate::SETTLED_BYTES;
+use crate::server::OPERATOR_BYTES;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -45,6 +46,7 @@ impl Config {
                 .saturating_mul(bytes(DECODED_HEAD))
                 .saturating_mul(u64::from(limits.max_http2_head_bytes)),
             bytes(limits.max_held_bytes).saturating_mul(2),
+            bytes(OPERATOR_BYTES).saturating_mul(2),
             bytes(limits.max_reservation_bytes),
             bytes(limits.max_reservations).saturating_mul(bytes(SETTLED_BYTES)),
             bytes(limits.max_overrides).saturating_mul(OVERRIDE),

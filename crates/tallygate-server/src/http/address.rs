@@ -1,9 +1,9 @@
 //! Whose request a proxy hands on: the address that the first hop we do not trust connected from.
 //!
 //! Everything to the left of it was written by strangers. An IPv6 client has a whole /64 to choose from, so the /64 is
-//! the client; an IPv4 address is the same client in whatever dress.
+//! the client; an IPv4 address is the same client also within an IPv6 address.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hyper::HeaderMap;
 use ipnet::IpNet;
@@ -38,6 +38,25 @@ pub(crate) fn parsed(hop: &[u8]) -> Option<IpAddr> {
     address.ok().map(|address: IpAddr| address.to_canonical())
 }
 
+/// Returns the address that a client is counted by: of an IPv6 address that stands for an IPv4 address, the latter. All
+/// clients behind a NAT64 gateway share one /64, and whoever has an IPv4 address has 65 536 networks of 6to4.
+///
+/// This says who the client is, not what it may do: an address is a trusted proxy or loopback only as it is written.
+pub(crate) fn counted(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = address.to_canonical() else { return address.to_canonical() };
+    let embedded = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+    };
+    match v6.segments() {
+        // NAT64 (RFC 6052).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
+        // 6to4 (RFC 3056).
+        [0x2002, high, low, ..] => embedded(high, low),
+        _ => IpAddr::V6(v6),
+    }
+}
+
 /// The key of the client that has an address.
 pub(crate) fn key(address: IpAddr) -> String {
     key_within(address, 64)
@@ -45,7 +64,7 @@ pub(crate) fn key(address: IpAddr) -> String {
 
 /// The same, where so many bits of an IPv6 address are one client.
 pub(super) fn key_within(address: IpAddr, ipv6_prefix: u8) -> String {
-    match address.to_canonical() {
+    match counted(address) {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => {
             let prefix = u32::from(ipv6_prefix.clamp(1, 128));
@@ -132,5 +151,26 @@ mod tests {
     fn h3_a_mapped_address_is_the_address() {
         says(Some("::ffff:192.0.2.1"), &[], Some("192.0.2.1"));
         says(Some("::ffff:10.0.0.1"), &["::ffff:203.0.113.9"], Some("203.0.113.9"));
+    }
+
+    #[test]
+    fn h3_the_ipv4_address_within_nat64_and_6to4_is_the_client() {
+        says(Some("64:ff9b::192.0.2.1"), &[], Some("192.0.2.1"));
+        says(Some("10.0.0.1"), &["64:ff9b::192.0.2.1"], Some("192.0.2.1"));
+        says(Some("2002:c000:201::1"), &[], Some("192.0.2.1"));
+        says(Some("2002:c000:201:ffff:1:2:3:4"), &[], Some("192.0.2.1"));
+        assert_eq!(key_within("2002:c000:201:5::1".parse().unwrap(), 128), "192.0.2.1");
+        // Other networks near them are their own.
+        says(Some("64:ff9b:1::192.0.2.1"), &[], Some("64:ff9b:1::/64"));
+        says(Some("64:ff9b::1:192.0.2.1"), &[], Some("64:ff9b::/64"));
+    }
+
+    /// The gateway is not the proxy that has the IPv4 address.
+    #[test]
+    fn h3_an_ipv4_address_within_nat64_or_6to4_is_trusted_no_more_than_its_gateway() {
+        says(Some("64:ff9b::10.0.0.1"), &["6.6.6.6"], Some("10.0.0.1"));
+        says(Some("2002:a00:1::1"), &["6.6.6.6"], Some("10.0.0.1"));
+        let local = ["64:ff9b::127.0.0.1", "2002:7f00:1::1"];
+        assert!(!local.iter().any(|address| Peer::at(address.parse().unwrap()).is_loopback()));
     }
 }

@@ -20,6 +20,8 @@ pub(crate) const SMALL_BYTES: usize = 1024;
 pub(crate) const WAITING_BYTES: usize = 4 * 1024;
 /// What part of all bytes one address may hold.
 pub(crate) const SHARE_OF_AN_ADDRESS: usize = 4;
+/// The reserve for replies that operators need during an attack, when clients hold all of `max_held_bytes`.
+pub(crate) const OPERATOR_BYTES: usize = 8 * 1024 * 1024;
 
 /// Who holds what.
 #[derive(Debug, Default)]
@@ -75,17 +77,14 @@ impl Holder {
 
     pub(crate) fn of(peer: Peer, trusted_proxies: &[IpNet]) -> Self {
         let address = peer.address.map(|address| address.to_canonical());
-        Self(
-            address.filter(|address| !trusted_proxies.iter().any(|net| net.contains(address))).map(
-                |address| match address {
-                    IpAddr::V4(_) => address,
-                    IpAddr::V6(v6) => {
-                        let [a, b, c, d, ..] = v6.segments();
-                        IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-                    }
-                },
-            ),
-        )
+        let is_client = |address: &IpAddr| !trusted_proxies.iter().any(|net| net.contains(address));
+        Self(address.filter(is_client).map(|address| match crate::http::counted_address(address) {
+            IpAddr::V4(v4) => IpAddr::V4(v4),
+            IpAddr::V6(v6) => {
+                let [a, b, c, d, ..] = v6.segments();
+                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            }
+        }))
     }
 }
 
@@ -116,6 +115,18 @@ impl Holdings {
     ) -> Option<HeldBytes> {
         let mut held = HeldBytes { holdings: self.clone(), holder, bytes: 0 };
         held.grow(bytes, limits).then_some(held)
+    }
+
+    /// Room in the reserve for operators, of which these holdings are. No reply is larger than the reserve.
+    pub(crate) fn hold_of_reserve(
+        self: &Arc<Self>,
+        holder: Holder,
+        bytes: usize,
+    ) -> Option<HeldBytes> {
+        if bytes > OPERATOR_BYTES {
+            return None;
+        }
+        self.hold(holder, bytes, &Limits { max_held_bytes: OPERATOR_BYTES, ..Limits::default() })
     }
 
     /// How many connections there are.
@@ -216,6 +227,14 @@ mod tests {
     }
 
     #[test]
+    fn clients_behind_nat64_are_counted_by_their_ipv4_addresses() {
+        assert_eq!(holder("64:ff9b::192.0.2.1"), holder("192.0.2.1"));
+        assert_ne!(holder("64:ff9b::192.0.2.1"), holder("64:ff9b::192.0.2.2"));
+        assert_eq!(holder("2002:c000:201:7::1"), holder("192.0.2.1"));
+        assert!(holder("64:ff9b::10.0.0.1").is_counted(), "it is not the proxy 10.0.0.1");
+    }
+
+    #[test]
     fn a_trusted_proxy_brings_many() {
         let (holdings, limits) = (Arc::new(Holdings::default()), limits(4, 1, 0));
         let connect = |holder| holdings.connect(holder, &limits);
@@ -228,6 +247,21 @@ mod tests {
         ];
         assert!(all.iter().all(Result::is_ok));
         assert_eq!(connect(local).unwrap_err(), NoRoom::Server);
+    }
+
+    #[test]
+    fn the_reserve_for_operators_is_bounded_and_shared_out() {
+        let holdings = Arc::new(Holdings::default());
+        let hold = |address, bytes| holdings.hold_of_reserve(holder(address), bytes);
+        assert!(hold("192.0.2.1", OPERATOR_BYTES + 1).is_none(), "larger than the reserve");
+        let first = hold("192.0.2.1", OPERATOR_BYTES / 4).unwrap();
+        assert!(hold("192.0.2.1", 1).is_none(), "more than a quarter");
+        let second = hold("192.0.2.2", OPERATOR_BYTES / 4 * 3).unwrap();
+        assert!(hold("192.0.2.3", 1).is_none(), "all is taken");
+        drop(second);
+        assert!(hold("192.0.2.3", OPERATOR_BYTES / 4 * 3).is_some());
+        drop(first);
+        assert_eq!(*holdings.held(), Held::default());
     }
 
     #[test]
