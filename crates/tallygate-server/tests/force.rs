@@ -570,7 +570,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
 
 /// Clients that hold all of `max_held_bytes` take nothing of the reserve for operators.
 #[test]
-fn operators_read_metrics_and_hot_clients_while_clients_hold_all_memory() {
+fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
     const BODY: usize = 1 << 20;
     let config = format!("{API}[limits]\nmax_held_bytes = {}\nbody_timeout = \"60s\"\n", 4 * BODY);
     let served = Served::start(&[], Some(&config));
@@ -592,11 +592,14 @@ fn operators_read_metrics_and_hot_clients_while_clients_hold_all_memory() {
     while get(served.http(), "/openapi.json").status != 503 {
         assert!(since.elapsed() < PATIENCE, "the bodies are not counted");
     }
-    for name in 0..40 {
-        let check = json!({"policy":"api","key":format!("{name:x<100}")}).to_string();
-        assert_eq!(post(served.http(), "/v1/check", &check).status, 200);
+    for name in 0..20 {
+        let set = json!({"policy":"api","key":format!("{name:x<100}"),"access":"blocked"});
+        assert_eq!(
+            ask(served.http(), "PUT /v1/admin/overrides", &[], &set.to_string()).status,
+            200
+        );
     }
-    for path in ["/metrics", "/v1/admin/hot"] {
+    for path in ["/metrics", "/v1/admin/overrides"] {
         let reply = get(served.http(), path);
         assert_eq!(reply.status, 200, "{path}: {reply:?}");
         assert!(reply.body.len() > 1024, "{path} is larger than what is never counted");

@@ -49,10 +49,8 @@ pub(crate) fn counted(address: IpAddr) -> IpAddr {
         IpAddr::V4(Ipv4Addr::new(a, b, c, d))
     };
     match v6.segments() {
-        // NAT64 (RFC 6052).
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
-        // 6to4 (RFC 3056).
-        [0x2002, high, low, ..] => embedded(high, low),
+        // NAT64 (RFC 6052), and 6to4 (RFC 3056).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => embedded(high, low),
         _ => IpAddr::V6(v6),
     }
 }
