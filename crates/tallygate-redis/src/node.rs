@@ -220,7 +220,9 @@ impl Node {
     /// connection is being made.
     pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
         self.links.iter().any(|link| {
-            link.is_busy_since(since) || link.may_be_at_work(since) || link.is_connecting_first()
+            link.is_busy_since(since)
+                || link.may_be_at_work(since, false)
+                || link.is_connecting_first()
         })
     }
 

@@ -24,6 +24,7 @@ use tallygate_redis::{Leases, OnFailure, Redis};
 
 pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
 pub(crate) use limits::{DECODED_HEAD, Limits, SHARE_OF_AN_ADDRESS};
+pub(crate) use memory::OPERATOR_BYTES;
 #[cfg(test)]
 pub(crate) use memory::SETTLED_BYTES;
 pub(crate) use mistake::{Mistake, with_nearest};

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipnet::IpNet;
 use tallygate_lab::address::{IPV6_PREFIX, network};
 
-use crate::config::{Limits, SHARE_OF_AN_ADDRESS};
+use crate::config::{Limits, OPERATOR_BYTES, SHARE_OF_AN_ADDRESS};
 use crate::peer::Peer;
 
 /// Up to this a body or a reply is small.
@@ -110,6 +110,18 @@ impl Holdings {
     ) -> Option<HeldBytes> {
         let mut held = HeldBytes { holdings: self.clone(), holder, bytes: 0 };
         held.grow(bytes, limits).then_some(held)
+    }
+
+    /// Room in the reserve for operators, of which these holdings are. No reply is larger than the reserve.
+    pub(crate) fn hold_of_reserve(
+        self: &Arc<Self>,
+        holder: Holder,
+        bytes: usize,
+    ) -> Option<HeldBytes> {
+        if bytes > OPERATOR_BYTES {
+            return None;
+        }
+        self.hold(holder, bytes, &Limits { max_held_bytes: OPERATOR_BYTES, ..Limits::default() })
     }
 
     /// How many connections there are.
@@ -210,6 +222,14 @@ mod tests {
     }
 
     #[test]
+    fn clients_behind_nat64_are_counted_by_their_ipv4_addresses() {
+        assert_eq!(holder("64:ff9b::192.0.2.1"), holder("192.0.2.1"));
+        assert_ne!(holder("64:ff9b::192.0.2.1"), holder("64:ff9b::192.0.2.2"));
+        assert_eq!(holder("2002:c000:201:7::1"), holder("192.0.2.1"));
+        assert!(holder("64:ff9b::10.0.0.1").is_counted(), "it is not the proxy 10.0.0.1");
+    }
+
+    #[test]
     fn a_trusted_proxy_brings_many() {
         let (holdings, limits) = (Arc::new(Holdings::default()), limits(4, 1, 0));
         let connect = |holder| holdings.connect(holder, &limits);
@@ -222,6 +242,21 @@ mod tests {
         ];
         assert!(all.iter().all(Result::is_ok));
         assert_eq!(connect(local).unwrap_err(), NoRoom::Server);
+    }
+
+    #[test]
+    fn the_reserve_for_operators_is_bounded_and_shared_out() {
+        let holdings = Arc::new(Holdings::default());
+        let hold = |address, bytes| holdings.hold_of_reserve(holder(address), bytes);
+        assert!(hold("192.0.2.1", OPERATOR_BYTES + 1).is_none(), "larger than the reserve");
+        let first = hold("192.0.2.1", OPERATOR_BYTES / 4).unwrap();
+        assert!(hold("192.0.2.1", 1).is_none(), "more than a quarter");
+        let second = hold("192.0.2.2", OPERATOR_BYTES / 4 * 3).unwrap();
+        assert!(hold("192.0.2.3", 1).is_none(), "all is taken");
+        drop(second);
+        assert!(hold("192.0.2.3", OPERATOR_BYTES / 4 * 3).is_some());
+        drop(first);
+        assert_eq!(*holdings.held(), Held::default());
     }
 
     #[test]

@@ -65,7 +65,7 @@ use crate::shared::Shared;
 use crate::traces::Trace;
 use http2::CountedStream;
 use problem::Problem;
-use sending::{Reserved, Sending, Untaken};
+use sending::{ForOperators, Reserved, Sending, Untaken};
 
 const SURFACE: &str = "http";
 
@@ -89,6 +89,9 @@ const STREAM_BYTES: usize = 8 * 1024;
 const SMALL_HEAD_BYTES: usize = 4 * 1024;
 /// How many requests of a connection are answered before other tasks have their turn: a pipeline brings hundreds at once.
 const IN_A_TURN: usize = 32;
+/// How many requests of an HTTP/2 connection are answered before other tasks have their turn. Each of them is a task of its own,
+/// so that a hundred which come at once would otherwise be answered before the next request of another client.
+const STREAMS_IN_A_TURN: usize = 8;
 /// How much of a reply is handed to HTTP/2 ahead of its window.
 const SEND_AHEAD: usize = 64 * 1024;
 
@@ -109,6 +112,8 @@ struct Caller {
     requests: AtomicUsize,
     /// How many of its requests are being answered.
     in_flight: AtomicUsize,
+    /// How many of its requests of HTTP/2 have come and wait for their turn.
+    waiting: AtomicUsize,
     is_http2: AtomicBool,
     /// Whether there was no room for one of its requests: nothing more is read, and the connection ends.
     is_given_up: AtomicBool,
@@ -138,6 +143,7 @@ pub(crate) async fn serve_connection(
         has_authenticated: AtomicBool::new(false),
         requests: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
+        waiting: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
         is_given_up: AtomicBool::new(false),
         untaken: Arc::default(),
@@ -145,8 +151,9 @@ pub(crate) async fn serve_connection(
     let answers = service_fn({
         let caller = caller.clone();
         move |request| {
+            let waiting = Waiting::count(&caller);
             let request = caller.admit(request);
-            serve(caller.clone(), request)
+            serve(waiting, request)
         }
     });
     let protocol = protocol(&limits);
@@ -246,13 +253,14 @@ struct Admitted {
 
 /// Serves a request; `None` is one that there is no room for.
 async fn serve(
-    caller: Arc<Caller>,
+    waiting: Waiting,
     admitted: Option<Admitted>,
 ) -> Result<Response<Sending>, Infallible> {
     let began = Instant::now();
+    let caller = waiting.turn().await;
     caller.has_asked.store(true, Ordering::Relaxed);
     let Some(Admitted { request, stream, head }) = admitted else {
-        return Ok(no_room().reply().map(|body| Sending::new(body, None, None)));
+        return Ok(no_room().reply().map(|body| Sending::new(body, [None, None], None)));
     };
     if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
         tokio::task::yield_now().await;
@@ -277,6 +285,8 @@ fn sending(
     mut held: Option<HeldBytes>,
 ) -> Response<Sending> {
     let bytes = reply.body().len();
+    let is_for_operators = ForOperators::of(&mut reply);
+    let mut of_reserve = None;
     if let Some(reserved) = Reserved::of(&mut reply) {
         match &mut held {
             Some(held) => held.join(reserved),
@@ -290,12 +300,15 @@ fn sending(
                 held.is_some()
             }
         };
-        if !is_room {
+        if !is_room && is_for_operators {
+            of_reserve = caller.shared.hold_of_reserve(caller.holder, bytes);
+        }
+        if !is_room && of_reserve.is_none() {
             return sending(caller, no_room().reply(), is_http2, held);
         }
     }
     let among = is_http2.then_some(&caller.untaken);
-    reply.map(|body| Sending::new(body, held, among))
+    reply.map(|body| Sending::new(body, [held, of_reserve], among))
 }
 
 /// Why a request is not answered that would make the server hold too much.
@@ -349,6 +362,39 @@ impl Caller {
     }
 }
 
+/// A request that is counted while it waits for its turn.
+struct Waiting {
+    caller: Arc<Caller>,
+    /// How many requests of the connection waited when it came.
+    before: usize,
+}
+
+impl Waiting {
+    fn count(caller: &Arc<Caller>) -> Self {
+        let before = caller.waiting.fetch_add(1, Ordering::Relaxed);
+        Self { caller: caller.clone(), before }
+    }
+
+    /// Waits until it is its turn. Over HTTP/1 no request waits for another.
+    async fn turn(self) -> Arc<Caller> {
+        pass_turns(self.before).await;
+        self.caller.clone()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.caller.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Lets as many turns pass as the requests before need.
+async fn pass_turns(before: usize) {
+    for _ in 0..before / STREAMS_IN_A_TURN {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// A request that is counted while it is being answered.
 struct Answering<'a>(&'a AtomicUsize);
 
@@ -362,5 +408,19 @@ impl<'a> Answering<'a> {
 impl Drop for Answering<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn j4_eight_of_a_hundred_streams_are_answered_per_turn() {
+        let turns = (0..100).map(|before| crate::turn::count_polls(pass_turns(before)).1);
+        let mut by_turn = std::collections::BTreeMap::new();
+        turns.for_each(|turn| *by_turn.entry(turn).or_insert(0) += 1);
+        assert!(by_turn.values().all(|streams| *streams <= 8), "{by_turn:?}");
+        assert_eq!(by_turn.get(&1), Some(&8), "the first do not wait");
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     /// Places for backtests.
     pub(crate) backtests: Arc<Semaphore>,
     pub(crate) holdings: Arc<Holdings>,
+    /// The reserve for replies to operators.
+    reserve: Arc<Holdings>,
     pub(crate) http: Security,
     pub(crate) resp: Security,
 }
@@ -78,6 +80,7 @@ impl Shared {
             reload,
             backtests: Arc::new(Semaphore::new(BACKTESTS_AT_A_TIME)),
             holdings: Arc::default(),
+            reserve: Arc::default(),
             http: Security::new(config.tls.http.as_ref()),
             resp: Security::new(config.tls.resp.as_ref()),
         }
@@ -104,6 +107,11 @@ impl Shared {
     /// Room for bytes that a client makes the server hold, if there is any.
     pub(crate) fn hold(&self, holder: Holder, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
         self.holdings.hold(holder, bytes, limits)
+    }
+
+    /// Room in the reserve for a reply to an operator, if there is any.
+    pub(crate) fn hold_of_reserve(&self, holder: Holder, bytes: usize) -> Option<HeldBytes> {
+        self.reserve.hold_of_reserve(holder, bytes)
     }
 
     /// Whether a peer may use the admin verbs without a token: a process of the same user or of root over a Unix socket,

@@ -300,7 +300,6 @@ const BITS_AFTER_CHOICE: u32 = u64::BITS - TAG_BITS;
 
 /// The bits that choose a home, of the first half of a hash.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "its low bits")]
 const fn choice(high: u64) -> usize {
     (high >> BITS_AFTER_CHOICE) as usize
 }

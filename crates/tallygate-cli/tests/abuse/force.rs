@@ -565,6 +565,46 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     assert!(median(&served, 101) < Duration::from_millis(50), "it serves");
 }
 
+/// Clients that hold all of `max_held_bytes` take nothing of the reserve for operators.
+#[test]
+fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
+    const BODY: usize = 1 << 20;
+    let config = format!("{API}[limits]\nmax_held_bytes = {}\nbody_timeout = \"60s\"\n", 4 * BODY);
+    let served = Served::start(&[], Some(&config));
+    // Four bodies lack one byte each: so there is room for all of them, and for nothing else.
+    let held: Vec<_> = (0..4)
+        .map(|address| {
+            let mut client =
+                Client::connect_from(&format!("127.0.2.{}", address + 1), served.http());
+            let head = format!(
+                "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY}\r\n\r\n"
+            );
+            let _ = client.write(head.as_bytes());
+            let _ = client.write(&vec![b' '; BODY - 1]);
+            client
+        })
+        .collect();
+    // The bodies are counted as they arrive.
+    let since = Instant::now();
+    while get(served.http(), "/openapi.json").status != 503 {
+        assert!(since.elapsed() < PATIENCE, "the bodies are not counted");
+    }
+    for name in 0..20 {
+        let set = json!({"policy":"api","key":format!("{name:x<100}"),"access":"blocked"});
+        assert_eq!(
+            ask(served.http(), "PUT /v1/admin/overrides", &[], &set.to_string()).status,
+            200
+        );
+    }
+    for path in ["/metrics", "/v1/admin/overrides"] {
+        let reply = get(served.http(), path);
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+        assert!(reply.body.len() > 1024, "{path} is larger than what is never counted");
+    }
+    assert_eq!(get(served.http(), "/openapi.json").status, 503, "the memory is still held");
+    drop(held);
+}
+
 /// Reserves for an hour, 50 at a time, with another key of 4000 bytes each time.
 fn reserve_without_end(served: &Served, address: u32, count: usize) {
     let mut client = Client::connect_from(&format!("127.0.1.{}", address + 1), served.http());

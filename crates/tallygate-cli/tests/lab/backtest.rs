@@ -631,7 +631,16 @@ fn what_is_sent_is_bounded_packed_and_unpacked() {
     assert!(bomb.len() < 100_000);
     let refused = upload(served.http(), "policy=gcra+1/s", &bomb);
     assert_eq!(refused.status, 413);
-    assert_eq!(refused.problem(), "more than 1600000 bytes, unpacked");
+    let too_large = "more than 1600000 bytes, unpacked (each line counts as at least 64 bytes)";
+    assert_eq!(refused.problem(), too_large);
+    // Lines without anything take time, and so does the rest of a line that is too long.
+    for bomb in [line.clone() + &"\n".repeat(26_000), line.clone() + &"x".repeat(1_700_000)] {
+        let refused = upload(served.http(), "policy=gcra+1/s", &gzip(bomb.as_bytes()));
+        assert_eq!(refused.status, 413, "{refused:?}");
+        assert_eq!(refused.problem(), too_large);
+    }
+    let fits = line.clone() + &"\n".repeat(24_000);
+    assert_eq!(upload(served.http(), "policy=gcra+1/s", &gzip(fits.as_bytes())).status, 200);
     // Without a length it is found out on the way.
     let mut client = Client::connect(served.http());
     let head = "POST /v1/backtest?policy=gcra+1/s HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n";

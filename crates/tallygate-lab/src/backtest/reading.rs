@@ -58,6 +58,8 @@ pub(crate) struct CutShort {
 pub const ABANDONED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 /// The longest name of a client, as for the server.
 const MAX_NAME: usize = 4096;
+/// What a line counts at least to the bound of an upload: one without anything takes time, too.
+const LEAST_LINE: u64 = 64;
 /// How many lines that cannot be read are shown, and how much of each.
 const SHOWN_LINES: usize = 5;
 const SHOWN_BYTES: usize = 160;
@@ -102,13 +104,15 @@ pub(super) fn read(
         };
         reader.start_input();
         loop {
+            let before = lines.read();
             let more = lines.read_more();
+            unpacked += lines.read() - before;
             let mut here = lines.here();
             let mut batch = Batch::default();
             while let Some(line) = here.next() {
                 let (line, told) = match line {
                     Line::Whole(line) => {
-                        unpacked += line.len() as u64 + 1;
+                        unpacked += LEAST_LINE.saturating_sub(line.len() as u64 + 1);
                         let line = line.strip_suffix(b"\r").unwrap_or(line);
                         if line.trim_ascii().is_empty() {
                             continue;
@@ -126,10 +130,7 @@ pub(super) fn read(
                         }
                         (line, told.map_err(|unreadable| unreadable.0.to_owned()))
                     }
-                    Line::TooLong => {
-                        unpacked += MAX_LINE as u64;
-                        (&b""[..], Err(format!("more than {MAX_LINE} bytes")))
-                    }
+                    Line::TooLong => (&b""[..], Err(format!("more than {MAX_LINE} bytes"))),
                 };
                 batch.lines += 1;
                 match told {
@@ -155,7 +156,7 @@ pub(super) fn read(
             lines.take(place);
             if unpacked > bounds.unpacked_bytes {
                 return Err(BacktestError::TooLarge {
-                    what: "bytes, unpacked",
+                    what: "bytes, unpacked (each line counts as at least 64 bytes)",
                     most: bounds.unpacked_bytes,
                 });
             }

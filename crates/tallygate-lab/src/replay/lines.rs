@@ -15,6 +15,7 @@ pub(crate) struct Lines<R> {
     end: usize,
     ended: bool,
     place: Place,
+    read: u64,
 }
 
 /// How far an input has been taken: in its buffer, and in lines from its start.
@@ -43,7 +44,12 @@ pub(crate) struct Here<'a> {
 impl<R: Read> Lines<R> {
     pub(crate) fn new(input: R) -> Self {
         let place = Place { start: 0, lines: 0, is_past: false };
-        Self { input, buffer: vec![0; CHUNK], end: 0, ended: false, place }
+        Self { input, buffer: vec![0; CHUNK], end: 0, ended: false, place, read: 0 }
+    }
+
+    /// How many bytes have been read.
+    pub(crate) const fn read(&self) -> u64 {
+        self.read
     }
 
     /// How many lines have been taken.
@@ -79,6 +85,7 @@ impl<R: Read> Lines<R> {
             match self.input.read(&mut self.buffer[self.end..]) {
                 Ok(read) => {
                     self.end += read;
+                    self.read += read as u64;
                     self.ended = read == 0;
                     return Ok(self.end > 0);
                 }

@@ -24,6 +24,8 @@ const CONNECTION: u64 = 64 * KIB;
 const OVERRIDE: u64 = 10 * KIB;
 /// A settled reservation while it is remembered, in trees whose nodes may be half empty.
 pub(crate) const SETTLED_BYTES: usize = 512;
+/// The reserve for replies that operators need during an attack, when clients hold all of `max_held_bytes`.
+pub(crate) const OPERATOR_BYTES: usize = 8 * 1024 * 1024;
 /// How many backtests run at a time.
 const BACKTESTS: u64 = 2;
 /// Clients per policy that are decided on locally while Redis is away.
@@ -46,6 +48,7 @@ impl Config {
                 .saturating_mul(bytes(DECODED_HEAD))
                 .saturating_mul(u64::from(limits.max_http2_head_bytes)),
             bytes(limits.max_held_bytes).saturating_mul(2),
+            bytes(OPERATOR_BYTES).saturating_mul(2),
             bytes(limits.max_reservation_bytes),
             bytes(limits.max_reservations).saturating_mul(bytes(SETTLED_BYTES)),
             bytes(limits.max_overrides).saturating_mul(OVERRIDE),

@@ -32,7 +32,7 @@ pub(super) fn client(peer: Peer, fields: &HeaderMap, trusted: &[IpNet]) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use tallygate_lab::address::key;
+    use tallygate_lab::address::{key, key_within};
 
     use super::*;
 
@@ -98,5 +98,26 @@ mod tests {
     fn h3_a_mapped_address_is_the_address() {
         says(Some("::ffff:192.0.2.1"), &[], Some("192.0.2.1"));
         says(Some("::ffff:10.0.0.1"), &["::ffff:203.0.113.9"], Some("203.0.113.9"));
+    }
+
+    #[test]
+    fn h3_the_ipv4_address_within_nat64_and_6to4_is_the_client() {
+        says(Some("64:ff9b::192.0.2.1"), &[], Some("192.0.2.1"));
+        says(Some("10.0.0.1"), &["64:ff9b::192.0.2.1"], Some("192.0.2.1"));
+        says(Some("2002:c000:201::1"), &[], Some("192.0.2.1"));
+        says(Some("2002:c000:201:ffff:1:2:3:4"), &[], Some("192.0.2.1"));
+        assert_eq!(key_within("2002:c000:201:5::1".parse().unwrap(), 128), "192.0.2.1");
+        // Other networks near them are their own.
+        says(Some("64:ff9b:1::192.0.2.1"), &[], Some("64:ff9b:1::/64"));
+        says(Some("64:ff9b::1:192.0.2.1"), &[], Some("64:ff9b::/64"));
+    }
+
+    /// The gateway is not the proxy that has the IPv4 address.
+    #[test]
+    fn h3_an_ipv4_address_within_nat64_or_6to4_is_trusted_no_more_than_its_gateway() {
+        says(Some("64:ff9b::10.0.0.1"), &["6.6.6.6"], Some("10.0.0.1"));
+        says(Some("2002:a00:1::1"), &["6.6.6.6"], Some("10.0.0.1"));
+        let local = ["64:ff9b::127.0.0.1", "2002:7f00:1::1"];
+        assert!(!local.iter().any(|address| Peer::at(address.parse().unwrap()).is_loopback()));
     }
 }

@@ -11,6 +11,7 @@ use super::body::Received;
 use super::identity::{self, Exposure};
 use super::page::{self, Asset};
 use super::problem::Problem;
+use super::sending::ForOperators;
 use super::{
     Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions, roles,
     simulate,
@@ -159,6 +160,11 @@ impl<'a> Route<'a> {
 }
 
 impl Route<'_> {
+    /// Whether an operator needs the reply during an attack.
+    const fn is_for_operators(self) -> bool {
+        matches!(self, Self::Metrics) || matches!(self.role(), Some(Role::Admin))
+    }
+
     const fn exposure(self) -> Exposure {
         match self {
             Self::Authorize(_) => Exposure::Proxy,
@@ -244,7 +250,8 @@ async fn served(
         identity::check(caller, route.exposure(), &request)?;
         roles::admit(caller, role, &request)?;
     }
-    match route {
+    let is_for_operators = route.is_for_operators();
+    let mut reply = match route {
         Route::Ask(verb) => {
             let query = request.uri.query().map(str::to_owned);
             // The body may take long to come: the head is not held meanwhile.
@@ -310,7 +317,11 @@ async fn served(
             admin::reload(shared).await
         }
         Route::Backtest => backtest::reply(caller, &request, body.take()?).await,
+    }?;
+    if is_for_operators {
+        reply.extensions_mut().insert(ForOperators);
     }
+    Ok(reply)
 }
 
 fn text(text: &'static str) -> Reply {

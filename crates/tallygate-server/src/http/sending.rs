@@ -116,6 +116,17 @@ impl Reserved {
     }
 }
 
+/// Marks a reply that an operator needs during an attack: if clients hold all of `max_held_bytes`, it is held in a reserve.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ForOperators;
+
+impl ForOperators {
+    /// Returns whether a reply is marked, and removes the mark.
+    pub(super) fn of(reply: &mut Reply) -> bool {
+        reply.extensions_mut().remove::<Self>().is_some()
+    }
+}
+
 /// The body of a reply. It is handed on piece by piece: to copy megabytes at once would hold up others.
 #[derive(Debug)]
 pub(super) struct Sending {
@@ -130,7 +141,7 @@ const PIECE_BYTES: usize = 16 * 1024;
 #[derive(Debug)]
 struct UntilTaken {
     place: Option<Place>,
-    _held: Option<HeldBytes>,
+    _held: [Option<HeldBytes>; 2],
 }
 
 /// A piece of a body that is not taken yet.
@@ -142,8 +153,13 @@ pub(super) struct Piece {
 
 impl Sending {
     /// A body, counted among those that are not taken where it can wait by itself.
-    pub(super) fn new(bytes: Bytes, held: Option<HeldBytes>, among: Option<&Arc<Untaken>>) -> Self {
-        let until_taken = (!bytes.is_empty() && (held.is_some() || among.is_some())).then(|| {
+    pub(super) fn new(
+        bytes: Bytes,
+        held: [Option<HeldBytes>; 2],
+        among: Option<&Arc<Untaken>>,
+    ) -> Self {
+        let is_counted = among.is_some() || held.iter().any(Option::is_some);
+        let until_taken = (!bytes.is_empty() && is_counted).then(|| {
             let place = among.cloned().map(Place::new);
             Arc::new(UntilTaken { place, _held: held })
         });
@@ -213,7 +229,7 @@ mod tests {
     }
 
     fn unsent(untaken: &Arc<Untaken>, bytes: &'static [u8]) -> Piece {
-        let mut sending = Sending::new(Bytes::from_static(bytes), None, Some(untaken));
+        let mut sending = Sending::new(Bytes::from_static(bytes), [None, None], Some(untaken));
         next(&mut sending).expect("a body")
     }
 
@@ -267,7 +283,7 @@ mod tests {
     fn a_large_reply_is_handed_on_in_pieces_and_held_until_the_last_is_taken() {
         let untaken = Arc::new(Untaken::default());
         let body: Vec<u8> = (0..=u8::MAX).cycle().take(100_000).collect();
-        let mut sending = Sending::new(Bytes::from(body.clone()), None, Some(&untaken));
+        let mut sending = Sending::new(Bytes::from(body.clone()), [None, None], Some(&untaken));
         let waiting =
             || -> usize { untaken.by_turn.iter().map(|count| count.load(Ordering::Relaxed)).sum() };
         let (mut taken, mut pieces) = (Vec::new(), 0);

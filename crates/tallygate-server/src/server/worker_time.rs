@@ -264,12 +264,10 @@ fn j4_no_http_request_holds_a_worker_longer_than_a_millisecond() {
         format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{fields}\r\n");
     http("a head of many fields", head.into_bytes(), &status(200));
     http("a pipeline", get("/livez", 2_000), &replies("alive", 2_000));
-    // Each of them is a task of its own, between which others have their turn: this is the time of all of them.
-    // Each stream is a task of its own, so the probe waits for all of them: as many as this build decides in a millisecond.
-    http("streams of HTTP/2", streams(50, "/livez", None), &replies("alive", 50));
+    // The probe waits for all heads to be decoded: as many as a build without much optimization decodes in time.
+    http("streams of HTTP/2", streams(70, "/livez", None), &replies("alive", 70));
     let check = br#"{"policy":"policy-number-0","key":"a"}"#;
-    // Each stream is a task of its own, so the probe waits for all of them: as many as this build decides in a millisecond.
-    http("checks of HTTP/2", streams(50, "/v1/check", Some(check)), &replies("\"remaining\"", 50));
+    http("checks of HTTP/2", streams(70, "/v1/check", Some(check)), &replies("\"remaining\"", 70));
     let bomb = http2::frame(http2::kind::HEADERS, http2::END_HEADERS, 1, &http2::bomb());
     http("a bomb of HTTP/2", [http2::hello(&[]), bomb, farewell()].concat(), &|_| {});
     http("metrics of 300 policies", get("/metrics", 4), &replies("# EOF", 4));
