@@ -1521,7 +1521,12 @@ impl<S> Table<S> {
         let split = Split { from: homes - self.first_homes * last, to: homes, bit, next };
         // The keys of a home are its own while its lock is held. Locks are taken upward.
         let mut home = self.buckets[split.from].hold();
-        self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home)
+        let is_split =
+            self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home);
+        // Homes are split in order: the memory of the next split is on its way when it comes.
+        self.buckets.prefetch(split.from + 1);
+        self.buckets.prefetch(split.to + 1);
+        is_split
     }
 
     /// Splits a home whose keys all live in its own bucket into one with room for them: as almost all are.
