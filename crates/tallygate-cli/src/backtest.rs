@@ -37,7 +37,7 @@ pub(crate) fn run(options: &Backtest) -> anyhow::Result<ExitCode> {
         written.with_context(|| format!("cannot write {}", path.display()))?;
     }
     match print(&report, options.json) {
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it: `head`, for example.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         result => result?,
     }

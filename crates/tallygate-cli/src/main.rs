@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // Where nobody can be told, the exit code still tells.
+            // If standard error is closed, the exit code still reports the failure.
             let _ = writeln!(std::io::stderr(), "tallygate: {error:#}");
             ExitCode::from(2)
         }

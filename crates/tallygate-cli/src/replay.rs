@@ -23,7 +23,7 @@ pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
         }
     };
     match replay.run(input, io::stdout().lock()) {
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it: `head`, for example.
         Err(error) if is_broken_pipe(&error) => Ok(()),
         result => result,
     }

@@ -16,7 +16,7 @@ pub(crate) fn run(options: &Simulate) -> anyhow::Result<()> {
         written.with_context(|| format!("cannot write {}", path.display()))?;
     }
     match print(options, &report) {
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it: `head`, for example.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => Ok(result?),
     }

@@ -9,7 +9,7 @@
 //! never allows too much, but another caller may be denied in the moment between. A check has one time budget: a charge
 //! that is not given back by then is given back in the background, and the caller has its denial in time. If that fails,
 //! too, the units stay charged until the policy has earned them back; they are counted as
-//! [unreturned](crate::Counts::unreturned).
+//! [unreturned](crate::Counts::unreturned). A server that does not answer leaves only its own keys to their failure policies.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
