@@ -5,6 +5,7 @@
 use tallygate::{Access, Kind};
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
+use crate::aside::BACKTESTS_AT_A_TIME;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -26,8 +27,6 @@ const OVERRIDE: u64 = 10 * KIB;
 pub(crate) const SETTLED_BYTES: usize = 512;
 /// The reserve for replies that operators need during an attack, when clients hold all of `max_held_bytes`.
 pub(crate) const OPERATOR_BYTES: usize = 8 * 1024 * 1024;
-/// How many backtests run at a time.
-const BACKTESTS: u64 = 2;
 /// Clients per policy that are decided on locally while Redis is away.
 const LOCAL_KEYS: u64 = 100_000;
 
@@ -52,7 +51,7 @@ impl Config {
             bytes(limits.max_reservation_bytes),
             bytes(limits.max_reservations).saturating_mul(bytes(SETTLED_BYTES)),
             bytes(limits.max_overrides).saturating_mul(OVERRIDE),
-            self.backtest_max_memory.saturating_mul(BACKTESTS),
+            self.backtest_max_memory.saturating_mul(bytes(BACKTESTS_AT_A_TIME)),
         ]
         .into_iter()
         .fold(0, u64::saturating_add)
