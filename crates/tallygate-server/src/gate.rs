@@ -306,7 +306,7 @@ impl Gate {
     }
 
     /// Returns the figures that the metrics show beside the counts.
-    pub(crate) fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self, held_bytes: usize) -> Figures {
         let policies = self.policies();
         let keys = policies.iter().map(|entry| (entry.name.clone(), entry.limiter.usage()));
         let keys = keys.chain([("CL.THROTTLE".into(), self.throttle.usage())]);
@@ -316,6 +316,7 @@ impl Gate {
         };
         Figures {
             memory_bound: self.memory_bound.load(Ordering::Relaxed),
+            held_bytes,
             keys: keys.filter_map(|(policy, usage)| Some((policy, usage?))).collect(),
             reservations_open: self.reservations.open(),
             store,

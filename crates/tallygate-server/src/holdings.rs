@@ -129,6 +129,11 @@ impl Holdings {
         self.held().all.connections
     }
 
+    /// Returns how many bytes are held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.held().all.bytes
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -293,17 +293,18 @@ fn sending(
             None => held = Some(reserved),
         }
     } else if bytes > SMALL_BYTES {
+        if is_for_operators {
+            of_reserve = caller.shared.hold_of_reserve(caller.holder, bytes);
+        }
         let is_room = match &mut held {
+            _ if of_reserve.is_some() => true,
             Some(held) => held.grow(bytes, &caller.limits),
             None => {
                 held = caller.hold(bytes);
                 held.is_some()
             }
         };
-        if !is_room && is_for_operators {
-            of_reserve = caller.shared.hold_of_reserve(caller.holder, bytes);
-        }
-        if !is_room && of_reserve.is_none() {
+        if !is_room {
             return sending(caller, no_room().reply(), is_http2, held);
         }
     }

@@ -84,6 +84,8 @@ const SOURCES: [Source; 7] = [
 pub(crate) struct Figures {
     /// The most bytes of memory that the server takes.
     pub(crate) memory_bound: u64,
+    /// The bytes that clients make the server hold, of the `max_held_bytes` of the configuration.
+    pub(crate) held_bytes: usize,
     /// The keys in memory, by policy.
     pub(crate) keys: Vec<(Arc<str>, Usage)>,
     /// How many reservations are open.
@@ -200,6 +202,8 @@ impl Metrics {
         let _ = writeln!(out, "tallygate_log_lines_lost_total {}", logs::lines_lost());
         let _ = writeln!(out, "# TYPE tallygate_memory_bound_bytes gauge");
         let _ = writeln!(out, "tallygate_memory_bound_bytes {}", figures.memory_bound);
+        let _ = writeln!(out, "# TYPE tallygate_held_bytes gauge");
+        let _ = writeln!(out, "tallygate_held_bytes {}", figures.held_bytes);
         let _ = writeln!(out, "# TYPE tallygate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tallygate_evictions counter");
         for (policy, usage) in &figures.keys {

@@ -297,8 +297,12 @@ async fn served(
             body.leave();
             drop((request, head));
             let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let gate = gate.clone();
-            let metrics = aside_in_order(move || gate.metrics.render(&gate.figures())).await?;
+            let shared = caller.shared.clone();
+            let metrics = aside_in_order(move || {
+                let figures = shared.gate.figures(shared.holdings.bytes());
+                shared.gate.metrics.render(&figures)
+            });
+            let metrics = metrics.await?;
             Ok(answer::with_type(metrics, HeaderValue::from_static(open_metrics)))
         }
         Route::OpenApi => {

@@ -116,7 +116,8 @@ impl Reserved {
     }
 }
 
-/// Marks a reply that an operator needs during an attack: if clients hold all of `max_held_bytes`, it is held in a reserve.
+/// Marks a reply that an operator needs during an attack. It is held in a reserve, so that clients who hold all of
+/// `max_held_bytes` do not keep it back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ForOperators;
 
