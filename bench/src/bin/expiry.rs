@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use governor::clock::FakeRelativeClock;
-use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks};
+use tallygate::{Ask, Capacity, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks};
 use tallygate_bench::workload::{name, names, quick, scaled};
 
 /// Keys that are there, and expire.
@@ -67,7 +67,7 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
     let store = PolicyStore::new(&policy, capacity, SystemClock::new());
     let limiter = RateLimiter::with_store(policy, store);
     for key in (0..scaled(OLD)).map(name) {
-        assert!(limiter.is_allowed_at(&key, START)?, "refused {key}");
+        assert!(limiter.is_allowed(Ask::new(&key).at(START))?, "refused {key}");
     }
     let now = match old {
         Old::Live => Tick(WINDOW_NS / 2),
@@ -76,7 +76,7 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
     let mut latencies = Vec::with_capacity(new.len());
     for key in new {
         let start = Instant::now();
-        let allowed = limiter.is_allowed_at(key, now)?;
+        let allowed = limiter.is_allowed(Ask::new(key).at(now))?;
         latencies.push(u32::try_from(start.elapsed().as_nanos())?);
         assert!(allowed, "refused {key}");
     }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use common::Served;
 use http_client::{ask, get, post};
 use serde_json::Value;
-use tallygate::{Kind, Policy, RateLimiter, Tick, Ticks};
+use tallygate::{Ask, Kind, Policy, RateLimiter, Tick, Ticks};
 
 /// Policies with names that would be markup if they were not text.
 const POLICIES: &str = r#"
@@ -92,7 +92,9 @@ fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
                 ["at_us", "value", "client"].map(|name| lane[name].as_array().unwrap());
             for ((at, allowed), client) in times.iter().zip(allowed).zip(clients) {
                 let now = Tick(i64::try_from(micros(at.as_u64().unwrap()).0).unwrap());
-                let decision = limiter.check_n_at(client.to_string(), number("cost"), now).unwrap();
+                let decision = limiter
+                    .check(Ask::new(&client.to_string()).cost(number("cost")).at(now))
+                    .unwrap();
                 assert_eq!(u64::from(decision.allowed), *allowed, "{kind} at {at}: {line}");
                 compared += 1;
             }

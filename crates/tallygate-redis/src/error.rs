@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use tallygate::{DecodeError, MAX_KEY_BYTES, NotWhole, SettleError};
+use tallygate::{
+    DecodeError, InvalidAsk, MAX_KEY_BYTES, NotWhole, SettleError, StoreError, UnknownTier,
+};
 
 /// Why there is no decision. A denial is one, and so is what the failure policy says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,12 @@ pub enum Error {
     },
     /// The reservation cannot be settled. Nothing was changed.
     Settle(SettleError),
+    /// The store in memory has no answer: see [`AnyStore`](crate::AnyStore).
+    Memory(StoreError),
+    /// A decision over several keys has parts in memory and parts in Redis, which cannot be one step.
+    MixedStores,
+    /// The question names a tier that the limiter does not have.
+    UnknownTier(Box<UnknownTier>),
 }
 
 impl fmt::Display for Error {
@@ -80,6 +88,12 @@ impl fmt::Display for Error {
                 write!(f, "what redis has under the key is no state: {reason}; delete the key")
             }
             Self::Settle(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
+            Self::MixedStores => write!(
+                f,
+                "some parts are decided in memory and some in redis; keep all limiters of a decision in one store"
+            ),
+            Self::UnknownTier(unknown) => unknown.fmt(f),
             Self::Contended { tries } => write!(
                 f,
                 "other processes changed the key each of {tries} times before it could be written; retry shortly"
@@ -99,6 +113,25 @@ impl From<NotWhole> for Error {
 impl From<DecodeError> for Error {
     fn from(reason: DecodeError) -> Self {
         Self::Corrupt { reason }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            StoreError::UnknownTier(unknown) => Self::UnknownTier(unknown),
+            error => Self::Memory(error),
+        }
+    }
+}
+
+impl From<InvalidAsk> for Error {
+    fn from(invalid: InvalidAsk) -> Self {
+        match invalid {
+            InvalidAsk::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            InvalidAsk::UnknownTier(unknown) => Self::UnknownTier(Box::new(unknown)),
+        }
     }
 }
 

@@ -33,6 +33,7 @@
 //! | How do I wait for my turn? | `waiting.rs` |
 
 mod address;
+mod any;
 mod breaker;
 mod client;
 mod clock;
@@ -58,6 +59,7 @@ mod value;
 mod waiting;
 mod window;
 
+pub use any::{AnyLimiter, AnyReply, AnyStore, Stores, open};
 pub use client::{Counts, Options, Redis};
 pub use error::{AddressError, Error};
 pub use failure::OnFailure;
@@ -65,5 +67,5 @@ pub use in_flight::{InFlight, Place};
 pub use lease::Leases;
 pub use own::OwnStore;
 pub use store::{RedisStore, Reply};
-pub use together::{Ask, Together, check_all, check_all_at};
+pub use together::{JointAsk, Together, check_all};
 pub use waiting::Waiting;

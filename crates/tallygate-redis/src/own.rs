@@ -4,8 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use tallygate::{
-    Algorithm, Answer, Charged, Cost, Decision, DecodeError, Lent, Op, Policy, SettleError,
-    Standing, Store, Tick, Ticks, Timed,
+    Algorithm, Answer, Ask, Charged, Cost, Decision, DecodeError, InvalidAsk, Lent, Op, Policy,
+    SettleError, Standing, Store, Tick, Ticks, Timed,
 };
 
 use crate::client::Redis;
@@ -125,28 +125,43 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
         op: Op,
         now: Option<Tick>,
     ) -> Reply<'a, T> {
-        let key = self.0.key(key);
-        Box::pin(async move {
-            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
-            let Timed { decision, at } = self.decide(&judge, &key?, op, now).await?;
-            Ok(T::of_decision(decision, at))
+        self.apply_with(rule, key, op, now, |_, Timed { decision, at }| {
+            T::of_decision(decision, at)
         })
     }
 
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+    fn apply_with<'a, T: Send + 'a>(
         &'a self,
         rule: impl Lent<A> + 'a,
-        keys: &[K],
-        cost: Cost,
+        key: &[u8],
+        op: Op,
         now: Option<Tick>,
-    ) -> Reply<'a, Vec<T>> {
-        let keys = keys.iter().map(|key| self.0.key(key.as_ref())).collect::<Result<Vec<_>, _>>();
+        make: impl FnOnce(&A, Timed) -> T + Send + 'a,
+    ) -> Reply<'a, T> {
+        let key = self.0.key(key);
+        Box::pin(async move {
+            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
+            let timed = self.decide(&judge, &key?, op, now).await?;
+            Ok(make(&*judge.rule, timed))
+        })
+    }
+
+    fn check_many<'a, T: Answer, K>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        asks: &'a [K],
+    ) -> Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        let asks: Vec<Ask<'a>> = asks.iter().map(Into::into).collect();
+        let keys = asks.iter().map(|ask| self.0.key(ask.key)).collect::<Result<Vec<_>, _>>();
         Box::pin(async move {
             let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
             let mut answers = Vec::new();
-            for key in keys? {
+            for (ask, key) in asks.iter().zip(keys?) {
                 let Timed { decision, at } =
-                    self.decide(&judge, &key, Op::Check(cost), now).await?;
+                    self.decide(&judge, &key, Op::Check(ask.cost), ask.at).await?;
                 answers.push(T::of_decision(decision, at));
             }
             Ok(answers)
@@ -196,6 +211,10 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
 
     fn now(&self) -> Tick {
         Store::<Policy>::now(&self.0)
+    }
+
+    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Reply<'a, T> {
+        <RedisStore as Store<Policy>>::fail(invalid)
     }
 
     fn map<'a, T: Send + 'a, U: Send + 'a>(

@@ -15,9 +15,9 @@ use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
 use redis::Value;
 use tallygate::{
-    Access, Algorithm, Answer, Bounds, Charged, Cost, Decision, Kept, Lent, MAX_KEY_BYTES,
-    NotWhole, Op, Outcome, Part, Plan, Policy, Receipt, Script as Numbers, SettleError, Standing,
-    Store, Tick, Ticks, Timed,
+    Access, Algorithm, Answer, Ask, Bounds, Charged, Cost, Decision, InvalidAsk, Kept, Lent,
+    MAX_KEY_BYTES, NotWhole, Op, Outcome, Part, Plan, Policy, Receipt, Script as Numbers,
+    SettleError, Standing, Store, Tick, Ticks, Timed,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
@@ -1695,37 +1695,52 @@ impl<A: Shareable> Store<A> for RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Reply<'a, T> {
+        self.apply_with(rule, key, op, now, |_, Timed { decision, at }| {
+            T::of_decision(decision, at)
+        })
+    }
+
+    fn apply_with<'a, T: Send + 'a>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        key: &[u8],
+        op: Op,
+        now: Option<Tick>,
+        make: impl FnOnce(&A, Timed) -> T + Send + 'a,
+    ) -> Reply<'a, T> {
         let at_once = self
             .asked_near(&*rule, key, op, now)
             .and_then(|(prepared, cost)| self.shared.near.answer_at_once(&prepared, key, cost));
         if let Some(told) = at_once {
-            let Timed { decision, at } = self.told(told);
-            return Box::pin(ready(Ok(T::of_decision(decision, at))));
+            return Box::pin(ready(Ok(make(&*rule, self.told(told)))));
         }
         let client: Box<[u8]> = key.into();
         Box::pin(async move {
-            let Timed { decision, at } = self.decide_any(&*rule, &client, op, now).await?;
-            Ok(T::of_decision(decision, at))
+            let timed = self.decide_any(&*rule, &client, op, now).await?;
+            Ok(make(&*rule, timed))
         })
     }
 
     /// All keys are asked for before the first is answered: one round trip to each server. A key that comes
     /// several times is asked for one time after the other, or its answers would be in any order.
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+    fn check_many<'a, T: Answer, K>(
         &'a self,
         rule: impl Lent<A> + 'a,
-        keys: &[K],
-        cost: Cost,
-        now: Option<Tick>,
-    ) -> Reply<'a, Vec<T>> {
-        let long = keys.iter().map(|key| key.as_ref().len()).find(|bytes| *bytes > MAX_KEY_BYTES);
-        let keys: Vec<Box<[u8]>> = keys.iter().map(|key| key.as_ref().into()).collect();
+        asks: &'a [K],
+    ) -> Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        let asks: Vec<Ask<'a>> = asks.iter().map(Into::into).collect();
+        let long = asks.iter().map(|ask| ask.key.len()).find(|bytes| *bytes > MAX_KEY_BYTES);
         Box::pin(async move {
             if let Some(bytes) = long {
                 return Err(Error::KeyTooLong { bytes });
             }
-            let (rule, op) = (&*rule, Op::Check(cost));
-            let each = keys.iter().map(|key| (&**key, self.decide_any(rule, key, op, now)));
+            let decide = |ask: &Ask<'a>| {
+                (ask.key, self.decide_any(&*rule, ask.key, Op::Check(ask.cost), ask.at))
+            };
+            let each = asks.iter().map(decide);
             let decided = in_order(each.collect()).await?.into_iter();
             Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
         })
@@ -1767,6 +1782,10 @@ impl<A: Shareable> Store<A> for RedisStore {
         self.outside(Tick(self.shared.redis.now()))
     }
 
+    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Reply<'a, T> {
+        Box::pin(ready(Err(invalid.into())))
+    }
+
     fn map<'a, T: Send + 'a, U: Send + 'a>(
         reply: Reply<'a, T>,
         make: impl FnOnce(T) -> U + Send + 'a,
@@ -1782,7 +1801,7 @@ impl<A: Shareable> Store<A> for RedisStore {
 }
 
 /// Waits for many answers at once, but for those of one key one after the other: else they would be in any order.
-async fn in_order<T>(
+pub(crate) async fn in_order<T>(
     replies: Vec<(&[u8], impl Future<Output = Result<T, Error>>)>,
 ) -> Result<Vec<T>, Error> {
     let mut by_key: HashMap<&[u8], Vec<_>> = HashMap::with_capacity(replies.len());

@@ -11,7 +11,6 @@
 //! too, the units stay charged until the policy has earned them back; they are counted as
 //! [unreturned](crate::Counts::unreturned). A server that does not answer leaves only its own keys to their failure policies.
 
-use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -19,12 +18,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tallygate::{
-    Algorithm, Answer as _, Cost, Decision, Observer, Op, Outcome, Part, RateLimiter, Receipt,
-    Rules, Script, Source, Store, Tick, Ticks, Timed,
+    Algorithm, Answer as _, Ask, Cost, Decision, InvalidAsk, Observer, Op, Outcome, Part,
+    RateLimiter, Receipt, Rules, Script, Source, Store, Tick, Ticks, Timed,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
+use crate::any::AnyLimiter;
 use crate::client::Redis;
 use crate::error::Error;
 use crate::failure::ShareCharge;
@@ -36,9 +36,17 @@ use crate::store::{
 };
 use crate::transaction::{Seen, Write, unexpected};
 
-/// One key's part in a decision over several.
+/// A question to one limiter as a part of a decision over several.
 #[must_use = "it is only asked by `check_all`"]
-pub struct Ask<'a> {
+pub struct JointAsk<'a>(Place<'a>);
+
+/// Where the key of a part is kept.
+enum Place<'a> {
+    Memory(tallygate::JointAsk<'a>),
+    Redis(RedisAsk<'a>),
+}
+
+struct RedisAsk<'a> {
     part: Box<dyn Joint + 'a>,
 }
 
@@ -53,33 +61,58 @@ pub struct Together {
     pub refused_ask: Option<usize>,
 }
 
-impl<'a> Ask<'a> {
-    /// A limiter's part, for a cost of 1.
+impl<'a> JointAsk<'a> {
+    /// Makes a question to a limiter a part of a decision over several.
     ///
     /// # Errors
-    /// The key is too long, or the policy is not in microseconds.
-    pub fn of<R, S, O>(
-        limiter: &'a RateLimiter<R, S, O>,
-        key: impl AsRef<[u8]>,
+    /// The key is too long, the tier is not known, or the policy is not in microseconds.
+    pub fn of<'k, R, O>(
+        limiter: &'a RateLimiter<R, RedisStore, O>,
+        ask: impl Into<Ask<'k>>,
     ) -> Result<Self, Error>
     where
         R: Rules + Sync,
         R::Rule: Shareable,
-        S: Store<R::Rule> + Borrow<RedisStore> + Sync,
         O: Observer,
     {
-        let client = key.as_ref();
-        let rule = limiter.rules().choose(client);
-        let judge = rule.judge(limiter.store().borrow(), None)?;
-        let key = limiter.store().borrow().key(client)?;
-        let part = Asking { limiter, rule, judge, client: client.into(), key, cost: 1 };
-        Ok(Self { part: Box::new(part) })
+        RedisAsk::of(limiter, limiter.store(), ask.into()).map(|ask| Self(Place::Redis(ask)))
     }
 
-    /// The same for another cost.
-    pub fn cost(mut self, cost: Cost) -> Self {
-        self.part.set_cost(cost);
-        self
+    /// The same for a limiter on a store that was chosen at run time.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_any<'k, O: Observer>(
+        limiter: &'a AnyLimiter<O>,
+        ask: impl Into<Ask<'k>>,
+    ) -> Result<Self, Error> {
+        let place = match (limiter.store().memory(), limiter.store().redis()) {
+            (_, Some(store)) => Place::Redis(RedisAsk::of(limiter, store, ask.into())?),
+            (Some(store), _) => Place::Memory(tallygate::JointAsk::in_store(limiter, store, ask)?),
+            (None, None) => unreachable!("a store is one of both"),
+        };
+        Ok(Self(place))
+    }
+}
+
+impl<'a> RedisAsk<'a> {
+    fn of<R, S, O>(
+        limiter: &'a RateLimiter<R, S, O>,
+        store: &'a RedisStore,
+        ask: Ask<'_>,
+    ) -> Result<Self, Error>
+    where
+        R: Rules + Sync,
+        R::Rule: Shareable,
+        S: Store<R::Rule> + Sync,
+        O: Observer,
+    {
+        let rule = limiter.rule(&ask).map_err(InvalidAsk::from)?;
+        let judge = rule.judge(store, ask.at)?;
+        let key = store.key(ask.key)?;
+        let (client, cost) = (ask.key.into(), ask.cost);
+        let part = Asking { limiter, store, rule, judge, client, key, cost, at: ask.at };
+        Ok(Self { part: Box::new(part) })
     }
 }
 
@@ -91,7 +124,7 @@ impl<'a> Ask<'a> {
 ///
 /// ```no_run
 /// use tallygate::{Policy, RateLimiter};
-/// use tallygate_redis::{Ask, Redis, check_all};
+/// use tallygate_redis::{JointAsk, Redis, check_all};
 ///
 /// # tokio::runtime::Runtime::new()?.block_on(async {
 /// let redis = Redis::open("redis://127.0.0.1:6379")?;
@@ -99,7 +132,7 @@ impl<'a> Ask<'a> {
 /// let users = RateLimiter::with_store(users, redis.store("users"));
 /// let addresses = Policy::sliding_window_log(1).per_minute().build()?;
 /// let addresses = RateLimiter::with_store(addresses, redis.store("addresses"));
-/// let asked = check_all([Ask::of(&users, "alice")?, Ask::of(&addresses, "192.0.2.1")?]).await?;
+/// let asked = check_all([JointAsk::of(&users, "alice")?, JointAsk::of(&addresses, "192.0.2.1")?]).await?;
 /// assert!(asked.decision.allowed);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
@@ -107,25 +140,32 @@ impl<'a> Ask<'a> {
 /// ```
 ///
 /// # Errors
-/// A policy is not in microseconds.
+/// A policy is not in microseconds, a store in memory is full, or parts are kept in memory and in Redis.
 #[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
-pub async fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<Together, Error> {
-    decide(asks.into_iter().collect(), None).await
-}
-
-/// Decides as [`check_all`] does, at a given time.
-///
-/// # Errors
-/// As there.
-#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
-pub async fn check_all_at<'a>(
-    asks: impl IntoIterator<Item = Ask<'a>>,
-    now: Tick,
+pub async fn check_all<'a>(
+    asks: impl IntoIterator<Item = JointAsk<'a>>,
 ) -> Result<Together, Error> {
-    decide(asks.into_iter().collect(), Some(now)).await
+    let (mut in_memory, mut in_redis) = (Vec::new(), Vec::new());
+    for JointAsk(place) in asks {
+        match place {
+            Place::Memory(ask) => in_memory.push(ask),
+            Place::Redis(ask) => in_redis.push(ask),
+        }
+    }
+    match (in_memory.is_empty(), in_redis.is_empty()) {
+        (true, _) => decide(in_redis).await,
+        (false, true) => {
+            let tallygate::Together { decision, refused_ask, .. } =
+                tallygate::check_all(in_memory)?;
+            Ok(Together { decision, refused_ask })
+        }
+        (false, false) => Err(Error::MixedStores),
+    }
 }
 
-async fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, Error> {
+async fn decide(mut asks: Vec<RedisAsk<'_>>) -> Result<Together, Error> {
+    // The clocks of servers are one clock, so a time that one question names is the time of all.
+    let now = asks.iter().find_map(|ask| ask.part.time());
     if now.is_some() {
         for ask in &mut asks {
             ask.part.begin(now)?;
@@ -252,7 +292,7 @@ impl ChargedKey {
 }
 
 /// Finds the parts that are about the same key, in the order of their first parts.
-fn grouped<'a>(asks: &'a [Ask<'_>]) -> Vec<KeyParts<'a>> {
+fn grouped<'a>(asks: &'a [RedisAsk<'_>]) -> Vec<KeyParts<'a>> {
     let mut keys: Vec<KeyParts<'a>> = Vec::with_capacity(asks.len());
     let mut places: HashMap<(usize, &[u8]), usize> = HashMap::with_capacity(asks.len());
     for (index, ask) in asks.iter().enumerate() {
@@ -602,7 +642,8 @@ trait Joint: Send + Sync {
     fn key(&self) -> &Key;
     fn store(&self) -> &RedisStore;
     fn cost(&self) -> Cost;
-    fn set_cost(&mut self, cost: Cost);
+    /// Returns the time that the question names.
+    fn time(&self) -> Option<Tick>;
     /// Prepares for a decision at a given time.
     fn begin(&mut self, now: Option<Tick>) -> Result<(), Error>;
     /// Returns whether its rule charges at a time what it allows.
@@ -657,11 +698,14 @@ where
     R::Rule: Shareable,
 {
     limiter: &'a RateLimiter<R, S, O>,
+    store: &'a RedisStore,
     rule: R::Chosen<'a>,
     judge: <R::Rule as Shareable>::Judge,
     client: Box<[u8]>,
     key: Key,
     cost: Cost,
+    /// The time that the question names.
+    at: Option<Tick>,
 }
 
 type State<R> = <<<R as Rules>::Rule as Shareable>::Judge as Judge>::Rule;
@@ -670,7 +714,7 @@ impl<R, S, O> Asking<'_, R, S, O>
 where
     R: Rules + Sync,
     R::Rule: Shareable,
-    S: Store<R::Rule> + Borrow<RedisStore> + Sync,
+    S: Store<R::Rule> + Sync,
     O: Observer,
 {
     /// Reads a value; an absent key is new.
@@ -687,7 +731,7 @@ impl<R, S, O> Joint for Asking<'_, R, S, O>
 where
     R: Rules + Sync,
     R::Rule: Shareable,
-    S: Store<R::Rule> + Borrow<RedisStore> + Sync,
+    S: Store<R::Rule> + Sync,
     O: Observer,
 {
     fn key(&self) -> &Key {
@@ -695,19 +739,19 @@ where
     }
 
     fn store(&self) -> &RedisStore {
-        self.limiter.store().borrow()
+        self.store
     }
 
     fn cost(&self) -> Cost {
         self.cost
     }
 
-    fn set_cost(&mut self, cost: Cost) {
-        self.cost = cost;
+    fn time(&self) -> Option<Tick> {
+        self.at
     }
 
     fn begin(&mut self, now: Option<Tick>) -> Result<(), Error> {
-        self.judge = self.rule.judge(self.limiter.store().borrow(), now)?;
+        self.judge = self.rule.judge(self.store, now)?;
         Ok(())
     }
 
@@ -853,8 +897,13 @@ where
     }
 }
 
-impl fmt::Debug for Ask<'_> {
+impl fmt::Debug for JointAsk<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ask").field("cost", &self.part.cost()).finish_non_exhaustive()
+        match &self.0 {
+            Place::Memory(ask) => ask.fmt(f),
+            Place::Redis(ask) => {
+                f.debug_struct("JointAsk").field("cost", &ask.part.cost()).finish_non_exhaustive()
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use tallygate::{Cost, Decision, Observer, RateLimiter, Rules, Store, Ticks};
+use tallygate::{Ask, Decision, Observer, RateLimiter, Rules, Store, Ticks};
 
 use crate::error::Error;
 use crate::store::Reply;
@@ -22,10 +22,9 @@ pub trait Waiting {
     ///
     /// # Errors
     /// The key is too long, or the policy is not in microseconds.
-    fn until_ready(
-        &self,
-        key: impl AsRef<[u8]> + Send + Sync,
-        cost: Cost,
+    fn until_ready<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>> + Send,
         max_wait: Duration,
     ) -> impl Future<Output = Result<Decision, Error>> + Send;
 
@@ -35,9 +34,9 @@ pub trait Waiting {
     ///
     /// # Errors
     /// As there.
-    fn shape(
-        &self,
-        key: impl AsRef<[u8]> + Send + Sync,
+    fn shape<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>> + Send,
     ) -> impl Future<Output = Result<Decision, Error>> + Send;
 }
 
@@ -47,24 +46,21 @@ where
     S: for<'a> Store<R::Rule, Reply<'a, Decision> = Reply<'a, Decision>> + Sync,
     O: Observer,
 {
-    async fn until_ready(
-        &self,
-        key: impl AsRef<[u8]> + Send + Sync,
-        cost: Cost,
+    async fn until_ready<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>> + Send,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
+        let ask = ask.into();
         let now = Instant::now();
         // A wait beyond what the system can count has no deadline to speak of.
         let deadline = now.checked_add(max_wait).unwrap_or(now + FAR);
-        let line = line_of(self.name(), key.as_ref());
+        let line = line_of(self.name(), ask.key);
         let turn = tokio::time::timeout_at(deadline.into(), line.lock()).await;
         loop {
             // Who did not get a turn in time is told how long it would take, and uses nothing.
-            let decision = if turn.is_ok() {
-                self.check_n(key.as_ref(), cost).await?
-            } else {
-                self.peek_n(key.as_ref(), cost).await?
-            };
+            let decision =
+                if turn.is_ok() { self.check(ask).await? } else { self.peek(ask).await? };
             let Some(wait) = decision.retry_after.map(Ticks::as_duration) else {
                 return Ok(decision);
             };
@@ -80,8 +76,8 @@ where
         }
     }
 
-    async fn shape(&self, key: impl AsRef<[u8]> + Send + Sync) -> Result<Decision, Error> {
-        let decision = self.check(key.as_ref()).await?;
+    async fn shape<'a>(&'a self, ask: impl Into<Ask<'a>> + Send) -> Result<Decision, Error> {
+        let decision = self.check(ask).await?;
         if decision.allowed {
             tokio::time::sleep(decision.delay.as_duration()).await;
         }

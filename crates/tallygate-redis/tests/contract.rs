@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tallygate::{
-    Charged, Cost, Decision, Op, Plan, Policy, SettleError, Store as _, Tick, Ticks, Timed,
+    Ask, Charged, Cost, Decision, Op, Plan, Policy, SettleError, Store as _, Tick, Ticks, Timed,
 };
 use tallygate_redis::{Error, OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::contract::Subject;
@@ -24,7 +24,9 @@ impl Subject for ByPolicy {
         cost: Cost,
         now: Tick,
     ) -> Vec<Timed> {
-        self.0.check_many(policy, keys, cost, Some(now)).await.expect("the server answers")
+        let ask = |key| Ask::new(key).cost(cost).at(now);
+        let asks: Vec<_> = keys.iter().map(ask).collect();
+        self.0.check_many(policy, &asks).await.expect("the server answers")
     }
 
     type Reservation = Charged;
@@ -74,7 +76,9 @@ impl Subject for ByPlan {
         now: Tick,
     ) -> Vec<Timed> {
         let plan = Plan::of(policy.clone());
-        self.0.check_many(&plan, keys, cost, Some(now)).await.expect("the server answers")
+        let ask = |key| Ask::new(key).cost(cost).at(now);
+        let asks: Vec<_> = keys.iter().map(ask).collect();
+        self.0.check_many(&plan, &asks).await.expect("the server answers")
     }
 
     type Reservation = Charged;

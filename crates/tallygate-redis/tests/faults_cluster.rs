@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use common::{PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers};
 use futures_util::future::join_all;
-use tallygate::{RateLimiter, Source};
-use tallygate_redis::{Ask, Error, OnFailure, Options, Redis, check_all};
+use tallygate::{Ask, RateLimiter, Source};
+use tallygate_redis::{Error, JointAsk, OnFailure, Options, Redis, check_all};
 use tallygate_testkit::servers::{Cluster, Flavor, Proxy};
 
 fn assert_all_expire(cluster: &Cluster) {
@@ -39,7 +39,7 @@ async fn f6_a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
         (limiter.check("alice").await.ok()?.remaining <= 990).then_some(())
     })
     .await;
-    let left = limiter.peek_n("alice", 0).await.unwrap().remaining;
+    let left = limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
     let slot = *slots(&cluster).iter().next().unwrap();
     let primary = cluster.primary_of(slot);
     let replica = cluster.replica_of(primary).unwrap();
@@ -107,7 +107,7 @@ async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
     let charged = join_all(asking).await;
     for (name, charged) in names.iter().zip(charged) {
         let charged: u64 = charged.expect("every decision is the store's");
-        let used = 1_000_000 - limiter.peek_n(name, 0).await.unwrap().remaining;
+        let used = 1_000_000 - limiter.peek(Ask::new(name).cost(0)).await.unwrap().remaining;
         assert_eq!(used, charged, "{name}");
     }
     let counts = redis.counts();
@@ -129,7 +129,7 @@ async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
     assert_eq!(limiter.check("alice").await.unwrap().remaining, 9);
 
     proxy.lose_next_reply_to("EVALSHA");
-    let lost = limiter.check_n("alice", 4).await.unwrap();
+    let lost = limiter.check(Ask::new("alice").cost(4)).await.unwrap();
     assert_eq!(proxy.replies_lost(), 1, "the cluster is asked through the proxy");
     assert_eq!((lost.allowed, lost.source), (false, Source::FailedClosed));
     let error = redis.last_error().expect("it says why");
@@ -150,7 +150,7 @@ async fn f15_f16_policies_of_a_client_are_together_and_clients_are_apart() {
     // One key a client: they would all be in the slot of `x` if braces counted.
     let clients: Vec<String> = (0..60).map(|client| format!("{{x}}{client}")).collect();
     for client in &clients {
-        let asks = limiters.each_ref().map(|limiter| Ask::of(limiter, client).unwrap());
+        let asks = limiters.each_ref().map(|limiter| JointAsk::of(limiter, client).unwrap());
         let calls = redis.counts().calls;
         let told = check_all(asks).await.unwrap();
         assert!(told.decision.allowed);
@@ -218,8 +218,12 @@ async fn f17_several_keys_of_a_slot_that_moves_leave_it_to_the_failure_policy() 
     let to = 1 - cluster.primary_of(slot);
     cluster.begin_migration(slot, to);
     // One key is here, the other is nowhere: no server can decide on both.
-    let both =
-        || [Ask::of(&first, "alice").expect("valid"), Ask::of(&second, "alice").expect("valid")];
+    let both = || {
+        [
+            JointAsk::of(&first, "alice").expect("valid"),
+            JointAsk::of(&second, "alice").expect("valid"),
+        ]
+    };
     let told = check_all(both()).await.unwrap();
     assert_eq!(told.decision.source, Source::FailedClosed);
     let error = redis.last_error().expect("it says why").to_string();
@@ -243,8 +247,8 @@ async fn keys_of_different_slots_are_all_charged_or_given_back() {
     let (users, addresses) = (make("users", 10), make("addresses", 3));
     let ask = async || {
         let asks = [
-            Ask::of(&users, "alice").expect("valid").cost(2),
-            Ask::of(&addresses, "192.0.2.1").expect("valid"),
+            JointAsk::of(&users, Ask::new("alice").cost(2)).expect("valid"),
+            JointAsk::of(&addresses, "192.0.2.1").expect("valid"),
         ];
         check_all(asks).await.expect("a decision")
     };
@@ -255,12 +259,12 @@ async fn keys_of_different_slots_are_all_charged_or_given_back() {
     assert_eq!(slots(&cluster).len(), 2, "they are in different slots");
     let told = ask().await;
     assert_eq!((told.decision.allowed, told.refused_ask), (false, Some(1)));
-    assert_eq!(users.peek_n("alice", 0).await.unwrap().remaining, 4, "given back");
+    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
     // Many at once: never more than there is, and all that is not used is there again.
     let told = join_all((0..30).map(|_| ask())).await;
     assert!(told.iter().all(|told| !told.decision.allowed));
-    assert_eq!(users.peek_n("alice", 0).await.unwrap().remaining, 4, "given back");
-    assert_eq!(addresses.peek_n("192.0.2.1", 0).await.unwrap().remaining, 0);
+    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
+    assert_eq!(addresses.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_all_expire(&cluster);
 }
@@ -292,7 +296,7 @@ async fn j13_servers_share_a_secret_for_slots_that_the_first_of_them_stored() {
         let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
         for client in 0..20 {
             until("the store answers", async || {
-                let decision = limiter.check(client.to_string()).await.ok()?;
+                let decision = limiter.check(&client.to_string()).await.ok()?;
                 (decision.source == Source::Store).then_some(())
             })
             .await;

@@ -9,7 +9,7 @@ use common::{
     assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
 };
 use futures_util::future::join_all;
-use tallygate::{Decision, Op, Policy, Source, Store as _, Ticks};
+use tallygate::{Ask, Decision, Op, Policy, Source, Store as _, Ticks};
 use tallygate_redis::{Error, OnFailure, Redis};
 use tallygate_testkit::servers::{Flavor, Proxy, Sentinel, Server};
 
@@ -132,7 +132,7 @@ async fn f4_a_refund_that_nobody_can_make_is_an_error() {
     server.kill();
     for on_failure in [OnFailure::Allow, OnFailure::Deny] {
         let limiter = limiter(&redis, burst(4), on_failure);
-        let refund = limiter.refund("alice", 1).await;
+        let refund = limiter.refund("alice").await;
         assert!(matches!(refund, Err(Error::Unavailable { .. })), "{refund:?}");
         let reset = limiter.reset("alice").await;
         assert!(matches!(reset, Err(Error::Unavailable { .. })), "{reset:?}");
@@ -150,7 +150,7 @@ async fn f5_a_primary_that_became_a_replica_is_left_for_the_new_one() {
         (limiter.check("alice").await.ok()?.remaining <= 8).then_some(())
     })
     .await;
-    let before = limiter.peek_n("alice", 0).await.unwrap();
+    let before = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     new.wait_until_caught_up_with(&old);
     new.promote();
     proxy.point_to(&new.address());
@@ -195,7 +195,7 @@ async fn f18_the_primary_that_sentinels_name_is_followed() {
         (limiter.check("alice").await.ok()?.remaining <= 990).then_some(())
     })
     .await;
-    let charged = limiter.peek_n("alice", 0).await.unwrap();
+    let charged = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     let (primary, replica) = (watching.primary_server(), &watching.servers()[1]);
     replica.wait_until_caught_up_with(primary);
     let start = Instant::now();
@@ -311,7 +311,7 @@ async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
     let mut admitted = 0;
     for limiter in &limiters {
         for client in ["alice", "alice", "bob"] {
-            let decision = limiter.check_n(client, 4).await.unwrap();
+            let decision = limiter.check(Ask::new(client).cost(4)).await.unwrap();
             assert_eq!(
                 decision.source,
                 Source::Local,
@@ -338,7 +338,7 @@ async fn f22_what_was_admitted_here_is_charged_when_redis_is_back() {
     })
     .await;
     assert_eq!(admitted, 20, "the quota, once");
-    assert_eq!(limiters[1].peek_n("bob", 0).await.unwrap().remaining, 12);
+    assert_eq!(limiters[1].peek(Ask::new("bob").cost(0)).await.unwrap().remaining, 12);
     assert!(fleet.iter().all(|redis| redis.counts().returned == 2), "once each");
     assert_all_expire(&server);
 }
@@ -355,7 +355,7 @@ async fn f22_a_charge_that_may_be_lost_does_not_renew_the_quota_here() {
         server.freeze();
         let mut admitted = 0;
         for _ in 0..12 {
-            let decision = limiter.check_n("alice", 5).await.unwrap();
+            let decision = limiter.check(Ask::new("alice").cost(5)).await.unwrap();
             assert_eq!(decision.source, Source::Local);
             admitted += u64::from(decision.allowed) * 5;
         }
@@ -379,7 +379,7 @@ async fn f22_every_outage_is_the_same_quota() {
         proxy.refuse(true);
         proxy.cut();
         for _ in 0..4 {
-            let decision = limiter.check_n("alice", 4).await.unwrap();
+            let decision = limiter.check(Ask::new("alice").cost(4)).await.unwrap();
             assert_eq!(decision.source, Source::Local);
             admitted += u64::from(decision.allowed) * 4;
         }

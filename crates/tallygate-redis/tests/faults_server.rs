@@ -15,7 +15,7 @@ use common::{
     until_the_store_answers,
 };
 use futures_util::future::join_all;
-use tallygate::{Decision, Kind, Op, Penalty, Policy, Source, Store as _, Tick, Ticks};
+use tallygate::{Ask, Decision, Kind, Op, Penalty, Policy, Source, Store as _, Tick, Ticks};
 use tallygate_redis::{Error, OnFailure, Options, Redis};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -57,7 +57,7 @@ async fn f10_scripts_that_a_server_forgets_are_told_again() {
     .await;
     let from_store = told.iter().filter(|(told, _)| told.source == Source::Store).count();
     assert_eq!(from_store, told.len(), "{:?}", redis.last_error());
-    let used = 1_000_000 - limiter.peek_n("alice", 0).await.unwrap().remaining;
+    let used = 1_000_000 - limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
     assert_eq!(used, told.len() as u64, "each is charged once");
     assert!(redis.counts().reloads > 1, "{:?}", redis.counts());
     assert_eq!(redis.counts().errors, 0);
@@ -73,7 +73,7 @@ async fn f11_a_reply_that_is_lost_is_not_asked_for_again() {
     assert_eq!(limiter.check("alice").await.unwrap().remaining, 9);
 
     proxy.lose_next_reply_to("EVALSHA");
-    let lost = limiter.check_n("alice", 4).await.unwrap();
+    let lost = limiter.check(Ask::new("alice").cost(4)).await.unwrap();
     assert_eq!((lost.allowed, lost.source), (false, Source::FailedClosed));
     assert_eq!(proxy.replies_lost(), 1);
     let error = redis.last_error().expect("it says why");
@@ -368,12 +368,12 @@ async fn f20_keys_that_are_all_lost_are_at_most_one_burst_extra() {
     let limiter = Arc::new(limiter(&redis, burst(BURST), OnFailure::Deny));
     let told = under_load(&limiter, async || {
         until("the burst is used", async || {
-            (limiter.peek_n("alice", 0).await.ok()?.remaining == 0).then_some(())
+            (limiter.peek(Ask::new("alice").cost(0)).await.ok()?.remaining == 0).then_some(())
         })
         .await;
         server.ask::<()>(&["FLUSHALL"]);
         until("the burst is used again", async || {
-            (limiter.peek_n("alice", 0).await.ok()?.remaining == 0).then_some(())
+            (limiter.peek(Ask::new("alice").cost(0)).await.ok()?.remaining == 0).then_some(())
         })
         .await;
     })
@@ -399,20 +399,20 @@ async fn f21_every_key_expires_when_it_is_fresh_again() {
             for (client, verb) in ["check", "refuse", "force", "refund"].iter().enumerate() {
                 server.ask::<()>(&["FLUSHALL"]);
                 let key = format!("client {client}");
-                let told = limiter.check_n(&key, 5).await.unwrap();
+                let told = limiter.check(Ask::new(&key).cost(5)).await.unwrap();
                 assert_eq!(told.source, Source::Store);
                 let reset_after = match *verb {
                     "check" => limiter.check(&key).await.unwrap().reset_after,
                     "refuse" => {
-                        let _ = limiter.check_n(&key, 9).await.unwrap();
-                        limiter.check_n(&key, 9).await.unwrap().reset_after
+                        let _ = limiter.check(Ask::new(&key).cost(9)).await.unwrap();
+                        limiter.check(Ask::new(&key).cost(9)).await.unwrap().reset_after
                     }
                     "force" => {
-                        let more = limiter.reserve(&key, 1, Ticks(60_000_000_000)).await.unwrap();
+                        let more = limiter.reserve(&key, Ticks(60_000_000_000)).await.unwrap();
                         let mut more = more.granted().unwrap();
                         limiter.settle(&mut more, 3).unwrap().await.unwrap().reset_after
                     }
-                    _ => limiter.refund(&key, 2).await.unwrap().reset_after,
+                    _ => limiter.refund(Ask::new(&key).cost(2)).await.unwrap().reset_after,
                 };
                 assert_all_expire(&server);
                 let left: i64 = server.ask(&[b"PTTL", &only_key(&server)[..]]);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{PATIENCE, assert_all_expire, limiter, patient};
-use tallygate::{Cost, Decision, Kind, Op, Policy, Source, Store as _, Tick, Ticks, Timed};
+use tallygate::{Ask, Cost, Decision, Kind, Op, Policy, Source, Store as _, Tick, Ticks, Timed};
 use tallygate_redis::{OnFailure, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
@@ -184,7 +184,8 @@ async fn a_node() {
     let looked = store.apply::<Timed>(&policy, b"alice", Op::Peek(1), None).await.unwrap();
     // It may be settled for five seconds, by whose clock?
     let client = format!("client {}", std::process::id());
-    let reserved = limiter.reserve(&client, 5, Duration::from_secs(5)).await.unwrap();
+    let reserved =
+        limiter.reserve(Ask::new(&client).cost(5), Duration::from_secs(5)).await.unwrap();
     let mut reservation = reserved.granted().expect("nobody else asks for it");
     let settled = limiter.settle(&mut reservation, 2).expect("in time").await.unwrap();
     assert_eq!(settled.remaining, SHARED - 2);

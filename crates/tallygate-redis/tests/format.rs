@@ -7,8 +7,8 @@ mod common;
 
 use common::{only_key, patient};
 use tallygate::{
-    Algorithm as _, Decision, Op, Part, Penalty, Policy, RateLimiter, Source, Standing, Store as _,
-    Tick, Ticks, Tiers, Timed,
+    Algorithm as _, Ask, Decision, Op, Part, Penalty, Policy, RateLimiter, Source, Standing,
+    Store as _, Tick, Ticks, Tiers, Timed,
 };
 use tallygate_redis::{OnFailure, OwnStore, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
@@ -166,18 +166,18 @@ async fn i4_what_tiers_and_own_algorithms_leave_is_pinned() {
     let policy = |limit| Policy::token_bucket(limit).per(Ticks(60_000_000)).named("x").build();
     let tiers = Tiers::new(policy(10).unwrap()).tier("pro", policy(20).unwrap());
     let limiter = RateLimiter::in_store("api", tiers, store(&server));
-    let _ = limiter.check_n_at("alice", 3, at(0)).await.unwrap();
-    let pro = limiter.tier("pro").unwrap();
-    assert_eq!(pro.check_n_at("alice", 4, at(1)).await.unwrap().source, Source::Store);
+    let _ = limiter.check(Ask::new("alice").cost(3).at(at(0))).await.unwrap();
+    let pro = Ask::new("alice").cost(4).tier("pro").at(at(1));
+    assert_eq!(limiter.check(pro).await.unwrap().source, Source::Store);
     assert_eq!(hex(&value(&server)), SEVERAL);
     // What is read of it is what the first tier has left.
-    assert_eq!(limiter.peek_n_at("alice", 0, at(1)).await.unwrap().remaining, 3);
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0).at(at(1))).await.unwrap().remaining, 3);
 
     server.ask::<()>(&["FLUSHALL"]);
     let own = OwnStore::new(&patient(&server.url()), "api").in_ticks();
     let rule = Policy::gcra(10).per(Ticks(60_000_000)).limit().unwrap();
     let limiter = RateLimiter::in_store("api", rule, own);
-    assert_eq!(limiter.check_n_at("alice", 3, at(0)).await.unwrap().remaining, 7);
+    assert_eq!(limiter.check(Ask::new("alice").cost(3).at(at(0))).await.unwrap().remaining, 7);
     assert_eq!(String::from_utf8_lossy(&only_key(&server)), KEY);
     assert_eq!(hex(&value(&server)), OWN);
 }

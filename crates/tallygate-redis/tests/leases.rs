@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tallygate::{Policy, RateLimiter, Source};
+use tallygate::{Ask, Policy, RateLimiter, Source};
 use tallygate_redis::{Leases, OnFailure, Options, Redis};
 use tallygate_testkit::servers::{Flavor, Server};
 
@@ -44,7 +44,7 @@ fn eight_processes_use_the_quota_and_no_more() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = Redis::open(&server.url()).unwrap();
     let limiter = RateLimiter::with_store(policy(), redis.store("hot"));
-    let left = runtime.block_on(limiter.peek_n("everybody", 0)).unwrap().remaining;
+    let left = runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining;
     // What flowed in while they asked, by the clock of this machine.
     let (first, last) = (*admitted.keys().next().unwrap(), *admitted.keys().next_back().unwrap());
     assert!(first >= before);

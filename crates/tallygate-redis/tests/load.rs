@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 
 use common::{burst, count, until};
 use futures_util::future::join_all;
-use tallygate::{Cost, Decision, Op, Plan, Policy, RateLimiter, Source, Store as _, Tiers, Timed};
-use tallygate_redis::{Ask, Options, Redis, RedisStore, check_all};
+use tallygate::{
+    Ask, Cost, Decision, Op, Plan, Policy, RateLimiter, Source, Store as _, Tiers, Timed,
+};
+use tallygate_redis::{JointAsk, Options, Redis, RedisStore, check_all};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
 /// Held by each test: load is measured, so only one runs at a time.
@@ -299,7 +301,7 @@ async fn j1_callers_in_all_on_one_key_get_exactly_the_quota() {
                 RateLimiter::with_store(count(100), redis.store("api").deny_cache(false))
             });
             let asks = (0..CALLERS).map(|caller| {
-                let ask = Ask::of(&limiters[caller % PROCESSES], "alice").unwrap();
+                let ask = JointAsk::of(&limiters[caller % PROCESSES], "alice").unwrap();
                 async move { check_all([ask]).await.unwrap().decision }
             });
             assert_exactly(&join_all(asks).await, 100);
@@ -321,7 +323,10 @@ async fn j1_callers_in_all_on_several_keys_get_exactly_the_quota() {
             let asks = (0..CALLERS).map(|caller| {
                 let (users, addresses) = &limiters[caller % PROCESSES];
                 let address = format!("192.0.2.{}", caller % 7);
-                let asks = [Ask::of(addresses, address).unwrap(), Ask::of(users, "alice").unwrap()];
+                let asks = [
+                    JointAsk::of(addresses, &address).unwrap(),
+                    JointAsk::of(users, "alice").unwrap(),
+                ];
                 async move { check_all(asks).await.unwrap().decision }
             });
             assert_exactly(&join_all(asks).await, 100);
@@ -348,7 +353,7 @@ async fn j1_callers_under_alternating_tiers_get_exactly_the_quota() {
                 async move {
                     match caller / PROCESSES % 2 {
                         0 => limiter.check("alice").await.unwrap(),
-                        _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+                        _ => limiter.check(Ask::new("alice").tier("pro")).await.unwrap(),
                     }
                 }
             });
@@ -372,12 +377,14 @@ async fn j1_callers_in_all_under_alternating_tiers_get_exactly_the_quota() {
             let asks = (0..CALLERS).map(|caller| {
                 let (address, users) = &limiters[caller % PROCESSES];
                 async move {
-                    let pro = users.tier("pro").unwrap();
                     let ask = match caller / PROCESSES % 2 {
-                        0 => Ask::of(users, "alice").unwrap(),
-                        _ => Ask::of(&pro, "alice").unwrap(),
+                        0 => JointAsk::of(users, "alice").unwrap(),
+                        _ => JointAsk::of(users, Ask::new("alice").tier("pro")).unwrap(),
                     };
-                    check_all([Ask::of(address, "192.0.2.1").unwrap(), ask]).await.unwrap().decision
+                    check_all([JointAsk::of(address, "192.0.2.1").unwrap(), ask])
+                        .await
+                        .unwrap()
+                        .decision
                 }
             });
             assert_exactly(&join_all(asks).await, 150);
@@ -462,7 +469,7 @@ async fn j1_with_the_default_budget_callers_of_one_key_get_the_quota_and_nothing
     })
     .await;
     ask_with_the_default_budget(100, make, async |limiter, _| {
-        check_all([Ask::of(limiter, "alice").unwrap()]).await.unwrap().decision
+        check_all([JointAsk::of(limiter, "alice").unwrap()]).await.unwrap().decision
     })
     .await;
 }
@@ -478,7 +485,8 @@ async fn j1_with_the_default_budget_callers_in_all_on_several_keys_get_the_quota
     };
     ask_with_the_default_budget(100, make, async |(users, addresses), caller| {
         let address = format!("192.0.2.{}", caller % 7);
-        let asks = [Ask::of(addresses, address).unwrap(), Ask::of(users, "alice").unwrap()];
+        let asks =
+            [JointAsk::of(addresses, &address).unwrap(), JointAsk::of(users, "alice").unwrap()];
         check_all(asks).await.unwrap().decision
     })
     .await;
@@ -491,7 +499,7 @@ async fn j1_with_the_default_budget_callers_under_alternating_tiers_get_the_quot
     let make = |redis: &Redis| RateLimiter::in_store("api", two_tiers(), redis.store("api"));
     ask_with_the_default_budget(150, make, async |limiter, caller| match caller % 2 {
         0 => limiter.check("alice").await.unwrap(),
-        _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+        _ => limiter.check(Ask::new("alice").tier("pro")).await.unwrap(),
     })
     .await;
     let make = |redis: &Redis| {
@@ -499,12 +507,11 @@ async fn j1_with_the_default_budget_callers_under_alternating_tiers_get_the_quot
         (addresses, RateLimiter::in_store("api", two_tiers(), redis.store("api")))
     };
     ask_with_the_default_budget(150, make, async |(addresses, users), caller| {
-        let pro = users.tier("pro").unwrap();
         let ask = match caller % 2 {
-            0 => Ask::of(users, "alice").unwrap(),
-            _ => Ask::of(&pro, "alice").unwrap(),
+            0 => JointAsk::of(users, "alice").unwrap(),
+            _ => JointAsk::of(users, Ask::new("alice").tier("pro")).unwrap(),
         };
-        check_all([Ask::of(addresses, "192.0.2.1").unwrap(), ask]).await.unwrap().decision
+        check_all([JointAsk::of(addresses, "192.0.2.1").unwrap(), ask]).await.unwrap().decision
     })
     .await;
 }
@@ -521,7 +528,8 @@ async fn j1_a_call_that_is_sent_late_is_no_outage() {
     // The same key twice is decided by compare-and-set: one call reads, another one writes.
     let limiter = RateLimiter::with_store(burst(1000), redis.store("api"));
     for _ in 0..10 {
-        let asks = [Ask::of(&limiter, "alice").unwrap(), Ask::of(&limiter, "alice").unwrap()];
+        let asks =
+            [JointAsk::of(&limiter, "alice").unwrap(), JointAsk::of(&limiter, "alice").unwrap()];
         let decision = check_all(asks).await.unwrap().decision;
         // A process that is late to look finds the reply after all.
         let is_decided = decision.source == Source::Store;
@@ -603,7 +611,7 @@ async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the
     connected(&redis).await;
     for _ in 0..4 {
         let _ = limiter.check("alice").await.unwrap();
-        let _ = limiter.tier("pro").unwrap().check("alice").await.unwrap();
+        let _ = limiter.check(Ask::new("alice").tier("pro")).await.unwrap();
     }
     // Two round trips of 45 ms do not fit into 50 ms.
     proxy.delay(Duration::from_millis(45));
@@ -612,7 +620,7 @@ async fn one_budget_covers_the_whole_check_also_when_the_script_leaves_it_to_the
         let start = Instant::now();
         let _ = match round % 2 {
             0 => limiter.check("alice").await.unwrap(),
-            _ => limiter.tier("pro").unwrap().check("alice").await.unwrap(),
+            _ => limiter.check(Ask::new("alice").tier("pro")).await.unwrap(),
         };
         longest = longest.max(start.elapsed());
     }
@@ -636,7 +644,7 @@ async fn small_packets_are_sent_at_once() {
             let mut took = Vec::new();
             for _ in 0..30 {
                 let start = Instant::now();
-                let _ = limiter.check(format!("client {caller}")).await.unwrap();
+                let _ = limiter.check(&format!("client {caller}")).await.unwrap();
                 took.push(start.elapsed());
             }
             took

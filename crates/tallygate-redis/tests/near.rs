@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{AMPLE, Limiter, assert_all_expire, burst, count, patient, until};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use tallygate::{Anchor, Decision, Op, Policy, RateLimiter, Source, Store as _, Tick, Ticks};
+use tallygate::{Anchor, Ask, Decision, Op, Policy, RateLimiter, Source, Store as _, Tick, Ticks};
 use tallygate_redis::{Leases, OnFailure, Options, Redis};
 use tallygate_testkit::servers::{Flavor, Server};
 
@@ -35,7 +35,7 @@ async fn what_was_refused_is_refused_without_a_call() {
     let calls = redis.counts().calls;
     let told = limiter.check("alice").await.unwrap();
     assert_eq!((told.allowed, told.source), (false, Source::DenyCache));
-    let later = limiter.check_n("alice", 1).await.unwrap();
+    let later = limiter.check("alice").await.unwrap();
     assert!(later.retry_after < told.retry_after, "{later:?} {told:?}");
     assert_eq!(redis.counts().calls, calls);
 }
@@ -50,7 +50,7 @@ async fn a_change_elsewhere_shows_within_a_second_and_one_from_here_at_once() {
         assert!(!here.check("alice").await.unwrap().allowed);
         let refused = Instant::now();
         if refund {
-            let _ = elsewhere.refund("alice", 1).await.unwrap();
+            let _ = elsewhere.refund("alice").await.unwrap();
         } else {
             let _ = elsewhere.reset("alice").await.unwrap();
         }
@@ -138,7 +138,7 @@ async fn a_hot_key_is_served_from_leases_within_the_quota_and_the_rest_is_given_
             assert!(after.calls - before.calls < 200, "{before:?} {after:?}");
             limiter.store().give_back_leases().await;
             // What was given back can be used; what lapsed on a slow machine is lost, and counted.
-            let left = limiter.peek_n("alice", 0).await.unwrap().remaining;
+            let left = limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
             let lapsed = redis.counts().lapsed - before.lapsed;
             assert!((6000 - lapsed..=6000).contains(&left), "{left} left, {lapsed} lapsed");
         }
@@ -156,7 +156,7 @@ async fn what_is_left_is_given_back_when_nobody_asks_any_more() {
     }
     assert!(redis.counts().leased > 0);
     until("it is given back", async || {
-        let left = limiter.peek_n("alice", 0).await.unwrap().remaining;
+        let left = limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
         (left == 9900).then_some(())
     })
     .await;
@@ -200,7 +200,8 @@ async fn a_crashed_process_loses_what_it_held_and_doubles_nothing() {
     }
     assert_eq!(admitted, 250);
     let counts = redis.counts();
-    let left = limiter(&redis, burst(1000)).peek_n("alice", 0).await.unwrap().remaining;
+    let left =
+        limiter(&redis, burst(1000)).peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
     assert!(left < 750, "what was held is lost: {left}, {counts:?}");
 }
 
@@ -247,7 +248,7 @@ async fn what_is_known_of_keys_is_bounded() {
     let limiter = limiter(&redis, window.build().unwrap());
     let names: Vec<String> = (0..40_000).map(|name| format!("client {name}")).collect();
     for some in names.chunks(500) {
-        let told = join_all(some.iter().map(|name| limiter.check_n(name, 2))).await;
+        let told = join_all(some.iter().map(|name| limiter.check(Ask::new(name).cost(2)))).await;
         assert!(told.into_iter().all(|told| !told.unwrap().allowed));
     }
     // The desks are full of refusals, and everybody is still decided on.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tallygate::{Kind, Policy, RateLimiter, Source, Ticks, Tiers};
+use tallygate::{Ask, Kind, Policy, RateLimiter, Source, Ticks, Tiers};
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -67,16 +67,13 @@ fn one_of_the_processes_with_tiers() {
     let policy = |limit| Policy::fixed_window(limit).per(WINDOW).build().unwrap();
     let tiers = Tiers::new(policy(BASE_LIMIT)).tier("pro", policy(PRO_LIMIT));
     let limiter = RateLimiter::in_store("api", tiers, redis.store("api"));
-    let pro = limiter.tier("pro").unwrap();
     runtime.block_on(async { while redis.ping().await.is_err() {} });
     println!("says: ready");
     std::io::stdin().read_line(&mut String::new()).unwrap();
-    let (limiter, pro) = (&limiter, &pro);
+    let limiter = &limiter;
     let callers = (0..125).map(|caller| async move {
-        match caller % 2 {
-            0 => limiter.check("everybody").await.unwrap(),
-            _ => pro.check("everybody").await.unwrap(),
-        }
+        let tier = (caller % 2 == 1).then_some("pro");
+        limiter.check(Ask::new("everybody").tier(tier)).await.unwrap()
     });
     let told = runtime.block_on(join_all(callers));
     for told in &told {
@@ -165,7 +162,10 @@ fn one_of_the_processes() {
         let store = redis.store(kind.name()).on_failure(OnFailure::Deny).deny_cache(false);
         let limiter = RateLimiter::with_store(policy, store);
         // It is connected then, and nobody has begun.
-        assert_eq!(runtime.block_on(limiter.peek_n("everybody", 0)).unwrap().remaining, LIMIT);
+        assert_eq!(
+            runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining,
+            LIMIT
+        );
         println!("says: ready {kind}");
         std::io::stdin().read_line(&mut String::new()).unwrap();
         let admitted = runtime.block_on(join_all((0..TASKS).map(|_| until_refused(&limiter))));

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 
 use common::log::Log;
 use common::{AMPLE, assert_all_expire, count, limiter, patient, until, until_the_store_answers};
-use tallygate::{RateLimiter, Source};
-use tallygate_redis::{Ask, InFlight, OnFailure, Options, Redis, check_all};
+use tallygate::{Ask, RateLimiter, Source};
+use tallygate_redis::{InFlight, JointAsk, OnFailure, Options, Redis, check_all};
 use tallygate_testkit::servers::{Flavor, Server};
 
 const HOSTILE: [&str; 8] = [
@@ -35,9 +35,9 @@ async fn h4_names_are_never_part_of_a_script() {
             server.ask::<()>(&["SCRIPT", "FLUSH"]);
             let told = limiter.check(client).await.unwrap();
             assert_eq!((told.remaining, told.source), (9, Source::Store), "{client}");
-            let told = check_all([Ask::of(&limiter, client).unwrap()]).await.unwrap().decision;
+            let told = check_all([JointAsk::of(&limiter, client).unwrap()]).await.unwrap().decision;
             assert_eq!((told.remaining, told.source), (8, Source::Store), "{client}");
-            assert_eq!(limiter.refund(client, 1).await.unwrap().remaining, 9, "{client}");
+            assert_eq!(limiter.refund(client).await.unwrap().remaining, 9, "{client}");
         }
     }
     let in_flight = InFlight::new(&redis, HOSTILE[0], 1, AMPLE);
@@ -97,7 +97,7 @@ async fn h9_tls_users_passwords_and_databases_are_those_of_the_address() {
     let known = limiter(&redis, count(10), OnFailure::Deny);
     let told = known.check("alice").await.unwrap();
     assert_eq!(told.source, Source::Store, "{:?}", redis.last_error());
-    assert_eq!(known.peek_n("alice", 0).await.unwrap().remaining, 9);
+    assert_eq!(known.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 9);
     let keys = server.info("keyspace").remove("db2").expect("it is in that database");
     assert!(keys.starts_with("keys=1,expires=1"), "{keys}");
     let users: String = server.ask(&["CLIENT", "LIST"]);

@@ -8,7 +8,7 @@
 )]
 
 use tallygate::{
-    Access, Capacity, Decision, ManualClock, MemoryStore, Observer, Penalty, Plan, Policy,
+    Access, Ask, Capacity, Decision, ManualClock, MemoryStore, Observer, Penalty, Plan, Policy,
     RateLimiter, Rules, Store, Tick, Ticks, Tiers,
 };
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
@@ -82,14 +82,9 @@ async fn one_history(redis: &Redis, seed: u64) {
         }
         let tier = random.choice([None, Some("pro"), Some("team"), Some("strict")]).unwrap();
         let (cost, verb) = (random.u64(0..4), random.u8(0..10));
-        let expected = match tier {
-            None => ask(&here, &key, cost, verb, now).unwrap(),
-            Some(tier) => ask(&here.tier(tier).unwrap(), &key, cost, verb, now).unwrap(),
-        };
-        let found = match tier {
-            None => ask(&there, &key, cost, verb, now).await.unwrap(),
-            Some(tier) => ask(&there.tier(tier).unwrap(), &key, cost, verb, now).await.unwrap(),
-        };
+        let question = Ask::new(&key).cost(cost).tier(tier).at(Tick(now));
+        let expected = ask(&here, question, verb).unwrap();
+        let found = ask(&there, question, verb).await.unwrap();
         assert_eq!(
             found,
             expected,
@@ -100,24 +95,16 @@ async fn one_history(redis: &Redis, seed: u64) {
 }
 
 /// The same question to either limiter.
-fn ask<'a, R, S, O>(
-    limiter: &'a RateLimiter<R, S, O>,
-    key: &str,
-    cost: u64,
+fn ask<'a, S: Store<Plan>>(
+    limiter: &'a RateLimiter<Tiers, S>,
+    question: Ask<'a>,
     verb: u8,
-    now: i64,
-) -> S::Reply<'a, Decision>
-where
-    R: Rules<Rule = Plan>,
-    S: Store<Plan>,
-    O: Observer,
-{
-    let (key, now) = (key.to_owned(), Tick(now));
+) -> S::Reply<'a, Decision> {
     match verb {
-        0 => limiter.peek_n_at(key, cost, now),
-        1 => limiter.refund_at(key, cost, now),
-        2 if cost == 3 => limiter.reset_at(key, now),
-        _ => limiter.check_n_at(key, cost, now),
+        0 => limiter.peek(question),
+        1 => limiter.refund(question),
+        2 if question.cost == 3 => limiter.reset(question),
+        _ => limiter.check(question),
     }
 }
 

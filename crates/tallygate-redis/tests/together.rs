@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use common::{AMPLE, assert_all_expire, cluster_url, count, patient, until};
 use tallygate::{
-    Access, Capacity, Cost, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter, Source,
-    Tick, Ticks, Tiers,
+    Access, Ask, Capacity, Cost, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter,
+    Source, Tick, Ticks, Tiers,
 };
-use tallygate_redis::{Ask, OnFailure, Options, Redis, RedisStore, check_all, check_all_at};
+use tallygate_redis::{JointAsk, OnFailure, Options, Redis, RedisStore, check_all};
 use tallygate_testkit::servers::{Cluster, Flavor, Proxy, Server};
 
 type Tiered = RateLimiter<Tiers, RedisStore>;
@@ -37,19 +37,19 @@ fn tiered(redis: &Redis, name: &'static str, on_failure: OnFailure) -> Tiered {
     RateLimiter::in_store(name, rules(), redis.store(name).on_failure(on_failure))
 }
 
+/// The tier of a name; "" is the base.
+fn of_name(tier: &str) -> Option<&str> {
+    Some(tier).filter(|tier| !tier.is_empty())
+}
+
 /// Asks for one key under each of some tiers; "" is the base.
 async fn ask_tiers(
     limiter: &Tiered,
     key: &str,
     parts: &[(&str, Cost)],
 ) -> (bool, Option<usize>, Option<Ticks>, Source) {
-    let tiers: Vec<_> = parts.iter().map(|(tier, _)| limiter.tier(tier).ok()).collect();
-    let asks = tiers.iter().zip(parts).map(|(tier, (_, cost))| {
-        let ask = match tier {
-            Some(tier) => Ask::of(tier, key),
-            None => Ask::of(limiter, key),
-        };
-        ask.unwrap().cost(*cost)
+    let asks = parts.iter().map(|(tier, cost)| {
+        JointAsk::of(limiter, Ask::new(key).cost(*cost).tier(of_name(tier))).unwrap()
     });
     let asked = check_all(asks.collect::<Vec<_>>()).await.unwrap();
     let decision = asked.decision;
@@ -66,8 +66,8 @@ async fn k8_every_rule_that_a_key_is_asked_under_counts() {
     assert_eq!(ask(&[("", 4), ("small", 0)]).await.1, Some(1), "4 are more than 3");
     let (allowed, refused, ..) = ask(&[("", 2), ("small", 1), ("all", 99)]).await;
     assert_eq!((allowed, refused), (true, None), "the sum is 3");
-    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 7, "charged once");
-    assert_eq!(limiter.tier("small").unwrap().peek_n("alice", 0).await.unwrap().remaining, 0);
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 7, "charged once");
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0).tier("small")).await.unwrap().remaining, 0);
     assert_all_expire(&server);
 }
 
@@ -81,12 +81,14 @@ async fn k8_costs_of_one_key_are_added_up_exactly() {
     let largest =
         RateLimiter::with_store(largest, redis.store("largest").on_failure(OnFailure::Deny));
     for costs in [[most, most], [most, 1], [1, most]] {
-        let asked = check_all(costs.map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost)));
+        let asked = check_all(
+            costs.map(|cost| JointAsk::of(&largest, Ask::new("alice").cost(cost)).unwrap()),
+        );
         let asked = asked.await.unwrap();
         assert_eq!((asked.refused_ask, asked.decision.source), (Some(0), Source::Store));
         assert_eq!(asked.decision.retry_after, None, "no time is enough");
     }
-    let asked = [most, 0].map(|cost| Ask::of(&largest, "alice").unwrap().cost(cost));
+    let asked = [most, 0].map(|cost| JointAsk::of(&largest, Ask::new("alice").cost(cost)).unwrap());
     assert!(check_all(asked).await.unwrap().decision.allowed);
     let limiter = tiered(&redis, "api", OnFailure::Deny);
     for parts in [[("", most), ("", most)], [("", most), ("", 2)], [("small", most), ("", 1)]] {
@@ -106,21 +108,20 @@ async fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
     let limiter = tiered(&redis, "api", OnFailure::Deny);
     let routes =
         RateLimiter::with_store(count(5), redis.store("routes").on_failure(OnFailure::Deny));
-    let small = limiter.tier("small").unwrap();
     let ask = async |cost| {
         let asks = [
-            Ask::of(&limiter, "alice").unwrap().cost(cost),
-            Ask::of(&routes, "/login").unwrap(),
-            Ask::of(&small, "alice").unwrap().cost(1),
+            JointAsk::of(&limiter, Ask::new("alice").cost(cost)).unwrap(),
+            JointAsk::of(&routes, "/login").unwrap(),
+            JointAsk::of(&limiter, Ask::new("alice").tier("small")).unwrap(),
         ];
         check_all(asks).await.unwrap()
     };
     assert_eq!(ask(3).await.refused_ask, Some(2), "4 are more than 3");
-    assert_eq!(routes.peek_n("/login", 0).await.unwrap().remaining, 5);
-    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 10);
+    assert_eq!(routes.peek(Ask::new("/login").cost(0)).await.unwrap().remaining, 5);
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 10);
     assert!(ask(2).await.decision.allowed);
-    assert_eq!(routes.peek_n("/login", 0).await.unwrap().remaining, 4);
-    assert_eq!(limiter.peek_n("alice", 0).await.unwrap().remaining, 7);
+    assert_eq!(routes.peek(Ask::new("/login").cost(0)).await.unwrap().remaining, 4);
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 7);
     assert_all_expire(&server);
 }
 
@@ -200,26 +201,19 @@ async fn one_history(redis: &Redis, seed: u64) -> (u32, u32) {
                 (random.usize(0..2), tier, random.choice(["k", "l"]).unwrap(), cost)
             })
             .collect();
-        let tiers_here: Vec<_> =
-            parts.iter().map(|(l, tier, ..)| here[*l].tier(tier).ok()).collect();
-        let asks = tiers_here.iter().zip(&parts).map(|(tier, (limiter, _, key, cost))| {
-            let ask = match tier {
-                Some(tier) => tier.ask(key),
-                None => here[*limiter].ask(key),
-            };
-            ask.unwrap().cost(*cost)
-        });
-        let expected = tallygate::check_all_at(asks, Tick(now)).unwrap();
-        let tiers_there: Vec<_> =
-            parts.iter().map(|(l, tier, ..)| there[*l].tier(tier).ok()).collect();
-        let asks = tiers_there.iter().zip(&parts).map(|(tier, (limiter, _, key, cost))| {
-            let ask = match tier {
-                Some(tier) => Ask::of(tier, key),
-                None => Ask::of(&there[*limiter], key),
-            };
-            ask.unwrap().cost(*cost)
-        });
-        let found = check_all_at(asks.collect::<Vec<_>>(), Tick(now)).await.unwrap();
+        let asks: Vec<(usize, Ask<'_>)> = parts
+            .iter()
+            .map(|(limiter, tier, key, cost)| {
+                (*limiter, Ask::new(key).cost(*cost).tier(of_name(tier)).at(Tick(now)))
+            })
+            .collect();
+        let joint = asks.iter().map(|(limiter, ask)| here[*limiter].joint(ask).unwrap());
+        let expected = tallygate::check_all(joint).unwrap();
+        let joint: Vec<_> = asks
+            .iter()
+            .map(|(limiter, ask)| JointAsk::of(&there[*limiter], ask).unwrap())
+            .collect();
+        let found = check_all(joint).await.unwrap();
         assert_eq!(
             (found.decision, found.refused_ask),
             (expected.decision, expected.refused_ask),
@@ -240,29 +234,32 @@ async fn k8_every_rule_counts_also_for_keys_in_different_slots() {
     let users = tiered(&redis, "users", OnFailure::Deny);
     let addresses =
         RateLimiter::with_store(count(2), redis.store("addresses").on_failure(OnFailure::Deny));
-    let (small, none) = (users.tier("small").unwrap(), users.tier("none").unwrap());
+    let [small, none] = ["small", "none"].map(|tier| Ask::new("alice").tier(tier));
     let ask = async |cost, blocked: bool| {
         let mut asks = vec![
-            Ask::of(&users, "alice").unwrap().cost(cost),
-            Ask::of(&addresses, "192.0.2.1").unwrap(),
-            Ask::of(&small, "alice").unwrap(),
+            JointAsk::of(&users, Ask::new("alice").cost(cost)).unwrap(),
+            JointAsk::of(&addresses, "192.0.2.1").unwrap(),
+            JointAsk::of(&users, small).unwrap(),
         ];
         if blocked {
-            asks.push(Ask::of(&none, "alice").unwrap());
+            asks.push(JointAsk::of(&users, none).unwrap());
         }
         check_all(asks).await.unwrap()
     };
-    let left = async || users.peek_n("alice", 0).await.unwrap().remaining;
+    let left = async || users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
     assert_eq!(ask(3, false).await.refused_ask, Some(2), "4 are more than 3");
     assert_eq!(ask(1, true).await.refused_ask, Some(3), "it is blocked");
     assert_eq!(ask(Cost::MAX, false).await.decision.retry_after, None);
-    assert_eq!((left().await, addresses.peek_n("192.0.2.1", 0).await.unwrap().remaining), (10, 2));
+    assert_eq!(
+        (left().await, addresses.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining),
+        (10, 2)
+    );
     assert!(ask(0, false).await.decision.allowed && ask(0, false).await.decision.allowed);
     assert_eq!(left().await, 8);
     let denied = ask(0, false).await;
     assert_eq!(denied.refused_ask, Some(1), "the address has used its 2");
     assert_eq!(left().await, 8, "given back by the receipt of both rules");
-    assert_eq!(small.peek_n("alice", 0).await.unwrap().remaining, 1);
+    assert_eq!(users.peek(small.cost(0)).await.unwrap().remaining, 1);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "these never expire");
 }
@@ -277,9 +274,13 @@ async fn k8_every_rule_counts_also_without_redis() {
     assert_eq!(ask(&[("all", 1), ("none", 1)]).await, (false, Some(1), None, Source::Local));
     assert_eq!(ask(&[("", 3), ("small", 1)]).await.1, Some(1), "4 are more than 3");
     assert!(ask(&[("", 2), ("small", 1)]).await.0, "3 are not");
-    assert_eq!(local.peek_n("alice", 0).await.unwrap().remaining, 7, "charged once");
+    assert_eq!(local.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 7, "charged once");
     assert_eq!(ask(&[("", Cost::MAX), ("", Cost::MAX)]).await.2, None);
-    assert_eq!(local.peek_n("alice", 0).await.unwrap().remaining, 7, "a denial charges nothing");
+    assert_eq!(
+        local.peek(Ask::new("alice").cost(0)).await.unwrap().remaining,
+        7,
+        "a denial charges nothing"
+    );
     // What needs no store to be decided is not left to the failure policy.
     let open = tiered(&redis, "open", OnFailure::Allow);
     assert!(ask_tiers(&open, "alice", &[("", 1), ("small", 1)]).await.0);
@@ -315,7 +316,7 @@ impl TwoServers {
         });
         for limiter in &limiters {
             until("the store answers", async || {
-                let asked = limiter.check_n("bob", 5).await.ok()?;
+                let asked = limiter.check(Ask::new("bob").cost(5)).await.ok()?;
                 (asked.source == Source::Store).then_some(())
             })
             .await;
@@ -333,14 +334,17 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_t
     let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
     servers.to_first.delay(ROUND_TRIP);
     let start = Instant::now();
-    let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
+    let asks = [
+        JointAsk::of(&first, Ask::new("alice").cost(2)).unwrap(),
+        JointAsk::of(&second, "bob").unwrap(),
+    ];
     let asked = check_all(asks).await.unwrap();
     let took = start.elapsed();
     assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)));
     assert!(took < BUDGET + ROUND_TRIP / 2, "{took:?}");
     servers.to_first.delay(Duration::ZERO);
     until("it is given back", async || {
-        (first.peek_n("alice", 0).await.ok()?.remaining == 5).then_some(())
+        (first.peek(Ask::new("alice").cost(0)).await.ok()?.remaining == 5).then_some(())
     })
     .await;
     assert_eq!(first.store().redis().counts().unreturned, 0);
@@ -355,7 +359,10 @@ async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
     let servers = TwoServers::start();
     let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
     servers.to_second.stall(true);
-    let asks = [Ask::of(&first, "alice").unwrap().cost(2), Ask::of(&second, "bob").unwrap()];
+    let asks = [
+        JointAsk::of(&first, Ask::new("alice").cost(2)).unwrap(),
+        JointAsk::of(&second, "bob").unwrap(),
+    ];
     let calls = || second.store().redis().counts().calls;
     let calls_before = calls();
     let cut = async {
@@ -383,8 +390,8 @@ async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
         servers.to_first.refuse(true);
         servers.to_first.cut();
         let ask = async |cost, of_second| {
-            let of_first = Ask::of(&first, "alice").unwrap().cost(cost);
-            check_all([of_first, Ask::of(&second, of_second).unwrap()]).await.unwrap()
+            let of_first = JointAsk::of(&first, Ask::new("alice").cost(cost)).unwrap();
+            check_all([of_first, JointAsk::of(&second, of_second).unwrap()]).await.unwrap()
         };
         for _ in 0..3 {
             let denied = ask(5, "bob").await;
@@ -395,6 +402,6 @@ async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
         let allowed = ask(5, "carol").await.decision;
         assert!(allowed.allowed, "{on_failure:?}: {allowed:?}");
         assert_ne!(allowed.source, Source::Store);
-        assert_eq!(second.peek_n("carol", 0).await.unwrap().remaining, 4);
+        assert_eq!(second.peek(Ask::new("carol").cost(0)).await.unwrap().remaining, 4);
     }
 }

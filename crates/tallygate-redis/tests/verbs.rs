@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use common::{AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until};
 use futures_util::future::join_all;
 use tallygate::{
-    Access, Algorithm, Cost, Decision, DecodeError, Facts, Fit, Penalty, Policy, RateLimiter,
+    Access, Algorithm, Ask, Cost, Decision, DecodeError, Facts, Fit, Penalty, Policy, RateLimiter,
     SettleError, Source, Tick, Ticks, Tiers, Used,
 };
 use tallygate_redis::{
-    Ask, Error, InFlight, OnFailure, Options, OwnStore, Redis, Waiting as _, check_all,
+    Error, InFlight, JointAsk, OnFailure, Options, OwnStore, Redis, Waiting as _, check_all,
 };
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -125,7 +125,7 @@ async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
     let admitted: Cost = join_all(asking).await.into_iter().map(|one| one.expect("no panic")).sum();
     assert_eq!(admitted, COINS);
     assert!(redis.counts().contended > 0, "they did get in each other's way");
-    assert_eq!(limiter.refund("alice", 2).await.unwrap().remaining, 2);
+    assert_eq!(limiter.refund(Ask::new("alice").cost(2)).await.unwrap().remaining, 2);
     assert_eq!(limiter.reset("alice").await.unwrap().remaining, COINS);
     assert_all_expire(&server);
 }
@@ -158,7 +158,7 @@ async fn a_caller_that_loses_every_race_gets_an_error_when_its_time_is_over() {
     assert_eq!(redis.counts().contended - before.contended, u64::from(tries));
     assert_eq!(redis.counts().calls - before.calls, u64::from(tries) + 1);
     // Only what the others wrote is there: nothing was taken for who came too late.
-    let coins = first.peek_n("alice", 0).await.unwrap();
+    let coins = first.peek(Ask::new("alice").cost(0)).await.unwrap();
     let written: Vec<u8> = server.ask(&[b"GET", &only_key(&server)[..]]);
     let taken = u64::from_be_bytes(written[2..10].try_into().unwrap());
     assert_eq!(coins.remaining, 1_000_000 - taken);
@@ -181,12 +181,12 @@ async fn several_keys_on_one_server_are_one_step() {
             let (mut admitted, mut seen) = (0, 0);
             loop {
                 let asks = [
-                    Ask::of(&limiters.0, "alice").expect("valid").cost(2),
-                    Ask::of(&limiters.1, "192.0.2.1").expect("valid"),
+                    JointAsk::of(&limiters.0, Ask::new("alice").cost(2)).expect("valid"),
+                    JointAsk::of(&limiters.1, "192.0.2.1").expect("valid"),
                 ];
                 let told = check_all(asks).await.expect("a decision");
                 // What is refused takes nothing, not even for a moment.
-                let left = limiters.0.peek_n("alice", 0).await.expect("a decision");
+                let left = limiters.0.peek(Ask::new("alice").cost(0)).await.expect("a decision");
                 seen = seen.max(100 - left.remaining);
                 match told.decision.source {
                     Source::Store if told.decision.allowed => admitted += 1,
@@ -208,10 +208,12 @@ async fn several_keys_on_one_server_are_one_step() {
     }
     assert_eq!(admitted, 40);
     assert_eq!(seen, 80, "never more than was admitted");
-    assert_eq!(limiters.0.peek_n("alice", 0).await.unwrap().remaining, 20);
-    assert_eq!(limiters.1.peek_n("192.0.2.1", 0).await.unwrap().remaining, 0);
+    assert_eq!(limiters.0.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 20);
+    assert_eq!(limiters.1.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
     // The same key twice is asked for both.
-    let twice = || ["bob", "bob"].map(|key| Ask::of(&limiters.1, key).expect("valid").cost(25));
+    let twice = || {
+        ["bob", "bob"].map(|key| JointAsk::of(&limiters.1, Ask::new(key).cost(25)).expect("valid"))
+    };
     let told = check_all(twice()).await.unwrap();
     assert_eq!((told.decision.allowed, told.refused_ask), (false, Some(0)));
     assert_all_expire(&server);
@@ -279,7 +281,7 @@ async fn who_waits_is_served_in_order() {
     let (served, start) = (Mutex::new(Vec::new()), Instant::now());
     let (limiter, served) = (&limiter, &served);
     let waiting = (0..6).map(|place| async move {
-        let told = limiter.until_ready("alice", 1, AMPLE).await.expect("a decision");
+        let told = limiter.until_ready("alice", AMPLE).await.expect("a decision");
         assert!(told.allowed);
         served.lock().expect("no panic").push(place);
     });
@@ -296,28 +298,29 @@ async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
     let limiter = limiter(&redis, burst(2), OnFailure::Deny);
     // A caller that does not wait at all does not wait for the first connection either.
     until("the connection is made", async || redis.ping().await.ok()).await;
-    assert!(limiter.until_ready("alice", 2, Duration::ZERO).await.unwrap().allowed);
+    assert!(limiter.until_ready(Ask::new("alice").cost(2), Duration::ZERO).await.unwrap().allowed);
     let start = Instant::now();
-    let told = limiter.until_ready("alice", 1, Duration::from_secs(60)).await.unwrap();
+    let told = limiter.until_ready("alice", Duration::from_secs(60)).await.unwrap();
     assert!(!told.allowed, "it would take an hour");
     assert!(told.retry_after.unwrap().as_duration() > Duration::from_secs(3500));
     assert!(start.elapsed() < Duration::from_secs(5), "at once");
-    let never = limiter.until_ready("alice", 3, Duration::from_secs(60)).await.unwrap();
+    let never =
+        limiter.until_ready(Ask::new("alice").cost(3), Duration::from_secs(60)).await.unwrap();
     assert_eq!((never.allowed, never.retry_after), (false, None));
 
     // One waits, another behind it, and both go before their turn.
-    let used = limiter.peek_n("alice", 0).await.unwrap();
+    let used = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     let day = Duration::from_secs(86_400);
     for _ in 0..2 {
-        let both = join_all((0..2).map(|_| limiter.until_ready("alice", 1, day)));
+        let both = join_all((0..2).map(|_| limiter.until_ready("alice", day)));
         assert!(tokio::time::timeout(Duration::from_millis(50), both).await.is_err());
     }
-    let still = limiter.peek_n("alice", 0).await.unwrap();
+    let still = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     assert!(still.remaining == used.remaining && still.reset_after <= used.reset_after);
     // Who is behind somebody who waits is told how long it would take, and uses nothing.
     let (first, second) = (
-        limiter.until_ready("alice", 1, day),
-        limiter.until_ready("alice", 1, Duration::from_millis(30)),
+        limiter.until_ready("alice", day),
+        limiter.until_ready("alice", Duration::from_millis(30)),
     );
     let first = std::pin::pin!(tokio::time::timeout(Duration::from_millis(500), first));
     let (first, second) = futures_util::future::join(first, second).await;
@@ -335,28 +338,28 @@ async fn what_was_used_stays_used_when_tiers_change() {
         .tier("gone", Access::Blocked);
     let store = redis.store("api").on_failure(OnFailure::Deny);
     let limiter = RateLimiter::in_store("api", tiers, store);
-    let [pro, free, gone] = ["pro", "free", "gone"].map(|name| limiter.tier(name).unwrap());
+    let [pro, free, gone] = ["pro", "free", "gone"].map(|tier| Ask::new("alice").tier(tier));
     let mut admitted = 0;
     for _ in 0..150 {
         admitted += u64::from(limiter.check("alice").await.unwrap().allowed);
-        admitted += u64::from(pro.check("alice").await.unwrap().allowed);
+        admitted += u64::from(limiter.check(pro).await.unwrap().allowed);
     }
     assert_eq!(admitted, 100, "the greater of the two, once");
     for _ in 0..50 {
-        let told = free.check("alice").await.unwrap();
+        let told = limiter.check(free).await.unwrap();
         assert_eq!((told.allowed, told.remaining), (true, Cost::MAX));
-        let told = gone.check("alice").await.unwrap();
+        let told = limiter.check(gone).await.unwrap();
         assert_eq!((told.allowed, told.limit, told.retry_after), (false, 0, None));
         assert_eq!(told.source, Source::Store, "{:?}", redis.last_error());
     }
-    assert!(!pro.check("alice").await.unwrap().allowed);
+    assert!(!limiter.check(pro).await.unwrap().allowed);
 
     limiter.set_override("alice", burst(200), None);
     assert_eq!(limiter.check("alice").await.unwrap().remaining, 99, "a hundred are used");
     limiter.set_override("alice", Access::Blocked, None);
-    assert!(!pro.check("alice").await.unwrap().allowed);
+    assert!(!limiter.check(pro).await.unwrap().allowed);
     assert!(limiter.remove_override("alice"));
-    assert_eq!(pro.check("bob").await.unwrap().remaining, 99);
+    assert_eq!(limiter.check(Ask::new("bob").tier("pro")).await.unwrap().remaining, 99);
     assert_all_expire(&server);
 }
 
@@ -368,9 +371,11 @@ async fn reservations_are_settled_by_what_was_used() {
         let policy = Policy::of(kind, 10).per_hour().debt(5).build().unwrap();
         let store = redis.store(kind.name()).on_failure(OnFailure::Deny);
         let limiter = RateLimiter::with_store(policy, store);
-        let left = async || limiter.peek_n("alice", 0).await.expect("a decision").remaining;
+        let left =
+            async || limiter.peek(Ask::new("alice").cost(0)).await.expect("a decision").remaining;
         let reserve = async |estimate| {
-            let reserved = limiter.reserve("alice", estimate, AMPLE).await.expect("a decision");
+            let reserved =
+                limiter.reserve(Ask::new("alice").cost(estimate), AMPLE).await.expect("a decision");
             reserved.granted()
         };
         let mut less = reserve(4).await.expect("granted");
@@ -389,10 +394,10 @@ async fn reservations_are_settled_by_what_was_used() {
         let mut debt = reserve(4).await.expect("granted");
         let told = limiter.settle(&mut debt, 100).unwrap().await.unwrap();
         assert_eq!((told.remaining, told.source), (0, Source::Store), "{kind}");
-        let owed = limiter.refund("alice", 5).await.unwrap();
+        let owed = limiter.refund(Ask::new("alice").cost(5)).await.unwrap();
         assert_eq!(owed.remaining, 0, "{kind}: five were owed");
-        assert_eq!(limiter.refund("alice", 3).await.unwrap().remaining, 3, "{kind}");
-        let late = limiter.reserve("alice", 1, Ticks(0)).await.unwrap();
+        assert_eq!(limiter.refund(Ask::new("alice").cost(3)).await.unwrap().remaining, 3, "{kind}");
+        let late = limiter.reserve("alice", Ticks(0)).await.unwrap();
         let mut late = late.granted().unwrap();
         until("its time is over", async || (limiter.now() > late.until()).then_some(())).await;
         let settled = limiter.settle(&mut late, 0).map(|_| ());
@@ -411,13 +416,13 @@ async fn many_keys_are_one_round_trip_and_come_in_order() {
     let keys: Vec<String> = (0..40).map(|key| format!("key {key}")).collect();
     for (used, key) in keys.iter().enumerate() {
         let used = u64::try_from(used).unwrap();
-        assert_eq!(limiter.check_n(key, used + 1).await.unwrap().remaining, 99 - used);
+        assert_eq!(limiter.check(Ask::new(key).cost(used + 1)).await.unwrap().remaining, 99 - used);
     }
     let before = redis.counts().calls;
     proxy.stall(true);
     let asking = {
         let (limiter, keys) = (limiter.clone(), keys.clone());
-        tokio::spawn(async move { limiter.check_many::<Decision>(&keys).await })
+        tokio::spawn(async move { limiter.check_many::<Decision, _>(&keys).await })
     };
     until("all are sent before any is answered", async || {
         (redis.counts().calls - before == 40).then_some(())
@@ -443,11 +448,11 @@ async fn penalties_and_shadows_are_kept_on_the_server() {
     };
     let here = limiter(&here, policy(), OnFailure::Deny);
     let there = limiter(&there, policy(), OnFailure::Deny);
-    let told = here.check_n("alice", 2).await.unwrap();
+    let told = here.check(Ask::new("alice").cost(2)).await.unwrap();
     assert_eq!((told.allowed, told.shadow_refused_by), (true, Some(1)), "only as a shadow");
     // Refusals count wherever they are made; the third is punished.
     for limiter in [&here, &there, &here] {
-        assert!(!limiter.check_n("alice", 2).await.unwrap().allowed);
+        assert!(!limiter.check(Ask::new("alice").cost(2)).await.unwrap().allowed);
     }
     let told = there.check("alice").await.unwrap();
     assert_eq!((told.allowed, told.refused_by), (false, Some(0)));

@@ -7,11 +7,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tallygate::Capacity;
 use tallygate_core::{Algorithm as _, Decision, Kind, Limit, Penalty, Policy, Tick, Ticks};
+use tallygate_redis::Stores;
 use tokio::sync::mpsc;
 
 use crate::config::{self, Config};
-use crate::gate::{Ask, Asked, Backend, Remembered, Verb};
+use crate::gate::{Ask, Asked, Remembered, Verb};
 use crate::shared::Shared;
 
 pub use crate::http::fuzzing::{headers, json, query, scenario};
@@ -41,11 +43,11 @@ pub fn config(input: &[u8]) {
     for (name, policy) in &config.policies {
         let tiers = policy.tiers.by_name();
         for tier in tiers.iter().map(|(tier, _)| Some(&**tier)).chain([None]) {
-            let ask = Ask { policy: name, key: b"alice", cost: None, tier };
+            let ask = Ask { policy: name, key: b"alice", cost: None, tier, shows_access: false };
             let Asked::Now(answer) = shared.gate.ask(Verb::Check, ask) else {
                 unreachable!("memory answers at once")
             };
-            let decision = answer.expect("its policies and tiers are known").decision;
+            let decision = answer.expect("its policies and tiers are known").decided.decision;
             assert!(decision.remaining <= decision.limit, "{decision:?}");
         }
     }
@@ -63,7 +65,7 @@ fn told(config: &Config) -> Option<String> {
 pub(crate) fn shared(config: &Config) -> Shared {
     const MAX_KEYS: usize = 64;
     let (reload, _) = mpsc::channel(1);
-    Shared::new(config, Backend::Memory { max_keys: MAX_KEYS }, Remembered::default(), reload)
+    Shared::new(config, Stores::Memory(Capacity::of(MAX_KEYS)), Remembered::default(), reload)
 }
 
 /// Encoded states: any bytes are refused, or are a state that decides within its limit and has this one encoding.

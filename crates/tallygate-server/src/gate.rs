@@ -1,10 +1,11 @@
 //! The policies in force and the store behind them: what every surface asks.
 //!
-//! Surfaces translate their wire to a question and the answer back; whatever is decided is decided here. From memory
+//! Surfaces translate their wire to a question and the answer back; the limiters of the policies decide. From memory
 //! an answer is there at once, from Redis it comes later: [`Asked`] is either, so that a pipeline of questions to
 //! memory costs no more than the decisions.
 
 mod cell;
+mod counts;
 mod hot;
 mod remembered;
 mod reservations;
@@ -19,16 +20,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use tallygate::{
-    Access, Capacity, Cost, Decision, MemoryStore, Override, Plan, RateLimiter, Rules as _,
-    StoreError, SystemClock, Tick, Tiers, UnknownTier,
+    Access, Cost, Decision, MemoryStore, Op, Plan, RateLimiter, StoreError, Tick, UnknownTier,
 };
-use tallygate_redis::{Redis, RedisStore};
+use tallygate_redis::{AnyLimiter, AnyReply, JointAsk, Redis, Stores};
 
 use crate::config::{Config, KeySource, Limits, PolicyConfig};
-use crate::metrics::{Figures, Metrics, PolicyMetrics};
-use crate::traces;
+use crate::metrics::{Figures, Metrics};
 use crate::turn::off_worker;
 
+use counts::Counts;
 pub(crate) use hot::{Hot, HotClient};
 pub(crate) use remembered::Remembered;
 use remembered::RememberedPolicy;
@@ -48,46 +48,30 @@ pub(crate) struct Gate {
     limits: ArcSwap<(Limits, bool)>,
     /// The most bytes of memory that the server takes by the configuration in force.
     memory_bound: AtomicU64,
-    backend: Backend,
+    stores: Stores,
     throttle: Throttle,
-    throttled: Throttled,
+    /// What is counted of limits that come with the request, as if they were a policy.
+    throttled: Counts,
     pub(crate) reservations: Reservations,
-    pub(crate) hot: Hot,
+    pub(crate) hot: Arc<Hot>,
     suggestions: Suggestions,
     pub(crate) metrics: Metrics,
 }
 
 type Policies = HashMap<Arc<str>, Arc<Entry>>;
 
-/// What is counted of limits that come with the request, as if they were a policy.
-struct Throttled {
-    name: Arc<str>,
-    metrics: PolicyMetrics,
-}
-
-/// Where clients are kept.
-pub(crate) enum Backend {
-    Memory { max_keys: usize },
-    Redis(Redis),
-}
-
 /// A policy in force.
 pub(crate) struct Entry {
     pub(crate) name: Arc<str>,
-    pub(crate) limiter: Limiter,
+    pub(crate) limiter: Arc<Limiter>,
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
     /// How many bits of an IPv6 address are one client.
     pub(crate) ipv6_prefix: u8,
-    metrics: PolicyMetrics,
 }
 
-/// Its limiter. It outlives changes of the configuration, and with it what clients have used.
-#[derive(Clone)]
-pub(crate) enum Limiter {
-    Memory(Arc<RateLimiter<Tiers, MemoryStore<Plan>>>),
-    Redis(Arc<RateLimiter<Tiers, RedisStore>>),
-}
+/// The limiter of a policy. It outlives changes of the configuration, and with it what clients have used.
+pub(crate) type Limiter = AnyLimiter<Counts>;
 
 /// A question.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +81,8 @@ pub(crate) struct Ask<'a> {
     /// The policy's own if it is not said.
     pub(crate) cost: Option<Cost>,
     pub(crate) tier: Option<&'a str>,
+    /// Whether the answer says what the client gets: for header fields.
+    pub(crate) shows_access: bool,
 }
 
 /// What is asked.
@@ -112,9 +98,17 @@ pub(crate) enum Verb {
 #[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) entry: Arc<Entry>,
+    pub(crate) decided: Decided,
+}
+
+/// A decision, and what the rule says that made it. Rules that are read later may be others.
+#[derive(Clone)]
+pub(crate) struct Decided {
     pub(crate) decision: Decision,
     /// The limit that refused, by its name, where there are several.
     pub(crate) refused_by: Option<Box<str>>,
+    /// What the client gets, if that was asked for.
+    pub(crate) access: Option<Access>,
 }
 
 /// Several questions decided as one.
@@ -164,27 +158,25 @@ impl Gate {
     /// With the clients who are remembered from before.
     pub(crate) fn new(
         config: &Config,
-        backend: Backend,
+        stores: Stores,
         metrics: Metrics,
         mut remembered: Remembered,
     ) -> Self {
-        let throttle = match &backend {
-            Backend::Memory { max_keys } => {
-                Throttle::in_memory(*max_keys, remembered.throttle.take())
-            }
-            Backend::Redis(redis) => Throttle::in_redis(redis),
+        let throttle = match &stores {
+            Stores::Memory(capacity) => Throttle::in_memory(*capacity, remembered.throttle.take()),
+            Stores::Redis(redis) => Throttle::in_redis(redis),
         };
-        let name = Arc::from("CL.THROTTLE");
-        let throttled = Throttled { metrics: metrics.of_policy(&name), name };
+        let hot = Arc::new(Hot::default());
+        let throttled = Counts::new("CL.THROTTLE".into(), &metrics, hot.clone());
         let gate = Self {
             policies: ArcSwap::default(),
             limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
             memory_bound: AtomicU64::new(0),
-            backend,
+            stores,
             throttle,
             throttled,
             reservations: Reservations::default(),
-            hot: Hot::default(),
+            hot,
             suggestions: Suggestions::default(),
             metrics,
         };
@@ -200,9 +192,9 @@ impl Gate {
 
     fn put_all(&self, config: &Config, mut remembered: Remembered) {
         self.limits.store(Arc::new((config.limits, config.cl_throttle)));
-        let max_keys = match self.backend {
-            Backend::Memory { max_keys } => Some(max_keys),
-            Backend::Redis(_) => None,
+        let max_keys = match &self.stores {
+            Stores::Memory(capacity) => Some(capacity.max_keys),
+            Stores::Redis(_) => None,
         };
         self.memory_bound.store(config.memory_bound(max_keys), Ordering::Relaxed);
         let old = self.policies.load();
@@ -224,18 +216,22 @@ impl Gate {
         let limiter = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
-                old.limiter.set_habits(policy);
                 old.limiter.clone()
             }
-            None => self.limiter(name, policy, remembered),
+            None => Arc::new(self.limiter(name, policy, remembered)),
         };
+        // What is done while Redis cannot be asked, or need not be. Memory is always asked.
+        if let Some(store) = limiter.store().redis() {
+            store.set_on_failure(policy.on_failure);
+            store.set_leases(policy.leases);
+            store.set_deny_cache(policy.deny_cache);
+        }
         Entry {
             name: name.clone(),
             limiter,
             cost: policy.cost,
             key: policy.key.clone(),
             ipv6_prefix: policy.ipv6_prefix,
-            metrics: self.metrics.of_policy(name),
         }
     }
 
@@ -245,37 +241,23 @@ impl Gate {
         policy: &PolicyConfig,
         remembered: Option<RememberedPolicy>,
     ) -> Limiter {
-        let tiers = policy.tiers.copy();
-        match &self.backend {
-            Backend::Memory { max_keys } => {
-                let (store, overrides) = match remembered {
-                    Some(RememberedPolicy { store, overrides }) => (store, overrides),
-                    None => {
-                        let capacity = Capacity::of(*max_keys);
-                        (MemoryStore::new(capacity, SystemClock::new()), Vec::new())
-                    }
-                };
-                let limiter = RateLimiter::in_store(name.clone(), tiers, store);
-                for (key, set) in overrides {
-                    limiter.set_override(key, set.access, set.until);
-                }
-                Limiter::Memory(Arc::new(limiter))
-            }
-            Backend::Redis(redis) => {
-                let store = redis.store(name.clone());
-                let limiter =
-                    Limiter::Redis(Arc::new(RateLimiter::in_store(name.clone(), tiers, store)));
-                limiter.set_habits(policy);
-                limiter
-            }
+        let (store, overrides) = match remembered {
+            Some(RememberedPolicy { store, overrides }) => (store.into(), overrides),
+            None => (self.stores.store(name), Vec::new()),
+        };
+        let counts = Counts::new(name.clone(), &self.metrics, self.hot.clone());
+        let limiter = RateLimiter::in_store(name.clone(), policy.tiers.copy(), store);
+        for (key, set) in overrides {
+            limiter.set_override(key, set.access, set.until);
         }
+        limiter.observed_by(counts)
     }
 
     /// Gives back what is held on lease, so that others can use it: before the server ends.
     pub(crate) async fn give_back_leases(&self) {
         for entry in self.policies() {
-            if let Limiter::Redis(limiter) = &entry.limiter {
-                limiter.store().give_back_leases().await;
+            if let Some(store) = entry.limiter.store().redis() {
+                store.give_back_leases().await;
             }
         }
     }
@@ -296,8 +278,9 @@ impl Gate {
         all
     }
 
-    pub(crate) const fn backend(&self) -> &Backend {
-        &self.backend
+    /// Returns where clients are kept.
+    pub(crate) const fn stores(&self) -> &Stores {
+        &self.stores
     }
 
     /// Returns what one client may take, by the configuration in force.
@@ -308,18 +291,14 @@ impl Gate {
     /// Returns the figures that the metrics show beside the counts.
     pub(crate) fn figures(&self, held_bytes: usize) -> Figures {
         let policies = self.policies();
-        let keys = policies.iter().map(|entry| (entry.name.clone(), entry.limiter.usage()));
+        let keys = policies.iter().map(|entry| (entry.name.clone(), entry.usage()));
         let keys = keys.chain([("CL.THROTTLE".into(), self.throttle.usage())]);
-        let store = match &self.backend {
-            Backend::Redis(redis) => Some(redis.counts()),
-            Backend::Memory { .. } => None,
-        };
         Figures {
             memory_bound: self.memory_bound.load(Ordering::Relaxed),
             held_bytes,
             keys: keys.filter_map(|(policy, usage)| Some((policy, usage?))).collect(),
             reservations_open: self.reservations.open(),
-            store,
+            store: self.stores.redis().map(Redis::counts),
         }
     }
 
@@ -336,19 +315,16 @@ impl Gate {
         }
         arguments.check(limits.max_time_to_fresh)?;
         Ok(match self.throttle.ask(key, arguments, quantity)? {
-            Asked::Now(told) => Asked::Now(told.inspect(|decision| self.throttled(key, decision))),
-            Asked::Later(told) => {
+            Asked::Now(decided) => {
+                Asked::Now(decided.inspect(|decision| self.throttled.count(key, decision)))
+            }
+            Asked::Later(decided) => {
                 let (gate, key) = (self.clone(), Box::<[u8]>::from(key));
                 Asked::Later(Box::pin(async move {
-                    told.await.inspect(|decision| gate.throttled(&key, decision))
+                    decided.await.inspect(|decision| gate.throttled.count(&key, decision))
                 }))
             }
         })
-    }
-
-    fn throttled(&self, key: &[u8], decision: &Decision) {
-        self.throttled.metrics.decided(decision);
-        self.hot.note(&self.throttled.name, key, decision.allowed);
     }
 
     /// Says that a key is about to be asked for by [`throttle`](Self::throttle).
@@ -359,287 +335,121 @@ impl Gate {
     /// Says that a key is about to be asked for.
     pub(crate) fn foresee(&self, policy: &str, key: &[u8]) {
         if let Some(entry) = self.policies.load().get(policy)
-            && let Limiter::Memory(limiter) = &entry.limiter
+            && let Some(store) = entry.limiter.store().memory()
         {
-            limiter.store().foresee(key);
+            store.foresee(key);
         }
     }
 
     /// Asks one question.
-    pub(crate) fn ask(self: &Arc<Self>, verb: Verb, ask: Ask<'_>) -> Asked<Answer> {
+    pub(crate) fn ask(&self, verb: Verb, ask: Ask<'_>) -> Asked<Answer> {
         let entry = match self.policy(ask.policy) {
             Ok(entry) => entry,
             Err(error) => return Asked::Now(Err(error)),
         };
-        let cost = ask.cost.unwrap_or(entry.cost);
-        let told = match &entry.limiter {
-            Limiter::Memory(limiter) => in_memory(limiter, verb, ask.key, cost, ask.tier),
-            Limiter::Redis(limiter) => {
-                let (gate, limiter, key) =
-                    (self.clone(), limiter.clone(), Box::<[u8]>::from(ask.key));
-                let tier = ask.tier.map(Box::<str>::from);
-                return Asked::Later(Box::pin(async move {
-                    let told = in_redis(&limiter, verb, &key, cost, tier.as_deref()).await;
-                    told.map(|decision| gate.told(entry, verb, &key, tier.as_deref(), decision))
-                }));
-            }
-        };
-        Asked::Now(told.map(|decision| self.told(entry, verb, ask.key, ask.tier, decision)))
+        if entry.limiter.store().redis().is_some() {
+            let owned = OwnedAsk::of(ask);
+            return Asked::Later(Box::pin(async move {
+                let decided = decide(&entry, verb, owned.ask()).await?;
+                Ok(Answer { entry, decided })
+            }));
+        }
+        let decided = decide(&entry, verb, ask).in_memory();
+        Asked::Now(decided.map(|decided| Answer { entry, decided }).map_err(AskError::from))
     }
 
     /// Asks several questions as one: all are charged, or none is.
     pub(crate) async fn ask_all(&self, asks: &[Ask<'_>]) -> Result<Together, AskError> {
         let entries =
             asks.iter().map(|ask| self.policy(ask.policy)).collect::<Result<Vec<_>, _>>()?;
-        let (decision, refused) = match &self.backend {
-            Backend::Memory { .. } if asks.len() > QUICK_ALL => {
-                off_worker(|| all_in_memory(asks, &entries))?
+        let parts = entries.iter().zip(asks).map(|(entry, ask)| {
+            JointAsk::of_any(&entry.limiter, ask.of_limiter().cost(ask.cost.unwrap_or(entry.cost)))
+        });
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let deciding = tallygate_redis::check_all(parts);
+        let decided = match &self.stores {
+            Stores::Memory(_) if asks.len() > QUICK_ALL => {
+                off_worker(|| tallygate::block_on(deciding))?
             }
-            Backend::Memory { .. } => all_in_memory(asks, &entries)?,
-            Backend::Redis(_) => all_in_redis(asks, &entries).await?,
+            _ => deciding.await?,
         };
-        for (ask, entry) in asks.iter().zip(&entries) {
-            self.note(entry, ask.key, &decision);
-        }
-        let Some(entry) = entries.get(refused.unwrap_or(0)) else {
+        let Some(entry) = entries.get(decided.refused_ask.unwrap_or(0)) else {
             return Err(AskError::Store("nothing was asked".into()));
         };
+        let (decision, refused) = (decided.decision, decided.refused_ask);
         Ok(Together { decision, refused, entry: entry.clone() })
     }
+}
 
-    fn told(
-        &self,
-        entry: Arc<Entry>,
-        verb: Verb,
-        key: &[u8],
-        tier: Option<&str>,
-        decision: Decision,
-    ) -> Answer {
-        if verb == Verb::Check {
-            self.note(&entry, key, &decision);
-        }
-        let refused_by =
-            decision.refused_by.and_then(|limit| entry.limiter.limit_name(key, tier, limit));
-        Answer { entry, decision, refused_by }
-    }
+/// Carries out a verb.
+fn decide<'a>(entry: &'a Entry, verb: Verb, ask: Ask<'a>) -> AnyReply<'a, Decided> {
+    let cost = ask.cost.unwrap_or(entry.cost);
+    let op = match verb {
+        Verb::Check => Op::Check(cost),
+        Verb::Peek => Op::Peek(cost),
+        Verb::Refund => Op::Force(-i128::from(cost)),
+        Verb::Reset => Op::Reset,
+    };
+    entry.limiter.decide_with(ask.of_limiter(), op, move |plan, decision, at| {
+        Decided::new(plan, decision, at, ask.shows_access)
+    })
+}
 
-    /// Counts a decision.
-    pub(crate) fn note(&self, entry: &Entry, key: &[u8], decision: &Decision) {
-        entry.metrics.decided(decision);
-        traces::decided(&entry.name, decision);
-        self.hot.note(&entry.name, key, decision.allowed);
+impl<'a> Ask<'a> {
+    /// The question to the limiter of the policy.
+    pub(crate) fn of_limiter(&self) -> tallygate::Ask<'a> {
+        tallygate::Ask::new(self.key).tier(self.tier)
     }
 }
 
-fn in_memory(
-    limiter: &RateLimiter<Tiers, MemoryStore<Plan>>,
-    verb: Verb,
-    key: &[u8],
-    cost: Cost,
-    tier: Option<&str>,
-) -> Result<Decision, AskError> {
-    Ok(match (tier, verb) {
-        (None, Verb::Check) => limiter.check_n(key, cost),
-        (None, Verb::Peek) => limiter.peek_n(key, cost),
-        (None, Verb::Refund) => limiter.refund(key, cost),
-        (None, Verb::Reset) => limiter.reset(key),
-        (Some(tier), verb) => {
-            let limiter = limiter.tier(tier)?;
-            match verb {
-                Verb::Check => limiter.check_n(key, cost),
-                Verb::Peek => limiter.peek_n(key, cost),
-                Verb::Refund => limiter.refund(key, cost),
-                Verb::Reset => limiter.reset(key),
-            }
-        }
-    }?)
+/// A question that can wait.
+struct OwnedAsk {
+    policy: Box<str>,
+    key: Box<[u8]>,
+    cost: Option<Cost>,
+    tier: Option<Box<str>>,
+    shows_access: bool,
 }
 
-async fn in_redis(
-    limiter: &RateLimiter<Tiers, RedisStore>,
-    verb: Verb,
-    key: &[u8],
-    cost: Cost,
-    tier: Option<&str>,
-) -> Result<Decision, AskError> {
-    Ok(match (tier, verb) {
-        (None, Verb::Check) => limiter.check_n(key, cost).await,
-        (None, Verb::Peek) => limiter.peek_n(key, cost).await,
-        (None, Verb::Refund) => limiter.refund(key, cost).await,
-        (None, Verb::Reset) => limiter.reset(key).await,
-        (Some(tier), verb) => {
-            let limiter = limiter.tier(tier)?;
-            match verb {
-                Verb::Check => limiter.check_n(key, cost).await,
-                Verb::Peek => limiter.peek_n(key, cost).await,
-                Verb::Refund => limiter.refund(key, cost).await,
-                Verb::Reset => limiter.reset(key).await,
-            }
+impl OwnedAsk {
+    fn of(ask: Ask<'_>) -> Self {
+        Self {
+            policy: ask.policy.into(),
+            key: ask.key.into(),
+            cost: ask.cost,
+            tier: ask.tier.map(Into::into),
+            shows_access: ask.shows_access,
         }
-    }?)
+    }
+
+    fn ask(&self) -> Ask<'_> {
+        Ask {
+            policy: &self.policy,
+            key: &self.key,
+            cost: self.cost,
+            tier: self.tier.as_deref(),
+            shows_access: self.shows_access,
+        }
+    }
 }
 
-fn all_in_memory(
-    asks: &[Ask<'_>],
-    entries: &[Arc<Entry>],
-) -> Result<(Decision, Option<usize>), AskError> {
-    let limiters = entries.iter().filter_map(|entry| match &entry.limiter {
-        Limiter::Memory(limiter) => Some(limiter),
-        Limiter::Redis(_) => None,
-    });
-    // Limiters of a tier are made for the occasion, and must outlive what is asked of them.
-    let tiered = limiters
-        .clone()
-        .zip(asks)
-        .map(|(limiter, ask)| ask.tier.map(|tier| limiter.tier(tier)).transpose());
-    let tiered = tiered.collect::<Result<Vec<_>, _>>()?;
-    let parts =
-        limiters.zip(&tiered).zip(asks).zip(entries).map(|(((limiter, tier), ask), entry)| {
-            let part = match tier {
-                Some(tier) => tier.ask(ask.key),
-                None => limiter.ask(ask.key),
-            };
-            part.map(|part| part.cost(ask.cost.unwrap_or(entry.cost)))
-        });
-    let told = tallygate::check_all(parts.collect::<Result<Vec<_>, _>>()?)?;
-    Ok((told.decision, told.refused_ask))
-}
-
-async fn all_in_redis(
-    asks: &[Ask<'_>],
-    entries: &[Arc<Entry>],
-) -> Result<(Decision, Option<usize>), AskError> {
-    let limiters = entries.iter().filter_map(|entry| match &entry.limiter {
-        Limiter::Redis(limiter) => Some(limiter),
-        Limiter::Memory(_) => None,
-    });
-    let tiered = limiters
-        .clone()
-        .zip(asks)
-        .map(|(limiter, ask)| ask.tier.map(|tier| limiter.tier(tier)).transpose());
-    let tiered = tiered.collect::<Result<Vec<_>, _>>()?;
-    let parts =
-        limiters.zip(&tiered).zip(asks).zip(entries).map(|(((limiter, tier), ask), entry)| {
-            let part = match tier {
-                Some(tier) => tallygate_redis::Ask::of(tier, ask.key),
-                None => tallygate_redis::Ask::of(&**limiter, ask.key),
-            };
-            part.map(|part| part.cost(ask.cost.unwrap_or(entry.cost)))
-        });
-    let told = tallygate_redis::check_all(parts.collect::<Result<Vec<_>, _>>()?).await?;
-    Ok((told.decision, told.refused_ask))
-}
-
-impl Limiter {
-    fn rules(&self) -> &Tiers {
-        match self {
-            Self::Memory(limiter) => limiter.rules(),
-            Self::Redis(limiter) => limiter.rules(),
-        }
-    }
-
-    fn replace(&self, tiers: &Tiers) {
-        match self {
-            Self::Memory(limiter) => limiter.replace(tiers),
-            Self::Redis(limiter) => limiter.replace(tiers),
-        }
-    }
-
-    /// What is done where Redis cannot be asked, or need not be. Memory is always asked.
-    fn set_habits(&self, policy: &PolicyConfig) {
-        if let Self::Redis(limiter) = self {
-            let store = limiter.store();
-            store.set_on_failure(policy.on_failure);
-            store.set_leases(policy.leases);
-            store.set_deny_cache(policy.deny_cache);
-        }
-    }
-
-    /// Gives a client something else than the configuration does.
-    pub(crate) fn set_override(&self, key: &[u8], access: Access, until: Option<Tick>) {
-        match self {
-            Self::Memory(limiter) => limiter.set_override(key, access, until),
-            Self::Redis(limiter) => limiter.set_override(key, access, until),
-        }
-    }
-
-    /// Takes it back; says whether there was one.
-    pub(crate) fn remove_override(&self, key: &[u8]) -> bool {
-        match self {
-            Self::Memory(limiter) => limiter.remove_override(key),
-            Self::Redis(limiter) => limiter.remove_override(key),
-        }
-    }
-
-    /// All that were set at run time and have not ended.
-    pub(crate) fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
-        match self {
-            Self::Memory(limiter) => limiter.overrides(),
-            Self::Redis(limiter) => limiter.overrides(),
-        }
-    }
-
-    /// The overrides of the configuration, by key.
-    pub(crate) fn configured(&self) -> Vec<(Box<[u8]>, Access)> {
-        self.rules().by_key()
-    }
-
-    /// What the configuration gives a single client.
-    pub(crate) fn configured_for(&self, key: &[u8]) -> Option<Access> {
-        self.rules().of_key(key)
-    }
-
-    /// The time by the store's clock, in nanoseconds.
-    pub(crate) fn now(&self) -> Tick {
-        match self {
-            Self::Memory(limiter) => limiter.now(),
-            Self::Redis(limiter) => limiter.now(),
-        }
-    }
-
-    /// How many clients are kept here, and how many were pushed out; nobody knows of Redis.
-    pub(crate) fn usage(&self) -> Option<tallygate::Usage> {
-        match self {
-            Self::Memory(limiter) => Some(limiter.store().usage()),
-            Self::Redis(_) => None,
-        }
-    }
-
-    /// What clients get that have neither a tier nor an override.
-    pub(crate) fn base(&self) -> Access {
-        self.rules().base()
-    }
-
-    /// The tiers and what they get, by name.
-    pub(crate) fn tiers(&self) -> Vec<(Box<str>, Access)> {
-        self.rules().by_name()
-    }
-
-    /// What a client gets now: by a tier if one is named, and by its override.
-    pub(crate) fn access(&self, key: &[u8], tier: Option<&str>) -> Result<Access, UnknownTier> {
-        let now = self.now();
-        let plan = match (self, tier) {
-            (Self::Memory(limiter), None) => limiter.rules().choose(key),
-            (Self::Memory(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
-            (Self::Redis(limiter), None) => limiter.rules().choose(key),
-            (Self::Redis(limiter), Some(tier)) => limiter.tier(tier)?.rules().choose(key),
-        };
-        Ok(plan.access(now).clone())
-    }
-
-    /// The name of a limit of a client, where it has several.
-    pub(crate) fn limit_name(
-        &self,
-        key: &[u8],
-        tier: Option<&str>,
-        limit: usize,
-    ) -> Option<Box<str>> {
-        match self.access(key, tier) {
-            Ok(Access::Limited(policy)) if policy.limits().len() > 1 => {
+impl Decided {
+    /// Reads what is said about a decision from the plan that made it.
+    fn new(plan: &Plan, decision: Decision, at: Tick, shows_access: bool) -> Self {
+        let refused_by = decision.refused_by.and_then(|limit| match plan.access(at) {
+            Access::Limited(policy) if policy.limits().len() > 1 => {
                 policy.limits().get(limit).map(|limit| limit.name().into())
             }
             _ => None,
-        }
+        });
+        Self { decision, refused_by, access: shows_access.then(|| plan.access(at).clone()) }
+    }
+}
+
+impl Entry {
+    /// Returns how many clients are kept here and how many were evicted; `None` if they are in Redis.
+    pub(crate) fn usage(&self) -> Option<tallygate::Usage> {
+        self.limiter.store().memory().map(MemoryStore::usage)
     }
 }
 
@@ -656,6 +466,7 @@ impl From<tallygate_redis::Error> for AskError {
     fn from(error: tallygate_redis::Error) -> Self {
         match error {
             tallygate_redis::Error::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            tallygate_redis::Error::UnknownTier(unknown) => Self::UnknownTier(*unknown),
             other => Self::Store(other.to_string().into()),
         }
     }

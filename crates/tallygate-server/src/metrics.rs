@@ -285,9 +285,9 @@ impl Snapshots {
 }
 
 impl PolicyMetrics {
-    pub(crate) fn decided(&self, decision: &Decision) {
-        let source = SOURCES.iter().position(|source| *source == decision.source).unwrap_or(0);
-        self.decisions[usize::from(decision.allowed)][source].inc();
+    pub(crate) fn decided(&self, allowed: bool, source: Source) {
+        let source = SOURCES.iter().position(|one| *one == source).unwrap_or(0);
+        self.decisions[usize::from(allowed)][source].inc();
     }
 }
 

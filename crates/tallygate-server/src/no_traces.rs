@@ -1,7 +1,7 @@
 //! What stands in for `traces.rs` where the feature `otlp` is not built in: nothing, at no cost.
 
 use hyper::{Request, StatusCode};
-use tallygate::Decision;
+use tallygate::Source;
 
 use crate::options::ServeOptions;
 
@@ -43,4 +43,4 @@ impl Trace {
 }
 
 #[inline]
-pub(crate) const fn decided(_: &str, _: &Decision) {}
+pub(crate) const fn decided(_: &str, _: bool, _: Source) {}

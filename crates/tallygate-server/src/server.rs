@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::TryFutureExt as _;
-use tallygate_redis::Redis;
+use tallygate::Capacity;
+use tallygate_redis::{Redis, Stores};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, DEFAULT_HTTP, DEFAULT_RESP, Tokens};
-use crate::gate::{Backend, Gate, Remembered};
+use crate::gate::{Gate, Remembered};
 use crate::options::ServeOptions;
 use crate::shared::Shared;
 use crate::{descriptors, http, random, resp, traces};
@@ -65,23 +66,22 @@ async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
         }
     };
     let store = options.store.as_deref().or(config.store.as_deref()).unwrap_or("memory");
-    let backend = match store {
-        "memory" => Backend::Memory { max_keys: options.max_keys },
-        address => Backend::Redis(Redis::open(address)?),
+    let stores = match tallygate_redis::open(store)? {
+        Stores::Memory(_) => Stores::Memory(Capacity::of(options.max_keys)),
+        redis @ Stores::Redis(_) => redis,
     };
-    if let Backend::Redis(redis) = &backend
+    if let Some(redis) = stores.redis()
         && let Err(error) = reach(redis).await
     {
         tracing::warn!(%error, "the store does not answer; policies decide by on_store_error until it does");
     }
-    let in_memory = matches!(backend, Backend::Memory { .. });
-    let snapshot = Snapshot::asked_for(options, &config, in_memory)?;
+    let snapshot = Snapshot::asked_for(options, &config, stores.redis().is_none())?;
     let remembered = match &snapshot {
         Some(snapshot) => snapshot.read(&config, options.max_keys)?,
         None => Remembered::default(),
     };
     let (ask_reload, reloads) = mpsc::channel(8);
-    let shared = Arc::new(Shared::new(&config, backend, remembered, ask_reload));
+    let shared = Arc::new(Shared::new(&config, stores, remembered, ask_reload));
     // Signals are heard from here on: one that comes while it starts is not lost.
     let mut signals = Signals::new()?;
     let hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;

@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicBool;
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use tallygate_redis::Stores;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::aside::BACKTESTS_AT_A_TIME;
 use crate::config::{Config, Limits, Tls, Tokens};
 use crate::connection::Security;
 use crate::descriptors;
-use crate::gate::{Backend, Gate, Remembered};
+use crate::gate::{Gate, Remembered};
 use crate::holdings::{HeldBytes, HeldConnection, Holder, Holdings, NoRoom};
 use crate::metrics::{Metrics, ReasonLabels};
 use crate::peer::Peer;
@@ -69,12 +70,12 @@ impl Settings {
 impl Shared {
     pub(crate) fn new(
         config: &Config,
-        backend: Backend,
+        stores: Stores,
         remembered: Remembered,
         reload: AskReload,
     ) -> Self {
         Self {
-            gate: Arc::new(Gate::new(config, backend, Metrics::new(), remembered)),
+            gate: Arc::new(Gate::new(config, stores, Metrics::new(), remembered)),
             settings: ArcSwap::from_pointee(Settings::of(config)),
             is_ready: AtomicBool::new(false),
             reload,

@@ -27,7 +27,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as 
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
-use tallygate::Decision;
+use tallygate::Source;
 
 use crate::options::ServeOptions;
 
@@ -172,20 +172,20 @@ impl Trace {
 
 /// Notes a decision for the span that it was made in.
 #[inline]
-pub(crate) fn decided(policy: &str, decision: &Decision) {
+pub(crate) fn decided(policy: &str, allowed: bool, source: Source) {
     if TRACER.get().is_none() {
         return;
     }
     // Outside of every span nobody asks.
     let _ = TALLY.try_with(|tally| {
         let mut tally = tally.borrow_mut();
-        if decision.allowed {
+        if allowed {
             tally.allowed += 1;
         } else {
             tally.refused += 1;
         }
         tally.policies.add(policy);
-        tally.sources.add(decision.source.name());
+        tally.sources.add(source.name());
     });
 }
 

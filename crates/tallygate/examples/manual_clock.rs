@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tallygate::{Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Ticks};
+use tallygate::{Ask, Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Ticks};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = ManualClock::new(Tick(0));
@@ -20,6 +20,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(limiter.is_allowed("alice")?);
 
     // Or without a clock: every call has a twin that takes the time.
-    assert!(limiter.is_allowed_at("bob", Tick(5))?);
+    assert!(limiter.is_allowed(Ask::new("bob").at(Tick(5)))?);
     Ok(())
 }

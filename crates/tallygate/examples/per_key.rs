@@ -4,7 +4,7 @@
 
 use std::io::Write as _;
 
-use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SystemClock};
+use tallygate::{Ask, Capacity, Policy, PolicyStore, RateLimiter, SystemClock};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let policy = Policy::sliding_window_counter(1_000).per_hour().named("uploads").build()?;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut out = std::io::stdout();
     for client in ["alice", "bob", "mallory"] {
-        let look = limiter.check_n(client, 0)?;
+        let look = limiter.check(Ask::new(client).cost(0))?;
         writeln!(out, "{client}: {} of {} left", look.remaining, look.limit)?;
     }
     writeln!(out, "{:?}", limiter.store().usage())?;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tallygate::{Policy, RateLimiter, Reserved, Ticks};
+use tallygate::{Ask, Policy, RateLimiter, Reserved, Ticks};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens = RateLimiter::new(Policy::token_bucket(10_000).per_minute().build()?);
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (prompt, used) in [("short", 900), ("long", 4_500), ("endless", 12_000), ("one more", 100)]
     {
         // An estimate is charged before the work begins, so that nobody starts what it cannot pay.
-        match tokens.reserve("alice", 2_000, Duration::from_secs(120))? {
+        match tokens.reserve(Ask::new("alice").cost(2_000), Duration::from_secs(120))? {
             Reserved::Granted(mut reservation, _) => {
                 // … the model answers …
                 let told = tokens.settle(&mut reservation, used)??;

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let in_flight = InFlight::new(2);
     let request = |user: &str, address: &str| {
-        check_all([users.ask(user)?, addresses.ask(address)?, in_flight.ask(user)?])
+        check_all([users.joint(user)?, addresses.joint(address)?, in_flight.joint(user)?])
     };
     let first = request("bob", "192.0.2.7")?;
     println!("bob: {}, {} place taken", first.decision.allowed, first.places.len());

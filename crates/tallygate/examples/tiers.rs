@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use tallygate::{Access, Clock as _, Policy, RateLimiter, SystemClock, Ticks, Tiers};
+use tallygate::{Access, Ask, Clock as _, Policy, RateLimiter, SystemClock, Ticks, Tiers};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let free = Policy::token_bucket(3).per_minute().build()?;
@@ -19,12 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..4 {
         println!("alice, free:  {:?}", limiter.check("alice")?.allowed);
     }
-    let upgraded = limiter.tier("pro")?.check("alice")?;
+    let upgraded = limiter.check(Ask::new("alice").tier("pro"))?;
     println!(
         "alice, pro:   {:?}, {} left: the three stay used",
         upgraded.allowed, upgraded.remaining
     );
-    println!("staff/carol:  {:?}", limiter.check_n("staff/carol", 1_000_000)?.allowed);
+    println!("staff/carol:  {:?}", limiter.check(Ask::new("staff/carol").cost(1_000_000))?.allowed);
 
     let in_a_minute = SystemClock::new().now().after(Ticks::from_duration(MINUTE));
     limiter.set_override("mallory", Access::Blocked, in_a_minute);
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // New rules, at once and for everybody; what was used stays used.
     limiter.replace(&Tiers::new(Policy::sliding_window_log(5).per_minute().build()?));
-    println!("alice, later: {} of 5 left", limiter.check_n("alice", 0)?.remaining);
+    println!("alice, later: {} of 5 left", limiter.check(Ask::new("alice").cost(0))?.remaining);
     Ok(())
 }
 

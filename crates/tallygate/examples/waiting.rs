@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for worker in 0..4 {
             let limiter = &limiter;
             scope.spawn(move || {
-                let told = limiter.block_until_ready("alice", 1, Duration::from_secs(1));
+                let told = limiter.block_until_ready("alice", Duration::from_secs(1));
                 println!(
                     "worker {worker}: {:?} after {:?}",
                     told.map(|told| told.allowed),
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A future. This one is run by `block_on`; tokio and the others will do as well.
     block_on(async {
-        let told = limiter.until_ready("alice", 1, Duration::from_secs(1)).await?;
+        let told = limiter.until_ready("alice", Duration::from_secs(1)).await?;
         println!("awaited: {} after {:?}", told.allowed, from.elapsed());
-        let told = limiter.until_ready("alice", 1, Duration::from_millis(10)).await?;
+        let told = limiter.until_ready("alice", Duration::from_millis(10)).await?;
         println!("too long: {}, it would have taken {:?}", told.allowed, told.retry_after);
         Ok::<(), tallygate::StoreError>(())
     })?;

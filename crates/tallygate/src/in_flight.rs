@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use tallygate_core::{Algorithm, Cost, Decision, DecodeError, Facts, Fit, Op, Tick, Ticks, Used};
 
+use crate::ask::Ask;
 use crate::clock::Clock;
 use crate::limiter::RateLimiter;
 use crate::memory::{Capacity, MemoryStore};
 use crate::store::{Store as _, StoreError};
 use crate::table::WhenFull;
-use crate::together::Ask;
+use crate::together::JointAsk;
 
 /// At most so many requests of a client at once.
 ///
@@ -31,7 +32,7 @@ use crate::together::Ask;
 ///
 /// // In one decision with others: all or nothing.
 /// let rate = RateLimiter::new(Policy::token_bucket(100).per_minute().build()?);
-/// let entered = check_all([rate.ask("alice")?, in_flight.ask("alice")?])?;
+/// let entered = check_all([rate.joint("alice")?, in_flight.joint("alice")?])?;
 /// assert!(entered.decision.allowed);
 /// assert_eq!(in_flight.count("alice")?, 2);
 /// drop(entered);
@@ -67,15 +68,16 @@ impl InFlight {
     /// The key is too long, or there are too many clients.
     pub fn enter(&self, key: impl AsRef<[u8]>) -> Result<Option<Place>, StoreError> {
         let place = self.place(key.as_ref());
-        Ok(self.limiter.is_allowed(key.as_ref())?.then(|| place.taken()))
+        Ok(self.limiter.is_allowed(&key)?.then(|| place.taken()))
     }
 
     /// Its part in a decision over several: see [`check_all`](crate::check_all).
     ///
     /// # Errors
     /// The key is too long.
-    pub fn ask(&self, key: impl AsRef<[u8]>) -> Result<Ask<'_>, StoreError> {
-        Ok(self.limiter.ask(key.as_ref())?.with_place(self.place(key.as_ref())))
+    pub fn joint<'a, 'k>(&'a self, ask: impl Into<Ask<'k>>) -> Result<JointAsk<'a>, StoreError> {
+        let ask: Ask<'k> = ask.into();
+        Ok(self.limiter.joint(ask)?.with_place(self.place(ask.key)))
     }
 
     /// How many requests of a client are in flight.
@@ -114,7 +116,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         if self.is_taken {
             // It was taken under this key, so it can be given back under it.
-            let _ = self.of.limiter.refund(&self.key, self.size);
+            let _ = self.of.limiter.refund(Ask::new(&self.key).cost(self.size));
         }
     }
 }

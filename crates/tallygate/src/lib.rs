@@ -12,7 +12,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | How do I ask? | `limiter.rs` |
+//! | How do I ask? | `ask.rs`, `limiter.rs` |
 //! | How do I charge what is only known later? | `reservation.rs`, on `returns.rs` |
 //! | How do I wait for my turn? | `waiting.rs`, on `line.rs`, `departures.rs` and `timer.rs` |
 //! | How do I make one key of several things? | `key.rs` |
@@ -27,6 +27,7 @@
 //! The algorithms, policies and decisions are those of [`tallygate_core`], re-exported here.
 
 mod allowance;
+mod ask;
 mod clock;
 mod departures;
 mod hash;
@@ -49,6 +50,7 @@ mod together;
 mod waiting;
 
 pub use allowance::{Allowance, Bounds};
+pub use ask::{Ask, InvalidAsk};
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
 pub use kept::Kept;
@@ -58,12 +60,12 @@ pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
 pub use observer::{Event, NoObserver, Observer};
-pub use reservation::{Charged, Reservation, Reserved, SettleError};
-pub use rules::Rules;
+pub use reservation::{Actual, Charged, Reservation, Reserved, SettleError};
+pub use rules::{Rules, UnknownTier};
 pub use snapshot::{Section, SnapshotError, SnapshotReader, SnapshotWriter, save_snapshot};
 pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};
 pub use tallygate_core::*;
-pub use tiers::{Access, Chosen, Override, Plan, Tier, Tiers, UnknownTier};
-pub use together::{Ask, Together, check_all, check_all_at};
+pub use tiers::{Access, Chosen, Override, Plan, Tiers};
+pub use together::{JointAsk, Together, check_all};
 pub use waiting::block_on;

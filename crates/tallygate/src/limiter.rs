@@ -1,17 +1,18 @@
-//! The limiter: rules, a store, and whoever wants to know.
+//! The limiter: rules, a store and an observer.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Source, Tick, Ticks, Timed};
 
+use crate::ask::{Ask, InvalidAsk};
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Capacity, MemoryStore, PolicyStore};
 use crate::observer::{Event, NoObserver, Observer, notify};
-use crate::reservation::{Reservation, Reserved, SettleError};
-use crate::rules::Rules;
+use crate::reservation::{Actual, Reservation, Reserved, SettleError};
+use crate::rules::{Rules, UnknownTier};
 use crate::store::{MAX_KEY_BYTES, Store};
-use crate::tiers::{Access, Override, Plan, Tier, Tiers, UnknownTier};
+use crate::tiers::{Access, Override, Plan, Tiers};
 
 /// Decides for any number of clients, each under its own key.
 ///
@@ -92,30 +93,17 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
 }
 
 impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
-    /// The same limiter for clients of a tier: the tier comes with the call. If the tier goes with a
-    /// change of rules, its clients are without one.
-    ///
-    /// # Errors
-    /// There is no tier of that name.
-    pub fn tier(&self, name: &str) -> Result<RateLimiter<Tier<'_>, &S, &O>, UnknownTier> {
-        let rules = self.rules.named(name)?;
-        let (store, observer) = (&self.store, &self.observer);
-        Ok(RateLimiter { name: self.name.clone(), rules, store, observer })
-    }
-}
-
-impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
     /// Puts other rules in force: decisions that begin from now on are made under them, those that
     /// have begun are not disturbed. What clients have used stays used, and whoever waits is served by
     /// the new rules. Overrides of the rules ([`Tiers::overridden`]) change with them, all at once. The
     /// limiter keeps those that were set at run time and its resolver, whatever the others have.
     ///
     /// ```
-    /// use tallygate::{Policy, RateLimiter, Tiers};
+    /// use tallygate::{Ask, Policy, RateLimiter, Tiers};
     ///
     /// let limiter =
     ///     RateLimiter::tiered("api", Tiers::new(Policy::token_bucket(2).per_minute().build()?));
-    /// limiter.check_n("alice", 2)?;
+    /// limiter.check(Ask::new("alice").cost(2))?;
     /// limiter.replace(&Tiers::new(Policy::sliding_window_log(5).per_hour().build()?));
     /// assert_eq!(limiter.check("alice")?.remaining, 2);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -157,7 +145,8 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
 }
 
 impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
-    /// The same limiter, with somebody who is told of every decision.
+    /// Returns the same limiter with an observer that is notified of every decision. A tuple or a [`Vec`] of
+    /// observers is one too.
     #[must_use]
     pub fn observed_by<O: Observer>(self, observer: O) -> RateLimiter<R, S, O> {
         RateLimiter { name: self.name, rules: self.rules, store: self.store, observer }
@@ -167,68 +156,28 @@ impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
 /// The verbs. How an answer comes is the store's: from memory a [`Result`], whose errors are a key that
 /// is too long and a store that is full and refuses new keys.
 impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
-    /// May this client do this now? Uses 1 if so.
+    /// May this client do this now? Charges the cost if so.
     ///
     /// While requests [wait](RateLimiter::until_ready) for the key, a check comes behind them and is denied. Its
     /// `retry_after` is then a lower bound: the request is not admitted earlier if the waiting requests stay, and
     /// may have to wait longer. It is exact behind requests of the same token bucket, GCRA or leaky bucket that
     /// earns at most one unit per tick, if all of them have the same rule and are served in time.
     #[inline]
-    pub fn check<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, Decision> {
-        self.check_key(key, 1, None)
+    pub fn check<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
+        self.decide(ask.into())
     }
 
-    /// [`check`](Self::check) at a time.
+    /// Answers a [`check`](Self::check) with yes or no. It is faster, because nothing is divided.
     #[inline]
-    pub fn check_at<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
-        now: Tick,
-    ) -> S::Reply<'a, Decision> {
-        self.check_key(key, 1, Some(now))
+    pub fn is_allowed<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, bool> {
+        self.decide(ask.into())
     }
 
-    /// May this client use this much now? A cost of 0 looks, and uses nothing: it is allowed unless the
-    /// client is in debt, in a penalty or blocked.
-    #[inline]
-    pub fn check_n<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
-        cost: Cost,
-    ) -> S::Reply<'a, Decision> {
-        self.check_key(key, cost, None)
-    }
-
-    /// [`check_n`](Self::check_n) at a time.
-    #[inline]
-    pub fn check_n_at<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
-        cost: Cost,
-        now: Tick,
-    ) -> S::Reply<'a, Decision> {
-        self.check_key(key, cost, Some(now))
-    }
-
-    /// [`check`](Self::check), when yes or no will do: nothing is divided.
-    #[inline]
-    pub fn is_allowed<'a>(&'a self, key: impl AsRef<[u8]> + Send + 'a) -> S::Reply<'a, bool> {
-        self.check_key(key, 1, None)
-    }
-
-    /// [`is_allowed`](Self::is_allowed) at a time.
-    #[inline]
-    pub fn is_allowed_at<'a>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
-        now: Tick,
-    ) -> S::Reply<'a, bool> {
-        self.check_key(key, 1, Some(now))
-    }
-
-    /// Decides for many keys as if one by one in order, but waits for their memory all at once.
-    /// Ask for `bool` or for [`Decision`]. Of a key that is too long nobody is charged; if the store is
-    /// full, those before it are.
+    /// Decides many questions as if one by one in order, but waits for their memory all at once. The answers are
+    /// `bool` or [`Decision`].
+    ///
+    /// If a key is too long or a tier is not known, nothing is charged. If the store is full, the questions before
+    /// that are charged.
     ///
     /// ```
     /// # use tallygate::{Policy, RateLimiter};
@@ -237,23 +186,17 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(answers, [true, true, false]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn check_many<'a, T: Answer>(
-        &'a self,
-        keys: &'a [impl AsRef<[u8]> + Sync],
-    ) -> S::Reply<'a, Vec<T>> {
-        self.apply_many(keys, None)
+    pub fn check_many<'a, T: Answer, K: Sync>(&'a self, asks: &'a [K]) -> S::Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        match self.rules.same_for_all() {
+            Some(rule) => self.decide_many(rule, asks),
+            None => self.decide_each(asks),
+        }
     }
 
-    /// [`check_many`](Self::check_many) at a time.
-    pub fn check_many_at<'a, T: Answer>(
-        &'a self,
-        keys: &'a [impl AsRef<[u8]> + Sync],
-        now: Tick,
-    ) -> S::Reply<'a, Vec<T>> {
-        self.apply_many(keys, Some(now))
-    }
-
-    /// What a check of 1 would answer. Nothing is used, and no observer is told. Behind requests that wait for
+    /// Returns what a check would, and charges nothing. No observer is notified. Behind requests that wait for
     /// the key, `retry_after` is a lower bound, as for a [check](Self::check).
     ///
     /// Also `retry_after` is that of a check at this time. A client that was not asked yet under a policy since a change
@@ -265,115 +208,137 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.peek("alice")?.allowed && limiter.peek("alice")?.allowed);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn peek(&self, key: impl AsRef<[u8]>) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Peek(1), None)
+    pub fn peek<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
+        let ask = ask.into();
+        self.apply(ask, Op::Peek(ask.cost))
     }
 
-    /// [`peek`](Self::peek) at a time.
-    pub fn peek_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Peek(1), Some(now))
-    }
-
-    /// What a check of a cost would answer.
-    pub fn peek_n(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Peek(cost), None)
-    }
-
-    /// [`peek_n`](Self::peek_n) at a time.
-    pub fn peek_n_at(
-        &self,
-        key: impl AsRef<[u8]>,
-        cost: Cost,
-        now: Tick,
-    ) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Peek(cost), Some(now))
-    }
-
-    /// Returns `cost` units to the client's quota and returns the resulting state.
+    /// Returns the cost to the client's quota and returns the resulting state.
     ///
     /// A refund never raises the quota above its capacity, and it only affects usage that still counts:
     /// refunding a request from an expired window has no effect. It does not know which request it is for,
     /// so it lowers the usage of every limit, also of a shadow limit that would have denied the request and
     /// has not charged it. Make it under the tier that the request was charged under. Under the policies of other
-    /// tiers it returns no more than is used beyond what those policies allowed themselves. To return exactly what a request charged, [`reserve`](Self::reserve) it and
-    /// [`cancel`](Self::cancel) the reservation.
+    /// tiers it returns no more than is used beyond what those policies allowed themselves. To return exactly what
+    /// a request charged, [`reserve`](Self::reserve) it and [`cancel`](Self::cancel) the reservation.
     ///
     /// ```
-    /// # use tallygate::{Policy, RateLimiter};
+    /// # use tallygate::{Ask, Policy, RateLimiter};
     /// let limiter = RateLimiter::new(Policy::token_bucket(5).per_hour().build()?);
-    /// limiter.check_n("alice", 3)?;
-    /// assert_eq!(limiter.refund("alice", 2)?.remaining, 4);
+    /// limiter.check(Ask::new("alice").cost(3))?;
+    /// assert_eq!(limiter.refund(Ask::new("alice").cost(2))?.remaining, 4);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn refund(&self, key: impl AsRef<[u8]>, cost: Cost) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), None)
-    }
-
-    /// [`refund`](Self::refund) at a time.
-    pub fn refund_at(
-        &self,
-        key: impl AsRef<[u8]>,
-        cost: Cost,
-        now: Tick,
-    ) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Force(-i128::from(cost)), Some(now))
+    pub fn refund<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
+        let ask = ask.into();
+        self.apply(ask, Op::Force(-i128::from(ask.cost)))
     }
 
     /// Makes a client as it was before it was ever seen: without a penalty, and with as much as new clients start
     /// with (all, unless the policy says otherwise). Returns the resulting state.
-    pub fn reset(&self, key: impl AsRef<[u8]>) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Reset, None)
+    pub fn reset<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
+        self.apply(ask.into(), Op::Reset)
     }
 
-    /// [`reset`](Self::reset) at a time.
-    pub fn reset_at(&self, key: impl AsRef<[u8]>, now: Tick) -> S::Reply<'_, Decision> {
-        self.quietly(key.as_ref(), Op::Reset, Some(now))
+    /// Carries out an operation and makes something of the decision and of the rule that made it, such as the name of the
+    /// limit that denied. A rule that is read afterwards may be another one, because rules change.
+    ///
+    /// The operation has its own cost; that of the question is not read. Observers are notified of a
+    /// [check](Op::Check).
+    ///
+    /// ```
+    /// # use tallygate::{Algorithm as _, Op, Policy, RateLimiter};
+    /// let (fast, slow) = (Policy::token_bucket(5).per_second(), Policy::token_bucket(1).per_hour());
+    /// let policy = Policy::all_of("api", [fast.named("per second"), slow.named("per hour")])?;
+    /// let limiter = RateLimiter::new(policy);
+    /// limiter.check("alice")?;
+    /// let name = limiter.decide_with("alice", Op::Check(1), |policy, decision, at| {
+    ///     decision.refused_by.map(|limit| policy.limit_name(limit, at).to_owned())
+    /// })?;
+    /// assert_eq!(name.as_deref(), Some("per hour"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn decide_with<'a, T: Send + 'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>>,
+        op: Op,
+        make: impl FnOnce(&R::Rule, Decision, Tick) -> T + Send + 'a,
+    ) -> S::Reply<'a, T> {
+        let ask = ask.into();
+        let rule = match self.rule(&ask) {
+            Ok(rule) => rule,
+            Err(unknown) => return S::fail(unknown.into()),
+        };
+        let notifier = self.notifier();
+        self.store.apply_with(rule, ask.key, op, ask.at, move |rule, Timed { decision, at }| {
+            if let Op::Check(cost) = op {
+                notifier.decided(rule, ask.key, cost, &decision, at);
+            }
+            make(rule, decision, at)
+        })
     }
 
-    /// Uses an estimate now, for a cost that will be known later; then [`settle`](Self::settle) or
-    /// [`cancel`](Self::cancel) it. A reservation that is dropped, or not settled within its time to
+    /// Charges the cost as an estimate, for a request whose cost will be known later; then [`settle`](Self::settle)
+    /// or [`cancel`](Self::cancel) it. A reservation that is dropped, or not settled within its time to
     /// live, keeps the estimate charged.
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tallygate::{Policy, RateLimiter};
+    /// # use tallygate::{Ask, Policy, RateLimiter};
     /// let limiter = RateLimiter::new(Policy::token_bucket(1000).per_hour().build()?);
-    /// let reserved = limiter.reserve("alice", 400, Duration::from_secs(60))?;
+    /// let reserved = limiter.reserve(Ask::new("alice").cost(400), Duration::from_secs(60))?;
     /// let mut reservation = reserved.granted().expect("enough is left");
     /// let settled = limiter.settle(&mut reservation, 150)??;
     /// assert_eq!(settled.remaining, 850);
     /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reserve(
-        &self,
-        key: impl AsRef<[u8]>,
-        estimate: Cost,
+    pub fn reserve<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>>,
         time_to_live: impl Into<Ticks>,
-    ) -> S::Reply<'_, Reserved> {
-        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), None)
+    ) -> S::Reply<'a, Reserved> {
+        self.reserve_with(ask, time_to_live, |_, _, reserved| reserved)
     }
 
-    /// [`reserve`](Self::reserve) at a time.
-    pub fn reserve_at(
-        &self,
-        key: impl AsRef<[u8]>,
-        estimate: Cost,
+    /// [Reserves](Self::reserve), and makes something of the result and of the rule that decided, as
+    /// [`decide_with`](Self::decide_with) does.
+    pub fn reserve_with<'a, T: Send + 'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>>,
         time_to_live: impl Into<Ticks>,
-        now: Tick,
-    ) -> S::Reply<'_, Reserved> {
-        self.reserve_key(key.as_ref(), estimate, time_to_live.into(), Some(now))
+        make: impl FnOnce(&R::Rule, Tick, Reserved) -> T + Send + 'a,
+    ) -> S::Reply<'a, T> {
+        let (ask, time_to_live) = (ask.into(), time_to_live.into());
+        let rule = match self.rule(&ask) {
+            Ok(rule) => rule,
+            Err(unknown) => return S::fail(unknown.into()),
+        };
+        let (key, tier) = (Box::<[u8]>::from(ask.key), ask.tier.map(Box::from));
+        let estimate = ask.cost;
+        let notifier = self.notifier();
+        let reply = self.store.reserve(rule.clone(), &key, estimate, time_to_live, ask.at);
+        S::map(reply, move |charge| {
+            let Timed { decision, at } = charge.timed;
+            notifier.decided(&*rule, &key, estimate, &decision, at);
+            // A store that did not answer has charged nothing.
+            let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
+            let charged = if is_charged { estimate } else { 0 };
+            let reservation = Reservation::new((key, tier), charged, charge.into(), time_to_live);
+            make(&*rule, at, Reserved::new(decision, reservation))
+        })
     }
 
-    /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state.
+    /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state. The cost is a
+    /// number, or an [`Actual`] with a time.
     ///
     /// If the actual cost is less than the estimate, the difference is returned as far as it still counts: a
     /// bucket's units that have not drained yet, the count of a window that has not passed, the
     /// reservation's own entry in a log. If it is more, the difference is charged, even into debt, which
     /// is bounded.
     ///
-    /// A tier or a change of rules between the two calls makes no difference: the settlement is charged to the
-    /// policies that the reservation was charged to.
+    /// A change of rules between the two calls makes no difference: the settlement is charged to the policies that
+    /// the reservation was charged to. The state is that of the tier that the reservation was made under.
     ///
     /// # Errors
     /// The reservation was settled before, it has expired, its client was reset meanwhile, or another limiter
@@ -381,22 +346,14 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     pub fn settle(
         &self,
         reservation: &mut Reservation,
-        actual: Cost,
+        actual: impl Into<Actual>,
     ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        self.settle_key(reservation, actual, None)
-    }
-
-    /// [`settle`](Self::settle) at a time.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn settle_at(
-        &self,
-        reservation: &mut Reservation,
-        actual: Cost,
-        now: Tick,
-    ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        self.settle_key(reservation, actual, Some(now))
+        let Actual { cost, at } = actual.into();
+        let change = reservation.change_to(cost, at.unwrap_or_else(|| self.store.now()))?;
+        let rule = self.rule_by_now(&reservation.ask());
+        let reply = self.store.settle(rule, reservation.key(), change, reservation.charge(), at)?;
+        reservation.mark_settled();
+        Ok(reply)
     }
 
     /// Settles a reservation at a cost of 0: returns all of its estimate that still counts.
@@ -408,18 +365,6 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         reservation: &mut Reservation,
     ) -> Result<S::Reply<'_, Decision>, SettleError> {
         self.settle(reservation, 0)
-    }
-
-    /// [`cancel`](Self::cancel) at a time.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn cancel_at(
-        &self,
-        reservation: &mut Reservation,
-        now: Tick,
-    ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        self.settle_at(reservation, 0, now)
     }
 
     /// The time by the store's clock.
@@ -443,121 +388,123 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         &self.store
     }
 
-    /// An operation that is no request, of which nobody is told.
-    fn quietly(&self, key: &[u8], op: Op, now: Option<Tick>) -> S::Reply<'_, Decision> {
-        self.store.apply(self.rules.choose(key), key, op, now)
+    /// Notifies the observer of a decision that was made outside: for stores that decide on several keys.
+    pub fn observe(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision, at: Tick) {
+        self.notifier().decided(rule, key, cost, decision, at);
     }
 
+    /// Returns the rule that a question is decided by: for stores that decide on several keys.
+    ///
+    /// # Errors
+    /// The question names a tier that is not known.
     #[inline]
-    fn check_key<'a, T: Answer>(
-        &'a self,
-        key: impl AsRef<[u8]> + Send + 'a,
-        cost: Cost,
-        now: Option<Tick>,
-    ) -> S::Reply<'a, T> {
-        self.check_under(self.rules.choose(key.as_ref()), key, cost, now)
-    }
-
-    #[inline]
-    fn check_under<'a, T: Answer>(
-        &'a self,
-        rule: R::Chosen<'a>,
-        key: impl AsRef<[u8]> + Send + 'a,
-        cost: Cost,
-        now: Option<Tick>,
-    ) -> S::Reply<'a, T> {
-        let op = Op::Check(cost);
-        if !O::OBSERVES {
-            return self.store.apply::<T>(rule, key.as_ref(), op, now);
+    pub fn rule(&self, ask: &Ask<'_>) -> Result<R::Chosen<'_>, UnknownTier> {
+        match ask.tier {
+            None => Ok(self.rules.choose(ask.key)),
+            Some(tier) => self.rules.choose_in(tier, ask.key),
         }
-        let told = self.told();
-        let reply = self.store.apply::<Timed>(rule.clone(), key.as_ref(), op, now);
-        S::map(reply, move |Timed { decision, at }| {
-            told.of(&*rule, key.as_ref(), cost, &decision, at);
+    }
+
+    /// Returns the rule that a question is decided by now. If its tier has gone meanwhile, it is asked without one.
+    pub(crate) fn rule_by_now(&self, ask: &Ask<'_>) -> R::Chosen<'_> {
+        self.rule(ask).unwrap_or_else(|_| self.rules.choose(ask.key))
+    }
+
+    /// Carries out an operation that is not a request, so observers are not notified.
+    fn apply<'a>(&'a self, ask: Ask<'a>, op: Op) -> S::Reply<'a, Decision> {
+        match self.rule(&ask) {
+            Ok(rule) => self.store.apply(rule, ask.key, op, ask.at),
+            Err(unknown) => S::fail(unknown.into()),
+        }
+    }
+
+    #[inline]
+    fn decide<'a, T: Answer>(&'a self, ask: Ask<'a>) -> S::Reply<'a, T> {
+        match self.rule(&ask) {
+            Ok(rule) => self.decide_under(rule, ask),
+            Err(unknown) => S::fail(unknown.into()),
+        }
+    }
+
+    #[inline]
+    fn decide_under<'a, T: Answer>(&'a self, rule: R::Chosen<'a>, ask: Ask<'a>) -> S::Reply<'a, T> {
+        let op = Op::Check(ask.cost);
+        if !self.observer.observes() {
+            return self.store.apply::<T>(rule, ask.key, op, ask.at);
+        }
+        let notifier = self.notifier();
+        self.store.apply_with(rule, ask.key, op, ask.at, move |rule, Timed { decision, at }| {
+            notifier.decided(rule, ask.key, ask.cost, &decision, at);
             T::of_decision(decision, at)
         })
     }
 
-    fn reserve_key(
-        &self,
-        key: &[u8],
-        estimate: Cost,
-        time_to_live: Ticks,
-        now: Option<Tick>,
-    ) -> S::Reply<'_, Reserved> {
-        let key: Box<[u8]> = key.into();
-        let rule = self.rules.choose(&key);
-        let told = self.told();
-        let reply = self.store.reserve(rule.clone(), &key, estimate, time_to_live, now);
-        S::map(reply, move |charge| {
-            let Timed { decision, at } = charge.timed;
-            told.of(&*rule, &key, estimate, &decision, at);
-            // A store that did not answer has charged nothing.
-            let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
-            let charged = if is_charged { estimate } else { 0 };
-            Reserved::new(decision, Reservation::new(key, charged, charge.into(), time_to_live))
-        })
-    }
-
-    fn settle_key(
-        &self,
-        reservation: &mut Reservation,
-        actual: Cost,
-        now: Option<Tick>,
-    ) -> Result<S::Reply<'_, Decision>, SettleError> {
-        let time = now.unwrap_or_else(|| self.store.now());
-        let change = reservation.change_to(actual, time)?;
-        let (key, charge) = (reservation.key(), reservation.charge());
-        let reply = self.store.settle(self.rules.choose(key), key, change, charge, now)?;
-        reservation.mark_settled();
-        Ok(reply)
-    }
-
-    fn apply_many<'a, T: Answer>(
+    /// Decides many questions that have the same rule.
+    fn decide_many<'a, T: Answer, K: Sync>(
         &'a self,
-        keys: &'a [impl AsRef<[u8]> + Sync],
-        now: Option<Tick>,
-    ) -> S::Reply<'a, Vec<T>> {
-        let Some(rule) = self.rules.same_for_all() else {
-            if let Some(long) = keys.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
-                // Its error is that of all, and comes before anybody is charged.
-                return S::map(self.check_key::<T>(long, 0, now), |_| Vec::new());
-            }
-            return S::gather(keys.iter().map(|key| (key.as_ref(), self.check_key(key, 1, now))));
-        };
-        if !O::OBSERVES {
-            return self.store.check_many(rule, keys, 1, now);
+        rule: &'a R::Rule,
+        asks: &'a [K],
+    ) -> S::Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        let with_tier =
+            asks.iter().find_map(|ask| ask.into().tier.map(|tier| (tier, ask.into().key)));
+        if let Some((tier, key)) = with_tier
+            && let Err(unknown) = self.rules.choose_in(tier, key)
+        {
+            return S::fail(unknown.into());
         }
-        let told = self.told();
-        S::map(self.store.check_many::<Timed, _>(rule, keys, 1, now), move |decisions| {
-            let each = keys.iter().zip(decisions);
-            each.map(|(key, Timed { decision, at })| {
-                told.of(rule, key.as_ref(), 1, &decision, at);
+        if !self.observer.observes() {
+            return self.store.check_many(rule, asks);
+        }
+        let notifier = self.notifier();
+        S::map(self.store.check_many::<Timed, K>(rule, asks), move |decisions| {
+            let each = asks.iter().zip(decisions);
+            each.map(|(ask, Timed { decision, at })| {
+                let ask: Ask<'_> = ask.into();
+                notifier.decided(rule, ask.key, ask.cost, &decision, at);
                 T::of_decision(decision, at)
             })
             .collect()
         })
     }
 
-    /// Tells whoever observes of a decision that was made outside: for stores that decide on several keys.
-    pub fn observe(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision, at: Tick) {
-        self.told().of(rule, key, cost, decision, at);
+    /// Decides many questions each by its own rule. What would fail one is found before any is charged.
+    fn decide_each<'a, T: Answer, K: Sync>(&'a self, asks: &'a [K]) -> S::Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        let mut rules = Vec::with_capacity(asks.len());
+        for ask in asks.iter().map(Into::<Ask<'a>>::into) {
+            let bytes = ask.key.len();
+            if bytes > MAX_KEY_BYTES {
+                return S::fail(InvalidAsk::KeyTooLong { bytes });
+            }
+            match self.rule(&ask) {
+                Ok(rule) => rules.push(rule),
+                Err(unknown) => return S::fail(unknown.into()),
+            }
+        }
+        S::gather(rules.into_iter().zip(asks).map(|(rule, ask)| {
+            let ask: Ask<'a> = ask.into();
+            (ask.key, self.decide_under(rule, ask))
+        }))
     }
 
-    /// Whoever observes.
-    pub(crate) fn told(&self) -> Told<'_, O> {
-        Told { policy: &self.name, observer: &self.observer }
+    pub(crate) const fn notifier(&self) -> Notifier<'_, O> {
+        Notifier { policy: &self.name, observer: &self.observer }
     }
 }
 
-/// Who is told of a limiter's decisions.
-pub(crate) struct Told<'a, O> {
-    policy: &'a str,
+/// Notifies the observer of a limiter.
+pub(crate) struct Notifier<'a, O> {
+    policy: &'a Arc<str>,
     observer: &'a O,
 }
 
-impl<O: Observer> Told<'_, O> {
-    pub(crate) fn of<A: Algorithm>(
+impl<O: Observer> Notifier<'_, O> {
+    pub(crate) fn decided<A: Algorithm>(
         &self,
         rule: &A,
         key: &[u8],
@@ -565,16 +512,17 @@ impl<O: Observer> Told<'_, O> {
         decision: &Decision,
         at: Tick,
     ) {
-        if !O::OBSERVES {
+        if !self.observer.observes() {
             return;
         }
-        // Also the names are asked for in there: they come from the user's rule.
+        // The names are read in there as well: they come from the user's rule.
         notify(|| {
             let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
             let event = Event {
                 policy: self.policy,
                 key,
                 cost,
+                at,
                 allowed: decision.allowed,
                 refused_by: name(decision.refused_by),
                 shadow_refused_by: name(decision.shadow_refused_by),
@@ -624,40 +572,25 @@ impl<C: Clock> SingleLimiter<C> {
         Self(RateLimiter::with_store(policy, store))
     }
 
-    /// May this be done now? Uses 1 if so.
+    /// May this be done now? Charges 1 if so.
     pub fn check(&self) -> Decision {
-        self.decide(1, None)
-    }
-
-    /// [`check`](Self::check) at a time.
-    pub fn check_at(&self, now: Tick) -> Decision {
-        self.decide(1, Some(now))
+        self.decide(1)
     }
 
     /// May this much be used now?
     pub fn check_n(&self, cost: Cost) -> Decision {
-        self.decide(cost, None)
+        self.decide(cost)
     }
 
-    /// [`check_n`](Self::check_n) at a time.
-    pub fn check_n_at(&self, cost: Cost, now: Tick) -> Decision {
-        self.decide(cost, Some(now))
-    }
-
-    /// [`check`](Self::check), when yes or no will do.
+    /// Answers a [`check`](Self::check) with yes or no.
     pub fn is_allowed(&self) -> bool {
-        self.decide(1, None)
-    }
-
-    /// [`is_allowed`](Self::is_allowed) at a time.
-    pub fn is_allowed_at(&self, now: Tick) -> bool {
-        self.decide(1, Some(now))
+        self.decide(1)
     }
 
     #[inline]
-    fn decide<T: Answer>(&self, cost: Cost, now: Option<Tick>) -> T {
+    fn decide<T: Answer>(&self, cost: Cost) -> T {
         // Its one key is short, has its place, and the store was made for the policy.
-        let decided = self.0.check_key(b"", cost, now);
+        let decided = self.0.decide(Ask::new(b"").cost(cost));
         decided.unwrap_or_else(|error| unreachable!("{error}"))
     }
 }

@@ -12,6 +12,7 @@ use tallygate_core::{
     Ticks, Timed, reserve, settle,
 };
 
+use crate::ask::{Ask, InvalidAsk};
 use crate::clock::{Alarm, Clock, SystemClock};
 use crate::departures::{Departure, Departures};
 use crate::hash::KeyHasher;
@@ -492,26 +493,30 @@ impl<C: Clock> Front<C> {
     }
 
     /// Hashes some keys and asks for their memory, then decides them, then the next.
-    fn check_many<A: Algorithm, T: Answer, K: AsRef<[u8]>>(
+    fn check_many<A: Algorithm, T: Answer, K>(
         &self,
         keys: &Keys<A::State>,
         rule: &A,
-        many: &[K],
-        cost: Cost,
-        now: Option<Tick>,
-    ) -> Result<Vec<T>, StoreError> {
-        if let Some(long) = many.iter().find(|key| key.as_ref().len() > MAX_KEY_BYTES) {
-            return Err(StoreError::KeyTooLong { bytes: long.as_ref().len() });
+        asks: &[K],
+    ) -> Result<Vec<T>, StoreError>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        let mut lengths = asks.iter().map(|ask| ask.into().key.len());
+        if let Some(bytes) = lengths.find(|bytes| *bytes > MAX_KEY_BYTES) {
+            return Err(StoreError::KeyTooLong { bytes });
         }
-        let reading = self.read(now);
-        let mut answers = Vec::with_capacity(many.len());
+        let by_clock = self.read(None);
+        let mut answers = Vec::with_capacity(asks.len());
         let mut spots = [Lookup::default(); AHEAD];
-        for some in many.chunks(AHEAD) {
-            for (spot, key) in spots.iter_mut().zip(some) {
-                *spot = keys.table.look_up(self.hasher.fingerprint(key.as_ref()));
+        for some in asks.chunks(AHEAD) {
+            for (spot, ask) in spots.iter_mut().zip(some) {
+                *spot = keys.table.look_up(self.hasher.fingerprint(ask.into().key));
             }
-            for spot in &spots[..some.len()] {
-                let answer = keys.decide(rule, *spot, cost, reading);
+            for (spot, ask) in spots.iter().zip(some) {
+                let ask = ask.into();
+                let reading = if ask.at.is_some() { self.read(ask.at) } else { by_clock };
+                let answer = keys.decide(rule, *spot, ask.cost, reading);
                 answers.push(answer.map_err(|Full| keys.full())?);
             }
         }
@@ -626,11 +631,11 @@ impl<C: Clock> MemoryStore<Plan, C> {
     /// ```
     /// use std::sync::Arc;
     /// use tallygate::{
-    ///     Access, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SnapshotWriter, SystemClock, Tiers,
+    ///     Access, Ask, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SnapshotWriter, SystemClock, Tiers,
     /// };
     ///
     /// let limiter = RateLimiter::tiered("api", Tiers::new(Policy::token_bucket(2).per_hour().build()?));
-    /// limiter.check_n("alice", 2)?;
+    /// limiter.check(Ask::new("alice").cost(2))?;
     /// limiter.set_override("mallory", Access::Blocked, None);
     /// let mut snapshot = SnapshotWriter::new(Vec::new())?;
     /// limiter.store().save(limiter.name(), &limiter.overrides(), &mut snapshot)?;
@@ -747,14 +752,28 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
         self.front.apply(&self.keys, &*rule, key, op, now)
     }
 
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+    #[inline]
+    fn apply_with<'a, T: Send + 'a>(
         &'a self,
         rule: impl Lent<A> + 'a,
-        keys: &[K],
-        cost: Cost,
+        key: &[u8],
+        op: Op,
         now: Option<Tick>,
-    ) -> Result<Vec<T>, StoreError> {
-        self.front.check_many(&self.keys, &*rule, keys, cost, now)
+        make: impl FnOnce(&A, Timed) -> T + Send + 'a,
+    ) -> Result<T, StoreError> {
+        let timed = self.front.apply(&self.keys, &*rule, key, op, now)?;
+        Ok(make(&*rule, timed))
+    }
+
+    fn check_many<'a, T: Answer, K>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        asks: &'a [K],
+    ) -> Result<Vec<T>, StoreError>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
+        self.front.check_many(&self.keys, &*rule, asks)
     }
 
     fn reserve<'a>(
@@ -785,6 +804,11 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
 
     fn rules_changed(&self, key: Option<&[u8]>) {
         self.front.rules_changed(&self.keys, key);
+    }
+
+    #[cold]
+    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
+        Err(invalid.into())
     }
 
     #[inline]
@@ -959,17 +983,29 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         of_its_kind!(policy, &self.kinds, |rule, keys| self.front.apply(keys, rule, key, op, now))
     }
 
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+    #[inline]
+    fn apply_with<'a, T: Send + 'a>(
         &'a self,
         policy: impl Lent<Policy> + 'a,
-        keys: &[K],
-        cost: Cost,
+        key: &[u8],
+        op: Op,
         now: Option<Tick>,
-    ) -> Result<Vec<T>, StoreError> {
+        make: impl FnOnce(&Policy, Timed) -> T + Send + 'a,
+    ) -> Result<T, StoreError> {
+        let timed = self.apply(&*policy, key, op, now)?;
+        Ok(make(&*policy, timed))
+    }
+
+    fn check_many<'a, T: Answer, K>(
+        &'a self,
+        policy: impl Lent<Policy> + 'a,
+        asks: &'a [K],
+    ) -> Result<Vec<T>, StoreError>
+    where
+        for<'k> &'k K: Into<Ask<'k>>,
+    {
         let policy = &*policy;
-        of_its_kind!(policy, &self.kinds, |rule, kept| {
-            self.front.check_many(kept, rule, keys, cost, now)
-        })
+        of_its_kind!(policy, &self.kinds, |rule, kept| self.front.check_many(kept, rule, asks))
     }
 
     fn reserve<'a>(
@@ -1007,6 +1043,11 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
 
     fn rules_changed(&self, key: Option<&[u8]>) {
         of_any_kind!(&self.kinds, |keys| self.front.rules_changed(keys, key));
+    }
+
+    #[cold]
+    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
+        Err(invalid.into())
     }
 
     #[inline]

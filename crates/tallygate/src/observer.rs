@@ -1,11 +1,11 @@
-//! Who is told of decisions.
+//! Observers, which are notified of decisions.
 //!
-//! Observers are called after the decision, outside every lock. One that panics is stopped at the
-//! call: the decision stands, and nobody else notices.
+//! Observers are called after the decision, outside every lock. A panic of an observer ends with its
+//! call: the decision stands, and other observers are notified.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tallygate_core::{Cost, Source};
+use tallygate_core::{Cost, Source, Tick};
 
 /// A decision that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,11 +24,15 @@ pub struct Event<'a> {
     pub refused_by: Option<&'a str>,
     /// The shadow limit that would have refused it.
     pub shadow_refused_by: Option<&'a str>,
-    /// Who answered.
+    /// What decided: the store, a lease, a failure policy.
     pub source: Source,
+    /// When it was decided, by the clock of the store.
+    pub at: Tick,
 }
 
-/// Is told of every decision.
+/// Is notified of every decision.
+///
+/// Several observers on one limiter are a tuple, or a [`Vec`] of boxed ones (`Vec<Box<dyn Observer>>`).
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,38 +56,97 @@ pub struct Event<'a> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Observer: Sync {
-    /// Whether there is anything to tell. Where there is not, nothing is prepared either.
-    const OBSERVES: bool = true;
+    /// Returns whether it wants to be notified. If not, events are not even prepared.
+    fn observes(&self) -> bool {
+        true
+    }
 
-    /// A decision was made.
+    /// Takes note of a decision.
     fn decided(&self, event: &Event<'_>);
 }
 
-/// Nobody, at no cost.
+/// Observes nothing, at no cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoObserver;
 
 impl Observer for NoObserver {
-    const OBSERVES: bool = false;
+    #[inline]
+    fn observes(&self) -> bool {
+        false
+    }
 
     fn decided(&self, _: &Event<'_>) {}
 }
 
-impl<O: Observer> Observer for &O {
-    const OBSERVES: bool = O::OBSERVES;
+macro_rules! observe_through {
+    ($(($($bounds:tt)*) $pointer:ty),*) => { $(
+        impl<$($bounds)*> Observer for $pointer {
+            #[inline]
+            fn observes(&self) -> bool {
+                (**self).observes()
+            }
+
+            fn decided(&self, event: &Event<'_>) {
+                (**self).decided(event);
+            }
+        }
+    )* };
+}
+
+observe_through!(
+    (O: Observer + ?Sized) &O,
+    (O: Observer + ?Sized) Box<O>,
+    (O: Observer + Send + ?Sized) std::sync::Arc<O>
+);
+
+/// Notifies each observer of a list, in order.
+impl<O: Observer> Observer for Vec<O> {
+    fn observes(&self) -> bool {
+        self.iter().any(Observer::observes)
+    }
 
     fn decided(&self, event: &Event<'_>) {
-        (**self).decided(event);
+        self.iter().for_each(|observer| notify(|| observer.decided(event)));
     }
 }
 
-impl<O: Observer + Send> Observer for std::sync::Arc<O> {
-    const OBSERVES: bool = O::OBSERVES;
+/// Notifies the observer, if there is one.
+impl<O: Observer> Observer for Option<O> {
+    #[inline]
+    fn observes(&self) -> bool {
+        self.as_ref().is_some_and(Observer::observes)
+    }
 
     fn decided(&self, event: &Event<'_>) {
-        (**self).decided(event);
+        if let Some(observer) = self {
+            observer.decided(event);
+        }
     }
 }
+
+macro_rules! observe_by_all {
+    ($($name:ident)+) => {
+        /// Notifies each observer in order.
+        impl<$($name: Observer),+> Observer for ($($name,)+) {
+            #[inline]
+            fn observes(&self) -> bool {
+                #[expect(non_snake_case, reason = "variables are named like their types")]
+                let ($($name,)+) = self;
+                $($name.observes())||+
+            }
+
+            fn decided(&self, event: &Event<'_>) {
+                #[expect(non_snake_case, reason = "variables are named like their types")]
+                let ($($name,)+) = self;
+                $(notify(|| $name.decided(event));)+
+            }
+        }
+    };
+}
+
+observe_by_all!(A B);
+observe_by_all!(A B C);
+observe_by_all!(A B C D);
 
 /// Runs what notifies an observer, and stops a panic in it: the decision was made and stands.
 pub(crate) fn notify(observe: impl FnOnce()) {

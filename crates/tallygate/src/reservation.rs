@@ -6,6 +6,8 @@ use std::fmt;
 
 use tallygate_core::{Cost, Decision, Receipt, Tick, Ticks, Timed};
 
+use crate::ask::Ask;
+
 /// A cost that was charged as an estimate and waits to be settled.
 ///
 /// Dropping it keeps the charge. It does not borrow the limiter, so that it can wait anywhere.
@@ -13,6 +15,8 @@ use tallygate_core::{Cost, Decision, Receipt, Tick, Ticks, Timed};
 #[must_use = "settle it, or the estimate stays charged"]
 pub struct Reservation {
     key: Box<[u8]>,
+    /// The tier that it was asked under.
+    tier: Option<Box<str>>,
     charged: Cost,
     charge: Box<Charged>,
     until: Tick,
@@ -69,13 +73,13 @@ impl Reserved {
 
 impl Reservation {
     pub(crate) fn new(
-        key: Box<[u8]>,
+        (key, tier): (Box<[u8]>, Option<Box<str>>),
         charged: Cost,
         charge: Box<Charged>,
         time_to_live: Ticks,
     ) -> Self {
         let until = charge.timed.at.after(time_to_live).unwrap_or(Tick(i64::MAX));
-        Self { key, charged, charge, until, settled: false }
+        Self { key, tier, charged, charge, until, settled: false }
     }
 
     /// Whose it is.
@@ -102,6 +106,11 @@ impl Reservation {
         self.settled = false;
     }
 
+    /// Returns the question by which its client is found.
+    pub(crate) fn ask(&self) -> Ask<'_> {
+        Ask::new(&self.key).tier(self.tier.as_deref())
+    }
+
     /// Returns what the store charged.
     pub(crate) fn charge(&self) -> &Charged {
         &self.charge
@@ -124,6 +133,34 @@ impl Reservation {
     /// Notes that it was settled.
     pub(crate) const fn mark_settled(&mut self) {
         self.settled = true;
+    }
+}
+
+/// The actual cost of a reserved request, for [`settle`](crate::RateLimiter::settle).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Actual {
+    pub(crate) cost: Cost,
+    pub(crate) at: Option<Tick>,
+}
+
+impl Actual {
+    /// A cost that is settled now, by the clock of the store.
+    #[must_use]
+    pub const fn new(cost: Cost) -> Self {
+        Self { cost, at: None }
+    }
+
+    /// The same, settled at a time of the caller's choice.
+    #[must_use]
+    pub const fn at(mut self, now: Tick) -> Self {
+        self.at = Some(now);
+        self
+    }
+}
+
+impl From<Cost> for Actual {
+    fn from(cost: Cost) -> Self {
+        Self::new(cost)
     }
 }
 

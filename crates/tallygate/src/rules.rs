@@ -5,6 +5,8 @@
 //!
 //! [`Tiers`]: crate::Tiers
 
+use std::fmt;
+
 use tallygate_core::Algorithm;
 
 use crate::store::Lent;
@@ -21,6 +23,15 @@ pub trait Rules {
 
     /// The rule for a key, for one decision.
     fn choose(&self, key: &[u8]) -> Self::Chosen<'_>;
+
+    /// The rule for a key in a tier, for one decision. Rules without tiers know none.
+    ///
+    /// # Errors
+    /// There is no tier of that name.
+    #[cold]
+    fn choose_in(&self, tier: &str, _key: &[u8]) -> Result<Self::Chosen<'_>, UnknownTier> {
+        Err(UnknownTier { name: tier.into(), known: Vec::new() })
+    }
 
     /// The rule for all keys, if there is only one.
     fn same_for_all(&self) -> Option<&Self::Rule>;
@@ -43,3 +54,24 @@ impl<A: Algorithm + Sync> Rules for A {
         Some(self)
     }
 }
+
+/// No tier has the name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownTier {
+    /// The name.
+    pub name: Box<str>,
+    /// The names there are.
+    pub known: Vec<Box<str>>,
+}
+
+impl fmt::Display for UnknownTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no tier is named \"{}\"; ", self.name)?;
+        if self.known.is_empty() {
+            return write!(f, "there are no tiers");
+        }
+        write!(f, "there is {}", self.known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownTier {}

@@ -57,11 +57,13 @@ type Overrides = [(Box<[u8]>, Override)];
 /// [`PolicyStore`](crate::PolicyStore::save); [`save_snapshot`] makes a file of it.
 ///
 /// ```
-/// use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SnapshotReader, SnapshotWriter, SystemClock};
+/// use tallygate::{
+///     Ask, Capacity, Policy, PolicyStore, RateLimiter, SnapshotReader, SnapshotWriter, SystemClock,
+/// };
 ///
 /// let policy = Policy::token_bucket(2).per_hour().build()?;
 /// let limiter = RateLimiter::new(policy.clone());
-/// limiter.check_n("alice", 2)?;
+/// limiter.check(Ask::new("alice").cost(2))?;
 ///
 /// let mut snapshot = SnapshotWriter::new(Vec::new())?;
 /// limiter.store().save(&policy, "api", &mut snapshot)?;

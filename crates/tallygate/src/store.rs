@@ -8,9 +8,11 @@
 use std::fmt;
 use std::ops::Deref;
 
-use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Tick, Ticks};
+use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Tick, Ticks, Timed};
 
+use crate::ask::{Ask, InvalidAsk};
 use crate::reservation::{Charged, SettleError};
+use crate::rules::UnknownTier;
 
 /// Keeps the states of keys, and decides on them.
 pub trait Store<A: Algorithm> {
@@ -30,14 +32,25 @@ pub trait Store<A: Algorithm> {
         now: Option<Tick>,
     ) -> Self::Reply<'a, T>;
 
-    /// Checks the same cost for many keys, as if one by one in order.
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
+    /// Carries out an operation as [`apply`](Self::apply) does, and makes something of the decision and the rule that made
+    /// it: for observers, and for callers who report the limit that decided. A rule that is read later may be another one.
+    fn apply_with<'a, T: Send + 'a>(
         &'a self,
         rule: impl Lent<A> + 'a,
-        keys: &[K],
-        cost: Cost,
+        key: &[u8],
+        op: Op,
         now: Option<Tick>,
-    ) -> Self::Reply<'a, Vec<T>>;
+        make: impl FnOnce(&A, Timed) -> T + Send + 'a,
+    ) -> Self::Reply<'a, T>;
+
+    /// Decides many questions under one rule, as if one by one in order. Their tiers are not read: the rule is chosen.
+    fn check_many<'a, T: Answer, K>(
+        &'a self,
+        rule: impl Lent<A> + 'a,
+        asks: &'a [K],
+    ) -> Self::Reply<'a, Vec<T>>
+    where
+        for<'k> &'k K: Into<Ask<'k>>;
 
     /// Checks an estimate for a reservation that can be settled for a time after that. Returns the decision
     /// and what it charged.
@@ -70,6 +83,9 @@ pub trait Store<A: Algorithm> {
     /// Reports that the rules of one key, or of all keys, have changed: requests that wait ask again.
     fn rules_changed(&self, _key: Option<&[u8]>) {}
 
+    /// Fails because of a question that cannot be answered.
+    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Self::Reply<'a, T>;
+
     /// Makes something else of an answer on its way to the caller.
     fn map<'a, T: Send + 'a, U: Send + 'a>(
         reply: Self::Reply<'a, T>,
@@ -88,79 +104,11 @@ pub trait Lent<A>: Deref<Target = A> + Send + Sync {}
 
 impl<A, L: Deref<Target = A> + Send + Sync> Lent<A> for L {}
 
-/// A store may be lent.
-impl<A: Algorithm, S: Store<A>> Store<A> for &S {
-    type Reply<'a, T: 'a> = S::Reply<'a, T>;
-
-    fn apply<'a, T: Answer>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        key: &[u8],
-        op: Op,
-        now: Option<Tick>,
-    ) -> S::Reply<'a, T> {
-        (**self).apply(rule, key, op, now)
-    }
-
-    fn check_many<'a, T: Answer, K: AsRef<[u8]>>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        keys: &[K],
-        cost: Cost,
-        now: Option<Tick>,
-    ) -> S::Reply<'a, Vec<T>> {
-        (**self).check_many(rule, keys, cost, now)
-    }
-
-    fn reserve<'a>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        key: &[u8],
-        estimate: Cost,
-        time_to_live: Ticks,
-        now: Option<Tick>,
-    ) -> S::Reply<'a, Charged> {
-        (**self).reserve(rule, key, estimate, time_to_live, now)
-    }
-
-    fn settle<'a>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        key: &[u8],
-        change: i128,
-        charged: &Charged,
-        now: Option<Tick>,
-    ) -> Result<S::Reply<'a, Decision>, SettleError> {
-        (**self).settle(rule, key, change, charged, now)
-    }
-
-    fn now(&self) -> Tick {
-        (**self).now()
-    }
-
-    fn rules_changed(&self, key: Option<&[u8]>) {
-        (**self).rules_changed(key);
-    }
-
-    fn map<'a, T: Send + 'a, U: Send + 'a>(
-        reply: S::Reply<'a, T>,
-        make: impl FnOnce(T) -> U + Send + 'a,
-    ) -> S::Reply<'a, U> {
-        S::map(reply, make)
-    }
-
-    fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = (&'a [u8], S::Reply<'a, T>)>,
-    ) -> S::Reply<'a, Vec<T>> {
-        S::gather(replies)
-    }
-}
-
 /// The longest key a store takes, in bytes.
 pub const MAX_KEY_BYTES: usize = 4096;
 
 /// Why there is no decision. A denial is one, and is not here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The key is longer than [`MAX_KEY_BYTES`].
@@ -175,6 +123,8 @@ pub enum StoreError {
     },
     /// The store was made for a policy of another kind.
     OtherPolicy,
+    /// The question names a tier that the limiter does not have.
+    UnknownTier(Box<UnknownTier>),
 }
 
 impl fmt::Display for StoreError {
@@ -191,8 +141,24 @@ impl fmt::Display for StoreError {
             Self::OtherPolicy => {
                 write!(f, "the store was made for another policy; make one for this policy")
             }
+            Self::UnknownTier(unknown) => unknown.fmt(f),
         }
     }
 }
 
 impl std::error::Error for StoreError {}
+
+impl From<UnknownTier> for StoreError {
+    fn from(unknown: UnknownTier) -> Self {
+        Self::UnknownTier(Box::new(unknown))
+    }
+}
+
+impl From<InvalidAsk> for StoreError {
+    fn from(invalid: InvalidAsk) -> Self {
+        match invalid {
+            InvalidAsk::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
+            InvalidAsk::UnknownTier(unknown) => unknown.into(),
+        }
+    }
+}

@@ -18,7 +18,7 @@ use tallygate_core::{
 };
 
 use crate::kept::Kept;
-use crate::rules::Rules;
+use crate::rules::{Rules, UnknownTier};
 
 /// What a client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,17 +78,19 @@ impl Override {
 /// Rules by tier and by client.
 ///
 /// ```
-/// use tallygate::{Access, Policy, RateLimiter, Tiers};
+/// use tallygate::{Access, Ask, Policy, RateLimiter, Tiers};
 ///
 /// let free = Policy::token_bucket(2).per_minute().build()?;
 /// let pro = Policy::token_bucket(5).per_minute().build()?;
 /// let limiter = RateLimiter::tiered("api", Tiers::new(free).tier("pro", pro));
 ///
 /// assert_eq!(limiter.check("alice")?.remaining, 1);
-/// assert_eq!(limiter.tier("pro")?.check("alice")?.remaining, 3); // what was used stays used
+/// let pro = |key| Ask::new(key).tier("pro");
+/// assert_eq!(limiter.check(pro("alice"))?.remaining, 3); // what was used stays used
 /// limiter.set_override("mallory", Access::Blocked, None);
 /// assert!(!limiter.check("mallory")?.allowed);
-/// assert_eq!(limiter.tier("gold").unwrap_err().to_string(), "no tier is named \"gold\"; there is pro");
+/// let unknown = limiter.check(Ask::new("alice").tier("gold")).unwrap_err();
+/// assert_eq!(unknown.to_string(), "no tier is named \"gold\"; there is pro");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Tiers {
@@ -606,69 +608,20 @@ impl Rules for Tiers {
         Chosen(self.plan(key))
     }
 
-    fn same_for_all(&self) -> Option<&Plan> {
-        None
-    }
-}
-
-/// One tier of some rules.
-#[derive(Debug)]
-pub struct Tier<'a> {
-    tiers: &'a Tiers,
-    name: Box<str>,
-}
-
-impl Tiers {
-    /// A tier by its name.
-    pub(crate) fn named(&self, name: &str) -> Result<Tier<'_>, UnknownTier> {
+    fn choose_in(&self, tier: &str, key: &[u8]) -> Result<Chosen, UnknownTier> {
         let book = self.book.load();
-        if book.tiers.contains_key(name) {
-            return Ok(Tier { tiers: self, name: name.into() });
-        }
-        let mut known: Vec<_> = book.tiers.keys().cloned().collect();
-        known.sort_unstable();
-        Err(UnknownTier { name: name.into(), known })
-    }
-}
-
-impl Rules for Tier<'_> {
-    type Rule = Plan;
-    type Chosen<'a>
-        = Chosen
-    where
-        Self: 'a;
-
-    fn choose(&self, key: &[u8]) -> Chosen {
-        let book = self.tiers.book.load();
-        let access = book.tiers.get(&self.name).unwrap_or(&book.base.access);
-        Chosen(Choice::Own(book.plan(key, access)))
+        let Some(access) = book.tiers.get(tier) else {
+            let mut known: Vec<_> = book.tiers.keys().cloned().collect();
+            known.sort_unstable();
+            return Err(UnknownTier { name: tier.into(), known });
+        };
+        Ok(Chosen(Choice::Own(book.plan(key, access))))
     }
 
     fn same_for_all(&self) -> Option<&Plan> {
         None
     }
 }
-
-/// No tier has the name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownTier {
-    /// The name.
-    pub name: Box<str>,
-    /// The names there are.
-    pub known: Vec<Box<str>>,
-}
-
-impl fmt::Display for UnknownTier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no tier is named \"{}\"; ", self.name)?;
-        if self.known.is_empty() {
-            return write!(f, "there are no tiers");
-        }
-        write!(f, "there is {}", self.known.join(", "))
-    }
-}
-
-impl std::error::Error for UnknownTier {}
 
 impl fmt::Debug for Tiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 
 use tallygate_core::{Algorithm, Answer as _, Cost, Decision, Op, Part, Tick};
 
+use crate::ask::Ask;
 use crate::in_flight::Place;
 use crate::limiter::RateLimiter;
 use crate::memory::{Keys, counted_from};
@@ -17,10 +18,10 @@ use crate::rules::Rules;
 use crate::store::{Store, StoreError};
 use crate::table::{Found, Locks, Spot};
 
-/// One key's part in a decision over several.
+/// A question to one limiter as a part of a decision over several: see [`RateLimiter::joint`].
 #[must_use = "it is only asked by `check_all`"]
-pub struct Ask<'a> {
-    part: Box<dyn Joint<'a> + 'a>,
+pub struct JointAsk<'a> {
+    part: Box<dyn Joint<'a> + Send + 'a>,
     place: Option<Place>,
 }
 
@@ -39,8 +40,8 @@ pub struct Together {
 
 /// Decides over several keys at once: all are charged, or none is.
 ///
-/// If one key is asked for several times, its costs are added up, and each rule that it is asked under must allow the sum:
-/// see [`RateLimiter::tier`] for asking under another rule. Each limiter goes by its own clock. If an algorithm of a
+/// If one key is asked for several times, its costs are added up, and each rule that it is asked under (see [`Ask::tier`])
+/// must allow the sum. Each limiter goes by its own clock, unless a question for the key names a time. If an algorithm of a
 /// user's own panics, nothing stays charged.
 ///
 /// ```
@@ -48,7 +49,7 @@ pub struct Together {
 ///
 /// let users = RateLimiter::new(Policy::token_bucket(5).per_minute().build()?);
 /// let addresses = RateLimiter::new(Policy::sliding_window_log(1).per_minute().build()?);
-/// let ask = |user, address| check_all([users.ask(user)?, addresses.ask(address)?]);
+/// let ask = |user, address| check_all([users.joint(user)?, addresses.joint(address)?]);
 ///
 /// assert!(ask("alice", "192.0.2.1")?.decision.allowed);
 /// let refused = ask("alice", "192.0.2.1")?;
@@ -60,20 +61,8 @@ pub struct Together {
 /// # Errors
 /// A store has no place for a key. Nobody is charged.
 #[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
-pub fn check_all<'a>(asks: impl IntoIterator<Item = Ask<'a>>) -> Result<Together, StoreError> {
-    decide(asks.into_iter().collect(), None)
-}
-
-/// [`check_all`] at a time.
-///
-/// # Errors
-/// As there.
-#[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
-pub fn check_all_at<'a>(
-    asks: impl IntoIterator<Item = Ask<'a>>,
-    now: Tick,
-) -> Result<Together, StoreError> {
-    decide(asks.into_iter().collect(), Some(now))
+pub fn check_all<'a>(asks: impl IntoIterator<Item = JointAsk<'a>>) -> Result<Together, StoreError> {
+    decide(asks.into_iter().collect())
 }
 
 /// What can be asked together with others.
@@ -83,7 +72,8 @@ trait Joint<'a> {
     /// Where the lock of the key comes in the order of all.
     fn lock_order(&self) -> usize;
     fn cost(&self) -> Cost;
-    fn set_cost(&mut self, cost: Cost);
+    /// Returns the time that the question names.
+    fn time(&self) -> Option<Tick>;
     /// Sets the time of the decision, by the clock if none is given, and returns it.
     fn begin(&mut self, now: Option<Tick>) -> Tick;
     /// Returns whether its rule charges what it allows.
@@ -140,13 +130,14 @@ impl Group {
 }
 
 /// Finds the parts that are about the same key.
-fn grouped(asks: &mut [Ask<'_>], now: Option<Tick>) -> Vec<Group> {
+fn grouped(asks: &mut [JointAsk<'_>]) -> Vec<Group> {
     let mut order: Vec<((usize, Spot), usize)> =
         asks.iter().enumerate().map(|(index, ask)| (ask.part.identity(), index)).collect();
     order.sort_unstable();
     let mut groups: Vec<Group> = Vec::with_capacity(asks.len());
     for same in order.chunk_by(|(one, _), (other, _)| one == other) {
         let parts: Vec<usize> = same.iter().map(|(_, index)| *index).collect();
+        let now = parts.iter().find_map(|part| asks[*part].part.time());
         let now = asks[parts[0]].part.begin(now);
         for part in &parts[1..] {
             asks[*part].part.begin(Some(now));
@@ -159,13 +150,13 @@ fn grouped(asks: &mut [Ask<'_>], now: Option<Tick>) -> Vec<Group> {
     groups
 }
 
-fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreError> {
+fn decide(mut asks: Vec<JointAsk<'_>>) -> Result<Together, StoreError> {
     for ask in &mut asks {
         if let Some(place) = &mut ask.place {
             place.size = ask.part.cost();
         }
     }
-    let mut groups = grouped(&mut asks, now);
+    let mut groups = grouped(&mut asks);
     for group in &groups {
         for part in &group.parts {
             asks[*part].part.line_up(group.cost(), groups.len())?;
@@ -204,7 +195,7 @@ fn decide(mut asks: Vec<Ask<'_>>, now: Option<Tick>) -> Result<Together, StoreEr
 }
 
 /// Takes the locks of all keys in the order of locks, and looks where the keys are.
-fn lock_all<'a>(asks: &mut [Ask<'a>], groups: &[Group]) -> Locks<'a> {
+fn lock_all<'a>(asks: &mut [JointAsk<'a>], groups: &[Group]) -> Locks<'a> {
     let mut in_order: Vec<usize> = groups.iter().map(|group| group.parts[0]).collect();
     loop {
         in_order.sort_by_cached_key(|part| asks[*part].part.lock_order());
@@ -217,13 +208,18 @@ fn lock_all<'a>(asks: &mut [Ask<'a>], groups: &[Group]) -> Locks<'a> {
 }
 
 /// Lets all parts of a key know where its first part has found it.
-fn share_found(asks: &mut [Ask<'_>], group: &Group) {
+fn share_found(asks: &mut [JointAsk<'_>], group: &Group) {
     let found = asks[group.parts[0]].part.found();
     group.parts[1..].iter().for_each(|part| asks[*part].part.set_found(found));
 }
 
 /// Makes all steps, and returns the decision of each part. If an algorithm of a user's own panics, nothing stays charged.
-fn steps<'a>(asks: &[Ask<'a>], groups: &[Group], mut locks: Locks<'a>, go: bool) -> Vec<Decision> {
+fn steps<'a>(
+    asks: &[JointAsk<'a>],
+    groups: &[Group],
+    mut locks: Locks<'a>,
+    go: bool,
+) -> Vec<Decision> {
     let mut decisions = vec![NOTHING_ASKED; asks.len()];
     let mut done = 0;
     let all = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -248,7 +244,7 @@ fn steps<'a>(asks: &[Ask<'a>], groups: &[Group], mut locks: Locks<'a>, go: bool)
 }
 
 fn step<'a>(
-    asks: &[Ask<'a>],
+    asks: &[JointAsk<'a>],
     group: &Group,
     locks: &mut Locks<'a>,
     go: bool,
@@ -272,7 +268,7 @@ fn step<'a>(
 
 /// Finds a place for every new key, or for none.
 fn make_room<'a>(
-    asks: &mut [Ask<'a>],
+    asks: &mut [JointAsk<'a>],
     groups: &[Group],
     locks: &mut Locks<'a>,
 ) -> Result<(), StoreError> {
@@ -388,95 +384,6 @@ pub trait JointStore<A: Algorithm>:
     fn change_kept(&self, rule: &A, found: Found, returned: Cost, now: Tick, locks: &mut Locks<'_>);
 }
 
-impl<A: Algorithm, S: JointStore<A>> JointStore<A> for &S {
-    fn spot(&self, rule: &A, key: &[u8]) -> Result<Spot, StoreError> {
-        (**self).spot(rule, key)
-    }
-
-    fn lock_order(&self, spot: Spot) -> usize {
-        (**self).lock_order(spot)
-    }
-
-    fn behind_others(
-        &self,
-        rule: &A,
-        spot: Spot,
-        cost: Cost,
-        now: Tick,
-        keys: usize,
-    ) -> Result<Option<Decision>, StoreError> {
-        (**self).behind_others(rule, spot, cost, now, keys)
-    }
-
-    fn identity(&self) -> usize {
-        (**self).identity()
-    }
-
-    fn look_for<'a>(&'a self, spot: Spot, locks: &mut Locks<'a>) -> Option<Found> {
-        (**self).look_for(spot, locks)
-    }
-
-    fn make_room<'a>(
-        &'a self,
-        rule: &A,
-        found: Found,
-        now: Tick,
-        locks: &mut Locks<'a>,
-    ) -> Result<Found, StoreError> {
-        (**self).make_room(rule, found, now, locks)
-    }
-
-    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
-        (**self).give_up_room(found, locks);
-    }
-
-    fn agrees(
-        &self,
-        rule: &A,
-        found: Found,
-        cost: Cost,
-        now: Tick,
-        locks: &mut Locks<'_>,
-    ) -> Result<bool, StoreError> {
-        (**self).agrees(rule, found, cost, now, locks)
-    }
-
-    fn step(
-        &self,
-        rule: &A,
-        found: Found,
-        cost: Cost,
-        now: Tick,
-        locks: &mut Locks<'_>,
-        go: bool,
-    ) -> Decision {
-        (**self).step(rule, found, cost, now, locks, go)
-    }
-
-    fn report(
-        &self,
-        rule: &A,
-        found: Found,
-        cost: Cost,
-        now: Tick,
-        locks: &mut Locks<'_>,
-        go: bool,
-    ) -> Decision {
-        (**self).report(rule, found, cost, now, locks, go)
-    }
-
-    fn change_kept(
-        &self,
-        rule: &A,
-        found: Found,
-        returned: Cost,
-        now: Tick,
-        locks: &mut Locks<'_>,
-    ) {
-        (**self).change_kept(rule, found, returned, now, locks);
-    }
-}
-
 impl<S: Clone> Keys<S> {
     pub(crate) fn agrees<A: Algorithm<State = S>>(
         &self,
@@ -571,31 +478,44 @@ impl<S: Clone> Keys<S> {
     }
 }
 
-impl<R: Rules, S: JointStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
-    /// This limiter's part in a decision over several keys, for a cost of 1: see [`check_all`].
+impl<R: Rules + Sync, S: JointStore<R::Rule> + Sync, O: Observer> RateLimiter<R, S, O> {
+    /// Makes a question to this limiter a part of a decision over several: see [`check_all`].
     ///
     /// # Errors
-    /// The key is too long.
-    pub fn ask<'a>(&'a self, key: impl AsRef<[u8]>) -> Result<Ask<'a>, StoreError>
+    /// The key is too long, or the tier is not known.
+    pub fn joint<'a, 'k>(&'a self, ask: impl Into<Ask<'k>>) -> Result<JointAsk<'a>, StoreError>
     where
         R: 'a,
         S: 'a,
     {
-        let key = key.as_ref();
-        let rule = self.rules.choose(key);
-        let spot = self.store.spot(&rule, key)?;
-        let (cost, now) = (1, Tick(0));
-        let (behind, found) = (None, None);
-        let part = Asking { limiter: self, rule, key: key.into(), spot, cost, now, behind, found };
-        Ok(Ask { part: Box::new(part), place: None })
+        JointAsk::in_store(self, &self.store, ask)
     }
 }
 
-impl Ask<'_> {
-    /// The same for another cost.
-    pub fn cost(mut self, cost: Cost) -> Self {
-        self.part.set_cost(cost);
-        self
+impl<'a> JointAsk<'a> {
+    /// Makes a question to a limiter a part of a decision over several: for a limiter whose own store hands on to this one.
+    ///
+    /// # Errors
+    /// The key is too long, or the tier is not known.
+    pub fn in_store<'k, R, S, K, O>(
+        limiter: &'a RateLimiter<R, S, O>,
+        store: &'a K,
+        ask: impl Into<Ask<'k>>,
+    ) -> Result<Self, StoreError>
+    where
+        R: Rules + Sync,
+        S: Store<R::Rule> + Sync,
+        K: JointStore<R::Rule> + Sync,
+        O: Observer,
+    {
+        let ask: Ask<'k> = ask.into();
+        let rule = limiter.rule(&ask)?;
+        let spot = store.spot(&rule, ask.key)?;
+        let Ask { cost, at, .. } = ask;
+        let (now, behind, found) = (Tick(0), None, None);
+        let key = ask.key.into();
+        let part = Asking { limiter, store, rule, key, cost, at, spot, now, behind, found };
+        Ok(Self { part: Box::new(part), place: None })
     }
 
     pub(crate) fn with_place(mut self, place: Place) -> Self {
@@ -604,43 +524,52 @@ impl Ask<'_> {
     }
 }
 
-impl fmt::Debug for Ask<'_> {
+impl fmt::Debug for JointAsk<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ask").field("cost", &self.part.cost()).finish_non_exhaustive()
+        f.debug_struct("JointAsk").field("cost", &self.part.cost()).finish_non_exhaustive()
     }
 }
 
-struct Asking<'a, R: Rules + 'a, S, O> {
+struct Asking<'a, R: Rules + 'a, S, K, O> {
     limiter: &'a RateLimiter<R, S, O>,
+    store: &'a K,
     rule: R::Chosen<'a>,
     key: Box<[u8]>,
-    spot: Spot,
     cost: Cost,
+    /// The time that the question names.
+    at: Option<Tick>,
+    spot: Spot,
     now: Tick,
     /// What it hears because others wait for the key.
     behind: Option<Decision>,
     found: Option<Found>,
 }
 
-impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a, R, S, O> {
+impl<'a, R, S, K, O> Joint<'a> for Asking<'a, R, S, K, O>
+where
+    R: Rules,
+    S: Store<R::Rule>,
+    K: JointStore<R::Rule>,
+    O: Observer,
+{
     fn identity(&self) -> (usize, Spot) {
-        (self.limiter.store.identity(), self.spot)
+        (self.store.identity(), self.spot)
     }
 
     fn lock_order(&self) -> usize {
-        self.limiter.store.lock_order(self.spot)
+        self.store.lock_order(self.spot)
     }
 
     fn cost(&self) -> Cost {
         self.cost
     }
 
-    fn set_cost(&mut self, cost: Cost) {
-        self.cost = cost;
+    fn time(&self) -> Option<Tick> {
+        self.at
     }
 
     fn begin(&mut self, now: Option<Tick>) -> Tick {
-        self.now = now.unwrap_or_else(|| self.limiter.store.now());
+        self.now = now.unwrap_or_else(|| self.store.now());
         self.now
     }
 
@@ -649,13 +578,13 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
     }
 
     fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError> {
-        let store = &self.limiter.store;
+        let store = self.store;
         self.behind = store.behind_others(&self.rule, self.spot, cost, self.now, keys)?;
         Ok(())
     }
 
     fn look(&mut self, locks: &mut Locks<'a>) -> bool {
-        self.found = self.limiter.store.look_for(self.spot, locks);
+        self.found = self.store.look_for(self.spot, locks);
         self.found.is_some()
     }
 
@@ -668,49 +597,49 @@ impl<'a, R: Rules, S: JointStore<R::Rule>, O: Observer> Joint<'a> for Asking<'a,
     }
 
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError> {
-        let store = &self.limiter.store;
+        let store = self.store;
         self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
         Ok(())
     }
 
     fn give_up_room(&mut self, locks: &mut Locks<'a>) {
-        self.limiter.store.give_up_room(self.found(), locks);
+        self.store.give_up_room(self.found(), locks);
     }
 
     fn agrees(&self, cost: Cost, locks: &mut Locks<'a>) -> Result<bool, StoreError> {
-        let store = &self.limiter.store;
+        let store = self.store;
         let agrees = store.agrees(&self.rule, self.found(), cost, self.now, locks)?;
         Ok(agrees && self.behind.is_none())
     }
 
     fn report(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
-        let store = &self.limiter.store;
+        let store = self.store;
         let told = store.report(&self.rule, self.found(), cost, self.now, locks, go);
         self.behind.unwrap_or(told)
     }
 
     fn bring(&self, locks: &mut Locks<'a>) {
-        self.limiter.store.change_kept(&self.rule, self.found(), 0, self.now, locks);
+        self.store.change_kept(&self.rule, self.found(), 0, self.now, locks);
     }
 
     fn step(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
-        let store = &self.limiter.store;
+        let store = self.store;
         let told = store.step(&self.rule, self.found(), cost, self.now, locks, go);
         self.behind.unwrap_or(told)
     }
 
     fn undo(&self, cost: Cost, locks: &mut Locks<'a>) {
-        self.limiter.store.change_kept(&self.rule, self.found(), cost, self.now, locks);
+        self.store.change_kept(&self.rule, self.found(), cost, self.now, locks);
     }
 
     fn undo_new(&self, cost: Cost) {
         let op = Op::Force(-i128::from(cost));
         // It was placed under this rule, so the store takes it.
-        let _ = self.limiter.store.apply::<Decision>(&*self.rule, &self.key, op, Some(self.now));
+        let _ = self.store.apply::<Decision>(&*self.rule, &self.key, op, Some(self.now));
     }
 
     fn tell(&self, decision: &Decision) {
-        let told = self.limiter.told();
-        told.of(&*self.rule, &self.key, self.cost, decision, self.now);
+        let notifier = self.limiter.notifier();
+        notifier.decided(&*self.rule, &self.key, self.cost, decision, self.now);
     }
 }

@@ -15,6 +15,7 @@ use std::thread::Thread;
 
 use tallygate_core::{Algorithm, Cost, Decision, Tick, Ticks};
 
+use crate::ask::Ask;
 use crate::clock::Alarm;
 use crate::departures::Departure;
 use crate::limiter::RateLimiter;
@@ -62,46 +63,9 @@ pub trait WaitingStore<A: Algorithm>:
     fn cancel(&self, rule: &A, departure: &Departure);
 }
 
-impl<A: Algorithm, S: WaitingStore<A>> WaitingStore<A> for &S {
-    type Clock = S::Clock;
-
-    fn clock(&self) -> &S::Clock {
-        (**self).clock()
-    }
-
-    fn join(
-        &self,
-        rule: &A,
-        key: &[u8],
-        cost: Cost,
-        max_wait: Ticks,
-    ) -> Result<Joined, StoreError> {
-        (**self).join(rule, key, cost, max_wait)
-    }
-
-    fn turn(&self, rule: &A, ticket: &mut Ticket, waker: &Waker) -> Result<Turn, StoreError> {
-        (**self).turn(rule, ticket, waker)
-    }
-
-    fn leave(&self, ticket: &Ticket) {
-        (**self).leave(ticket);
-    }
-
-    fn shape(&self, rule: &A, key: &[u8]) -> Result<(Decision, Option<Departure>), StoreError> {
-        (**self).shape(rule, key)
-    }
-
-    fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick> {
-        (**self).departs(departure, waker)
-    }
-
-    fn cancel(&self, rule: &A, departure: &Departure) {
-        (**self).cancel(rule, departure);
-    }
-}
-
 impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
-    /// Waits until the client may use this much, first come, first served, and charges it.
+    /// Waits until the client may use this much, first come, first served, and charges it. It goes by the clock of the
+    /// store: a time that the question names is not read.
     ///
     /// It is denied at once if it cannot be served within `max_wait`, and by then at the latest, whatever the
     /// requests before it do; nothing is charged then. The `retry_after` of a denial behind a line is a lower
@@ -118,9 +82,9 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// # block_on(async {
     /// let limiter = RateLimiter::new(Policy::token_bucket(100).per_second().burst(1).build()?);
     /// for _ in 0..3 {
-    ///     assert!(limiter.until_ready("alice", 1, Duration::from_secs(5)).await?.allowed);
+    ///     assert!(limiter.until_ready("alice", Duration::from_secs(5)).await?.allowed);
     /// }
-    /// let refused = limiter.until_ready("alice", 1, Duration::from_millis(1)).await?;
+    /// let refused = limiter.until_ready("alice", Duration::from_millis(1)).await?;
     /// assert!(!refused.allowed);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
@@ -128,17 +92,16 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     ///
     /// # Errors
     /// The store has no place for the key.
-    pub async fn until_ready(
-        &self,
-        key: impl AsRef<[u8]>,
-        cost: Cost,
+    pub async fn until_ready<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>>,
         max_wait: impl Into<Ticks>,
     ) -> Result<Decision, StoreError> {
-        let (key, max_wait) = (key.as_ref(), max_wait.into());
-        let rule = self.rules.choose(key);
-        let ticket = match self.store.join(&rule, key, cost, max_wait)? {
+        let (ask, max_wait) = (ask.into(), max_wait.into());
+        let rule = self.rule(&ask)?;
+        let ticket = match self.store.join(&rule, ask.key, ask.cost, max_wait)? {
             Joined::Decided(decision) => {
-                self.told().of(&*rule, key, cost, &decision, self.store.now());
+                self.notifier().decided(&*rule, ask.key, ask.cost, &decision, self.store.now());
                 return Ok(decision);
             }
             Joined::Waiting(ticket) => ticket,
@@ -149,10 +112,11 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         poll_fn(move |context| {
             loop {
                 // The rules are asked each time: they may have changed.
-                let rule = self.rules.choose(key);
+                let rule = self.rule_by_now(&ask);
                 match self.store.turn(&rule, &mut place.ticket, context.waker())? {
                     Turn::Done(decision) => {
-                        self.told().of(&*rule, key, cost, &decision, self.store.now());
+                        let now = self.store.now();
+                        self.notifier().decided(&*rule, ask.key, ask.cost, &decision, now);
                         return Poll::Ready(Ok(decision));
                     }
                     Turn::At(when) => {
@@ -167,20 +131,20 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     }
 
     /// Decides now, and waits as long as the [leaky bucket](tallygate_core::LeakyBucket) says, so that the
-    /// output is flat. A denial does not wait.
+    /// output is flat. A denial does not wait. Each request leaves alone, so its cost is 1, whatever the question says.
     ///
     /// If the future is dropped while it waits, the requests behind it move up, and the last departure time is
     /// returned to the bucket, unless a request that was not shaped took a later one. The output stays flat.
     ///
     /// # Errors
     /// The store has no place for the key.
-    pub async fn shape(&self, key: impl AsRef<[u8]>) -> Result<Decision, StoreError> {
-        let key = key.as_ref();
-        let rule = self.rules.choose(key);
-        let (decision, departure) = self.store.shape(&rule, key)?;
+    pub async fn shape<'a>(&'a self, ask: impl Into<Ask<'a>>) -> Result<Decision, StoreError> {
+        let ask = ask.into();
+        let rule = self.rule(&ask)?;
+        let (decision, departure) = self.store.shape(&rule, ask.key)?;
         let mut shaped =
-            departure.map(|departure| Shaped { limiter: self, key, departure: Some(departure) });
-        self.told().of(&*rule, key, 1, &decision, self.store.now());
+            departure.map(|departure| Shaped { limiter: self, ask, departure: Some(departure) });
+        self.notifier().decided(&*rule, ask.key, 1, &decision, self.store.now());
         drop(rule);
         let mut ring = None;
         poll_fn(|context| {
@@ -211,13 +175,12 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     ///
     /// # Errors
     /// As there.
-    pub fn block_until_ready(
-        &self,
-        key: impl AsRef<[u8]>,
-        cost: Cost,
+    pub fn block_until_ready<'a>(
+        &'a self,
+        ask: impl Into<Ask<'a>>,
         max_wait: impl Into<Ticks>,
     ) -> Result<Decision, StoreError> {
-        block_on(self.until_ready(key, cost, max_wait))
+        block_on(self.until_ready(ask, max_wait))
     }
 }
 
@@ -256,7 +219,7 @@ impl<S> Drop for InLine<'_, S> {
 /// A request that waits for its departure, and is canceled if it is dropped before.
 struct Shaped<'a, R: Rules, S: WaitingStore<R::Rule>, O: Observer> {
     limiter: &'a RateLimiter<R, S, O>,
-    key: &'a [u8],
+    ask: Ask<'a>,
     departure: Option<Departure>,
 }
 
@@ -265,7 +228,7 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> Drop for Shaped<'_, R, S, 
         let Some(departure) = &self.departure else { return };
         // A panic of a rule must not become a second one, if this is dropped because of a first.
         let canceled = catch_unwind(AssertUnwindSafe(|| {
-            let rule = self.limiter.rules.choose(self.key);
+            let rule = self.limiter.rule_by_now(&self.ask);
             self.limiter.store.cancel(&rule, departure);
         }));
         if let Err(payload) = canceled {

@@ -1,8 +1,8 @@
 //! Whatever an attacker invents: memory, pauses and other people's quotas stay bounded.
 
 use tallygate::{
-    Algorithm as _, Capacity, InFlight, ManualClock, MemoryStore, Policy, PolicyStore, RateLimiter,
-    SnapshotWriter, StoreError, Tick, Ticks, Tiers, WhenFull, check_all, check_all_at,
+    Algorithm as _, Ask, Capacity, InFlight, ManualClock, MemoryStore, Policy, PolicyStore,
+    RateLimiter, SnapshotWriter, StoreError, Tick, Ticks, Tiers, WhenFull, check_all,
 };
 
 type Limiter = RateLimiter<Policy, PolicyStore<ManualClock>>;
@@ -16,6 +16,10 @@ fn hourly(limit: u64) -> Policy {
     Policy::token_bucket(limit).per_hour().build().expect("valid")
 }
 
+fn at_0(key: &[u8]) -> Ask<'_> {
+    Ask::new(key).at(Tick(0))
+}
+
 /// However small the table, and wherever in it the keys belong: not one more than was said. (It once
 /// kept one more when nobody lived within reach of a home at the table's end.)
 #[test]
@@ -24,7 +28,7 @@ fn d1_the_bound_on_keys_is_exact() {
         for _ in 0..300 {
             let limiter = limiter(hourly(1), Capacity::of(max_keys));
             for key in 0..3 * max_keys {
-                assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
+                assert!(limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap());
                 assert_eq!(limiter.store().usage().keys, max_keys.min(key + 1));
             }
         }
@@ -34,13 +38,19 @@ fn d1_the_bound_on_keys_is_exact() {
 #[test]
 fn d2_nobody_washes_their_debt_out_by_inventing_keys() {
     let limiter = limiter(hourly(100), Capacity::of(1_000));
-    assert!(limiter.check_n_at("attacker", 100, Tick(0)).unwrap().allowed);
+    assert!(limiter.check(Ask::new("attacker").cost(100).at(Tick(0))).unwrap().allowed);
     for key in 0..200_000_u64 {
-        assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
+        assert!(limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap());
         if key % 1_000 == 0 {
-            assert!(!limiter.is_allowed_at("attacker", Tick(0)).unwrap(), "after {key} keys");
+            assert!(
+                !limiter.is_allowed(Ask::new("attacker").at(Tick(0))).unwrap(),
+                "after {key} keys"
+            );
             let honest = format!("honest-{key}");
-            assert!(limiter.is_allowed_at(honest, Tick(0)).unwrap(), "others are served");
+            assert!(
+                limiter.is_allowed(Ask::new(&honest).at(Tick(0))).unwrap(),
+                "others are served"
+            );
         }
     }
 }
@@ -50,13 +60,17 @@ fn new_keys_are_refused_if_that_was_asked_for() {
     let capacity = Capacity::of(100).when_full(WhenFull::RefuseNew);
     let limiter = limiter(Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap(), capacity);
     for key in 0..100_u8 {
-        assert!(limiter.is_allowed_at([key], Tick(0)).unwrap());
+        assert!(limiter.is_allowed(Ask::new(&[key]).at(Tick(0))).unwrap());
     }
-    assert_eq!(limiter.is_allowed_at("new", Tick(0)), Err(StoreError::Full { max_keys: 100 }));
-    assert!(limiter.is_allowed_at([7], Tick(0)).unwrap(), "known keys are served");
+    assert_eq!(
+        limiter.is_allowed(Ask::new("new").at(Tick(0))),
+        Err(StoreError::Full { max_keys: 100 })
+    );
+    assert!(limiter.is_allowed(Ask::new(&[7]).at(Tick(0))).unwrap(), "known keys are served");
     assert_eq!(limiter.store().usage().refused, 1);
     // Fresh keys make room, once the sweep has come by.
-    let served = (0..200_u8).filter(|key| limiter.is_allowed_at([200, *key], Tick(1_000)).is_ok());
+    let served = (0..200_u8)
+        .filter(|key| limiter.is_allowed(Ask::new(&[200, *key]).at(Tick(1_000))).is_ok());
     assert!(served.count() >= 100);
     assert_eq!(limiter.store().usage().evicted, 0, "nobody was forgotten who was not fresh");
 }
@@ -67,10 +81,13 @@ fn a_store_holds_as_many_keys_as_it_says() {
     for max_keys in [1, 2, 5, 10, 100, 1_000, 100_000] {
         let limiter = limiter(hourly(1), Capacity::of(max_keys));
         for key in 0..max_keys as u64 {
-            assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
+            assert!(limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap());
         }
         for key in 0..max_keys as u64 {
-            assert!(!limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap(), "of {max_keys}");
+            assert!(
+                !limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap(),
+                "of {max_keys}"
+            );
         }
         let usage = limiter.store().usage();
         assert_eq!((usage.keys, usage.evicted), (max_keys, 0));
@@ -82,10 +99,10 @@ fn a_store_holds_as_many_keys_as_it_says() {
 fn c3_sweeping_spares_whoever_is_not_fresh() {
     let limiter = limiter(hourly(1), Capacity::of(1_000));
     for key in 0..1_000_u64 {
-        assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(1)).unwrap());
+        assert!(limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(1))).unwrap());
     }
     for key in 0..1_000_u64 {
-        assert!(!limiter.is_allowed_at(key.to_le_bytes(), Tick(1)).unwrap());
+        assert!(!limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(1))).unwrap());
     }
     assert_eq!(limiter.store().usage().swept, 0);
 }
@@ -96,12 +113,12 @@ fn d6_expiry_is_spread_over_many_calls() {
     let policy = Policy::token_bucket(1).per(Ticks(1_000)).build().unwrap();
     let limiter = limiter(policy, Capacity::of(300_000));
     for key in 0..200_000_u64 {
-        limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap();
+        limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap();
     }
     assert_eq!(limiter.store().usage().keys, 200_000);
     let (mut swept, mut most) = (0, 0);
     for key in 0..100_000_u64 {
-        limiter.is_allowed_at((1_000_000 + key).to_le_bytes(), Tick(2_000)).unwrap();
+        limiter.is_allowed(Ask::new(&(1_000_000 + key).to_le_bytes()).at(Tick(2_000))).unwrap();
         let now = limiter.store().usage().swept;
         most = most.max(now - swept);
         swept = now;
@@ -116,11 +133,11 @@ fn d6_expiry_is_spread_over_many_calls() {
 fn the_least_used_goes_first() {
     let limiter = limiter(hourly(100), Capacity::of(3));
     for (key, used) in [("a", 50), ("b", 1), ("c", 50)] {
-        assert!(limiter.check_n_at(key, used, Tick(0)).unwrap().allowed);
+        assert!(limiter.check(Ask::new(key).cost(used).at(Tick(0))).unwrap().allowed);
     }
-    assert!(limiter.is_allowed_at("new", Tick(1)).unwrap());
+    assert!(limiter.is_allowed(Ask::new("new").at(Tick(1))).unwrap());
     assert_eq!(limiter.store().usage().evicted, 1);
-    let remaining = |key| limiter.check_n_at(key, 0, Tick(0)).unwrap().remaining;
+    let remaining = |key| limiter.check(Ask::new(key).cost(0).at(Tick(0))).unwrap().remaining;
     assert_eq!([remaining("a"), remaining("b"), remaining("c")], [50, 100, 50]);
 }
 
@@ -144,7 +161,10 @@ fn d4_chosen_keys_spread_as_random_ones_do() {
         let limiter = limiter(hourly(1), Capacity::of(100_000));
         let keys: std::collections::HashSet<Vec<u8>> = (0..100_000).map(family).collect();
         for key in &keys {
-            assert!(limiter.is_allowed_at(key, Tick(0)).unwrap(), "{name}: taken for another");
+            assert!(
+                limiter.is_allowed(Ask::new(key).at(Tick(0))).unwrap(),
+                "{name}: taken for another"
+            );
         }
         let usage = limiter.store().usage();
         assert_eq!((usage.keys, usage.evicted), (keys.len(), 0), "{name}: crowded");
@@ -158,36 +178,35 @@ fn k9_a_joint_decision_evicts_no_key_from_a_store_that_refuses_new_ones() {
     let full = limiter(hourly(2), refusing(10));
     let other = limiter(hourly(100), Capacity::of(10));
     for key in 0..10_u8 {
-        assert!(full.is_allowed_at([key], Tick(0)).unwrap());
+        assert!(full.is_allowed(Ask::new(&[key]).at(Tick(0))).unwrap());
     }
     let error = StoreError::Full { max_keys: 10 };
     for key in 0..1_000_u16 {
-        let new = check_all_at(
-            [other.ask("client").unwrap(), full.ask(key.to_be_bytes()).unwrap()],
-            Tick(0),
-        );
-        assert_eq!(new.map(|together| together.decision), Err(error));
+        let client = other.joint(at_0(b"client")).unwrap();
+        let new = check_all([client, full.joint(at_0(&key.to_be_bytes())).unwrap()]);
+        assert_eq!(new.map(|together| together.decision), Err(error.clone()));
     }
     let usage = full.store().usage();
     assert_eq!((usage.keys, usage.evicted, usage.refused), (10, 0, 1_000));
     assert_eq!(
-        other.check_n_at("client", 0, Tick(0)).unwrap().remaining,
+        other.check(Ask::new("client").cost(0).at(Tick(0))).unwrap().remaining,
         100,
         "nothing is charged"
     );
     assert_eq!(other.store().usage().keys, 0);
 
     // Keys that are kept are decided as ever, and so is a decision that another key denies.
-    let known = check_all_at([full.ask([3]).unwrap()], Tick(0)).unwrap();
+    let known = check_all([full.joint(at_0(&[3])).unwrap()]).unwrap();
     assert_eq!((known.decision.allowed, known.decision.remaining), (true, 0));
-    let denied = check_all_at([full.ask([3]).unwrap(), full.ask("new").unwrap()], Tick(0)).unwrap();
+    let denied =
+        check_all([full.joint(at_0(&[3])).unwrap(), full.joint(at_0(b"new")).unwrap()]).unwrap();
     assert!(!denied.decision.allowed);
 
     // With room for two, three new keys get none, and two get theirs.
     let full = limiter(hourly(2), refusing(3));
-    assert!(full.is_allowed_at("kept", Tick(0)).unwrap());
+    assert!(full.is_allowed(Ask::new("kept").at(Tick(0))).unwrap());
     let asks = |keys: &'static [&'static str]| {
-        check_all_at(keys.iter().map(|key| full.ask(key).unwrap()), Tick(0))
+        check_all(keys.iter().map(|key| full.joint(at_0(key.as_bytes())).unwrap()))
     };
     assert_eq!(
         asks(&["a", "b", "c"]).map(|told| told.decision),
@@ -197,9 +216,9 @@ fn k9_a_joint_decision_evicts_no_key_from_a_store_that_refuses_new_ones() {
     assert!(asks(&["a", "kept", "b"]).unwrap().decision.allowed);
     assert_eq!((full.store().usage().keys, full.store().usage().evicted), (3, 0));
     for key in ["a", "b"] {
-        assert_eq!(full.check_n_at(key, 0, Tick(0)).unwrap().remaining, 1);
+        assert_eq!(full.check(Ask::new(key).cost(0).at(Tick(0))).unwrap().remaining, 1);
     }
-    assert_eq!(full.check_n_at("kept", 0, Tick(0)).unwrap().remaining, 0);
+    assert_eq!(full.check(Ask::new("kept").cost(0).at(Tick(0))).unwrap().remaining, 0);
 }
 
 /// A fresh key's place can be taken, but not that of a key of the same decision.
@@ -210,11 +229,12 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
         for max_keys in 1..4 {
             let limiter = limiter(policy.clone(), Capacity::of(max_keys).when_full(when_full));
             for key in 0..max_keys {
-                assert!(limiter.is_allowed_at(key.to_be_bytes(), Tick(0)).unwrap());
+                assert!(limiter.is_allowed(Ask::new(&key.to_be_bytes()).at(Tick(0))).unwrap());
             }
             // All are fresh now. The decision needs all of them, and one more.
-            let asks = (0..=max_keys).map(|key| limiter.ask(key.to_be_bytes()).unwrap());
-            let told = check_all_at(asks, Tick(5_000));
+            let asks = (0..=max_keys)
+                .map(|key| limiter.joint(Ask::new(&key.to_be_bytes()).at(Tick(5_000))).unwrap());
+            let told = check_all(asks);
             if when_full == WhenFull::RefuseNew {
                 assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
                 continue;
@@ -222,7 +242,10 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
             assert!(told.unwrap().decision.allowed);
             // One of them had to go, and the others have their charge: none has that of another.
             let left = |key: usize| {
-                limiter.check_n_at(key.to_be_bytes(), 0, Tick(5_000)).unwrap().remaining
+                limiter
+                    .check(Ask::new(&key.to_be_bytes()).cost(0).at(Tick(5_000)))
+                    .unwrap()
+                    .remaining
             };
             let charged = (0..=max_keys).filter(|key| left(*key) == 1).count();
             assert_eq!((charged, limiter.store().usage().keys), (max_keys, max_keys));
@@ -236,14 +259,14 @@ fn k9_requests_in_flight_are_never_forgotten() {
     let in_flight = InFlight::for_clients(1, 10);
     let mut held = Vec::new();
     for client in 0..10_u8 {
-        let entered = check_all([in_flight.ask([client]).unwrap()]).unwrap();
+        let entered = check_all([in_flight.joint(&[client]).unwrap()]).unwrap();
         assert!(entered.decision.allowed);
         held.push(entered);
     }
     for client in 10..=255_u8 {
         assert!(in_flight.enter([client]).is_err());
-        assert!(check_all([in_flight.ask([client]).unwrap()]).is_err());
-        let both = [in_flight.ask([client]).unwrap(), in_flight.ask([client - 1]).unwrap()];
+        assert!(check_all([in_flight.joint(&[client]).unwrap()]).is_err());
+        let both = [in_flight.joint(&[client]).unwrap(), in_flight.joint(&[client - 1]).unwrap()];
         assert!(!check_all(both).is_ok_and(|told| told.decision.allowed));
     }
     for client in 0..10_u8 {
@@ -263,8 +286,8 @@ fn k9_threads_at_once_get_no_more_places_than_there_are() {
         let run = |thread: u64| {
             let keys = (0..200).map(move |key| (thread << 32 | key).to_le_bytes());
             keys.filter(|key| match key[0] % 2 {
-                0 => limiter.is_allowed_at(key, Tick(0)).is_ok(),
-                _ => check_all_at([limiter.ask(key).unwrap()], Tick(0)).is_ok(),
+                0 => limiter.is_allowed(Ask::new(key).at(Tick(0))).is_ok(),
+                _ => check_all([limiter.joint(Ask::new(&key).at(Tick(0))).unwrap()]).is_ok(),
             })
             .count()
         };
@@ -282,15 +305,15 @@ fn k9_looks_store_nothing_and_are_answered_by_a_full_store() {
     let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
     let limiter = limiter(policy, capacity);
     let looks = || {
-        assert!(!limiter.peek_at("new", Tick(0)).unwrap().allowed);
-        assert_eq!(limiter.check_n_at("new", 0, Tick(0)).unwrap().remaining, 0);
-        assert_eq!(limiter.refund_at("new", 0, Tick(0)).unwrap().remaining, 0);
-        let joint = check_all_at([limiter.ask("new").unwrap().cost(0)], Tick(0)).unwrap();
+        assert!(!limiter.peek(Ask::new("new").at(Tick(0))).unwrap().allowed);
+        assert_eq!(limiter.check(Ask::new("new").cost(0).at(Tick(0))).unwrap().remaining, 0);
+        assert_eq!(limiter.refund(Ask::new("new").cost(0).at(Tick(0))).unwrap().remaining, 0);
+        let joint = check_all([limiter.joint(at_0(b"new").cost(0)).unwrap()]).unwrap();
         assert_eq!(joint.decision.remaining, 0);
     };
     looks();
     assert_eq!(limiter.store().usage().keys, 0);
-    assert!(!limiter.is_allowed_at("kept", Tick(0)).unwrap());
+    assert!(!limiter.is_allowed(Ask::new("kept").at(Tick(0))).unwrap());
     assert_eq!(limiter.store().usage().keys, 1);
     looks();
     let usage = limiter.store().usage();
@@ -304,17 +327,25 @@ fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {
         for start in [0, 3, 10] {
             let policy = Policy::of(kind, 10).per(Ticks(1_000)).starting_with(start).build();
             let limiter = limiter(policy.unwrap(), Capacity::of(10));
-            let told = limiter.reset_at("unseen", Tick(0)).unwrap();
+            let told = limiter.reset(Ask::new("unseen").at(Tick(0))).unwrap();
             assert_eq!(told.remaining, start, "{kind}");
             assert_eq!(
-                limiter.check_n_at("unseen", 0, Tick(0)).unwrap().remaining,
+                limiter.check(Ask::new("unseen").cost(0).at(Tick(0))).unwrap().remaining,
                 start,
                 "{kind}"
             );
-            assert_eq!(limiter.is_allowed_at("unseen", Tick(0)).unwrap(), start > 0, "{kind}");
-            assert_eq!(limiter.reset_at("unseen", Tick(1)).unwrap().remaining, start, "{kind}");
             assert_eq!(
-                limiter.check_n_at("unseen", 0, Tick(1)).unwrap().remaining,
+                limiter.is_allowed(Ask::new("unseen").at(Tick(0))).unwrap(),
+                start > 0,
+                "{kind}"
+            );
+            assert_eq!(
+                limiter.reset(Ask::new("unseen").at(Tick(1))).unwrap().remaining,
+                start,
+                "{kind}"
+            );
+            assert_eq!(
+                limiter.check(Ask::new("unseen").cost(0).at(Tick(1))).unwrap().remaining,
                 start,
                 "{kind}"
             );
@@ -326,7 +357,7 @@ fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {
 #[test]
 fn a_snapshot_under_another_policy_is_refused() {
     let limiter = limiter(hourly(5), Capacity::of(10));
-    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
+    assert!(limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap());
     for other in [hourly(6), Policy::fixed_window(5).per_hour().build().unwrap()] {
         let mut snapshot = SnapshotWriter::new(Vec::new()).unwrap();
         let error = limiter.store().save(&other, "api", &mut snapshot).unwrap_err();
@@ -379,21 +410,25 @@ fn j6_a_flood_of_invented_keys_washes_no_debt_out() {
         let store = MemoryStore::new(Capacity::of(MAX_KEYS), &clock);
         let limiter = RateLimiter::in_store("flooded", tiers, store);
         for client in 0..CLIENTS {
-            assert!(limiter.check_n(client.to_le_bytes(), 5).unwrap().allowed);
+            assert!(limiter.check(Ask::new(&client.to_le_bytes()).cost(5)).unwrap().allowed);
             clock.advance(Ticks(1));
         }
         // Some ordinary clients, which have used a part of their quota.
         for client in 0..5_000_u64 {
-            assert!(limiter.check((1 << 40 | client).to_le_bytes()).unwrap().allowed);
+            assert!(limiter.check(&(1 << 40 | client).to_le_bytes()).unwrap().allowed);
         }
         clock.advance(STEP);
-        let invented = limiter.tier(tier).unwrap();
         for key in 0..10 * MAX_KEYS as u64 {
-            assert!(invented.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+            assert!(
+                limiter
+                    .check(Ask::new(&(1 << 50 | key).to_le_bytes()).cost(cost).tier(tier))
+                    .unwrap()
+                    .allowed
+            );
             clock.advance(step);
         }
         let denied =
-            (0..CLIENTS).filter(|client| !limiter.peek(client.to_le_bytes()).unwrap().allowed);
+            (0..CLIENTS).filter(|client| !limiter.peek(&client.to_le_bytes()).unwrap().allowed);
         let denied = denied.count();
         assert!(denied * 100 >= 99 * 200, "{denied} after a flood of {tier} for {cost}");
         assert!(limiter.store().usage().keys <= MAX_KEYS);
@@ -412,10 +447,10 @@ fn j6_clients_that_used_up_their_quota_first_stay_denied() {
         let cost = policy.capacity();
         let limiter = RateLimiter::with_store(policy, store);
         for key in 0..100_200_u64 {
-            assert!(limiter.check_n(key.to_le_bytes(), cost).unwrap().allowed);
+            assert!(limiter.check(Ask::new(&key.to_le_bytes()).cost(cost)).unwrap().allowed);
             clock.advance(Ticks(1_000_000));
         }
-        let denied = (0..200_u64).filter(|key| !limiter.peek(key.to_le_bytes()).unwrap().allowed);
+        let denied = (0..200_u64).filter(|key| !limiter.peek(&key.to_le_bytes()).unwrap().allowed);
         assert_eq!(denied.count(), 200);
     }
 }
@@ -431,17 +466,21 @@ fn j6_a_debt_that_has_begun_to_drain_is_not_washed_out() {
         let store = MemoryStore::new(Capacity::of(MAX_KEYS), &clock);
         let limiter = RateLimiter::in_store("draining", tiers, store);
         for client in 0..CLIENTS {
-            assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+            assert!(limiter.check(Ask::new(&client.to_le_bytes()).cost(1_000)).unwrap().allowed);
         }
         clock.advance(Ticks(drained));
-        let invented = limiter.tier("once").unwrap();
         for key in 0..10 * MAX_KEYS as u64 {
-            assert!(invented.check((1 << 50 | key).to_le_bytes()).unwrap().allowed);
+            assert!(
+                limiter
+                    .check(Ask::new(&(1 << 50 | key).to_le_bytes()).tier("once"))
+                    .unwrap()
+                    .allowed
+            );
             clock.advance(Ticks(1_000_000));
         }
         let earned = 1_000 * (drained + 100 * 1_000_000_000) / DAY.0 + 1;
         let washed = (0..CLIENTS)
-            .filter(|client| limiter.peek(client.to_le_bytes()).unwrap().remaining > earned)
+            .filter(|client| limiter.peek(&client.to_le_bytes()).unwrap().remaining > earned)
             .count();
         assert!(washed * 100 <= 200, "{washed} got more than the {earned} that they earned");
     }
@@ -456,13 +495,15 @@ fn j6_a_store_that_is_almost_full_of_debts_keeps_them() {
         let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS), &clock);
         let limiter = RateLimiter::with_store(daily(1_000), store);
         for client in 0..clients {
-            assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+            assert!(limiter.check(Ask::new(&client.to_le_bytes()).cost(1_000)).unwrap().allowed);
         }
         for key in 0..10 * MAX_KEYS as u64 {
             clock.advance(Ticks(1_000));
-            assert!(limiter.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+            assert!(
+                limiter.check(Ask::new(&(1 << 50 | key).to_le_bytes()).cost(cost)).unwrap().allowed
+            );
         }
-        let is_washed_out = |client: &u64| limiter.peek(client.to_le_bytes()).unwrap().allowed;
+        let is_washed_out = |client: &u64| limiter.peek(&client.to_le_bytes()).unwrap().allowed;
         let washed_out = (0..clients).filter(is_washed_out).count() as u64;
         assert!(washed_out * 100 <= clients, "{washed_out} of {clients} at a cost of {cost}");
     }
@@ -476,13 +517,16 @@ fn the_smallest_share_goes_first_whatever_the_units() {
     let tiers = Tiers::new(daily(2)).tier("large", daily(1_000));
     let store = MemoryStore::new(Capacity::of(3), &clock);
     let limiter = RateLimiter::in_store("shares", tiers, store);
-    let large = limiter.tier("large").unwrap();
-    assert!(large.check_n("large", 400).unwrap().allowed);
-    assert!(limiter.check_n("all", 2).unwrap().allowed);
-    assert!(limiter.check_n("half", 1).unwrap().allowed);
+    assert!(limiter.check(Ask::new("large").cost(400).tier("large")).unwrap().allowed);
+    assert!(limiter.check(Ask::new("all").cost(2)).unwrap().allowed);
+    assert!(limiter.check("half").unwrap().allowed);
     clock.advance(Ticks(1));
-    assert!(limiter.check_n("new", 2).unwrap().allowed);
-    assert_eq!(large.check_n("large", 0).unwrap().remaining, 1_000, "two fifths went");
-    assert_eq!(limiter.check_n("all", 0).unwrap().remaining, 0);
-    assert_eq!(limiter.check_n("half", 0).unwrap().remaining, 1);
+    assert!(limiter.check(Ask::new("new").cost(2)).unwrap().allowed);
+    assert_eq!(
+        limiter.check(Ask::new("large").cost(0).tier("large")).unwrap().remaining,
+        1_000,
+        "two fifths went"
+    );
+    assert_eq!(limiter.check(Ask::new("all").cost(0)).unwrap().remaining, 0);
+    assert_eq!(limiter.check(Ask::new("half").cost(0)).unwrap().remaining, 1);
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tallygate::{
-    Capacity, Charged, Cost, Decision, ManualClock, MemoryStore, Op, Plan, Policy, PolicyStore,
-    Store as _, Tick, Ticks, Timed, block_on,
+    Ask, Capacity, Charged, Cost, Decision, ManualClock, MemoryStore, Op, Plan, Policy,
+    PolicyStore, Store as _, Tick, Ticks, Timed, block_on,
 };
 use tallygate_testkit::contract::Subject;
 
@@ -61,7 +61,8 @@ impl Subject for OfOnePolicy {
         now: Tick,
     ) -> Vec<Timed> {
         self.time.go_to(now);
-        self.store(policy).check_many(policy, keys, cost, None).expect("there is room")
+        let asks: Vec<_> = keys.iter().map(|key| Ask::new(key).cost(cost)).collect();
+        self.store(policy).check_many(policy, &asks).expect("there is room")
     }
 
     type Reservation = Charged;
@@ -115,7 +116,8 @@ impl Subject for OfPlans {
     ) -> Vec<Timed> {
         let plan = Plan::of(policy.clone());
         self.time.go_to(now);
-        self.store.check_many(&plan, keys, cost, None).expect("there is room")
+        let asks: Vec<_> = keys.iter().map(|key| Ask::new(key).cost(cost)).collect();
+        self.store.check_many(&plan, &asks).expect("there is room")
     }
 
     type Reservation = Charged;

@@ -2,7 +2,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tallygate::{Algorithm as _, Cost, Decision, Kept, Kind, Limit, Plan, Policy, Tick, Ticks};
+use tallygate::{
+    Algorithm as _, Ask, Cost, Decision, Kept, Kind, Limit, Plan, Policy, Tick, Ticks,
+};
 use tallygate_testkit::cases;
 
 fn policy(kind: Kind, limit: Cost, window: u64, debt: Option<Cost>) -> Policy {
@@ -347,7 +349,7 @@ mod histories {
                 clock.set(Tick(now));
                 let (tier, cost) = match event {
                     Event::Refund(cost) => {
-                        let _ = limiter.refund("a", cost).expect("short");
+                        let _ = limiter.refund(Ask::new("a").cost(cost)).expect("short");
                         continue;
                     }
                     Event::Override { policy, lasts } => {
@@ -365,9 +367,9 @@ mod histories {
                     }
                     Event::Force { tier, estimate, actual } => {
                         let reserved = match tier {
-                            0 => limiter.reserve("a", estimate, Ticks(1)),
-                            1 => limiter.tier("pro").expect("known").reserve("a", estimate, Ticks(1)),
-                            _ => limiter.tier("team").expect("known").reserve("a", estimate, Ticks(1)),
+                            0 => limiter.reserve(Ask::new("a").cost(estimate), Ticks(1)),
+                            1 => limiter.reserve(Ask::new("a").cost(estimate).tier("pro"), Ticks(1)),
+                            _ => limiter.reserve(Ask::new("a").cost(estimate).tier("team"), Ticks(1)),
                         };
                         if let Some(mut reservation) = reserved.expect("short").granted() {
                             let _ = limiter.settle(&mut reservation, actual).expect("in time").expect("short");
@@ -377,15 +379,15 @@ mod histories {
                     Event::Check { tier, cost } => (tier, cost),
                 };
                 let peek = |at: i64| match tier {
-                    0 => limiter.peek_n_at("a", cost, Tick(at)),
-                    1 => limiter.tier("pro").expect("known").peek_n_at("a", cost, Tick(at)),
-                    _ => limiter.tier("team").expect("known").peek_n_at("a", cost, Tick(at)),
+                    0 => limiter.peek(Ask::new("a").cost(cost).at(Tick(at))),
+                    1 => limiter.peek(Ask::new("a").cost(cost).at(Tick(at)).tier("pro")),
+                    _ => limiter.peek(Ask::new("a").cost(cost).at(Tick(at)).tier("team")),
                 }.expect("short");
                 let peeked = peek(now);
                 let told = match tier {
-                    0 => limiter.check_n("a", cost),
-                    1 => limiter.tier("pro").expect("known").check_n("a", cost),
-                    _ => limiter.tier("team").expect("known").check_n("a", cost),
+                    0 => limiter.check(Ask::new("a").cost(cost)),
+                    1 => limiter.check(Ask::new("a").cost(cost).tier("pro")),
+                    _ => limiter.check(Ask::new("a").cost(cost).tier("team")),
                 }.expect("short");
                 prop_assert_eq!(peeked, told);
                 if let (false, Some(wait)) = (told.allowed, told.retry_after) {
@@ -396,9 +398,9 @@ mod histories {
                 let fits = told.remaining;
                 if fits < Cost::MAX {
                     let largest = |cost: Cost| match tier {
-                        0 => limiter.peek_n("a", cost),
-                        1 => limiter.tier("pro").expect("known").peek_n("a", cost),
-                        _ => limiter.tier("team").expect("known").peek_n("a", cost),
+                        0 => limiter.peek(Ask::new("a").cost(cost)),
+                        1 => limiter.peek(Ask::new("a").cost(cost).tier("pro")),
+                        _ => limiter.peek(Ask::new("a").cost(cost).tier("team")),
                     }.expect("short").allowed;
                     prop_assert!(fits == 0 || largest(fits), "{} remain", fits);
                     prop_assert!(!largest(fits + 1), "more than {} remain", fits);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tallygate::{
-    Alarm as _, Capacity, Clock, Decision, Kind, LimitBuilder, ManualClock, Policy, PolicyStore,
-    RateLimiter, SystemClock, Tick, Ticks, Tiers, check_all, check_all_at,
+    Alarm as _, Ask, Capacity, Clock, Decision, Kind, LimitBuilder, ManualClock, Policy,
+    PolicyStore, RateLimiter, SystemClock, Tick, Ticks, Tiers, check_all,
 };
 
 const LIMIT: u64 = 10;
@@ -35,13 +35,15 @@ fn alternating_early_and_late_callers_get_one_quota() {
         let (mut single, mut several, mut joint, mut under_tiers) = (0, 0, 0, 0);
         for step in 0..1000 {
             let now = if step % 2 == 0 { Tick(10_000) } else { Tick(8_999) };
-            single += u64::from(limiter.is_allowed_at("bool", now).expect("a decision"));
-            let many: Vec<Decision> = limiter.check_many_at(&["many"], now).expect("decisions");
+            single += u64::from(limiter.is_allowed(Ask::new("bool").at(now)).expect("a decision"));
+            let many: Vec<Decision> =
+                limiter.check_many(&[Ask::new("many").at(now)]).expect("decisions");
             several += u64::from(many[0].allowed);
-            let both =
-                check_all_at([limiter.ask("joint").expect("a part")], now).expect("a decision");
+            let both = check_all([limiter.joint(Ask::new("joint").at(now)).expect("a part")])
+                .expect("a decision");
             joint += u64::from(both.decision.allowed);
-            under_tiers += u64::from(tiered.check_at("tier", now).expect("a decision").allowed);
+            under_tiers +=
+                u64::from(tiered.check(Ask::new("tier").at(now)).expect("a decision").allowed);
         }
         assert_eq!((single, several, joint, under_tiers), (LIMIT, LIMIT, LIMIT, LIMIT), "{kind}");
     }
@@ -80,7 +82,7 @@ fn stale_readings_earn_nothing_twice_in_any_verb() {
             let store = PolicyStore::new(&policy, Capacity::of(100), stale);
             let limiter = RateLimiter::with_store(policy, store);
             // The first call of each key is in time: the bound counts from its reading.
-            let first = |key| u64::from(limiter.is_allowed_at(key, clock.now()).unwrap());
+            let first = |key| u64::from(limiter.is_allowed(Ask::new(key).at(clock.now())).unwrap());
             let mut allowed = ["bool", "all", "many", "joint"].map(first);
             for tick in 0..=WINDOWS * WINDOW.0 {
                 for _ in 0..3 {
@@ -88,7 +90,7 @@ fn stale_readings_earn_nothing_twice_in_any_verb() {
                     allowed[1] += u64::from(limiter.check("all").expect("a decision").allowed);
                     let many: Vec<bool> = limiter.check_many(&["many"]).expect("decisions");
                     allowed[2] += u64::from(many[0]);
-                    let joint = check_all([limiter.ask("joint").expect("a part")]);
+                    let joint = check_all([limiter.joint("joint").expect("a part")]);
                     allowed[3] += u64::from(joint.expect("a decision").decision.allowed);
                 }
                 if tick < WINDOWS * WINDOW.0 {
@@ -151,9 +153,10 @@ fn k1_256_threads_get_no_more_than_the_bound() {
 fn a_refund_to_fresh_gives_a_late_check_no_time_to_earn() {
     for kind in Kind::ALL {
         let limiter = RateLimiter::new(policy(kind));
-        let all = |now| limiter.check_n_at("a", LIMIT, now).expect("a decision").allowed;
+        let all =
+            |now| limiter.check(Ask::new("a").cost(LIMIT).at(now)).expect("a decision").allowed;
         assert!(all(Tick(10_500)), "{kind}");
-        let fresh = limiter.refund_at("a", LIMIT, Tick(10_500)).expect("a decision");
+        let fresh = limiter.refund(Ask::new("a").cost(LIMIT).at(Tick(10_500))).expect("a decision");
         assert_eq!(fresh.remaining, LIMIT, "{kind}");
         assert!(all(Tick(8_000)), "{kind}: the late caller has the one quota");
         assert!(!all(Tick(10_500)), "{kind}: and nothing was earned since");
@@ -168,11 +171,18 @@ fn a_fresh_state_that_a_late_caller_drops_leaves_its_time_behind() {
             PolicyStore::new(&policy(Kind::TokenBucket), Capacity::of(1), SystemClock::new());
         RateLimiter::with_store(policy(Kind::TokenBucket), store)
     };
-    let all = |key, now| limiter.check_n_at(key, LIMIT, now).expect("a decision").allowed;
+    let all =
+        |key, now| limiter.check(Ask::new(key).cost(LIMIT).at(now)).expect("a decision").allowed;
     assert!(all("a", Tick(10_500)));
-    assert_eq!(limiter.refund_at("a", LIMIT, Tick(10_500)).expect("a decision").remaining, LIMIT);
+    assert_eq!(
+        limiter.refund(Ask::new("a").cost(LIMIT).at(Tick(10_500))).expect("a decision").remaining,
+        LIMIT
+    );
     assert!(all("b", Tick(8_000)), "it takes the place of the fresh key");
-    assert_eq!(limiter.refund_at("b", LIMIT, Tick(8_000)).expect("a decision").remaining, LIMIT);
+    assert_eq!(
+        limiter.refund(Ask::new("b").cost(LIMIT).at(Tick(8_000))).expect("a decision").remaining,
+        LIMIT
+    );
     assert!(all("a", Tick(8_000)));
     assert!(!all("a", Tick(10_500)), "nothing was earned since");
 }
@@ -186,7 +196,7 @@ fn k7_a_reported_set_back_locks_no_key_out() {
         let store = PolicyStore::new(&policy(kind), Capacity::of(64), &clock);
         let limiter = RateLimiter::with_store(policy(kind), store);
         let allowed = |key: u32| {
-            (0..=LIMIT).filter(|_| limiter.is_allowed(key.to_le_bytes()).unwrap()).count() as u64
+            (0..=LIMIT).filter(|_| limiter.is_allowed(&key.to_le_bytes()).unwrap()).count() as u64
         };
         for key in 0..1000 {
             assert_eq!(allowed(key), LIMIT, "{kind}");
@@ -212,9 +222,9 @@ fn a_reported_set_back_forgives_nothing() {
     let verbs: [(&str, Verb); 5] = [
         ("check", |limiter| assert!(!limiter.is_allowed("a").unwrap())),
         ("peek", |limiter| assert!(!limiter.peek("a").unwrap().allowed)),
-        ("many", |limiter| assert_eq!(limiter.check_many::<bool>(&["a"]).unwrap(), [false])),
+        ("many", |limiter| assert_eq!(limiter.check_many::<bool, _>(&["a"]).unwrap(), [false])),
         ("joint", |limiter| {
-            assert!(!check_all([limiter.ask("a").unwrap()]).unwrap().decision.allowed);
+            assert!(!check_all([limiter.joint("a").unwrap()]).unwrap().decision.allowed);
         }),
         ("another key", |limiter| assert!(limiter.is_allowed("b").unwrap())),
     ];
@@ -223,15 +233,15 @@ fn a_reported_set_back_forgives_nothing() {
             let clock = ManualClock::new(Tick(1_000_000));
             let store = PolicyStore::new(&policy(kind), Capacity::of(10), &clock);
             let limiter = RateLimiter::with_store(policy(kind), store);
-            assert!(limiter.check_n("a", LIMIT).unwrap().allowed);
+            assert!(limiter.check(Ask::new("a").cost(LIMIT)).unwrap().allowed);
             clock.set(Tick(500_000));
             run(&limiter);
-            let told = limiter.check_n("a", LIMIT).unwrap();
+            let told = limiter.check(Ask::new("a").cost(LIMIT)).unwrap();
             assert!(!told.allowed, "{kind}, {verb}");
             let wait = told.retry_after.expect("it fits some day");
             assert!(wait <= Ticks(2 * WINDOW.0), "{kind}, {verb}: {wait}");
             clock.advance(wait);
-            assert!(limiter.check_n("a", LIMIT).unwrap().allowed, "{kind}, {verb}");
+            assert!(limiter.check(Ask::new("a").cost(LIMIT)).unwrap().allowed, "{kind}, {verb}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tallygate::{
-    Algorithm, Anchor, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore,
+    Algorithm, Anchor, Ask, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore,
     Policy, PolicyStore, RateLimiter, SingleLimiter, StoreError, Tick, Ticks, simulate,
 };
 use tallygate_testkit::{any_limit, cases, costs, times};
@@ -35,7 +35,7 @@ proptest! {
             times.iter().zip(&requests).map(|(&now, &(key, cost))| (key, now, cost)).collect();
         let expected: Vec<Decision> = simulate(limit, trace.iter().copied()).collect();
         for (index, (&(key, now, cost), expected)) in trace.iter().zip(expected).enumerate() {
-            let told = limiter.check_n_at([key], cost, now).expect("a short key");
+            let told = limiter.check(Ask::new(&[key]).cost(cost).at(now)).expect("a short key");
             prop_assert_eq!(told, expected, "request {}", index);
         }
     }
@@ -50,8 +50,11 @@ proptest! {
         let (one, many) = (limiter(policy(&limit), 1_000), limiter(policy(&limit), 1_000));
         let keys: Vec<[u8; 1]> = keys.into_iter().map(|key| [key]).collect();
         let apart: Vec<Decision> =
-            keys.iter().map(|key| one.check_at(key, Tick(now)).expect("short")).collect();
-        let together: Vec<Decision> = many.check_many_at(&keys, Tick(now)).expect("short");
+            keys.iter().map(|key| one.check(Ask::new(key).at(Tick(now))).expect("short")).collect();
+        let together: Vec<Decision> = {
+            let asks: Vec<_> = keys.iter().map(|key| Ask::new(key).at(Tick(now))).collect();
+            many.check_many(&asks).expect("short")
+        };
         prop_assert_eq!(together, apart);
     }
 }
@@ -60,22 +63,22 @@ proptest! {
 fn keys_are_bytes_whatever_they_are_borrowed_from() {
     let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
     assert_eq!(limiter.check("alice").unwrap().remaining, 2);
-    assert_eq!(limiter.check(String::from("alice")).unwrap().remaining, 1);
+    assert_eq!(limiter.check(&String::from("alice")).unwrap().remaining, 1);
     assert_eq!(limiter.check(b"alice").unwrap().remaining, 0);
     assert!(limiter.is_allowed("").unwrap() && limiter.is_allowed("\0").unwrap());
-    assert!(limiter.is_allowed([0xff]).unwrap());
+    assert!(limiter.is_allowed(&[0xff]).unwrap());
 }
 
 #[test]
 fn d3_a_key_that_is_too_long_is_a_typed_error() {
     let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
-    assert!(limiter.is_allowed(vec![b'x'; 4096]).unwrap());
+    assert!(limiter.is_allowed(&vec![b'x'; 4096]).unwrap());
     let long = vec![b'x'; 10 << 20];
     let error = StoreError::KeyTooLong { bytes: 10 << 20 };
-    assert_eq!(limiter.check(&long), Err(error));
-    assert_eq!(limiter.is_allowed(&long), Err(error));
+    assert_eq!(limiter.check(&long), Err(error.clone()));
+    assert_eq!(limiter.is_allowed(&long), Err(error.clone()));
     let batch: Result<Vec<bool>, _> = limiter.check_many(&[b"a".as_slice(), &long]);
-    assert_eq!(batch, Err(error));
+    assert_eq!(batch, Err(error.clone()));
     assert_eq!(limiter.check("a").unwrap().remaining, 2, "nobody in the batch was charged");
     assert_eq!(error.to_string(), "the key has 10485760 bytes; use at most 4096, or a hash of it");
 }
@@ -83,8 +86,8 @@ fn d3_a_key_that_is_too_long_is_a_typed_error() {
 #[test]
 fn looks_and_refusals_of_new_keys_keep_nothing() {
     let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
-    assert!(limiter.check_n("alice", 0).unwrap().allowed);
-    assert_eq!(limiter.check_n("bob", 4).unwrap().retry_after, None);
+    assert!(limiter.check(Ask::new("alice").cost(0)).unwrap().allowed);
+    assert_eq!(limiter.check(Ask::new("bob").cost(4)).unwrap().retry_after, None);
     assert_eq!(limiter.store().usage().keys, 0);
 }
 
@@ -99,11 +102,11 @@ fn several_limits_decide_as_one() {
     );
     let limiter = limiter(policy.unwrap(), 10);
     let second = 1_000_000_000;
-    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
-    assert!(limiter.is_allowed_at("a", Tick(0)).unwrap());
-    assert!(!limiter.is_allowed_at("a", Tick(0)).unwrap(), "two a second");
-    assert!(limiter.is_allowed_at("a", Tick(second)).unwrap());
-    let hour = limiter.check_at("a", Tick(2 * second)).unwrap();
+    assert!(limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap());
+    assert!(limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap());
+    assert!(!limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap(), "two a second");
+    assert!(limiter.is_allowed(Ask::new("a").at(Tick(second))).unwrap());
+    let hour = limiter.check(Ask::new("a").at(Tick(2 * second))).unwrap();
     assert_eq!((hour.allowed, hour.limit), (false, 3), "three an hour");
     assert_eq!(hour.retry_after, Some(Ticks(3_598 * second.unsigned_abs())));
 }
@@ -130,8 +133,12 @@ fn one_client_without_a_name() {
     assert!(!single.is_allowed());
     clock.advance(Ticks(5));
     assert!(single.is_allowed());
-    assert!(!single.is_allowed_at(Tick(9)) && single.check_at(Tick(10)).allowed);
-    assert!(!single.check_n_at(2, Tick(15)).allowed);
+    clock.set(Tick(9));
+    assert!(!single.is_allowed());
+    clock.set(Tick(10));
+    assert!(single.check().allowed);
+    clock.set(Tick(15));
+    assert!(!single.check_n(2).allowed);
 }
 
 /// A store that was made for one kind of policy says so to another.

@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tallygate::{Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Tiers};
+use tallygate::{Ask, Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Tiers};
 
 fn hourly(limit: u64) -> Policy {
     Policy::token_bucket(limit).per_hour().build().expect("a valid policy")
@@ -114,11 +114,15 @@ fn keys_survive_growth() {
     let limiter = RateLimiter::with_store(hourly(1), store);
     let mut check_all_at = 1;
     for key in 0..KEYS {
-        assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap(), "{key} is new");
+        assert!(
+            limiter.is_allowed(Ask::new(&key.to_le_bytes()).at(Tick(0))).unwrap(),
+            "{key} is new"
+        );
         if key + 1 == check_all_at || key + 1 == KEYS {
             check_all_at = check_all_at * 3 / 2 + 1;
             for known in 0..=key {
-                let allowed = limiter.is_allowed_at(known.to_le_bytes(), Tick(0)).unwrap();
+                let allowed =
+                    limiter.is_allowed(Ask::new(&known.to_le_bytes()).at(Tick(0))).unwrap();
                 assert!(!allowed, "{known} of {key} was forgotten");
             }
         }
@@ -141,12 +145,13 @@ fn keys_survive_growth_by_many_threads() {
             scope.spawn(move || {
                 for number in 0..KEYS {
                     let new = key(thread, number);
-                    assert!(limiter.is_allowed_at(new, Tick(0)).unwrap());
+                    assert!(limiter.is_allowed(Ask::new(&new).at(Tick(0))).unwrap());
                     // A key of this thread, and one that every thread asks for.
                     let shared = key(THREADS, number % 5_000);
-                    let asks = [limiter.ask(new).unwrap(), limiter.ask(shared).unwrap()];
-                    let both = tallygate::check_all_at(asks, Tick(0)).unwrap();
-                    let left = limiter.check_n_at(new, 0, Tick(0)).unwrap().remaining;
+                    let asks = [&new, &shared].map(|key| Ask::new(key).at(Tick(0)));
+                    let asks = asks.map(|ask| limiter.joint(ask).unwrap());
+                    let both = tallygate::check_all(asks).unwrap();
+                    let left = limiter.check(Ask::new(&new).cost(0).at(Tick(0))).unwrap().remaining;
                     assert_eq!(left, u64::from(!both.decision.allowed));
                     twice.fetch_add(both.decision.allowed.into(), Ordering::Relaxed);
                 }
@@ -156,7 +161,8 @@ fn keys_survive_growth_by_many_threads() {
     assert_eq!(twice.load(Ordering::Relaxed), 2 * 5_000, "each shared key was allowed twice");
     for thread in 0..THREADS {
         for number in 0..KEYS {
-            let allowed = limiter.check_n_at(key(thread, number), 2, Tick(0)).unwrap().allowed;
+            let allowed =
+                limiter.check(Ask::new(&key(thread, number)).cost(2).at(Tick(0))).unwrap().allowed;
             assert!(!allowed, "{number} of thread {thread} was forgotten");
         }
     }

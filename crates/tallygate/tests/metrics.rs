@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use tallygate::{MetricsObserver, Policy, RateLimiter, Tick};
+use tallygate::{Ask, MetricsObserver, Policy, RateLimiter, Tick};
 
 /// Writes down what is counted, by name and labels.
 #[derive(Default)]
@@ -35,8 +35,8 @@ fn decisions_are_counted_by_policy_outcome_and_source_only() {
     let policy = Policy::token_bucket(1).per_hour().named("api").build().unwrap();
     let limiter = RateLimiter::new(policy).observed_by(MetricsObserver);
     metrics::with_local_recorder(&noted, || {
-        limiter.is_allowed_at("alice", Tick(0)).unwrap();
-        limiter.is_allowed_at("alice", Tick(0)).unwrap();
+        limiter.is_allowed(Ask::new("alice").at(Tick(0))).unwrap();
+        limiter.is_allowed(Ask::new("alice").at(Tick(0))).unwrap();
     });
     assert_eq!(
         *noted.0.lock().unwrap(),

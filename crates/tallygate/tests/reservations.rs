@@ -3,8 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Access, Capacity, Clock as _, Cost, Kind, Limit, ManualClock, MemoryStore, Numbers, Penalty,
-    Plan, Policy, PolicyStore, RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
+    Access, Ask, Capacity, Clock as _, Cost, Kind, Limit, ManualClock, MemoryStore, Numbers,
+    Penalty, Plan, Policy, PolicyStore, RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
 };
 use tallygate_testkit::{cases, small_limit_of};
 
@@ -114,13 +114,13 @@ proptest! {
             let at = clock.now().0;
             match verb {
                 Verb::Check(cost) => {
-                    let told = limiter.check_n("a", *cost).expect("short");
+                    let told = limiter.check(Ask::new("a").cost(*cost)).expect("short");
                     if told.allowed && !overridden {
                         history.push(Use { at, units: (*cost).into() });
                     }
                 }
                 Verb::Reserve(cost, ttl) => {
-                    let reserved = limiter.reserve("a", *cost, Ticks(*ttl)).expect("short");
+                    let reserved = limiter.reserve(Ask::new("a").cost(*cost), Ticks(*ttl)).expect("short");
                     if let Some(reservation) = reserved.granted() && !overridden {
                         open.push(Open { reservation, at, estimate: *cost });
                     }
@@ -142,7 +142,7 @@ proptest! {
                     open.swap_remove(place);
                 }
                 Verb::Refund(cost) => {
-                    let _ = limiter.refund("a", *cost).expect("short");
+                    let _ = limiter.refund(Ask::new("a").cost(*cost)).expect("short");
                     history.push(Use { at, units: -i128::from(*cost) });
                 }
                 Verb::Reset => {
@@ -202,20 +202,9 @@ fn tier_verb() -> impl Strategy<Value = TierVerb> {
     ]
 }
 
-/// Calls a verb of a limiter under one of its tiers.
-macro_rules! under {
-    ($limiter:expr, $tier:expr, |$one:ident| $call:expr) => {
-        match $tier {
-            0 => {
-                let $one = &$limiter;
-                $call
-            }
-            tier => {
-                let $one = $limiter.tier(["pro", "team"][tier - 1]).expect("known");
-                $call
-            }
-        }
-    };
+/// A question of the client under one of the tiers.
+fn under(tier: usize, cost: Cost) -> Ask<'static> {
+    Ask::new("a").cost(cost).tier([None, Some("pro"), Some("team")][tier])
 }
 
 /// The bound of a client that is asked under several policies: the fastest of their rates, and one capacity of each.
@@ -270,14 +259,13 @@ fn uses_under_tiers(
         let decides = |tier: usize| in_force.unwrap_or(chosen[tier]);
         match verb {
             TierVerb::Check(tier, cost) => {
-                let decision =
-                    under!(limiter, *tier, |one| one.check_n("a", *cost)).expect("short");
+                let decision = limiter.check(under(*tier, *cost)).expect("short");
                 if decision.allowed {
                     history.push((decides(*tier), Use { at, units: (*cost).into() }));
                 }
             }
             TierVerb::Reserve(tier, cost, ttl) => {
-                let reserved = under!(limiter, *tier, |one| one.reserve("a", *cost, Ticks(*ttl)));
+                let reserved = limiter.reserve(under(*tier, *cost), Ticks(*ttl));
                 if let Some(reservation) = reserved.expect("short").granted() {
                     open.push((decides(*tier), Open { reservation, at, estimate: *cost }));
                 }
@@ -286,7 +274,7 @@ fn uses_under_tiers(
             TierVerb::Settle(which, actual, tier) => {
                 let (decided, Open { mut reservation, at, estimate }) =
                     open.swap_remove(which % open.len());
-                let settled = under!(limiter, *tier, |one| one.settle(&mut reservation, *actual));
+                let settled = limiter.settle(&mut reservation, *actual);
                 let units = match settled {
                     Ok(settled) => {
                         let _ = settled.expect("short");
@@ -298,7 +286,7 @@ fn uses_under_tiers(
                 history.push((decided, Use { at, units: units.into() }));
             }
             TierVerb::Refund(tier, cost) => {
-                let _ = under!(limiter, *tier, |one| one.refund("a", *cost)).expect("short");
+                let _ = limiter.refund(under(*tier, *cost)).expect("short");
                 history.push((decides(*tier), Use { at, units: -i128::from(*cost) }));
             }
             TierVerb::Replace(others) => {
@@ -371,7 +359,7 @@ fn j8_waiting_between_reserving_and_canceling_earns_nothing() {
             limiter(Policy::of(kind, 5).per(Ticks(2_000)).build().expect("valid"), &clock);
         let mut banked = Vec::new();
         for _ in 0..6 {
-            let reserved = limiter.reserve("a", 5, HOUR).expect("short").granted();
+            let reserved = limiter.reserve(Ask::new("a").cost(5), HOUR).expect("short").granted();
             banked.extend(reserved);
             clock.advance(Ticks(2_000));
         }
@@ -392,10 +380,11 @@ fn k4_a_reset_voids_the_reservations_of_its_client_only() {
     for kind in Kind::ALL {
         let clock = ManualClock::new(Tick(0));
         let limiter = limiter(Policy::of(kind, 10).per_minute().build().expect("valid"), &clock);
-        let reserve = |key: &str| limiter.reserve(key, 10, HOUR).expect("short").granted();
+        let reserve =
+            |key: &str| limiter.reserve(Ask::new(key).cost(10), HOUR).expect("short").granted();
         let (mut alice, mut bob) = (reserve("alice").expect("room"), reserve("bob").expect("room"));
         let _ = limiter.reset("alice").expect("short");
-        assert!(limiter.check_n("alice", 10).expect("short").allowed, "{kind}");
+        assert!(limiter.check(Ask::new("alice").cost(10)).expect("short").allowed, "{kind}");
         for _ in 0..2 {
             assert_eq!(limiter.cancel(&mut alice), Err(SettleError::Reset), "{kind}");
             assert_eq!(limiter.settle(&mut alice, 20), Err(SettleError::Reset), "{kind}");
@@ -422,8 +411,9 @@ fn k4_only_the_limiter_that_made_a_reservation_settles_it() {
     let clock = ManualClock::new(Tick(0));
     let build = || Policy::token_bucket(10).per_minute().build().expect("valid");
     let (one, other) = (limiter(build(), &clock), limiter(build(), &clock));
-    let mut reservation = one.reserve("a", 10, HOUR).expect("short").granted().expect("room");
-    assert!(other.check_n("a", 10).expect("short").allowed);
+    let mut reservation =
+        one.reserve(Ask::new("a").cost(10), HOUR).expect("short").granted().expect("room");
+    assert!(other.check(Ask::new("a").cost(10)).expect("short").allowed);
     assert_eq!(other.cancel(&mut reservation), Err(SettleError::OtherLimiter));
     assert!(!other.is_allowed("a").expect("short"));
     assert_eq!(one.cancel(&mut reservation).expect("its own").expect("short").remaining, 10);
@@ -432,11 +422,12 @@ fn k4_only_the_limiter_that_made_a_reservation_settles_it() {
     let tiers = Tiers::new(build()).tier("pro", pro);
     let store: MemoryStore<Plan, _> = MemoryStore::new(Capacity::of(10), &clock);
     let tiered = RateLimiter::in_store("api", tiers, store);
-    let pro = tiered.tier("pro").expect("known");
-    let mut reservation = pro.reserve("a", 10, HOUR).expect("short").granted().expect("room");
+    let pro = Ask::new("a").tier("pro");
+    let mut reservation =
+        tiered.reserve(pro.cost(10), HOUR).expect("short").granted().expect("room");
     let told = tiered.cancel(&mut reservation).expect("of the same limiter").expect("short");
     assert_eq!(told.remaining, 10);
-    assert_eq!(pro.peek("a").expect("short").remaining, 19);
+    assert_eq!(tiered.peek(pro).expect("short").remaining, 19);
 }
 
 /// K4: what is settled beyond the estimate is charged wherever the reservation was charged.
@@ -447,13 +438,13 @@ fn k4_a_surplus_is_charged_through_a_limiter_without_limits_too() {
     let tiers = Tiers::new(Access::Unlimited).tier("free", free);
     let store: MemoryStore<Plan, _> = MemoryStore::new(Capacity::of(10), &clock);
     let base = RateLimiter::in_store("api", tiers, store);
-    let free = base.tier("free").expect("known");
-    let mut reservation = free.reserve("a", 3, HOUR).expect("short").granted().expect("room");
+    let free = Ask::new("a").tier("free");
+    let mut reservation = base.reserve(free.cost(3), HOUR).expect("short").granted().expect("room");
     let _ = base.settle(&mut reservation, 8).expect("its own").expect("short");
-    assert_eq!(free.check_n("a", 0).expect("short").remaining, 2);
-    let mut reservation = free.reserve("a", 2, HOUR).expect("short").granted().expect("room");
+    assert_eq!(base.check(free.cost(0)).expect("short").remaining, 2);
+    let mut reservation = base.reserve(free.cost(2), HOUR).expect("short").granted().expect("room");
     let _ = base.settle(&mut reservation, 1).expect("its own").expect("short");
-    assert_eq!(free.check_n("a", 0).expect("short").remaining, 1);
+    assert_eq!(base.check(free.cost(0)).expect("short").remaining, 1);
 }
 
 /// K4: a shadow limit stands as if it were enforced, whatever is settled of what it would have denied.
@@ -464,10 +455,13 @@ fn k4_a_shadow_limit_takes_no_part_in_what_it_would_have_denied() {
     let shadow = Policy::fixed_window(5).per_hour().named("few").shadow();
     let policy = Policy::all_of("both", [all, shadow]).expect("valid");
     let limiter = limiter(policy, &clock);
-    let reserve = |cost| limiter.reserve("a", cost, HOUR).expect("short").granted().expect("room");
+    let reserve = |cost| {
+        limiter.reserve(Ask::new("a").cost(cost), HOUR).expect("short").granted().expect("room")
+    };
     let used = || {
-        let would_deny =
-            |cost| limiter.peek_n("a", cost).expect("short").shadow_refused_by.is_some();
+        let would_deny = |cost| {
+            limiter.peek(Ask::new("a").cost(cost)).expect("short").shadow_refused_by.is_some()
+        };
         (1..=6).find(|cost| would_deny(*cost)).map_or(0, |cost| 6 - cost)
     };
     let _four = reserve(4);

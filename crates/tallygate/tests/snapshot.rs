@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Access, Capacity, Cost, Decision, Limit, ManualClock, MemoryStore, Numbers, Penalty, Plan,
+    Access, Ask, Capacity, Cost, Decision, Limit, ManualClock, MemoryStore, Numbers, Penalty, Plan,
     Policy, PolicyStore, RateLimiter, SnapshotError, SnapshotReader, SnapshotWriter, Tick, Ticks,
     Tiers, WhenFull, save_snapshot,
 };
@@ -115,7 +115,7 @@ fn any_history(back: bool) -> impl Strategy<Value = (Policy, Asks, usize)> {
 }
 
 fn ask(limiter: &Plain<'_>, (key, cost, now): (usize, Cost, Tick)) -> Decision {
-    limiter.check_n_at(KEYS[key], cost, now).expect("there is room")
+    limiter.check(Ask::new(KEYS[key]).cost(cost).at(now)).expect("there is room")
 }
 
 proptest! {
@@ -150,8 +150,8 @@ proptest! {
         let ask = |limiter: &Tiered<'_>, place: usize| {
             let (key, cost, now) = asks[place];
             let told = match tiers[place] {
-                true => limiter.tier("pro").expect("known").check_n_at(KEYS[key], cost, now),
-                false => limiter.check_n_at(KEYS[key], cost, now),
+                true => limiter.check(Ask::new(KEYS[key]).cost(cost).at(now).tier("pro")),
+                false => limiter.check(Ask::new(KEYS[key]).cost(cost).at(now)),
             };
             told.expect("there is room")
         };
@@ -177,7 +177,7 @@ proptest! {
         let clock = ManualClock::new(Tick(i64::MIN));
         let kept = tiered(Tiers::new(old), &clock);
         let ask = |limiter: &Tiered<'_>, (key, cost, now): (usize, Cost, Tick)| {
-            limiter.check_n_at(KEYS[key], cost, now).expect("there is room")
+            limiter.check(Ask::new(KEYS[key]).cost(cost).at(now)).expect("there is room")
         };
         for &one in &asks[..cut] {
             let _ = ask(&kept, one);
@@ -196,7 +196,7 @@ fn a_store_of_one_policy_keeps_what_was_used_under_another() {
     let clock = ManualClock::new(Tick(0));
     let old = Policy::token_bucket(10).per(Ticks(1_000)).build().expect("valid");
     let kept = plain(&old, &clock);
-    let _ = kept.check_n("alice", 10).expect("there is room");
+    let _ = kept.check(Ask::new("alice").cost(10)).expect("there is room");
     let bytes = save_plain(&kept);
     for new in [
         Policy::sliding_window_log(12).per(Ticks(500)).build(),
@@ -245,14 +245,14 @@ fn where_there_are_too_many_the_least_used_go() {
     let policy = Policy::token_bucket(100).per_hour().build().expect("valid");
     let first = plain_of(&policy, 10_000, &clock);
     for key in 0..9_000 {
-        let _ = first.check_n(format!("idle-{key}"), 1).expect("there is room");
+        let _ = first.check(&format!("idle-{key}")).expect("there is room");
     }
     for key in 0..100 {
-        let _ = first.check_n(format!("greedy-{key}"), 100).expect("there is room");
+        let _ = first.check(Ask::new(&format!("greedy-{key}")).cost(100)).expect("there is room");
     }
     let small = restore_plain(&save_plain(&first), &policy, 1_000, &clock);
     let remembered =
-        (0..100).filter(|key| !small.is_allowed(format!("greedy-{key}")).expect("room"));
+        (0..100).filter(|key| !small.is_allowed(&format!("greedy-{key}")).expect("room"));
     assert_eq!(remembered.count(), 100);
 }
 
@@ -265,7 +265,7 @@ fn a_full_store_that_refuses_new_keys_is_restored_whole() {
     let first = PolicyStore::new(&policy, capacity, &clock);
     let first = RateLimiter::with_store(policy.clone(), first);
     for key in 0..50 {
-        assert!(first.is_allowed(format!("client-{key}")).expect("there is room"));
+        assert!(first.is_allowed(&format!("client-{key}")).expect("there is room"));
     }
     let mut snapshot = SnapshotWriter::new(Vec::new()).expect("memory");
     assert_eq!(first.store().save(&policy, "api", &mut snapshot).expect("memory"), 50);
@@ -276,7 +276,7 @@ fn a_full_store_that_refuses_new_keys_is_restored_whole() {
     let restored = RateLimiter::with_store(policy, store);
     assert_eq!(restored.store().usage().keys, 50);
     for key in 0..50 {
-        assert!(!restored.is_allowed(format!("client-{key}")).expect("it is known"));
+        assert!(!restored.is_allowed(&format!("client-{key}")).expect("it is known"));
     }
 }
 
@@ -293,7 +293,7 @@ fn small_snapshot() -> Vec<u8> {
     );
     let limiter = tiered(Tiers::new(free.clone()).tier("pro", pro.expect("valid")), &clock);
     let _ = limiter.check("alice").expect("there is room");
-    let _ = limiter.tier("pro").expect("known").check("alice").expect("there is room");
+    let _ = limiter.check(Ask::new("alice").tier("pro")).expect("there is room");
     limiter.set_override("bob", Access::Blocked, Some(Tick(500)));
     limiter.set_override("carol", free.clone(), None);
     let plain = plain(&free, &clock);
@@ -377,7 +377,7 @@ fn a_snapshot_with_a_block_left_out_is_refused() {
     let policy = Policy::token_bucket(9).per_hour().build().expect("valid");
     let limiter = plain_of(&policy, 20_000, &clock);
     for key in 0..10_000 {
-        let _ = limiter.check(format!("client-{key}")).expect("there is room");
+        let _ = limiter.check(&format!("client-{key}")).expect("there is room");
     }
     let whole = save_plain(&limiter);
     let block = |at: usize| {
@@ -403,7 +403,7 @@ fn a_snapshot_under_load_has_everybody() {
     let policy = Policy::token_bucket(1).per_hour().build().expect("valid");
     let limiter = plain_of(&policy, 50_000, &clock);
     for key in 0..10_000 {
-        let _ = limiter.check(format!("greedy-{key}")).expect("there is room");
+        let _ = limiter.check(&format!("greedy-{key}")).expect("there is room");
     }
     let is_over = AtomicBool::new(false);
     let bytes = std::thread::scope(|scope| {
@@ -412,8 +412,8 @@ fn a_snapshot_under_load_has_everybody() {
             scope.spawn(move || {
                 for key in (0..20_000).cycle() {
                     let _ =
-                        limiter.check(format!("other-{thread}-{}", key % 10_000)).expect("room");
-                    let _ = limiter.check(format!("greedy-{}", key % 10_000)).expect("room");
+                        limiter.check(&format!("other-{thread}-{}", key % 10_000)).expect("room");
+                    let _ = limiter.check(&format!("greedy-{}", key % 10_000)).expect("room");
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
@@ -427,7 +427,7 @@ fn a_snapshot_under_load_has_everybody() {
     for bytes in bytes {
         let restored = restore_plain(&bytes, &policy, 50_000, &clock);
         for key in 0..10_000 {
-            assert!(!restored.is_allowed(format!("greedy-{key}")).expect("room"), "{key}");
+            assert!(!restored.is_allowed(&format!("greedy-{key}")).expect("room"), "{key}");
         }
     }
 }
@@ -440,12 +440,12 @@ fn a_restored_table_loses_no_key_while_it_grows() {
     for keys in [1_000, 4_500, 9_000, 15_000, 20_000, 25_000, 30_000, 36_000, 48_000] {
         let limiter = plain_of(&policy, 50_000, &clock);
         for key in 0..keys {
-            let _ = limiter.check(format!("key-{key}")).expect("there is room");
+            let _ = limiter.check(&format!("key-{key}")).expect("there is room");
         }
         let restored = restore_plain(&save_plain(&limiter), &policy, 50_000, &clock);
         assert_eq!(restored.store().usage().evicted, 0, "of {keys} keys");
         for key in 0..keys {
-            assert!(!restored.is_allowed(format!("key-{key}")).expect("room"), "{key} of {keys}");
+            assert!(!restored.is_allowed(&format!("key-{key}")).expect("room"), "{key} of {keys}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tallygate::{
-    Algorithm, Capacity, Clock as _, Cost, DecodeError, Event, Facts, Fit, Kind, ManualClock,
+    Algorithm, Ask, Capacity, Clock as _, Cost, DecodeError, Event, Facts, Fit, Kind, ManualClock,
     MemoryStore, Observer, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks, Used,
 };
 
@@ -39,7 +39,8 @@ fn c4_a_hundred_threads_on_one_key_get_the_burst_exactly() {
     for kind in Kind::ALL {
         let limiter = limiter(Policy::of(kind, 10_000).per_hour().build().unwrap(), 10);
         let admitted = together(100, |_| {
-            (0..500).filter(|_| limiter.is_allowed_at("hot", Tick(0)).unwrap()).count() as u64
+            (0..500).filter(|_| limiter.is_allowed(Ask::new("hot").at(Tick(0))).unwrap()).count()
+                as u64
         });
         assert_eq!(admitted, 10_000, "{kind}");
     }
@@ -59,7 +60,7 @@ fn c4_b4_admissions_are_burst_plus_rate_times_duration_exactly() {
             for _ in 0..400 {
                 let now = Tick(clock.fetch_add(1, Ordering::Relaxed) / 8);
                 // Ask until refused, so that nothing that is earned is left.
-                while limiter.is_allowed_at("hot", now).unwrap() {
+                while limiter.is_allowed(Ask::new("hot").at(now)).unwrap() {
                     admitted += 1;
                 }
             }
@@ -67,7 +68,7 @@ fn c4_b4_admissions_are_burst_plus_rate_times_duration_exactly() {
         });
         let last = clock.load(Ordering::Relaxed) / 8;
         let mut rest = 0;
-        while limiter.is_allowed_at("hot", Tick(last)).unwrap() {
+        while limiter.is_allowed(Ask::new("hot").at(Tick(last))).unwrap() {
             rest += 1;
         }
         let earned = last.unsigned_abs() * limit / window;
@@ -81,7 +82,7 @@ fn c2_many_keys_are_each_made_once() {
     let keys: Vec<String> = (0..5_000).map(|number| format!("client-{number}")).collect();
     let admitted = together(16, |thread| {
         let order = keys.iter().cycle().skip(thread * 311).take(keys.len());
-        order.filter(|key| limiter.is_allowed_at(key, Tick(0)).unwrap()).count() as u64
+        order.filter(|key| limiter.is_allowed(Ask::new(key).at(Tick(0))).unwrap()).count() as u64
     });
     assert_eq!(admitted, 3 * 5_000);
     assert_eq!(limiter.store().usage().keys, 5_000);
@@ -100,7 +101,7 @@ fn c3_sweeping_loses_no_charge() {
             let mut admitted = 0;
             while clock.load(Ordering::Relaxed) < churn {
                 let now = Tick(clock.load(Ordering::Relaxed));
-                admitted += u64::from(limiter.is_allowed_at("steady", now).unwrap());
+                admitted += u64::from(limiter.is_allowed(Ask::new("steady").at(now)).unwrap());
             }
             return admitted;
         }
@@ -109,7 +110,7 @@ fn c3_sweeping_loses_no_charge() {
             if now >= churn {
                 return 0;
             }
-            limiter.is_allowed_at(now.to_le_bytes(), Tick(now)).unwrap();
+            limiter.is_allowed(Ask::new(&now.to_le_bytes()).at(Tick(now))).unwrap();
         }
     });
     assert!(admitted <= 10 + churn.unsigned_abs() * 10 / 1_000, "{admitted}");
@@ -126,7 +127,7 @@ fn a_drained_bucket_earns_its_average_rate_in_real_time() {
     let store = PolicyStore::new(&policy, Capacity::of(10), &clock);
     let limiter = RateLimiter::with_store(policy, store);
     let before = clock.now();
-    assert!(limiter.check_n("a", 5_000).unwrap().allowed);
+    assert!(limiter.check(Ask::new("a").cost(5_000)).unwrap().allowed);
     let drained = clock.now();
     let mut admitted = 0;
     let mut last = drained;
@@ -158,10 +159,11 @@ fn c5_a_panicking_observer_harms_nobody() {
         limiter(Policy::token_bucket(100).per_hour().build().unwrap(), 10).observed_by(&observer);
     let admitted = together(4, |_| {
         let keys = [&b"bad"[..], b"good"].into_iter().cycle().take(100);
-        keys.filter(|key| limiter.is_allowed_at(key, Tick(0)).unwrap()).count() as u64
+        keys.filter(|key| limiter.is_allowed(Ask::new(key).at(Tick(0))).unwrap()).count() as u64
     });
     assert_eq!(admitted, 200);
-    let batch: Vec<bool> = limiter.check_many_at(&["bad", "good"], Tick(0)).unwrap();
+    let batch: Vec<bool> =
+        limiter.check_many(&["bad", "good"].map(|key| Ask::new(key).at(Tick(0)))).unwrap();
     assert_eq!(batch, [false, false], "both keys were served to the last");
     assert_eq!(observer.0.load(Ordering::Relaxed), 402);
 }
@@ -172,7 +174,7 @@ fn c5_a_panicking_algorithm_lets_go_of_its_key() {
     let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
     let limiter = RateLimiter::in_store("buggy", Buggy::default(), store);
     assert!(limiter.is_allowed("a").unwrap());
-    let panicked = catch_unwind(AssertUnwindSafe(|| limiter.check_n("a", 13)));
+    let panicked = catch_unwind(AssertUnwindSafe(|| limiter.check(Ask::new("a").cost(13))));
     assert!(panicked.is_err());
     assert!(limiter.is_allowed("a").unwrap(), "nobody holds it");
 }
@@ -184,7 +186,7 @@ fn k12_a_panic_in_an_algorithm_leaks_no_count_of_keys() {
     let store = MemoryStore::new(Capacity::of(2000), ManualClock::new(Tick(0)));
     let limiter = RateLimiter::in_store("buggy", Buggy::default(), store);
     let place = |key: usize| {
-        let placed = catch_unwind(AssertUnwindSafe(|| limiter.is_allowed(key.to_be_bytes())));
+        let placed = catch_unwind(AssertUnwindSafe(|| limiter.is_allowed(&key.to_be_bytes())));
         usize::from(placed.is_ok())
     };
     let placed: usize = (0..900).map(place).sum();

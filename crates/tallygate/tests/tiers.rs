@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallygate::{
-    Access, Capacity, Cost, Decision, ManualClock, MemoryStore, Observer, Override, Penalty, Plan,
-    Policy, PolicyStore, RateLimiter, Tick, Ticks, Tiers,
+    Access, Ask, Capacity, Cost, Decision, ManualClock, MemoryStore, Observer, Override, Penalty,
+    Plan, Policy, PolicyStore, RateLimiter, Tick, Ticks, Tiers,
 };
 
 type Limiter<'a> = RateLimiter<Tiers, MemoryStore<Plan, &'a ManualClock>>;
@@ -24,19 +24,18 @@ fn bucket(limit: Cost) -> Policy {
 fn g3_flipping_tiers_is_neither_gain_nor_loss() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Tiers::new(bucket(10)).tier("pro", bucket(100)), &clock);
-    let pro = limiter.tier("pro").expect("known");
     let mut admitted = 0;
     for _ in 0..200 {
         admitted += u64::from(limiter.is_allowed("a").expect("short"));
-        admitted += u64::from(pro.is_allowed("a").expect("short"));
+        admitted += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
     }
     assert_eq!(admitted, 100, "the higher of the two, once");
     let mut earned = 0;
     for tick in 1..=1_000 {
         clock.set(Tick(tick));
         // Asking under the other tier meanwhile takes nothing and gives nothing.
-        assert!(!limiter.check_n("a", 10).expect("short").allowed);
-        earned += u64::from(pro.is_allowed("a").expect("short"));
+        assert!(!limiter.check(Ask::new("a").cost(10)).expect("short").allowed);
+        earned += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
     }
     assert_eq!(earned, 100, "a tenth of one a tick");
 }
@@ -50,13 +49,12 @@ fn g3_a_limit_that_the_other_tier_lacks_is_not_washed_off() {
     let base = Policy::all_of("base", [second(5)]).expect("valid");
     let pro = Policy::all_of("pro", [second(5), day]).expect("valid");
     let limiter = limiter(Tiers::new(base).tier("pro", pro), &clock);
-    let pro = limiter.tier("pro").expect("known");
     let mut admitted = 0;
     for tick in 0..2_000 {
         clock.set(Tick(tick));
-        admitted += u64::from(pro.is_allowed("a").expect("short"));
-        let _ = limiter.check_n("a", 0).expect("short");
-        let _ = limiter.check_n("a", 6).expect("short");
+        admitted += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
+        let _ = limiter.check(Ask::new("a").cost(0)).expect("short");
+        let _ = limiter.check(Ask::new("a").cost(6)).expect("short");
     }
     assert_eq!(admitted, 20, "a day's worth");
     assert!(limiter.is_allowed("a").expect("short"), "the other tier has no such limit");
@@ -71,7 +69,7 @@ fn overrides_come_before_tiers_and_end() {
     limiter.set_override("bad", Access::Blocked, Some(Tick(10)));
     limiter.set_override("worse", Access::Blocked, None);
     assert_eq!(limiter.check("vip").expect("short").limit, 50);
-    assert_eq!(limiter.tier("pro").expect("known").check("vip").expect("short").limit, 50);
+    assert_eq!(limiter.check(Ask::new("vip").tier("pro")).expect("short").limit, 50);
 
     for _ in 0..100 {
         let unlimited = limiter.check("free").expect("short");
@@ -80,7 +78,7 @@ fn overrides_come_before_tiers_and_end() {
     let bad = limiter.check("bad").expect("short");
     assert_eq!((bad.allowed, bad.limit, bad.remaining), (false, 0, 0));
     assert_eq!(bad.retry_after, Some(Ticks(10)), "when the override ends");
-    let too_much = limiter.check_n("bad", 3).expect("short");
+    let too_much = limiter.check(Ask::new("bad").cost(3)).expect("short");
     assert_eq!(too_much.retry_after, None, "more than it will get then");
     assert_eq!(limiter.check("worse").expect("short").retry_after, None);
 
@@ -107,8 +105,8 @@ fn overrides_of_the_rules_come_before_tiers_and_after_those_of_the_run_time() {
     let limiter = limiter(tiers.resolved_by(|key| (key == b"vip").then_some("pro".into())), &clock);
     let limit = |key: &str| limiter.peek(key).expect("short").limit;
     assert_eq!([limit("vip"), limit("bad"), limit("other")], [50, 0, 2]);
-    assert_eq!(limiter.tier("pro").expect("known").check("vip").expect("short").limit, 50);
-    assert!(!limiter.tier("pro").expect("known").is_allowed("bad").expect("short"));
+    assert_eq!(limiter.check(Ask::new("vip").tier("pro")).expect("short").limit, 50);
+    assert!(!limiter.is_allowed(Ask::new("bad").tier("pro")).expect("short"));
 
     limiter.set_override("bad", bucket(7), Some(Tick(10)));
     assert_eq!(limit("bad"), 7);
@@ -138,7 +136,6 @@ fn g4_who_is_blocked_by_both_rules_is_never_admitted() {
     };
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(version(10), &clock);
-    let pro = limiter.tier("pro").expect("known");
     let versions = [version(20), version(10)];
     let (done, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     let admitted = std::thread::scope(|scope| {
@@ -152,7 +149,8 @@ fn g4_who_is_blocked_by_both_rules_is_never_admitted() {
         while asked < 1_000 || replaced.load(Ordering::Relaxed) < 1_000 {
             asked += 1;
             admitted += u64::from(limiter.is_allowed("mallory").expect("short"));
-            admitted += u64::from(pro.is_allowed("mallory").expect("short"));
+            admitted +=
+                u64::from(limiter.is_allowed(Ask::new("mallory").tier("pro")).expect("short"));
         }
         done.store(true, Ordering::Relaxed);
         admitted
@@ -170,8 +168,8 @@ fn an_override_that_ends_is_not_waited_out() {
     assert!(limiter.is_allowed("a").expect("short"));
     let refused = limiter.check("a").expect("short");
     assert_eq!(refused.retry_after, Some(Ticks(50)), "not a million");
-    assert!(!limiter.is_allowed_at("a", Tick(49)).expect("short"));
-    assert!(limiter.is_allowed_at("a", Tick(50)).expect("short"));
+    assert!(!limiter.is_allowed(Ask::new("a").at(Tick(49))).expect("short"));
+    assert!(limiter.is_allowed(Ask::new("a").at(Tick(50))).expect("short"));
 }
 
 /// What was used before an override is earned back under it, at the old rate.
@@ -179,14 +177,14 @@ fn an_override_that_ends_is_not_waited_out() {
 fn who_was_unlimited_for_a_while_still_owes_what_it_had_used() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Tiers::new(bucket(10)), &clock);
-    assert!(limiter.check_n("a", 10).expect("short").allowed);
+    assert!(limiter.check(Ask::new("a").cost(10)).expect("short").allowed);
     limiter.set_override("a", Access::Unlimited, Some(Tick(300)));
-    assert!(limiter.check_n("a", 1_000).expect("short").allowed);
-    let reserved = limiter.reserve("a", 7, Ticks(1_000)).expect("short");
+    assert!(limiter.check(Ask::new("a").cost(1_000)).expect("short").allowed);
+    let reserved = limiter.reserve(Ask::new("a").cost(7), Ticks(1_000)).expect("short");
     let mut reservation = reserved.granted().expect("unlimited");
-    assert_eq!(limiter.refund("a", 5).expect("short").remaining, Cost::MAX);
+    assert_eq!(limiter.refund(Ask::new("a").cost(5)).expect("short").remaining, Cost::MAX);
     clock.set(Tick(300));
-    let stands = limiter.check_n("a", 0).expect("short");
+    let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
     assert_eq!(stands.remaining, 8, "three were earned, five given back");
     let settled = limiter.cancel(&mut reservation).expect("in time").expect("short");
     assert_eq!(settled.remaining, 8, "what was not charged is not given back");
@@ -209,7 +207,7 @@ fn a_resolver_knows_the_tier() {
         ["alice", "bob", "odd", "root"].map(|key| limiter.check(key).expect("short").limit);
     assert_eq!(limits, [5, 1, 1, Cost::MAX]);
     // What comes with the call comes first.
-    assert_eq!(limiter.tier("staff").expect("known").check("bob").expect("short").limit, Cost::MAX);
+    assert_eq!(limiter.check(Ask::new("bob").tier("staff")).expect("short").limit, Cost::MAX);
     let many: Vec<Decision> = limiter.check_many(&["alice", "bob"]).expect("short");
     assert_eq!((many[0].remaining, many[1].allowed), (3, false));
 }
@@ -227,7 +225,7 @@ fn a_penalty_follows_from_tier_to_tier() {
     assert!(limiter.is_allowed("a").expect("short"));
     assert_eq!(limiter.check("a").expect("short").retry_after, Some(Ticks(500)));
     clock.set(Tick(100));
-    let other = limiter.tier("other").expect("known").check("a").expect("short");
+    let other = limiter.check(Ask::new("a").tier("other")).expect("short");
     assert_eq!((other.allowed, other.retry_after), (false, Some(Ticks(400))));
 }
 
@@ -278,9 +276,8 @@ fn g4_one_version_a_decision() {
         let workers = [0, 1, 2].map(|worker| {
             let limiter = &limiter;
             scope.spawn(move || {
-                let pro = limiter.tier("pro").expect("known");
                 let ask = |_| match worker {
-                    0 => pro.check("pro").expect("short"),
+                    0 => limiter.check(Ask::new("pro").tier("pro")).expect("short"),
                     _ => limiter.check("base").expect("short"),
                 };
                 (0..20_000).map(ask).collect::<Vec<Decision>>()
@@ -312,11 +309,11 @@ fn g5_an_algorithm_that_changes_misreads_nothing() {
             let clock = ManualClock::new(Tick(5_000));
             let policy = |kind, limit| Policy::of(kind, limit).per(Ticks(1_000)).build();
             let limiter = limiter(Tiers::new(policy(from, 10).expect("valid")), &clock);
-            assert!(limiter.check_n("a", 6).expect("short").allowed);
+            assert!(limiter.check(Ask::new("a").cost(6)).expect("short").allowed);
             limiter.replace(&Tiers::new(policy(to, 8).expect("valid")));
-            let stands = limiter.check_n("a", 0).expect("short");
+            let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
             assert_eq!((stands.limit, stands.remaining), (8, 2), "{from} to {to}");
-            assert!(limiter.check_n("a", 2).expect("short").allowed);
+            assert!(limiter.check(Ask::new("a").cost(2)).expect("short").allowed);
             assert!(!limiter.is_allowed("a").expect("short"), "{from} to {to}");
         }
     }
@@ -354,7 +351,7 @@ fn a_shadow_is_told_and_refuses_nobody() {
         batch.iter().map(|told| told.shadow_refused_by).collect::<Vec<_>>(),
         [None, None, Some(1)]
     );
-    let refused = limiter.check_n("b", 3).expect("short");
+    let refused = limiter.check(Ask::new("b").cost(3)).expect("short");
     assert_eq!(
         (refused.allowed, refused.refused_by, refused.shadow_refused_by),
         (false, Some(0), Some(1))

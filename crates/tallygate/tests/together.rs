@@ -7,9 +7,9 @@ use std::sync::{Barrier, Mutex};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Access, Algorithm, Capacity, Cost, Decision, DecodeError, Event, Facts, Fit, InFlight, Kind,
-    ManualClock, MemoryStore, Observer, Plan, Policy, PolicyStore, RateLimiter, StoreError, Tick,
-    Ticks, Tiers, Used, WhenFull, check_all, check_all_at, joined_key,
+    Access, Algorithm, Ask, Capacity, Cost, Decision, DecodeError, Event, Facts, Fit, InFlight,
+    Kind, ManualClock, MemoryStore, Observer, Plan, Policy, PolicyStore, RateLimiter, StoreError,
+    Tick, Ticks, Tiers, Used, WhenFull, check_all, joined_key,
 };
 use tallygate_testkit::cases;
 
@@ -22,7 +22,7 @@ fn limiter(kind: Kind, limit: Cost, max_keys: usize) -> Limiter {
 }
 
 fn used(limiter: &Limiter, key: &str) -> Cost {
-    let stands = limiter.check_n(key, 0).expect("short");
+    let stands = limiter.check(Ask::new(key).cost(0)).expect("short");
     stands.limit - stands.remaining
 }
 
@@ -54,9 +54,9 @@ proptest! {
         for (request, gap) in requests {
             now += gap;
             let asks = request.iter().map(|(limiter, key, cost)| {
-                limiters[*limiter].ask(keys[*key]).expect("short").cost(*cost)
+                limiters[*limiter].joint(Ask::new(keys[*key]).cost(*cost).at(Tick(now))).expect("short")
             });
-            let told = check_all_at(asks, Tick(now)).expect("short");
+            let told = check_all(asks).expect("short");
             // What is asked of each key in all.
             let mut wanted: Vec<((usize, usize), Cost, usize)> = Vec::new();
             for (index, (limiter, key, cost)) in request.iter().enumerate() {
@@ -81,7 +81,7 @@ proptest! {
             for ((limiter, key), ..) in &wanted {
                 let limit = &limiters[*limiter].rules().limits()[0];
                 let facts = limit.facts(&states[*limiter][*key], Tick(now), None);
-                let stands = limiters[*limiter].check_n_at(keys[*key], 0, Tick(now));
+                let stands = limiters[*limiter].check(Ask::new(keys[*key]).cost(0).at(Tick(now)));
                 prop_assert_eq!(stands.expect("short").remaining, facts.remaining);
                 least = least.min(facts.remaining);
             }
@@ -120,7 +120,7 @@ fn c7_eight_threads_over_overlapping_keys_charge_all_or_nothing() {
                             })
                             .collect();
                         let ask = |(limiter, key): &(usize, usize)| {
-                            limiters[*limiter].ask(name(round, *key)).expect("short")
+                            limiters[*limiter].joint(&name(round, *key)).expect("short")
                         };
                         if check_all(picks.iter().map(ask)).expect("short").decision.allowed {
                             for (limiter, key) in picks {
@@ -149,7 +149,7 @@ fn c7_eight_threads_over_overlapping_keys_charge_all_or_nothing() {
 fn c7_threads_that_want_the_same_keys_do_not_wait_in_a_circle() {
     let limiter = limiter(Kind::TokenBucket, 1 << 40, 160);
     for key in 0..150 {
-        assert!(limiter.is_allowed(key.to_string()).expect("short"));
+        assert!(limiter.is_allowed(&key.to_string()).expect("short"));
     }
     std::thread::scope(|scope| {
         for thread in 0..8_usize {
@@ -158,7 +158,7 @@ fn c7_threads_that_want_the_same_keys_do_not_wait_in_a_circle() {
                 for turn in 0..10_000 {
                     let asks = (0..4).map(|step| {
                         let key = (turn * 37 + step * (thread + 11)) % 150;
-                        limiter.ask(key.to_string()).expect("short")
+                        limiter.joint(&key.to_string()).expect("short")
                     });
                     assert!(check_all(asks).expect("short").decision.allowed);
                 }
@@ -190,8 +190,8 @@ fn whoever_observes_is_told_what_came_of_it() {
     );
     let ask = |cost| {
         check_all([
-            users.ask("alice").expect("short"),
-            routes.ask("/login").expect("short").cost(cost),
+            users.joint("alice").expect("short"),
+            routes.joint(Ask::new("/login").cost(cost)).expect("short"),
         ])
         .expect("short")
     };
@@ -213,7 +213,7 @@ fn nothing_asked_is_nothing_refused() {
 #[test]
 fn a_key_asked_for_twice_is_asked_for_both_costs() {
     let users = limiter(Kind::TokenBucket, 3, 10);
-    let ask = |cost| users.ask("alice").expect("short").cost(cost);
+    let ask = |cost| users.joint(Ask::new("alice").cost(cost)).expect("short");
     assert_eq!(check_all([ask(2), ask(2)]).expect("short").refused_ask, Some(0));
     assert!(check_all([ask(2), ask(1)]).expect("short").decision.allowed);
     assert_eq!(used(&users, "alice"), 3);
@@ -230,10 +230,12 @@ fn a_full_store_is_an_error_and_charges_nobody() {
     let full = RateLimiter::with_store(policy, store);
     assert!(full.is_allowed("somebody").expect("room"));
     let users = limiter(Kind::TokenBucket, 3, 10);
-    let asks = [users.ask("alice").expect("short"), full.ask("bob").expect("short")];
+    let asks = [users.joint("alice").expect("short"), full.joint("bob").expect("short")];
     assert_eq!(check_all(asks).expect_err("full"), StoreError::Full { max_keys: 1 });
     assert_eq!(used(&users, "alice"), 0);
-    assert!(users.ask(vec![0; 5_000]).is_err_and(|error| error.to_string().contains("5000 bytes")));
+    assert!(
+        users.joint(&vec![0; 5_000]).is_err_and(|error| error.to_string().contains("5000 bytes"))
+    );
 }
 
 /// Tiers decide together with the others like any rule.
@@ -244,11 +246,15 @@ fn tiers_take_part() {
     let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
     let tiered = RateLimiter::in_store("api", Tiers::new(free).tier("pro", pro), store);
     let users = limiter(Kind::FixedWindow, 5, 10);
-    let pro = tiered.tier("pro").expect("known");
-    let ask = || check_all([users.ask("alice").expect("short"), pro.ask("alice").expect("short")]);
+    let ask = || {
+        check_all([
+            users.joint("alice").expect("short"),
+            tiered.joint(Ask::new("alice").tier("pro")).expect("short"),
+        ])
+    };
     assert!((0..5).all(|_| ask().expect("short").decision.allowed));
     assert_eq!(ask().expect("short").refused_ask, Some(0));
-    assert_eq!(pro.check_n("alice", 0).expect("short").remaining, 4);
+    assert_eq!(tiered.check(Ask::new("alice").cost(0).tier("pro")).expect("short").remaining, 4);
     assert!(!tiered.is_allowed("alice").expect("short"), "five are more than one");
 }
 
@@ -257,8 +263,8 @@ fn requests_in_flight_take_part_and_leave() {
     let in_flight = InFlight::new(3);
     let rate = limiter(Kind::TokenBucket, 4, 10);
     let enter = |cost| {
-        let place = in_flight.ask("alice").expect("short").cost(cost);
-        check_all([place, rate.ask("alice").expect("short")]).expect("short")
+        let place = in_flight.joint(Ask::new("alice").cost(cost)).expect("short");
+        check_all([place, rate.joint("alice").expect("short")]).expect("short")
     };
     let (first, second) = (enter(1), enter(2));
     assert!(first.decision.allowed && second.decision.allowed);
@@ -299,9 +305,9 @@ proptest! {
         let (mut inside, mut left) = ([0, 0], [limit, limit]);
         let mut held: Vec<(usize, u64, _)> = Vec::new();
         for (key, cost, rated, leaves) in steps {
-            let place = in_flight.ask(keys[key]).expect("short").cost(cost);
+            let place = in_flight.joint(Ask::new(keys[key]).cost(cost)).expect("short");
             let asks = if rated {
-                vec![place, rate.ask(keys[key]).expect("short")]
+                vec![place, rate.joint(keys[key]).expect("short")]
             } else {
                 vec![place]
             };
@@ -331,9 +337,11 @@ proptest! {
 fn a_client_too_many_evicts_nobody_in_flight() {
     let in_flight = InFlight::for_clients(1, 2);
     let held = in_flight.enter("c").expect("room").expect("free");
-    let both = check_all([in_flight.ask("a").expect("short"), in_flight.ask("b").expect("short")]);
+    let both =
+        check_all([in_flight.joint("a").expect("short"), in_flight.joint("b").expect("short")]);
     assert_eq!(both.expect_err("room for one only"), StoreError::Full { max_keys: 2 });
-    let both = check_all([in_flight.ask("a").expect("short"), in_flight.ask("a").expect("short")]);
+    let both =
+        check_all([in_flight.joint("a").expect("short"), in_flight.joint("a").expect("short")]);
     assert!(!both.expect("room for one").decision.allowed, "two places of one");
     let both = in_flight.enter("b").expect("room for one").expect("free");
     assert_eq!(in_flight.enter("d").expect_err("too many"), StoreError::Full { max_keys: 2 });
@@ -411,36 +419,63 @@ fn k8_every_rule_that_a_key_is_asked_under_counts() {
         .tier("free", hourly(5))
         .tier("pro", hourly(10));
     let limiter = tiered(rules);
-    let [blocked, free, pro] =
-        ["blocked", "free", "pro"].map(|tier| limiter.tier(tier).expect("known"));
     for _ in 0..2 {
-        let unlimited = limiter.ask("alice").expect("short");
-        let together = check_all([unlimited, blocked.ask("alice").expect("short")]);
+        let unlimited = limiter.joint("alice").expect("short");
+        let together = check_all([
+            unlimited,
+            limiter.joint(Ask::new("alice").tier("blocked")).expect("short"),
+        ]);
         let together = together.expect("short");
         assert_eq!((together.decision.allowed, together.refused_ask), (false, Some(1)));
-        let unlimited = limiter.ask("alice").expect("short");
-        let together = check_all([blocked.ask("alice").expect("short"), unlimited]);
+        let unlimited = limiter.joint("alice").expect("short");
+        let together = check_all([
+            limiter.joint(Ask::new("alice").tier("blocked")).expect("short"),
+            unlimited,
+        ]);
         assert_eq!(together.expect("short").refused_ask, Some(0));
 
         let both = |one: Cost, other: Cost| {
-            let one = pro.ask("alice").expect("short").cost(one);
-            check_all([one, free.ask("alice").expect("short").cost(other)]).expect("short")
+            let one = limiter.joint(Ask::new("alice").cost(one).tier("pro")).expect("short");
+            check_all([
+                one,
+                limiter.joint(Ask::new("alice").cost(other).tier("free")).expect("short"),
+            ])
+            .expect("short")
         };
         assert_eq!(both(3, 3).refused_ask, Some(1), "six are more than five");
         assert_eq!(both(1, 10).refused_ask, Some(0), "eleven are more than ten");
-        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 10, "nothing was charged");
-        assert_eq!(free.peek_n("alice", 0).expect("short").remaining, 5, "nothing was charged");
+        assert_eq!(
+            limiter.peek(Ask::new("alice").cost(0).tier("pro")).expect("short").remaining,
+            10,
+            "nothing was charged"
+        );
+        assert_eq!(
+            limiter.peek(Ask::new("alice").cost(0).tier("free")).expect("short").remaining,
+            5,
+            "nothing was charged"
+        );
         let together = both(2, 3);
         assert!(together.decision.allowed);
         assert_eq!(together.decision.remaining, 0, "the least of both");
-        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 5);
-        assert_eq!(free.peek_n("alice", 0).expect("short").remaining, 0);
+        assert_eq!(
+            limiter.peek(Ask::new("alice").cost(0).tier("pro")).expect("short").remaining,
+            5
+        );
+        assert_eq!(
+            limiter.peek(Ask::new("alice").cost(0).tier("free")).expect("short").remaining,
+            0
+        );
         // The unlimited part costs nothing, whichever comes first.
-        let asks =
-            [limiter.ask("alice").expect("short").cost(100), pro.ask("alice").expect("short")];
+        let asks = [
+            limiter.joint(Ask::new("alice").cost(100)).expect("short"),
+            limiter.joint(Ask::new("alice").tier("pro")).expect("short"),
+        ];
         assert!(check_all(asks).expect("short").decision.allowed);
-        assert_eq!(pro.peek_n("alice", 0).expect("short").remaining, 4);
-        let _ = pro.reset("alice").expect("short");
+        assert_eq!(
+            limiter.peek(Ask::new("alice").cost(0).tier("pro")).expect("short").remaining,
+            4
+        );
+        let _ = limiter.reset(Ask::new("alice").tier("pro")).expect("short");
     }
 }
 
@@ -449,12 +484,12 @@ fn k8_costs_of_one_key_are_added_up_exactly() {
     let policy = Policy::token_bucket(Cost::MAX).per(Ticks(1)).build().expect("valid");
     let store = PolicyStore::new(&policy, Capacity::of(10), ManualClock::new(Tick(0)));
     let limiter = RateLimiter::with_store(policy, store);
-    let ask = |cost| limiter.ask("alice").expect("short").cost(cost);
+    let ask = |cost| limiter.joint(Ask::new("alice").cost(cost)).expect("short");
     for costs in [[Cost::MAX, Cost::MAX], [Cost::MAX, 1], [1, Cost::MAX]] {
         let together = check_all(costs.map(ask)).expect("short");
         assert_eq!((together.decision.allowed, together.refused_ask), (false, Some(0)));
         assert_eq!(together.decision.retry_after, None, "no time is enough");
-        assert_eq!(limiter.peek_n("alice", 0).expect("short").remaining, Cost::MAX);
+        assert_eq!(limiter.peek(Ask::new("alice").cost(0)).expect("short").remaining, Cost::MAX);
     }
     assert!(check_all([ask(Cost::MAX), ask(0)]).expect("short").decision.allowed);
 }
@@ -462,7 +497,7 @@ fn k8_costs_of_one_key_are_added_up_exactly() {
 #[test]
 fn k8_hundreds_of_parts_with_keys_that_repeat_are_one_decision() {
     let limiter = limiter(Kind::TokenBucket, 4, 1_000);
-    let asks = || (0..400).map(|index| limiter.ask((index % 100).to_string()).expect("short"));
+    let asks = || (0..400).map(|index| limiter.joint(&(index % 100).to_string()).expect("short"));
     assert!(check_all(asks()).expect("short").decision.allowed);
     assert!((0..100).all(|key| used(&limiter, &key.to_string()) == 4));
     assert_eq!(check_all(asks().skip(7)).expect("short").refused_ask, Some(0));
@@ -489,7 +524,6 @@ proptest! {
             .tier("unlimited", Access::Unlimited)
             .tier("blocked", Access::Blocked);
         let limiter = tiered(rules);
-        let tiers = TIERS.map(|tier| limiter.tier(tier).expect("known"));
         let keys = ["x", "y"];
         let mut now = 0;
         for (request, gap) in requests {
@@ -499,15 +533,17 @@ proptest! {
                 request.iter().filter(|(tier, key, _)| *key == of && *tier < 3).map(|(_, _, cost)| cost).sum()
             };
             let refused = request.iter().position(|(tier, key, _)| {
-                !tiers[*tier].peek_n_at(keys[*key], total(*key), at).expect("short").allowed
+                !limiter.peek(Ask::new(keys[*key]).cost(total(*key)).tier(TIERS[*tier]).at(at)).expect("short").allowed
             });
             let stand = || -> Vec<Decision> {
                 let all = (0..3).flat_map(|tier| keys.map(|key| (tier, key)));
-                all.map(|(tier, key)| tiers[tier].peek_n_at(key, 0, at).expect("short")).collect()
+                all.map(|(tier, key)| limiter.peek(Ask::new(key).cost(0).tier(TIERS[tier]).at(at)).expect("short")).collect()
             };
             let before = stand();
-            let asks = request.iter().map(|(tier, key, cost)| tiers[*tier].ask(keys[*key]).expect("short").cost(*cost));
-            let together = check_all_at(asks, at).expect("short");
+            let asks = request.iter().map(|(tier, key, cost)| {
+                limiter.joint(Ask::new(keys[*key]).cost(*cost).tier(TIERS[*tier]).at(at)).expect("short")
+            });
+            let together = check_all(asks).expect("short");
             prop_assert_eq!(together.refused_ask, refused);
             let after = stand();
             for (tier, key) in (0..3).flat_map(|tier| (0..2).map(move |key| (tier, key))) {
@@ -598,19 +634,21 @@ fn k12_a_panic_in_an_algorithm_leaves_nothing_charged() {
         assert!(one.is_allowed("kept").expect("room") && users.is_allowed("kept").expect("room"));
         let ask = || {
             check_all([
-                users.ask("kept").expect("short"),
-                users.ask("new").expect("short"),
-                one.ask("kept").expect("short"),
-                one.ask("new").expect("short"),
-                other.ask("new").expect("short").cost(2),
-                full.ask("new").expect("short"),
+                users.joint("kept").expect("short"),
+                users.joint("new").expect("short"),
+                one.joint("kept").expect("short"),
+                one.joint("new").expect("short"),
+                other.joint(Ask::new("new").cost(2)).expect("short"),
+                full.joint("new").expect("short"),
             ])
         };
         set(place);
         let panicked = catch_unwind(AssertUnwindSafe(|| drop(ask())));
         set("");
         assert!(panicked.is_err(), "{place}");
-        let left = |limiter: &Own<'_>, key: &str| limiter.peek_n(key, 0).expect("short").remaining;
+        let left = |limiter: &Own<'_>, key: &str| {
+            limiter.peek(Ask::new(key).cost(0)).expect("short").remaining
+        };
         assert_eq!((used(&users, "kept"), used(&users, "new")), (1, 0), "{place}");
         assert_eq!((left(&one, "kept"), left(&one, "new")), (4, 5), "{place}");
         assert_eq!((left(&other, "new"), left(&full, "new")), (5, 5), "{place}");
@@ -626,7 +664,7 @@ fn a_decision_on_many_new_keys_charges_each_of_them() {
     for (kind, keys) in [(Kind::Gcra, 100), (Kind::FixedWindow, 1_000), (Kind::Gcra, 20_000)] {
         let limiter = limiter(kind, 1, 100_000);
         let names: Vec<String> = (0..keys).map(|key| format!("key {key}")).collect();
-        let asks = names.iter().map(|key| limiter.ask(key).expect("short"));
+        let asks = names.iter().map(|key| limiter.joint(key).expect("short"));
         assert!(check_all(asks).expect("room").decision.allowed);
         let again = names.iter().filter(|key| limiter.is_allowed(key).expect("room")).count();
         assert_eq!(again, 0, "{again} of {keys} were allowed twice");

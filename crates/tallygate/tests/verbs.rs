@@ -4,8 +4,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Capacity, Cost, Decision, Kind, Limit, ManualClock, MemoryStore, Numbers, Plan, Policy,
-    PolicyStore, RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
+    Actual, Ask, Capacity, Cost, Decision, Kind, Limit, ManualClock, MemoryStore, Numbers, Plan,
+    Policy, PolicyStore, RateLimiter, Reservation, SettleError, Tick, Ticks, Tiers,
 };
 use tallygate_testkit::{Model, cases, small_limit_of};
 
@@ -363,6 +363,7 @@ type PolicyCharge = (Numbers, u64, u128);
 struct Pending {
     reservation: Reservation,
     client: usize,
+    tier: usize,
     until: Tick,
     charged: Cost,
     charged_at: Tick,
@@ -373,27 +374,24 @@ struct Pending {
 
 type Limiter<'a> = RateLimiter<Tiers, MemoryStore<Plan, &'a ManualClock>>;
 
-/// Runs a verb on a limiter, whichever its rules are.
-macro_rules! run {
-    ($limiter:expr, $verb:expr, $key:expr, $pending:expr) => {
-        match $verb {
-            Verb::Check(cost) => Ok($limiter.check_n($key, *cost).expect("short")),
-            Verb::Peek => Ok($limiter.peek($key).expect("short")),
-            Verb::Refund(cost) => Ok($limiter.refund($key, *cost).expect("short")),
-            Verb::Reset => Ok($limiter.reset($key).expect("short")),
-            Verb::Settle(_, actual) => {
-                let pending: &mut Option<&mut Pending> = $pending;
-                let pending = pending.as_mut().expect("there is one");
-                $limiter.settle(&mut pending.reservation, *actual).map(|told| told.expect("short"))
-            }
-            Verb::Cancel(_) => {
-                let pending: &mut Option<&mut Pending> = $pending;
-                let pending = pending.as_mut().expect("there is one");
-                $limiter.cancel(&mut pending.reservation).map(|told| told.expect("short"))
-            }
-            Verb::Reserve(..) | Verb::Change(..) => unreachable!("done elsewhere"),
-        }
+/// Runs a verb on a limiter.
+fn run(
+    limiter: &Limiter<'_>,
+    verb: &Verb,
+    ask: Ask<'_>,
+    pending: &mut Option<&mut Pending>,
+) -> Result<Decision, SettleError> {
+    let reservation = pending.as_mut().map(|pending| &mut pending.reservation);
+    let told = match verb {
+        Verb::Check(cost) => limiter.check(ask.cost(*cost)),
+        Verb::Peek => limiter.peek(ask),
+        Verb::Refund(cost) => limiter.refund(ask.cost(*cost)),
+        Verb::Reset => limiter.reset(ask),
+        Verb::Settle(_, actual) => limiter.settle(reservation.expect("there is one"), *actual)?,
+        Verb::Cancel(_) => limiter.cancel(reservation.expect("there is one"))?,
+        Verb::Reserve(..) | Verb::Change(..) => unreachable!("done elsewhere"),
     };
+    Ok(told.expect("short"))
 }
 
 /// The same on the model: the answer, and what of a settled cost was beyond all debt.
@@ -479,18 +477,18 @@ proptest! {
                 limiter.replace(&tiers(&limits));
                 continue;
             }
-            let numbers = limits[*tier].numbers();
-            let mut client = *client;
+            let (mut tier, mut client) = (*tier, *client);
             let count = reservations.len();
             let mut pending = match verb {
                 Verb::Settle(which, _) | Verb::Cancel(which) if count > 0 => {
                     let pending = &mut reservations[which % count];
-                    client = pending.client;
+                    (tier, client) = (pending.tier, pending.client);
                     Some(pending)
                 }
                 Verb::Settle(..) | Verb::Cancel(_) => continue,
                 _ => None,
             };
+            let numbers = limits[tier].numbers();
             let moves = match (verb, &pending) {
                 // A settlement acts on the policies that were charged.
                 (_, Some(_)) => true,
@@ -509,29 +507,20 @@ proptest! {
             } else {
                 &mut looked_at
             };
+            let ask = Ask::new(keys[client]).tier(tier.checked_sub(1).map(|tier| TIERS[tier]));
             if let Verb::Reserve(estimate, ttl) = verb {
-                let reserved = match tier {
-                    0 => limiter.reserve(keys[client], *estimate, Ticks(*ttl)),
-                    tier => limiter.tier(TIERS[tier - 1]).expect("known")
-                        .reserve(keys[client], *estimate, Ticks(*ttl)),
-                };
+                let reserved = limiter.reserve(ask.cost(*estimate), Ticks(*ttl));
                 let reserved = reserved.expect("short");
                 let (expected, charges) = model.reserve(now, *estimate);
                 prop_assert_eq!(*reserved.decision(), expected, "step {}", step);
                 let until = Tick(now.0 + i64::try_from(*ttl).expect("small"));
                 reservations.extend(reserved.granted().map(|reservation| Pending {
-                    reservation, client, until, charged: *estimate, charged_at: now, charges,
+                    reservation, client, tier, until, charged: *estimate, charged_at: now, charges,
                     settled: false, is_void: false,
                 }));
                 continue;
             }
-            let told = match tier {
-                0 => run!(limiter, verb, keys[client], &mut pending),
-                tier => {
-                    let limiter = limiter.tier(TIERS[tier - 1]).expect("known");
-                    run!(limiter, verb, keys[client], &mut pending)
-                }
-            };
+            let told = run(&limiter, verb, ask, &mut pending);
             let (expected, dropped) = on_model(model, verb, numbers, now, pending);
             forgiven += dropped;
             if matches!(verb, Verb::Reset) {
@@ -562,43 +551,69 @@ fn verbs_of_a_single_policy() {
         let clock = ManualClock::new(Tick(100));
         let policy = Policy::of(kind, 10).per(Ticks(100)).build().expect("valid");
         let limiter = limiter(policy, &clock);
-        assert_eq!(limiter.check_n("a", 6).expect("short").remaining, 4, "{kind}");
+        assert_eq!(limiter.check(Ask::new("a").cost(6)).expect("short").remaining, 4, "{kind}");
         assert_eq!(limiter.peek("a").expect("short").remaining, 3, "{kind}");
-        assert_eq!(limiter.peek_at("a", Tick(100)).expect("short").remaining, 3, "{kind}");
-        assert_eq!(limiter.refund("a", 2).expect("short").remaining, 6, "{kind}");
-        assert_eq!(limiter.refund_at("a", 1, Tick(100)).expect("short").remaining, 7, "{kind}");
-        assert_eq!(limiter.refund("a", 99).expect("short").remaining, 10, "{kind}: not above");
-        let reserved = limiter.reserve("a", 10, Ticks(50)).expect("short");
+        assert_eq!(
+            limiter.peek(Ask::new("a").at(Tick(100))).expect("short").remaining,
+            3,
+            "{kind}"
+        );
+        assert_eq!(limiter.refund(Ask::new("a").cost(2)).expect("short").remaining, 6, "{kind}");
+        assert_eq!(
+            limiter.refund(Ask::new("a").at(Tick(100))).expect("short").remaining,
+            7,
+            "{kind}"
+        );
+        assert_eq!(
+            limiter.refund(Ask::new("a").cost(99)).expect("short").remaining,
+            10,
+            "{kind}: not above"
+        );
+        let reserved = limiter.reserve(Ask::new("a").cost(10), Ticks(50)).expect("short");
         assert!(!limiter.is_allowed("a").expect("short"), "{kind}");
         let mut reservation = reserved.granted().expect("all was left");
         assert_eq!((reservation.charged(), reservation.until()), (10, Tick(150)));
         let settled = limiter.settle(&mut reservation, 13).expect("in time").expect("short");
         assert_eq!((settled.remaining, settled.allowed), (0, true), "{kind}: in debt");
-        assert!(!limiter.check_n("a", 0).expect("short").allowed, "{kind}: not even a look");
+        assert!(
+            !limiter.check(Ask::new("a").cost(0)).expect("short").allowed,
+            "{kind}: not even a look"
+        );
         assert_eq!(limiter.reset("a").expect("short").remaining, 10, "{kind}");
         // Every twin goes by the time it is given.
         let used_at = |now| {
-            let stands = limiter.check_n_at("t", 0, Tick(now)).expect("short");
+            let stands = limiter.check(Ask::new("t").cost(0).at(Tick(now))).expect("short");
             stands.limit - stands.remaining
         };
-        assert!(limiter.check_n_at("t", 5, Tick(1_000)).expect("short").allowed);
-        let told = limiter.peek_at("t", Tick(1_400)).expect("short");
+        assert!(limiter.check(Ask::new("t").cost(5).at(Tick(1_000))).expect("short").allowed);
+        let told = limiter.peek(Ask::new("t").at(Tick(1_400))).expect("short");
         assert_eq!((told.remaining, told.limit), (9, 10), "{kind}: all was earned back by then");
-        let told = limiter.peek_n_at("t", 2, Tick(1_400)).expect("short");
+        let told = limiter.peek(Ask::new("t").cost(2).at(Tick(1_400))).expect("short");
         assert_eq!(told.remaining, 8, "{kind}");
-        assert_eq!(limiter.peek_n("t", 3).map(|told| told.limit), Ok(10));
-        let told = limiter.refund_at("t", 1, Tick(1_001)).expect("short");
+        assert_eq!(limiter.peek(Ask::new("t").cost(3)).map(|told| told.limit), Ok(10));
+        let told = limiter.refund(Ask::new("t").at(Tick(1_001))).expect("short");
         assert!(told.remaining >= 6 && used_at(1_002) <= 4, "{kind}");
-        let reserved = limiter.reserve_at("t", 4, Ticks(10), Tick(1_500)).expect("short");
+        let reserved =
+            limiter.reserve(Ask::new("t").cost(4).at(Tick(1_500)), Ticks(10)).expect("short");
         let mut reservation = reserved.granted().expect("room");
         assert_eq!(reservation.until(), Tick(1_510));
-        assert!(limiter.cancel_at(&mut reservation, Tick(1_511)).is_err(), "{kind}: too late");
-        assert!(limiter.cancel_at(&mut reservation, Tick(1_510)).is_ok(), "{kind}: in time");
-        assert!(limiter.check_n_at("t", 9, Tick(1_600)).expect("short").allowed);
-        assert_eq!(limiter.reset_at("t", Tick(1_601)).expect("short").remaining, 10, "{kind}");
+        assert!(
+            limiter.settle(&mut reservation, Actual::new(0).at(Tick(1_511))).is_err(),
+            "{kind}: too late"
+        );
+        assert!(
+            limiter.settle(&mut reservation, Actual::new(0).at(Tick(1_510))).is_ok(),
+            "{kind}: in time"
+        );
+        assert!(limiter.check(Ask::new("t").cost(9).at(Tick(1_600))).expect("short").allowed);
+        assert_eq!(
+            limiter.reset(Ask::new("t").at(Tick(1_601))).expect("short").remaining,
+            10,
+            "{kind}"
+        );
         assert_eq!(used_at(1_602), 0, "{kind}");
-        let _ = limiter.check_n("a", 1).expect("short");
-        let refused = limiter.reserve("a", 11, Ticks(50)).expect("short");
+        let _ = limiter.check("a").expect("short");
+        let refused = limiter.reserve(Ask::new("a").cost(11), Ticks(50)).expect("short");
         assert_eq!(refused.decision().retry_after, None);
         assert!(refused.granted().is_none());
     }
@@ -608,7 +623,9 @@ fn verbs_of_a_single_policy() {
 fn a_reservation_is_settled_once_and_in_time() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Policy::token_bucket(10).per_hour().build().expect("valid"), &clock);
-    let reserve = || limiter.reserve("a", 3, Ticks(5)).expect("short").granted().expect("room");
+    let reserve = || {
+        limiter.reserve(Ask::new("a").cost(3), Ticks(5)).expect("short").granted().expect("room")
+    };
     let (mut once, mut late, mut cancelled) = (reserve(), reserve(), reserve());
     assert_eq!(once.key(), b"a");
     assert!(limiter.cancel(&mut cancelled).is_ok_and(|told| told.expect("short").remaining == 4));
@@ -624,6 +641,10 @@ fn a_reservation_is_settled_once_and_in_time() {
         expired.to_string().starts_with("the reservation could be settled until 5, and it is 6")
     );
     assert_eq!(limiter.peek("a").expect("short").remaining, 6, "the late one stays charged");
-    drop(limiter.reserve("a", 7, Ticks(5)).expect("short").granted());
-    assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 0, "and so does a dropped one");
+    drop(limiter.reserve(Ask::new("a").cost(7), Ticks(5)).expect("short").granted());
+    assert_eq!(
+        limiter.check(Ask::new("a").cost(0)).expect("short").remaining,
+        0,
+        "and so does a dropped one"
+    );
 }

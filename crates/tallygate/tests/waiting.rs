@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Access, Algorithm as _, Capacity, Clock as _, Cost, Decision, Kind, Limit, ManualClock,
+    Access, Algorithm as _, Ask, Capacity, Clock as _, Cost, Decision, Kind, Limit, ManualClock,
     MemoryStore, Policy, RateLimiter, Tick, Ticks, Tiers, check_all,
 };
 use tallygate_testkit::{cases, small_limit_of};
@@ -24,7 +24,7 @@ fn ten_thousand_wait_in_order_and_are_served_at_the_exact_rate() {
     let limiter = limiter(policy, &clock);
     let mut tasks = Tasks::new();
     for _ in 0..=10_000 {
-        tasks.add(limiter.until_ready("a", 1, FOREVER));
+        tasks.add(limiter.until_ready("a", FOREVER));
     }
     let served = tasks.run_until(&clock, Tick(100_000));
     let times: Vec<(usize, Tick)> = served.iter().map(|(task, at, _)| (*task, *at)).collect();
@@ -45,7 +45,7 @@ fn a_third_of_ten_thousand_leave_and_the_rest_are_served_at_the_exact_rate() {
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
     for _ in 0..10_000 {
-        tasks.add(limiter.until_ready("a", 1, FOREVER));
+        tasks.add(limiter.until_ready("a", FOREVER));
     }
     assert!(tasks.run().is_empty());
     let mut served = Vec::new();
@@ -77,7 +77,7 @@ fn a_waiting_task_is_polled_four_times_at_most() {
     let polls = std::cell::Cell::new(0);
     let mut tasks = Tasks::new();
     for _ in 0..100 {
-        let mut waiting = Box::pin(limiter.until_ready("a", 1, FOREVER));
+        let mut waiting = Box::pin(limiter.until_ready("a", FOREVER));
         let polls = &polls;
         tasks.add(std::future::poll_fn(move |context| {
             polls.set(polls.get() + 1);
@@ -98,11 +98,11 @@ fn those_behind_one_who_leaves_move_up_and_nothing_is_booked() {
         assert!(limiter.is_allowed("a").expect("short"));
         let mut tasks = Tasks::new();
         for _ in 0..5 {
-            tasks.add(limiter.until_ready("a", 1, FOREVER));
+            tasks.add(limiter.until_ready("a", FOREVER));
         }
         assert_eq!(tasks.run_until(&clock, Tick(5)).len(), 0);
         assert!(tasks.leave(2));
-        tasks.add(limiter.until_ready("a", 1, FOREVER));
+        tasks.add(limiter.until_ready("a", FOREVER));
         let served = tasks.run_until(&clock, Tick(1_000));
         let times: Vec<(usize, i64)> = served.iter().map(|(task, at, _)| (*task, at.0)).collect();
         // One tick into a window, the counter counts less than one of the window before.
@@ -119,13 +119,13 @@ fn who_would_wait_too_long_is_refused_at_once_and_told_how_long() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per(Ticks(10)).burst(3).build().expect("valid");
     let limiter = limiter(policy, &clock);
-    assert!(limiter.check_n("a", 3).expect("short").allowed);
+    assert!(limiter.check(Ask::new("a").cost(3)).expect("short").allowed);
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, Ticks(9)));
-    tasks.add(limiter.until_ready("a", 4, FOREVER));
-    let waits = tasks.add(limiter.until_ready("a", 2, Ticks(20)));
-    tasks.add(limiter.until_ready("a", 1, Ticks(29)));
-    let last = tasks.add(limiter.until_ready("a", 1, Ticks(30)));
+    tasks.add(limiter.until_ready("a", Ticks(9)));
+    tasks.add(limiter.until_ready(Ask::new("a").cost(4), FOREVER));
+    let waits = tasks.add(limiter.until_ready(Ask::new("a").cost(2), Ticks(20)));
+    tasks.add(limiter.until_ready("a", Ticks(29)));
+    let last = tasks.add(limiter.until_ready("a", Ticks(30)));
     let refused = tasks.run();
     let told: Vec<_> =
         refused.iter().map(|(task, told)| (*task, told.allowed, told.retry_after)).collect();
@@ -135,11 +135,15 @@ fn who_would_wait_too_long_is_refused_at_once_and_told_how_long() {
     assert_eq!((check.allowed, check.retry_after), (false, Some(Ticks(40))));
     assert_eq!(limiter.peek("a").expect("short"), check);
     assert!(!limiter.is_allowed("a").expect("short"));
-    assert!(limiter.check_n("a", 0).expect("short").allowed, "a look takes nobody's turn");
+    assert!(
+        limiter.check(Ask::new("a").cost(0)).expect("short").allowed,
+        "a look takes nobody's turn"
+    );
     assert!(limiter.is_allowed("b").expect("short"), "others are not concerned");
     let batch: Vec<bool> = limiter.check_many(&["a", "b"]).expect("short");
     assert_eq!(batch, [false, true]);
-    let together = check_all([limiter.ask("b").expect("short"), limiter.ask("a").expect("short")]);
+    let together =
+        check_all([limiter.joint("b").expect("short"), limiter.joint("a").expect("short")]);
     let together = together.expect("short");
     assert_eq!((together.refused_ask, together.decision.retry_after), (Some(1), Some(Ticks(40))));
     let served = tasks.run_until(&clock, Tick(100));
@@ -157,28 +161,32 @@ fn c6_a_dropped_future_is_charged_once_or_not_at_all() {
             let clock = ManualClock::new(Tick(0));
             let policy = Policy::of(kind, 4).per(Ticks(40)).build().expect("valid");
             let limiter = limiter(policy, &clock);
-            assert!(limiter.check_n("a", 4).expect("short").allowed);
-            let mut first = Box::pin(limiter.until_ready("a", 1, FOREVER));
-            let mut second = Box::pin(limiter.until_ready("a", 2, FOREVER));
+            assert!(limiter.check(Ask::new("a").cost(4)).expect("short").allowed);
+            let mut first = Box::pin(limiter.until_ready(Ask::new("a"), FOREVER));
+            let mut second = Box::pin(limiter.until_ready(Ask::new("a").cost(2), FOREVER));
             let mut context = Context::from_waker(Waker::noop());
             // What was served, and when: a limiter without a line is charged the same.
             let mut served = [false; 2];
             let twin = RateLimiter::new(limiter.rules().clone());
-            assert!(twin.check_n_at("a", 4, Tick(0)).expect("short").allowed);
+            assert!(twin.check(Ask::new("a").cost(4).at(Tick(0))).expect("short").allowed);
             for poll in 0..polls {
                 let turn = poll % 2;
                 let which = if turn == 0 { &mut first } else { &mut second };
                 if !served[turn] && which.as_mut().poll(&mut context).is_ready() {
                     served[turn] = true;
                     let cost = Cost::try_from(turn).expect("small") + 1;
-                    assert!(twin.check_n_at("a", cost, clock.now()).expect("short").allowed);
+                    assert!(
+                        twin.check(Ask::new("a").cost(cost).at(clock.now()))
+                            .expect("short")
+                            .allowed
+                    );
                 }
                 clock.advance(Ticks(7));
             }
             drop((first, second));
             assert!(clock.next_ring().is_none(), "{kind}: its alarm is off");
-            let stands = limiter.check_n("a", 0).expect("short");
-            let twin = twin.check_n_at("a", 0, clock.now()).expect("short");
+            let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
+            let twin = twin.check(Ask::new("a").cost(0).at(clock.now())).expect("short");
             assert_eq!(stands, twin, "{kind} after {polls} polls");
             clock.advance(Ticks(1_000));
             assert_eq!(limiter.peek("a").expect("short").remaining, 3, "{kind}: nobody waits");
@@ -194,13 +202,13 @@ fn whatever_makes_room_serves_the_head_at_once() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::fixed_window(3).per(Ticks(100)).build().expect("valid");
     let limiter = limiter(policy, &clock);
-    let reserved = limiter.reserve("a", 3, Ticks(50)).expect("short");
+    let reserved = limiter.reserve(Ask::new("a").cost(3), Ticks(50)).expect("short");
     let mut reservation = reserved.granted().expect("room");
     let mut tasks = Tasks::new();
     let waiting: Vec<usize> =
-        (0..4).map(|_| tasks.add(limiter.until_ready("a", 1, FOREVER))).collect();
+        (0..4).map(|_| tasks.add(limiter.until_ready("a", FOREVER))).collect();
     assert_eq!(tasks.run().len(), 0);
-    let _ = limiter.refund("a", 1).expect("short");
+    let _ = limiter.refund("a").expect("short");
     assert_eq!(tasks.run().iter().map(|one| one.0).collect::<Vec<_>>(), waiting[..1]);
     let _ = limiter.settle(&mut reservation, 2).expect("in time");
     assert_eq!(tasks.run().iter().map(|one| one.0).collect::<Vec<_>>(), waiting[1..2]);
@@ -217,7 +225,7 @@ fn a_change_of_policy_asks_the_head_again() {
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
     for _ in 0..3 {
-        tasks.add(limiter.until_ready("a", 1, FOREVER));
+        tasks.add(limiter.until_ready("a", FOREVER));
     }
     assert_eq!(tasks.run().len(), 0);
     clock.set(Tick(50));
@@ -243,16 +251,16 @@ fn overrides_are_noticed_by_those_who_wait() {
     let limiter = RateLimiter::in_store("api", Tiers::new(policy), store);
     limiter.set_override("a", Access::Blocked, Some(Tick(100)));
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, Ticks(105)));
-    tasks.add(limiter.until_ready("a", 1, Ticks(105)));
-    tasks.add(limiter.until_ready("a", 1, Ticks(110)));
+    tasks.add(limiter.until_ready("a", Ticks(105)));
+    tasks.add(limiter.until_ready("a", Ticks(105)));
+    tasks.add(limiter.until_ready("a", Ticks(110)));
     let answered: Vec<_> = tasks
         .run_until(&clock, Tick(105))
         .iter()
         .map(|(task, at, told)| (*task, at.0, told.allowed))
         .collect();
     assert_eq!(answered, [(0, 100, true), (1, 100, false)], "known when it is the head");
-    let pro = limiter.tier("gold").expect_err("unknown");
+    let pro = limiter.peek(Ask::new("a").tier("gold")).expect_err("unknown");
     assert_eq!(pro.to_string(), "no tier is named \"gold\"; there are no tiers");
     limiter.set_override("a", Access::Unlimited, None);
     assert!(matches!(tasks.run()[..], [(2, Decision { allowed: true, .. })]), "at once");
@@ -267,11 +275,11 @@ fn waiting_is_not_being_refused_but_giving_up_is() {
     let limiter = limiter(limit.penalty(penalty).build().expect("valid"), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, FOREVER));
+    tasks.add(limiter.until_ready("a", FOREVER));
     let served = tasks.run_until(&clock, Tick(10));
     assert!(matches!(served[..], [(0, Tick(10), Decision { allowed: true, .. })]), "not punished");
     for _ in 0..2 {
-        tasks.add(limiter.until_ready("a", 1, Ticks(3)));
+        tasks.add(limiter.until_ready("a", Ticks(3)));
     }
     let told: Vec<_> = tasks.run().into_iter().map(|(_, told)| told.retry_after).collect();
     assert_eq!(told, [Some(Ticks(10)), Some(Ticks(500))]);
@@ -283,10 +291,10 @@ fn who_has_to_wait_longer_after_all_is_refused() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per(Ticks(10)).debt(9).build().expect("valid");
     let limiter = limiter(policy, &clock);
-    let reserved = limiter.reserve("a", 1, Ticks(50)).expect("short");
+    let reserved = limiter.reserve("a", Ticks(50)).expect("short");
     let mut reservation = reserved.granted().expect("room");
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, Ticks(20)));
+    tasks.add(limiter.until_ready("a", Ticks(20)));
     assert_eq!(tasks.run().len(), 0);
     let _ = limiter.settle(&mut reservation, 4).expect("in time");
     let refused = tasks.run();
@@ -318,7 +326,7 @@ fn shape_lets_out_at_a_flat_rate() {
     tasks.add(limiter.shape("a"));
     assert_eq!(tasks.run().len(), 0);
     assert!(tasks.leave(5));
-    assert_eq!(limiter.check_n("a", 0).expect("short").remaining, 3);
+    assert_eq!(limiter.check(Ask::new("a").cost(0)).expect("short").remaining, 3);
 }
 
 /// Without a runtime: a thread waits for a real clock.
@@ -328,7 +336,7 @@ fn a_thread_can_wait_too() {
     let limiter = RateLimiter::new(policy);
     let from = std::time::Instant::now();
     for _ in 0..6 {
-        let told = limiter.block_until_ready("a", 1, std::time::Duration::from_secs(10));
+        let told = limiter.block_until_ready("a", std::time::Duration::from_secs(10));
         assert!(told.expect("short").allowed);
     }
     assert!(
@@ -337,7 +345,7 @@ fn a_thread_can_wait_too() {
     );
     let hourly = RateLimiter::new(Policy::gcra(1).per_hour().build().expect("valid"));
     assert!(hourly.is_allowed("a").expect("short"));
-    assert!(hourly.block_until_ready("a", 1, Ticks(1)).is_ok_and(|told| !told.allowed));
+    assert!(hourly.block_until_ready("a", Ticks(1)).is_ok_and(|told| !told.allowed));
 }
 
 /// Futures that wait can be spawned where futures must be `Send`.
@@ -350,7 +358,7 @@ fn tokio_will_do() {
         let tasks: Vec<_> = (0..20)
             .map(|_| {
                 let limiter = limiter.clone();
-                tokio::spawn(async move { limiter.until_ready("a", 1, FOREVER).await })
+                tokio::spawn(async move { limiter.until_ready("a", FOREVER).await })
             })
             .collect();
         for task in tasks {
@@ -424,7 +432,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Join(cost) => {
-                    let task = tasks.add(limiter.until_ready("a", cost, FOREVER));
+                    let task = tasks.add(limiter.until_ready(Ask::new("a").cost(cost), FOREVER));
                     if cost <= n.burst {
                         line.push_back(Modelled { task, cost });
                     }
@@ -435,12 +443,12 @@ proptest! {
                 }
                 Event::Leave(_) => {}
                 Event::Check(cost) => {
-                    let told = limiter.check_n("a", cost).expect("short").allowed;
+                    let told = limiter.check(Ask::new("a").cost(cost)).expect("short").allowed;
                     let allowed = line.is_empty() && limit.decide(&mut state, Tick(now), cost);
                     prop_assert_eq!(told, allowed);
                 }
                 Event::Refund(cost) => {
-                    let _ = limiter.refund("a", cost).expect("short");
+                    let _ = limiter.refund(Ask::new("a").cost(cost)).expect("short");
                     limit.charge(&mut state, Tick(now), -i128::from(cost));
                 }
                 Event::Pass(ticks) => {

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::{
-    Access, Algorithm, Capacity, Clock as _, Cost, DecodeError, Event, Facts, Fit, Kind, Limit,
-    ManualClock, MemoryStore, Observer, Policy, RateLimiter, Tick, Ticks, Tiers, Used, block_on,
+    Access, Algorithm, Ask, Capacity, Clock as _, Cost, DecodeError, Event, Facts, Fit, Kind,
+    Limit, ManualClock, MemoryStore, Observer, Policy, RateLimiter, Tick, Ticks, Tiers, Used,
+    block_on,
 };
 use tallygate_testkit::{cases, small_limit_of};
 use tasks::{FOREVER, Tasks, limiter};
@@ -29,9 +30,9 @@ fn k5_waiters_behind_an_unpolled_head_are_answered_by_their_deadlines() {
     let limiter = limiter(bucket(1, 100), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    let head = tasks.add(limiter.until_ready("a", 1, FOREVER));
+    let head = tasks.add(limiter.until_ready("a", FOREVER));
     for max_wait in [200, 250, 301] {
-        tasks.add(limiter.until_ready("a", 1, Ticks(max_wait)));
+        tasks.add(limiter.until_ready("a", Ticks(max_wait)));
     }
     let refused: Vec<_> = tasks.run().iter().map(|(task, told)| (*task, told.allowed)).collect();
     assert_eq!(refused, [(2, false)], "its turn would come at 300");
@@ -52,8 +53,8 @@ fn k5_a_head_that_is_not_polled_by_its_deadline_loses_its_place() {
     let limiter = limiter(bucket(1, 100), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    let head = tasks.add(limiter.until_ready("a", 1, Ticks(150)));
-    let next = tasks.add(limiter.until_ready("a", 1, FOREVER));
+    let head = tasks.add(limiter.until_ready("a", Ticks(150)));
+    let next = tasks.add(limiter.until_ready("a", FOREVER));
     assert!(tasks.run().is_empty());
     tasks.freeze(head);
     let served: Vec<_> =
@@ -71,7 +72,7 @@ fn k5_a_dead_waiter_holds_up_no_check() {
     let limiter = limiter(bucket(1, 100), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    let head = tasks.add(limiter.until_ready("a", 1, Ticks(150)));
+    let head = tasks.add(limiter.until_ready("a", Ticks(150)));
     assert!(tasks.run().is_empty());
     tasks.freeze(head);
     clock.set(Tick(150));
@@ -87,8 +88,8 @@ fn k5_a_slower_policy_delays_no_answer_beyond_its_deadline() {
     let limiter = RateLimiter::in_store("api", Tiers::new(bucket(1, 10)), store);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, FOREVER));
-    let behind = tasks.add(limiter.until_ready("a", 1, Ticks(20)));
+    tasks.add(limiter.until_ready("a", FOREVER));
+    let behind = tasks.add(limiter.until_ready("a", Ticks(20)));
     assert!(tasks.run().is_empty());
     limiter.replace(&Tiers::new(bucket(1, 100_000)));
     let answered = tasks.run_until(&clock, Tick(1_000));
@@ -105,8 +106,8 @@ fn k5_rules_that_allow_everything_serve_a_waiter_behind_an_unpolled_head_by_its_
     let limiter = RateLimiter::in_store("api", Tiers::new(bucket(1, 10)), store);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut tasks = Tasks::new();
-    let head = tasks.add(limiter.until_ready("a", 1, FOREVER));
-    let behind = tasks.add(limiter.until_ready("a", 1, Ticks(30)));
+    let head = tasks.add(limiter.until_ready("a", FOREVER));
+    let behind = tasks.add(limiter.until_ready("a", Ticks(30)));
     assert!(tasks.run().is_empty());
     tasks.freeze(head);
     limiter.set_override("a", Access::Unlimited, None);
@@ -120,11 +121,11 @@ fn k5_a_debt_delays_no_answer_beyond_its_deadline() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per(Ticks(10)).debt(1_000).build().expect("valid");
     let limiter = limiter(policy, &clock);
-    let reserved = limiter.reserve("a", 1, Ticks(50)).expect("short");
+    let reserved = limiter.reserve("a", Ticks(50)).expect("short");
     let mut reservation = reserved.granted().expect("room");
     let mut tasks = Tasks::new();
-    tasks.add(limiter.until_ready("a", 1, FOREVER));
-    let behind = tasks.add(limiter.until_ready("a", 1, Ticks(20)));
+    tasks.add(limiter.until_ready("a", FOREVER));
+    let behind = tasks.add(limiter.until_ready("a", Ticks(20)));
     assert!(tasks.run().is_empty());
     let _ = limiter.settle(&mut reservation, 900).expect("in time");
     let answered = tasks.run_until(&clock, Tick(5_000));
@@ -138,10 +139,10 @@ fn k5_a_debt_delays_no_answer_beyond_its_deadline() {
 fn k5_waiters_that_are_due_at_their_deadline_are_served_in_whatever_order_they_are_polled() {
     let clock = ManualClock::new(Tick(1));
     let limiter = limiter(Policy::fixed_window(3).per(Ticks(10)).build().expect("valid"), &clock);
-    assert!(limiter.check_n("a", 3).expect("short").allowed);
+    assert!(limiter.check(Ask::new("a").cost(3)).expect("short").allowed);
     let mut context = Context::from_waker(Waker::noop());
     let mut waiting: Vec<_> =
-        (0..4).map(|_| Box::pin(limiter.until_ready("a", 1, Ticks(9)))).collect();
+        (0..4).map(|_| Box::pin(limiter.until_ready("a", Ticks(9)))).collect();
     for one in &mut waiting {
         let polled = one.as_mut().poll(&mut context);
         assert!(polled.is_pending(), "the fourth may come in the place of one that leaves");
@@ -164,9 +165,9 @@ fn k5_a_thread_that_blocks_behind_its_own_task_returns_by_its_deadline() {
     let policy = Policy::gcra(1).per(Ticks(50_000_000)).build().expect("valid");
     let limiter = RateLimiter::new(policy);
     assert!(limiter.is_allowed("a").expect("short"));
-    let mut head = pin!(limiter.until_ready("a", 1, Duration::from_secs(3_600)));
+    let mut head = pin!(limiter.until_ready("a", Duration::from_secs(3_600)));
     assert!(head.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    let told = limiter.block_until_ready("a", 1, Duration::from_millis(200)).expect("short");
+    let told = limiter.block_until_ready("a", Duration::from_millis(200)).expect("short");
     assert!(!told.allowed, "the head was not polled");
     assert!(block_on(head).expect("short").allowed);
 }
@@ -179,10 +180,10 @@ fn k12_an_executor_in_an_executor_loses_no_wake_up() {
     let long = Duration::from_secs(3_600);
     // The inner one sleeps on the same thread while the outer one is woken.
     block_on(async {
-        let mut outer = pin!(limiter.until_ready("a", 1, long));
+        let mut outer = pin!(limiter.until_ready("a", long));
         let mut inner = Some(|| {
-            assert!(limiter.block_until_ready("b", 1, long).expect("short").allowed);
-            assert!(limiter.block_until_ready("b", 1, long).expect("short").allowed);
+            assert!(limiter.block_until_ready("b", long).expect("short").allowed);
+            assert!(limiter.block_until_ready("b", long).expect("short").allowed);
         });
         let told = std::future::poll_fn(|context| {
             let polled = outer.as_mut().poll(context);
@@ -280,9 +281,9 @@ fn k12_a_panic_in_an_algorithm_leaves_no_charge_and_no_place_in_line() {
             let rule = Panics { limit, in_method: AtomicUsize::new(0) };
             let limiter = RateLimiter::in_store("buggy", rule, store);
             let mut context = Context::from_waker(Waker::noop());
-            assert!(limiter.check_n("a", 2).expect("short").allowed);
-            let mut head = Box::pin(limiter.until_ready("a", 1, FOREVER));
-            let mut waiter = Box::pin(limiter.until_ready("a", 1, Ticks(20)));
+            assert!(limiter.check(Ask::new("a").cost(2)).expect("short").allowed);
+            let mut head = Box::pin(limiter.until_ready("a", FOREVER));
+            let mut waiter = Box::pin(limiter.until_ready("a", Ticks(20)));
             if moment == "behind" {
                 assert!(head.as_mut().poll(&mut context).is_pending());
             }
@@ -305,7 +306,7 @@ fn k12_a_panic_in_an_algorithm_leaves_no_charge_and_no_place_in_line() {
             drop((head, waiter));
             // The line is empty, and what was earned since the start is there, but for what was served.
             let earned = u64::try_from(at / 10).expect("small");
-            let told = limiter.check_n("a", 0).expect("short");
+            let told = limiter.check(Ask::new("a").cost(0)).expect("short");
             assert_eq!(told.remaining, earned - charged, "method {method}, {moment}");
             assert_eq!(limiter.is_allowed("a").expect("short"), earned > charged);
         }
@@ -331,7 +332,7 @@ fn k12_a_panicking_observer_changes_nothing_for_those_who_wait() {
     let limiter = limiter(bucket(1, 10), &clock).observed_by(Angry);
     let mut tasks = Tasks::new();
     for _ in 0..3 {
-        tasks.add(limiter.until_ready("a", 1, FOREVER));
+        tasks.add(limiter.until_ready("a", FOREVER));
     }
     let served: Vec<_> =
         tasks.run_until(&clock, Tick(100)).iter().map(|(task, at, _)| (*task, at.0)).collect();
@@ -347,9 +348,8 @@ fn k5_leaving_a_long_line_costs_about_the_same_as_leaving_a_short_one() {
         let limiter = limiter(bucket(1, 10), &clock);
         assert!(limiter.is_allowed("a").expect("short"));
         let mut context = Context::from_waker(Waker::noop());
-        let mut line: BTreeMap<usize, _> = (0..length)
-            .map(|place| (place, Box::pin(limiter.until_ready("a", 1, FOREVER))))
-            .collect();
+        let mut line: BTreeMap<usize, _> =
+            (0..length).map(|place| (place, Box::pin(limiter.until_ready("a", FOREVER)))).collect();
         for one in line.values_mut() {
             assert!(one.as_mut().poll(&mut context).is_pending());
         }
@@ -377,8 +377,8 @@ fn k7_a_waiter_waits_no_longer_because_the_clock_was_set_back() {
     let limiter = limiter(bucket(1, 100), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let mut context = Context::from_waker(Waker::noop());
-    let mut head = Box::pin(limiter.until_ready("a", 1, FOREVER));
-    let mut second = Box::pin(limiter.until_ready("a", 1, Ticks(250)));
+    let mut head = Box::pin(limiter.until_ready("a", FOREVER));
+    let mut second = Box::pin(limiter.until_ready("a", Ticks(250)));
     assert!(head.as_mut().poll(&mut context).is_pending());
     assert!(second.as_mut().poll(&mut context).is_pending());
     clock.set(Tick(500));
@@ -453,7 +453,6 @@ proptest! {
         let clock = ManualClock::new(Tick(0));
         let store = MemoryStore::new(Capacity::of(10), &clock);
         let limiter = RateLimiter::in_store("api", rules(&limits), store);
-        let tiers = [limiter.tier("one").expect("there"), limiter.tier("two").expect("there")];
         let mut tasks = Tasks::new();
         let mut waiters: BTreeMap<usize, Waiter> = BTreeMap::new();
         let mut served: Vec<(usize, i64)> = Vec::new();
@@ -461,10 +460,9 @@ proptest! {
             match step {
                 Step::Join { tier, cost, max_wait } => {
                     let max_wait = Ticks(max_wait);
-                    let task = match tier {
-                        0 => tasks.add(limiter.until_ready("a", cost, max_wait)),
-                        tier => tasks.add(tiers[tier - 1].until_ready("a", cost, max_wait)),
-                    };
+                    let tier = [None, Some("one"), Some("two")][tier];
+                    let ask = Ask::new("a").cost(cost).tier(tier);
+                    let task = tasks.add(limiter.until_ready(ask, max_wait));
                     let until = clock.now().after(max_wait).expect("small").0;
                     waiters.insert(task, Waiter { joined: waiters.len(), until, frozen: false });
                 }
@@ -492,10 +490,10 @@ proptest! {
                     limiter.set_override("a", access[which].clone(), clock.now().after(Ticks(lasts)));
                 }
                 Step::Refund(cost) => {
-                    let _ = limiter.refund("a", cost).expect("short");
+                    let _ = limiter.refund(Ask::new("a").cost(cost)).expect("short");
                 }
                 Step::Penalize(cost) => {
-                    let reserved = limiter.reserve("b", 0, Ticks(9)).expect("short");
+                    let reserved = limiter.reserve(Ask::new("b").cost(0), Ticks(9)).expect("short");
                     if let Some(mut reservation) = reserved.granted() {
                         let _ = limiter.settle(&mut reservation, cost);
                     }
@@ -531,7 +529,7 @@ proptest! {
         let mut costs = BTreeMap::new();
         let mut charged: Vec<(i64, u64)> = Vec::new();
         for (pass, cost, max_wait, fate) in joins {
-            let task = tasks.add(limiter.until_ready("a", cost, Ticks(max_wait)));
+            let task = tasks.add(limiter.until_ready(Ask::new("a").cost(cost), Ticks(max_wait)));
             costs.insert(task, cost);
             let end = clock.now().after(Ticks(pass)).expect("small");
             let mut done = tasks.run_until(&clock, clock.now());
@@ -563,20 +561,16 @@ proptest! {
         let clock = ManualClock::new(Tick(0));
         let store = MemoryStore::new(Capacity::of(10), &clock);
         let limiter = RateLimiter::in_store("api", rules(&limits).tier("free", Access::Unlimited), store);
-        let tiers = ["one", "two", "free"].map(|name| limiter.tier(name).expect("there"));
+        let ask = |tier: usize, cost| {
+            Ask::new("a").cost(cost).tier([None, Some("one"), Some("two"), Some("free")][tier])
+        };
         let mut tasks = Tasks::new();
         for (tier, cost, max_wait, pass) in joins {
-            match tier {
-                0 => tasks.add(limiter.until_ready("a", cost, Ticks(max_wait))),
-                tier => tasks.add(tiers[tier - 1].until_ready("a", cost, Ticks(max_wait))),
-            };
+            tasks.add(limiter.until_ready(ask(tier, cost), Ticks(max_wait)));
             let end = clock.now().after(Ticks(pass)).expect("small");
             tasks.run_until(&clock, end);
         }
-        let peek = || match tier {
-            0 => limiter.peek_n("a", cost).expect("short"),
-            tier => tiers[tier - 1].peek_n("a", cost).expect("short"),
-        };
+        let peek = || limiter.peek(ask(tier, cost)).expect("short");
         if tasks.running.is_empty() {
             return Ok(());
         }
@@ -603,17 +597,17 @@ proptest! {
         let limiter = limiter(policy, &clock);
         let mut tasks = Tasks::new();
         for (cost, max_wait, pass) in joins {
-            tasks.add(limiter.until_ready("a", cost, Ticks(max_wait)));
+            tasks.add(limiter.until_ready(Ask::new("a").cost(cost), Ticks(max_wait)));
             let end = clock.now().after(Ticks(pass)).expect("small");
             tasks.run_until(&clock, end);
         }
-        let told = limiter.peek_n("a", cost).expect("short");
+        let told = limiter.peek(Ask::new("a").cost(cost)).expect("short");
         if let Some(wait) = told.retry_after.filter(|_| !told.allowed) {
             let from = clock.now();
             tasks.run_until(&clock, from.after(Ticks(wait.0 - 1)).expect("small"));
-            prop_assert!(!limiter.peek_n("a", cost).expect("short").allowed);
+            prop_assert!(!limiter.peek(Ask::new("a").cost(cost)).expect("short").allowed);
             tasks.run_until(&clock, from.after(wait).expect("small"));
-            prop_assert!(limiter.peek_n("a", cost).expect("short").allowed);
+            prop_assert!(limiter.peek(Ask::new("a").cost(cost)).expect("short").allowed);
         }
     }
 

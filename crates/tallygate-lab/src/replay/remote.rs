@@ -6,8 +6,8 @@
 use anyhow::Context as _;
 use futures_util::future::join_all;
 use tallygate::{
-    Algorithm, Cost, Decision, DecodeError, Facts, Fit, Op, Policy, RateLimiter, Source, Store,
-    Tick, Ticks, Used,
+    Algorithm, Ask, Cost, Decision, DecodeError, Facts, Fit, Op, Policy, RateLimiter, Source,
+    Store, Tick, Ticks, Used,
 };
 use tallygate_redis::{OnFailure, Options, OwnStore, Redis, RedisStore};
 
@@ -79,10 +79,12 @@ impl Engine for Production {
         let mut decisions: Vec<Option<Decision>> = vec![None; requests.len()];
         remote.runtime.block_on(async {
             for wave in waves(requests) {
-                let asked = wave.iter().map(|place| {
+                let names: Vec<_> =
+                    wave.iter().map(|place| name(requests[*place].client)).collect();
+                let asked = wave.iter().zip(&names).map(|(place, name)| {
                     let Request { client, now, cost } = requests[*place];
                     *clients = (*clients).max(client + 1);
-                    limiter.check_n_at(name(client), cost, now)
+                    limiter.check(Ask::new(name).cost(cost).at(now))
                 });
                 for (place, decision) in wave.iter().zip(join_all(asked).await) {
                     decisions[*place] = Some(decision?);

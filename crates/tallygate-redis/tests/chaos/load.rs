@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tallygate::{Decision, Kind, Policy, RateLimiter, Source, Ticks};
+use tallygate::{Ask, Decision, Kind, Policy, RateLimiter, Source, Ticks};
 use tallygate_redis::{Counts, OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::wait_until;
 use tokio::runtime::Runtime;
@@ -215,7 +215,9 @@ impl Load {
             gap = gap.max(longest_gap(&decided, end));
         }
         let slowest = told.iter().map(|told| told.reply - told.call).max().expect("some asked");
-        let meter = runtime.block_on(processes[0].meter.peek_n(METER, 0)).expect("a short key");
+        let meter = runtime
+            .block_on(processes[0].meter.peek(Ask::new(METER).cost(0)))
+            .expect("a short key");
         let of_meter = told.iter().filter(|told| told.key.is_none() && told.decision.allowed);
         let on_meter: u64 = of_meter.map(|told| told.cost).sum();
         let mut outcome = Outcome {
@@ -269,8 +271,8 @@ async fn ask(
         let cost = if random.u8(0..4) == 0 { random.u64(2..=3) } else { 1 };
         let call = begin.elapsed();
         let decision = match key_index {
-            Some(index) => process.api.check_n(key(index), cost).await,
-            None => process.meter.check_n(METER, cost).await,
+            Some(index) => process.api.check(Ask::new(&key(index)).cost(cost)).await,
+            None => process.meter.check(Ask::new(METER).cost(cost)).await,
         };
         let reply = begin.elapsed();
         let decision = decision.expect("failures are denials");

@@ -6,7 +6,7 @@ pub(crate) mod log;
 
 use std::time::{Duration, Instant};
 
-use tallygate::{Anchor, Cost, Policy, RateLimiter, Source};
+use tallygate::{Anchor, Ask, Cost, Policy, RateLimiter, Source};
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Cluster, Sentinel, Server};
 
@@ -66,7 +66,7 @@ pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>
 /// Looks at a client until the store answers, and says how much is left.
 pub(crate) async fn until_the_store_answers(limiter: &Limiter, key: &str) -> Cost {
     until("the store answers", async || {
-        let decision = limiter.peek_n(key, 0).await.ok()?;
+        let decision = limiter.peek(Ask::new(key).cost(0)).await.ok()?;
         (decision.source == Source::Store).then_some(decision.remaining)
     })
     .await

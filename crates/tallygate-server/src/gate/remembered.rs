@@ -14,8 +14,8 @@ use tallygate::{
     SystemClock, Tiers, save_snapshot,
 };
 
+use super::Gate;
 use super::cell::Cell;
-use super::{Gate, Limiter};
 use crate::config::Config;
 
 /// Stores that were read from a snapshot, until somebody takes them.
@@ -100,8 +100,8 @@ impl Gate {
         let mut keys = 0;
         let bytes = save_snapshot(path, |snapshot| {
             for entry in self.policies() {
-                let Limiter::Memory(limiter) = &entry.limiter else { continue };
-                keys += limiter.store().save(&entry.name, &limiter.overrides(), snapshot)?;
+                let Some(store) = entry.limiter.store().memory() else { continue };
+                keys += store.save(&entry.name, &entry.limiter.overrides(), snapshot)?;
             }
             if let Some(store) = self.throttle.in_memory_store() {
                 keys += store.save_states(&Cell::any(), THROTTLE, snapshot)?;

@@ -13,9 +13,10 @@ use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tallygate::{Cost, Decision, Reservation, Reserved, SettleError, Ticks};
+use tallygate::{Ask, Cost, Decision, Reservation, SettleError, Ticks};
+use tallygate_redis::Error;
 
-use super::{AskError, Entry, Limiter};
+use super::{AskError, Decided, Entry};
 use crate::config::Limits;
 use crate::holdings::Holder;
 use crate::random;
@@ -95,25 +96,15 @@ impl Reservations {
         estimate: Cost,
         time_to_live: Ticks,
         (address, limits): (Holder, &Limits),
-    ) -> Result<(Decision, Option<u128>), AskError> {
+    ) -> Result<(Decided, Option<u128>), AskError> {
         let place = self.take_place(entry, key, address, limits)?;
-        let reserved: Reserved = match (&entry.limiter, tier) {
-            (Limiter::Memory(limiter), None) => limiter.reserve(key, estimate, time_to_live)?,
-            (Limiter::Memory(limiter), Some(tier)) => {
-                limiter.tier(tier)?.reserve(key, estimate, time_to_live)?
-            }
-            (Limiter::Redis(limiter), None) => limiter.reserve(key, estimate, time_to_live).await?,
-            (Limiter::Redis(limiter), Some(tier)) => {
-                limiter.tier(tier)?.reserve(key, estimate, time_to_live).await?
-            }
-        };
-        Ok(match reserved {
-            Reserved::Refused(decision) => (decision, None),
-            Reserved::Granted(reservation, decision) => {
-                let time_to_live = Duration::from_nanos(time_to_live.0);
-                (decision, place.keep(entry, reservation, Instant::now() + time_to_live))
-            }
-        })
+        let ask = Ask::new(key).cost(estimate).tier(tier);
+        let reserving = entry.limiter.reserve_with(ask, time_to_live, |plan, at, reserved| {
+            (Decided::new(plan, *reserved.decision(), at, false), reserved.granted())
+        });
+        let (decided, granted) = reserving.await?;
+        let expires = Instant::now() + Duration::from_nanos(time_to_live.0);
+        Ok((decided, granted.and_then(|reservation| place.keep(entry, reservation, expires))))
     }
 
     /// Returns how many are open.
@@ -131,35 +122,27 @@ impl Reservations {
         // From now on, another request with the same number comes second.
         let (entry, mut reservation, owner, expires) =
             self.book().settle(number, limits.max_reservations)?;
-        let settled = match &entry.limiter {
-            Limiter::Memory(limiter) => match limiter.settle(&mut reservation, actual) {
-                Ok(decision) => decision.map_err(AskError::from),
-                Err(error) => return Err(self.lapsed(number, &error)),
-            },
-            Limiter::Redis(limiter) => match limiter.settle(&mut reservation, actual) {
-                Ok(decision) => match decision.await {
-                    Err(tallygate_redis::Error::Settle(error)) => {
-                        return Err(self.lapsed(number, &error));
-                    }
-                    decided => decided.map_err(|error| {
-                        if !matches!(
-                            error,
-                            tallygate_redis::Error::Unavailable { sent: true, .. }
-                                | tallygate_redis::Error::Overloaded { sent: true, .. }
-                        ) {
-                            // Nothing was done: it may be settled when the store is back.
-                            reservation.reopen();
-                            let entry = entry.clone();
-                            let kept = Kept::Open { entry, reservation, owner, expires };
-                            self.book().reopen(number, kept, owner);
-                        }
-                        AskError::from(error)
-                    }),
-                },
-                Err(error) => return Err(self.lapsed(number, &error)),
-            },
+        let settled = match entry.limiter.settle(&mut reservation, actual) {
+            Ok(settling) => settling.await,
+            Err(error) => Err(Error::Settle(error)),
         };
-        settled.map(|decision| (entry, decision)).map_err(SettleFailure::Store)
+        match settled {
+            Ok(decision) => Ok((entry, decision)),
+            Err(Error::Settle(error)) => Err(self.lapsed(number, &error)),
+            Err(error) => {
+                let may_be_done = matches!(
+                    error,
+                    Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. }
+                );
+                if !may_be_done {
+                    // Nothing was done: it may be settled when the store is back.
+                    reservation.reopen();
+                    let kept = Kept::Open { entry, reservation, owner, expires };
+                    self.book().reopen(number, kept, owner);
+                }
+                Err(SettleFailure::Store(error.into()))
+            }
+        }
     }
 
     fn lapsed(&self, number: u128, error: &SettleError) -> SettleFailure {

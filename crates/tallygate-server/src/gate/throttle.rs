@@ -52,8 +52,8 @@ const REMEMBERED: usize = 1024;
 
 impl Throttle {
     /// Returns one with the clients of a store that was there before, or with none.
-    pub(super) fn in_memory(max_keys: usize, remembered: Option<MemoryStore<Cell>>) -> Self {
-        let new = || MemoryStore::new(Capacity::of(max_keys), SystemClock::new());
+    pub(super) fn in_memory(capacity: Capacity, remembered: Option<MemoryStore<Cell>>) -> Self {
+        let new = || MemoryStore::new(capacity, SystemClock::new());
         Self::Memory(Box::new(remembered.unwrap_or_else(new)))
     }
 
@@ -188,7 +188,9 @@ mod tests {
 
     use tallygate::{ManualClock, Tick};
 
-    use super::super::{Backend, Gate, Remembered};
+    use tallygate_redis::Stores;
+
+    use super::super::{Gate, Remembered};
     use super::*;
     use crate::config::Config;
     use crate::metrics::Metrics;
@@ -246,8 +248,8 @@ mod tests {
     fn j6_a_flood_of_throttles_through_the_gate_washes_no_debt_out() {
         let config = Config::parse("", Path::new("")).unwrap();
         for flood in FLOODS {
-            let backend = Backend::Memory { max_keys: MAX_KEYS };
-            let gate = Arc::new(Gate::new(&config, backend, Metrics::new(), Remembered::default()));
+            let stores = Stores::Memory(Capacity::of(MAX_KEYS));
+            let gate = Arc::new(Gate::new(&config, stores, Metrics::new(), Remembered::default()));
             let denied = still_denied(flood, |key, numbers, quantity| {
                 match gate.throttle(key, numbers, quantity) {
                     Ok(Asked::Now(Ok(decision))) => decision.allowed,

@@ -69,9 +69,10 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     let mut turn = Turn::default();
     for (index, entry) in gate.policies().iter().enumerate() {
         turn.spend(2 * DECISION).await;
-        let ask = Ask { policy: &entry.name, key, cost: None, tier: None };
-        let next = gate.ask(Verb::Peek, ask).answer().await?;
-        let now = gate.ask(Verb::Peek, Ask { cost: Some(0), ..ask }).answer().await?.decision;
+        let ask = Ask { policy: &entry.name, key, cost: None, tier: None, shows_access: false };
+        let next = gate.ask(Verb::Peek, ask).answer().await?.decided;
+        let now =
+            gate.ask(Verb::Peek, Ask { cost: Some(0), ..ask }).answer().await?.decided.decision;
         if index > 0 {
             out.push(b',');
         }

@@ -54,15 +54,13 @@ pub(super) async fn authorize(caller: &Caller, question: Question) -> Result<Rep
     let Question { policy, key, query, wanted } = question;
     let gate = &caller.shared.gate;
     let (tier, cost) = (query.text("tier")?, query.number("cost")?);
-    let asked =
-        gate.ask(Verb::Check, Ask { policy: &policy, key: &key, cost, tier }).answer().await;
+    let ask = Ask { policy: &policy, key: &key, cost, tier, shows_access: true };
+    let asked = gate.ask(Verb::Check, ask).answer().await;
     let told = asked.map_err(|error| match Problem::from(error) {
         failure if failure.status == StatusCode::SERVICE_UNAVAILABLE => failure.under(wanted.deny),
         mistake => mistake,
     })?;
-    let access =
-        told.entry.limiter.access(&key, tier).map_err(|error| Problem::bad(error.to_string()))?;
-    let quota = Quota { policy: &told.entry.name, access: &access, decision: &told.decision };
+    let quota = Quota::of(&told).unwrap_or_else(|| unreachable!("the question shows the access"));
     Ok(reply(&quota, &wanted))
 }
 

@@ -8,6 +8,8 @@ use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use tallygate::{Access, Decision, Limit, Source, Ticks};
 
+use crate::gate::Answer;
+
 use super::problem::Problem;
 use super::query::Query;
 
@@ -58,7 +60,14 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 const NANOS_A_SECOND: u64 = 1_000_000_000;
 
-impl Quota<'_> {
+impl<'a> Quota<'a> {
+    /// Returns what an answer says, if its question asked what the client gets.
+    pub(super) fn of(answer: &'a Answer) -> Option<Self> {
+        let Answer { entry, decided } = answer;
+        let access = decided.access.as_ref()?;
+        Some(Self { policy: &entry.name, access, decision: &decided.decision })
+    }
+
     /// Writes what is left in some dialects, and when to come again.
     pub(super) fn write_all(&self, fields: &mut HeaderMap, dialects: &[Dialect]) {
         // Without an answer from the store, it is not known what is left.

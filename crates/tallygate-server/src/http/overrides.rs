@@ -90,7 +90,7 @@ async fn list_all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
 fn all(entries: Vec<Arc<Entry>>) -> Reply {
     let mut shown = Vec::new();
     for entry in entries {
-        let configured = entry.limiter.configured().into_iter();
+        let configured = entry.limiter.rules().by_key().into_iter();
         let mut in_force: BTreeMap<_, _> =
             configured.map(|(key, access)| (key, Shown::configured(access))).collect();
         let set = entry.limiter.overrides().into_iter();
@@ -156,7 +156,7 @@ async fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
 
 fn removed(entry: &Entry, key: &[u8]) -> Result<Reply, Problem> {
     let was_there = entry.limiter.remove_override(key);
-    match (was_there, entry.limiter.configured_for(key)) {
+    match (was_there, entry.limiter.rules().of_key(key)) {
         (true, None) => {
             let mut reply = Reply::default();
             *reply.status_mut() = StatusCode::NO_CONTENT;
@@ -205,7 +205,7 @@ fn access(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Pr
 
 fn limited(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Problem> {
     let Whole(limit) = required(said.limit, "limit")?;
-    let base = entry.limiter.base();
+    let base = entry.limiter.rules().base();
     let base: Option<&Numbers> = match &base {
         Access::Limited(policy) => policy.limits().first().map(tallygate::Limit::numbers),
         Access::Unlimited | Access::Blocked => None,

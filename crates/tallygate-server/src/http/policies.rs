@@ -22,11 +22,11 @@ fn all(gate: &Gate) -> Reply {
     let mut out = Vec::new();
     out.extend_from_slice(br#"{"policies":"#);
     list(&mut out, &gate.policies(), |out, entry| {
-        named(out, &entry.name, &entry.limiter.base());
+        named(out, &entry.name, &entry.limiter.rules().base());
         out.extend_from_slice(br#","cost":"#);
         answer::number(out, entry.cost);
         out.extend_from_slice(br#","tiers":"#);
-        list(out, &entry.limiter.tiers(), |out, (name, access)| {
+        list(out, &entry.limiter.rules().by_name(), |out, (name, access)| {
             named(out, name, access);
             out.push(b'}');
         });

@@ -8,6 +8,7 @@ use futures_util::{StreamExt as _, stream};
 use hyper::StatusCode;
 use serde::Deserialize;
 use tallygate::{MAX_KEY_BYTES, Ticks};
+use tallygate_redis::Stores;
 
 use super::Reply;
 use super::answer::{self, More};
@@ -17,7 +18,7 @@ use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
-use crate::gate::{Answer, Ask, AskError, Backend, Gate, SettleFailure, Verb};
+use crate::gate::{Answer, Ask, AskError, Decided, Gate, SettleFailure, Verb};
 use crate::holdings::{Holder, WAITING_BYTES};
 use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
@@ -116,6 +117,7 @@ impl Question<'_> {
             key: required(self.key.as_deref(), "key")?.as_bytes(),
             cost: self.cost.map(|cost| cost.0),
             tier: self.tier.as_deref(),
+            shows_access: false,
         })
     }
 }
@@ -155,13 +157,13 @@ pub(super) async fn ask(
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
     match (is_one, checks, all) {
         (_, None, None) => {
-            let ask = one.ask()?;
+            let ask = Ask { shows_access: !dialects.is_empty(), ..one.ask()? };
             let told = gate.ask(verb, ask).answer().await?;
             let mut out = Vec::with_capacity(answer::BYTES);
             write(&mut out, &told);
             let mut reply = answer::json(out);
-            if !dialects.is_empty() {
-                write_fields(&mut reply, dialects, &ask, &told)?;
+            if let Some(quota) = Quota::of(&told) {
+                quota.write_all(reply.headers_mut(), dialects);
             }
             Ok(reply)
         }
@@ -169,9 +171,9 @@ pub(super) async fn ask(
             Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
         }
         (false, Some(Items(items)), None) => {
-            let waiting = match gate.backend() {
-                Backend::Memory { .. } => 0,
-                Backend::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
+            let waiting = match gate.stores() {
+                Stores::Memory(_) => 0,
+                Stores::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
             };
             let reserved = reserve(answer::BYTES * items.len() + waiting)?;
             let mut reply = each(gate, verb, &items, &mut turn).await?;
@@ -208,9 +210,9 @@ async fn each(
     let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
     out.extend_from_slice(br#"{"results":["#);
     let mut index = 0;
-    let at_a_time = match gate.backend() {
-        Backend::Memory { .. } => IN_A_TURN,
-        Backend::Redis(_) => PREPARED,
+    let at_a_time = match gate.stores() {
+        Stores::Memory(_) => IN_A_TURN,
+        Stores::Redis(_) => PREPARED,
     };
     for some in asks.chunks(at_a_time) {
         turn.spend(some.len() * DECISION).await;
@@ -269,9 +271,7 @@ async fn all_known<'a>(
         turn.spend(LOOKED_UP).await;
         let ask = item.ask().and_then(|ask| {
             let entry = gate.policy(ask.policy)?;
-            if let Some(tier) = ask.tier {
-                entry.limiter.access(ask.key, Some(tier)).map_err(AskError::from)?;
-            }
+            entry.limiter.rule(&ask.of_limiter()).map_err(AskError::from)?;
             match ask.key.len() {
                 ..=MAX_KEY_BYTES => Ok(ask),
                 bytes => Err(AskError::KeyTooLong { bytes }.into()),
@@ -282,21 +282,10 @@ async fn all_known<'a>(
     Ok(asks)
 }
 
-fn write_fields(
-    reply: &mut Reply,
-    dialects: &[Dialect],
-    ask: &Ask<'_>,
-    told: &Answer,
-) -> Result<(), Problem> {
-    let access = told.entry.limiter.access(ask.key, ask.tier).map_err(AskError::from)?;
-    let quota = Quota { policy: &told.entry.name, access: &access, decision: &told.decision };
-    quota.write_all(reply.headers_mut(), dialects);
-    Ok(())
-}
-
 fn write(out: &mut Vec<u8>, told: &Answer) {
-    let more = More { refused_by: told.refused_by.as_deref(), ..More::default() };
-    answer::decision(out, &told.entry.name, &told.decision, &more);
+    let Decided { decision, refused_by, .. } = &told.decided;
+    let more = More { refused_by: refused_by.as_deref(), ..More::default() };
+    answer::decision(out, &told.entry.name, decision, &more);
 }
 
 /// Charges an estimate that is settled later.
@@ -320,10 +309,7 @@ pub(super) async fn reserve(gate: &Gate, holder: Holder, body: &[u8]) -> Result<
     let time_to_live = Ticks(ttl_ms * NANOS_A_MILLI);
     let (client, counted) = ((ask.key, ask.tier), (holder, &gate.limits()));
     let reserving = gate.reservations.reserve(&entry, client, estimate, time_to_live, counted);
-    let (decision, reservation) = reserving.await?;
-    gate.note(&entry, ask.key, &decision);
-    let refused_by =
-        decision.refused_by.and_then(|limit| entry.limiter.limit_name(ask.key, ask.tier, limit));
+    let (Decided { decision, refused_by, .. }, reservation) = reserving.await?;
     let more = More { reservation, refused_by: refused_by.as_deref(), ..More::default() };
     let mut out = Vec::with_capacity(answer::BYTES);
     answer::decision(&mut out, &entry.name, &decision, &more);

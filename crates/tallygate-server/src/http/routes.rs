@@ -6,6 +6,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode, Version};
+use tallygate_redis::Redis;
 
 use super::body::Received;
 use super::identity::{self, Exposure};
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::aside::aside_in_order;
 use crate::config::Role;
-use crate::gate::{Backend, Verb};
+use crate::gate::Verb;
 use crate::holdings::HeldBytes;
 
 /// A place that is served.
@@ -284,14 +285,13 @@ async fn served(
         Route::Home => Ok(page::home(&request.headers, HELLO)),
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
-        Route::Ready if shared.is_ready.load(Ordering::Acquire) => Ok(text(match gate.backend() {
-            Backend::Redis(redis) => match redis.counts() {
-                counts if counts.is_open => WITHOUT_STORE,
-                counts if counts.is_out_of_memory => WITHOUT_MEMORY,
+        Route::Ready if shared.is_ready.load(Ordering::Acquire) => {
+            Ok(text(match gate.stores().redis().map(Redis::counts) {
+                Some(counts) if counts.is_open => WITHOUT_STORE,
+                Some(counts) if counts.is_out_of_memory => WITHOUT_MEMORY,
                 _ => "ready\n",
-            },
-            Backend::Memory { .. } => "ready\n",
-        })),
+            }))
+        }
         Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
         Route::Metrics => {
             body.leave();

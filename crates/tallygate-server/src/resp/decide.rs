@@ -91,7 +91,7 @@ pub(super) fn reset<'a>(gate: &Arc<Gate>, words: Arguments<'a>, out: &mut Output
 
 fn policy_and_key(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
     let (Some(policy), Some(key)) = (words.at(1), words.at(2)) else { return Err(Mistake::Usage) };
-    Ok(Ask { policy: name("policy", policy)?, key, cost: None, tier: None })
+    Ok(Ask { policy: name("policy", policy)?, key, cost: None, tier: None, shows_access: false })
 }
 
 /// Reads `policy key [COST n] [TIER name]`.
@@ -112,7 +112,7 @@ fn with_options(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
 }
 
 fn decide(gate: &Arc<Gate>, verb: Verb, ask: Ask<'_>, out: &mut Output) -> Ran {
-    let write = |Answer { decision, .. }, out: &mut Output| write_decision(&decision, out);
+    let write = |answer: Answer, out: &mut Output| write_decision(&answer.decided.decision, out);
     reply(gate.ask(verb, ask), out, write)
 }
 
@@ -139,7 +139,6 @@ fn reply<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output
 
 /// Writes five integers, as redis-cell does. Seconds are rounded up, so that no client comes back too early.
 fn write_throttled(decision: Decision, out: &mut Output) {
-    traces::decided("CL.THROTTLE", &decision);
     let seconds = |span: Ticks| span.0.div_ceil(NANOS_PER_SECOND);
     out.array(5);
     out.integer((!decision.allowed).into());

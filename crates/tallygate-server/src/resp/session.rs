@@ -309,7 +309,7 @@ impl Session {
             text.push_str("# Tallygate\r\n");
             for policy in self.shared.gate.policies() {
                 let name = policy.name.escape_default();
-                let keys = policy.limiter.usage().map_or(0, |usage| usage.keys);
+                let keys = policy.usage().map_or(0, |usage| usage.keys);
                 let _ = write!(text, "policy_{name}:keys={keys}\r\n");
             }
         }

@@ -12,6 +12,8 @@ use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
+use tallygate::Capacity;
+use tallygate_redis::Stores;
 use tallygate_testkit::http2;
 use tokio::sync::oneshot;
 
@@ -78,8 +80,8 @@ fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (measured, replies) = runtime.block_on(async {
         let (reload, _) = mpsc::channel(1);
-        let backend = Backend::Memory { max_keys: 100_000 };
-        let shared = Arc::new(Shared::new(&config, backend, Remembered::default(), reload));
+        let stores = Stores::Memory(Capacity::of(100_000));
+        let shared = Arc::new(Shared::new(&config, stores, Remembered::default(), reload));
         if text.contains(MANY_OVERRIDES) {
             for number in 0..2_000 {
                 let key = format!("client-{number}");

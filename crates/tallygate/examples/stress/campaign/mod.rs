@@ -208,7 +208,7 @@ fn our_case<'a>(clock: &'a SystemClock, window: &Window, kind: Kind, verb: Verb)
             // Twice the limit, so that the first one decides.
             let wider = self::limiter(clock, Limit { limit: 2 * limit.limit, ..limit });
             Box::new(move |key| {
-                let asks = [limiter.ask(key), wider.ask(key)];
+                let asks = [limiter.joint(key), wider.joint(key)];
                 let asks = asks.map(|ask| ask.expect("the key is short"));
                 Answers::one(check_all(asks).expect("both have room").decision.allowed)
             })
