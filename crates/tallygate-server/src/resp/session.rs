@@ -3,14 +3,15 @@
 //! Commands of Redis that mean nothing here are answered as Redis would, where there is a sensible answer: clients send
 //! `HELLO`, `CLIENT SETINFO`, `SELECT 0` or `COMMAND DOCS` before anything else, and close the connection after an error.
 
-use std::fmt;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arguments::Mistake;
-use super::commands::{DONE, Outcome, Role};
+use super::commands::{DONE, Outcome, Ran, Role};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
+use crate::aside::aside_in_order;
 use crate::config::{self, Given, Limits};
 use crate::gate::Gate;
 use crate::holdings::HeldBytes;
@@ -275,8 +276,9 @@ impl Session {
         format!("id={id} addr={address} name={name} db=0 user=default\n")
     }
 
+    /// Answers `INFO`. The section that lists all policies is written in the background: a worker would be busy for longer
+    /// with every policy of the configuration.
     pub(super) fn info<'a>(&self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
-        use fmt::Write as _;
         let is_wanted = |section: &str| {
             words.len() == 1
                 || words.from(1).any(|wanted| {
@@ -287,8 +289,8 @@ impl Session {
                 })
         };
         let mut text = String::new();
-        // Writing to a string cannot fail.
         if is_wanted("server") {
+            // Writing to a string cannot fail.
             let _ = write!(
                 text,
                 "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
@@ -305,17 +307,30 @@ impl Session {
         if is_wanted("cluster") {
             text.push_str("# Cluster\r\ncluster_enabled:0\r\n\r\n");
         }
-        if is_wanted("tallygate") {
-            text.push_str("# Tallygate\r\n");
-            for policy in self.shared.gate.policies() {
-                let name = policy.name.escape_default();
-                let keys = policy.limiter.usage().map_or(0, |usage| usage.keys);
-                let _ = write!(text, "policy_{name}:keys={keys}\r\n");
-            }
+        if !is_wanted("tallygate") {
+            out.bulk(text);
+            return DONE;
         }
-        out.bulk(text);
-        DONE
+        let (gate, mut reply) = (self.shared.gate.clone(), Output::new(out.protocol));
+        Ok(Ran::Later(Box::pin(async move {
+            match aside_in_order(move || text + &list_policies(&gate)).await {
+                Ok(text) => reply.bulk(text),
+                Err(error) => reply.error("ERR", format_args!("cannot list the policies: {error}")),
+            }
+            reply.bytes
+        })))
     }
+}
+
+/// Returns the section of `INFO` about the policies.
+fn list_policies(gate: &Gate) -> String {
+    let mut text = String::from("# Tallygate\r\n");
+    for policy in gate.policies() {
+        let name = policy.name.escape_default();
+        let keys = policy.limiter.usage().map_or(0, |usage| usage.keys);
+        let _ = write!(text, "policy_{name}:keys={keys}\r\n");
+    }
+    text
 }
 
 /// Answers `CONFIG GET`, and no other form of `CONFIG`.
@@ -347,4 +362,40 @@ fn bad_name<'a>(out: &mut Output) -> Outcome<'a> {
         format_args!("Client names cannot contain spaces, newlines or special characters, nor have more than {LONGEST_NAME} bytes."),
     );
     DONE
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::resp::commands;
+    use crate::resp::parse::{Parsed, Parser};
+
+    #[tokio::test]
+    async fn j4_info_lists_the_policies_in_the_background() {
+        // One list at a time is written there: INFO has to wait for this one.
+        let (began, begun) = oneshot::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = tokio::spawn(aside_in_order(move || {
+            let _ = began.send(());
+            let _ = ended.recv();
+        }));
+        begun.await.expect("the other list is begun");
+        let shared = Arc::new(crate::fuzzing::shared(&Config::demo()));
+        let mut session = Session::new(shared, Peer { address: None, is_same_user: true });
+        let mut parser = Parser::default();
+        let (_, Parsed::Command(words)) = parser.next(b"INFO\r\n") else { panic!("a command") };
+        let mut out = Output::default();
+        let Ran::Later(mut reply) = commands::run(&mut session, words, &mut out) else {
+            panic!("INFO listed the policies at once")
+        };
+        assert!((&mut reply).now_or_never().is_none(), "it waits for the other list");
+        end.send(()).expect("the other list waits");
+        other.await.expect("it ends").expect("it was written");
+        let text = String::from_utf8(reply.await).expect("text");
+        assert!(text.contains("redis_version:") && text.contains("policy_demo:keys=0"), "{text}");
+    }
 }
