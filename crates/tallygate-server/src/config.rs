@@ -30,7 +30,7 @@ pub(crate) use memory::SETTLED_BYTES;
 pub(crate) use mistake::{Mistake, with_nearest};
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
-pub(crate) use tokens::{Given, Role, Tokens};
+pub(crate) use tokens::{Denied, Given, Role, Tokens};
 
 /// The longest name of a policy or a tier, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;

@@ -8,16 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arguments::Mistake;
-use super::commands::{DONE, Outcome, Ran, Role};
+use super::commands::{DONE, Outcome, Ran};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
 use crate::aside::aside_in_order;
-use crate::config::{self, Given, Limits};
+use crate::config::{Denied, Given, Limits, Role};
 use crate::gate::Gate;
 use crate::holdings::HeldBytes;
 use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
 use crate::shared::Shared;
+
+const SURFACE: &str = "resp";
 
 /// What a client has said about itself.
 pub(super) struct Session {
@@ -27,16 +29,10 @@ pub(super) struct Session {
     name: Box<[u8]>,
     /// The token that it presented. Its role is looked up again with every batch of commands: the token may have been revoked.
     token: Option<Given>,
-    access: Access,
+    /// Whether it may check, as of the last look.
+    may_check: bool,
     /// Whether it has sent `QUIT`.
     pub(super) is_over: bool,
-}
-
-/// What a client may do, by its token and by where it is.
-#[derive(Clone, Copy)]
-struct Access {
-    may_check: bool,
-    may_administer: bool,
 }
 
 /// The longest name that a client may give itself, in bytes.
@@ -56,9 +52,8 @@ impl Session {
     pub(super) fn new(shared: Arc<Shared>, peer: Peer) -> Self {
         static CONNECTED: AtomicU64 = AtomicU64::new(1);
         let id = CONNECTED.fetch_add(1, Ordering::Relaxed);
-        let access = Access { may_check: false, may_administer: false };
-        let mut session =
-            Self { shared, peer, id, name: Box::default(), token: None, access, is_over: false };
+        let (name, token) = (Box::default(), None);
+        let mut session = Self { shared, peer, id, name, token, may_check: false, is_over: false };
         session.look_up_access();
         session
     }
@@ -70,21 +65,13 @@ impl Session {
 
     /// Whether the client may check: it has presented a token, or needs none.
     pub(super) const fn may_check(&self) -> bool {
-        self.access.may_check
+        self.may_check
     }
 
-    /// Asks what the client may do, by the configuration that is in force now.
+    /// Looks up whether the client may check, by the configuration that is in force now.
     pub(super) fn look_up_access(&mut self) {
         let settings = self.shared.settings.load();
-        let tokens = &settings.tokens;
-        let role = self.token.and_then(|token| tokens.role(token));
-        self.access = Access {
-            may_check: !tokens.guard_checks() || role.is_some(),
-            may_administer: match tokens.guard_administration() {
-                true => role == Some(config::Role::Admin),
-                false => self.shared.is_operator(self.peer),
-            },
-        };
+        self.may_check = settings.tokens.admit(Role::Check, || self.token, || false).is_ok();
     }
 
     /// The gate that decides for this client.
@@ -93,39 +80,37 @@ impl Session {
     }
 
     /// Returns whether the client may run a command of a role. If not, writes why.
-    pub(super) fn may(&self, role: Role, out: &mut Output) -> bool {
-        match role {
-            Role::Checker | Role::Admin if !self.access.may_check => {
-                self.refuse("NOAUTH", "Authentication required.", out);
-                false
+    pub(super) fn may(&self, role: Option<Role>, out: &mut Output) -> bool {
+        let denied = match role {
+            None => return true,
+            Some(Role::Check) if self.may_check => return true,
+            Some(role) => {
+                let is_operator = || self.shared.is_operator(self.peer);
+                match self.shared.admit(SURFACE, role, || self.token, is_operator) {
+                    Ok(()) => return true,
+                    Err(denied) => denied,
+                }
             }
-            Role::Anyone | Role::Checker => true,
-            Role::Admin => self.may_administer(out),
-        }
-    }
-
-    /// Returns whether the client may run admin commands. If not, writes why.
-    fn may_administer(&self, out: &mut Output) -> bool {
-        if self.access.may_administer {
-            return true;
-        }
-        let (kind, why) = match (
-            self.shared.settings.load().tokens.guard_administration(),
-            self.token,
-        ) {
-            (true, None) => ("NOAUTH", "Authentication required: AUTH with an admin token first"),
-            (true, Some(_)) => ("NOPERM", "this is for the operator; your token lets you check"),
-            (false, _) => (
+        };
+        let (kind, why) = match (denied, role) {
+            (Denied::NoToken, Some(Role::Admin)) if self.may_check => {
+                ("NOAUTH", "Authentication required: AUTH with an admin token first")
+            }
+            (Denied::NoToken, _) => ("NOAUTH", "Authentication required."),
+            (Denied::CheckToken, _) => {
+                ("NOPERM", "this is for the operator; your token lets you check")
+            }
+            (Denied::AdminClosed, _) => (
                 "NOPERM",
                 "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
             ),
         };
-        self.refuse(kind, why, out);
+        out.error(kind, why);
         false
     }
 
     fn refuse(&self, kind: &'static str, why: &str, out: &mut Output) {
-        let labels = SurfaceLabels { surface: "resp" };
+        let labels = SurfaceLabels { surface: SURFACE };
         self.shared.gate.metrics.tokens_refused.get_or_create(&labels).inc();
         out.error(kind, why);
     }
@@ -145,7 +130,7 @@ impl Session {
             return false;
         }
         let given = Given::new(token);
-        let role = {
+        let is_right = {
             let settings = self.shared.settings.load();
             let tokens = &settings.tokens;
             if !tokens.guard_checks() && !tokens.guard_administration() {
@@ -154,9 +139,9 @@ impl Session {
                 out.error("ERR", why);
                 return false;
             }
-            tokens.role(given)
+            tokens.is_right(given)
         };
-        if role.is_none() {
+        if !is_right {
             self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
             return false;
         }
@@ -197,7 +182,7 @@ impl Session {
         if token.is_some_and(|token| !self.log_in(token, out)) {
             return DONE;
         }
-        if !self.access.may_check {
+        if !self.may_check {
             let why = "HELLO must be called with the client already authenticated, or with AUTH user token";
             self.refuse("NOAUTH", why, out);
             return DONE;
