@@ -56,7 +56,6 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
-const NANOS_A_SECOND: u64 = 1_000_000_000;
 
 impl Quota<'_> {
     /// Writes what is left in some dialects, and when to come again.
@@ -107,7 +106,7 @@ impl Quota<'_> {
             push(&mut list, "q", numbers.burst);
             let earned = u128::from(numbers.burst) * u128::from(numbers.window.0);
             let earned = earned.div_ceil(u128::from(numbers.limit.max(1)));
-            if earned >= u128::from(NANOS_A_SECOND) {
+            if earned >= u128::from(Ticks::PER_SECOND) {
                 let earned = Ticks(u64::try_from(earned).unwrap_or(u64::MAX));
                 push(&mut list, "w", seconds(earned));
             }
@@ -194,7 +193,7 @@ fn push(item: &mut String, parameter: &str, number: u64) {
 }
 
 fn seconds(span: Ticks) -> u64 {
-    span.0.div_ceil(NANOS_A_SECOND)
+    span.0.div_ceil(Ticks::PER_SECOND)
 }
 
 fn integer(number: u64) -> HeaderValue {
@@ -303,7 +302,7 @@ mod tests {
             allowed: false,
             limit: 1000,
             remaining: 0,
-            retry_after: Some(Ticks(90 * NANOS_A_SECOND)),
+            retry_after: Some(Ticks(90 * Ticks::PER_SECOND)),
             refused_by: Some(1),
             ..DECISION
         };
