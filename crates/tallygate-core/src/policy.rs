@@ -165,8 +165,6 @@ pub struct LimitBuilder {
     options: Options,
 }
 
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
-
 impl LimitBuilder {
     const fn new(kind: Kind, limit: Cost) -> Self {
         Self {
@@ -190,22 +188,22 @@ impl LimitBuilder {
 
     /// A window of a second, where a tick is a nanosecond as in Tallygate's own clocks.
     pub const fn per_second(self) -> Self {
-        self.per(Ticks(NANOS_PER_SECOND))
+        self.per(Ticks(Ticks::PER_SECOND))
     }
 
     /// A window of a minute, where a tick is a nanosecond.
     pub const fn per_minute(self) -> Self {
-        self.per(Ticks(60 * NANOS_PER_SECOND))
+        self.per(Ticks(60 * Ticks::PER_SECOND))
     }
 
     /// A window of an hour, where a tick is a nanosecond.
     pub const fn per_hour(self) -> Self {
-        self.per(Ticks(3_600 * NANOS_PER_SECOND))
+        self.per(Ticks(3_600 * Ticks::PER_SECOND))
     }
 
     /// A window of a day, where a tick is a nanosecond.
     pub const fn per_day(self) -> Self {
-        self.per(Ticks(86_400 * NANOS_PER_SECOND))
+        self.per(Ticks(86_400 * Ticks::PER_SECOND))
     }
 
     /// The most that can be admitted at one instant (buckets only). Without it: the limit.

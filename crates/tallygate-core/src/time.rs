@@ -46,6 +46,12 @@ impl Ticks {
     /// No time at all.
     pub const ZERO: Self = Self(0);
 
+    /// Ticks per second where a tick is a nanosecond, as in Tallygate's own clocks.
+    pub const PER_SECOND: u64 = 1_000_000_000;
+
+    /// Ticks per millisecond where a tick is a nanosecond, as in Tallygate's own clocks.
+    pub const PER_MILLISECOND: u64 = 1_000_000;
+
     /// The ticks of a [`Duration`] where a tick is a nanosecond, as in Tallygate's own clocks.
     ///
     /// Beyond 584 years it stays at the largest value, which no limit accepts as a window.

@@ -30,7 +30,7 @@ pub(crate) use memory::SETTLED_BYTES;
 pub(crate) use mistake::{Mistake, with_nearest};
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
-pub(crate) use tokens::{Given, Role, Tokens};
+pub(crate) use tokens::{Denied, Given, Role, Tokens};
 
 /// The longest name of a policy or a tier, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
@@ -230,6 +230,43 @@ mod tests {
         says(
             "[policies.api]\nlimit = -1\nwindow = \"1m\"\n",
             "tallygate.toml:2:9: invalid value: integer `-1`, expected u64",
+        );
+    }
+
+    #[test]
+    fn a_field_where_it_does_not_belong_is_refused() {
+        let policy = "[policies.api]\nlimit = 1\nwindow = \"1m\"\n";
+        for (more, expected) in [
+            (
+                "name = \"a\"\n",
+                "policy \"api\": `name` does not belong here; it is for one of several limits",
+            ),
+            (
+                "access = \"blocked\"\n",
+                "policy \"api\": `access` does not belong here; it is for a tier or an override",
+            ),
+            (
+                "[policies.api.tiers.pro]\ncost = 2\n",
+                "policy \"api\", tier \"pro\": `cost` does not belong here; it is for a whole policy",
+            ),
+            (
+                "[policies.api.tiers.pro.tiers.pro]\nlimit = 2\n",
+                "policy \"api\", tier \"pro\": `tiers` does not belong here; it is for a whole policy",
+            ),
+            (
+                "[policies.api.overrides.a]\nshadow = true\n",
+                "policy \"api\", override \"a\": `shadow` does not belong here; it is for a policy or one of several limits",
+            ),
+        ] {
+            says(&format!("{policy}{more}"), &format!("tallygate.toml:1:1: {expected}"));
+        }
+        says(
+            "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nlimit = 2\n",
+            "tallygate.toml:1:1: policy \"api\": one of its limits has no `name`",
+        );
+        says(
+            "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nname = \"a\"\nlimit = 2\ndeny_cache = false\n",
+            "tallygate.toml:1:1: policy \"api\": `deny_cache` does not belong here; it is for a whole policy",
         );
     }
 

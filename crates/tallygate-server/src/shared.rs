@@ -9,12 +9,12 @@ use tallygate_redis::Stores;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::aside::BACKTESTS_AT_A_TIME;
-use crate::config::{Config, Limits, Tls, Tokens};
+use crate::config::{Config, Denied, Given, Limits, Role, Tls, Tokens};
 use crate::connection::Security;
 use crate::descriptors;
 use crate::gate::{Gate, Remembered};
 use crate::holdings::{HeldBytes, HeldConnection, Holder, Holdings, NoRoom};
-use crate::metrics::{Metrics, ReasonLabels};
+use crate::metrics::{Metrics, ReasonLabels, SurfaceLabels};
 use crate::peer::Peer;
 
 /// What all connections share.
@@ -113,6 +113,21 @@ impl Shared {
     /// Room in the reserve for a reply to an operator, if there is any.
     pub(crate) fn hold_of_reserve(&self, holder: Holder, bytes: usize) -> Option<HeldBytes> {
         self.reserve.hold_of_reserve(holder, bytes)
+    }
+
+    /// Decides whether a client of a surface may act in a role, and counts tokens that are missing or wrong.
+    pub(crate) fn admit(
+        &self,
+        surface: &'static str,
+        role: Role,
+        token: impl FnOnce() -> Option<Given>,
+        is_operator: impl FnOnce() -> bool,
+    ) -> Result<(), Denied> {
+        let admitted = self.settings.load().tokens.admit(role, token, is_operator);
+        if let Err(Denied::NoToken | Denied::CheckToken) = admitted {
+            self.gate.metrics.tokens_refused.get_or_create(&SurfaceLabels { surface }).inc();
+        }
+        admitted
     }
 
     /// Whether a peer may use the admin verbs without a token: a process of the same user or of root over a Unix socket,

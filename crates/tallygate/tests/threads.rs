@@ -57,7 +57,8 @@ fn c4_b4_admissions_are_burst_plus_rate_times_duration_exactly() {
         let clock = AtomicI64::new(0);
         let admitted = together(100, |_| {
             let mut admitted = 0;
-            for _ in 0..400 {
+            // Often enough that the threads meet, also on a machine with two processors.
+            for _ in 0..5_000 {
                 let now = Tick(clock.fetch_add(1, Ordering::Relaxed) / 8);
                 // Ask until refused, so that nothing that is earned is left.
                 while limiter.is_allowed(Ask::new("hot").at(now)).unwrap() {

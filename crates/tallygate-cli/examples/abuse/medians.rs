@@ -87,7 +87,13 @@ const LOADS: &[Load] = &[
         [check.repeat(500), get(LAST, "")].concat()
     }),
     load("the largest fixed reply", Surface::Http, |_| get("/openapi.json", "")),
+    load("pipeline of 20 of the largest fixed reply", Surface::Http, |_| {
+        [get("/openapi.json", "").repeat(20), get(LAST, "")].concat()
+    }),
     load("metrics of 100 policies", Surface::Http, |_| get("/metrics", "")),
+    load("pipeline of 20 metrics of 100 policies", Surface::Http, |_| {
+        [get("/metrics", "").repeat(20), get(LAST, "")].concat()
+    }),
     load("100 streams of checks", Surface::Http2, |first| {
         let check = br#"{"policy":"api","key":"attacker"}"#;
         (0..STREAMS)
@@ -133,6 +139,7 @@ const LOADS: &[Load] = &[
     load("1000 unknown names of 250 bytes", Surface::Resp, |_| {
         resp(&format!("TG.CHECK {} k\r\n", "policy-number-".repeat(18)).repeat(1_000))
     }),
+    load("1000 replies of COMMAND", Surface::Resp, |_| resp(&"COMMAND\r\n".repeat(1_000))),
     load("1000 replies of INFO", Surface::Resp, |_| resp(&"INFO\r\n".repeat(1_000))),
 ];
 
@@ -143,8 +150,9 @@ const ORDINARY_RESP: Load = load("check", Surface::Resp, |_| resp("TG.CHECK api 
 
 /// How many requests of HTTP/2 are sent at a time.
 const STREAMS: u32 = 100;
-/// The last request of a pipeline of HTTP, whose reply is a 404.
+/// The last request of a pipeline of HTTP, and how its reply begins.
 const LAST: &str = "/the-last-of-a-pipeline";
+const LAST_REPLY: &[u8] = b"HTTP/1.1 404 ";
 /// The last command of RESP, and its reply.
 const END: &str = "PING the-end-of-a-round\r\n";
 const END_REPLY: &[u8] = b"the-end-of-a-round\r\n";
@@ -207,7 +215,7 @@ impl Load {
                 let is_done = stream.write_all(script).is_ok()
                     && match self.surface {
                         Surface::Http if is_pipeline => {
-                            read_until(&mut stream, &mut replies, b" 404 ")
+                            read_until(&mut stream, &mut replies, LAST_REPLY)
                         }
                         Surface::Http => crate::attacks::read_reply(&mut stream),
                         Surface::Http2 => read_streams(&mut stream, &mut replies),

@@ -5,9 +5,10 @@
 
 use std::fmt;
 
-use tallygate_core::Tick;
+use tallygate_core::{Tick, Ticks};
 
-const NANOS_A_SECOND: i64 = 1_000_000_000;
+/// Times of logs are signed.
+pub(super) const NANOS_PER_SECOND: i64 = Ticks::PER_SECOND.cast_signed();
 const SECONDS_A_DAY: i64 = 86_400;
 
 /// A time in any of the three spellings.
@@ -137,12 +138,12 @@ fn since_1970(text: &[u8]) -> Option<Tick> {
         .parse()
         .ok()?;
     let unit = match number {
-        ..100_000_000_000 => NANOS_A_SECOND,
+        ..100_000_000_000 => NANOS_PER_SECOND,
         100_000_000_000..100_000_000_000_000 => 1_000_000,
         100_000_000_000_000..100_000_000_000_000_000 => 1_000,
         _ => 1,
     };
-    let part = fraction(after)? / (NANOS_A_SECOND / unit);
+    let part = fraction(after)? / (NANOS_PER_SECOND / unit);
     let nanos = number.checked_mul(unit)?.checked_add(part)?;
     Some(Tick(if is_negative { -nanos } else { nanos }))
 }
@@ -153,7 +154,7 @@ fn fraction(digits: &[u8]) -> Option<i64> {
         return None;
     }
     let mut nanos = 0;
-    let mut unit = NANOS_A_SECOND;
+    let mut unit = NANOS_PER_SECOND;
     for digit in digits {
         unit /= 10;
         nanos += i64::from(char::from(*digit).to_digit(10)?) * unit;
@@ -207,7 +208,7 @@ fn days(year: i64, month: i64, day: i64) -> Option<i64> {
 }
 
 fn tick(seconds: i64, nanos: i64) -> Option<Tick> {
-    seconds.checked_mul(NANOS_A_SECOND)?.checked_add(nanos).map(Tick)
+    seconds.checked_mul(NANOS_PER_SECOND)?.checked_add(nanos).map(Tick)
 }
 
 /// A time as RFC 3339 has it, in UTC, to the millisecond where it has a part of a second.
@@ -216,7 +217,8 @@ pub(super) struct Moment(pub(super) Tick);
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tick(nanos) = self.0;
-        let (seconds, part) = (nanos.div_euclid(NANOS_A_SECOND), nanos.rem_euclid(NANOS_A_SECOND));
+        let (seconds, part) =
+            (nanos.div_euclid(NANOS_PER_SECOND), nanos.rem_euclid(NANOS_PER_SECOND));
         let (days, of_day) = (seconds.div_euclid(SECONDS_A_DAY), seconds.rem_euclid(SECONDS_A_DAY));
         let (year, month, day) = civil(days);
         let (hours, minutes, seconds) = (of_day / 3600, of_day / 60 % 60, of_day % 60);

@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use tallygate_core::{Tick, Ticks};
 
+use super::moment::NANOS_PER_SECOND;
+
 const MAX_POINTS: usize = 400;
 
 /// Each is a multiple of the one before it, so that steps can be put together.
 const STEPS_S: [i64; 13] =
     [1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 6_048_000, 60_480_000, 604_800_000];
-const NANOS_A_SECOND: i64 = 1_000_000_000;
 
 /// Counts over time: for each step the requests, then the refusals of each policy.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl Timeline {
     }
 
     fn width(&self) -> i64 {
-        STEPS_S[self.step] * NANOS_A_SECOND
+        STEPS_S[self.step] * NANOS_PER_SECOND
     }
 
     /// Counts a request, and by which policies it was refused.
@@ -98,14 +99,14 @@ mod tests {
     fn there_are_never_too_many_steps_and_none_of_the_counts_is_lost() {
         let mut timeline = Timeline::new(1);
         for second in (0..100_000_i64).rev() {
-            timeline.add(Tick(second * NANOS_A_SECOND), [second % 10 == 0].into_iter());
+            timeline.add(Tick(second * NANOS_PER_SECOND), [second % 10 == 0].into_iter());
         }
         assert_eq!(timeline.step(), Ticks(300 * 1_000_000_000));
         let points = timeline.points();
         assert!(points.len() <= MAX_POINTS);
         let sum = |place: usize| points.iter().map(|(_, counts)| counts[place]).sum::<u64>();
         assert_eq!((sum(0), sum(1)), (100_000, 10_000));
-        assert_eq!(points[1].0, Tick(300 * NANOS_A_SECOND));
+        assert_eq!(points[1].0, Tick(300 * NANOS_PER_SECOND));
         assert_eq!(*points[1].1, [300, 30]);
     }
 

@@ -84,56 +84,14 @@ struct Backtest {
     max_memory_bytes: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A policy, one of its limits, one of its tiers or one of its overrides: they have most fields in common, and what the parts do
+/// not say is the policy's. `policies.rs` checks that each field stands where it belongs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(super) struct PolicyTable {
-    pub(super) algorithm: Option<Algorithm>,
-    pub(super) limit: Option<u64>,
-    pub(super) window: Option<Window>,
-    pub(super) burst: Option<u64>,
-    pub(super) anchor: Option<Anchor>,
-    pub(super) penalty: Option<Penalty>,
-    #[serde(default)]
-    pub(super) shadow: bool,
-    #[serde(default)]
-    pub(super) limits: Vec<LimitTable>,
-    #[serde(default)]
-    pub(super) tiers: BTreeMap<String, AccessTable>,
-    #[serde(default)]
-    pub(super) overrides: BTreeMap<String, AccessTable>,
-    pub(super) cost: Option<u64>,
-    #[serde(default)]
-    pub(super) key: KeySource,
-    /// How many bits of an IPv6 address are one client, for `key = "ip"`.
-    pub(super) ipv6_prefix: Option<u8>,
-    #[serde(default)]
-    pub(super) on_store_error: OnStoreError,
-    /// How many servers share the quota, for `on_store_error = "local"`.
-    pub(super) instances: Option<u32>,
-    /// For how long slices of the quota are taken; none without it.
-    pub(super) lease: Option<Window>,
-    pub(super) deny_cache: Option<bool>,
-}
-
-/// One of several limits.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct LimitTable {
-    pub(super) name: String,
-    pub(super) algorithm: Option<Algorithm>,
-    pub(super) limit: Option<u64>,
-    pub(super) window: Option<Window>,
-    pub(super) burst: Option<u64>,
-    pub(super) anchor: Option<Anchor>,
-    pub(super) penalty: Option<Penalty>,
-    #[serde(default)]
-    pub(super) shadow: bool,
-}
-
-/// A tier or an override: what it says, and the policy's for the rest.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct AccessTable {
+    /// The name of one of several limits.
+    pub(super) name: Option<String>,
+    /// What a tier or an override is instead of a limit.
     pub(super) access: Option<Access>,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) limit: Option<u64>,
@@ -141,8 +99,20 @@ pub(super) struct AccessTable {
     pub(super) burst: Option<u64>,
     pub(super) anchor: Option<Anchor>,
     pub(super) penalty: Option<Penalty>,
-    #[serde(default)]
-    pub(super) limits: Vec<LimitTable>,
+    pub(super) shadow: bool,
+    pub(super) limits: Vec<Self>,
+    pub(super) tiers: BTreeMap<String, Self>,
+    pub(super) overrides: BTreeMap<String, Self>,
+    pub(super) cost: Option<u64>,
+    pub(super) key: Option<KeySource>,
+    /// How many bits of an IPv6 address are one client, for `key = "ip"`.
+    pub(super) ipv6_prefix: Option<u8>,
+    pub(super) on_store_error: Option<OnStoreError>,
+    /// How many servers share the quota, for `on_store_error = "local"`.
+    pub(super) instances: Option<u32>,
+    /// For how long slices of the quota are taken; none without it.
+    pub(super) lease: Option<Window>,
+    pub(super) deny_cache: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -177,10 +147,9 @@ pub(super) struct Penalty {
     pub(super) lasts: Window,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnStoreError {
-    #[default]
     Allow,
     Deny,
     Local,

@@ -28,6 +28,17 @@ pub(crate) enum Role {
     Admin,
 }
 
+/// Why a client may not act in a role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// It has presented no valid token.
+    NoToken,
+    /// Its token is for checks, and the role is the operator's.
+    CheckToken,
+    /// No admin token is configured, and the client is not the operator by where it connects from.
+    AdminClosed,
+}
+
 /// A token as it was given, right or wrong.
 #[derive(Clone, Copy)]
 pub(crate) struct Given(Digest);
@@ -55,8 +66,35 @@ const SHORTEST: usize = 16;
 const LONGEST: usize = 1024;
 
 impl Tokens {
-    /// What a token lets its holder do; `None` if nobody handed it out.
-    pub(crate) fn role(&self, given: Given) -> Option<Role> {
+    /// Decides whether a client may act in a role, for every surface. The client's token, and whether it is the operator by
+    /// where it connects from, are only looked up if they matter.
+    pub(crate) fn admit(
+        &self,
+        role: Role,
+        token: impl FnOnce() -> Option<Given>,
+        is_operator: impl FnOnce() -> bool,
+    ) -> Result<(), Denied> {
+        match role {
+            Role::Check if !self.guard_checks() => return Ok(()),
+            Role::Admin if !self.guard_administration() => {
+                return if is_operator() { Ok(()) } else { Err(Denied::AdminClosed) };
+            }
+            Role::Check | Role::Admin => {}
+        }
+        match (token().and_then(|token| self.role(token)), role) {
+            (Some(Role::Admin), _) | (Some(Role::Check), Role::Check) => Ok(()),
+            (Some(Role::Check), Role::Admin) => Err(Denied::CheckToken),
+            (None, _) => Err(Denied::NoToken),
+        }
+    }
+
+    /// Returns whether a token is one of the configuration.
+    pub(crate) fn is_right(&self, given: Given) -> bool {
+        self.role(given).is_some()
+    }
+
+    /// What a token lets its holder do; `None` if it is not one of the configuration.
+    fn role(&self, given: Given) -> Option<Role> {
         // All of them are looked at: how long it takes tells nothing.
         let is_among = |known: &[Digest]| {
             let found =
@@ -242,6 +280,33 @@ mod tests {
         ] {
             assert_eq!(role(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn who_may_act_in_a_role_depends_on_the_tokens_that_are_configured() {
+        let none = || -> Option<Given> { None };
+        let of = |token: &'static str| move || Some(Given::new(token.as_bytes()));
+        let open = tokens(&[], &[]);
+        assert_eq!(open.admit(Role::Check, none, || false), Ok(()));
+        assert_eq!(open.admit(Role::Admin, none, || true), Ok(()));
+        assert_eq!(open.admit(Role::Admin, of(ONE), || false), Err(Denied::AdminClosed));
+        let guarded = tokens(&[ONE], &[OTHER]);
+        for (role, token, admitted) in [
+            (Role::Check, ONE, Ok(())),
+            (Role::Check, OTHER, Ok(())),
+            (Role::Check, "wrong", Err(Denied::NoToken)),
+            (Role::Admin, ONE, Err(Denied::CheckToken)),
+            (Role::Admin, OTHER, Ok(())),
+            (Role::Admin, "wrong", Err(Denied::NoToken)),
+        ] {
+            // Where the client connects from does not matter once there are tokens.
+            assert_eq!(guarded.admit(role, of(token), || true), admitted, "{role:?} {token}");
+        }
+        assert_eq!(guarded.admit(Role::Check, none, || true), Err(Denied::NoToken));
+        assert_eq!(guarded.admit(Role::Admin, none, || true), Err(Denied::NoToken));
+        let only_checks = tokens(&[ONE], &[]);
+        assert_eq!(only_checks.admit(Role::Admin, none, || true), Ok(()));
+        assert_eq!(only_checks.admit(Role::Admin, of(ONE), || false), Err(Denied::AdminClosed));
     }
 
     #[test]

@@ -20,8 +20,6 @@ pub(super) struct More<'a> {
 /// About as much as a decision takes.
 pub(super) const BYTES: usize = 192;
 
-const NANOS_A_MILLI: u64 = 1_000_000;
-
 pub(super) fn decision(out: &mut Vec<u8>, policy: &str, decision: &Decision, more: &More<'_>) {
     out.extend_from_slice(if decision.allowed {
         br#"{"allowed":true,"policy":"#
@@ -62,7 +60,7 @@ pub(super) fn decision(out: &mut Vec<u8>, policy: &str, decision: &Decision, mor
 
 /// Whole milliseconds, rounded up: nobody is told to come too early.
 fn millis(span: Ticks) -> u64 {
-    span.0.div_ceil(NANOS_A_MILLI)
+    span.0.div_ceil(Ticks::PER_MILLISECOND)
 }
 
 pub(super) fn number(out: &mut Vec<u8>, number: impl itoa::Integer) {

@@ -58,7 +58,6 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
-const NANOS_A_SECOND: u64 = 1_000_000_000;
 
 impl<'a> Quota<'a> {
     /// Returns what an answer says, if its question asked what the client gets.
@@ -116,7 +115,7 @@ impl<'a> Quota<'a> {
             push(&mut list, "q", numbers.burst);
             let earned = u128::from(numbers.burst) * u128::from(numbers.window.0);
             let earned = earned.div_ceil(u128::from(numbers.limit.max(1)));
-            if earned >= u128::from(NANOS_A_SECOND) {
+            if earned >= u128::from(Ticks::PER_SECOND) {
                 let earned = Ticks(u64::try_from(earned).unwrap_or(u64::MAX));
                 push(&mut list, "w", seconds(earned));
             }
@@ -203,7 +202,7 @@ fn push(item: &mut String, parameter: &str, number: u64) {
 }
 
 fn seconds(span: Ticks) -> u64 {
-    span.0.div_ceil(NANOS_A_SECOND)
+    span.0.div_ceil(Ticks::PER_SECOND)
 }
 
 fn integer(number: u64) -> HeaderValue {
@@ -312,7 +311,7 @@ mod tests {
             allowed: false,
             limit: 1000,
             remaining: 0,
-            retry_after: Some(Ticks(90 * NANOS_A_SECOND)),
+            retry_after: Some(Ticks(90 * Ticks::PER_SECOND)),
             refused_by: Some(1),
             ..DECISION
         };

@@ -22,8 +22,6 @@ use super::{Caller, Reply, questions};
 use crate::aside::aside_in_order;
 use crate::gate::{AskError, Entry, Gate};
 
-const NANOS_A_MILLI: u64 = 1_000_000;
-
 fields! {
     policy: Text<'de>,
     key: Text<'de>,
@@ -113,7 +111,7 @@ pub(super) async fn set(gate: &Arc<Gate>, body: &[u8]) -> Result<Reply, Problem>
     }
     let access = access(&said, &entry, gate.limits().max_time_to_fresh)?;
     let until = said.expires_in_ms.map(|Whole(after_ms)| {
-        let after = Ticks(after_ms.saturating_mul(NANOS_A_MILLI));
+        let after = Ticks(after_ms.saturating_mul(Ticks::PER_MILLISECOND));
         entry.limiter.now().after(after).unwrap_or(Tick(i64::MAX))
     });
     let (gate, key) = (gate.clone(), Box::<[u8]>::from(key));
@@ -267,7 +265,10 @@ fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }
     out.extend_from_slice(br#","expires_in_ms":"#);
     match set.until {
         Some(until) => {
-            answer::number(out, until.since(entry.limiter.now()).0.div_ceil(NANOS_A_MILLI));
+            answer::number(
+                out,
+                until.since(entry.limiter.now()).0.div_ceil(Ticks::PER_MILLISECOND),
+            );
         }
         None => out.extend_from_slice(b"null"),
     }

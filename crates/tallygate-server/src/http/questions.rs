@@ -18,14 +18,11 @@ use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
 use super::sending::Reserved;
+use crate::config::MAX_NAME_BYTES;
 use crate::gate::{Answer, Ask, AskError, Decided, Gate, SettleFailure, Verb};
 use crate::holdings::{Holder, WAITING_BYTES};
 use crate::turn::{DECISION, SCAN_BYTE, Turn};
 
-/// The longest name of a policy, in bytes. Longer ones are not even compared.
-const MAX_POLICY_BYTES: usize = 128;
-/// The longest time to live of a reservation: all of them are kept that long.
-const NANOS_A_MILLI: u64 = 1_000_000;
 /// How many questions of a list memory decides in one turn.
 const IN_A_TURN: usize = 32;
 /// How many questions of a list are prepared at a time for a store across the network, and how many are with it.
@@ -124,12 +121,12 @@ impl Question<'_> {
 
 /// A policy's name that is worth looking up.
 pub(super) fn known_length(policy: &str) -> Result<&str, Problem> {
-    if policy.len() <= MAX_POLICY_BYTES {
+    if policy.len() <= MAX_NAME_BYTES {
         return Ok(policy);
     }
     let bytes = policy.len();
     let detail =
-        format!("no policy has a name of {bytes} bytes; they have {MAX_POLICY_BYTES} at most");
+        format!("no policy has a name of {bytes} bytes; they have {MAX_NAME_BYTES} at most");
     Err(Problem::new(StatusCode::NOT_FOUND, detail))
 }
 
@@ -306,7 +303,7 @@ pub(super) async fn reserve(gate: &Gate, holder: Holder, body: &[u8]) -> Result<
         // It would take a place for nothing.
         return Err(Problem::bad("cost is 0; reserve at least 1, or look with /v1/peek"));
     }
-    let time_to_live = Ticks(ttl_ms * NANOS_A_MILLI);
+    let time_to_live = Ticks(ttl_ms * Ticks::PER_MILLISECOND);
     let (client, counted) = ((ask.key, ask.tier), (holder, &gate.limits()));
     let reserving = gate.reservations.reserve(&entry, client, estimate, time_to_live, counted);
     let (Decided { decision, refused_by, .. }, reservation) = reserving.await?;

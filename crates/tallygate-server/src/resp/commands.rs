@@ -10,6 +10,7 @@ use super::decide;
 use super::parse::Arguments;
 use super::reply::{Output, Quoted};
 use super::session::{self, Session};
+use crate::config::Role;
 use crate::gate::Gate;
 
 /// A command.
@@ -20,7 +21,8 @@ struct Command {
     arguments: &'static str,
     /// How many words it may have, with its name.
     words: RangeInclusive<usize>,
-    role: Role,
+    /// The role of the clients that may run it; `None` is every client, also before it has authenticated.
+    role: Option<Role>,
     /// As `COMMAND` reports them.
     flags: &'static [&'static str],
     /// Where its key is among its words; 0 if it has none.
@@ -31,17 +33,6 @@ struct Command {
     /// Loads the memory of its key before it is carried out.
     prefetch: Option<fn(&Gate, Arguments<'_>)>,
     run: Run,
-}
-
-/// Who may run a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Every client, also before it has authenticated.
-    Anyone,
-    /// Clients that may check.
-    Checker,
-    /// Clients that may administer.
-    Admin,
 }
 
 /// Carries out a command: the reply is written, or comes later.
@@ -79,7 +70,7 @@ const fn command(
         name,
         arguments,
         words,
-        role: Role::Checker,
+        role: Some(Role::Check),
         flags: &["fast"],
         key: 0,
         may_overlap: false,
@@ -119,7 +110,7 @@ static COMMANDS: [Command; 17] = [
         })
     },
     Command {
-        role: Role::Admin,
+        role: Some(Role::Admin),
         flags: CHANGES,
         key: 2,
         ..command("TG.REFUND", "policy key n", 4..=4, |session, words, out| {
@@ -127,7 +118,7 @@ static COMMANDS: [Command; 17] = [
         })
     },
     Command {
-        role: Role::Admin,
+        role: Some(Role::Admin),
         flags: CHANGES,
         key: 2,
         ..command("TG.RESET", "policy key", 3..=3, |session, words, out| {
@@ -175,18 +166,12 @@ static COMMANDS: [Command; 17] = [
         Session::client,
     ),
     Command {
-        role: Role::Anyone,
+        role: None,
         ..command("HELLO", "[2|3 [AUTH user token] [SETNAME name]]", 1..=ANY, Session::hello)
     },
-    Command { role: Role::Anyone, ..command("AUTH", "[user] token", 2..=3, Session::auth) },
-    Command {
-        role: Role::Anyone,
-        ..command("RESET", "", 1..=1, |session, _, out| session.reset(out))
-    },
-    Command {
-        role: Role::Anyone,
-        ..command("QUIT", "", 1..=ANY, |session, _, out| session.quit(out))
-    },
+    Command { role: None, ..command("AUTH", "[user] token", 2..=3, Session::auth) },
+    Command { role: None, ..command("RESET", "", 1..=1, |session, _, out| session.reset(out)) },
+    Command { role: None, ..command("QUIT", "", 1..=ANY, |session, _, out| session.quit(out)) },
 ];
 
 impl Command {
@@ -219,7 +204,7 @@ impl fmt::Display for Command {
 /// Carries out a command.
 pub(super) fn run(session: &mut Session, words: Arguments<'_>, out: &mut Output) -> Ran {
     let command = Command::find(words.name());
-    if !session.may(command.map_or(Role::Checker, |command| command.role), out) {
+    if !session.may(command.map_or(Some(Role::Check), |command| command.role), out) {
         return Ran::Done;
     }
     let Some(command) = command else {

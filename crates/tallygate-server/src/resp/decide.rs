@@ -12,10 +12,7 @@ use crate::gate::{Answer, Ask, AskError, Asked, Gate, ThrottleArguments, Verb};
 use crate::traces;
 
 /// The longest period in seconds whose nanoseconds can be counted: 292 years.
-const MAX_PERIOD_S: u64 = MAX_NUMBER / NANOS_PER_SECOND;
-
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
-const NANOS_PER_MILLISECOND: u64 = 1_000_000;
+const MAX_PERIOD_S: u64 = MAX_NUMBER / Ticks::PER_SECOND;
 
 /// Carries out `CL.THROTTLE`.
 pub(super) fn throttle<'a>(
@@ -139,7 +136,7 @@ fn reply<T: 'static>(asked: Asked<T>, out: &mut Output, write: fn(T, &mut Output
 
 /// Writes five integers, as redis-cell does. Seconds are rounded up, so that no client comes back too early.
 fn write_throttled(decision: Decision, out: &mut Output) {
-    let seconds = |span: Ticks| span.0.div_ceil(NANOS_PER_SECOND);
+    let seconds = |span: Ticks| span.0.div_ceil(Ticks::PER_SECOND);
     out.array(5);
     out.integer((!decision.allowed).into());
     out.count(decision.limit);
@@ -153,7 +150,7 @@ fn write_throttled(decision: Decision, out: &mut Output) {
 
 /// Writes six numbers in RESP2; in RESP3 with their names. Milliseconds are rounded up.
 fn write_decision(decision: &Decision, out: &mut Output) {
-    let milliseconds = |span: Ticks| span.0.div_ceil(NANOS_PER_MILLISECOND);
+    let milliseconds = |span: Ticks| span.0.div_ceil(Ticks::PER_MILLISECOND);
     let name = |name: &str, out: &mut Output| {
         if out.protocol == Protocol::Resp3 {
             out.bulk(name);
@@ -200,7 +197,7 @@ mod tests {
 
     #[test]
     fn seconds_are_rounded_up_and_none_is_told_as_minus_one() {
-        const S: u64 = NANOS_PER_SECOND;
+        const S: u64 = Ticks::PER_SECOND;
         // (allowed, retry_after, reset_after) in nanoseconds, and what redis-cell's clients are told.
         let table = [
             (true, Some(0), 0, ":0 :-1 :0"),

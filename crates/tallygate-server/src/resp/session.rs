@@ -3,20 +3,23 @@
 //! Commands of Redis that mean nothing here are answered as Redis would, where there is a sensible answer: clients send
 //! `HELLO`, `CLIENT SETINFO`, `SELECT 0` or `COMMAND DOCS` before anything else, and close the connection after an error.
 
-use std::fmt;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arguments::Mistake;
-use super::commands::{DONE, Outcome, Role};
+use super::commands::{DONE, Outcome, Ran};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
-use crate::config::{self, Given, Limits};
+use crate::aside::aside_in_order;
+use crate::config::{Denied, Given, Limits, Role};
 use crate::gate::Gate;
 use crate::holdings::HeldBytes;
 use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
 use crate::shared::Shared;
+
+const SURFACE: &str = "resp";
 
 /// What a client has said about itself.
 pub(super) struct Session {
@@ -26,16 +29,10 @@ pub(super) struct Session {
     name: Box<[u8]>,
     /// The token that it presented. Its role is looked up again with every batch of commands: the token may have been revoked.
     token: Option<Given>,
-    access: Access,
+    /// Whether it may check, as of the last look.
+    may_check: bool,
     /// Whether it has sent `QUIT`.
     pub(super) is_over: bool,
-}
-
-/// What a client may do, by its token and by where it is.
-#[derive(Clone, Copy)]
-struct Access {
-    may_check: bool,
-    may_administer: bool,
 }
 
 /// The longest name that a client may give itself, in bytes.
@@ -55,9 +52,8 @@ impl Session {
     pub(super) fn new(shared: Arc<Shared>, peer: Peer) -> Self {
         static CONNECTED: AtomicU64 = AtomicU64::new(1);
         let id = CONNECTED.fetch_add(1, Ordering::Relaxed);
-        let access = Access { may_check: false, may_administer: false };
-        let mut session =
-            Self { shared, peer, id, name: Box::default(), token: None, access, is_over: false };
+        let (name, token) = (Box::default(), None);
+        let mut session = Self { shared, peer, id, name, token, may_check: false, is_over: false };
         session.look_up_access();
         session
     }
@@ -69,21 +65,13 @@ impl Session {
 
     /// Whether the client may check: it has presented a token, or needs none.
     pub(super) const fn may_check(&self) -> bool {
-        self.access.may_check
+        self.may_check
     }
 
-    /// Asks what the client may do, by the configuration that is in force now.
+    /// Looks up whether the client may check, by the configuration that is in force now.
     pub(super) fn look_up_access(&mut self) {
         let settings = self.shared.settings.load();
-        let tokens = &settings.tokens;
-        let role = self.token.and_then(|token| tokens.role(token));
-        self.access = Access {
-            may_check: !tokens.guard_checks() || role.is_some(),
-            may_administer: match tokens.guard_administration() {
-                true => role == Some(config::Role::Admin),
-                false => self.shared.is_operator(self.peer),
-            },
-        };
+        self.may_check = settings.tokens.admit(Role::Check, || self.token, || false).is_ok();
     }
 
     /// The gate that decides for this client.
@@ -92,39 +80,37 @@ impl Session {
     }
 
     /// Returns whether the client may run a command of a role. If not, writes why.
-    pub(super) fn may(&self, role: Role, out: &mut Output) -> bool {
-        match role {
-            Role::Checker | Role::Admin if !self.access.may_check => {
-                self.refuse("NOAUTH", "Authentication required.", out);
-                false
+    pub(super) fn may(&self, role: Option<Role>, out: &mut Output) -> bool {
+        let denied = match role {
+            None => return true,
+            Some(Role::Check) if self.may_check => return true,
+            Some(role) => {
+                let is_operator = || self.shared.is_operator(self.peer);
+                match self.shared.admit(SURFACE, role, || self.token, is_operator) {
+                    Ok(()) => return true,
+                    Err(denied) => denied,
+                }
             }
-            Role::Anyone | Role::Checker => true,
-            Role::Admin => self.may_administer(out),
-        }
-    }
-
-    /// Returns whether the client may run admin commands. If not, writes why.
-    fn may_administer(&self, out: &mut Output) -> bool {
-        if self.access.may_administer {
-            return true;
-        }
-        let (kind, why) = match (
-            self.shared.settings.load().tokens.guard_administration(),
-            self.token,
-        ) {
-            (true, None) => ("NOAUTH", "Authentication required: AUTH with an admin token first"),
-            (true, Some(_)) => ("NOPERM", "this is for the operator; your token lets you check"),
-            (false, _) => (
+        };
+        let (kind, why) = match (denied, role) {
+            (Denied::NoToken, Some(Role::Admin)) if self.may_check => {
+                ("NOAUTH", "Authentication required: AUTH with an admin token first")
+            }
+            (Denied::NoToken, _) => ("NOAUTH", "Authentication required."),
+            (Denied::CheckToken, _) => {
+                ("NOPERM", "this is for the operator; your token lets you check")
+            }
+            (Denied::AdminClosed, _) => (
                 "NOPERM",
                 "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
             ),
         };
-        self.refuse(kind, why, out);
+        out.error(kind, why);
         false
     }
 
     fn refuse(&self, kind: &'static str, why: &str, out: &mut Output) {
-        let labels = SurfaceLabels { surface: "resp" };
+        let labels = SurfaceLabels { surface: SURFACE };
         self.shared.gate.metrics.tokens_refused.get_or_create(&labels).inc();
         out.error(kind, why);
     }
@@ -144,7 +130,7 @@ impl Session {
             return false;
         }
         let given = Given::new(token);
-        let role = {
+        let is_right = {
             let settings = self.shared.settings.load();
             let tokens = &settings.tokens;
             if !tokens.guard_checks() && !tokens.guard_administration() {
@@ -153,9 +139,9 @@ impl Session {
                 out.error("ERR", why);
                 return false;
             }
-            tokens.role(given)
+            tokens.is_right(given)
         };
-        if role.is_none() {
+        if !is_right {
             self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
             return false;
         }
@@ -196,7 +182,7 @@ impl Session {
         if token.is_some_and(|token| !self.log_in(token, out)) {
             return DONE;
         }
-        if !self.access.may_check {
+        if !self.may_check {
             let why = "HELLO must be called with the client already authenticated, or with AUTH user token";
             self.refuse("NOAUTH", why, out);
             return DONE;
@@ -275,8 +261,9 @@ impl Session {
         format!("id={id} addr={address} name={name} db=0 user=default\n")
     }
 
+    /// Answers `INFO`. The section that lists all policies is written in the background: a worker would be busy for longer
+    /// with every policy of the configuration.
     pub(super) fn info<'a>(&self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
-        use fmt::Write as _;
         let is_wanted = |section: &str| {
             words.len() == 1
                 || words.from(1).any(|wanted| {
@@ -287,8 +274,8 @@ impl Session {
                 })
         };
         let mut text = String::new();
-        // Writing to a string cannot fail.
         if is_wanted("server") {
+            // Writing to a string cannot fail.
             let _ = write!(
                 text,
                 "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
@@ -305,17 +292,30 @@ impl Session {
         if is_wanted("cluster") {
             text.push_str("# Cluster\r\ncluster_enabled:0\r\n\r\n");
         }
-        if is_wanted("tallygate") {
-            text.push_str("# Tallygate\r\n");
-            for policy in self.shared.gate.policies() {
-                let name = policy.name.escape_default();
-                let keys = policy.usage().map_or(0, |usage| usage.keys);
-                let _ = write!(text, "policy_{name}:keys={keys}\r\n");
-            }
+        if !is_wanted("tallygate") {
+            out.bulk(text);
+            return DONE;
         }
-        out.bulk(text);
-        DONE
+        let (gate, mut reply) = (self.shared.gate.clone(), Output::new(out.protocol));
+        Ok(Ran::Later(Box::pin(async move {
+            match aside_in_order(move || text + &list_policies(&gate)).await {
+                Ok(text) => reply.bulk(text),
+                Err(error) => reply.error("ERR", format_args!("cannot list the policies: {error}")),
+            }
+            reply.bytes
+        })))
     }
+}
+
+/// Returns the section of `INFO` about the policies.
+fn list_policies(gate: &Gate) -> String {
+    let mut text = String::from("# Tallygate\r\n");
+    for policy in gate.policies() {
+        let name = policy.name.escape_default();
+        let keys = policy.usage().map_or(0, |usage| usage.keys);
+        let _ = write!(text, "policy_{name}:keys={keys}\r\n");
+    }
+    text
 }
 
 /// Answers `CONFIG GET`, and no other form of `CONFIG`.
@@ -347,4 +347,40 @@ fn bad_name<'a>(out: &mut Output) -> Outcome<'a> {
         format_args!("Client names cannot contain spaces, newlines or special characters, nor have more than {LONGEST_NAME} bytes."),
     );
     DONE
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::resp::commands;
+    use crate::resp::parse::{Parsed, Parser};
+
+    #[tokio::test]
+    async fn j4_info_lists_the_policies_in_the_background() {
+        // One list at a time is written there: INFO has to wait for this one.
+        let (began, begun) = oneshot::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = tokio::spawn(aside_in_order(move || {
+            let _ = began.send(());
+            let _ = ended.recv();
+        }));
+        begun.await.expect("the other list is begun");
+        let shared = Arc::new(crate::fuzzing::shared(&Config::demo()));
+        let mut session = Session::new(shared, Peer { address: None, is_same_user: true });
+        let mut parser = Parser::default();
+        let (_, Parsed::Command(words)) = parser.next(b"INFO\r\n") else { panic!("a command") };
+        let mut out = Output::default();
+        let Ran::Later(mut reply) = commands::run(&mut session, words, &mut out) else {
+            panic!("INFO listed the policies at once")
+        };
+        assert!((&mut reply).now_or_never().is_none(), "it waits for the other list");
+        end.send(()).expect("the other list waits");
+        other.await.expect("it ends").expect("it was written");
+        let text = String::from_utf8(reply.await).expect("text");
+        assert!(text.contains("redis_version:") && text.contains("policy_demo:keys=0"), "{text}");
+    }
 }
