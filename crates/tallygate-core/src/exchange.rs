@@ -60,12 +60,8 @@ impl Limit {
         let numbers = self.numbers();
         let bucket = |unit, drain, is_deep| (if is_deep { 2 } else { 1 }, unit, drain);
         let (code, unit, drain) = match self.machine() {
-            Machine::TokenBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideTokenBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::Gcra(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideGcra(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::LeakyBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideLeakyBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
+            Machine::Bucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
+            Machine::WideBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
             Machine::FixedWindow(_) => (3, u64::from(numbers.anchor == Anchor::FirstRequest), 0),
             Machine::SlidingWindowCounter(_) => (4, 0, 0),
             Machine::SlidingWindowLog(_) => (5, 0, 0),

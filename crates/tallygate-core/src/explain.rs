@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::{Add, Mul, Sub};
 
-use crate::bucket::{Bucket, BucketState, Face, Level, saturate};
+use crate::bucket::{BucketState, Level, saturate};
 use crate::fixed_window::FixedWindowState;
 use crate::limit::{Anchor, Kind, Limit, LimitState, Machine};
 use crate::sliding_window_counter::SlidingWindowCounterState;
@@ -126,16 +126,8 @@ impl Limit {
         }
         let state = rebased.as_ref().unwrap_or(state);
         match (self.machine(), state) {
-            (Machine::TokenBucket(rule), LimitState::Bucket(state)) => working.bucket(rule, state),
-            (Machine::WideTokenBucket(rule), LimitState::WideBucket(state)) => {
-                working.bucket(rule, state);
-            }
-            (Machine::Gcra(rule), LimitState::Bucket(state)) => working.bucket(rule, state),
-            (Machine::WideGcra(rule), LimitState::WideBucket(state)) => working.bucket(rule, state),
-            (Machine::LeakyBucket(rule), LimitState::Bucket(state)) => working.bucket(rule, state),
-            (Machine::WideLeakyBucket(rule), LimitState::WideBucket(state)) => {
-                working.bucket(rule, state);
-            }
+            (Machine::Bucket(_), LimitState::Bucket(state)) => working.bucket(state),
+            (Machine::WideBucket(_), LimitState::WideBucket(state)) => working.bucket(state),
             (Machine::FixedWindow(_), LimitState::FixedWindow(state)) => {
                 working.fixed_window(state, self.numbers().anchor);
             }
@@ -482,7 +474,7 @@ impl Working {
         exceeds
     }
 
-    fn bucket<F: Face, N: Level>(&mut self, _: &Bucket<F, N>, state: &BucketState<N>) {
+    fn bucket<N: Level>(&mut self, state: &BucketState<N>) {
         let words = Words::of(self.kind);
         let divisor = self.limit.clone().of(Operation::CommonDivisor, self.window.clone());
         let unit = self.step("W′", words.unit, self.window.clone().over(divisor.clone()));
@@ -514,7 +506,7 @@ impl Working {
             if self.tell(Tells::Allowed, words.fits, fits) == 1 {
                 let charged = used.clone() + self.cost.clone() * unit.clone();
                 after = self.step("after", words.after, charged);
-                if F::DELAYS {
+                if self.kind == Kind::LeakyBucket {
                     let ahead = plus(&late, whole(used));
                     self.tell(
                         Tells::Delay,
@@ -744,7 +736,7 @@ fn plus(late: &Option<Formula>, time: Formula) -> Formula {
     }
 }
 
-/// How each face of a bucket calls the same numbers.
+/// How each kind of bucket calls the same numbers.
 struct Words {
     unit: &'static str,
     drain: &'static str,

@@ -26,7 +26,7 @@
 //! | What is an algorithm? | `algorithm.rs` |
 //! | What comes back? | `decision.rs` |
 //! | How are several limits and every verb one step? | `apply.rs` |
-//! | How does each of the six decide? | `token_bucket.rs`, `gcra.rs`, `leaky_bucket.rs` (on `bucket.rs`), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
+//! | How does each of the six decide? | `bucket.rs` (token bucket, GCRA, leaky bucket), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
 //! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
 //! | What does a reservation return when it is settled? | `receipt.rs` |
@@ -47,8 +47,6 @@ mod decision;
 mod exchange;
 pub mod explain;
 mod fixed_window;
-mod gcra;
-mod leaky_bucket;
 mod limit;
 mod penalty;
 mod policy;
@@ -58,17 +56,14 @@ mod simulator;
 mod sliding_window_counter;
 mod sliding_window_log;
 mod time;
-mod token_bucket;
 
 pub use algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 pub use apply::{Applied, Op, Part, apply, reserve, settle};
-pub use bucket::{Bucket, BucketState, Face, Level};
+pub use bucket::{ArrivalTime, Bucket, BucketState, Level};
 pub use codec::DecodeError;
 pub use decision::{Answer, Decision, Outcome, Source, Timed};
 pub use exchange::{Constants, NotWhole, Script};
 pub use fixed_window::{FixedWindow, FixedWindowState};
-pub use gcra::{ArrivalTime, Gcra};
-pub use leaky_bucket::LeakyBucket;
 pub use limit::{Anchor, Kind, Limit, LimitState, Machine, Numbers, UnknownKind};
 pub use penalty::Penalty;
 pub use policy::{LimitBuilder, Policy, PolicyError};
@@ -78,7 +73,6 @@ pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 pub use sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
 pub use time::{Tick, Ticks};
-pub use token_bucket::TokenBucket;
 
 /// How much a request uses: 1 for a request, or bytes, or model tokens.
 pub type Cost = u64;

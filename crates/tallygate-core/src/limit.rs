@@ -10,18 +10,15 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
-use crate::bucket::BucketState;
+use crate::bucket::{Bucket, BucketState};
 use crate::codec::{self, DecodeError, Reader};
 use crate::exchange;
 use crate::fixed_window::{FixedWindow, FixedWindowState};
-use crate::gcra::Gcra;
-use crate::leaky_bucket::LeakyBucket;
 use crate::penalty::Penalty;
 use crate::policy::PolicyError;
 use crate::receipt::Receipt;
 use crate::sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 use crate::sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
-use crate::token_bucket::TokenBucket;
 use crate::{Cost, Tick, Ticks};
 
 /// Which of the six algorithms.
@@ -208,18 +205,10 @@ impl Numbers {
 /// decision. Buckets whose levels need more than 64 bits are `Wide`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// A token bucket.
-    TokenBucket(TokenBucket),
-    /// A token bucket of extreme numbers.
-    WideTokenBucket(TokenBucket<u128>),
-    /// A GCRA.
-    Gcra(Gcra),
-    /// A GCRA of extreme numbers.
-    WideGcra(Gcra<u128>),
-    /// A leaky bucket.
-    LeakyBucket(LeakyBucket),
-    /// A leaky bucket of extreme numbers.
-    WideLeakyBucket(LeakyBucket<u128>),
+    /// A token bucket, a GCRA or a leaky bucket.
+    Bucket(Bucket),
+    /// One of them with extreme numbers.
+    WideBucket(Bucket<u128>),
     /// A fixed window.
     FixedWindow(FixedWindow),
     /// A sliding window log.
@@ -279,12 +268,8 @@ pub enum LimitState {
 macro_rules! make {
     ($limit:expr, |$machine:ident| $state:expr) => {
         match &$limit.machine {
-            Machine::TokenBucket($machine) => LimitState::Bucket($state),
-            Machine::WideTokenBucket($machine) => LimitState::WideBucket($state),
-            Machine::Gcra($machine) => LimitState::Bucket($state),
-            Machine::WideGcra($machine) => LimitState::WideBucket($state),
-            Machine::LeakyBucket($machine) => LimitState::Bucket($state),
-            Machine::WideLeakyBucket($machine) => LimitState::WideBucket($state),
+            Machine::Bucket($machine) => LimitState::Bucket($state),
+            Machine::WideBucket($machine) => LimitState::WideBucket($state),
             Machine::FixedWindow($machine) => LimitState::FixedWindow($state),
             Machine::SlidingWindowLog($machine) => LimitState::SlidingWindowLog($state),
             Machine::SlidingWindowCounter($machine) => LimitState::SlidingWindowCounter($state),
@@ -296,12 +281,8 @@ macro_rules! make {
 macro_rules! with {
     ($limit:expr, $state:expr, |$machine:ident, $inner:ident| $run:expr, else $foreign:expr) => {
         match (&$limit.machine, $state) {
-            (Machine::TokenBucket($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideTokenBucket($machine), LimitState::WideBucket($inner)) => $run,
-            (Machine::Gcra($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideGcra($machine), LimitState::WideBucket($inner)) => $run,
-            (Machine::LeakyBucket($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideLeakyBucket($machine), LimitState::WideBucket($inner)) => $run,
+            (Machine::Bucket($machine), LimitState::Bucket($inner)) => $run,
+            (Machine::WideBucket($machine), LimitState::WideBucket($inner)) => $run,
             (Machine::FixedWindow($machine), LimitState::FixedWindow($inner)) => $run,
             (Machine::SlidingWindowLog($machine), LimitState::SlidingWindowLog($inner)) => $run,
             (Machine::SlidingWindowCounter($machine), LimitState::SlidingWindowCounter($inner)) => {
@@ -322,15 +303,10 @@ impl Limit {
         let n = &numbers;
         // Each bucket in 64 bits if its levels fit, else in 128, where all valid ones do.
         let machine = match numbers.kind {
-            Kind::TokenBucket => TokenBucket::new(n)
-                .map(Machine::TokenBucket)
-                .or_else(|| TokenBucket::new(n).map(Machine::WideTokenBucket)),
-            Kind::Gcra => {
-                Gcra::new(n).map(Machine::Gcra).or_else(|| Gcra::new(n).map(Machine::WideGcra))
+            Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
+                let wide = || Bucket::new(n).map(Machine::WideBucket);
+                Bucket::new(n).map(Machine::Bucket).or_else(wide)
             }
-            Kind::LeakyBucket => LeakyBucket::new(n)
-                .map(Machine::LeakyBucket)
-                .or_else(|| LeakyBucket::new(n).map(Machine::WideLeakyBucket)),
             Kind::FixedWindow => Some(Machine::FixedWindow(FixedWindow::new(n))),
             Kind::SlidingWindowLog => Some(Machine::SlidingWindowLog(SlidingWindowLog::new(n))),
             Kind::SlidingWindowCounter => {

@@ -42,17 +42,17 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A [token bucket](crate::TokenBucket) that earns `limit` a window.
+    /// A [token bucket](crate::Bucket) that earns `limit` a window.
     pub fn token_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::TokenBucket, limit)
     }
 
-    /// The same decisions by [GCRA](crate::Gcra).
+    /// The same decisions by [GCRA](crate::Bucket).
     pub fn gcra(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::Gcra, limit)
     }
 
-    /// A [leaky bucket](crate::LeakyBucket) that drains `limit` a window.
+    /// A [leaky bucket](crate::Bucket) that drains `limit` a window.
     pub fn leaky_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::LeakyBucket, limit)
     }
