@@ -24,8 +24,8 @@ use core::fmt;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
-use crate::limit::{Kind, Numbers};
+use crate::doubles::{self, NumberReader};
+use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
@@ -143,27 +143,27 @@ impl<N: Level> Bucket<N> {
 
     /// Whether its levels need two numbers outside.
     pub(crate) fn is_deep(&self) -> bool {
-        self.ceiling.into() > exchange::LARGEST.into()
+        self.ceiling.into() > doubles::LARGEST.into()
     }
 
     pub(crate) fn put_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
         let level: u128 = state.level.into();
         out.push(state.last.0.into());
         if self.is_deep() {
-            out.push((level >> exchange::LIMB_BITS).cast_signed());
+            out.push((level >> doubles::LIMB_BITS).cast_signed());
         }
-        out.push((level & (exchange::limb(self.is_deep()))).cast_signed());
+        out.push((level & (doubles::limb(self.is_deep()))).cast_signed());
     }
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<BucketState<N>, DecodeError> {
         let last = numbers.tick("last change")?;
         let high: u128 = if self.is_deep() { numbers.next("level")? } else { 0 };
         let low: u128 = numbers.next("level")?;
         let level = high
-            .checked_mul(1 << exchange::LIMB_BITS)
+            .checked_mul(1 << doubles::LIMB_BITS)
             .and_then(|level| level.checked_add(low))
             .and_then(|level| N::try_from(level).ok())
             .filter(|level| *level <= self.ceiling)
@@ -376,11 +376,6 @@ impl<N: Level> Bucket<N> {
             if amount < 0 { level.saturating_sub(moved * unit) } else { level + moved * unit };
         (N::try_from(new).unwrap_or(self.ceiling), asked - moved)
     }
-}
-
-/// A number that is known to fit 64 bits, or is meant to stop there.
-pub(crate) fn saturate(value: u128) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }
 
 const fn gcd(mut a: u64, mut b: u64) -> u64 {
