@@ -86,12 +86,8 @@ fn run(
         return ask(&limit, answer, outcome, count);
     }
     match limit.machine() {
-        Machine::TokenBucket(rule) => ask(rule, answer, outcome, count),
-        Machine::WideTokenBucket(rule) => ask(rule, answer, outcome, count),
-        Machine::Gcra(rule) => ask(rule, answer, outcome, count),
-        Machine::WideGcra(rule) => ask(rule, answer, outcome, count),
-        Machine::LeakyBucket(rule) => ask(rule, answer, outcome, count),
-        Machine::WideLeakyBucket(rule) => ask(rule, answer, outcome, count),
+        Machine::Bucket(rule) => ask(rule, answer, outcome, count),
+        Machine::WideBucket(rule) => ask(rule, answer, outcome, count),
         Machine::FixedWindow(rule) => ask(rule, answer, outcome, count),
         Machine::SlidingWindowLog(rule) => ask(rule, answer, outcome, count),
         Machine::SlidingWindowCounter(rule) => ask(rule, answer, outcome, count),

@@ -118,10 +118,11 @@ impl Run {
     fn look(&mut self, simulator: &mut Simulator<Limit>, at: i64) {
         let seen: Decision = simulator.step(0, Tick(at), 0);
         self.remaining.push((at, seen.remaining.cast_signed()));
-        if let (Machine::Gcra(gcra), Some(LimitState::Bucket(state))) =
+        if let (Machine::Bucket(bucket), Some(LimitState::Bucket(state))) =
             (simulator.rule().machine(), simulator.state(0))
+            && simulator.rule().numbers().kind == Kind::Gcra
         {
-            let arrival = gcra.arrival_time(state);
+            let arrival = bucket.arrival_time(state);
             self.ahead.push((at, arrival.tick.since(Tick(at)).0.cast_signed()));
         }
     }
@@ -387,7 +388,7 @@ fn check_the_words() -> Result<(), PolicyError> {
     assert_eq!(size_of::<(Tick, u64)>(), 16); // an entry of the log
     assert_eq!(size_of::<LimitState>(), 48);
     let prime_a_day = Policy::token_bucket(1_000_003).per_day().limit()?;
-    assert!(matches!(prime_a_day.machine(), Machine::WideTokenBucket(_)));
+    assert!(matches!(prime_a_day.machine(), Machine::WideBucket(_)));
 
     // The buckets are one machine: only what a leaky bucket says of the delay differs.
     let told = |kind| -> Result<Vec<Decision>, PolicyError> {

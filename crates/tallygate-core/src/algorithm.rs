@@ -19,6 +19,18 @@ pub enum Fit {
     Never,
 }
 
+impl Fit {
+    /// Returns the later of two times.
+    #[must_use]
+    pub(crate) fn or_later(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Never, _) | (_, Self::Never) => Self::Never,
+            (Self::After(one), Self::After(other)) => Self::After(one.max(other)),
+            (Self::Now, wait) | (wait, Self::Now) => wait,
+        }
+    }
+}
+
 /// When a request can be admitted behind others that wait for the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FitBehind {

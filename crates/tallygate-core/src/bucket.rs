@@ -1,4 +1,15 @@
-//! The exact bucket that token bucket, GCRA and leaky bucket are three faces of.
+//! The exact bucket: token bucket, GCRA and leaky bucket are one machine.
+//!
+//! - **Token bucket**: a client saves up to B tokens and earns L of them per window. It is the default choice: bursts
+//!   up to B at once, the average rate exact over any time. It does not space requests out.
+//! - **GCRA**: one theoretical arrival time (TAT) per key instead of a count of tokens. A request conforms if
+//!   max(TAT, now) + c·W/L − now ≤ B·W/L, and then the left side plus `now` is the new TAT. The TAT is the instant at
+//!   which the bucket is empty again, so GCRA equals the token bucket in every field. It is kept as a distance from
+//!   the last change. That makes it exact (a TAT is rarely a whole tick), and it can distinguish a clock that was set
+//!   back from a client that used much.
+//! - **Leaky bucket**: allows the same requests, and returns to each of them the `delay` after which it is its turn:
+//!   the time that the level ahead of it takes to drain, rounded up. A caller that waits for the delay turns bursts
+//!   into a flat output. The bucket itself holds nothing back.
 //!
 //! The state is how much is *used*, in units of 1/W′ of a token, where L′ and W′ are the limit and
 //! the window without their common divisor. It drains L′ a tick; a cost c adds c·W′; fresh is 0. So
@@ -10,22 +21,13 @@
 
 use alloc::vec::Vec;
 use core::fmt;
-use core::marker::PhantomData;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
-use crate::limit::{Kind, Numbers};
+use crate::doubles::{self, NumberReader};
+use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
-
-/// What a bucket shows of itself: its name, and whether it tells admitted requests to wait.
-pub trait Face: Clone + Copy + fmt::Debug + PartialEq + Eq {
-    /// Which of the six this is.
-    const KIND: Kind;
-    /// Whether an admitted request is told how long to wait for what is ahead of it.
-    const DELAYS: bool = false;
-}
 
 /// The width of a level: `u64` where the largest fits, else `u128`.
 pub trait Level:
@@ -33,9 +35,9 @@ pub trait Level:
 {
 }
 
-/// A bucket of `burst` tokens that earns `limit` tokens a window.
+/// A token bucket, a GCRA or a leaky bucket of `burst` units that earns `limit` units per window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket<F, N = u64> {
+pub struct Bucket<N = u64> {
     /// B.
     burst: Cost,
     /// L′: what the level drains a tick.
@@ -48,7 +50,17 @@ pub struct Bucket<F, N = u64> {
     ceiling: N,
     /// How much a new key has used already.
     start: Cost,
-    face: PhantomData<F>,
+    /// Which of the three: it names the encoded state, and only a leaky bucket has delays.
+    kind: Kind,
+}
+
+/// A theoretical arrival time: a whole tick and a fraction of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivalTime {
+    /// The whole tick.
+    pub tick: Tick,
+    /// The fraction of a tick after it: a numerator below its denominator.
+    pub fraction: (u64, u64),
 }
 
 /// How much of a bucket is used, and since when.
@@ -60,7 +72,7 @@ pub struct BucketState<N = u64> {
     pub(crate) level: N,
 }
 
-impl<F: Face, N: Level> Bucket<F, N> {
+impl<N: Level> Bucket<N> {
     /// The bucket for numbers that were found valid; `None` if their levels need more bits.
     pub(crate) fn new(numbers: &Numbers) -> Option<Self> {
         let divisor = gcd(numbers.limit, numbers.window.0);
@@ -74,7 +86,7 @@ impl<F: Face, N: Level> Bucket<F, N> {
             window: numbers.window,
             ceiling: N::try_from(ceiling).ok()?,
             start: numbers.burst - numbers.start,
-            face: PhantomData,
+            kind: numbers.kind,
         })
     }
 
@@ -108,14 +120,18 @@ impl<F: Face, N: Level> Bucket<F, N> {
         Ticks(saturate(level.div_ceil(u128::from(self.drain))))
     }
 
-    /// The exact state as tick and fraction at which the bucket is empty again: GCRA's arrival time.
-    pub(crate) fn empty_at(&self, state: &BucketState<N>) -> (Tick, u64) {
+    /// Returns the theoretical arrival time of a state, exactly: the time at which the bucket is empty again.
+    #[must_use]
+    pub fn arrival_time(&self, state: &BucketState<N>) -> ArrivalTime {
         let (level, drain) = (state.level.into(), u128::from(self.drain));
         let whole = state.last.after(Ticks(saturate(level / drain)));
-        (whole.unwrap_or(Tick(i64::MAX)), saturate(level % drain))
+        ArrivalTime {
+            tick: whole.unwrap_or(Tick(i64::MAX)),
+            fraction: (saturate(level % drain), self.drain),
+        }
     }
 
-    /// L′, the denominator of the fraction in [`empty_at`](Self::empty_at).
+    /// L′: what the level drains per tick.
     pub(crate) const fn drain(&self) -> u64 {
         self.drain
     }
@@ -127,27 +143,27 @@ impl<F: Face, N: Level> Bucket<F, N> {
 
     /// Whether its levels need two numbers outside.
     pub(crate) fn is_deep(&self) -> bool {
-        self.ceiling.into() > exchange::LARGEST.into()
+        self.ceiling.into() > doubles::LARGEST.into()
     }
 
     pub(crate) fn put_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
         let level: u128 = state.level.into();
         out.push(state.last.0.into());
         if self.is_deep() {
-            out.push((level >> exchange::LIMB_BITS).cast_signed());
+            out.push((level >> doubles::LIMB_BITS).cast_signed());
         }
-        out.push((level & (exchange::limb(self.is_deep()))).cast_signed());
+        out.push((level & (doubles::limb(self.is_deep()))).cast_signed());
     }
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<BucketState<N>, DecodeError> {
         let last = numbers.tick("last change")?;
         let high: u128 = if self.is_deep() { numbers.next("level")? } else { 0 };
         let low: u128 = numbers.next("level")?;
         let level = high
-            .checked_mul(1 << exchange::LIMB_BITS)
+            .checked_mul(1 << doubles::LIMB_BITS)
             .and_then(|level| level.checked_add(low))
             .and_then(|level| N::try_from(level).ok())
             .filter(|level| *level <= self.ceiling)
@@ -156,7 +172,7 @@ impl<F: Face, N: Level> Bucket<F, N> {
     }
 }
 
-impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
+impl<N: Level> Algorithm for Bucket<N> {
     type State = BucketState<N>;
 
     fn capacity(&self) -> Cost {
@@ -280,7 +296,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
         let unit = u128::from(self.unit);
         let behind = Self::behind(state, now);
         let delay = match admitted {
-            Some(cost) if F::DELAYS => {
+            Some(cost) if self.kind == Kind::LeakyBucket => {
                 behind.plus(self.time_to_drain(level.saturating_sub(u128::from(cost) * unit)))
             }
             _ => Ticks::ZERO,
@@ -329,14 +345,14 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     }
 
     fn encode(&self, state: &BucketState<N>, out: &mut Vec<u8>) {
-        out.push(F::KIND.tag());
+        out.push(self.kind.tag());
         codec::put_tick(out, state.last);
         codec::put(out, state.level);
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<BucketState<N>, DecodeError> {
         let mut reader = Reader(bytes);
-        reader.tag(F::KIND.tag())?;
+        reader.tag(self.kind.tag())?;
         let state =
             BucketState { last: reader.tick("last change")?, level: reader.number("level")? };
         reader.end()?;
@@ -347,7 +363,7 @@ impl<F: Face, N: Level> Algorithm for Bucket<F, N> {
     }
 }
 
-impl<F: Face, N: Level> Bucket<F, N> {
+impl<N: Level> Bucket<N> {
     /// The level after a charge into debt or a refund, and how much of it had no effect.
     fn forced(&self, level: N, amount: i128) -> (N, u128) {
         let unit = u128::from(self.unit);
@@ -360,11 +376,6 @@ impl<F: Face, N: Level> Bucket<F, N> {
             if amount < 0 { level.saturating_sub(moved * unit) } else { level + moved * unit };
         (N::try_from(new).unwrap_or(self.ceiling), asked - moved)
     }
-}
-
-/// A number that is known to fit 64 bits, or is meant to stop there.
-pub(crate) fn saturate(value: u128) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }
 
 const fn gcd(mut a: u64, mut b: u64) -> u64 {

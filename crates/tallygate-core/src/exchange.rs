@@ -4,31 +4,19 @@
 //! well below that, and a policy that has others is not [scripted](Policy::script): its states are
 //! decided on by this crate alone. A bucket's level may need more; it is then two numbers, and the
 //! script multiplies in two.
-//!
-//! A policy can also be described in bytes, so that a state can be read by whoever finds it, whatever
-//! rules they have by then.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::codec::{self, DecodeError, Reader};
-use crate::limit::{Anchor, Kind, Limit, Machine, Options};
+use crate::Ticks;
+use crate::codec::DecodeError;
+use crate::doubles::{LARGEST, NumberReader};
+use crate::limit::{Limit, Machine, Options};
+use crate::numbers::Anchor;
 use crate::penalty::{Penalty, Record};
 use crate::policy::Policy;
 use crate::several::Standing;
-use crate::{Tick, Ticks};
-
-/// The largest number that a script is given. Sums of two are still exact in doubles.
-pub(crate) const LARGEST: u64 = 1 << 52;
-
-/// How many bits of a deep bucket's level the lower of its two numbers has.
-pub(crate) const LIMB_BITS: u32 = 52;
-
-/// What is left of a level in its lower number.
-pub(crate) const fn limb(is_deep: bool) -> u128 {
-    if is_deep { (1 << LIMB_BITS) - 1 } else { u128::MAX }
-}
 
 /// The constants of one limit, as a script takes them.
 ///
@@ -60,12 +48,8 @@ impl Limit {
         let numbers = self.numbers();
         let bucket = |unit, drain, is_deep| (if is_deep { 2 } else { 1 }, unit, drain);
         let (code, unit, drain) = match self.machine() {
-            Machine::TokenBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideTokenBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::Gcra(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideGcra(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::LeakyBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
-            Machine::WideLeakyBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
+            Machine::Bucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
+            Machine::WideBucket(b) => bucket(b.unit(), b.drain(), b.is_deep()),
             Machine::FixedWindow(_) => (3, u64::from(numbers.anchor == Anchor::FirstRequest), 0),
             Machine::SlidingWindowCounter(_) => (4, 0, 0),
             Machine::SlidingWindowLog(_) => (5, 0, 0),
@@ -132,7 +116,7 @@ impl Policy {
     /// # Errors
     /// They are not what a decision can have left.
     pub fn state_of_numbers(&self, numbers: &[i128]) -> Result<Box<[Standing]>, DecodeError> {
-        let mut numbers = Numbers(numbers);
+        let mut numbers = NumberReader(numbers);
         let mut states = Vec::with_capacity(self.limits().len());
         for limit in self.limits() {
             let state = limit.take_numbers(&mut numbers)?;
@@ -157,41 +141,6 @@ impl Policy {
             0 => Ok(states.into()),
             extra => Err(DecodeError::Trailing { extra }),
         }
-    }
-
-    /// Appends all there is to know of the policy but its name.
-    pub fn describe(&self, out: &mut Vec<u8>) {
-        codec::put(out, self.limits().len() as u64);
-        for limit in self.limits() {
-            let n = limit.numbers();
-            codec::put(out, limit.name().len() as u64);
-            out.extend_from_slice(limit.name().as_bytes());
-            out.push(n.kind.tag());
-            for number in [n.limit, n.window.0, n.burst, n.debt, n.start] {
-                codec::put(out, number);
-            }
-            out.push(u8::from(n.anchor == Anchor::FirstRequest) | u8::from(limit.is_shadow()) << 1);
-            codec::put(out, limit.penalty().map_or(0, Penalty::refusals));
-            codec::put(out, limit.penalty().map_or(0, |penalty| penalty.lasts().0));
-        }
-    }
-
-    /// The policy of a [description](Self::describe), without a name.
-    ///
-    /// # Errors
-    /// It is not one, or not of a valid policy.
-    pub fn of_description(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader(bytes);
-        let count: u64 = reader.number("number of limits")?;
-        let mut limits = Vec::new();
-        for _ in 0..count {
-            limits.push(read_limit(&mut reader)?);
-        }
-        reader.end()?;
-        if limits.is_empty() {
-            return Err(DecodeError::Field { name: "number of limits" });
-        }
-        Ok(Self::new(Box::default(), limits.into()))
     }
 
     /// The same policy where a tick is so many of the present ones.
@@ -221,39 +170,6 @@ impl Policy {
     }
 }
 
-fn read_limit(reader: &mut Reader<'_>) -> Result<Limit, DecodeError> {
-    let length = reader.number("length of a name")?;
-    let name = core::str::from_utf8(reader.bytes(length)?)
-        .map_err(|_| DecodeError::Field { name: "name" })?;
-    let tag = reader.byte()?;
-    let kind = Kind::of_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
-    let (limit, window) = (reader.number("limit")?, Ticks(reader.number("window")?));
-    let (burst, debt) = (reader.number("burst")?, reader.number("debt")?);
-    let start = reader.number("start")?;
-    let flags = reader.byte()?;
-    let (refusals, lasts): (u64, u64) =
-        (reader.number("refusals")?, reader.number("length of the penalty")?);
-    if flags > 3 {
-        return Err(DecodeError::Field { name: "flags" });
-    }
-    let mut builder = Policy::of(kind, limit)
-        .per(window)
-        .burst(burst)
-        .debt(debt)
-        .starting_with(start)
-        .named(name);
-    if flags & 1 != 0 {
-        builder = builder.anchor(Anchor::FirstRequest);
-    }
-    if flags & 2 != 0 {
-        builder = builder.shadow();
-    }
-    if refusals > 0 {
-        builder = builder.penalty(Penalty::lasting(Ticks(lasts)).after(refusals));
-    }
-    builder.limit().map_err(|_| DecodeError::Field { name: "limit" })
-}
-
 /// A span that is no whole number of the ticks it was to be counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotWhole {
@@ -271,23 +187,3 @@ impl fmt::Display for NotWhole {
 }
 
 impl core::error::Error for NotWhole {}
-
-/// Takes numbers from the front of a list.
-#[derive(Debug)]
-pub(crate) struct Numbers<'a>(&'a [i128]);
-
-impl Numbers<'_> {
-    fn any(&mut self) -> Result<i128, DecodeError> {
-        let (&number, rest) = self.0.split_first().ok_or(DecodeError::Truncated)?;
-        self.0 = rest;
-        Ok(number)
-    }
-
-    pub(crate) fn next<N: TryFrom<i128>>(&mut self, name: &'static str) -> Result<N, DecodeError> {
-        N::try_from(self.any()?).map_err(|_| DecodeError::Field { name })
-    }
-
-    pub(crate) fn tick(&mut self, name: &'static str) -> Result<Tick, DecodeError> {
-        self.next(name).map(Tick)
-    }
-}

@@ -8,10 +8,9 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
-use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
-use crate::limit::{Anchor, Kind, Numbers};
+use crate::doubles::NumberReader;
+use crate::numbers::{Anchor, Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
@@ -85,7 +84,7 @@ impl FixedWindow {
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<FixedWindowState, DecodeError> {
         self.valid(FixedWindowState {
             last: numbers.tick("last change")?,
@@ -180,7 +179,7 @@ impl Algorithm for FixedWindow {
         };
         let windows = Windows { left, window: self.window, limit: self.limit };
         let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(count));
-        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
+        FitBehind { latest: windows.latest(alone, ahead), earliest: alone.or_later(earliest) }
     }
 
     fn charge(&self, state: &mut FixedWindowState, now: Tick, amount: i128) -> u128 {
@@ -300,15 +299,6 @@ impl Windows {
 /// So many windows, or the longest time there is.
 pub(crate) fn many(windows: u128, window: u64) -> Ticks {
     Ticks(saturate(windows.saturating_mul(window.into())))
-}
-
-/// The later of two times.
-pub(crate) fn later(one: Fit, other: Fit) -> Fit {
-    match (one, other) {
-        (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
-        (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
-        (Fit::Now, wait) | (wait, Fit::Now) => wait,
-    }
 }
 
 /// How far into its aligned window an instant lies.

@@ -26,13 +26,15 @@
 //! | What is an algorithm? | `algorithm.rs` |
 //! | What comes back? | `decision.rs` |
 //! | How are several limits and every verb one step? | `apply.rs` |
-//! | How does each of the six decide? | `token_bucket.rs`, `gcra.rs`, `leaky_bucket.rs` (on `bucket.rs`), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
-//! | Which numbers are valid, and how does a state survive their change? | `limit.rs` |
+//! | How does each of the six decide? | `bucket.rs` (token bucket, GCRA, leaky bucket), `fixed_window.rs`, `sliding_window_log.rs`, `sliding_window_counter.rs` |
+//! | Which numbers are valid? | `numbers.rs` |
+//! | How does a state survive a change of its numbers? | `limit.rs` |
 //! | How are limits described? | `policy.rs` |
 //! | What does a reservation return when it is settled? | `receipt.rs` |
 //! | How do several limits decide as one, and what do their options do? | `several.rs`, `penalty.rs` |
-//! | How does somebody else decide as we do, in other numbers? | `exchange.rs` |
-//! | Why is a request decided as it is? | `explain.rs` |
+//! | How does a script in a database decide the same, in doubles? | `exchange.rs`, `doubles.rs` |
+//! | How is a policy stored with a state? | `description.rs` |
+//! | Why is a request decided as it is? | `explain.rs` and its folder |
 //! | What would a limit do to a trace? | `simulator.rs` |
 
 #![no_std]
@@ -44,12 +46,13 @@ mod apply;
 mod bucket;
 mod codec;
 mod decision;
+mod description;
+mod doubles;
 mod exchange;
 pub mod explain;
 mod fixed_window;
-mod gcra;
-mod leaky_bucket;
 mod limit;
+mod numbers;
 mod penalty;
 mod policy;
 mod receipt;
@@ -58,27 +61,24 @@ mod simulator;
 mod sliding_window_counter;
 mod sliding_window_log;
 mod time;
-mod token_bucket;
 
 pub use algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 pub use apply::{Applied, Op, Part, apply, reserve, settle};
-pub use bucket::{Bucket, BucketState, Face, Level};
+pub use bucket::{ArrivalTime, Bucket, BucketState, Level};
 pub use codec::DecodeError;
 pub use decision::{Answer, Decision, Outcome, Source, Timed};
 pub use exchange::{Constants, NotWhole, Script};
 pub use fixed_window::{FixedWindow, FixedWindowState};
-pub use gcra::{ArrivalTime, Gcra};
-pub use leaky_bucket::LeakyBucket;
-pub use limit::{Anchor, Kind, Limit, LimitState, Machine, Numbers, UnknownKind};
+pub use limit::{Limit, LimitState, Machine};
+pub use numbers::{Anchor, Kind, MAX_LOG_ENTRIES, Numbers, PolicyError, UnknownKind};
 pub use penalty::Penalty;
-pub use policy::{LimitBuilder, Policy, PolicyError};
+pub use policy::{LimitBuilder, Policy};
 pub use receipt::{Mark, Receipt, Returns};
 pub use several::Standing;
 pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
-pub use sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
+pub use sliding_window_log::{SlidingWindowLog, SlidingWindowLogState};
 pub use time::{Tick, Ticks};
-pub use token_bucket::TokenBucket;
 
 /// How much a request uses: 1 for a request, or bytes, or model tokens.
 pub type Cost = u64;

@@ -6,220 +6,27 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::fmt;
-use core::str::FromStr;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
-use crate::bucket::BucketState;
+use crate::bucket::{Bucket, BucketState};
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
+use crate::doubles::NumberReader;
 use crate::fixed_window::{FixedWindow, FixedWindowState};
-use crate::gcra::Gcra;
-use crate::leaky_bucket::LeakyBucket;
+use crate::numbers::{Anchor, Kind, Numbers, PolicyError};
 use crate::penalty::Penalty;
-use crate::policy::PolicyError;
 use crate::receipt::Receipt;
 use crate::sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
-use crate::sliding_window_log::{MAX_LOG_ENTRIES, SlidingWindowLog, SlidingWindowLogState};
-use crate::token_bucket::TokenBucket;
+use crate::sliding_window_log::{SlidingWindowLog, SlidingWindowLogState};
 use crate::{Cost, Tick, Ticks};
-
-/// Which of the six algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Saves up to a burst, earns at a rate.
-    TokenBucket,
-    /// The same decisions, thought of as an arrival time.
-    Gcra,
-    /// The same admissions, and a delay that makes the output flat.
-    LeakyBucket,
-    /// At most so many in each window.
-    FixedWindow,
-    /// At most so many in any window, remembered one by one.
-    SlidingWindowLog,
-    /// At most so many in an estimate of the last window.
-    SlidingWindowCounter,
-}
-
-impl Kind {
-    /// All six.
-    pub const ALL: [Self; 6] = [
-        Self::TokenBucket,
-        Self::Gcra,
-        Self::LeakyBucket,
-        Self::FixedWindow,
-        Self::SlidingWindowLog,
-        Self::SlidingWindowCounter,
-    ];
-
-    /// The name in configurations and on command lines.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token_bucket",
-            Self::Gcra => "gcra",
-            Self::LeakyBucket => "leaky_bucket",
-            Self::FixedWindow => "fixed_window",
-            Self::SlidingWindowLog => "sliding_window_log",
-            Self::SlidingWindowCounter => "sliding_window_counter",
-        }
-    }
-
-    /// Whether it is a bucket, which has a burst of its own.
-    #[must_use]
-    pub const fn is_bucket(self) -> bool {
-        matches!(self, Self::TokenBucket | Self::Gcra | Self::LeakyBucket)
-    }
-
-    /// The first byte of an encoded state. Part of the format: never given to another algorithm.
-    pub(crate) const fn tag(self) -> u8 {
-        match self {
-            Self::TokenBucket => 1,
-            Self::Gcra => 2,
-            Self::LeakyBucket => 3,
-            Self::FixedWindow => 4,
-            Self::SlidingWindowLog => 5,
-            Self::SlidingWindowCounter => 6,
-        }
-    }
-
-    pub(crate) fn of_tag(tag: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.tag() == tag)
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Kind {
-    type Err = UnknownKind;
-
-    fn from_str(name: &str) -> Result<Self, UnknownKind> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or(UnknownKind)
-    }
-}
-
-/// A name that is none of the six.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownKind;
-
-impl fmt::Display for UnknownKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such algorithm; use one of")?;
-        for (index, kind) in Kind::ALL.into_iter().enumerate() {
-            write!(f, "{} {kind}", if index > 0 { "," } else { "" })?;
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for UnknownKind {}
-
-/// Where a fixed window starts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Anchor {
-    /// On multiples of the window, the same for everybody.
-    #[default]
-    Clock,
-    /// At the first request admitted after the key was fresh.
-    FirstRequest,
-}
-
-/// The numbers of a limit. Once in a [`Limit`], they are valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Numbers {
-    /// The algorithm.
-    pub kind: Kind,
-    /// L: how much is earned a window.
-    pub limit: Cost,
-    /// W: the window.
-    pub window: Ticks,
-    /// B: the most that can be admitted at one instant. L for windows.
-    pub burst: Cost,
-    /// How far beyond the capacity a settled reservation may go.
-    pub debt: Cost,
-    /// How much of the capacity a new key has.
-    pub start: Cost,
-    /// Where a fixed window starts.
-    pub anchor: Anchor,
-}
-
-/// The longest time to fresh of a valid limit, and the longest with all its debt.
-const MAX_TIME_TO_FRESH: u128 = 1 << 62;
-const MAX_TIME_TO_FRESH_IN_DEBT: u128 = 1 << 63;
-
-impl Numbers {
-    /// Every valid set of numbers is decided exactly; everything else is refused here.
-    pub(crate) fn validate(&self) -> Result<(), PolicyError> {
-        let &Self { kind, limit, window, burst, debt, start, anchor } = self;
-        if limit == 0 {
-            return Err(PolicyError::ZeroLimit);
-        }
-        if window == Ticks::ZERO {
-            return Err(PolicyError::ZeroWindow);
-        }
-        if burst == 0 {
-            return Err(PolicyError::ZeroBurst);
-        }
-        if !kind.is_bucket() && burst != limit {
-            return Err(PolicyError::BurstOnWindow { kind, burst, limit });
-        }
-        if kind != Kind::FixedWindow && anchor != Anchor::Clock {
-            return Err(PolicyError::AnchorOnOther { kind });
-        }
-        let time_to_fresh = self.time_to_fresh(burst);
-        if time_to_fresh > MAX_TIME_TO_FRESH {
-            return Err(PolicyError::TimeToFresh { kind, limit, window, burst, time_to_fresh });
-        }
-        if kind == Kind::SlidingWindowLog && limit.min(window.0) > MAX_LOG_ENTRIES {
-            return Err(PolicyError::LogTooLong { limit, window });
-        }
-        if burst.checked_add(debt).is_none_or(|most| {
-            kind.is_bucket() && self.time_to_fresh(most) > MAX_TIME_TO_FRESH_IN_DEBT
-        }) {
-            return Err(PolicyError::DebtTooLarge { debt, capacity: burst });
-        }
-        if start > burst {
-            return Err(PolicyError::StartAboveCapacity { start, capacity: burst });
-        }
-        Ok(())
-    }
-
-    /// How long a bucket takes to earn `used` back; for windows, until both have passed.
-    fn time_to_fresh(&self, used: Cost) -> u128 {
-        if self.kind.is_bucket() {
-            (u128::from(used) * u128::from(self.window.0)).div_ceil(u128::from(self.limit))
-        } else {
-            2 * u128::from(self.window.0)
-        }
-    }
-
-    /// Whether a state made under these numbers can be read under the others as it is.
-    fn same_state(&self, other: &Self) -> bool {
-        *self == Self { start: self.start, ..*other }
-    }
-}
 
 /// The state machine of a limit, for whoever wants to choose its code once and not with every
 /// decision. Buckets whose levels need more than 64 bits are `Wide`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// A token bucket.
-    TokenBucket(TokenBucket),
-    /// A token bucket of extreme numbers.
-    WideTokenBucket(TokenBucket<u128>),
-    /// A GCRA.
-    Gcra(Gcra),
-    /// A GCRA of extreme numbers.
-    WideGcra(Gcra<u128>),
-    /// A leaky bucket.
-    LeakyBucket(LeakyBucket),
-    /// A leaky bucket of extreme numbers.
-    WideLeakyBucket(LeakyBucket<u128>),
+    /// A token bucket, a GCRA or a leaky bucket.
+    Bucket(Bucket),
+    /// One of them with extreme numbers.
+    WideBucket(Bucket<u128>),
     /// A fixed window.
     FixedWindow(FixedWindow),
     /// A sliding window log.
@@ -279,12 +86,8 @@ pub enum LimitState {
 macro_rules! make {
     ($limit:expr, |$machine:ident| $state:expr) => {
         match &$limit.machine {
-            Machine::TokenBucket($machine) => LimitState::Bucket($state),
-            Machine::WideTokenBucket($machine) => LimitState::WideBucket($state),
-            Machine::Gcra($machine) => LimitState::Bucket($state),
-            Machine::WideGcra($machine) => LimitState::WideBucket($state),
-            Machine::LeakyBucket($machine) => LimitState::Bucket($state),
-            Machine::WideLeakyBucket($machine) => LimitState::WideBucket($state),
+            Machine::Bucket($machine) => LimitState::Bucket($state),
+            Machine::WideBucket($machine) => LimitState::WideBucket($state),
             Machine::FixedWindow($machine) => LimitState::FixedWindow($state),
             Machine::SlidingWindowLog($machine) => LimitState::SlidingWindowLog($state),
             Machine::SlidingWindowCounter($machine) => LimitState::SlidingWindowCounter($state),
@@ -296,12 +99,8 @@ macro_rules! make {
 macro_rules! with {
     ($limit:expr, $state:expr, |$machine:ident, $inner:ident| $run:expr, else $foreign:expr) => {
         match (&$limit.machine, $state) {
-            (Machine::TokenBucket($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideTokenBucket($machine), LimitState::WideBucket($inner)) => $run,
-            (Machine::Gcra($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideGcra($machine), LimitState::WideBucket($inner)) => $run,
-            (Machine::LeakyBucket($machine), LimitState::Bucket($inner)) => $run,
-            (Machine::WideLeakyBucket($machine), LimitState::WideBucket($inner)) => $run,
+            (Machine::Bucket($machine), LimitState::Bucket($inner)) => $run,
+            (Machine::WideBucket($machine), LimitState::WideBucket($inner)) => $run,
             (Machine::FixedWindow($machine), LimitState::FixedWindow($inner)) => $run,
             (Machine::SlidingWindowLog($machine), LimitState::SlidingWindowLog($inner)) => $run,
             (Machine::SlidingWindowCounter($machine), LimitState::SlidingWindowCounter($inner)) => {
@@ -322,15 +121,10 @@ impl Limit {
         let n = &numbers;
         // Each bucket in 64 bits if its levels fit, else in 128, where all valid ones do.
         let machine = match numbers.kind {
-            Kind::TokenBucket => TokenBucket::new(n)
-                .map(Machine::TokenBucket)
-                .or_else(|| TokenBucket::new(n).map(Machine::WideTokenBucket)),
-            Kind::Gcra => {
-                Gcra::new(n).map(Machine::Gcra).or_else(|| Gcra::new(n).map(Machine::WideGcra))
+            Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
+                let wide = || Bucket::new(n).map(Machine::WideBucket);
+                Bucket::new(n).map(Machine::Bucket).or_else(wide)
             }
-            Kind::LeakyBucket => LeakyBucket::new(n)
-                .map(Machine::LeakyBucket)
-                .or_else(|| LeakyBucket::new(n).map(Machine::WideLeakyBucket)),
             Kind::FixedWindow => Some(Machine::FixedWindow(FixedWindow::new(n))),
             Kind::SlidingWindowLog => Some(Machine::SlidingWindowLog(SlidingWindowLog::new(n))),
             Kind::SlidingWindowCounter => {
@@ -428,7 +222,7 @@ impl Limit {
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<LimitState, DecodeError> {
         Ok(make!(self, |machine| machine.take_numbers(numbers)?))
     }

@@ -7,9 +7,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::limit::{Anchor, Kind, Limit, Numbers, Options};
+use crate::limit::{Limit, Options};
+use crate::numbers::{Anchor, Kind, Numbers, PolicyError};
 use crate::penalty::Penalty;
-use crate::sliding_window_log::MAX_LOG_ENTRIES;
 use crate::{Cost, Ticks};
 
 /// A named set of one or more limits that are decided together, all or nothing.
@@ -42,17 +42,17 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A [token bucket](crate::TokenBucket) that earns `limit` a window.
+    /// A [token bucket](crate::Bucket) that earns `limit` a window.
     pub fn token_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::TokenBucket, limit)
     }
 
-    /// The same decisions by [GCRA](crate::Gcra).
+    /// The same decisions by [GCRA](crate::Bucket).
     pub fn gcra(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::Gcra, limit)
     }
 
-    /// A [leaky bucket](crate::LeakyBucket) that drains `limit` a window.
+    /// A [leaky bucket](crate::Bucket) that drains `limit` a window.
     pub fn leaky_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::LeakyBucket, limit)
     }
@@ -289,148 +289,3 @@ impl LimitBuilder {
         Ok(Policy::new(limit.name().into(), Box::new([limit])))
     }
 }
-
-/// Why a policy cannot be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// A limit of nothing.
-    ZeroLimit,
-    /// A window of no time.
-    ZeroWindow,
-    /// No window was given.
-    NoWindow {
-        /// The limit that lacks one.
-        limit: Cost,
-    },
-    /// A burst of nothing.
-    ZeroBurst,
-    /// A window algorithm was asked for a burst other than its limit.
-    BurstOnWindow {
-        /// The algorithm.
-        kind: Kind,
-        /// The burst asked for.
-        burst: Cost,
-        /// Its limit.
-        limit: Cost,
-    },
-    /// Another algorithm was asked for a fixed window's anchor.
-    AnchorOnOther {
-        /// The algorithm.
-        kind: Kind,
-    },
-    /// Earning everything back takes longer than can be counted exactly.
-    TimeToFresh {
-        /// The algorithm.
-        kind: Kind,
-        /// L.
-        limit: Cost,
-        /// W.
-        window: Ticks,
-        /// B.
-        burst: Cost,
-        /// How many ticks it would take.
-        time_to_fresh: u128,
-    },
-    /// A sliding window log that could need too many entries for a key.
-    LogTooLong {
-        /// L.
-        limit: Cost,
-        /// W.
-        window: Ticks,
-    },
-    /// More debt than can be counted exactly.
-    DebtTooLarge {
-        /// The debt asked for.
-        debt: Cost,
-        /// The capacity it would come on top of.
-        capacity: Cost,
-    },
-    /// New keys were to start with more than the capacity.
-    StartAboveCapacity {
-        /// What they were to start with.
-        start: Cost,
-        /// The capacity.
-        capacity: Cost,
-    },
-    /// A penalty before anybody was refused.
-    PenaltyAfterNothing,
-    /// A penalty of no time, or of more than can be counted exactly.
-    PenaltyLasts {
-        /// How long it was to last.
-        lasts: Ticks,
-    },
-    /// A policy without limits.
-    NoLimits,
-    /// Two limits of one policy have the same name.
-    SameName {
-        /// The name.
-        name: Box<str>,
-    },
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ZeroLimit => write!(f, "limit 0 admits nothing; use at least 1"),
-            Self::ZeroWindow => write!(f, "window 0 has no rate; use at least 1 tick"),
-            Self::NoWindow { limit } => {
-                write!(f, "limit {limit} has no window; say per second, per minute or per what")
-            }
-            Self::ZeroBurst => write!(f, "burst 0 admits nothing; use at least 1"),
-            Self::BurstOnWindow { kind, burst, limit } => write!(
-                f,
-                "burst {burst} on a {kind} of limit {limit}: a window's burst is its limit; \
-                 leave burst out or use a bucket"
-            ),
-            Self::AnchorOnOther { kind } => {
-                write!(f, "a {kind} has no anchor; leave it out or use a fixed_window")
-            }
-            Self::TimeToFresh { kind, limit, window, burst, time_to_fresh } => {
-                write!(f, "a {kind} of limit {limit} and burst {burst} per {window} ticks takes ")?;
-                write!(
-                    f,
-                    "{time_to_fresh} ticks to be fresh again, at most {MAX}",
-                    MAX = 1_u64 << 62
-                )?;
-                write!(f, " can be counted exactly; use a shorter window")?;
-                if kind.is_bucket() {
-                    write!(f, ", a smaller burst or a greater limit")?;
-                }
-                Ok(())
-            }
-            Self::LogTooLong { limit, window } => write!(
-                f,
-                "a sliding_window_log of limit {limit} per {window} ticks may need {} entries a key, \
-                 at most {MAX_LOG_ENTRIES} are kept; use a smaller limit or a \
-                 sliding_window_counter",
-                (*limit).min(window.0)
-            ),
-            Self::DebtTooLarge { debt, capacity } => write!(
-                f,
-                "debt {debt} on top of capacity {capacity} is more than can be counted exactly; \
-                 use at most the capacity"
-            ),
-            Self::StartAboveCapacity { start, capacity } => {
-                write!(
-                    f,
-                    "new keys cannot start with {start}; use at most the capacity, {capacity}"
-                )
-            }
-            Self::PenaltyAfterNothing => {
-                write!(f, "a penalty after 0 refusals refuses everybody; use at least 1")
-            }
-            Self::PenaltyLasts { lasts } => {
-                write!(f, "a penalty of {lasts} ticks; use 1 to {}", Penalty::MAX)
-            }
-            Self::NoLimits => {
-                write!(f, "a policy without limits limits nothing; give at least one")
-            }
-            Self::SameName { name } => {
-                write!(f, "two limits are named \"{name}\"; give each a name of its own")
-            }
-        }
-    }
-}
-
-impl core::error::Error for PolicyError {}

@@ -9,7 +9,6 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
-use crate::fixed_window::later;
 use crate::limit::{Limit, LimitState};
 use crate::penalty::Record;
 use crate::policy::Policy;
@@ -54,13 +53,11 @@ impl Limit {
     }
 
     fn fits(&self, standing: &Standing, now: Tick, cost: Cost) -> Fit {
-        later(
-            self.fit(&standing.state, now, cost),
-            match standing.penalty(now) {
-                Ticks::ZERO => Fit::Now,
-                wait => Fit::After(wait),
-            },
-        )
+        let penalty = match standing.penalty(now) {
+            Ticks::ZERO => Fit::Now,
+            wait => Fit::After(wait),
+        };
+        self.fit(&standing.state, now, cost).or_later(penalty)
     }
 
     fn note_refusal(&self, standing: &mut Standing, now: Tick, cost: Cost) {
@@ -300,7 +297,7 @@ impl Algorithm for Policy {
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
         self.enforced(state)
             .map(|(limit, standing)| limit.fits(standing, now, cost))
-            .fold(Fit::Now, later)
+            .fold(Fit::Now, Fit::or_later)
     }
 
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
@@ -316,7 +313,7 @@ impl Algorithm for Policy {
                 Ticks::ZERO => Fit::Now,
                 wait => Fit::After(wait),
             };
-            behind.earliest = later(behind.earliest, later(under, penalty));
+            behind.earliest = behind.earliest.or_later(under).or_later(penalty);
             // Which of several limits the requests ahead wait for can differ from one to the next.
             if others > 0 || penalty != Fit::Now {
                 behind.latest = None;

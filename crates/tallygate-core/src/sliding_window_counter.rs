@@ -7,11 +7,10 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
-use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
-use crate::fixed_window::{Windows, forced, into_window, later};
-use crate::limit::{Kind, Numbers};
+use crate::doubles::NumberReader;
+use crate::fixed_window::{Windows, forced, into_window};
+use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
 
@@ -108,7 +107,7 @@ impl SlidingWindowCounter {
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<SlidingWindowCounterState, DecodeError> {
         let last = numbers.tick("last change")?;
         self.valid(last, numbers.next("count")?, numbers.next("count")?)
@@ -211,7 +210,7 @@ impl Algorithm for SlidingWindowCounter {
         let left = behind.plus(Ticks(self.window - into));
         let windows = Windows { left, window: self.window, limit: self.limit };
         let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(state.count));
-        FitBehind { latest: windows.latest(alone, ahead), earliest: later(alone, earliest) }
+        FitBehind { latest: windows.latest(alone, ahead), earliest: alone.or_later(earliest) }
     }
 
     fn charge(&self, state: &mut SlidingWindowCounterState, now: Tick, amount: i128) -> u128 {

@@ -8,16 +8,12 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
-use crate::bucket::saturate;
 use crate::codec::{self, DecodeError, Reader};
-use crate::exchange;
+use crate::doubles::NumberReader;
 use crate::fixed_window::{Windows, forced, many};
-use crate::limit::{Kind, Numbers};
+use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
 use crate::{Cost, Tick, Ticks};
-
-/// The most entries that a sliding window log may need for a key: 16 bytes each.
-pub const MAX_LOG_ENTRIES: u64 = 1 << 20;
 
 /// At most `limit` in every window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +99,7 @@ impl SlidingWindowLog {
 
     pub(crate) fn take_numbers(
         &self,
-        numbers: &mut exchange::Numbers<'_>,
+        numbers: &mut NumberReader<'_>,
     ) -> Result<SlidingWindowLogState, DecodeError> {
         let (last, before) = (numbers.tick("last change")?, numbers.next("total before")?);
         let count: u64 = numbers.next("number of entries")?;

@@ -12,12 +12,8 @@ pub(crate) trait ForMachine {
 /// Makes it for the algorithm of a limit.
 pub(crate) fn for_machine<M: ForMachine>(limit: &Limit, make: M) -> M::Made {
     match *limit.machine() {
-        Machine::TokenBucket(rule) => make.made(rule),
-        Machine::WideTokenBucket(rule) => make.made(rule),
-        Machine::Gcra(rule) => make.made(rule),
-        Machine::WideGcra(rule) => make.made(rule),
-        Machine::LeakyBucket(rule) => make.made(rule),
-        Machine::WideLeakyBucket(rule) => make.made(rule),
+        Machine::Bucket(rule) => make.made(rule),
+        Machine::WideBucket(rule) => make.made(rule),
         Machine::FixedWindow(rule) => make.made(rule),
         Machine::SlidingWindowLog(rule) => make.made(rule),
         Machine::SlidingWindowCounter(rule) => make.made(rule),

@@ -2,7 +2,7 @@
 //!
 //! It is here to be replayed and compared with, not to serve. Its refill moves the clock by a floor,
 //! which hands out up to a tick a refill: 3 per 10 admits one per 3 ticks, not per 3⅓. The
-//! [`TokenBucket`](tallygate_core::TokenBucket) has no such drift.
+//! [`Bucket`](tallygate_core::Bucket) has no such drift.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -28,7 +28,7 @@ pub trait Waiting {
         max_wait: Duration,
     ) -> impl Future<Output = Result<Decision, Error>> + Send;
 
-    /// Decides now, and waits as long as the [leaky bucket](tallygate::LeakyBucket) says, so that the output is
+    /// Decides now, and waits as long as the [leaky bucket](tallygate::Kind::LeakyBucket) says, so that the output is
     /// flat. A denial does not wait. If the future is dropped while it waits, its departure time stays unused: the
     /// output stays flat, and the unit stays charged.
     ///

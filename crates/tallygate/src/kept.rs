@@ -71,9 +71,7 @@ enum State {
 macro_rules! make {
     ($policy:expr, |$rule:ident| $make:expr) => {
         match $policy.plain().map(Limit::machine) {
-            Some(Machine::TokenBucket($rule)) => State::Bucket($make),
-            Some(Machine::Gcra($rule)) => State::Bucket($make),
-            Some(Machine::LeakyBucket($rule)) => State::Bucket($make),
+            Some(Machine::Bucket($rule)) => State::Bucket($make),
             _ => {
                 let $rule = &**$policy;
                 State::Listed($make)
@@ -88,9 +86,7 @@ macro_rules! with {
         let PolicyState { policy, state } = $under;
         match state {
             State::Bucket($state) => match policy.plain().map(Limit::machine) {
-                Some(Machine::TokenBucket($rule)) => $run,
-                Some(Machine::Gcra($rule)) => $run,
-                Some(Machine::LeakyBucket($rule)) => $run,
+                Some(Machine::Bucket($rule)) => $run,
                 _ => unreachable!("only the state of a bucket is in place"),
             },
             State::Listed($state) => {

@@ -90,12 +90,8 @@ enum Kinds {
 macro_rules! of_its_kind {
     ($policy:expr, $kinds:expr, |$rule:ident, $keys:ident| $run:expr) => {
         match ($policy.plain().map(Limit::machine), $kinds) {
-            (Some(Machine::TokenBucket($rule)), Kinds::Bucket($keys)) => $run,
-            (Some(Machine::Gcra($rule)), Kinds::Bucket($keys)) => $run,
-            (Some(Machine::LeakyBucket($rule)), Kinds::Bucket($keys)) => $run,
-            (Some(Machine::WideTokenBucket($rule)), Kinds::WideBucket($keys)) => $run,
-            (Some(Machine::WideGcra($rule)), Kinds::WideBucket($keys)) => $run,
-            (Some(Machine::WideLeakyBucket($rule)), Kinds::WideBucket($keys)) => $run,
+            (Some(Machine::Bucket($rule)), Kinds::Bucket($keys)) => $run,
+            (Some(Machine::WideBucket($rule)), Kinds::WideBucket($keys)) => $run,
             (Some(Machine::FixedWindow($rule)), Kinds::FixedWindow($keys)) => $run,
             (Some(Machine::SlidingWindowLog($rule)), Kinds::SlidingWindowLog($keys)) => $run,
             (Some(Machine::SlidingWindowCounter($rule)), Kinds::SlidingWindowCounter($keys)) => {
@@ -829,12 +825,8 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
 impl Kinds {
     fn of(policy: &Policy, known_bits: u32, capacity: Capacity) -> Self {
         match policy.plain().map(Limit::machine) {
-            Some(Machine::TokenBucket(_) | Machine::Gcra(_) | Machine::LeakyBucket(_)) => {
-                Self::Bucket(Keys::knowing(known_bits, capacity))
-            }
-            Some(
-                Machine::WideTokenBucket(_) | Machine::WideGcra(_) | Machine::WideLeakyBucket(_),
-            ) => Self::WideBucket(Keys::knowing(known_bits, capacity)),
+            Some(Machine::Bucket(_)) => Self::Bucket(Keys::knowing(known_bits, capacity)),
+            Some(Machine::WideBucket(_)) => Self::WideBucket(Keys::knowing(known_bits, capacity)),
             Some(Machine::FixedWindow(_)) => Self::FixedWindow(Keys::knowing(known_bits, capacity)),
             Some(Machine::SlidingWindowLog(_)) => {
                 Self::SlidingWindowLog(Keys::knowing(known_bits, capacity))

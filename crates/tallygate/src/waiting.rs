@@ -130,7 +130,7 @@ impl<R: Rules, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         .await
     }
 
-    /// Decides now, and waits as long as the [leaky bucket](tallygate_core::LeakyBucket) says, so that the
+    /// Decides now, and waits as long as the [leaky bucket](tallygate_core::Kind::LeakyBucket) says, so that the
     /// output is flat. A denial does not wait. Each request leaves alone, so its cost is 1, whatever the question says.
     ///
     /// If the future is dropped while it waits, the requests behind it move up, and the last departure time is

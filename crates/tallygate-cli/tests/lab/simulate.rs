@@ -9,7 +9,8 @@ use crate::common::Served;
 use crate::http_client::post;
 use serde_json::{Value, json};
 use tallygate::{
-    Algorithm as _, Decision, Kind, Limit, Machine, Policy, Simulator, Tick, Ticks, simulate,
+    Algorithm as _, Decision, Kind, Limit, LimitState, Machine, Policy, Simulator, Tick, Ticks,
+    simulate,
 };
 
 fn tallygate(options: &[&str]) -> Output {
@@ -318,8 +319,10 @@ fn level(simulator: &Simulator<Limit>, at_us: u64) -> u64 {
     let rounded = |numerator: u128, denominator: u128| {
         u64::try_from((numerator * 2 + denominator) / (2 * denominator)).unwrap()
     };
-    if let (Machine::Gcra(gcra), tallygate::LimitState::Bucket(state)) = (limit.machine(), state) {
-        let time = gcra.arrival_time(state);
+    if let (Machine::Bucket(bucket), LimitState::Bucket(state)) = (limit.machine(), state)
+        && limit.numbers().kind == Kind::Gcra
+    {
+        let time = bucket.arrival_time(state);
         let (part, of) = (u128::from(time.fraction.0), u128::from(time.fraction.1));
         let ahead = i128::from(time.tick.0) - i128::from(at_us);
         // Behind by less than a whole tick may still be ahead by its fraction: not if it is behind.

@@ -106,12 +106,14 @@ impl StateSeries {
 
 /// The inner state as people think of it, from the exact one.
 fn level(limit: &Limit, state: &LimitState, at_us: u64) -> Thousandths {
-    let ahead = match (limit.machine(), state) {
-        (Machine::Gcra(gcra), LimitState::Bucket(state)) => Some(gcra.arrival_time(state)),
-        (Machine::WideGcra(gcra), LimitState::WideBucket(state)) => Some(gcra.arrival_time(state)),
+    let arrival = match (limit.machine(), state) {
+        (Machine::Bucket(bucket), LimitState::Bucket(state)) => Some(bucket.arrival_time(state)),
+        (Machine::WideBucket(bucket), LimitState::WideBucket(state)) => {
+            Some(bucket.arrival_time(state))
+        }
         _ => None,
     };
-    if let Some(arrival) = ahead {
+    if let Some(arrival) = arrival.filter(|_| limit.numbers().kind == Kind::Gcra) {
         let (part, of) = arrival.fraction;
         let (part, of) = (i128::from(part), i128::from(of));
         let ahead = (i128::from(arrival.tick.0) - i128::from(at_us)) * of + part;

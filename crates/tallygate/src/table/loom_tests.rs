@@ -4,25 +4,25 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use tallygate_core::{Machine, Policy, Ticks, TokenBucket};
+use tallygate_core::{Machine, Policy, Ticks};
 
 use super::*;
 
-fn bucket(limit: u64, window: u64) -> TokenBucket {
+fn bucket(limit: u64, window: u64) -> tallygate_core::Bucket {
     let limit = Policy::token_bucket(limit).per(Ticks(window)).limit().expect("valid");
     match *limit.machine() {
-        Machine::TokenBucket(rule) => rule,
+        Machine::Bucket(rule) => rule,
         _ => unreachable!("a small bucket"),
     }
 }
 
-type Shared = Arc<Table<<TokenBucket as Algorithm>::State>>;
+type Shared = Arc<Table<<tallygate_core::Bucket as Algorithm>::State>>;
 
 fn table(max_keys: usize) -> Shared {
     Arc::new(Table::new(u128::BITS, max_keys, WhenFull::EvictLeastUsed))
 }
 
-fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
+fn ask(table: &Shared, rule: &tallygate_core::Bucket, key: Fingerprint, now: i64) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
     table.with(rule, table.spot(key), Tick(now), decide).expect("not refusing")
 }
@@ -30,7 +30,7 @@ fn ask(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64) -> bool {
 /// Runs two sequences of (key, time) in two threads; returns what each was answered.
 fn race(
     table: &Shared,
-    rule: TokenBucket,
+    rule: tallygate_core::Bucket,
     one: &'static [(Fingerprint, i64)],
     other: &'static [(Fingerprint, i64)],
 ) -> (Vec<bool>, Vec<bool>) {
@@ -121,7 +121,13 @@ fn k2_a_thread_that_is_later_than_a_window_earns_nothing() {
     });
 }
 
-fn ask_in_era(table: &Shared, rule: &TokenBucket, key: Fingerprint, now: i64, era: u32) -> bool {
+fn ask_in_era(
+    table: &Shared,
+    rule: &tallygate_core::Bucket,
+    key: Fingerprint,
+    now: i64,
+    era: u32,
+) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
     let reading = Reading { now: Tick(now), set_backs: era };
     table.with(rule, table.spot(key), reading, decide).expect("not refusing")
@@ -187,7 +193,7 @@ fn neighbours_do_not_deadlock() {
 }
 
 /// Asks for one of each of some keys, all or nothing.
-fn ask_all(table: &Shared, rule: &TokenBucket, keys: &[Fingerprint], now: i64) -> bool {
+fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], now: i64) -> bool {
     let now = Tick(now);
     let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
     let (mut locks, mut found) = loop {
