@@ -140,19 +140,11 @@ impl<T> AnyReply<'_, T> {
         Self::Ready(Some(answer.map_err(Into::into)))
     }
 
-    /// Returns the answer of a store in memory, which is always ready.
-    ///
-    /// # Errors
-    /// As those of the store.
-    ///
-    /// # Panics
-    /// If the store is in Redis.
-    pub fn in_memory(self) -> Result<T, Error> {
+    /// Returns the answer if it is ready, as that of a store in memory always is.
+    pub fn into_ready(self) -> Option<Result<T, Error>> {
         match self {
-            Self::Ready(Some(answer)) => answer,
-            Self::Ready(None) | Self::Later(_) => {
-                panic!("a reply of a store that is not in memory")
-            }
+            Self::Ready(answer) => answer,
+            Self::Later(_) => None,
         }
     }
 }
@@ -164,7 +156,10 @@ impl<T: Unpin> Future for AnyReply<'_, T> {
     /// If it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Self::Ready(answer) => Poll::Ready(answer.take().expect("polled after it was ready")),
+            Self::Ready(answer) => match answer.take() {
+                Some(answer) => Poll::Ready(answer),
+                None => unreachable!("it is polled after it was ready"),
+            },
             Self::Later(reply) => reply.as_mut().poll(context),
         }
     }

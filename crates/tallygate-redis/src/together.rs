@@ -66,6 +66,7 @@ impl<'a> JointAsk<'a> {
     ///
     /// # Errors
     /// The key is too long, the tier is not known, or the policy is not in microseconds.
+    #[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
     pub fn of<'k, R, O>(
         limiter: &'a RateLimiter<R, RedisStore, O>,
         ask: impl Into<Ask<'k>>,
@@ -82,6 +83,7 @@ impl<'a> JointAsk<'a> {
     ///
     /// # Errors
     /// As there.
+    #[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
     pub fn of_any<'k, O: Observer>(
         limiter: &'a AnyLimiter<O>,
         ask: impl Into<Ask<'k>>,

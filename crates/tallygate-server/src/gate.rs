@@ -354,7 +354,8 @@ impl Gate {
                 Ok(Answer { entry, decided })
             }));
         }
-        let decided = decide(&entry, verb, ask).in_memory();
+        let decided = decide(&entry, verb, ask).into_ready();
+        let decided = decided.unwrap_or_else(|| unreachable!("memory answers at once"));
         Asked::Now(decided.map(|decided| Answer { entry, decided }).map_err(AskError::from))
     }
 

@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tallygate::{Decision, Source, Usage};
+use tallygate::{Source, Usage};
 use tallygate_redis::Counts;
 
 use crate::logs;

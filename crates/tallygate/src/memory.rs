@@ -985,7 +985,7 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
         make: impl FnOnce(&Policy, Timed) -> T + Send + 'a,
     ) -> Result<T, StoreError> {
         let timed = self.apply(&*policy, key, op, now)?;
-        Ok(make(&*policy, timed))
+        Ok(make(&policy, timed))
     }
 
     fn check_many<'a, T: Answer, K>(

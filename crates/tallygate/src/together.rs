@@ -483,6 +483,7 @@ impl<R: Rules + Sync, S: JointStore<R::Rule> + Sync, O: Observer> RateLimiter<R,
     ///
     /// # Errors
     /// The key is too long, or the tier is not known.
+    #[expect(single_use_lifetimes, reason = "an elided one is not stable here")]
     pub fn joint<'a, 'k>(&'a self, ask: impl Into<Ask<'k>>) -> Result<JointAsk<'a>, StoreError>
     where
         R: 'a,

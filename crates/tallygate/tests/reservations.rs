@@ -175,8 +175,8 @@ proptest! {
 enum TierVerb {
     Check(usize, Cost),
     Reserve(usize, Cost, u64),
-    /// One of the open reservations, its actual cost, and the tier that settles it.
-    Settle(usize, Cost, usize),
+    /// One of the open reservations, and its actual cost.
+    Settle(usize, Cost),
     Refund(usize, Cost),
     /// The policies are dealt out again among the tiers.
     Replace([usize; 3]),
@@ -191,10 +191,8 @@ fn tier_verb() -> impl Strategy<Value = TierVerb> {
         8 => (tier(), 1..6_u64).prop_map(|(tier, cost)| TierVerb::Check(tier, cost)),
         8 => (tier(), 1..8_u64, 0..2_000_u64)
             .prop_map(|(tier, cost, ttl)| TierVerb::Reserve(tier, cost, ttl)),
-        8 => (0..9_usize, 0..3_u64, tier())
-            .prop_map(|(which, actual, tier)| TierVerb::Settle(which, actual, tier)),
-        1 => (0..9_usize, 0..12_u64, tier())
-            .prop_map(|(which, actual, tier)| TierVerb::Settle(which, actual, tier)),
+        8 => (0..9_usize, 0..3_u64).prop_map(|(which, actual)| TierVerb::Settle(which, actual)),
+        1 => (0..9_usize, 0..12_u64).prop_map(|(which, actual)| TierVerb::Settle(which, actual)),
         1 => (tier(), 1..5_u64).prop_map(|(tier, cost)| TierVerb::Refund(tier, cost)),
         1 => [tier(), tier(), tier()].prop_map(TierVerb::Replace),
         1 => (tier(), 1..40_i64).prop_map(|(policy, lasts)| TierVerb::Override(policy, lasts)),
@@ -271,7 +269,7 @@ fn uses_under_tiers(
                 }
             }
             TierVerb::Settle(..) if open.is_empty() => {}
-            TierVerb::Settle(which, actual, tier) => {
+            TierVerb::Settle(which, actual) => {
                 let (decided, Open { mut reservation, at, estimate }) =
                     open.swap_remove(which % open.len());
                 let settled = limiter.settle(&mut reservation, *actual);

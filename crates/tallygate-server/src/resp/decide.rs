@@ -9,7 +9,6 @@ use super::commands::{Outcome, Ran};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol};
 use crate::gate::{Answer, Ask, AskError, Asked, Gate, ThrottleArguments, Verb};
-use crate::traces;
 
 /// The longest period in seconds whose nanoseconds can be counted: 292 years.
 const MAX_PERIOD_S: u64 = MAX_NUMBER / Ticks::PER_SECOND;
