@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let store = MemoryStore::new(capacity, SystemClock::new());
         let limiter = RateLimiter::in_store("api", tiers(), store);
         for key in 0..size {
-            assert!(limiter.is_allowed(name(key))?);
+            assert!(limiter.is_allowed(&name(key))?);
         }
         let started = Instant::now();
         let mut saved = 0;
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let read_s = started.elapsed().as_secs_f64();
         let restored = RateLimiter::in_store("api", tiers(), store);
         assert_eq!(restored.store().usage().keys, size);
-        assert!(restored.check(name(0))?.remaining <= 98);
+        assert!(restored.check(&name(0))?.remaining <= 98);
         let each = bytes / size as u64;
         println!("{size:>12} {save_s:>9.2} {read_s:>9.2} {bytes:>12} {each:>6}");
     }

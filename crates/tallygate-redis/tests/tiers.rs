@@ -8,8 +8,8 @@
 )]
 
 use tallygate::{
-    Access, Ask, Capacity, Decision, ManualClock, MemoryStore, Observer, Penalty, Plan, Policy,
-    RateLimiter, Rules, Store, Tick, Ticks, Tiers,
+    Access, Ask, Capacity, Decision, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter,
+    Rules, Store, Tick, Ticks, Tiers,
 };
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};

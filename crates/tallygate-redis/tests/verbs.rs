@@ -13,7 +13,8 @@ use tallygate::{
     SettleError, Source, Tick, Ticks, Tiers, Used,
 };
 use tallygate_redis::{
-    Error, InFlight, JointAsk, OnFailure, Options, OwnStore, Redis, Waiting as _, check_all,
+    AnyLimiter, Error, InFlight, JointAsk, OnFailure, Options, OwnStore, Redis, Stores,
+    Waiting as _, check_all, open,
 };
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -465,5 +466,53 @@ async fn penalties_and_shadows_are_kept_on_the_server() {
     .await;
     assert_eq!(told.source, Source::Store);
     assert!(start.elapsed() + Duration::from_millis(5) >= wait, "{:?}", start.elapsed());
+    assert_all_expire(&server);
+}
+
+/// Asks one history of a limiter, whatever its store is.
+async fn history(limiter: &AnyLimiter) -> Vec<(bool, u64)> {
+    let short = |decision: Decision| (decision.allowed, decision.remaining);
+    let pro = Ask::new("alice").tier("pro");
+    let mut all = vec![
+        short(limiter.check("alice").await.unwrap()),
+        short(limiter.check(Ask::new("alice").cost(2)).await.unwrap()),
+        short(limiter.check("alice").await.unwrap()),
+        short(limiter.check(pro.cost(2)).await.unwrap()),
+        short(limiter.peek(pro).await.unwrap()),
+        short(limiter.refund(pro.cost(4)).await.unwrap()),
+    ];
+    let many: Vec<Decision> = limiter.check_many(&["bob", "bob", "carol"]).await.unwrap();
+    all.extend(many.into_iter().map(short));
+    let reserved =
+        limiter.reserve(Ask::new("dave").cost(3), Duration::from_secs(60)).await.unwrap();
+    let mut reservation = reserved.granted().expect("enough is left");
+    all.push(short(limiter.settle(&mut reservation, 1).unwrap().await.unwrap()));
+    let parts = ["dave", "carol"].map(|key| JointAsk::of_any(limiter, key).unwrap());
+    all.push(short(check_all(parts).await.unwrap().decision));
+    all.push(short(limiter.reset("dave").await.unwrap()));
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_chosen_by_its_address_decides_the_same() {
+    let server = Server::start(Flavor::Redis);
+    let tiers = || Tiers::new(burst(3)).tier("pro", burst(5));
+    let in_memory = open("memory").unwrap().limiter("api", tiers());
+    assert!(in_memory.store().memory().is_some() && in_memory.store().redis().is_none());
+    let in_redis = Stores::Redis(patient(&server.url())).limiter("api", tiers());
+    let expected = history(&in_memory).await;
+    assert_eq!(history(&in_redis).await, expected);
+    assert_eq!(expected[..4], [(true, 2), (true, 0), (false, 0), (true, 0)]);
+    assert!(
+        matches!(open("memcached://127.0.0.1").unwrap_err().to_string(), error if error.contains("redis://"))
+    );
+    for limiter in [&in_memory, &in_redis] {
+        let unknown = limiter.check(Ask::new("alice").tier("gold")).await.unwrap_err();
+        assert_eq!(unknown.to_string(), "no tier is named \"gold\"; there is pro");
+        let long = limiter.check(&[b'x'; 5000]).await.unwrap_err();
+        assert_eq!(long, Error::KeyTooLong { bytes: 5000 });
+    }
+    let parts = [&in_memory, &in_redis].map(|limiter| JointAsk::of_any(limiter, "erin").unwrap());
+    assert_eq!(check_all(parts).await, Err(Error::MixedStores));
     assert_all_expire(&server);
 }

@@ -1,8 +1,8 @@
 //! What a limiter is asked: for which client, how much, in which tier, and when.
 
-use tallygate_core::{Cost, Tick};
+use std::fmt;
 
-use crate::rules::UnknownTier;
+use tallygate_core::{Cost, Tick};
 
 /// A question to a limiter. Every verb of [`RateLimiter`](crate::RateLimiter) takes one.
 ///
@@ -99,3 +99,24 @@ impl From<UnknownTier> for InvalidAsk {
         Self::UnknownTier(unknown)
     }
 }
+
+/// No tier has the name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownTier {
+    /// The name.
+    pub name: Box<str>,
+    /// The names there are.
+    pub known: Vec<Box<str>>,
+}
+
+impl fmt::Display for UnknownTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no tier is named \"{}\"; ", self.name)?;
+        if self.known.is_empty() {
+            return write!(f, "there are no tiers");
+        }
+        write!(f, "there is {}", self.known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownTier {}

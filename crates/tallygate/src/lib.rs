@@ -50,18 +50,18 @@ mod together;
 mod waiting;
 
 pub use allowance::{Allowance, Bounds};
-pub use ask::{Ask, InvalidAsk};
+pub use ask::{Ask, InvalidAsk, UnknownTier};
 pub use clock::{Alarm, Clock, CoarseClock, ManualClock, ManualRing, SystemClock, SystemRing};
 pub use in_flight::{InFlight, Place};
 pub use kept::Kept;
 pub use key::joined_key;
-pub use limiter::{RateLimiter, SingleLimiter};
+pub use limiter::{RateLimiter, SingleLimiter, TieredLimiter};
 pub use memory::{Capacity, MemoryStore, PolicyStore};
 #[cfg(feature = "metrics")]
 pub use observer::MetricsObserver;
 pub use observer::{Event, NoObserver, Observer};
 pub use reservation::{Actual, Charged, Reservation, Reserved, SettleError};
-pub use rules::{Rules, UnknownTier};
+pub use rules::Rules;
 pub use snapshot::{Section, SnapshotError, SnapshotReader, SnapshotWriter, save_snapshot};
 pub use store::{Lent, MAX_KEY_BYTES, Store, StoreError};
 pub use table::{Usage, WhenFull};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Source, Tick, Ticks, Timed};
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::{Ask, InvalidAsk, UnknownTier};
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Capacity, MemoryStore, PolicyStore};
 use crate::observer::{Event, NoObserver, Observer, notify};
 use crate::reservation::{Actual, Reservation, Reserved, SettleError};
-use crate::rules::{Rules, UnknownTier};
+use crate::rules::Rules;
 use crate::store::{MAX_KEY_BYTES, Store};
 use crate::tiers::{Access, Override, Plan, Tiers};
 
@@ -76,7 +76,10 @@ impl<A: Algorithm + Sync> RateLimiter<A, MemoryStore<A>> {
     }
 }
 
-impl RateLimiter<Tiers, MemoryStore<Plan>> {
+/// A limiter in memory with [`Tiers`]: see [`RateLimiter::tiered`].
+pub type TieredLimiter<C = SystemClock, O = NoObserver> = RateLimiter<Tiers, MemoryStore<Plan, C>, O>;
+
+impl TieredLimiter {
     /// A limiter in memory with [`Tiers`], whose rules can be changed while it serves.
     #[must_use]
     pub fn tiered(name: impl Into<Arc<str>>, tiers: Tiers) -> Self {

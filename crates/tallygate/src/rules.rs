@@ -5,10 +5,9 @@
 //!
 //! [`Tiers`]: crate::Tiers
 
-use std::fmt;
-
 use tallygate_core::Algorithm;
 
+use crate::ask::UnknownTier;
 use crate::store::Lent;
 
 /// Chooses the rule for a key.
@@ -54,24 +53,3 @@ impl<A: Algorithm + Sync> Rules for A {
         Some(self)
     }
 }
-
-/// No tier has the name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownTier {
-    /// The name.
-    pub name: Box<str>,
-    /// The names there are.
-    pub known: Vec<Box<str>>,
-}
-
-impl fmt::Display for UnknownTier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no tier is named \"{}\"; ", self.name)?;
-        if self.known.is_empty() {
-            return write!(f, "there are no tiers");
-        }
-        write!(f, "there is {}", self.known.join(", "))
-    }
-}
-
-impl std::error::Error for UnknownTier {}

@@ -10,9 +10,8 @@ use std::ops::Deref;
 
 use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Tick, Ticks, Timed};
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::{Ask, InvalidAsk, UnknownTier};
 use crate::reservation::{Charged, SettleError};
-use crate::rules::UnknownTier;
 
 /// Keeps the states of keys, and decides on them.
 pub trait Store<A: Algorithm> {

@@ -17,8 +17,9 @@ use tallygate_core::{
     Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Policy, Receipt, Share, Tick, Used,
 };
 
+use crate::ask::UnknownTier;
 use crate::kept::Kept;
-use crate::rules::{Rules, UnknownTier};
+use crate::rules::Rules;
 
 /// What a client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,12 @@
 //! The limiter as its users meet it, held against the core's simulator.
 
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
 use proptest::prelude::*;
 use tallygate::{
-    Algorithm, Anchor, Ask, Capacity, Clock as _, Cost, Decision, Kind, ManualClock, MemoryStore,
-    Policy, PolicyStore, RateLimiter, SingleLimiter, StoreError, Tick, Ticks, simulate,
+    Access, Algorithm, Anchor, Ask, Capacity, Clock, Cost, Decision, Event, Kind, ManualClock,
+    MemoryStore, Observer, Op, Plan, Policy, PolicyStore, RateLimiter, SingleLimiter, StoreError,
+    Tick, Ticks, Tiers, simulate,
 };
 use tallygate_testkit::{any_limit, cases, costs, times};
 
@@ -183,4 +186,135 @@ fn limiters_can_be_shared() {
     shared(&SingleLimiter::new(policy()));
     let fresh = policy().fresh(Tick(0));
     assert_eq!(policy().used(&fresh, Tick(0)).whole, 0);
+}
+
+/// Whatever the verb, a tier that the limiter does not have is an error that names the tiers, and nothing is charged.
+#[test]
+fn a_question_for_an_unknown_tier_fails_in_every_verb() {
+    let policy = || Policy::token_bucket(3).per_hour().build().unwrap();
+    let limiter = RateLimiter::tiered("api", Tiers::new(policy()).tier("pro", policy()));
+    let gold = Ask::new("alice").tier("gold");
+    let errors = [
+        limiter.check(gold).unwrap_err(),
+        limiter.is_allowed(gold).unwrap_err(),
+        limiter.check_many::<bool, _>(&[Ask::new("alice"), gold]).unwrap_err(),
+        limiter.peek(gold).unwrap_err(),
+        limiter.refund(gold).unwrap_err(),
+        limiter.reset(gold).unwrap_err(),
+        limiter.reserve(gold, Ticks(1)).unwrap_err(),
+        limiter.block_until_ready(gold, Ticks(1)).unwrap_err(),
+        tallygate::block_on(limiter.shape(gold)).unwrap_err(),
+        limiter.joint(gold).unwrap_err(),
+        limiter.decide_with(gold, Op::Check(1), |_, _, _| ()).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.to_string(), "no tier is named \"gold\"; there is pro");
+    }
+    assert_eq!(limiter.peek(Ask::new("alice").cost(0)).unwrap().remaining, 3);
+    // A limiter without tiers has none of that name either.
+    let plain = RateLimiter::new(policy());
+    for error in [
+        plain.check(gold).unwrap_err(),
+        plain.check_many::<bool, _>(&[Ask::new("alice"), gold]).unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), "no tier is named \"gold\"; there are no tiers");
+    }
+    assert_eq!(plain.peek(Ask::new("alice").cost(0)).unwrap().remaining, 3);
+}
+
+/// Questions of a batch may differ in cost, time and tier.
+#[test]
+fn each_question_of_a_batch_has_its_own_cost_time_and_tier() {
+    let policy = |limit| Policy::token_bucket(limit).per(Ticks(10)).build().unwrap();
+    let asks = [
+        Ask::new("alice").cost(2).at(Tick(0)),
+        Ask::new("alice").at(Tick(4)),
+        Ask::new("alice").at(Tick(5)),
+        Ask::new("bob").cost(3).at(Tick(5)),
+    ];
+    let plain = limiter(policy(2), 10);
+    assert_eq!(plain.check_many::<bool, _>(&asks).unwrap(), [true, false, true, false]);
+    let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));
+    let tiered = RateLimiter::in_store("api", Tiers::new(policy(2)).tier("pro", policy(3)), store);
+    let mut asks = asks.to_vec();
+    asks.push(Ask::new("bob").cost(3).tier("pro").at(Tick(5)));
+    assert_eq!(tiered.check_many::<bool, _>(&asks).unwrap(), [true, false, true, false, true]);
+}
+
+/// Notes the times of decisions.
+#[derive(Default)]
+struct Times(Mutex<Vec<(Tick, bool)>>);
+
+impl Observer for Times {
+    fn decided(&self, event: &Event<'_>) {
+        self.0.lock().unwrap().push((event.at, event.allowed));
+    }
+}
+
+struct Panics;
+
+impl Observer for Panics {
+    fn decided(&self, _: &Event<'_>) {
+        panic!("an observer's own mistake");
+    }
+}
+
+#[test]
+fn every_observer_is_notified_with_the_time_of_the_decision() {
+    let policy = || Policy::fixed_window(1).per(Ticks(10)).build().unwrap();
+    let expected = [(Tick(7), true), (Tick(8), false)];
+    let ask = |at| Ask::new("alice").at(Tick(at));
+    let (first, second) = (Times::default(), Times::default());
+    let pair = RateLimiter::new(policy()).observed_by((&first, Panics, &second));
+    assert!(pair.is_allowed(ask(7)).unwrap() && !pair.check(ask(8)).unwrap().allowed);
+    let boxed: Arc<Times> = Arc::default();
+    let list: Vec<Box<dyn Observer + Send>> = vec![Box::new(Panics), Box::new(boxed.clone())];
+    let listed = RateLimiter::new(policy()).observed_by(list);
+    assert!(listed.is_allowed(ask(7)).unwrap() && !listed.check(ask(8)).unwrap().allowed);
+    for times in [&first, &second, &*boxed] {
+        assert_eq!(*times.0.lock().unwrap(), expected);
+    }
+}
+
+/// Replaces the rules of a limiter when the time is read: after the rule was chosen, before it decides.
+#[derive(Default)]
+struct Reloads {
+    limiter: OnceLock<Weak<Reloaded>>,
+}
+
+type Reloaded = RateLimiter<Tiers, MemoryStore<Plan, Arc<Reloads>>>;
+
+impl Clock for Reloads {
+    fn now(&self) -> Tick {
+        if let Some(limiter) = self.limiter.get().and_then(Weak::upgrade) {
+            limiter.replace(&Tiers::new(two_limits("new")));
+        }
+        Tick(0)
+    }
+}
+
+fn two_limits(name: &str) -> Policy {
+    let limit = |limit| Policy::token_bucket(limit).per_hour();
+    Policy::all_of(name, [limit(5).named(format!("{name} 5")), limit(1).named(format!("{name} 1"))])
+        .unwrap()
+}
+
+/// The rules change while a decision is made. What is said about it is read from the rule that made it.
+#[test]
+fn a_reload_does_not_change_the_name_of_the_limit_that_denied() {
+    let clock: Arc<Reloads> = Arc::default();
+    let store = MemoryStore::new(Capacity::of(10), clock.clone());
+    let limiter: Arc<Reloaded> =
+        Arc::new(RateLimiter::in_store("api", Tiers::new(two_limits("old")), store));
+    limiter.check("alice").unwrap();
+    clock.limiter.set(Arc::downgrade(&limiter)).unwrap();
+    let names = |plan: &Plan, decision: Decision, at: Tick| {
+        let limit = decision.refused_by.map(|limit| plan.limit_name(limit, at).to_owned());
+        let Access::Limited(policy) = plan.access(at) else { panic!("{plan:?}") };
+        (policy.name().to_owned(), limit)
+    };
+    let (policy, limit) = limiter.decide_with("alice", Op::Check(1), names).unwrap();
+    assert_eq!((policy.as_str(), limit.as_deref()), ("old", Some("old 1")));
+    let Access::Limited(now) = limiter.rules().base() else { panic!("it is limited") };
+    assert_eq!(now.name(), "new", "the rules have changed meanwhile");
 }
