@@ -189,11 +189,11 @@ impl Node {
     /// Sends a command and waits for its reply. If it is only being moved here, the server has to be told.
     pub(crate) async fn send(
         &self,
-        command: &Cmd,
+        command: &Arc<Cmd>,
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        let pass = self.breaker().ask(Instant::now());
+        let pass = self.pass();
         if pass == Pass::Stop {
             return Err(Failure::NotSent(format!("{} does not answer", self.name).into()));
         }
@@ -239,12 +239,18 @@ impl Node {
                 tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
                 let Some(node) = node.upgrade() else { return };
                 let deadline = Instant::now() + node.links[0].budget;
-                let _ = node.send(&redis::cmd("PING"), false, deadline).await;
+                let _ = node.send(&Arc::new(redis::cmd("PING")), false, deadline).await;
             }
             if let Some(node) = node.upgrade() {
                 node.is_probed.store(false, Ordering::Release);
             }
         });
+    }
+
+    /// Returns whether a call may be sent.
+    fn pass(&self) -> Pass {
+        let mut breaker = self.breaker();
+        if breaker.is_open() { breaker.ask(Instant::now()) } else { Pass::Go }
     }
 
     fn failed(&self, failure: &Failure) {
@@ -319,7 +325,7 @@ pub(crate) async fn last_chance<T>(
 impl Link {
     async fn send(
         self: &Arc<Self>,
-        command: &Cmd,
+        command: &Arc<Cmd>,
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
@@ -332,7 +338,7 @@ impl Link {
         let mut call = Box::pin(async move {
             if is_moving {
                 let mut both = redis::pipe();
-                both.cmd("ASKING").add_command(command);
+                both.cmd("ASKING").add_command(Cmd::clone(&command));
                 let replies = connection.send_packed_commands(&both, 1, 1).await?;
                 replies.into_iter().next().unwrap_or_default().extract_error()
             } else {
@@ -466,6 +472,10 @@ impl Link {
         self: &Arc<Self>,
         deadline: Instant,
     ) -> Result<(MultiplexedConnection, u64), Failure> {
+        // Nearly always: nothing is subscribed to that would have to be given up again.
+        if let State::Up { connection, generation } = &*self.state.borrow() {
+            return Ok((connection.clone(), *generation));
+        }
         let mut state = self.state.subscribe();
         loop {
             let seen = state.borrow_and_update().clone();

@@ -10,6 +10,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use redis::Cmd;
 use tallygate::Policy;
 
+use crate::key::Key;
+
 const OPEN: &str = include_str!("scripts/open.lua");
 const PRODUCT: &str = include_str!("scripts/product.lua");
 const READ: &str = include_str!("scripts/read.lua");
@@ -81,12 +83,23 @@ impl Script {
     }
 
     /// A call of it, by its name or by its text.
-    pub(crate) fn call(&self, keys: &[&[u8]], arguments: &[&[u8]], by: By) -> Cmd {
-        let mut command = match by {
-            By::Name => redis::cmd("EVALSHA").arg(&self.hash).take(),
-            By::Text => redis::cmd("EVAL").arg(&self.text).take(),
+    pub(crate) fn call(&self, keys: &[&Key], arguments: &[&[u8]], by: By) -> Cmd {
+        let (name, script) = match by {
+            By::Name => ("EVALSHA", &self.hash),
+            By::Text => ("EVAL", &self.text),
         };
-        command.arg(keys.len()).arg(keys).arg(arguments);
+        let keys_bytes: usize = keys.iter().map(|key| key.name.len()).sum();
+        let bytes: usize = arguments.iter().map(|argument| argument.len()).sum();
+        // Room for all of it at once: a command that grows is copied several times.
+        let mut command = Cmd::with_capacity(
+            3 + keys.len() + arguments.len(),
+            name.len() + script.len() + 8 + keys_bytes + bytes,
+        );
+        command.arg(name).arg(script).arg(keys.len());
+        for key in keys {
+            command.arg(&key.name);
+        }
+        command.arg(arguments);
         command
     }
 }

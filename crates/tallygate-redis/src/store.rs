@@ -523,18 +523,19 @@ impl RedisStore {
     ) -> Option<(Arc<Prepared>, Cost)> {
         let (Op::Check(cost @ 1..), None) = (op, now) else { return None };
         let is_exact = i64::try_from(cost).is_ok_and(Numbers::takes);
-        if !is_exact || client.len() > MAX_KEY_BYTES {
-            return None;
-        }
-        let local = &self.shared.local;
-        if !local.is_unused() && local.is_due(client, self.server_time()) {
-            return None;
-        }
-        if self.is_just_back(client) {
+        if !is_exact || client.len() > MAX_KEY_BYTES || !self.has_desk_now(client) {
             return None;
         }
         let prepared = rule.prepared(self)?;
         prepared.scripted.is_some().then_some((prepared, cost))
+    }
+
+    /// Returns whether checks of a client go to the desk of its key now. They do not while units have to be charged in Redis
+    /// first, and while other processes may not know that Redis is back.
+    fn has_desk_now(&self, client: &[u8]) -> bool {
+        let local = &self.shared.local;
+        let is_due = || !local.is_unused() && local.is_due(client, self.server_time());
+        !is_due() && !self.is_just_back(client)
     }
 
     /// Decides on a check, at the desk of its key if it has one.
@@ -545,18 +546,33 @@ impl RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
+        let asked = self.asked_near(rule, client, op, now);
+        self.decide_asked(rule, client, op, now, asked).await
+    }
+
+    /// The same for a check of which is known what it asks at the desk of its key.
+    async fn decide_asked<A: Shareable>(
+        &self,
+        rule: &A,
+        client: &[u8],
+        op: Op,
+        now: Option<Tick>,
+        asked: Option<(Arc<Prepared>, Cost)>,
+    ) -> Result<Timed, Error> {
         let deadline = self.shared.redis.deadline();
-        let Some((prepared, cost)) = self.asked_near(rule, client, op, now) else {
+        let Some((prepared, cost)) = asked.filter(|_| self.has_desk_now(client)) else {
             let by = (Way::AnyScript, deadline);
             return match self.key(client) {
-                Ok(key) => self.decide(rule, client, &key, op, now, by).await,
+                // In a box of its own: it would make every future several times as large.
+                Ok(key) => Box::pin(self.decide(rule, client, &key, op, now, by)).await,
                 Err(error @ Error::Unavailable { .. }) => {
                     self.fall_back(error, rule, client, op, now)
                 }
                 Err(error) => Err(error),
             };
         };
-        let told = self.shared.near.ask(&prepared, client, cost, deadline);
+        let budget = self.shared.redis.budget();
+        let told = self.shared.near.ask(&prepared, client, cost, (budget, deadline));
         self.keep_sweeping(&prepared.terms);
         self.decide_near(rule, client, op, &prepared, (told, deadline)).await
     }
@@ -584,14 +600,20 @@ impl RedisStore {
                 Ok(None)
             }
             Told::Overloaded => Err(near::overloaded()),
-            Told::Later { waits, call, flush_at } => {
+            Told::Later { mut waits, call, flush_at } => {
                 match call {
                     // Of a call for several, none may go with the one who made it.
                     Some(call) if call.checks > 1 => self.spawn_call(prepared, client, call),
-                    Some(call) => self.make_call(prepared, client, call).await,
+                    Some(call) => self.make_call(prepared, client, call, deadline).await,
                     None => {}
                 }
-                self.wait_for(prepared, client, waits, (flush_at, deadline)).await
+                match waits.try_recv() {
+                    Ok(said) => said,
+                    Err(_) => {
+                        let until = (flush_at, deadline);
+                        Box::pin(self.wait_for(prepared, client, waits, until)).await
+                    }
+                }
             }
         };
         match said {
@@ -600,8 +622,8 @@ impl RedisStore {
                 Ok(self.told(told))
             }
             Ok(None) => {
-                let by = (way, deadline);
-                self.decide(rule, client, &self.key(client)?, op, None, by).await
+                let (key, by) = (self.key(client)?, (way, deadline));
+                Box::pin(self.decide(rule, client, &key, op, None, by)).await
             }
             Err(error) => self.fall_back(error, rule, client, op, None),
         }
@@ -624,9 +646,9 @@ impl RedisStore {
             }
         }
         let arrived = deadline.checked_sub(self.shared.redis.budget()).unwrap_or(deadline);
-        let key = self.key(client)?;
         let redis = &self.shared.redis;
         let mut said = timeout_at(deadline.into(), &mut waits).await.map_err(Some);
+        let key = self.key(client)?;
         if said.is_err() && !redis.is_busy_since(&key, arrived) {
             said = last_chance(deadline, redis.budget(), &mut waits).await.ok_or(None);
         }
@@ -644,14 +666,24 @@ impl RedisStore {
     fn spawn_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
         let (store, prepared) = (self.clone(), prepared.clone());
         let client: Box<[u8]> = client.into();
-        tokio::spawn(async move { store.make_call(&prepared, &client, call).await });
+        tokio::spawn(async move {
+            let deadline = store.shared.near.deadline_of(&call, store.shared.redis.budget());
+            store.make_call(&prepared, &client, call, deadline).await;
+        });
     }
 
-    /// Makes a call, and tells whoever waits. Those who came meanwhile are asked for next, by somebody else.
-    async fn make_call(&self, prepared: &Arc<Prepared>, client: &[u8], call: Call) {
+    /// Makes a call, and answers the checks that wait for it. A task makes the call for the checks that came meanwhile.
+    async fn make_call(
+        &self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        call: Call,
+        deadline: Instant,
+    ) {
         let number = call.number;
-        let mut calling = Calling { store: self, prepared, client, number, came: None };
-        calling.came = Some(self.carry_out(prepared, client, &call).await);
+        let pending = PendingCall { store: self, prepared, client, number, is_finished: false };
+        let result = self.carry_out(prepared, client, &call, deadline).await;
+        pending.finish(result);
     }
 
     async fn carry_out(
@@ -659,16 +691,17 @@ impl RedisStore {
         prepared: &Prepared,
         client: &[u8],
         call: &Call,
+        deadline: Instant,
     ) -> Result<Came, Error> {
         let redis = &self.shared.redis;
         let key = self.key(client)?;
-        let deadline = self.shared.near.deadline_of(call, redis.budget());
         match &call.what {
             What::Take(slice) => {
                 let leases = redis.key_of_leases(&self.shared.name, client)?;
                 let keys = Keys { client: &key, leases: &leases };
                 let life = prepared.terms.leases().unwrap_or_default().in_store();
-                let taken = redis.take_slice(prepared, keys, *slice, life, None, deadline).await?;
+                let taking = redis.take_slice(prepared, keys, *slice, life, None, deadline);
+                let taken = Box::pin(taking).await?;
                 Ok(taken.map_or(Came::Undecided, Came::Taken))
             }
             What::Check(costs) => {
@@ -689,10 +722,9 @@ impl RedisStore {
                 }
                 let requests: Vec<_> = costs.iter().map(|cost| [(0, *cost)]).collect();
                 let requests: Vec<&[_]> = requests.iter().map(|request| &request[..]).collect();
-                let decided = redis
-                    .run_many(&scripted.many, &[(&key, prepared)], &requests, None, deadline)
-                    .await?;
-                let Some((now, parts)) = decided else { return Ok(Came::Undecided) };
+                let keys = [(&key, prepared)];
+                let decided = redis.run_many(&scripted.many, &keys, &requests, None, deadline);
+                let Some((now, parts)) = Box::pin(decided).await? else { return Ok(Came::Undecided) };
                 let answers = parts.into_iter().map(|part| part.checked(prepared));
                 let answers = answers.collect::<Result<Vec<_>, Error>>()?;
                 if answers.len() != costs.len() {
@@ -1007,29 +1039,42 @@ const fn may_be_done(result: &Result<(), Error>) -> bool {
     )
 }
 
-/// A call that is made. If nobody waits for its reply any more, those behind it go on.
-struct Calling<'a> {
+/// A call that was made, until its checks are answered.
+struct PendingCall<'a> {
     store: &'a RedisStore,
     prepared: &'a Arc<Prepared>,
     client: &'a [u8],
     number: Number,
-    came: Option<Result<Came, Error>>,
+    is_finished: bool,
 }
 
-impl Drop for Calling<'_> {
+impl PendingCall<'_> {
+    /// Answers the checks that wait for the call, and makes the next one.
+    fn finish(mut self, result: Result<Came, Error>) {
+        self.is_finished = true;
+        if let Some(call) = self.answer(self.number, result) {
+            self.store.spawn_call(self.prepared, self.client, call);
+        }
+    }
+
+    fn answer(&self, number: Number, result: Result<Came, Error>) -> Option<Call> {
+        let Shared { redis, near, .. } = &*self.store.shared;
+        near.hear(self.prepared, self.client, number, result, &redis.inner().counters)
+    }
+}
+
+/// The caller that made the call has gone before the reply. The checks that wait behind it go on.
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        let Self { store, prepared, client, number, came } = self;
-        let came = came.take().unwrap_or_else(|| Err(near::given_up()));
-        let Shared { redis, near, .. } = &*store.shared;
-        let next = near.hear(prepared, client, *number, came, &redis.inner().counters);
-        if let Some(call) = next {
-            match tokio::runtime::Handle::try_current() {
-                Ok(_) => store.spawn_call(prepared, client, call),
-                // Without a runtime there is nobody to go on.
-                Err(_) => {
-                    let came = Err(near::given_up());
-                    near.hear(prepared, client, call.number, came, &redis.inner().counters);
-                }
+        if self.is_finished {
+            return;
+        }
+        let Some(call) = self.answer(self.number, Err(near::given_up())) else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(_) => self.store.spawn_call(self.prepared, self.client, call),
+            // Without a runtime, no task can make the next call.
+            Err(_) => {
+                let _ = self.answer(call.number, Err(near::given_up()));
             }
         }
     }
@@ -1613,17 +1658,18 @@ enum Scripts {
 fn read_reply(reply: Value) -> Result<Scripts, Error> {
     match reply {
         Value::BulkString(bytes) => {
-            let numbers = value::numbers(&bytes)?;
-            let [is_allowed, now, shadow, numbers @ ..] = &numbers[..] else {
+            let mut numbers = value::numbers(&bytes)?;
+            let [is_allowed, now, shadow, ..] = numbers[..] else {
                 return Err(unexpected());
             };
+            numbers.drain(..3);
             let part = DecidedPart {
-                is_allowed: *is_allowed == 1,
-                shadow: usize::try_from(*shadow).ok(),
-                numbers: numbers.into(),
+                is_allowed: is_allowed == 1,
+                shadow: usize::try_from(shadow).ok(),
+                numbers,
                 bounds: Bounds::default(),
             };
-            Ok(Scripts::Decided { now: i64::try_from(*now).map_err(|_| unexpected())?, part })
+            Ok(Scripts::Decided { now: i64::try_from(now).map_err(|_| unexpected())?, part })
         }
         Value::Array(reply) => match <[Value; 4]>::try_from(reply) {
             Ok([Value::Int(1), _, Value::BulkString(parts), Value::BulkString(value)]) => {
@@ -1695,16 +1741,16 @@ impl<A: Shareable> Store<A> for RedisStore {
         op: Op,
         now: Option<Tick>,
     ) -> Reply<'a, T> {
-        let at_once = self
-            .asked_near(&*rule, key, op, now)
-            .and_then(|(prepared, cost)| self.shared.near.answer_at_once(&prepared, key, cost));
-        if let Some(told) = at_once {
+        let asked = self.asked_near(&*rule, key, op, now);
+        if let Some((prepared, cost)) = &asked
+            && let Some(told) = self.shared.near.answer_at_once(prepared, key, *cost)
+        {
             let Timed { decision, at } = self.told(told);
             return Box::pin(ready(Ok(T::of_decision(decision, at))));
         }
         let client: Box<[u8]> = key.into();
         Box::pin(async move {
-            let Timed { decision, at } = self.decide_any(&*rule, &client, op, now).await?;
+            let Timed { decision, at } = self.decide_asked(&*rule, &client, op, now, asked).await?;
             Ok(T::of_decision(decision, at))
         })
     }
