@@ -7,7 +7,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasher as _;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,18 +39,47 @@ impl Default for Habits {
 /// The desks of a store.
 pub(crate) struct Near {
     shards: Box<[Mutex<Shard>]>,
-    hasher: RandomState,
+    hasher: KeyHasher,
     waiters: AtomicU64,
     clock: ReadClock,
     begin: Duration,
     pub(crate) is_swept: AtomicBool,
 }
 
-#[derive(Default)]
 struct Shard {
     /// The desks of each key, one for each policy.
-    desks: HashMap<Box<[u8]>, Vec<Entry>>,
+    desks: HashMap<Box<[u8]>, Vec<Entry>, KeyHasher>,
     cleared: Option<Instant>,
+}
+
+/// Hashes keys under a seed that clients do not know. A shard has few keys, so this need not be as strong as a hash of the
+/// memory store, and a check is hashed several times.
+#[derive(Clone, Copy)]
+struct KeyHasher {
+    seed: u64,
+}
+
+impl BuildHasher for KeyHasher {
+    type Hasher = KeyHash;
+
+    fn build_hasher(&self) -> KeyHash {
+        KeyHash(self.seed)
+    }
+}
+
+struct KeyHash(u64);
+
+impl Hasher for KeyHash {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.0);
+    }
+
+    /// The length of a key, which is also part of its hash.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 struct Entry {
@@ -98,9 +127,10 @@ impl Near {
     }
 
     fn with_clock(clock: ReadClock) -> Self {
+        let hasher = KeyHasher { seed: RandomState::new().hash_one(0) };
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(hasher))).collect(),
+            hasher,
             waiters: AtomicU64::new(0),
             clock,
             begin: clock(),
@@ -115,6 +145,7 @@ impl Near {
 
     fn shard(&self, client: &[u8]) -> MutexGuard<'_, Shard> {
         let hash = self.hasher.hash_one(client);
+        // The table of a shard takes the other bits.
         let index = usize::try_from(hash >> 32).unwrap_or(0) % SHARDS;
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -332,6 +363,10 @@ fn place_of(waiting: &VecDeque<(Waiter, oneshot::Sender<Said>)>, waiter: Waiter)
 }
 
 impl Shard {
+    fn new(hasher: KeyHasher) -> Self {
+        Self { desks: HashMap::with_hasher(hasher), cleared: None }
+    }
+
     /// Returns the desk of a key for a policy, if there is one.
     fn desk(&mut self, prepared: &Arc<Prepared>, client: &[u8]) -> Option<&mut Entry> {
         let mut entries = self.desks.get_mut(client)?.iter_mut();

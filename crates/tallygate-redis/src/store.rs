@@ -27,13 +27,13 @@ use crate::desk::{Call, Came, Checked, GivenBack, Number, Terms, What};
 use crate::error::Error;
 use crate::failure::{
     Charge, Local, NextDue, OnFailure, SHARED_FOR, Seldom, ShareCharge, Taken, allowed, overloaded,
-    pay_again_after, refused,
+    pay_again_after, pay_each, refused,
 };
 use crate::key::Key;
 use crate::lease::Leases;
 use crate::lease::calls::Keys;
 use crate::near::{self, Back, Habits, Near, Said, Told};
-use crate::node::last_chance;
+use crate::node::{STALL, last_chance};
 use crate::script::{CHARGE_BUCKET, Script, Scripted, double};
 use crate::transaction::{Seen, Step, Write, unexpected};
 use crate::value;
@@ -649,7 +649,9 @@ impl RedisStore {
         let redis = &self.shared.redis;
         let mut said = timeout_at(deadline.into(), &mut waits).await.map_err(Some);
         let key = self.key(client)?;
-        if said.is_err() && !redis.is_busy_since(&key, arrived) {
+        // A process that sees the deadline late was late to read the reply as well, although the server answers.
+        let was_stalled = deadline.elapsed() > STALL;
+        if said.is_err() && (was_stalled || !redis.is_busy_since(&key, arrived)) {
             said = last_chance(deadline, redis.budget(), &mut waits).await.ok_or(None);
         }
         match said {
@@ -724,7 +726,9 @@ impl RedisStore {
                 let requests: Vec<&[_]> = requests.iter().map(|request| &request[..]).collect();
                 let keys = [(&key, prepared)];
                 let decided = redis.run_many(&scripted.many, &keys, &requests, None, deadline);
-                let Some((now, parts)) = Box::pin(decided).await? else { return Ok(Came::Undecided) };
+                let Some((now, parts)) = Box::pin(decided).await? else {
+                    return Ok(Came::Undecided);
+                };
                 let answers = parts.into_iter().map(|part| part.checked(prepared));
                 let answers = answers.collect::<Result<Vec<_>, Error>>()?;
                 if answers.len() != costs.len() {
@@ -881,12 +885,15 @@ impl RedisStore {
             result = self.charge_owed(&judge, client, &key, &charge, now, deadline).await;
             charge.is_used_charged = result.is_ok() || may_be_done(&result);
         }
-        if result.is_ok() && charge.pay > 0 {
-            result = self.pay(&judge, &key, &plan, &mut charge, (stands, now), deadline).await;
+        if result.is_ok() && charge.has_payments() {
+            result = match charge.is_per_limit {
+                true => self.pay_limits(&judge, &key, &mut charge, now, deadline).await,
+                false => self.pay(&judge, &key, &plan, &mut charge, (stands, now), deadline).await,
+            };
         }
         match result {
             Ok(()) => {
-                if charge.used > 0 || charge.paid > 0 {
+                if charge.is_any_charged() {
                     self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(())
@@ -913,18 +920,69 @@ impl RedisStore {
     ) -> Result<(), Error> {
         let at = now.unwrap_or(stands.at);
         let retry_at = |decision: &Decision| match plan.access(at) {
-            Access::Limited(policy) => at.after(pay_again_after(policy, decision.reset_after)),
+            Access::Limited(policy) => {
+                let limit = policy.limits().first()?;
+                at.after(pay_again_after(limit, decision.reset_after))
+            }
             Access::Unlimited | Access::Blocked => None,
         };
         charge.retry_at = retry_at(&stands.decision);
-        let amount = charge.pay.min(stands.decision.remaining);
+        let Some(payment) = charge.payments.first_mut() else { return Ok(()) };
+        let amount = payment.pay.min(stands.decision.remaining);
         if amount > 0 {
             let checked = self.ask(judge, key, Op::Check(amount), now, deadline).await?.decision;
             charge.retry_at = retry_at(&checked);
             if checked.allowed {
-                charge.paid = amount;
+                payment.paid = amount;
             }
         }
+        Ok(())
+    }
+
+    /// The same for a policy of several limits: each of them is charged by itself, because one has forgotten units for which
+    /// another has no room yet. No script does that; it is rare.
+    async fn pay_limits<J: Judge + Clone + 'static>(
+        &self,
+        judge: &J,
+        key: &Key,
+        charge: &mut Charge<'_>,
+        now: Option<Tick>,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let Some(policy) = judge.script().map(|prepared| prepared.policy.clone()) else {
+            return Ok(());
+        };
+        let amounts: Vec<_> =
+            charge.payments.iter().map(|payment| (payment.index, payment.pay)).collect();
+        let given = now.map(|now| self.in_redis(now).0);
+        let decide = |seen: &Seen| {
+            let at = Tick(seen.now);
+            let before = &seen.values[0];
+            let mut state = match before.is_empty() {
+                true => judge.rule().first(at),
+                false => judge.read(before, at)?,
+            };
+            let mut paid = Ok(Vec::new());
+            judge.change_limits(&mut state, at, &mut |standings| {
+                paid = pay_each(&policy, standings, &amounts, at);
+            });
+            // The limits were built before.
+            let paid = paid.map_err(|_| unexpected())?;
+            let is_any_paid = paid.iter().any(|(amount, _)| *amount > 0);
+            let writes = is_any_paid.then(|| changed(judge, &state, before)).flatten();
+            Ok((writes, (paid, at)))
+        };
+        let (paid, at) = self.shared.redis.transact(&[key], given, None, deadline, decide).await?;
+        let mut retry_at = None;
+        for (payment, (amount, reset_after)) in charge.payments.iter_mut().zip(paid) {
+            payment.paid = amount;
+            if payment.paid < payment.pay {
+                let wait = pay_again_after(&policy.limits()[payment.index], reset_after);
+                let next = self.outside(at.after(wait).unwrap_or(at));
+                retry_at = Some(retry_at.map_or(next, |before: Tick| before.min(next)));
+            }
+        }
+        charge.retry_at = retry_at;
         Ok(())
     }
 
@@ -1178,6 +1236,15 @@ pub(crate) trait Judge: Send + Sync {
     /// The state that the script of that policy left.
     fn state_under(&self, standings: Box<[Standing]>) -> <Self::Rule as Algorithm>::State;
 
+    /// Changes how a key stands under the limits of the policy whose script decides.
+    fn change_limits(
+        &self,
+        _: &mut <Self::Rule as Algorithm>::State,
+        _: Tick,
+        _: &mut dyn FnMut(&mut [Standing]),
+    ) {
+    }
+
     /// The state in a value.
     fn read(&self, value: &[u8], now: Tick) -> Result<<Self::Rule as Algorithm>::State, Error>;
 
@@ -1206,6 +1273,15 @@ impl Judge for ByPolicy {
 
     fn state_under(&self, standings: Box<[Standing]>) -> Box<[Standing]> {
         standings
+    }
+
+    fn change_limits(
+        &self,
+        state: &mut Box<[Standing]>,
+        _: Tick,
+        change: &mut dyn FnMut(&mut [Standing]),
+    ) {
+        change(state);
     }
 
     /// What was left under another policy is carried over: what was used stays used.
@@ -1249,6 +1325,26 @@ impl Judge for ByPlan {
 
     fn state_under(&self, standings: Box<[Standing]>) -> Kept {
         Kept::of(self.script.iter().map(|script| (script.policy.clone(), standings.clone())), &[])
+    }
+
+    /// Only under the policy that the client has now: the others do not know of outages.
+    fn change_limits(&self, state: &mut Kept, now: Tick, change: &mut dyn FnMut(&mut [Standing])) {
+        let Some(script) = &self.script else { return };
+        let mut under: Vec<(Arc<Policy>, Box<[Standing]>)> = state
+            .policies()
+            .map(|(policy, standings)| (policy.clone(), standings.into_owned()))
+            .collect();
+        let allowances: Vec<_> = state.allowances().collect();
+        let own = script.policy.limits();
+        match under.iter_mut().find(|(policy, _)| policy.limits() == own) {
+            Some((_, standings)) => change(standings),
+            None => {
+                let mut standings = script.policy.first(now);
+                change(&mut standings);
+                under.push((script.policy.clone(), standings));
+            }
+        }
+        *state = Kept::of(under, &allowances);
     }
 
     /// Policies that are the plan's own are known by their limits: in the value they have no names.

@@ -404,8 +404,9 @@ impl Fleet {
             let owed = match instance.local.take(&self.plan, &client, Tick(now_us)) {
                 failure::Taken::Charge(mut charge) => {
                     charge.is_used_charged = true;
-                    charge.paid = charge.pay;
-                    charge.used + charge.pay
+                    let pay: Cost = charge.payments.iter().map(|payment| payment.pay).sum();
+                    charge.payments.iter_mut().for_each(|payment| payment.paid = payment.pay);
+                    charge.used + pay
                 }
                 _ => 0,
             };
