@@ -23,7 +23,7 @@ use tallygate::{
 };
 
 use crate::lease::calls::Taken;
-use crate::lease::ledger::{self, Slice};
+use crate::lease::slice::{self, Slice};
 use crate::lease::{Leases, by_any_clock};
 
 /// What the checks of a policy are decided by.
@@ -487,7 +487,7 @@ impl Desk {
     }
 
     fn give_back(&mut self, terms: &Terms, which: impl Fn(&Held) -> bool) -> Vec<GivenBack> {
-        if !ledger::gives_back(&terms.policy) {
+        if !slice::gives_back(&terms.policy) {
             return Vec::new();
         }
         let back = self.held.extract_if(.., |held| which(held));
@@ -519,7 +519,7 @@ impl Desk {
     fn hold(&mut self, terms: &Terms, taken: &Taken, sent: Tick, now: Tick) {
         let Some(leases) = terms.leases.filter(|_| taken.amount > 0) else { return };
         let mut life = leases.in_process();
-        if !ledger::notes_what_is_out(&terms.policy) {
+        if !slice::notes_what_is_out(&terms.policy) {
             let window = terms.policy.facts(&taken.state, taken.at, None).reset_after;
             life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS))));
         }
@@ -750,7 +750,7 @@ mod tests {
     use tallygate::Penalty;
 
     use super::*;
-    use crate::lease::ledger::Out;
+    use crate::lease::ledger::{self, Out};
 
     const MS: i64 = 1_000_000;
 
