@@ -222,7 +222,7 @@ impl Redis {
     /// It is not, or it will not be talked to.
     pub async fn ping(&self) -> Result<(), Error> {
         let ping = redis::cmd("PING");
-        self.inner.routes.send(0, &ping, self.deadline()).await.map(|_| ()).map_err(error_of)
+        self.inner.routes.send(0, ping, self.deadline()).await.map(|_| ()).map_err(error_of)
     }
 
     /// Learns by which secret keys are spread over the slots of a cluster, within the time budget: the first server of a
@@ -242,9 +242,9 @@ impl Redis {
             sent: false,
         })?;
         let set = redis::cmd("SET").arg(&key.name).arg(&new[..]).arg("NX").take();
-        self.inner.routes.send(key.slot, &set, deadline).await.map_err(error_of)?;
+        self.inner.routes.send(key.slot, set, deadline).await.map_err(error_of)?;
         let get = redis::cmd("GET").arg(&key.name).take();
-        match self.inner.routes.send(key.slot, &get, deadline).await.map_err(error_of)? {
+        match self.inner.routes.send(key.slot, get, deadline).await.map_err(error_of)? {
             Value::BulkString(secret) => {
                 let _ = self.inner.slot_secret.set(Sha256::digest(secret).into());
                 Ok(())
@@ -340,19 +340,19 @@ impl Redis {
     ) -> Result<Value, Error> {
         self.check_server();
         let slot = keys.first().map_or(0, |key| key.slot);
-        let names: Vec<&[u8]> = keys.iter().map(|key| &key.name[..]).collect();
-        let call = |by| script.call(&names, arguments, by);
+        let call = |by| script.call(keys, arguments, by);
         let routes = &self.inner.routes;
         let is_loaded = routes.has_script(slot, script.id);
         let mut result = match is_loaded {
-            true => routes.send(slot, &call(By::Name), deadline).await,
-            false => self.send_text(script.id, slot, &call(By::Text), deadline).await,
+            true => routes.send(slot, call(By::Name), deadline).await,
+            // Only the first callers send the text: others need no room for it in their futures.
+            false => Box::pin(self.send_text(script.id, slot, call(By::Text), deadline)).await,
         };
         if let Err(Failure::Refused(error)) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
             self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
-            result = routes.send(slot, &call(By::Text), deadline).await;
+            result = Box::pin(routes.send(slot, call(By::Text), deadline)).await;
         }
         self.note_memory(&result);
         result.map_err(error_of)
@@ -364,7 +364,7 @@ impl Redis {
         &self,
         script: u64,
         slot: u16,
-        call: &Cmd,
+        call: Cmd,
         deadline: Instant,
     ) -> Result<Value, Failure> {
         let routes = &self.inner.routes;
@@ -408,7 +408,7 @@ impl Redis {
             let deadline = self.deadline();
             let each = some.iter().map(|key| async move {
                 let command = redis::cmd("UNLINK").arg(&key.name).take();
-                self.inner.routes.send(key.slot, &command, deadline).await.map_err(error_of)
+                self.inner.routes.send(key.slot, command, deadline).await.map_err(error_of)
             });
             join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         }
@@ -434,7 +434,7 @@ impl Redis {
         tokio::spawn(async move {
             let command = redis::cmd("CONFIG").arg("GET").arg("maxmemory-policy").take();
             let deadline = Instant::now() + Duration::from_secs(1);
-            match redis.inner.routes.send(0, &command, deadline).await {
+            match redis.inner.routes.send(0, command, deadline).await {
                 Ok(reply) => {
                     if let Some(policy) = dropping(&reply) {
                         redis.inner.counters.eviction_warnings.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ use tallygate::{
 };
 
 use crate::lease::calls::Taken;
-use crate::lease::ledger::{self, Slice};
+use crate::lease::slice::{self, Slice};
 use crate::lease::{Leases, by_any_clock};
 
 /// What the checks of a policy are decided by.
@@ -180,7 +180,11 @@ struct Known {
 
 #[derive(Debug)]
 struct UnderWay {
-    call: Call,
+    number: Number,
+    /// The slice that is asked for, if it is one.
+    slice: Option<Slice>,
+    /// When the time of the last of the checks is over.
+    until: Tick,
     sent: Tick,
     asked: Vec<(Waiter, Cost)>,
 }
@@ -277,6 +281,12 @@ impl Desk {
         if self.waiting.len() >= MOST_WAITING {
             return Asked { answer: None, call: None, flush_at: None, is_overloaded: true };
         }
+        if self.waiting.is_empty() && self.under_way.is_empty() && !self.is_hot(terms, now) {
+            // Nearly every key: it has no queue.
+            let asked = (vec![(waiter, cost)], until);
+            let call = Some(self.call(waiter, What::Check([cost].into()), asked, now));
+            return Asked { answer: None, call, flush_at: None, is_overloaded: false };
+        }
         self.waiting.push(Queued { waiter, cost, since: now, until });
         let call = if self.is_due(terms, now) { self.next_call(terms, now) } else { None };
         let flush_at = match call {
@@ -335,10 +345,11 @@ impl Desk {
 
     /// Takes the reply to a call. That of a call that was given up already is nothing.
     pub(crate) fn hear(&mut self, terms: &Terms, number: Number, came: Came, now: Tick) -> Heard {
-        let place = self.under_way.iter().position(|under_way| under_way.call.number == number);
-        let Some(UnderWay { call, sent, asked }) = place.map(|at| self.under_way.remove(at)) else {
+        let place = self.under_way.iter().position(|under_way| under_way.number == number);
+        let Some(under_way) = place.map(|at| self.under_way.remove(at)) else {
             return Heard::default();
         };
+        let UnderWay { slice, until, sent, asked, .. } = under_way;
         if !matches!(came, Came::Nothing | Came::Late) {
             let took = now.since(sent).0;
             let before = self.round_trip.0;
@@ -353,7 +364,7 @@ impl Desk {
             Came::Nothing => {
                 verdicts.extend(asked.into_iter().map(|(waiter, _)| (waiter, Verdict::Nothing)));
             }
-            Came::Undecided if matches!(call.what, What::Take(_)) => {
+            Came::Undecided if slice.is_some() => {
                 // The key may be under several policies, whose units are not leased: they are asked for one by one.
                 self.known = None;
                 self.unleased_until = sent.after(UNLEASED_FOR).unwrap_or(sent);
@@ -361,7 +372,7 @@ impl Desk {
                     waiter,
                     cost,
                     since: sent,
-                    until: call.until,
+                    until,
                 });
                 self.waiting.splice(..0, again);
             }
@@ -371,7 +382,7 @@ impl Desk {
             }
             Came::Taken(taken) => {
                 self.hold(terms, &taken, sent, now);
-                if let What::Take(slice) = call.what
+                if let Some(slice) = slice
                     && taken.amount < slice.want
                 {
                     self.rests_until = sent.after(terms.pace).unwrap_or(sent);
@@ -410,6 +421,9 @@ impl Desk {
                     self.known = last;
                 }
             }
+        }
+        if self.waiting.is_empty() {
+            return Heard { verdicts, call: None };
         }
         let queue = std::mem::take(&mut self.waiting);
         for queued in queue {
@@ -469,11 +483,11 @@ impl Desk {
     /// Whether it waits for the reply to a call.
     #[cfg(test)]
     pub(crate) fn waits_for(&self, number: Number) -> bool {
-        self.under_way.iter().any(|under_way| under_way.call.number == number)
+        self.under_way.iter().any(|under_way| under_way.number == number)
     }
 
     fn give_back(&mut self, terms: &Terms, which: impl Fn(&Held) -> bool) -> Vec<GivenBack> {
-        if !ledger::gives_back(&terms.policy) {
+        if !slice::gives_back(&terms.policy) {
             return Vec::new();
         }
         let back = self.held.extract_if(.., |held| which(held));
@@ -505,7 +519,7 @@ impl Desk {
     fn hold(&mut self, terms: &Terms, taken: &Taken, sent: Tick, now: Tick) {
         let Some(leases) = terms.leases.filter(|_| taken.amount > 0) else { return };
         let mut life = leases.in_process();
-        if !ledger::notes_what_is_out(&terms.policy) {
+        if !slice::notes_what_is_out(&terms.policy) {
             let window = terms.policy.facts(&taken.state, taken.at, None).reset_after;
             life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS))));
         }
@@ -618,7 +632,7 @@ impl Desk {
 
     /// Whether a slice is being asked for.
     fn is_taking(&self) -> bool {
-        self.under_way.iter().any(|under_way| matches!(under_way.call.what, What::Take(_)))
+        self.under_way.iter().any(|under_way| under_way.slice.is_some())
     }
 
     fn call(
@@ -629,8 +643,15 @@ impl Desk {
         now: Tick,
     ) -> Call {
         self.calls += 1;
-        let call = Call { number: (waiter, self.calls), what, checks: asked.len(), until };
-        self.under_way.push(UnderWay { call: call.clone(), sent: now, asked });
+        let number = (waiter, self.calls);
+        let slice = match &what {
+            What::Take(slice) => Some(*slice),
+            What::Check(_) => None,
+        };
+        let call = Call { number, what, checks: asked.len(), until };
+        // Most keys have one call under way.
+        self.under_way.reserve_exact(1);
+        self.under_way.push(UnderWay { number, slice, until, sent: now, asked });
         call
     }
 
@@ -729,7 +750,7 @@ mod tests {
     use tallygate::Penalty;
 
     use super::*;
-    use crate::lease::ledger::Out;
+    use crate::lease::ledger::{self, Out};
 
     const MS: i64 = 1_000_000;
 

@@ -8,6 +8,8 @@
 //! key of what is out on lease, with `^` that of returns and resets, with `!` that of when a bucket was found full after an
 //! outage.
 
+use std::io::Write as _;
+
 use sha2::{Digest as _, Sha256};
 use tallygate::MAX_KEY_BYTES;
 
@@ -83,16 +85,25 @@ impl Key {
         if client.len() > MAX_KEY_BYTES {
             return Err(Error::KeyTooLong { bytes: client.len() });
         }
-        let tag = match secret {
+        let [high, low] = match secret {
             Some(secret) => {
                 let digest = Sha256::new().chain_update(secret).chain_update(client).finalize();
-                format!("{:02x}{:02x}", digest[0], digest[1])
+                [digest[0], digest[1]]
             }
-            None => format!("{:04x}", xxhash_rust::xxh3::xxh3_64(client) & 0xffff),
+            None => {
+                let [.., high, low] = xxhash_rust::xxh3::xxh3_64(client).to_be_bytes();
+                [high, low]
+            }
         };
-        let mut name = Vec::with_capacity(prefix.len() + policy.len() + client.len() + 16);
+        let tag = [high >> 4, high & 15, low >> 4, low & 15].map(hex);
+        let mut name = Vec::with_capacity(prefix.len() + policy.len() + client.len() + 32);
         name.extend_from_slice(prefix.as_bytes());
-        name.extend_from_slice(format!("{{{tag}}}{}:{policy}", policy.len()).as_bytes());
+        name.push(b'{');
+        name.extend_from_slice(&tag);
+        name.push(b'}');
+        // Writing to memory does not fail.
+        let _ = write!(name, "{}:", policy.len());
+        name.extend_from_slice(policy.as_bytes());
         name.extend_from_slice(mark);
         if client.len() > LONGEST {
             name.push(b'#');
@@ -103,7 +114,7 @@ impl Key {
             name.push(b'=');
             name.extend_from_slice(client);
         }
-        Ok(Self { name, slot: slot(tag.as_bytes()) })
+        Ok(Self { name, slot: slot(&tag) })
     }
 }
 

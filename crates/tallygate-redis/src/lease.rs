@@ -68,11 +68,9 @@
 pub(crate) mod calls;
 #[cfg(test)]
 mod fleet_tests;
-#[cfg_attr(
-    not(test),
-    allow(dead_code, reason = "the definition; what serves is its port, which runs in the store")
-)]
+#[cfg(test)]
 pub(crate) mod ledger;
+pub(crate) mod slice;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

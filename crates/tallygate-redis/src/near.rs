@@ -5,9 +5,9 @@
 //! as there is something to remember, in bounded room; a key that finds none is asked for plainly. There is no thread
 //! or timer a key: one task sweeps all desks of a store while there are leases.
 
-use std::collections::HashMap;
-use std::collections::hash_map::{Entry as Place, RandomState};
-use std::hash::BuildHasher as _;
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,24 +39,54 @@ impl Default for Habits {
 /// The desks of a store.
 pub(crate) struct Near {
     shards: Box<[Mutex<Shard>]>,
-    hasher: RandomState,
+    hasher: KeyHasher,
     waiters: AtomicU64,
     clock: ReadClock,
     begin: Duration,
     pub(crate) is_swept: AtomicBool,
 }
 
-#[derive(Default)]
 struct Shard {
     /// The desks of each key, one for each policy.
-    desks: HashMap<Box<[u8]>, Vec<Entry>>,
+    desks: HashMap<Box<[u8]>, Vec<Entry>, KeyHasher>,
     cleared: Option<Instant>,
+}
+
+/// Hashes keys under a seed that clients do not know. A shard has few keys, so this need not be as strong as a hash of the
+/// memory store, and a check is hashed several times.
+#[derive(Clone, Copy)]
+struct KeyHasher {
+    seed: u64,
+}
+
+impl BuildHasher for KeyHasher {
+    type Hasher = KeyHash;
+
+    fn build_hasher(&self) -> KeyHash {
+        KeyHash(self.seed)
+    }
+}
+
+struct KeyHash(u64);
+
+impl Hasher for KeyHash {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.0);
+    }
+
+    /// The length of a key, which is also part of its hash.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 struct Entry {
     prepared: Arc<Prepared>,
     desk: Desk,
-    waiting: HashMap<Waiter, oneshot::Sender<Said>>,
+    /// The callers that wait, in the order in which they came: their numbers only grow.
+    waiting: VecDeque<(Waiter, oneshot::Sender<Said>)>,
     /// Until when the key is asked for by other ways: no script decides on it.
     alone_until: Tick,
 }
@@ -97,9 +127,10 @@ impl Near {
     }
 
     fn with_clock(clock: ReadClock) -> Self {
+        let hasher = KeyHasher { seed: RandomState::new().hash_one(0) };
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(hasher))).collect(),
+            hasher,
             waiters: AtomicU64::new(0),
             clock,
             begin: clock(),
@@ -114,6 +145,7 @@ impl Near {
 
     fn shard(&self, client: &[u8]) -> MutexGuard<'_, Shard> {
         let hash = self.hasher.hash_one(client);
+        // The table of a shard takes the other bits.
         let index = usize::try_from(hash >> 32).unwrap_or(0) % SHARDS;
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,26 +166,24 @@ impl Near {
         entry.desk.answer_at_once(&prepared.terms, cost, now)
     }
 
-    /// Asks at a key's desk, for an answer before a deadline.
+    /// Asks at a key's desk, for an answer within a time budget that has just begun and ends at a deadline.
     pub(crate) fn ask(
         &self,
         prepared: &Arc<Prepared>,
         client: &[u8],
         cost: Cost,
-        deadline: Instant,
+        (budget, deadline): (Duration, Instant),
     ) -> Told {
-        let (now, instant) = (self.now(), Instant::now());
+        let now = self.now();
         let mut shard = self.shard(client);
-        if shard.desk(prepared, client).is_none() && !shard.add_desk(prepared, client, now) {
+        let Some(entry) = shard.desk_or_new(prepared, client, now) else {
             return Told::WithoutDesk;
-        }
-        let Some(entry) = shard.desk(prepared, client) else { return Told::WithoutDesk };
+        };
         if now < entry.alone_until {
             return Told::Alone;
         }
         let waiter = self.waiters.fetch_add(1, Ordering::Relaxed);
-        let left = Ticks::from_duration(deadline.saturating_duration_since(instant));
-        let until = now.after(left).unwrap_or(now);
+        let until = now.after(Ticks::from_duration(budget)).unwrap_or(now);
         let mut asked = entry.desk.ask(&prepared.terms, waiter, cost, (now, until));
         if asked.is_overloaded {
             entry.forget_gone();
@@ -164,9 +194,12 @@ impl Near {
             None if asked.is_overloaded => Told::Overloaded,
             None => {
                 let (sender, waits) = oneshot::channel();
-                entry.waiting.insert(waiter, sender);
+                // Under the lock of the shard, so that the numbers of the callers of a key only grow.
+                entry.waiting.push_back((waiter, sender));
+                // The time budget began a moment before `now`.
+                let began = deadline.checked_sub(budget).unwrap_or(deadline);
                 let flush_at =
-                    asked.flush_at.map(|at| instant + Duration::from_nanos(at.since(now).0));
+                    asked.flush_at.map(|at| began + Duration::from_nanos(at.since(now).0));
                 Told::Later { waits, call: asked.call, flush_at }
             }
         }
@@ -208,10 +241,10 @@ impl Near {
     ) -> Option<Call> {
         let now = self.now();
         let mut shard = self.shard(client);
-        let Place::Occupied(mut place) = shard.desks.entry(client.into()) else { return None };
+        let entries = shard.desks.get_mut(client)?;
         let is_asked = |entry: &Entry| Arc::ptr_eq(&entry.prepared, prepared);
-        let index = place.get().iter().position(is_asked)?;
-        let entry = &mut place.get_mut()[index];
+        let index = entries.iter().position(is_asked)?;
+        let entry = &mut entries[index];
         let (came, error) = match came {
             Ok(came) => (came, None),
             Err(Error::Overloaded { .. }) => (Came::Late, None),
@@ -229,9 +262,9 @@ impl Near {
             && now >= entry.alone_until
             && entry.desk.is_idle(&prepared.terms, now)
         {
-            place.get_mut().swap_remove(index);
-            if place.get().is_empty() {
-                place.remove();
+            entries.swap_remove(index);
+            if entries.is_empty() {
+                shard.desks.remove(client);
             }
         }
         heard.call
@@ -285,7 +318,7 @@ impl Entry {
         Self {
             prepared: prepared.clone(),
             desk: Desk::default(),
-            waiting: HashMap::new(),
+            waiting: VecDeque::new(),
             alone_until: Tick(i64::MIN),
         }
     }
@@ -294,15 +327,18 @@ impl Entry {
     fn forget_gone(&mut self) {
         let waiting = &mut self.waiting;
         let count = waiting.len();
-        waiting.retain(|_, sender| !sender.is_closed());
+        waiting.retain(|(_, sender)| !sender.is_closed());
         if waiting.len() < count {
-            self.desk.retain(|waiter| waiting.contains_key(&waiter));
+            self.desk.retain(|waiter| place_of(waiting, waiter).is_some());
         }
     }
 
     fn tell(&mut self, verdicts: Vec<(Waiter, Verdict)>, error: Option<&Error>, now: Tick) {
         for (waiter, verdict) in verdicts {
-            let Some(sender) = self.waiting.remove(&waiter) else { continue };
+            let place = place_of(&self.waiting, waiter);
+            let Some((_, sender)) = place.and_then(|place| self.waiting.remove(place)) else {
+                continue;
+            };
             // Who does not wait any more is not told.
             let _ = sender.send(match verdict {
                 Verdict::Told(told) => Ok(Some(told)),
@@ -317,32 +353,61 @@ impl Entry {
     }
 }
 
+/// Returns the place of a caller among those that wait.
+fn place_of(waiting: &VecDeque<(Waiter, oneshot::Sender<Said>)>, waiter: Waiter) -> Option<usize> {
+    // Mostly the one that came first.
+    match waiting.front() {
+        Some((first, _)) if *first == waiter => Some(0),
+        _ => waiting.binary_search_by_key(&waiter, |(waiter, _)| *waiter).ok(),
+    }
+}
+
 impl Shard {
+    fn new(hasher: KeyHasher) -> Self {
+        Self { desks: HashMap::with_hasher(hasher), cleared: None }
+    }
+
     /// Returns the desk of a key for a policy, if there is one.
     fn desk(&mut self, prepared: &Arc<Prepared>, client: &[u8]) -> Option<&mut Entry> {
         let mut entries = self.desks.get_mut(client)?.iter_mut();
         entries.find(|entry| Arc::ptr_eq(&entry.prepared, prepared))
     }
 
-    /// Adds a desk of a key for a policy; returns false if there is no room for it.
-    fn add_desk(&mut self, prepared: &Arc<Prepared>, client: &[u8], now: Tick) -> bool {
-        if let Some(entries) = self.desks.get_mut(client) {
-            if entries.len() >= MOST_POLICIES {
-                entries.retain(|entry| !entry.desk.is_idle(&entry.prepared.terms, now));
-            }
-            let alone_until = entries.iter().map(|entry| entry.alone_until).max();
-            let alone_until = alone_until.unwrap_or(Tick(i64::MIN));
-            let has_room = entries.len() < MOST_POLICIES;
-            if has_room {
+    /// Returns the desk of a key for a policy, a new one if there is none; `None` if there is no room for it.
+    fn desk_or_new(
+        &mut self,
+        prepared: &Arc<Prepared>,
+        client: &[u8],
+        now: Tick,
+    ) -> Option<&mut Entry> {
+        let is_new = !self.desks.contains_key(client);
+        if is_new && self.desks.len() >= MOST_DESKS && !self.make_room(now) {
+            return None;
+        }
+        let entries = if is_new {
+            self.desks.entry(client.into()).or_default()
+        } else {
+            self.desks.get_mut(client)?
+        };
+        let is_asked = |entry: &Entry| Arc::ptr_eq(&entry.prepared, prepared);
+        let index = match entries.iter().position(is_asked) {
+            Some(index) => index,
+            None => {
+                if entries.len() >= MOST_POLICIES {
+                    entries.retain(|entry| !entry.desk.is_idle(&entry.prepared.terms, now));
+                }
+                if entries.len() >= MOST_POLICIES {
+                    return None;
+                }
+                let alone_until = entries.iter().map(|entry| entry.alone_until).max();
+                let alone_until = alone_until.unwrap_or(Tick(i64::MIN));
+                // Most keys are asked for under one policy.
+                entries.reserve_exact(1);
                 entries.push(Entry { alone_until, ..Entry::new(prepared) });
+                entries.len() - 1
             }
-            return has_room;
-        }
-        if self.desks.len() >= MOST_DESKS && !self.make_room(now) {
-            return false;
-        }
-        self.desks.insert(client.into(), vec![Entry::new(prepared)]);
-        true
+        };
+        entries.get_mut(index)
     }
 
     /// Forgets idle desks, if that was not just tried.
@@ -389,6 +454,8 @@ mod tests {
     use crate::store::Earlier;
     use crate::{OnFailure, Redis};
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     static NOW_MS: AtomicU64 = AtomicU64::new(1000);
 
     fn now() -> Duration {
@@ -400,14 +467,14 @@ mod tests {
         let redis = Redis::open("redis://127.0.0.1:1").unwrap();
         let store = redis.store("api").on_failure(OnFailure::Deny);
         let near = Near::new();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + MINUTE;
         for limit in [100, 200] {
             let policy = Policy::token_bucket(limit).per_second().build().unwrap();
             let prepared = store.prepare(&policy, Earlier::Listed).unwrap();
-            let told = near.ask(&prepared, b"alice", 1, deadline);
+            let told = near.ask(&prepared, b"alice", 1, (MINUTE, deadline));
             assert!(matches!(told, Told::Later { call: Some(_), .. }), "a call for {limit}");
             // What comes meanwhile waits for the call of its own policy.
-            let told = near.ask(&prepared, b"alice", 1, deadline);
+            let told = near.ask(&prepared, b"alice", 1, (MINUTE, deadline));
             assert!(matches!(told, Told::Later { call: None, .. }), "one call for {limit}");
         }
     }
@@ -420,7 +487,7 @@ mod tests {
         let prepared = store.prepare(&policy, Earlier::Replaced).unwrap();
         let near = Near::with_clock(now);
         let counters = Counters::default();
-        let ask = || near.ask(&prepared, b"alice", 1, Instant::now() + Duration::from_secs(60));
+        let ask = || near.ask(&prepared, b"alice", 1, (MINUTE, Instant::now() + MINUTE));
         let mut at = Tick(1_000_000);
         let held = loop {
             let call = match ask() {

@@ -94,6 +94,23 @@ enum State {
     },
 }
 
+/// The times of a call that had no reply.
+#[derive(Clone, Copy, Debug)]
+struct CallTimes {
+    sent: Instant,
+    deadline: Instant,
+    /// When this process saw that the deadline had passed.
+    seen: Instant,
+    now: Instant,
+}
+
+impl CallTimes {
+    /// Returns whether this process got too little processor time to read replies when they came.
+    fn was_stalled(&self) -> bool {
+        self.seen.saturating_duration_since(self.deadline) > STALL
+    }
+}
+
 /// Why there is no reply.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
@@ -129,7 +146,7 @@ const FIRST_CONNECTION: Duration = Duration::from_millis(250);
 /// How long a reply is waited for beyond its time if this process was late to look for it.
 const LEAST_GRACE: Duration = Duration::from_millis(2);
 /// A process that sees a deadline so late gets too little processor time to read replies when they come.
-const STALL: Duration = Duration::from_millis(4);
+pub(crate) const STALL: Duration = Duration::from_millis(4);
 /// How long a server that answered in time is taken for one that does.
 const LATELY: Duration = Duration::from_secs(1);
 /// How many rounds of all tasks a reply is waited for beyond that.
@@ -189,11 +206,11 @@ impl Node {
     /// Sends a command and waits for its reply. If it is only being moved here, the server has to be told.
     pub(crate) async fn send(
         &self,
-        command: &Cmd,
+        command: &Arc<Cmd>,
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        let pass = self.breaker().ask(Instant::now());
+        let pass = self.pass();
         if pass == Pass::Stop {
             return Err(Failure::NotSent(format!("{} does not answer", self.name).into()));
         }
@@ -219,9 +236,10 @@ impl Node {
     /// Whether any call was answered in time since a moment, the server may be at work although it is silent, or a first
     /// connection is being made.
     pub(crate) fn is_busy_since(&self, since: Instant) -> bool {
+        let now = Instant::now();
         self.links.iter().any(|link| {
-            link.is_busy_since(since)
-                || link.may_be_at_work(since, false)
+            link.is_busy_since(since, now)
+                || link.may_be_at_work(since, false, now)
                 || link.is_connecting_first()
         })
     }
@@ -239,12 +257,18 @@ impl Node {
                 tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
                 let Some(node) = node.upgrade() else { return };
                 let deadline = Instant::now() + node.links[0].budget;
-                let _ = node.send(&redis::cmd("PING"), false, deadline).await;
+                let _ = node.send(&Arc::new(redis::cmd("PING")), false, deadline).await;
             }
             if let Some(node) = node.upgrade() {
                 node.is_probed.store(false, Ordering::Release);
             }
         });
+    }
+
+    /// Returns whether a call may be sent.
+    fn pass(&self) -> Pass {
+        let mut breaker = self.breaker();
+        if breaker.is_open() { breaker.ask(Instant::now()) } else { Pass::Go }
     }
 
     fn failed(&self, failure: &Failure) {
@@ -319,7 +343,7 @@ pub(crate) async fn last_chance<T>(
 impl Link {
     async fn send(
         self: &Arc<Self>,
-        command: &Cmd,
+        command: &Arc<Cmd>,
         is_moving: bool,
         deadline: Instant,
     ) -> Result<Value, Failure> {
@@ -332,7 +356,7 @@ impl Link {
         let mut call = Box::pin(async move {
             if is_moving {
                 let mut both = redis::pipe();
-                both.cmd("ASKING").add_command(command);
+                both.cmd("ASKING").add_command(Cmd::clone(&command));
                 let replies = connection.send_packed_commands(&both, 1, 1).await?;
                 replies.into_iter().next().unwrap_or_default().extract_error()
             } else {
@@ -345,15 +369,16 @@ impl Link {
             self.waiting_since_ns.store(self.nanos_until(sent), Ordering::Relaxed);
         }
         let mut reply = timeout_at(deadline.into(), &mut call).await.map_err(Some);
-        let mut was_stalled = false;
+        let mut seen = deadline;
         if reply.is_err() {
-            was_stalled = deadline.elapsed() > STALL;
+            seen = Instant::now();
             reply = last_chance(deadline, self.budget, &mut call).await.ok_or(None);
         }
         match reply {
             Err(_) => {
                 self.note_late_reply(call, place, generation);
-                Err(self.timed_out(generation, sent, was_stalled))
+                let times = CallTimes { sent, deadline, seen, now: Instant::now() };
+                Err(self.timed_out(generation, times))
             }
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
                 self.drop_connection(Some(generation), 0, &error.to_string());
@@ -379,10 +404,10 @@ impl Link {
     }
 
     /// For how long calls have been in flight without any reply.
-    fn silence(&self) -> Duration {
+    fn silence(&self, now: Instant) -> Duration {
         let heard = self.heard_ns.load(Ordering::Relaxed);
         let since = heard.max(self.waiting_since_ns.load(Ordering::Relaxed));
-        self.created.elapsed().saturating_sub(Duration::from_nanos(since))
+        now.duration_since(self.created).saturating_sub(Duration::from_nanos(since))
     }
 
     /// Whether the server has so much work that it may be silent for a while: the calls in flight take long, its replies
@@ -397,8 +422,8 @@ impl Link {
     /// Returns whether the server may be at work although it is silent: not yet for most of a time budget, or not for
     /// long and it is loaded, or this process was stalled and could not read replies in time. A call that was sent when
     /// little of its budget was left says nothing about the server.
-    fn may_be_at_work(&self, since: Instant, was_stalled: bool) -> bool {
-        let silence = self.silence();
+    fn may_be_at_work(&self, since: Instant, was_stalled: bool, now: Instant) -> bool {
+        let silence = self.silence(now);
         silence < self.budget * 3 / 4
             || (was_stalled || self.is_loaded(since))
                 && silence < LONGEST_SILENCE.max(2 * self.budget)
@@ -435,11 +460,10 @@ impl Link {
 
     /// Whether the server was at work since a moment: it answered a call in time; or one too late, if it answered in
     /// time lately. A server that always answers too late does not answer.
-    fn is_busy_since(&self, since: Instant) -> bool {
+    fn is_busy_since(&self, since: Instant, now: Instant) -> bool {
         let late = self.late_ns.load(Ordering::Relaxed);
         let is_late = || late > 0 && self.created + Duration::from_nanos(late) >= since;
-        let lately =
-            || Instant::now().checked_sub(LATELY).is_some_and(|then| self.heard_since(then));
+        let lately = || now.checked_sub(LATELY).is_some_and(|then| self.heard_since(then));
         self.heard_since(since) || is_late() && lately()
     }
 
@@ -450,9 +474,10 @@ impl Link {
 
     /// Decides what it means that a call had no reply. If another call was answered since this one was sent, the server
     /// is busy. If none was, it does not answer, unless it [may be at work](Self::may_be_at_work).
-    fn timed_out(&self, generation: u64, sent: Instant, was_stalled: bool) -> Failure {
+    fn timed_out(&self, generation: u64, times: CallTimes) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
-        if self.is_busy_since(sent) || self.may_be_at_work(sent, was_stalled) {
+        let CallTimes { sent, now, .. } = times;
+        if self.is_busy_since(sent, now) || self.may_be_at_work(sent, times.was_stalled(), now) {
             return Failure::Late { reason: "no reply within the time budget", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {
@@ -466,6 +491,10 @@ impl Link {
         self: &Arc<Self>,
         deadline: Instant,
     ) -> Result<(MultiplexedConnection, u64), Failure> {
+        // Nearly always: nothing is subscribed to that would have to be given up again.
+        if let State::Up { connection, generation } = &*self.state.borrow() {
+            return Ok((connection.clone(), *generation));
+        }
         let mut state = self.state.subscribe();
         loop {
             let seen = state.borrow_and_update().clone();
@@ -548,5 +577,40 @@ impl State {
         let pause = pause(tries, FIRST_PAUSE, LONGEST_PAUSE, fastrand::f64());
         let not_before = Some(Instant::now() + pause);
         Self::Down { tries: tries.saturating_add(1), not_before, reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo as _;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A call that is sent at the beginning and never answered, with a time budget of 50 ms. The process sees the deadline
+    /// late by some time, and looks for the reply until another.
+    fn failure(seen_late: Duration, until: Duration) -> Failure {
+        let info = "redis://127.0.0.1:1".into_connection_info().unwrap();
+        let options = Options::default().budget(50 * MS);
+        let node = Node::new(info, &options, &Arc::default()).unwrap();
+        let link = &node.links[0];
+        let sent = link.created + MS;
+        link.waiting_since_ns.store(link.nanos_until(sent), Ordering::Relaxed);
+        let deadline = sent + 50 * MS;
+        let times = CallTimes { sent, deadline, seen: deadline + seen_late, now: sent + until };
+        link.timed_out(0, times)
+    }
+
+    #[test]
+    fn a_process_that_was_stalled_takes_a_call_without_a_reply_for_late_and_not_for_lost() {
+        assert!(matches!(failure(MS, 55 * MS), Failure::Lost(_)), "it looked in time");
+        assert!(matches!(failure(10 * MS, 75 * MS), Failure::Late { sent: true, .. }));
+    }
+
+    #[test]
+    fn a_server_that_is_silent_for_long_does_not_answer_even_if_the_process_was_stalled() {
+        assert!(matches!(failure(10 * MS, 499 * MS), Failure::Late { .. }));
+        assert!(matches!(failure(10 * MS, LONGEST_SILENCE), Failure::Lost(_)));
     }
 }

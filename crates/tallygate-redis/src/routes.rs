@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use redis::{
     Cmd, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value,
 };
@@ -27,7 +28,7 @@ pub(crate) struct Routes {
     counters: Arc<Counters>,
     nodes: Mutex<HashMap<(String, u16), Arc<Node>>>,
     /// The server of all keys, where there is one.
-    only: Mutex<Option<Arc<Node>>>,
+    only: ArcSwapOption<Node>,
     /// In a cluster: the server of each slot.
     slots: Mutex<Slots>,
     is_asking: AtomicBool,
@@ -66,7 +67,7 @@ impl Routes {
             options,
             counters,
             nodes: Mutex::default(),
-            only: Mutex::new(only),
+            only: ArcSwapOption::new(only),
             slots: Mutex::default(),
             is_asking: AtomicBool::new(false),
             asked: Mutex::new(None),
@@ -81,7 +82,7 @@ impl Routes {
     /// Whether some server that has keys now is left alone because it does not answer.
     pub(crate) fn is_open(&self) -> bool {
         if !self.is_cluster() {
-            return lock(&self.only).as_ref().is_some_and(|node| node.is_open());
+            return self.only.load().as_ref().is_some_and(|node| node.is_open());
         }
         let slots = lock(&self.slots);
         slots.ranges.iter().any(|(_, _, node)| node.is_open())
@@ -114,6 +115,9 @@ impl Routes {
 
     /// Whether the server of a slot is known to have a script.
     pub(crate) fn has_script(&self, slot: u16, script: u64) -> bool {
+        if !self.is_cluster() {
+            return self.only.load().as_ref().is_some_and(|node| node.scripts.has(script));
+        }
         self.known(slot).is_some_and(|node| node.scripts.has(script))
     }
 
@@ -135,13 +139,14 @@ impl Routes {
     pub(crate) async fn send(
         self: &Arc<Self>,
         slot: u16,
-        command: &Cmd,
+        command: impl Into<Arc<Cmd>>,
         deadline: Instant,
     ) -> Result<Value, Failure> {
+        let command = command.into();
         let mut node = self.node_of(slot, deadline).await?;
         let mut is_moving = false;
         for _ in 0..=MAX_REDIRECTIONS {
-            let failure = match node.send(command, is_moving, deadline).await {
+            let failure = match node.send(&command, is_moving, deadline).await {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };
@@ -201,7 +206,7 @@ impl Routes {
 
     fn known(&self, slot: u16) -> Option<Arc<Node>> {
         if !self.is_cluster() {
-            return lock(&self.only).clone();
+            return self.only.load_full();
         }
         let slots = lock(&self.slots);
         let range = || slots.ranges.iter().find(|(from, to, _)| (*from..=*to).contains(&slot));
@@ -265,7 +270,7 @@ impl Routes {
         let mut last = Failure::NotSent("no server is known".into());
         for (host, port) in known {
             let node = self.node(&host, port)?;
-            let command = redis::cmd("CLUSTER").arg("SLOTS").take();
+            let command = Arc::new(redis::cmd("CLUSTER").arg("SLOTS").take());
             match node.send(&command, false, Instant::now() + self.options.budget * 2).await {
                 Ok(reply) => {
                     let ranges = self.ranges(&reply, &host);
@@ -311,14 +316,14 @@ impl Routes {
             let mut command = redis::cmd("SENTINEL");
             command.arg("get-master-addr-by-name").arg(name);
             let budget = self.options.budget * 2;
-            match sentinel.send(&command, false, Instant::now() + budget).await {
+            match sentinel.send(&Arc::new(command), false, Instant::now() + budget).await {
                 Ok(Value::Array(found)) => {
                     let host = found.first().and_then(text);
                     let port = found.get(1).and_then(text).and_then(|port| port.parse().ok());
                     if let (Some(host), Some(port)) = (host, port) {
                         let primary = self.node(&host, port)?;
                         self.keep_nodes(|node| Arc::ptr_eq(node, &primary));
-                        *lock(&self.only) = Some(primary);
+                        self.only.store(Some(primary));
                         return Ok(());
                     }
                 }

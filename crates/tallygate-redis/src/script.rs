@@ -10,6 +10,16 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use redis::Cmd;
 use tallygate::Policy;
 
+use crate::key::Key;
+
+/// Parts that several scripts begin or end with, each by the mark that stands for it. A part may hold marks that come later.
+const PARTS: [(&str, &str); 5] = [
+    ("--plain_bucket--", include_str!("scripts/plain_bucket.lua")),
+    ("--plain_bucket_write--", include_str!("scripts/plain_bucket_write.lua")),
+    ("--plain_window--", include_str!("scripts/plain_window.lua")),
+    ("--plain_window_write--", include_str!("scripts/plain_window_write.lua")),
+    ("--prelude--", include_str!("scripts/prelude.lua")),
+];
 const OPEN: &str = include_str!("scripts/open.lua");
 const PRODUCT: &str = include_str!("scripts/product.lua");
 const READ: &str = include_str!("scripts/read.lua");
@@ -52,16 +62,22 @@ pub(crate) static PLACES: LazyLock<Script> =
 static LEASE_BUCKET: LazyLock<Arc<Script>> =
     LazyLock::new(|| with_what_is_out(include_str!("scripts/lease_bucket.lua")));
 static LEASE_FIXED_WINDOW: LazyLock<Arc<Script>> =
-    LazyLock::new(|| Arc::new(Script::new(include_str!("scripts/lease_fixed_window.lua"))));
+    LazyLock::new(|| Arc::new(Script::plain(include_str!("scripts/lease_fixed_window.lua"))));
 pub(crate) static RETURN_BUCKET: LazyLock<Arc<Script>> =
     LazyLock::new(|| with_what_is_out(include_str!("scripts/return_bucket.lua")));
 
 /// Charges a bucket without options for what a process allowed while the server was away.
 pub(crate) static CHARGE_BUCKET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/charge_bucket.lua")));
+    LazyLock::new(|| Script::plain(include_str!("scripts/charge_bucket.lua")));
 
 fn with_what_is_out(text: &str) -> Arc<Script> {
-    Arc::new(Script::new(&text.replace("--out--", include_str!("scripts/out.lua"))))
+    Arc::new(Script::plain(&text.replace("--out--", include_str!("scripts/out.lua"))))
+}
+
+/// Puts the common parts in the place of their marks.
+fn with_parts(text: &str) -> String {
+    let put = |text: String, (mark, part): &(&str, &str)| text.replace(mark, part.trim_end());
+    PARTS.iter().fold(text.into(), put)
 }
 
 /// A script, and the name that a server knows it by once it has seen it.
@@ -80,13 +96,29 @@ impl Script {
         Self { text: text.into(), id: id.unwrap_or_default(), hash }
     }
 
+    /// A script for one limit without options that leaves values of other policies to the client.
+    fn plain(text: &str) -> Self {
+        Self::new(&with_parts(text).replace("--several--", ""))
+    }
+
     /// A call of it, by its name or by its text.
-    pub(crate) fn call(&self, keys: &[&[u8]], arguments: &[&[u8]], by: By) -> Cmd {
-        let mut command = match by {
-            By::Name => redis::cmd("EVALSHA").arg(&self.hash).take(),
-            By::Text => redis::cmd("EVAL").arg(&self.text).take(),
+    pub(crate) fn call(&self, keys: &[&Key], arguments: &[&[u8]], by: By) -> Cmd {
+        let (name, script) = match by {
+            By::Name => ("EVALSHA", &self.hash),
+            By::Text => ("EVAL", &self.text),
         };
-        command.arg(keys.len()).arg(keys).arg(arguments);
+        let keys_bytes: usize = keys.iter().map(|key| key.name.len()).sum();
+        let bytes: usize = arguments.iter().map(|argument| argument.len()).sum();
+        // Room for all of it at once: a command that grows is copied several times.
+        let mut command = Cmd::with_capacity(
+            3 + keys.len() + arguments.len(),
+            name.len() + script.len() + 8 + keys_bytes + bytes,
+        );
+        command.arg(name).arg(script).arg(keys.len());
+        for key in keys {
+            command.arg(&key.name);
+        }
+        command.arg(arguments);
         command
     }
 }
@@ -251,6 +283,7 @@ fn text(recipe: Recipe) -> String {
     let one = kinds.clone().map(|kind| ONES[kind]).next().unwrap_or_default();
     if recipe.is_plain && recipe.task == Task::Check && !one.is_empty() {
         // Only where two products seem equal: seldom, and what is not made costs nothing.
+        let one = with_parts(one);
         return one.replace("--product--", product).replace("--several--", &several(recipe));
     }
     let (open, rest) = match recipe.task {
@@ -259,6 +292,7 @@ fn text(recipe: Recipe) -> String {
         Task::Many => (MANY_OPEN, [MANY, "", ""]),
     };
     let several = several(recipe);
+    let open = with_parts(open);
     let mut text = format!("{}{product}", open.replace("--several--", &several));
     kinds.for_each(|kind| text += KINDS[kind]);
     text.extend(rest.map(|part| part.replace("--several--", &several)));

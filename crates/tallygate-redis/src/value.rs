@@ -163,8 +163,12 @@ pub(crate) fn numbers(bytes: &[u8]) -> Result<Vec<i128>, DecodeError> {
     if !extra.is_empty() {
         return Err(DecodeError::Trailing { extra: extra.len() });
     }
-    let numbers = doubles.iter().map(|double| whole(*double));
-    numbers.collect::<Option<_>>().ok_or(DecodeError::Field { name: "number" })
+    // With its room from the start, which `collect` into an option does not know.
+    let mut numbers = Vec::with_capacity(doubles.len());
+    for double in doubles {
+        numbers.push(whole(*double).ok_or(DecodeError::Field { name: "number" })?);
+    }
+    Ok(numbers)
 }
 
 /// Takes bytes with their length before them.

@@ -18,16 +18,17 @@ pub(crate) struct CallWindow {
     places: Arc<Semaphore>,
     budget: Duration,
     fewest: usize,
-    /// How many arguments the calls in flight have.
+    in_flight: AtomicUsize,
+    /// How many arguments they have.
     arguments: AtomicUsize,
+    /// How many places are to go as soon as they are free. Changed under the lock of the state.
+    excess: AtomicUsize,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     size: usize,
-    /// How many places are to go as soon as they are free.
-    excess: usize,
     /// The fastest reply of late, which is about the distance to the server.
     fastest: Option<(Duration, Instant)>,
     /// What a reply takes on average.
@@ -61,10 +62,11 @@ impl CallWindow {
             places: Arc::new(Semaphore::new(fewest)),
             budget,
             fewest,
+            in_flight: AtomicUsize::new(0),
             arguments: AtomicUsize::new(0),
+            excess: AtomicUsize::new(0),
             state: Mutex::new(State {
                 size: fewest,
-                excess: 0,
                 fastest: None,
                 average: Duration::ZERO,
                 shrunk: None,
@@ -82,7 +84,7 @@ impl CallWindow {
                 timeout_at(last_moment.into(), waiting).await.ok()?.ok()?
             }
         };
-        Some(InWindow { window: self.clone(), permit: Some(permit), arguments: 0 })
+        Some(InWindow::new(self, permit))
     }
 
     /// Returns whether a call would have to wait for a place.
@@ -92,8 +94,7 @@ impl CallWindow {
 
     /// How many calls are in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        let state = self.state();
-        (state.size + state.excess).saturating_sub(self.places.available_permits())
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// How long the server may take for the calls in flight, by an estimate from above: it carries out a call on many keys
@@ -126,14 +127,14 @@ impl CallWindow {
             let is_over = state.shrunk.is_none_or(|shrunk| now - shrunk > took);
             if is_over && state.size > self.fewest {
                 let smaller = (state.size - state.size / 8).max(self.fewest);
-                state.excess += state.size - smaller;
+                self.excess.fetch_add(state.size - smaller, Ordering::Relaxed);
                 state.size = smaller;
                 state.shrunk = Some(now);
             }
         } else if state.size < MOST && self.places.available_permits() == 0 {
             state.size += 1;
-            if state.excess > 0 {
-                state.excess -= 1;
+            if self.excess.load(Ordering::Relaxed) > 0 {
+                self.excess.fetch_sub(1, Ordering::Relaxed);
             } else {
                 self.places.add_permits(1);
             }
@@ -146,6 +147,11 @@ impl CallWindow {
 }
 
 impl InWindow {
+    fn new(window: &Arc<CallWindow>, permit: OwnedSemaphorePermit) -> Self {
+        window.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { window: window.clone(), permit: Some(permit), arguments: 0 }
+    }
+
     /// Notes the arguments of its call, which say how much work it is.
     pub(crate) fn weigh(&mut self, arguments: usize) {
         self.arguments += arguments;
@@ -155,12 +161,17 @@ impl InWindow {
 
 impl Drop for InWindow {
     fn drop(&mut self) {
-        self.window.arguments.fetch_sub(self.arguments, Ordering::Relaxed);
-        let mut state = self.window.state();
-        if state.excess > 0
+        let window = &self.window;
+        window.in_flight.fetch_sub(1, Ordering::Relaxed);
+        window.arguments.fetch_sub(self.arguments, Ordering::Relaxed);
+        if window.excess.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let _state = window.state();
+        if window.excess.load(Ordering::Relaxed) > 0
             && let Some(permit) = self.permit.take()
         {
-            state.excess -= 1;
+            window.excess.fetch_sub(1, Ordering::Relaxed);
             permit.forget();
         }
     }
@@ -180,7 +191,7 @@ mod tests {
         let mut calls = Vec::new();
         for _ in 0..1000 {
             while let Ok(permit) = window.places.clone().try_acquire_owned() {
-                calls.push(InWindow { window: window.clone(), permit: Some(permit), arguments: 0 });
+                calls.push(InWindow::new(&window, permit));
             }
             now += MS;
             window.replied(MS, now);

@@ -77,7 +77,8 @@ impl<A: Algorithm + Sync> RateLimiter<A, MemoryStore<A>> {
 }
 
 /// A limiter in memory with [`Tiers`]: see [`RateLimiter::tiered`].
-pub type TieredLimiter<C = SystemClock, O = NoObserver> = RateLimiter<Tiers, MemoryStore<Plan, C>, O>;
+pub type TieredLimiter<C = SystemClock, O = NoObserver> =
+    RateLimiter<Tiers, MemoryStore<Plan, C>, O>;
 
 impl TieredLimiter {
     /// A limiter in memory with [`Tiers`], whose rules can be changed while it serves.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use redis::Value;
 use tallygate::{Cost, Receipt, Script as Numbers, Standing, Tick, Ticks};
 
-use super::ledger::{self, Slice};
+use super::slice::{self, Slice};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
@@ -77,8 +77,8 @@ impl Redis {
         given: Option<i64>,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let ends = ledger::end_of_lease(taken, life);
-        if !ledger::notes_what_is_out(&prepared.policy) {
+        let ends = slice::end_of_lease(taken, life);
+        if !slice::notes_what_is_out(&prepared.policy) {
             let judge = ByPolicy(prepared.clone());
             let (change, receipt) = (-i128::from(amount), Receipt::of_window(taken));
             let number = taken.0.saturating_sub(1);
@@ -109,7 +109,7 @@ mod tests {
     use tallygate_testkit::servers::{Flavor, Server};
 
     use super::*;
-    use crate::lease::ledger::Out;
+    use crate::lease::ledger::{self, Out};
     use crate::store::{Earlier, decide};
     use crate::{OnFailure, Options};
 

@@ -17,7 +17,8 @@ use tallygate::{
 
 use super::Leases;
 use super::calls::Taken;
-use super::ledger::{self, Out, Slice};
+use super::ledger::{self, Out};
+use super::slice::{Slice, notes_what_is_out};
 use crate::OnFailure;
 use crate::breaker::{Breaker, Pass};
 use crate::desk::{Call, Came, Checked, Desk, GivenBack, Number, Terms, Verdict, What};
@@ -404,8 +405,9 @@ impl Fleet {
             let owed = match instance.local.take(&self.plan, &client, Tick(now_us)) {
                 failure::Taken::Charge(mut charge) => {
                     charge.is_used_charged = true;
-                    charge.paid = charge.pay;
-                    charge.used + charge.pay
+                    let pay: Cost = charge.payments.iter().map(|payment| payment.pay).sum();
+                    charge.payments.iter_mut().for_each(|payment| payment.paid = payment.pay);
+                    charge.used + pay
                 }
                 _ => 0,
             };
@@ -496,7 +498,7 @@ impl Fleet {
                 let all = Slice { need: Cost::MAX, want: Cost::MAX };
                 let amount = ledger::take(&policy, state, out, now, all, life);
                 let mut until_us = sent_us + life.0.cast_signed();
-                if !ledger::notes_what_is_out(&policy) {
+                if !notes_what_is_out(&policy) {
                     let window = policy.facts(state, now, None).reset_after;
                     until_us = until_us.min(now.0 + window.0.cast_signed());
                 }

@@ -1,9 +1,11 @@
 //! What the store does when a slice is taken and when it is given back.
 //!
 //! This is the definition: the scripts are a port of it, compared with it step by step, and the simulated fleet pays
-//! here. Times are microseconds by the store's clock.
+//! here. Only tests use it. Times are microseconds by the store's clock.
 
-use tallygate::{Algorithm as _, Cost, Kind, Policy, Receipt, Standing, Tick, Ticks};
+use tallygate::{Algorithm as _, Cost, Policy, Receipt, Standing, Tick, Ticks};
+
+use super::slice::{Slice, end_of_lease, notes_what_is_out};
 
 /// What is out on lease of one key, by when it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,20 +65,6 @@ fn end_of_step(ends: Tick, life: Ticks) -> Tick {
     Tick((ends.0.div_euclid(step) + 1).saturating_mul(step))
 }
 
-/// When a lease ends by the store's clock.
-pub(crate) fn end_of_lease(taken: Tick, life: Ticks) -> Tick {
-    taken.after(life).unwrap_or(Tick(i64::MAX))
-}
-
-/// How much is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slice {
-    /// What is needed now.
-    pub(crate) need: Cost,
-    /// What would be used within a lease's life.
-    pub(crate) want: Cost,
-}
-
 /// Charges a slice, and notes that it is out: all that is needed now if that is there, else what is there; more only
 /// up to a part of what is there. How much was taken.
 pub(crate) fn take(
@@ -127,16 +115,6 @@ pub(crate) fn give_back(
     let lifted = known.min(used.saturating_sub(out.total()));
     policy.charge(state, now, -i128::from(lifted));
     lifted
-}
-
-/// Whether it matters what is out: where something is earned back meanwhile.
-pub(crate) fn notes_what_is_out(policy: &Policy) -> bool {
-    policy.plain().is_some_and(|limit| limit.numbers().kind.is_bucket())
-}
-
-/// Whether what is left of a slice is given back. The turns of a leaky bucket are told already.
-pub(crate) fn gives_back(policy: &Policy) -> bool {
-    policy.plain().is_some_and(|limit| limit.numbers().kind != Kind::LeakyBucket)
 }
 
 #[cfg(test)]

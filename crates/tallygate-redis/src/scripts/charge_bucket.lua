@@ -8,34 +8,8 @@
 -- ARGV[3]  what of it its share has not earned back, when it began to decide, and how many processes share the quota
 --
 -- Replies, in doubles, what was charged and the time; or a list as a check does.
-local EXACT = 9007199254740992
-local head = ARGV[1]
-local amount, _, capacity, window, start, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
+--plain_bucket--
 local least, began, processes = struct.unpack('>ddd', ARGV[3])
-local value = redis.call('GET', KEYS[1])
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local level = start * unit
-local last = now
-if value then
-  local length = #head
-  if #value ~= length + 16 or string.sub(value, 1, length) ~= head then
-    return {-1, now, value}
-  end
-  last, level = struct.unpack('>dd', value, length + 1)
-  if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) or level % 1 + last % 1 > 0 then
-    return {-1, now, value}
-  end
-  if now > last then
-    local drained = (now - last) * drain
-    level = drained < level and level - drained or 0
-    last = now
-  elseif level == 0 then
-    last = now
-  elseif last - now > window then
-    return {-1, now, value}
-  end
-end
 -- A bucket that is full has lost what it earned since then. All processes that were away meanwhile share that.
 local full_at = tonumber(redis.call('GET', KEYS[2]) or '')
 if not value and not full_at then
@@ -51,7 +25,6 @@ local charge = math.max(least, amount - math.floor(lost / processes))
 charge = math.max(0, math.min(charge, math.floor((EXACT / 2 - level) / unit)))
 if charge > 0 then
   level = level + charge * unit
-  local fresh_at = last + math.ceil(level / drain)
-  redis.call('SET', KEYS[1], head .. struct.pack('>dd', last, level), 'PXAT', math.floor(fresh_at / 1000) + 1)
+  --plain_bucket_write--
 end
 return struct.pack('>dd', charge, now)

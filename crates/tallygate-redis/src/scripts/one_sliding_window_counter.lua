@@ -1,16 +1,7 @@
 -- A check of one sliding window counter without options, in one go: what open, sliding_window_counter, read,
 -- check and close do together, at half the cost.
-local EXACT = 9007199254740992
-local head, given = ARGV[1], ARGV[4]
+--prelude--
 local cost, _, limit, window, start = struct.unpack('>ddddd', ARGV[2])
-local value = redis.call('GET', KEYS[1])
-local now
-if given then
-  now = tonumber(given)
-else
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 local last, count, previous = now, start, 0
 if value then
   local length = #head

@@ -9,19 +9,10 @@
 --
 -- A limit is decided on by its kind, with its constants c and its state s, two lists of numbers.
 -- All of them are whole and at most 2^52, so that sums are exact; products are taken with care.
-local EXACT = 9007199254740992
-local head, numbers, given = ARGV[1], ARGV[2], ARGV[4]
+--prelude--
+local numbers = ARGV[2]
 local unpack_numbers, pack_numbers = struct.unpack, struct.pack
 local kinds = {}
-
-local value = redis.call('GET', KEYS[1])
-local now
-if given then
-  now = tonumber(given)
-else
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 if value and string.sub(value, 1, #head) ~= head then
   --several--
   return {-1, now, value}

@@ -9,18 +9,9 @@
 -- ARGV[4]  the time; none if it is the server's
 --
 -- Replies what of it is in the bucket again.
-local EXACT = 9007199254740992
-local head, given = ARGV[1], ARGV[4]
+--prelude--
 local amount, _, _, window, _, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
 local lease_ends, life = struct.unpack('>dd', ARGV[3])
-local value = redis.call('GET', KEYS[1])
-local now
-if given then
-  now = tonumber(given)
-else
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 if now > lease_ends then
   return 0
 end
