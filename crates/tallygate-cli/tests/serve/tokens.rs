@@ -75,7 +75,7 @@ fn h7_a_token_opens_what_it_was_handed_out_for_and_nothing_more() {
         assert_eq!((refused.status, refused.field("www-authenticate")), (401, Some("Bearer")));
         assert_eq!(
             refused.problem(),
-            "one needs a token to ask; send `Authorization: Bearer TOKEN`",
+            "missing or invalid token; send `Authorization: Bearer TOKEN`",
             "{line}"
         );
         for token in ["", "check-token-of-a-servic", "check-token-of-a-services", "CHECK"] {

@@ -113,12 +113,12 @@ impl Tokens {
         Self { check: Vec::new(), admin: vec![Given::new(token.as_bytes()).0] }
     }
 
-    /// Whether one needs a token to ask.
+    /// Returns whether a check needs a token.
     pub(crate) fn guard_checks(&self) -> bool {
         !self.check.is_empty()
     }
 
-    /// Whether the admin verbs need a token.
+    /// Returns whether the admin verbs need a token.
     pub(crate) fn guard_administration(&self) -> bool {
         !self.admin.is_empty()
     }

@@ -40,7 +40,7 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
         ),
         (Denied::NoToken, Role::Check) => (
             StatusCode::UNAUTHORIZED,
-            "one needs a token to ask; send `Authorization: Bearer TOKEN`",
+            "missing or invalid token; send `Authorization: Bearer TOKEN`",
         ),
     };
     let problem = Problem::new(status, detail);
