@@ -657,6 +657,7 @@ pub(crate) fn refused(plan: &Plan, now: Tick) -> Decision {
         retry_after: Some(Ticks(RETRY_AFTER)),
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
+        scarcest: None,
         refused_by: None,
         shadow_refused_by: None,
         source: Source::FailedClosed,
