@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
-use crate::{Answer, Cost, DecodeError, Receipt, Tick, Ticks};
+use crate::{Answer, Cost, DecodeError, Limit, Receipt, Tick, Ticks};
 
 /// When a request would be admitted if nothing else came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,16 +66,27 @@ pub struct Facts {
     pub reset_after: Ticks,
     /// How long the request just admitted should wait for its turn (leaky bucket; else none).
     pub delay: Ticks,
+    /// The limit that `limit` and `remaining` belong to, by its index: the first with the least remaining. 0 for a rule
+    /// that is one limit, `None` if no limit applies.
+    pub scarcest: Option<usize>,
 }
 
 impl Facts {
     /// What is told where nothing is limited.
-    pub const UNLIMITED: Self = Self::all_of(Cost::MAX);
+    pub const UNLIMITED: Self = Self { scarcest: None, ..Self::all_of(Cost::MAX) };
+    /// The facts of a client that is blocked.
+    pub const BLOCKED: Self = Self { scarcest: None, ..Self::all_of(0) };
 
     /// What is told of a capacity of which nothing is used.
     #[must_use]
     pub const fn all_of(capacity: Cost) -> Self {
-        Self { limit: capacity, remaining: capacity, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+        Self {
+            limit: capacity,
+            remaining: capacity,
+            reset_after: Ticks::ZERO,
+            delay: Ticks::ZERO,
+            scarcest: Some(0),
+        }
     }
 }
 
@@ -226,7 +237,7 @@ impl Eq for Share {}
 ///         let left = |last: Tick| Ticks(self.0.0.saturating_sub(now.since(last).0));
 ///         let reset_after = state.map_or(Ticks::ZERO, left);
 ///         let remaining = u64::from(reset_after == Ticks::ZERO);
-///         Facts { limit: 1, remaining, reset_after, delay: Ticks::ZERO }
+///         Facts { remaining, reset_after, ..Facts::all_of(1) }
 ///     }
 ///     fn fresh_at(&self, state: &Option<Tick>) -> Option<Tick> {
 ///         state.map_or(Some(Tick(i64::MIN)), |last| last.after(self.0))
@@ -340,9 +351,17 @@ pub trait Algorithm {
         (!shadow && !self.admits(state, now, cost)).then_some(0)
     }
 
-    /// The name of one of its limits, at a time.
-    fn limit_name(&self, _limit: usize, _now: Tick) -> &str {
-        ""
+    /// Returns one of its limits at a time, by its index; `None` for a rule of another kind.
+    ///
+    /// With [`Decision::decided_by`](crate::Decision::decided_by), it gives the name, quota and window of the limit that
+    /// a decision of this rule is about.
+    fn limit(&self, _index: usize, _now: Tick) -> Option<&Limit> {
+        None
+    }
+
+    /// Returns the name of one of its limits at a time.
+    fn limit_name(&self, limit: usize, now: Tick) -> &str {
+        self.limit(limit, now).map_or("", Limit::name)
     }
 
     /// Whether what it admits at a time is charged. What is not cannot be given back either.

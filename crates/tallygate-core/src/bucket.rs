@@ -117,7 +117,7 @@ impl<N: Level> Bucket<N> {
 
     /// The time a level takes to drain, rounded up. At most 2⁶³, so it fits.
     fn time_to_drain(&self, level: u128) -> Ticks {
-        Ticks(saturate(level.div_ceil(u128::from(self.drain))))
+        Ticks(div_ceil(level, self.drain))
     }
 
     /// Returns the theoretical arrival time of a state, exactly: the time at which the bucket is empty again.
@@ -303,9 +303,10 @@ impl<N: Level> Algorithm for Bucket<N> {
         };
         Facts {
             limit: self.burst,
-            remaining: saturate((u128::from(self.burst) * unit).saturating_sub(level) / unit),
+            remaining: div((u128::from(self.burst) * unit).saturating_sub(level), self.unit),
             reset_after: behind.plus(self.time_to_drain(level)),
             delay,
+            scarcest: Some(0),
         }
     }
 
@@ -329,11 +330,7 @@ impl<N: Level> Algorithm for Bucket<N> {
     fn share_used(&self, state: &BucketState<N>, now: Tick) -> Share {
         let level: u128 = self.level(state, now).into();
         // As `used`, rounded up, with one division, and mostly a short one: a full store asks for many keys.
-        let used = match u64::try_from(level) {
-            Ok(level) => level.div_ceil(self.unit),
-            Err(_) => saturate(level.div_ceil(u128::from(self.unit))),
-        };
-        Share::of(Used::whole(used), self.burst)
+        Share::of(Used::whole(div_ceil(level, self.unit)), self.burst)
     }
 
     fn with_used(&self, used: Used, now: Tick) -> BucketState<N> {
@@ -375,6 +372,24 @@ impl<N: Level> Bucket<N> {
         let new =
             if amount < 0 { level.saturating_sub(moved * unit) } else { level + moved * unit };
         (N::try_from(new).unwrap_or(self.ceiling), asked - moved)
+    }
+}
+
+/// Divides a level. Nearly all fit 64 bits, where a division takes fewer instructions.
+#[inline]
+fn div(level: u128, by: u64) -> u64 {
+    match u64::try_from(level) {
+        Ok(level) => level / by,
+        Err(_) => saturate(level / u128::from(by)),
+    }
+}
+
+/// Divides a level, and rounds up.
+#[inline]
+fn div_ceil(level: u128, by: u64) -> u64 {
+    match u64::try_from(level) {
+        Ok(level) => level.div_ceil(by),
+        Err(_) => saturate(level.div_ceil(u128::from(by))),
     }
 }
 

@@ -23,6 +23,10 @@ pub struct Decision {
     pub reset_after: Ticks,
     /// How long an admitted request should wait so that the output is flat (leaky bucket; else 0).
     pub delay: Ticks,
+    /// Which limit `limit` and `remaining` belong to: its index in [`Policy::limits`](crate::Policy::limits), the first
+    /// with the least remaining. `None` if no limit applies: the client is unlimited or blocked, or the store did not
+    /// answer.
+    pub scarcest: Option<usize>,
     /// Which limit refused: its place in [`Policy::limits`](crate::Policy::limits), the first if
     /// several did. `None` also where no limit did: the client is blocked, or others wait before it.
     pub refused_by: Option<usize>,
@@ -30,6 +34,21 @@ pub struct Decision {
     pub shadow_refused_by: Option<usize>,
     /// Who answered.
     pub source: Source,
+}
+
+impl Decision {
+    /// Returns the index of the limit that the decision is about: the limit that denied the request or, if none did,
+    /// the [scarcest](Self::scarcest).
+    ///
+    /// [`Policy::decided_by`](crate::Policy::decided_by) and [`Algorithm::limit`] return the limit itself, with its name,
+    /// quota and window. Ask the rule that decided: rules that were read later may be others.
+    #[must_use]
+    pub const fn decided_by(&self) -> Option<usize> {
+        match self.refused_by {
+            Some(limit) => Some(limit),
+            None => self.scarcest,
+        }
+    }
 }
 
 /// Who answered.
@@ -186,6 +205,7 @@ impl Answer for Decision {
             retry_after,
             reset_after: facts.reset_after,
             delay: facts.delay,
+            scarcest: facts.scarcest,
             refused_by,
             shadow_refused_by,
             source: Source::Store,
@@ -219,6 +239,7 @@ impl Answer for Decision {
             retry_after: self.retry_after.zip(other.retry_after).map(|(a, b)| a.max(b)),
             reset_after: self.reset_after.max(other.reset_after),
             delay: self.delay.max(other.delay),
+            scarcest: tightest.scarcest,
             refused_by: self.refused_by.or(other.refused_by),
             shadow_refused_by: self.shadow_refused_by.or(other.shadow_refused_by),
             source: if self.source == Source::Store { other.source } else { self.source },

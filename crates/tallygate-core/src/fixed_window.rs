@@ -227,6 +227,7 @@ impl Algorithm for FixedWindow {
             remaining: self.limit.saturating_sub(count),
             reset_after: if count > 0 { self.until_end(state, now) } else { Ticks::ZERO },
             delay: Ticks::ZERO,
+            scarcest: Some(0),
         }
     }
 

@@ -320,6 +320,10 @@ impl Algorithm for Limit {
         })
     }
 
+    fn limit(&self, index: usize, _: Tick) -> Option<&Self> {
+        (index == 0).then_some(self)
+    }
+
     fn fresh_at(&self, state: &LimitState) -> Option<Tick> {
         with!(self, state, |machine, state| machine.fresh_at(state), else None)
     }

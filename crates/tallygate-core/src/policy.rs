@@ -10,7 +10,7 @@ use core::fmt;
 use crate::limit::{Limit, Options};
 use crate::numbers::{Anchor, Kind, Numbers, PolicyError};
 use crate::penalty::Penalty;
-use crate::{Cost, Ticks};
+use crate::{Cost, Decision, Ticks};
 
 /// A named set of one or more limits that are decided together, all or nothing.
 ///
@@ -119,6 +119,30 @@ impl Policy {
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.limits
+    }
+
+    /// Returns the limit that a decision of this policy is about: the limit that denied the request or, if none did,
+    /// the limit with the least remaining. `None` if no limit decided.
+    ///
+    /// ```
+    /// use tallygate_core::{Algorithm, Decision, Policy, Tick, Ticks};
+    ///
+    /// let policy = Policy::all_of("login", [
+    ///     Policy::fixed_window(10).per(Ticks(60)).named("minute"),
+    ///     Policy::fixed_window(10).per(Ticks(3600)).named("hour"),
+    /// ])?;
+    /// let mut state = policy.first(Tick(0));
+    /// let _: Decision = policy.decide(&mut state, Tick(0), 4);
+    /// // A minute later, all of the minute's quota is there again, and 6 are left of the hour's.
+    /// let decision: Decision = policy.decide(&mut state, Tick(60), 1);
+    /// let limit = policy.decided_by(&decision).expect("one of its limits");
+    /// assert_eq!((limit.name(), decision.remaining), ("hour", 5));
+    /// assert_eq!((limit.numbers().limit, limit.numbers().window), (10, Ticks(3600)));
+    /// # Ok::<(), tallygate_core::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn decided_by(&self, decision: &Decision) -> Option<&Limit> {
+        self.limits.get(decision.decided_by()?)
     }
 
     /// Its only limit, if it has no other and that one has no options: then the limit's own machine

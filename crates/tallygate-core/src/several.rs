@@ -290,8 +290,8 @@ impl Algorithm for Policy {
         })
     }
 
-    fn limit_name(&self, limit: usize, _: Tick) -> &str {
-        self.limits().get(limit).map_or("", Limit::name)
+    fn limit(&self, index: usize, _: Tick) -> Option<&Limit> {
+        self.limits().get(index)
     }
 
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
@@ -364,8 +364,11 @@ impl Algorithm for Policy {
     }
 
     fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts {
-        let facts =
-            self.enforced(state).map(|(limit, standing)| limit.told(standing, now, admitted));
+        let enforced = self.each(state).enumerate().filter(|(_, (limit, _))| !limit.is_shadow());
+        let facts = enforced.map(|(index, (limit, standing))| Facts {
+            scarcest: Some(index),
+            ..limit.told(standing, now, admitted)
+        });
         let tightest = facts.reduce(|one, other| {
             let tightest = if other.remaining < one.remaining { other } else { one };
             Facts {

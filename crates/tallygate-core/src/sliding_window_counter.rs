@@ -294,6 +294,7 @@ impl Algorithm for SlidingWindowCounter {
             remaining: self.limit.saturating_sub(self.estimate(&state)),
             reset_after,
             delay: Ticks::ZERO,
+            scarcest: Some(0),
         }
     }
 

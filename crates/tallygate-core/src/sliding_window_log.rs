@@ -341,6 +341,7 @@ impl Algorithm for SlidingWindowLog {
             remaining: self.limit.saturating_sub(used),
             reset_after: newest.map_or(Ticks::ZERO, |&(tick, _)| self.until_it_leaves(tick, now)),
             delay: Ticks::ZERO,
+            scarcest: Some(0),
         }
     }
 

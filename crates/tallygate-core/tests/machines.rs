@@ -115,6 +115,7 @@ fn answers_merge_into_the_tightest() {
         retry_after: Some(Ticks::ZERO),
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
+        scarcest: Some(0),
         refused_by: None,
         shadow_refused_by: None,
         source: Source::Store,
@@ -162,7 +163,7 @@ impl Algorithm for EveryOther {
     }
     fn facts(&self, used: &bool, _: Tick, _: Option<Cost>) -> Facts {
         let remaining = Cost::from(!*used);
-        Facts { limit: 1, remaining, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+        Facts { remaining, ..Facts::all_of(1) }
     }
     fn fresh_at(&self, used: &bool) -> Option<Tick> {
         (!*used).then_some(Tick(0))

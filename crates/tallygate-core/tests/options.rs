@@ -124,6 +124,10 @@ proptest! {
             let remaining = |one: &Modelled| (0..=9).rev().find(|cost| one.lets(at, *cost));
             let least = enforced().map(|one| remaining(one).unwrap_or(0)).min();
             prop_assert_eq!(told.remaining, least.unwrap_or(Cost::MAX));
+            let scarcest = (0..model.len())
+                .filter(|index| !model[*index].limit.is_shadow())
+                .min_by_key(|index| remaining(&model[*index]).unwrap_or(0));
+            prop_assert_eq!(told.scarcest, scarcest);
 
             // Kept and read back, it is the same; and whoever dropped it when it says it is fresh
             // would not be noticed.

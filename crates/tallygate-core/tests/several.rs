@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tallygate_core::{
-    Algorithm, Decision, DecodeError, LimitBuilder, Op, Part, Policy, Tick, Ticks, apply,
+    Algorithm, Decision, DecodeError, Limit, LimitBuilder, Op, Part, Policy, Tick, Ticks, apply,
 };
 use tallygate_testkit::cases;
 
@@ -39,7 +39,16 @@ proptest! {
             let other = apply(&mut parts, Tick(now));
             let refused_by = other.refused_by;
             let other: Decision = other.answer.expect("three parts");
-            prop_assert_eq!(one, Decision { refused_by, ..other });
+            let left = |index: usize| {
+                let (rule, state) = (&policy.limits()[index], &mut apart[index].clone());
+                let part = Part { rule, state, op: Op::Peek(0) };
+                apply::<_, Decision>(&mut [part], Tick(now)).answer.expect("a part").remaining
+            };
+            let scarcest = (0..policy.limits().len()).min_by_key(|index| left(*index));
+            prop_assert_eq!(one, Decision { refused_by, scarcest, ..other });
+            let decided_by = policy.decided_by(&one).map(Limit::name);
+            let expected = refused_by.or(scarcest).map(|index| policy.limits()[index].name());
+            prop_assert_eq!(decided_by, expected);
             let mut bytes = Vec::new();
             policy.encode(&together, &mut bytes);
             together = policy.decode(&bytes).expect("its own");

@@ -894,6 +894,7 @@ fn denied() -> Decision {
         retry_after: Some(Ticks(RETRY_AFTER)),
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
+        scarcest: None,
         refused_by: None,
         shadow_refused_by: None,
         source: Source::FailedClosed,

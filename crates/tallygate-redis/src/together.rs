@@ -234,6 +234,7 @@ const NOTHING_ASKED: Together = Together {
         retry_after: Some(Ticks::ZERO),
         reset_after: Ticks::ZERO,
         delay: Ticks::ZERO,
+        scarcest: None,
         refused_by: None,
         shadow_refused_by: None,
         source: Source::Store,

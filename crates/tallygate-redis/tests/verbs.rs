@@ -75,7 +75,7 @@ impl Algorithm for Coins {
     fn facts(&self, state: &Self::State, now: Tick, _: Option<Cost>) -> Facts {
         let reset_after = self.fresh_at(state).map_or(Ticks::ZERO, |fresh| fresh.since(now));
         let remaining = self.coins - state.0;
-        Facts { limit: self.coins, remaining, reset_after, delay: Ticks::ZERO }
+        Facts { remaining, reset_after, ..Facts::all_of(self.coins) }
     }
 
     fn fresh_at(&self, state: &Self::State) -> Option<Tick> {

@@ -228,6 +228,7 @@ impl Model {
             retry_after,
             reset_after: Ticks(least(fresh)),
             delay,
+            scarcest: Some(0),
             refused_by: (!allowed).then_some(0),
             shadow_refused_by: None,
             source: Source::Store,

@@ -61,7 +61,7 @@ impl Algorithm for Cooldown {
     fn facts(&self, state: &Option<Tick>, now: Tick, _: Option<Cost>) -> Facts {
         let reset_after = self.left(*state, now);
         let remaining = Cost::from(reset_after == Ticks::ZERO);
-        Facts { limit: 1, remaining, reset_after, delay: Ticks::ZERO }
+        Facts { remaining, reset_after, ..Facts::all_of(1) }
     }
 
     fn fresh_at(&self, state: &Option<Tick>) -> Option<Tick> {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tallygate_core::{Algorithm, Cost, Decision, DecodeError, Facts, Fit, Op, Tick, Ticks, Used};
+use tallygate_core::{Algorithm, Cost, Decision, DecodeError, Facts, Fit, Op, Tick, Used};
 
 use crate::ask::Ask;
 use crate::clock::Clock;
@@ -169,12 +169,7 @@ impl Algorithm for Places {
     }
 
     fn facts(&self, taken: &Cost, _: Tick, _: Option<Cost>) -> Facts {
-        Facts {
-            limit: self.places,
-            remaining: self.places.saturating_sub(*taken),
-            reset_after: Ticks::ZERO,
-            delay: Ticks::ZERO,
-        }
+        Facts { remaining: self.places.saturating_sub(*taken), ..Facts::all_of(self.places) }
     }
 
     fn fresh_at(&self, taken: &Cost) -> Option<Tick> {

@@ -509,6 +509,7 @@ impl Queue {
                 retry_after: wait,
                 reset_after: facts.reset_after.max(wait.unwrap_or(Ticks::ZERO)),
                 delay: Ticks::ZERO,
+                scarcest: facts.scarcest,
                 refused_by: None,
                 shadow_refused_by: None,
                 source: Source::Store,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use tallygate_core::{
-    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Policy, Receipt, Share, Tick, Used,
+    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Limit, Policy, Receipt, Share, Tick, Used,
 };
 
 use crate::ask::UnknownTier;
@@ -440,10 +440,10 @@ impl Algorithm for Plan {
         self.limited(now, || kept.refusing(now, cost, shadow))
     }
 
-    fn limit_name(&self, limit: usize, now: Tick) -> &str {
+    fn limit(&self, index: usize, now: Tick) -> Option<&Limit> {
         match self.access(now) {
-            Access::Limited(policy) => policy.limit_name(limit, now),
-            Access::Unlimited | Access::Blocked => "",
+            Access::Limited(policy) => policy.limits().get(index),
+            Access::Unlimited | Access::Blocked => None,
         }
     }
 
@@ -533,7 +533,7 @@ impl Algorithm for Plan {
     fn facts(&self, kept: &Kept, now: Tick, admitted: Option<Cost>) -> Facts {
         match self.limited(now, || kept.facts(now, admitted)) {
             Some(facts) => facts,
-            None if self.is_blocked(now) => Facts::all_of(0),
+            None if self.is_blocked(now) => Facts::BLOCKED,
             None => Facts::UNLIMITED,
         }
     }

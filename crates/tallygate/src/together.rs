@@ -291,6 +291,7 @@ const NOTHING_ASKED: Decision = Decision {
     retry_after: Some(tallygate_core::Ticks::ZERO),
     reset_after: tallygate_core::Ticks::ZERO,
     delay: tallygate_core::Ticks::ZERO,
+    scarcest: None,
     refused_by: None,
     shadow_refused_by: None,
     source: tallygate_core::Source::Store,

@@ -223,7 +223,7 @@ impl Algorithm for Buggy {
         0
     }
     fn facts(&self, (): &(), _: Tick, _: Option<Cost>) -> Facts {
-        Facts { limit: 1, remaining: 1, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+        Facts::all_of(1)
     }
     fn fresh_at(&self, (): &()) -> Option<Tick> {
         None

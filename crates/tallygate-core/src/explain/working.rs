@@ -71,6 +71,7 @@ impl Working {
             retry_after: if allowed { Some(Ticks::ZERO) } else { ticks(Tells::RetryAfter) },
             reset_after: ticks(Tells::ResetAfter).unwrap_or(Ticks::ZERO),
             delay: ticks(Tells::Delay).unwrap_or(Ticks::ZERO),
+            scarcest: Some(0),
             refused_by: (!allowed).then_some(0),
             shadow_refused_by: None,
             source: Source::Store,

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures_util::future::join_all;
 use tallygate::{
     Algorithm, Ask, Cost, Decision, DecodeError, Facts, Fit, Op, Policy, RateLimiter, Source,
-    Store, Tick, Ticks, Used,
+    Store, Tick, Used,
 };
 use tallygate_redis::{OnFailure, Options, OwnStore, Redis, RedisStore};
 
@@ -191,7 +191,7 @@ impl Algorithm for Steps {
 
     fn facts(&self, (_, allowed): &Self::State, _: Tick, _: Option<Cost>) -> Facts {
         let remaining = u64::from(*allowed);
-        Facts { limit: 1, remaining, reset_after: Ticks::ZERO, delay: Ticks::ZERO }
+        Facts { remaining, ..Facts::all_of(1) }
     }
 
     fn fresh_at(&self, _: &Self::State) -> Option<Tick> {

@@ -183,6 +183,7 @@ impl Algorithm for Cell {
             remaining: u64::try_from(capacity.saturating_sub(level) / unit).unwrap_or(u64::MAX),
             reset_after: Self::behind(state, now).plus(rate.time_to_drain(level)),
             delay: Ticks::ZERO,
+            scarcest: Some(0),
         }
     }
 

@@ -81,6 +81,7 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
             limit: now.limit,
             remaining: now.remaining,
             reset_after: now.reset_after,
+            scarcest: now.scarcest,
             ..next.decision
         };
         answer::decision(&mut out, &entry.name, &shown, &more);

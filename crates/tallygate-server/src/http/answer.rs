@@ -105,6 +105,7 @@ mod tests {
         retry_after: Some(Ticks(1)),
         reset_after: Ticks(1_000_001),
         delay: Ticks::ZERO,
+        scarcest: None,
         refused_by: None,
         shadow_refused_by: None,
         source: Source::Store,

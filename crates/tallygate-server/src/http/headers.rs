@@ -129,7 +129,7 @@ impl<'a> Quota<'a> {
 
     /// What is left of the scarcest limit, and in how many seconds there is more.
     fn remaining(&self) -> String {
-        let limit = self.scarcest();
+        let limit = self.decided_by();
         let mut item = self.quoted(limit);
         push(&mut item, "r", self.decision.remaining);
         let more = if self.decision.allowed {
@@ -146,12 +146,9 @@ impl<'a> Quota<'a> {
         item
     }
 
-    /// The limit that the decision tells of: the one that refused, or the one with its capacity.
-    fn scarcest(&self) -> Option<&Limit> {
-        let limits = self.limits();
-        let refused = self.decision.refused_by.and_then(|limit| limits.get(limit));
-        let mut enforced = limits.iter().filter(|limit| !limit.is_shadow());
-        refused.or_else(|| enforced.find(|limit| limit.numbers().burst == self.decision.limit))
+    /// The limit that the decision is about: the one that refused, or the one with the least remaining.
+    fn decided_by(&self) -> Option<&Limit> {
+        self.limits().get(self.decision.decided_by()?)
     }
 
     fn limits(&self) -> &[Limit] {
@@ -163,7 +160,7 @@ impl<'a> Quota<'a> {
 
     /// The name of what refused.
     pub(super) fn violated(&self) -> String {
-        self.name(self.scarcest())
+        self.name(self.decided_by())
     }
 
     /// The policy's name, and the limit's where there are several.
@@ -228,6 +225,7 @@ mod tests {
         retry_after: Some(Ticks::ZERO),
         reset_after: Ticks(600_000_000),
         delay: Ticks::ZERO,
+        scarcest: Some(0),
         refused_by: None,
         shadow_refused_by: None,
         source: Source::Store,
@@ -323,6 +321,19 @@ mod tests {
                 ("ratelimit", "\"api/hour\";r=0;t=90"),
             ],
         );
+    }
+
+    #[test]
+    fn of_two_limits_with_the_same_capacity_the_scarcest_is_named() {
+        let several = Policy::all_of(
+            "api",
+            [
+                Policy::fixed_window(100).per_minute().named("minute"),
+                Policy::fixed_window(100).per_hour().named("hour"),
+            ],
+        );
+        let decision = Decision { scarcest: Some(1), remaining: 7, ..DECISION };
+        says(several.unwrap(), &decision, &[("ratelimit", "\"api/hour\";r=7;t=1")]);
     }
 
     #[test]

@@ -188,6 +188,7 @@ mod tests {
             retry_after: Some(Ticks(1)),
             reset_after: Ticks(1),
             delay: Ticks::ZERO,
+            scarcest: None,
             refused_by: None,
             shadow_refused_by: None,
             source: tallygate::Source::Store,
