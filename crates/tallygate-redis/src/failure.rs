@@ -740,7 +740,10 @@ fn tighter(
         (false, _) => one.refused_by.and(Some(index)),
         (true, false) => other.refused_by.and(Some(other_index)),
     };
-    let least = if other.remaining < one.remaining { &other } else { &one };
+    let (least, scarcest) = match other.remaining < one.remaining {
+        true => (&other, other.scarcest.and(Some(other_index))),
+        false => (&one, one.scarcest),
+    };
     let decision = Decision {
         allowed,
         limit: least.limit,
@@ -748,6 +751,7 @@ fn tighter(
         retry_after,
         reset_after: one.reset_after.max(other.reset_after),
         delay: one.delay.max(other.delay),
+        scarcest,
         refused_by,
         shadow_refused_by: one.shadow_refused_by.or(other.shadow_refused_by),
         source: one.source,
