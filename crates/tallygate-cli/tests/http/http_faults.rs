@@ -451,7 +451,7 @@ fn h2_rotating_through_a_64_is_one_client() {
 
 #[test]
 fn h3_a_mapped_address_is_the_same_client() {
-    let served = served();
+    let served = served_to_proxies();
     assert_eq!(left_behind(&served, &["203.0.113.9"]), "9");
     assert_eq!(left_behind(&served, &["::ffff:203.0.113.9"]), "8");
     assert_eq!(left_behind(&served, &["::ffff:cb00:7109"]), "7");
