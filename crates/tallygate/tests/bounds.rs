@@ -22,11 +22,28 @@ fn hourly(limit: u64) -> Policy {
 fn d1_the_bound_on_keys_is_exact() {
     for max_keys in [1, 2, 3, 10, 100] {
         for _ in 0..300 {
-            let limiter = limiter(hourly(1), Capacity::of(max_keys));
+            let limiter = limiter(hourly(100), Capacity::of(max_keys));
             for key in 0..3 * max_keys {
                 assert!(limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap());
                 assert_eq!(limiter.store().usage().keys, max_keys.min(key + 1));
             }
+        }
+    }
+}
+
+/// The same where each key uses up its quota: no more keys are allowed than are kept.
+#[test]
+fn d1_a_full_store_allows_no_key_that_it_cannot_keep() {
+    for max_keys in [1, 2, 3, 10, 100] {
+        for _ in 0..300 {
+            let limiter = limiter(hourly(1), Capacity::of(max_keys));
+            for key in 0..3 * max_keys {
+                let is_allowed = limiter.is_allowed_at(key.to_le_bytes(), Tick(0)).unwrap();
+                assert_eq!(is_allowed, key < max_keys);
+                assert_eq!(limiter.store().usage().keys, max_keys.min(key + 1));
+            }
+            let usage = limiter.store().usage();
+            assert_eq!((usage.evicted, usage.refused), (0, 2 * max_keys as u64));
         }
     }
 }
@@ -202,7 +219,7 @@ fn k9_a_joint_decision_evicts_no_key_from_a_store_that_refuses_new_ones() {
     assert_eq!(full.check_n_at("kept", 0, Tick(0)).unwrap().remaining, 0);
 }
 
-/// A fresh key's place can be taken, but not that of a key of the same decision.
+/// A fresh key's place can be taken, but not that of a key of the same decision: then there are too few places.
 #[test]
 fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
     let policy = Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap();
@@ -215,17 +232,16 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
             // All are fresh now. The decision needs all of them, and one more.
             let asks = (0..=max_keys).map(|key| limiter.ask(key.to_be_bytes()).unwrap());
             let told = check_all_at(asks, Tick(5_000));
-            if when_full == WhenFull::RefuseNew {
-                assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
-                continue;
-            }
-            assert!(told.unwrap().decision.allowed);
-            // One of them had to go, and the others have their charge: none has that of another.
+            assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
             let left = |key: usize| {
                 limiter.check_n_at(key.to_be_bytes(), 0, Tick(5_000)).unwrap().remaining
             };
-            let charged = (0..=max_keys).filter(|key| left(*key) == 1).count();
-            assert_eq!((charged, limiter.store().usage().keys), (max_keys, max_keys));
+            assert!((0..=max_keys).all(|key| left(key) == 2), "nothing is charged");
+            // With one key less there are enough.
+            let asks = (1..=max_keys).map(|key| limiter.ask(key.to_be_bytes()).unwrap());
+            assert!(check_all_at(asks, Tick(5_000)).unwrap().decision.allowed);
+            assert!((1..=max_keys).all(|key| left(key) == 1), "each has its own charge");
+            assert_eq!(limiter.store().usage().keys, max_keys);
         }
     }
 }
@@ -351,7 +367,7 @@ fn j6_a_flood_of_invented_keys_washes_no_debt_out() {
     const MAX_KEYS: usize = 10_000;
     const CLIENTS: u64 = 200;
     const STEP: Ticks = Ticks(1_000_000);
-    // The tier of the invented keys, the cost of each, and whether the clock stands still meanwhile.
+    // The tier of the invented keys, the cost of each, and how far the clock goes for each.
     let floods = [
         ("free", 1, STEP),
         ("free", 5, STEP),
@@ -388,18 +404,27 @@ fn j6_a_flood_of_invented_keys_washes_no_debt_out() {
         }
         clock.advance(STEP);
         let invented = limiter.tier(tier).unwrap();
+        let mut allowed = 0;
         for key in 0..10 * MAX_KEYS as u64 {
-            assert!(invented.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+            let decision = invented.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap();
+            allowed += usize::from(decision.allowed);
             clock.advance(step);
         }
+        // Invented keys evict each other, unless they have used more than half of their quota.
+        let are_debts = 2 * cost > invented.peek("size").unwrap().limit;
+        assert_eq!(
+            allowed == 10 * MAX_KEYS,
+            !are_debts,
+            "{allowed} in a flood of {tier} for {cost}"
+        );
         let denied =
             (0..CLIENTS).filter(|client| !limiter.peek(client.to_le_bytes()).unwrap().allowed);
         let denied = denied.count();
         assert!(denied * 100 >= 99 * 200, "{denied} after a flood of {tier} for {cost}");
         assert!(limiter.store().usage().keys <= MAX_KEYS);
-        // A client that comes now is served, and its quota is counted.
-        let served = (0..6).filter(|_| limiter.is_allowed("new client").unwrap()).count();
-        assert!(served == 5 || step == Ticks(0), "{served} after a flood of {tier} for {cost}");
+        // A client that comes now is served if there is a place for it, and never gets more than its quota.
+        let served = (0..20).filter(|_| limiter.is_allowed("new client").unwrap()).count();
+        assert_eq!(served, if are_debts { 0 } else { 5 }, "after a flood of {tier} for {cost}");
     }
 }
 
@@ -411,12 +436,13 @@ fn j6_clients_that_used_up_their_quota_first_stay_denied() {
         let store = PolicyStore::new(&policy, Capacity::of(10_000), &clock);
         let cost = policy.capacity();
         let limiter = RateLimiter::with_store(policy, store);
-        for key in 0..100_200_u64 {
-            assert!(limiter.check_n(key.to_le_bytes(), cost).unwrap().allowed);
+        for key in 0..100_000_u64 {
+            let decision = limiter.check_n(key.to_le_bytes(), cost).unwrap();
+            assert_eq!(decision.allowed, key < 10_000);
             clock.advance(Ticks(1_000_000));
         }
-        let denied = (0..200_u64).filter(|key| !limiter.peek(key.to_le_bytes()).unwrap().allowed);
-        assert_eq!(denied.count(), 200);
+        let allowed = |key: &u64| limiter.is_allowed(key.to_le_bytes()).unwrap();
+        assert_eq!((0..100_000).filter(allowed).count(), 0);
     }
 }
 
@@ -436,35 +462,110 @@ fn j6_a_debt_that_has_begun_to_drain_is_not_washed_out() {
         clock.advance(Ticks(drained));
         let invented = limiter.tier("once").unwrap();
         for key in 0..10 * MAX_KEYS as u64 {
-            assert!(invented.check((1 << 50 | key).to_le_bytes()).unwrap().allowed);
+            let _ = invented.check((1 << 50 | key).to_le_bytes()).unwrap();
             clock.advance(Ticks(1_000_000));
         }
         let earned = 1_000 * (drained + 100 * 1_000_000_000) / DAY.0 + 1;
         let washed = (0..CLIENTS)
             .filter(|client| limiter.peek(client.to_le_bytes()).unwrap().remaining > earned)
             .count();
-        assert!(washed * 100 <= 200, "{washed} got more than the {earned} that they earned");
+        assert_eq!(washed, 0, "got more than the {earned} that they earned");
     }
 }
 
-/// Nineteen of twenty places are taken by clients that have used up their quota. A flood gets by with the twentieth.
+/// However many of the places are taken by clients that have used up their quota, a flood gets by with the others. New
+/// clients are served as long as there is another place within their reach.
 #[test]
 fn j6_a_store_that_is_almost_full_of_debts_keeps_them() {
     const MAX_KEYS: usize = 10_000;
-    for (clients, cost) in [(9_000_u64, 1), (9_000, 1_000), (9_500, 1), (9_500, 1_000)] {
-        let clock = ManualClock::new(Tick(1_000_000));
-        let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS), &clock);
-        let limiter = RateLimiter::with_store(daily(1_000), store);
-        for client in 0..clients {
-            assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+    // How many clients have used up their quota, and how many in a thousand new ones may find no place.
+    for (clients, most) in [(5_000, 0), (9_000_u64, 5), (9_500, 50), (9_900, 600), (10_000, 1_000)]
+    {
+        for cost in [1, 1_000] {
+            let clock = ManualClock::new(Tick(1_000_000));
+            let store = PolicyStore::new(&daily(1_000), Capacity::of(MAX_KEYS), &clock);
+            let limiter = RateLimiter::with_store(daily(1_000), store);
+            for client in 0..clients {
+                assert!(limiter.check_n(client.to_le_bytes(), 1_000).unwrap().allowed);
+            }
+            let mut denied = 0;
+            for key in 0..10 * MAX_KEYS as u64 {
+                clock.advance(Ticks(1_000));
+                let decision = limiter.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap();
+                denied += usize::from(!decision.allowed);
+            }
+            let is_washed_out = |client: &u64| limiter.is_allowed(client.to_le_bytes()).unwrap();
+            let washed_out = (0..clients).filter(is_washed_out).count();
+            assert_eq!(washed_out, 0, "of {clients} at a cost of {cost}");
+            let most = if cost == 1 { most * 10 * MAX_KEYS / 1_000 } else { 10 * MAX_KEYS };
+            assert!(denied <= most, "{denied} new keys found no place beside {clients}");
         }
-        for key in 0..10 * MAX_KEYS as u64 {
-            clock.advance(Ticks(1_000));
-            assert!(limiter.check_n((1 << 50 | key).to_le_bytes(), cost).unwrap().allowed);
+    }
+}
+
+/// A client whose debt finds no place in a full store is denied, whichever way it asks. (It was once allowed again as soon
+/// as another key had come: the newest debts evicted each other.)
+#[test]
+fn j6_a_client_whose_debt_finds_no_place_is_denied() {
+    const MAX_KEYS: usize = 1_000;
+    let kinds = tallygate::Kind::ALL;
+    for policy in kinds.map(|kind| Policy::of(kind, 10).per(Ticks(1_000_000)).build().unwrap()) {
+        let limiter = limiter(policy, Capacity::of(MAX_KEYS));
+        for key in 0..MAX_KEYS {
+            assert!(limiter.check_n_at(key.to_le_bytes(), 10, Tick(0)).unwrap().allowed);
         }
-        let is_washed_out = |client: &u64| limiter.peek(client.to_le_bytes()).unwrap().allowed;
-        let washed_out = (0..clients).filter(is_washed_out).count() as u64;
-        assert!(washed_out * 100 <= clients, "{washed_out} of {clients} at a cost of {cost}");
+        for key in 0..1_000_u64 {
+            assert!(!limiter.is_allowed_at("client", Tick(0)).unwrap());
+            assert!(!limiter.is_allowed_at((1 << 50 | key).to_le_bytes(), Tick(0)).unwrap());
+        }
+        // The answer is that of a client that has used up its quota, as those are that are kept.
+        let kept = limiter.check_at(0_usize.to_le_bytes(), Tick(0)).unwrap();
+        assert_eq!(limiter.check_at("client", Tick(0)).unwrap(), kept);
+        assert_eq!(limiter.check_many_at::<bool>(&["client"], Tick(0)).unwrap(), [false]);
+        let together = check_all_at([limiter.ask("client").unwrap()], Tick(0)).unwrap();
+        assert_eq!((together.decision.allowed, together.refused_ask), (false, Some(0)));
+        assert_eq!(together.decision.retry_after, kept.retry_after);
+        let usage = limiter.store().usage();
+        assert_eq!((usage.keys, usage.evicted), (MAX_KEYS, 0));
+        assert!(usage.refused > 2_000);
+        // A debt that has drained makes room, and then the quota of the client is counted.
+        for key in 0..MAX_KEYS {
+            assert!(limiter.refund_at(key.to_le_bytes(), 5, Tick(0)).unwrap().allowed);
+        }
+        let allowed = (0..50).filter(|_| limiter.is_allowed_at("client", Tick(0)).unwrap()).count();
+        assert_eq!(allowed, 10);
+    }
+}
+
+/// Many clients that ask for more than half of their quota, in any order, in a store with too few places: each gets at
+/// most its quota.
+#[test]
+fn j6_in_a_store_full_of_debts_each_client_stays_within_its_quota() {
+    const CLIENTS: u64 = 3_000;
+    const WINDOW: Ticks = Ticks(1_000_000_000);
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    for kind in tallygate::Kind::ALL {
+        let policy = Policy::of(kind, 100).per(WINDOW).build().unwrap();
+        let clock = ManualClock::new(Tick(0));
+        let store = PolicyStore::new(&policy, Capacity::of(1_000), &clock);
+        let limiter = RateLimiter::with_store(policy, store);
+        let mut allowed = vec![0; usize::try_from(CLIENTS).unwrap()];
+        for _ in 0..100_000 {
+            // All of it takes a hundredth of a window: one unit is earned back.
+            clock.advance(Ticks(random(2 * WINDOW.0 / 100 / 100_000)));
+            let (client, cost) = (random(CLIENTS), 60 + random(41));
+            let decision = limiter.check_n(client.to_le_bytes(), cost).unwrap();
+            allowed[usize::try_from(client).unwrap()] += if decision.allowed { cost } else { 0 };
+        }
+        let most = allowed.iter().max().unwrap();
+        assert!(*most <= 101, "{kind}: a client was allowed {most}");
+        assert_eq!(limiter.store().usage().evicted, 0);
     }
 }
 

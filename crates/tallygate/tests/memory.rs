@@ -42,8 +42,8 @@ fn fill_in_a_process_of_its_own() {
             }
             "flooded" => {
                 let store =
-                    PolicyStore::new(&hourly(1), Capacity::of(100_000), ManualClock::default());
-                let limiter = RateLimiter::with_store(hourly(1), store);
+                    PolicyStore::new(&hourly(10), Capacity::of(100_000), ManualClock::default());
+                let limiter = RateLimiter::with_store(hourly(10), store);
                 assert!(fill(&|key| limiter.is_allowed(key).unwrap()));
                 let usage = limiter.store().usage();
                 assert!(usage.keys <= 100_000, "{usage:?}");

@@ -231,7 +231,7 @@ fn a_store_of_another_size_remembers_everybody() {
     }
     let small = restore_plain(&bytes, &policy, 500, &clock);
     let usage = small.store().usage();
-    assert_eq!((usage.keys, usage.evicted), (500, 1_500), "as many as there is room for");
+    assert_eq!((usage.keys, usage.refused), (500, 1_500), "as many as there is room for");
 }
 
 fn plain_of<'a>(policy: &Policy, keys: usize, clock: &'a ManualClock) -> Plain<'a> {

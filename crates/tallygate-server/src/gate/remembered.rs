@@ -77,7 +77,8 @@ impl Remembered {
                 continue;
             };
             all.keys += usage.keys;
-            all.evicted += usage.evicted;
+            // A client that has used much may find no place either.
+            all.evicted += usage.evicted + usage.refused;
         }
         Ok(Some(all))
     }

@@ -221,7 +221,7 @@ mod tests {
         }
         let numbers = ThrottleArguments { max_burst, count, period_s };
         for key in 0..10 * MAX_KEYS as u64 {
-            assert!(is_allowed(&(1 << 50 | key).to_le_bytes(), numbers, quantity));
+            is_allowed(&(1 << 50 | key).to_le_bytes(), numbers, quantity);
         }
         (0..CLIENTS).filter(|client| !is_allowed(&client.to_le_bytes(), VICTIM, 1)).count()
     }
