@@ -66,6 +66,9 @@ const MOST_HOMES: usize = u32::MAX as usize;
 /// still to be split fuller: with 8 splits they are filled by 62 % at the end instead of [`FILL`].
 const SPLITS: usize = 8;
 
+/// How many splits ahead the memory of a split is fetched.
+const SPLITS_AHEAD: usize = 4;
+
 /// From how many bytes on the memory of a table is in large pages. The first bytes are in small ones, so that a
 /// table of a few keys takes little, until it has grown to [`LARGE`] bytes.
 #[cfg(not(loom))]
@@ -268,6 +271,14 @@ impl Shape {
     fn of(homes: usize, first_homes: usize) -> Self {
         let times = homes.div_ceil(first_homes).next_power_of_two();
         Self((homes as u64) << Self::HALF | (times as u64 - 1))
+    }
+
+    /// The shape with one home more.
+    #[inline]
+    const fn with_one_more(self, first_homes: usize) -> Self {
+        let is_filled = self.homes() == first_homes * (self.mask() + 1);
+        let mask = if is_filled { 2 * self.mask() + 1 } else { self.mask() };
+        Self((self.homes() as u64 + 1) << Self::HALF | mask as u64)
     }
 
     #[inline]
@@ -1618,8 +1629,8 @@ impl<S> Table<S> {
 
     /// Splits the next home. Only called by the thread that splits.
     fn split_next(&self) -> bool {
-        let homes = self.shape().homes();
-        let next = Shape::of(homes + 1, self.first_homes);
+        let shape = self.shape();
+        let (homes, next) = (shape.homes(), shape.with_one_more(self.first_homes));
         // The last bit that chooses among one home more is the one that the keys of the split home differ in.
         let last = next.mask().div_ceil(2);
         let bit = (last as u64) << (BITS_AFTER_CHOICE + self.bits_before_tag);
@@ -1628,9 +1639,9 @@ impl<S> Table<S> {
         let mut home = self.buckets[split.from].hold();
         let is_split =
             self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home);
-        // Homes are split in order: the memory of the next split is on its way when it comes.
-        self.buckets.prefetch(split.from + 1);
-        self.buckets.prefetch(split.to + 1);
+        // Homes are split in order: the memory of later splits is on its way when they come.
+        self.buckets.prefetch(split.from + SPLITS_AHEAD);
+        self.buckets.prefetch(split.to + SPLITS_AHEAD);
         is_split
     }
 
@@ -1641,14 +1652,14 @@ impl<S> Table<S> {
             return false;
         }
         let mut target = self.buckets[split.to].hold();
-        let tags = home.tags();
+        let (tags, taken) = (home.tags(), target.tags());
         let moving = tags.iter().filter(|tag| split.moves(**tag, 0)).count();
-        let room = target.tags().iter().filter(|tag| **tag == 0).count();
-        if moving > room {
+        if moving > taken.iter().filter(|tag| **tag == 0).count() {
             return false;
         }
+        let mut empty = (0..SLOTS).filter(|slot| taken[*slot] == 0);
         for (slot, tag) in tags.into_iter().enumerate().filter(|(_, tag)| split.moves(*tag, 0)) {
-            if let Some(empty) = target.tags().iter().position(|tag| *tag == 0) {
+            if let Some(empty) = empty.next() {
                 self.carry((home, slot), (&mut target, empty), tag);
             }
         }
@@ -1660,6 +1671,7 @@ impl<S> Table<S> {
     #[cold]
     fn split_beyond<'a>(&'a self, split: &Split, home: &mut Held<'a, S>) -> bool {
         let &Split { from, to, .. } = split;
+        // The later buckets in which keys of the home live.
         let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
         let mut moving = home.tags().iter().filter(|tag| split.moves(**tag, 0)).count();
         let mut left = usize::from(home.0.spilled.load(Ordering::Acquire));
@@ -1669,11 +1681,10 @@ impl<S> Table<S> {
             }
             let mut source = self.buckets[from + distance].hold();
             let tags = source.tags();
-            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64);
-            left = left.saturating_sub(of_home.count());
-            let here = tags.iter().filter(|tag| split.moves(**tag, distance)).count();
-            if here > 0 {
-                moving += here;
+            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
+            left = left.saturating_sub(of_home);
+            moving += tags.iter().filter(|tag| split.moves(**tag, distance)).count();
+            if of_home > 0 {
                 sources[distance - 1] = Some(source);
             }
         }
@@ -1720,8 +1731,30 @@ impl<S> Table<S> {
                 }
             }
         }
+        self.bring_home(from, home, &mut sources);
         self.publish(split);
         true
+    }
+
+    /// Moves the keys of a home that live in later buckets into the slots that its split has emptied: a key is found sooner
+    /// at home.
+    fn bring_home(
+        &self,
+        index: usize,
+        home: &mut Held<'_, S>,
+        later: &mut [Option<Held<'_, S>>; REACH],
+    ) {
+        for (before, bucket) in later.iter_mut().enumerate() {
+            let Some(bucket) = bucket else { continue };
+            for (slot, tag) in bucket.tags().into_iter().enumerate() {
+                if tag == 0 || (tag & DISTANCE) as usize != before + 1 {
+                    continue;
+                }
+                let Some(empty) = home.empty() else { return };
+                self.carry((bucket, slot), (home, empty), tag & !DISTANCE);
+                self.buckets[index].spilled.fetch_sub(1, Ordering::Release);
+            }
+        }
     }
 
     /// Publishes one home more, under the locks of all keys that moved, and of where they are now.
@@ -1746,7 +1779,7 @@ impl<S> Table<S> {
             // Safety: it had a tag, so it has a state; the tag is gone, so it is not used again.
             unsafe { slots.states[slot].assume_init_read() }
         });
-        target.put(empty, tag, state);
+        target.fill(empty, tag, state);
     }
 }
 
