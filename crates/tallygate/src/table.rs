@@ -1391,7 +1391,8 @@ impl<S> Table<S> {
             return true;
         }
         let least = self.find_evictable(rule, (index, &mut home), reading, Share::ALL, None);
-        least.room.is_some() || least.is_one_of_few
+        least.room.is_some()
+            || (least.is_one_of_few && self.find_elsewhere(rule, reading, None).is_some())
     }
 
     /// Puts a new key into a place that was found for it.
@@ -1415,8 +1416,7 @@ impl<S> Table<S> {
         (home_index + distance, slot, beyond)
     }
 
-    /// Evicts the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a
-    /// rank. Returns whether there was one.
+    /// Evicts the first to go of some keys elsewhere, if it goes before a rank. Returns whether there was one.
     #[cold]
     fn evict_any<A: Algorithm<State = S>>(
         &self,
@@ -1424,6 +1424,24 @@ impl<S> Table<S> {
         reading: Reading,
         before: Option<Rank>,
     ) -> bool {
+        let Some((mut bucket, index, slot)) = self.find_elsewhere(rule, reading, before) else {
+            return false;
+        };
+        let tag = bucket.clear(slot);
+        self.forget(index, tag, reading, reading.now);
+        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Finds the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a rank. Returns its
+    /// bucket, the index of that, and its slot.
+    #[cold]
+    fn find_elsewhere<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        reading: Reading,
+        before: Option<Rank>,
+    ) -> Option<(Held<'_, S>, usize, usize)> {
         let (now, in_use) = (reading.now, self.in_use());
         let mut least: Option<(Rank, Held<'_, S>, usize, usize)> = None;
         let mut seen = 0;
@@ -1451,11 +1469,7 @@ impl<S> Table<S> {
                 break;
             }
         }
-        let Some((_, mut bucket, index, slot)) = least else { return false };
-        let tag = bucket.clear(slot);
-        self.forget(index, tag, reading, now);
-        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-        true
+        least.map(|(_, bucket, index, slot)| (bucket, index, slot))
     }
 
     /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.
