@@ -206,11 +206,14 @@ impl Metrics {
         let _ = writeln!(out, "tallygate_held_bytes {}", figures.held_bytes);
         let _ = writeln!(out, "# TYPE tallygate_keys_live gauge");
         let _ = writeln!(out, "# TYPE tallygate_evictions counter");
+        let _ = writeln!(out, "# TYPE tallygate_keys_refused counter");
         for (policy, usage) in &figures.keys {
             let policy = policy.replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(out, "tallygate_keys_live{{policy=\"{policy}\"}} {}", usage.keys);
             let _ =
                 writeln!(out, "tallygate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
+            let refused = usage.refused;
+            let _ = writeln!(out, "tallygate_keys_refused_total{{policy=\"{policy}\"}} {refused}");
         }
         let _ = writeln!(out, "# TYPE tallygate_reservations_open gauge");
         let _ = writeln!(out, "tallygate_reservations_open {}", figures.reservations_open);

@@ -9,7 +9,7 @@ use std::task::Waker;
 use tallygate_core::{
     Algorithm, Answer, BucketState, Cost, Decision, FixedWindowState, Limit, LimitState, Machine,
     Op, Part, Policy, Receipt, SlidingWindowCounterState, SlidingWindowLogState, Standing, Tick,
-    Ticks, Timed, reserve, settle,
+    Ticks, Timed, Used, reserve, settle,
 };
 
 use crate::ask::{Ask, InvalidAsk};
@@ -40,7 +40,7 @@ pub struct Capacity {
 }
 
 impl Default for Capacity {
-    /// A million keys, and the key that has used the smallest share of its quota goes first.
+    /// A million keys, and a full store evicts the key that has used the smallest share of its quota.
     fn default() -> Self {
         Self { max_keys: 1_000_000, when_full: WhenFull::EvictLeastUsed }
     }
@@ -135,6 +135,7 @@ pub(crate) struct Front<C> {
 }
 
 /// Why there is no decision, in a byte: the path of a known key carries it in a register.
+#[derive(Clone, Copy)]
 enum NoDecision {
     KeyTooLong,
     Full,
@@ -143,16 +144,6 @@ enum NoDecision {
 impl From<Full> for NoDecision {
     fn from(_: Full) -> Self {
         Self::Full
-    }
-}
-
-impl NoDecision {
-    #[cold]
-    const fn explained(self, key_bytes: usize, max_keys: usize) -> StoreError {
-        match self {
-            Self::KeyTooLong => StoreError::KeyTooLong { bytes: key_bytes },
-            Self::Full => StoreError::Full { max_keys },
-        }
     }
 }
 
@@ -208,6 +199,24 @@ impl<S> Keys<S> {
     pub(crate) fn full(&self) -> StoreError {
         StoreError::Full { max_keys: self.table.max_keys() }
     }
+
+    /// Decides for a new key that found no place: as for a client that has used up its quota, because it may be one.
+    ///
+    /// # Errors
+    /// The store refuses new keys when it is full.
+    #[cold]
+    fn without_place<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        cost: Cost,
+        now: Tick,
+    ) -> Result<T, StoreError> {
+        if self.table.refuses_new() {
+            return Err(self.full());
+        }
+        let mut used_up = rule.with_used(Used::whole(Cost::MAX), now);
+        Ok(rule.decide(&mut used_up, now, cost))
+    }
 }
 
 impl<S: Clone> Keys<S> {
@@ -226,8 +235,10 @@ impl<S: Clone> Keys<S> {
         {
             return answer.map_err(E::from);
         }
-        self.table.with_lookup(rule, key, reading, |state, at| match T::TELLS {
-            true => decide_in_full(rule, state, reading.now, at, cost),
+        let now = reading.now;
+        // By value: what is borrowed would be written to memory for every key.
+        self.table.with_lookup(rule, key, reading, move |state, at| match T::TELLS {
+            true => decide_in_full(rule, state, now, at, cost),
             false => rule.decide::<T>(state, at, cost),
         })
     }
@@ -307,11 +318,11 @@ impl<C: Clock> Front<C> {
     }
 
     pub(crate) fn spot<S>(&self, keys: &Keys<S>, key: &[u8]) -> Result<Spot, StoreError> {
-        self.print(keys, key).map(|print| keys.table.spot(print))
+        self.print(key).map(|print| keys.table.spot(print))
     }
 
-    fn print<S>(&self, keys: &Keys<S>, key: &[u8]) -> Result<Fingerprint, StoreError> {
-        self.fingerprint(key).map_err(|why| why.explained(key.len(), keys.table.max_keys()))
+    fn print(&self, key: &[u8]) -> Result<Fingerprint, StoreError> {
+        self.fingerprint(key).map_err(|_| StoreError::KeyTooLong { bytes: key.len() })
     }
 
     pub(crate) fn now(&self) -> Tick {
@@ -345,10 +356,28 @@ impl<C: Clock> Front<C> {
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
         match op {
-            Op::Check(cost) => self
-                .check(keys, rule, key, cost, now)
-                .map_err(|why| why.explained(key.len(), keys.table.max_keys())),
+            Op::Check(cost) => match self.check(keys, rule, key, cost, now) {
+                Ok(answer) => Ok(answer),
+                Err(why) => self.undecided(keys, rule, (key.len(), cost), now, why),
+            },
             op => self.other(keys, rule, key, op, now),
+        }
+    }
+
+    /// Answers a check that the table did not decide.
+    #[cold]
+    #[inline(never)]
+    fn undecided<A: Algorithm, T: Answer>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        (key_bytes, cost): (usize, Cost),
+        now: Option<Tick>,
+        why: NoDecision,
+    ) -> Result<T, StoreError> {
+        match why {
+            NoDecision::Full => keys.without_place(rule, cost, self.read(now).now),
+            NoDecision::KeyTooLong => Err(StoreError::KeyTooLong { bytes: key_bytes }),
         }
     }
 
@@ -377,7 +406,7 @@ impl<C: Clock> Front<C> {
         op: Op,
         now: Option<Tick>,
     ) -> Result<T, StoreError> {
-        let print = self.print(keys, key)?;
+        let print = self.print(key)?;
         let spot = keys.table.spot(print);
         let reading = self.read(now);
         keys.note_set_back(reading);
@@ -444,7 +473,10 @@ impl<C: Clock> Front<C> {
             let number = if timed.decision.allowed { self.returns.reserved(until) } else { 0 };
             Charged { timed: counted_from(reading.now, at, timed), receipt, number, store }
         });
-        charged.map_err(|Full| keys.full())
+        charged.or_else(|Full| {
+            let timed = keys.without_place(rule, estimate, reading.now)?;
+            Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store })
+        })
     }
 
     #[cold]
@@ -459,7 +491,7 @@ impl<C: Clock> Front<C> {
         if charged.store != self.returns.store() {
             return Err(SettleError::OtherLimiter);
         }
-        let print = match self.print(keys, key) {
+        let print = match self.print(key) {
             Ok(print) => print,
             Err(error) => return Ok(Err(error)),
         };
@@ -512,11 +544,35 @@ impl<C: Clock> Front<C> {
             for (spot, ask) in spots.iter().zip(some) {
                 let ask = ask.into();
                 let reading = if ask.at.is_some() { self.read(ask.at) } else { by_clock };
-                let answer = keys.decide(rule, *spot, ask.cost, reading);
-                answers.push(answer.map_err(|Full| keys.full())?);
+                answers.push(match keys.decide(rule, *spot, ask.cost, reading) {
+                    Ok(answer) => answer,
+                    Err(Full) => keys.without_place(rule, ask.cost, reading.now)?,
+                });
             }
         }
         Ok(answers)
+    }
+
+    /// Prepares a decision on so many keys for one of them. Returns its answer if that does not depend on its state: because
+    /// others wait for the key, or because there is no place for it.
+    #[cold]
+    fn before_others<A: Algorithm>(
+        &self,
+        keys: &Keys<A::State>,
+        rule: &A,
+        spot: Spot,
+        (cost, count): (Cost, usize),
+        now: Tick,
+    ) -> Result<Option<Decision>, StoreError> {
+        keys.table.grow_for(count);
+        self.read_for(keys, rule, spot);
+        if let Some(told) = keys.behind_others(rule, spot, cost, now) {
+            return told.map(Some).map_err(|Full| keys.full());
+        }
+        match cost == 0 || keys.table.has_room_for(rule, spot, now) {
+            true => Ok(None),
+            false => keys.without_place(rule, cost, now).map(Some),
+        }
     }
 
     fn join<A: Algorithm>(
@@ -539,12 +595,15 @@ impl<C: Clock> Front<C> {
         rule: &A,
         key: &[u8],
     ) -> Result<(Decision, Option<Departure>), StoreError> {
-        let print = self.print(keys, key)?;
+        let print = self.print(key)?;
         let spot = keys.table.spot(print);
         keys.departures.join((spot, print.hash()), rule.identity(), || {
             let reading = self.read_for(keys, rule, spot);
             let lookup = keys.table.look_up(print);
-            let decision = keys.decide(rule, lookup, 1, reading).map_err(|Full| keys.full())?;
+            let decision = match keys.decide(rule, lookup, 1, reading) {
+                Ok(decision) => decision,
+                Err(Full) => keys.without_place(rule, 1, reading.now)?,
+            };
             Ok((decision, reading.now))
         })
     }
@@ -1166,9 +1225,7 @@ impl<A: Algorithm<State: 'static>, C: Clock> JointStore<A> for MemoryStore<A, C>
         now: Tick,
         count: usize,
     ) -> Result<Option<Decision>, StoreError> {
-        self.keys.table.grow_for(count);
-        self.front.read_for(&self.keys, rule, spot);
-        self.keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| self.keys.full())
+        self.front.before_others(&self.keys, rule, spot, (cost, count), now)
     }
 
     fn identity(&self) -> usize {
@@ -1262,9 +1319,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         count: usize,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            keys.table.grow_for(count);
-            self.front.read_for(keys, rule, spot);
-            keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
+            self.front.before_others(keys, rule, spot, (cost, count), now)
         })
     }
 

@@ -115,7 +115,8 @@ pub enum StoreError {
         /// Its length.
         bytes: usize,
     },
-    /// The store is full of keys that are not fresh, and was told to refuse new ones then.
+    /// There is no place for a new key: the store is full and refuses new keys then, or other threads use all places near
+    /// it. Checks of the latter kind are denied, and return no error.
     Full {
         /// How many it holds.
         max_keys: usize,
@@ -134,8 +135,7 @@ impl fmt::Display for StoreError {
             }
             Self::Full { max_keys } => write!(
                 f,
-                "all {max_keys} keys are in use and new ones are refused; allow more keys or evict \
-                 the least used"
+                "all {max_keys} keys are in use and none may be evicted for a new one; allow more keys"
             ),
             Self::OtherPolicy => {
                 write!(f, "the store was made for another policy; make one for this policy")

@@ -66,6 +66,9 @@ const MOST_HOMES: usize = u32::MAX as usize;
 /// still to be split fuller: with 8 splits they are filled by 62 % at the end instead of [`FILL`].
 const SPLITS: usize = 8;
 
+/// How many splits ahead the memory of a split is fetched.
+const SPLITS_AHEAD: usize = 4;
+
 /// From how many bytes on the memory of a table is in large pages. The first bytes are in small ones, so that a
 /// table of a few keys takes little, until it has grown to [`LARGE`] bytes.
 #[cfg(not(loom))]
@@ -80,11 +83,16 @@ const LINE: usize = 64;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 const FETCHED: usize = 4;
 
-/// How many buckets a new key sweeps in passing.
-const SWEEP: usize = 2;
+/// How many buckets a new key sweeps in passing: three keys on average, so fresh keys go faster than new ones come.
+const SWEEP: usize = 1;
 
-/// How many live keys are compared before the first of them to go is evicted, if any has used less than half of its quota.
+/// How many live keys are compared before one of them is evicted. They are fewer if one of them has used no larger share of
+/// its quota than the new key, and more if all of them have used half of their quota.
 const CANDIDATES: usize = 8;
+
+/// How many buckets elsewhere are searched for a place, if there is none in reach and the table is small, or too few keys live
+/// in reach.
+const ELSEWHERE: usize = 128;
 
 /// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
 const REFUSED_REACH: usize = 1;
@@ -124,24 +132,26 @@ const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 /// What to do with a new key when the table is full of keys that are not fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Forget the one of some that has used the smallest share of its own quota, and of equal shares the one
-    /// that has used it most recently. Shares of a half and more count as equal. So invented keys push out invented
-    /// keys, not the clients that had used up their quota before, even if they have earned a part of it back.
+    /// Evicts the key that has used the smallest share of its own quota, of some that are compared, and of equal
+    /// shares the one that was used most recently. Shares of a half and more count as equal. So invented keys evict
+    /// invented keys, not the clients that had used up their quota before, even if they have earned a part of it back.
+    /// If no key can be evicted, because other threads use those in reach, the new key is denied as if it had used up
+    /// its quota.
     #[default]
     EvictLeastUsed,
-    /// Refuse the new key.
+    /// Returns [`StoreError::Full`](crate::StoreError::Full) for the new key.
     RefuseNew,
 }
 
-/// The table was full, and set to refuse new keys then.
+/// There is no place for a new key: the table refuses new keys when it is full, or other threads use all places in reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// By what the keys are compared of which one must go: the one that has used the smallest share of its own quota
-/// goes first, and of equal shares the one that has used it most recently. So invented keys push out invented keys,
-/// whatever they cost and whatever their limits are, and not the clients that had used up their quota before. Shares of
-/// a half and more count as equal: else a client would wait until it has earned one unit back, and be evicted by invented
-/// keys that have used all of theirs.
+/// The order in which keys are evicted: first the key that has used the smallest share of its own quota, and of equal
+/// shares the one that was used most recently. So invented keys evict invented keys, whatever they cost and whatever
+/// their limits are, and not the clients that had used up their quota before. Shares of a half and more count as equal:
+/// otherwise a client would wait until it has earned one unit back, and be evicted by invented keys that have used all of
+/// theirs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     share: Share,
@@ -152,6 +162,11 @@ impl Rank {
     fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Self {
         let since = Reverse(rule.last_change(state));
         Self { share: rule.share_used(state, now).min(Share::HALF), since }
+    }
+
+    /// Whether it is the rank of a client that has used at least half of its quota.
+    fn is_debt(&self) -> bool {
+        self.share >= Share::HALF
     }
 }
 
@@ -262,6 +277,14 @@ impl Shape {
     fn of(homes: usize, first_homes: usize) -> Self {
         let times = homes.div_ceil(first_homes).next_power_of_two();
         Self((homes as u64) << Self::HALF | (times as u64 - 1))
+    }
+
+    /// The shape with one home more.
+    #[inline]
+    const fn with_one_more(self, first_homes: usize) -> Self {
+        let is_filled = self.homes() == first_homes * (self.mask() + 1);
+        let mask = if is_filled { 2 * self.mask() + 1 } else { self.mask() };
+        Self((self.homes() as u64 + 1) << Self::HALF | mask as u64)
     }
 
     #[inline]
@@ -563,11 +586,24 @@ impl<S> Held<'_, S> {
         })
     }
 
+    /// An empty slot.
+    #[inline]
+    fn empty(&mut self) -> Option<usize> {
+        self.tags().iter().position(|tag| *tag == 0)
+    }
+
     /// Fills a slot, dropping the state that was there.
     fn put(&mut self, slot: usize, tag: u64, state: S) {
         self.clear(slot);
+        self.fill(slot, tag, state);
+    }
+
+    /// Fills an empty slot.
+    #[inline]
+    fn fill(&mut self, slot: usize, tag: u64, state: S) {
         self.0.lived_in.store(true, Ordering::Relaxed);
         self.slots(|slots| {
+            debug_assert_eq!(slots.tags[slot], 0);
             slots.states[slot] = MaybeUninit::new(state);
             slots.tags[slot] = tag;
         });
@@ -702,6 +738,11 @@ impl<S> Table<S> {
         self.max_keys
     }
 
+    /// Whether a full table refuses all new keys.
+    pub(crate) fn refuses_new(&self) -> bool {
+        self.when_full == WhenFull::RefuseNew
+    }
+
     /// How many bits of a hash are known of its keys.
     pub(crate) const fn known_bits(&self) -> u32 {
         self.known_bits
@@ -797,7 +838,8 @@ impl<S> Table<S> {
     ) -> Result<R, Full> {
         let index = self.home(key, self.shape());
         let home = self.buckets[index].hold();
-        self.with_elsewhere(rule, key, (index, home), reading.into(), run)
+        // No table has the shape without homes, so the key is looked for in its home.
+        self.with_elsewhere(rule, key, (index, home, Shape::default()), reading.into(), run)
     }
 
     /// [`with`](Self::with) for a key that was looked up.
@@ -818,24 +860,28 @@ impl<S> Table<S> {
         {
             return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
         }
-        self.with_elsewhere(rule, lookup.spot, (lookup.home, home), reading, run).map_err(E::from)
+        let looked_up = (lookup.home, home, lookup.shape);
+        self.with_elsewhere(rule, lookup.spot, looked_up, reading, run).map_err(E::from)
     }
 
-    /// [`with`](Self::with) for a key that was not found in the bucket where it was looked up, which is locked.
+    /// [`with`](Self::with) for a key that was not found in the bucket where it was looked up in a table of a shape. That
+    /// bucket is locked.
     #[cold]
     #[inline(never)]
     fn with_elsewhere<'a, A: Algorithm<State = S>, R>(
         &'a self,
         rule: &A,
         key: Spot,
-        (index, held): (usize, Held<'a, S>),
-        reading: Reading,
+        (mut index, mut home, shape): (usize, Held<'a, S>, Shape),
+        mut reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        let (index, mut home) = self.hold_home_after(key, index, held);
-        let reading = self.enter(rule, &mut home, reading);
-        if let Some(slot) = home.find(key.tag) {
-            return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+        if self.shape() != shape || !self.is_entered(&home, reading) {
+            (index, home) = self.hold_home_after(key, index, home);
+            reading = self.enter(rule, &mut home, reading);
+            if let Some(slot) = home.find(key.tag) {
+                return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+            }
         }
         // Acquire: whoever sees that a key is gone sees when it went.
         if home.0.spilled.load(Ordering::Acquire) > 0
@@ -1029,11 +1075,11 @@ impl<S> Table<S> {
         Some(Found { key, home: index, at: None, is_new: false })
     }
 
-    /// Finds a place for a key that is not kept, with the state that it would start with, if the table refuses
-    /// new keys when it is full. So a decision on several keys knows before it charges any that all have one.
+    /// Finds a place for a key that is not kept, with the state that it would start with. So a decision on several keys
+    /// knows before it charges any that all have one.
     ///
     /// # Errors
-    /// The table is full. Nothing has changed.
+    /// There is no place for it.
     pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -1042,9 +1088,6 @@ impl<S> Table<S> {
         locks: &mut Locks<'a>,
     ) -> Result<Found, Full> {
         let Found { key, home: index, at: None, .. } = found else { return Ok(found) };
-        if self.when_full != WhenFull::RefuseNew {
-            return Ok(found);
-        }
         let mut home = under(&self.buckets[index], locks);
         let reading = self.enter(rule, &mut home, reading.into());
         let now = reading.now.max(self.floor(key, reading));
@@ -1113,9 +1156,7 @@ impl<S> Table<S> {
         let answer = change(&mut state, now);
         if !rule.is_fresh(&state, now) {
             let reading = Reading { now, ..reading };
-            // Keys that are kept went first, so they may be evicted like any other.
-            locks.pinned.clear();
-            // A table that refuses new keys has made room before, or the decision charges nothing.
+            // Room was made before, or the decision charges nothing: then a penalty is forgotten if there is none.
             drop(self.place(rule, key, (index, &mut home), reading, state, Some(&*locks)));
             self.sweep(rule, reading);
         }
@@ -1147,7 +1188,8 @@ impl<S> Table<S> {
     }
 
     /// Decides for a key that is not kept.
-    #[cold]
+    // Always: it has one caller, which is called for new keys only.
+    #[inline(always)]
     fn with_new<'a, A: Algorithm<State = S>, R>(
         &'a self,
         rule: &A,
@@ -1161,17 +1203,21 @@ impl<S> Table<S> {
         let reading = Reading { now, ..reading };
         let mut state = rule.first(now);
         let answer = run(&mut state, now);
-        if !rule.is_fresh(&state, now) {
+        if rule.is_fresh(&state, now) {
             // What leaves nothing behind needs no place.
-            let placed = self.place(rule, key, (index, &mut home), reading, state, None);
-            if placed.is_err() && self.when_full == WhenFull::RefuseNew {
-                return Err(Full);
-            }
-            drop(placed);
-            drop(home);
-            self.sweep(rule, reading);
-            self.grow();
+            return Ok(answer);
         }
+        // As mostly: there may be one more key, and its home has room for it.
+        match home.empty() {
+            Some(slot) if self.reserve() => home.fill(slot, key.tag, state),
+            _ => {
+                // If there is no place for it, it must not be allowed: it could come again and again.
+                self.place(rule, key, (index, &mut home), reading, state, None)?;
+            }
+        }
+        drop(home);
+        self.sweep(rule, reading);
+        self.grow();
         Ok(answer)
     }
 
@@ -1187,7 +1233,9 @@ impl<S> Table<S> {
     /// Returns where it is, and its bucket if that is not the home.
     ///
     /// # Errors
-    /// The table is full, and refuses new keys then, or all that could go have used as much, and as recently.
+    /// The table is full, and refuses new keys then, or other threads use all places in reach.
+    #[cold]
+    #[inline(never)]
     fn place<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -1197,128 +1245,187 @@ impl<S> Table<S> {
         state: S,
         locks: Option<&Locks<'_>>,
     ) -> Result<(usize, usize, Option<Open<'a, S>>), Full> {
-        let now = reading.now;
-        let refuses = self.when_full == WhenFull::RefuseNew;
-        let open = |index: usize| {
-            let bucket = &self.buckets[index];
-            let mut bucket = match locks {
-                Some(locks) => bucket.under_or_free(locks)?,
-                None => bucket.try_hold().map(Open::Held)?,
-            };
-            self.can_enter(rule, &mut bucket, reading).then_some(bucket)
-        };
-        let is_pinned = |bucket: &Held<'_, S>, slot| {
-            locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
-        };
         let mut reserved = self.reserve();
-        if !reserved && refuses {
-            self.sweep(rule, reading);
+        if !reserved && self.refuses_new() {
+            let in_use = self.in_use();
+            self.sweep_some(rule, reading, if in_use <= ELSEWHERE { in_use } else { SWEEP });
             reserved = self.reserve();
         }
         let counted = Counted { len: &self.len, is_open: Cell::new(reserved) };
-        let reach = if reserved || !refuses { REACH } else { REFUSED_REACH };
-        let mut least: Option<(Rank, usize, usize)> = None;
-        let (mut seen, mut room) = (0, None);
-        // Ranks are only needed if a key must go. A key that was counted finds a place almost always, so the
-        // buckets are searched again for the rare one that does not.
-        for (distance, ranks) in place_search(reach, reserved) {
+        let mut room =
+            if reserved { self.find_free(rule, home_index, home, reading, locks) } else { None };
+        if room.is_none() {
+            let own = rule.share_used(&state, reading.now);
+            let least = self.find_evictable(rule, (home_index, home), reading, own, locks);
+            // Too few live in reach to choose from, as at the end of the table. One may go elsewhere.
+            let is_elsewhere = !reserved && least.is_one_of_few;
+            if is_elsewhere && self.evict_any(rule, reading, least.rank) {
+                reserved = true;
+                counted.is_open.set(true);
+                room = self.find_free(rule, home_index, home, reading, locks);
+            }
+            room = room.or(least.room);
+        }
+        counted.settle();
+        let Some(room) = room else {
+            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Full);
+        };
+        if reserved && room.was != Was::Empty {
+            // It takes another's place, and gives back the one that was reserved.
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+        Ok(self.move_in(rule, key, (home_index, home), room, reading, state))
+    }
+
+    /// Opens a bucket, unless another caller has it or it is ahead of a reading.
+    #[inline]
+    fn open<'a, A: Algorithm<State = S>>(
+        &'a self,
+        rule: &A,
+        index: usize,
+        reading: Reading,
+        locks: Option<&Locks<'_>>,
+    ) -> Option<Open<'a, S>> {
+        let bucket = &self.buckets[index];
+        let mut bucket = match locks {
+            Some(locks) => bucket.under_or_free(locks)?,
+            None => bucket.try_hold().map(Open::Held)?,
+        };
+        self.can_enter(rule, &mut bucket, reading).then_some(bucket)
+    }
+
+    /// Finds an empty slot in reach of a home, or that of a fresh key.
+    fn find_free<'a, A: Algorithm<State = S>>(
+        &'a self,
+        rule: &A,
+        home_index: usize,
+        home: &mut Held<'a, S>,
+        reading: Reading,
+        locks: Option<&Locks<'_>>,
+    ) -> Option<Room<'a, S>> {
+        for distance in 0..=REACH {
             let mut beyond = match distance {
                 0 => None,
-                _ => match open(home_index + distance) {
+                _ => match self.open(rule, home_index + distance, reading, locks) {
                     Some(open) => Some(open),
                     None => continue,
                 },
             };
-            let bucket = beyond.as_deref_mut().unwrap_or(home);
-            let tags = bucket.tags();
-            let empty = tags.iter().position(|tag| *tag == 0);
-            room = room.or(empty.map(|_| distance));
-            if let Some(slot) = empty.filter(|_| reserved) {
-                self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
-                return Ok((home_index + distance, slot, beyond));
+            let bucket = beyond.as_deref_mut().unwrap_or(&mut *home);
+            if let Some(slot) = bucket.empty() {
+                return Some(Room { distance, slot, beyond, was: Was::Empty });
             }
-            for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
-                if is_pinned(bucket, slot) {
-                    continue;
+            for slot in 0..SLOTS {
+                if !is_pinned(locks, bucket, slot)
+                    && bucket.with_state(slot, |state| rule.is_fresh(state, reading.now))
+                {
+                    return Some(Room { distance, slot, beyond, was: Was::Fresh });
                 }
-                if bucket.with_state(slot, |state| rule.is_fresh(state, now)) {
-                    // It takes a fresh one's place, and gives back the one that was reserved.
-                    self.counters.swept.fetch_add(1, Ordering::Relaxed);
-                    counted.settle();
-                    self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
-                    self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
-                    return Ok((home_index + distance, slot, beyond));
-                }
-                if !ranks {
-                    continue;
-                }
-                let rank = bucket.with_state(slot, |state| Rank::of(rule, state, now));
-                if least.is_none_or(|(other, ..)| rank < other) {
-                    least = Some((rank, distance, slot));
-                }
-                seen += 1;
-            }
-            // Clients that have used up their quota stay as long as any other key is in reach.
-            let is_enough = seen >= CANDIDATES
-                && least.is_some_and(|(least, ..): (Rank, usize, usize)| least.share < Share::HALF);
-            if !refuses && !reserved && is_enough {
-                break;
             }
         }
-        counted.settle();
-        if refuses {
-            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
-            self.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(Full);
-        }
-        if !reserved && seen < CANDIDATES.min(self.len()) {
-            // Too few live in reach to choose from, as at the end of the table. One may go elsewhere.
-            let evicted = self.evict_any(rule, reading, least.map(|(rank, ..)| rank));
-            reserved = evicted || least.is_none();
-            self.len.fetch_add((reserved && !evicted).into(), Ordering::Relaxed);
-            let mut beyond = match room {
-                Some(distance @ 1..) if reserved => open(home_index + distance),
-                _ => None,
-            };
-            let distance = room.filter(|_| beyond.is_some()).unwrap_or(0);
-            let bucket = beyond.as_deref_mut().unwrap_or(home);
-            let empty = bucket.tags().iter().position(|tag| *tag == 0).filter(|_| reserved);
-            if let Some(slot) = empty {
-                self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
-                return Ok((home_index + distance, slot, beyond));
-            }
-        }
-        let (distance, slot) = match least {
-            Some((rank, ..)) if !reserved && rank == Rank::of(rule, &state, now) => {
-                // As much used, and as recently: the one that comes last is not kept.
-                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                return Err(Full);
-            }
-            Some((_, distance, slot)) => (distance, slot),
-            None => (0, 0),
-        };
-        // Its bucket was let go meanwhile. If another caller has it now, one at home goes instead.
-        let mut beyond = match distance {
-            0 => None,
-            _ => open(home_index + distance),
-        };
-        let distance = if beyond.is_some() { distance } else { 0 };
-        let bucket = beyond.as_deref_mut().unwrap_or(home);
-        // The key that is in the slot now goes. If there is none, there is one key more for a while, until the
-        // next new key finds the table full.
-        let is_empty = bucket.tags()[slot] == 0;
-        self.counters.evicted.fetch_add((!is_empty).into(), Ordering::Relaxed);
-        match (reserved, is_empty) {
-            (true, false) => _ = self.len.fetch_sub(1, Ordering::Relaxed),
-            (false, true) => _ = self.len.fetch_add(1, Ordering::Relaxed),
-            _ => {}
-        }
-        self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
-        Ok((home_index + distance, slot, beyond))
+        None
     }
 
-    /// Evicts the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a
-    /// rank. Returns whether there was one.
+    /// Finds the place of a fresh key in reach of a home, or of the first key to be evicted for a new one that has used a
+    /// share of its quota.
+    fn find_evictable<'a, A: Algorithm<State = S>>(
+        &'a self,
+        rule: &A,
+        (home_index, home): (usize, &mut Held<'a, S>),
+        reading: Reading,
+        own: Share,
+        locks: Option<&Locks<'_>>,
+    ) -> Least<'a, S> {
+        let refuses = self.refuses_new();
+        let (mut rank, mut room, mut seen) = (None, None, 0);
+        for distance in 0..=if refuses { REFUSED_REACH } else { REACH } {
+            let mut beyond = match distance {
+                0 => None,
+                _ => match self.open(rule, home_index + distance, reading, locks) {
+                    Some(open) => Some(open),
+                    None => continue,
+                },
+            };
+            let bucket = beyond.as_deref_mut().unwrap_or(&mut *home);
+            let mut least_here = None;
+            for (slot, tag) in bucket.tags().into_iter().enumerate() {
+                if tag == 0 || is_pinned(locks, bucket, slot) {
+                    continue;
+                }
+                if bucket.with_state(slot, |state| rule.is_fresh(state, reading.now)) {
+                    let room = Some(Room { distance, slot, beyond, was: Was::Fresh });
+                    return Least { rank: None, room, is_one_of_few: false };
+                }
+                if refuses {
+                    continue;
+                }
+                seen += 1;
+                let here = bucket.with_state(slot, |state| Rank::of(rule, state, reading.now));
+                if rank.is_none_or(|other| here < other) {
+                    (rank, least_here) = (Some(here), Some(slot));
+                }
+            }
+            if let Some(slot) = least_here {
+                // It is held until the search ends: so it is the same key that goes.
+                room = Some(Room { distance, slot, beyond, was: Was::Live });
+            }
+            // Clients that have used up their quota stay as long as any other key is in reach.
+            let is_enough =
+                |rank: Rank| !rank.is_debt() && (seen >= CANDIDATES || rank.share <= own);
+            if rank.is_some_and(is_enough) {
+                return Least { rank, room, is_one_of_few: false };
+            }
+        }
+        Least { rank, room, is_one_of_few: !refuses && seen < CANDIDATES.min(self.len()) }
+    }
+
+    /// Returns whether a key is kept, or could be. A table that refuses new keys says so when they come.
+    pub(crate) fn has_room_for<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        key: Spot,
+        reading: impl Into<Reading>,
+    ) -> bool {
+        if self.len() < self.max_keys || self.refuses_new() {
+            return true;
+        }
+        let (index, mut home) = self.hold_home(key);
+        let reading = self.enter(rule, &mut home, reading.into());
+        if home.find(key.tag).is_some()
+            || home.0.spilled.load(Ordering::Acquire) > 0
+                && self.find_beyond(index, &home, key).is_some()
+        {
+            return true;
+        }
+        let least = self.find_evictable(rule, (index, &mut home), reading, Share::ALL, None);
+        least.room.is_some()
+            || (least.is_one_of_few && self.find_elsewhere(rule, reading, None).is_some())
+    }
+
+    /// Puts a new key into a place that was found for it.
+    fn move_in<'a, A: Algorithm<State = S>>(
+        &'a self,
+        rule: &A,
+        key: Spot,
+        (home_index, home): (usize, &mut Held<'a, S>),
+        room: Room<'a, S>,
+        reading: Reading,
+        state: S,
+    ) -> (usize, usize, Option<Open<'a, S>>) {
+        let Room { distance, slot, mut beyond, was } = room;
+        match was {
+            Was::Empty => {}
+            Was::Fresh => _ = self.counters.swept.fetch_add(1, Ordering::Relaxed),
+            Was::Live => _ = self.counters.evicted.fetch_add(1, Ordering::Relaxed),
+        }
+        let bucket = beyond.as_deref_mut().unwrap_or(home);
+        self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
+        (home_index + distance, slot, beyond)
+    }
+
+    /// Evicts the first to go of some keys elsewhere, if it goes before a rank. Returns whether there was one.
     #[cold]
     fn evict_any<A: Algorithm<State = S>>(
         &self,
@@ -1326,10 +1433,28 @@ impl<S> Table<S> {
         reading: Reading,
         before: Option<Rank>,
     ) -> bool {
+        let Some((mut bucket, index, slot)) = self.find_elsewhere(rule, reading, before) else {
+            return false;
+        };
+        let tag = bucket.clear(slot);
+        self.forget(index, tag, reading, reading.now);
+        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Finds the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a rank. Returns its
+    /// bucket, the index of that, and its slot.
+    #[cold]
+    fn find_elsewhere<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        reading: Reading,
+        before: Option<Rank>,
+    ) -> Option<(Held<'_, S>, usize, usize)> {
         let (now, in_use) = (reading.now, self.in_use());
         let mut least: Option<(Rank, Held<'_, S>, usize, usize)> = None;
         let mut seen = 0;
-        for _ in 0..in_use {
+        for _ in 0..in_use.min(ELSEWHERE) {
             let index = self.cursor.fetch_add(1, Ordering::Relaxed) % in_use;
             // Without waiting, so the order of locks does not matter.
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
@@ -1348,15 +1473,11 @@ impl<S> Table<S> {
             {
                 least = Some((rank, bucket, index, slot));
             }
-            if seen >= CANDIDATES {
+            if seen >= CANDIDATES && (least.is_some() || before.is_some()) {
                 break;
             }
         }
-        let Some((_, mut bucket, index, slot)) = least else { return false };
-        let tag = bucket.clear(slot);
-        self.forget(index, tag, reading, now);
-        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-        true
+        least.map(|(_, bucket, index, slot)| (bucket, index, slot))
     }
 
     /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.
@@ -1418,29 +1539,46 @@ impl<S> Table<S> {
 
     /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
     /// the table is free nothing is gained by it: the keys may come back.
+    #[inline]
     fn sweep<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) {
-        let now = reading.now;
-        if self.len() <= self.max_keys / 2 {
-            return;
+        if self.len() > self.max_keys / 2 {
+            self.sweep_some(rule, reading, SWEEP);
         }
-        for _ in 0..SWEEP {
-            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % self.in_use();
+    }
+
+    fn sweep_some<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading, buckets: usize) {
+        let (now, in_use) = (reading.now, self.in_use());
+        let first = self.cursor.fetch_add(buckets, Ordering::Relaxed) % in_use;
+        // The memory of the next sweeps is on its way when they come.
+        self.buckets.prefetch(first + buckets + 1);
+        for index in first..first + buckets {
+            let index = if index < in_use { index } else { index % in_use };
             let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
             if !self.can_enter(rule, &mut bucket, reading) {
                 continue;
             }
-            for slot in 0..SLOTS {
-                if bucket.tags()[slot] != 0
-                    && bucket.with_state(slot, |state| rule.is_fresh(state, now))
-                {
-                    let at = bucket.with_state(slot, |state| dropped_at(rule, state, now));
-                    let tag = bucket.clear(slot);
-                    self.forget(index, tag, reading, at);
-                    self.len.fetch_sub(1, Ordering::Relaxed);
-                    self.counters.swept.fetch_add(1, Ordering::Relaxed);
+            for (slot, tag) in bucket.tags().into_iter().enumerate() {
+                if tag != 0 && bucket.with_state(slot, |state| rule.is_fresh(state, now)) {
+                    self.drop_fresh(rule, (index, &mut bucket), slot, reading);
                 }
             }
         }
+    }
+
+    /// Drops a fresh key.
+    #[cold]
+    fn drop_fresh<A: Algorithm<State = S>>(
+        &self,
+        rule: &A,
+        (index, bucket): (usize, &mut Held<'_, S>),
+        slot: usize,
+        reading: Reading,
+    ) {
+        let at = bucket.with_state(slot, |state| dropped_at(rule, state, reading.now));
+        let tag = bucket.clear(slot);
+        self.forget(index, tag, reading, at);
+        self.len.fetch_sub(1, Ordering::Relaxed);
+        self.counters.swept.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -1513,8 +1651,8 @@ impl<S> Table<S> {
 
     /// Splits the next home. Only called by the thread that splits.
     fn split_next(&self) -> bool {
-        let homes = self.shape().homes();
-        let next = Shape::of(homes + 1, self.first_homes);
+        let shape = self.shape();
+        let (homes, next) = (shape.homes(), shape.with_one_more(self.first_homes));
         // The last bit that chooses among one home more is the one that the keys of the split home differ in.
         let last = next.mask().div_ceil(2);
         let bit = (last as u64) << (BITS_AFTER_CHOICE + self.bits_before_tag);
@@ -1523,9 +1661,9 @@ impl<S> Table<S> {
         let mut home = self.buckets[split.from].hold();
         let is_split =
             self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home);
-        // Homes are split in order: the memory of the next split is on its way when it comes.
-        self.buckets.prefetch(split.from + 1);
-        self.buckets.prefetch(split.to + 1);
+        // Homes are split in order: the memory of later splits is on its way when they come.
+        self.buckets.prefetch(split.from + SPLITS_AHEAD);
+        self.buckets.prefetch(split.to + SPLITS_AHEAD);
         is_split
     }
 
@@ -1536,14 +1674,14 @@ impl<S> Table<S> {
             return false;
         }
         let mut target = self.buckets[split.to].hold();
-        let tags = home.tags();
+        let (tags, taken) = (home.tags(), target.tags());
         let moving = tags.iter().filter(|tag| split.moves(**tag, 0)).count();
-        let room = target.tags().iter().filter(|tag| **tag == 0).count();
-        if moving > room {
+        if moving > taken.iter().filter(|tag| **tag == 0).count() {
             return false;
         }
+        let mut empty = (0..SLOTS).filter(|slot| taken[*slot] == 0);
         for (slot, tag) in tags.into_iter().enumerate().filter(|(_, tag)| split.moves(*tag, 0)) {
-            if let Some(empty) = target.tags().iter().position(|tag| *tag == 0) {
+            if let Some(empty) = empty.next() {
                 self.carry((home, slot), (&mut target, empty), tag);
             }
         }
@@ -1555,6 +1693,7 @@ impl<S> Table<S> {
     #[cold]
     fn split_beyond<'a>(&'a self, split: &Split, home: &mut Held<'a, S>) -> bool {
         let &Split { from, to, .. } = split;
+        // The later buckets in which keys of the home live.
         let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
         let mut moving = home.tags().iter().filter(|tag| split.moves(**tag, 0)).count();
         let mut left = usize::from(home.0.spilled.load(Ordering::Acquire));
@@ -1564,11 +1703,10 @@ impl<S> Table<S> {
             }
             let mut source = self.buckets[from + distance].hold();
             let tags = source.tags();
-            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64);
-            left = left.saturating_sub(of_home.count());
-            let here = tags.iter().filter(|tag| split.moves(**tag, distance)).count();
-            if here > 0 {
-                moving += here;
+            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
+            left = left.saturating_sub(of_home);
+            moving += tags.iter().filter(|tag| split.moves(**tag, distance)).count();
+            if of_home > 0 {
                 sources[distance - 1] = Some(source);
             }
         }
@@ -1615,8 +1753,30 @@ impl<S> Table<S> {
                 }
             }
         }
+        self.bring_home(from, home, &mut sources);
         self.publish(split);
         true
+    }
+
+    /// Moves the keys of a home that live in later buckets into the slots that its split has emptied: a key is found sooner
+    /// at home.
+    fn bring_home(
+        &self,
+        index: usize,
+        home: &mut Held<'_, S>,
+        later: &mut [Option<Held<'_, S>>; REACH],
+    ) {
+        for (before, bucket) in later.iter_mut().enumerate() {
+            let Some(bucket) = bucket else { continue };
+            for (slot, tag) in bucket.tags().into_iter().enumerate() {
+                if tag == 0 || (tag & DISTANCE) as usize != before + 1 {
+                    continue;
+                }
+                let Some(empty) = home.empty() else { return };
+                self.carry((bucket, slot), (home, empty), tag & !DISTANCE);
+                self.buckets[index].spilled.fetch_sub(1, Ordering::Release);
+            }
+        }
     }
 
     /// Publishes one home more, under the locks of all keys that moved, and of where they are now.
@@ -1641,7 +1801,7 @@ impl<S> Table<S> {
             // Safety: it had a tag, so it has a state; the tag is gone, so it is not used again.
             unsafe { slots.states[slot].assume_init_read() }
         });
-        target.put(empty, tag, state);
+        target.fill(empty, tag, state);
     }
 }
 
@@ -1689,11 +1849,35 @@ impl<S> DerefMut for Open<'_, S> {
     }
 }
 
-/// The distances from its home at which a place for a key is searched, and whether the keys there are ranked.
-fn place_search(reach: usize, reserved: bool) -> impl Iterator<Item = (usize, bool)> {
-    let first = (0..=reach).map(move |distance| (distance, !reserved));
-    let again = if reserved { 0..reach + 1 } else { 0..0 };
-    first.chain(again.map(|distance| (distance, true)))
+/// A place for a new key.
+struct Room<'a, S> {
+    distance: usize,
+    slot: usize,
+    /// Its bucket, if that is not the home.
+    beyond: Option<Open<'a, S>>,
+    was: Was,
+}
+
+/// What there was in a place before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Was {
+    Empty,
+    Fresh,
+    Live,
+}
+
+/// The key that is the first to go of those that were seen.
+struct Least<'a, S> {
+    /// Its rank, unless it is fresh.
+    rank: Option<Rank>,
+    room: Option<Room<'a, S>>,
+    /// Whether too few live in reach to choose from.
+    is_one_of_few: bool,
+}
+
+/// Whether a slot belongs to a key of the same decision.
+fn is_pinned<S>(locks: Option<&Locks<'_>>, bucket: &Held<'_, S>, slot: usize) -> bool {
+    locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
 }
 
 /// Which watermark a key shares with others, wherever it lives.

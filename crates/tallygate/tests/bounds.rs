@@ -221,7 +221,7 @@ fn k9_a_joint_decision_evicts_no_key_from_a_store_that_refuses_new_ones() {
     assert_eq!(full.check(Ask::new("kept").cost(0).at(Tick(0))).unwrap().remaining, 0);
 }
 
-/// A fresh key's place can be taken, but not that of a key of the same decision.
+/// A fresh key's place can be taken, but not that of a key of the same decision: then there are too few places.
 #[test]
 fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
     let policy = Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap();
@@ -232,23 +232,21 @@ fn k9_a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
                 assert!(limiter.is_allowed(Ask::new(&key.to_be_bytes()).at(Tick(0))).unwrap());
             }
             // All are fresh now. The decision needs all of them, and one more.
-            let asks = (0..=max_keys)
-                .map(|key| limiter.joint(Ask::new(&key.to_be_bytes()).at(Tick(5_000))).unwrap());
-            let told = check_all(asks);
-            if when_full == WhenFull::RefuseNew {
-                assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
-                continue;
-            }
-            assert!(told.unwrap().decision.allowed);
-            // One of them had to go, and the others have their charge: none has that of another.
+            let joint =
+                |key: usize| limiter.joint(Ask::new(&key.to_be_bytes()).at(Tick(5_000))).unwrap();
+            let told = check_all((0..=max_keys).map(joint));
+            assert_eq!(told.map(|told| told.decision), Err(StoreError::Full { max_keys }));
             let left = |key: usize| {
                 limiter
                     .check(Ask::new(&key.to_be_bytes()).cost(0).at(Tick(5_000)))
                     .unwrap()
                     .remaining
             };
-            let charged = (0..=max_keys).filter(|key| left(*key) == 1).count();
-            assert_eq!((charged, limiter.store().usage().keys), (max_keys, max_keys));
+            assert!((0..=max_keys).all(|key| left(key) == 2), "nothing is charged");
+            // With one key less there are enough.
+            assert!(check_all((1..=max_keys).map(joint)).unwrap().decision.allowed);
+            assert!((1..=max_keys).all(|key| left(key) == 1), "each has its own charge");
+            assert_eq!(limiter.store().usage().keys, max_keys);
         }
     }
 }
