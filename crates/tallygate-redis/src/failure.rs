@@ -440,8 +440,12 @@ impl Local {
                 decisions.push(apply(place, op)?);
             }
         }
-        let indexes = limits.iter().map(|limit| limit.index);
-        Ok(indexes.zip(decisions).reduce(tighter).map_or_else(denied, |(_, decision)| decision))
+        let named = limits.iter().zip(decisions).map(|(limit, decision)| Decision {
+            scarcest: decision.scarcest.map(|_| limit.index),
+            refused_by: decision.refused_by.map(|_| limit.index),
+            ..decision
+        });
+        Ok(named.reduce(tighter).unwrap_or_else(denied))
     }
 
     /// Charges the units that were allowed in the overlap to the share, once it is over.
@@ -623,7 +627,7 @@ impl Local {
     /// after an outage than during it.
     pub(crate) fn charge_share<'a>(
         &'a self,
-        plan: Plan,
+        plan: &Plan,
         client: &'a [u8],
         cost: Cost,
         at: Tick,
@@ -632,7 +636,7 @@ impl Local {
         if self.instances.load(Ordering::Relaxed) < 2 {
             return Ok(None);
         }
-        let Ok(limits) = self.limits(&plan, at) else { return Ok(None) };
+        let Ok(limits) = self.limits(plan, at) else { return Ok(None) };
         match self.apply_to_shares(&limits, client, Op::Check(cost), at) {
             Ok(decision) if !decision.allowed => {
                 let most = Ticks::from_duration(SHARED_FOR);
@@ -723,41 +727,26 @@ fn wait_for_payment(
     waits.max()
 }
 
-/// Returns the tighter of two decisions, each with the place of its limit: the least remaining, the longest wait.
-fn tighter(
-    (index, one): (usize, Decision),
-    (other_index, other): (usize, Decision),
-) -> (usize, Decision) {
-    let allowed = one.allowed && other.allowed;
+/// Returns the tighter of two decisions: the least remaining, the longest wait.
+fn tighter(one: Decision, other: Decision) -> Decision {
     let retry_after = match (one.allowed, other.allowed) {
         (false, false) => one.retry_after.zip(other.retry_after).map(|(one, other)| one.max(other)),
         (false, true) => one.retry_after,
-        (true, false) => other.retry_after,
-        (true, true) => one.retry_after.max(other.retry_after),
+        (true, _) => other.retry_after,
     };
-    let refused_by = match (one.allowed, other.allowed) {
-        (true, true) => None,
-        (false, _) => one.refused_by.and(Some(index)),
-        (true, false) => other.refused_by.and(Some(other_index)),
-    };
-    let (least, scarcest) = match other.remaining < one.remaining {
-        true => (&other, other.scarcest.and(Some(other_index))),
-        false => (&one, one.scarcest),
-    };
-    let decision = Decision {
-        allowed,
+    let least = if other.remaining < one.remaining { &other } else { &one };
+    Decision {
+        allowed: one.allowed && other.allowed,
         limit: least.limit,
         remaining: least.remaining,
         retry_after,
         reset_after: one.reset_after.max(other.reset_after),
         delay: one.delay.max(other.delay),
-        scarcest,
-        refused_by,
+        scarcest: least.scarcest,
+        refused_by: one.refused_by.or(other.refused_by),
         shadow_refused_by: one.shadow_refused_by.or(other.shadow_refused_by),
         source: one.source,
-    };
-    // The first that denied stays named.
-    (if one.allowed { other_index } else { index }, decision)
+    }
 }
 
 /// Returns how long to wait until a limit may have room for unpaid units: until a fixed window ends, or for an eighth of any

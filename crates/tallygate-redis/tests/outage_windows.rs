@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{assert_all_expire, patient, until};
 use futures_util::future::join_all;
-use tallygate::{Anchor, Kind, Op, Policy, Source, Store as _, Tick, Ticks, Timed};
+use tallygate::{Anchor, Kind, Limit, Op, Plan, Policy, Source, Store as _, Tick, Ticks, Timed};
 use tallygate_redis::{OnFailure, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -26,8 +26,13 @@ fn policies(window: Duration) -> [Policy; 4] {
 }
 
 /// Returns by how many units the worst of all intervals exceeds the bound of a policy of one window.
-fn most_beyond_the_bound(policy: &Policy, mut allowed_at: Vec<i64>) -> i64 {
-    let numbers = *policy.limits()[0].numbers();
+fn most_beyond_the_bound(policy: &Policy, allowed_at: Vec<i64>) -> i64 {
+    most_beyond_the_bound_of(&policy.limits()[0], allowed_at)
+}
+
+/// The same of one limit, which is a window.
+fn most_beyond_the_bound_of(limit: &Limit, mut allowed_at: Vec<i64>) -> i64 {
+    let numbers = *limit.numbers();
     let (limit, window) = (numbers.limit.cast_signed(), numbers.window.0.cast_signed());
     allowed_at.sort_unstable();
     let mut most = i64::MIN;
@@ -51,16 +56,22 @@ fn most_beyond_the_bound(policy: &Policy, mut allowed_at: Vec<i64>) -> i64 {
 struct Process {
     store: RedisStore,
     policy: Policy,
+    /// Whether it asks as for a client that has a tier.
+    is_tiered: bool,
 }
 
 impl Process {
     fn new(redis: &Redis, name: &str, policy: &Policy, instances: u32) -> Self {
         let on_failure = OnFailure::Local { instances };
         let store = redis.store(name).on_failure(on_failure).deny_cache(false);
-        Self { store, policy: policy.clone() }
+        Self { store, policy: policy.clone(), is_tiered: false }
     }
 
     async fn apply(&self, op: Op, now: Option<Tick>) -> Timed {
+        if self.is_tiered {
+            let plan = Plan::of(self.policy.clone());
+            return self.store.apply::<Timed>(&plan, b"alice", op, now).await.unwrap();
+        }
         self.store.apply::<Timed>(&self.policy, b"alice", op, now).await.unwrap()
     }
 
@@ -126,6 +137,68 @@ async fn j16_an_outage_in_every_window_allows_one_burst_more_in_all() {
                 assert!(allowed as u64 * 10 > 10 * LIMIT * 5, "{name}: {allowed} allowed");
             }
         }
+    }
+    assert_all_expire(&server);
+}
+
+/// Outages that are shorter than the short window, longer than it, and longer than all windows. The times are given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn j16_each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
+    const WINDOW: i64 = 1_000_000_000;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    let window = |windows| Ticks::from_duration(Duration::from_secs(windows));
+    let policy = Policy::all_of(
+        "api",
+        [
+            Policy::fixed_window(LIMIT).per(window(1)).named("short"),
+            Policy::fixed_window(2 * LIMIT).per(window(4)).named("long"),
+        ],
+    )
+    .unwrap();
+    for (instances, is_tiered) in [(1, false), (1, true), (4, false)] {
+        let fleet: Vec<Redis> = (0..instances).map(|_| patient(&proxy.url())).collect();
+        let name = format!("several {instances} {is_tiered}");
+        let processes: Vec<_> = fleet
+            .iter()
+            .map(|redis| Process { is_tiered, ..Process::new(redis, &name, &policy, instances) })
+            .collect();
+        let mut allowed_at = Vec::new();
+        for part in 0..100 {
+            // Four parts are one short window.
+            let now = Tick(100 * WINDOW + part * WINDOW / 4 + 1);
+            let is_down = matches!(part % 40, 3 | 6..12 | 15..20 | 22..39);
+            if is_down {
+                proxy.refuse(true);
+                proxy.cut();
+            } else {
+                proxy.refuse(false);
+                for process in &processes {
+                    until("the store answers", async || {
+                        let timed = process.apply(Op::Peek(0), Some(now)).await;
+                        (timed.decision.source == Source::Store).then_some(())
+                    })
+                    .await;
+                }
+            }
+            let source = if is_down { Source::Local } else { Source::Store };
+            for process in &processes {
+                let allowed = process.use_all(now, source).await;
+                allowed_at.extend(std::iter::repeat_n(now.0, allowed));
+            }
+        }
+        proxy.refuse(false);
+        for limit in policy.limits() {
+            let most = most_beyond_the_bound_of(limit, allowed_at.clone());
+            let burst = limit.numbers().limit.cast_signed();
+            println!(
+                "{name}: {} allowed, {most} beyond the bound of {}",
+                allowed_at.len(),
+                limit.name()
+            );
+            assert!(most <= burst, "{name}: {most} beyond the bound of {}", limit.name());
+        }
+        assert!(allowed_at.len() as u64 > 4 * LIMIT, "{name}: {} allowed", allowed_at.len());
     }
     assert_all_expire(&server);
 }

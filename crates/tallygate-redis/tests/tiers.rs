@@ -9,7 +9,7 @@
 
 use tallygate::{
     Access, Ask, Capacity, Decision, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter,
-    Rules, Store, Tick, Ticks, Tiers,
+    Store, Tick, Ticks, Tiers,
 };
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};

@@ -474,22 +474,27 @@ async fn history(limiter: &AnyLimiter) -> Vec<(bool, u64)> {
     let short = |decision: Decision| (decision.allowed, decision.remaining);
     let pro = Ask::new("alice").tier("pro");
     let mut all = vec![
-        short(limiter.check("alice").await.unwrap()),
-        short(limiter.check(Ask::new("alice").cost(2)).await.unwrap()),
-        short(limiter.check("alice").await.unwrap()),
-        short(limiter.check(pro.cost(2)).await.unwrap()),
-        short(limiter.peek(pro).await.unwrap()),
-        short(limiter.refund(pro.cost(4)).await.unwrap()),
+        short(limiter.check("alice").await.expect("an answer")),
+        short(limiter.check(Ask::new("alice").cost(2)).await.expect("an answer")),
+        short(limiter.check("alice").await.expect("an answer")),
+        short(limiter.check(pro.cost(2)).await.expect("an answer")),
+        short(limiter.peek(pro).await.expect("an answer")),
+        short(limiter.refund(pro.cost(4)).await.expect("an answer")),
     ];
-    let many: Vec<Decision> = limiter.check_many(&["bob", "bob", "carol"]).await.unwrap();
+    let many: Vec<Decision> =
+        limiter.check_many(&["bob", "bob", "carol"]).await.expect("an answer");
     all.extend(many.into_iter().map(short));
-    let reserved =
-        limiter.reserve(Ask::new("dave").cost(3), Duration::from_secs(60)).await.unwrap();
+    let reserved = limiter
+        .reserve(Ask::new("dave").cost(3), Duration::from_secs(60))
+        .await
+        .expect("an answer");
     let mut reservation = reserved.granted().expect("enough is left");
-    all.push(short(limiter.settle(&mut reservation, 1).unwrap().await.unwrap()));
-    let parts = ["dave", "carol"].map(|key| JointAsk::of_any(limiter, key).unwrap());
-    all.push(short(check_all(parts).await.unwrap().decision));
-    all.push(short(limiter.reset("dave").await.unwrap()));
+    all.push(short(
+        limiter.settle(&mut reservation, 1).expect("an answer").await.expect("an answer"),
+    ));
+    let parts = ["dave", "carol"].map(|key| JointAsk::of_any(limiter, key).expect("an answer"));
+    all.push(short(check_all(parts).await.expect("an answer").decision));
+    all.push(short(limiter.reset("dave").await.expect("an answer")));
     all
 }
 

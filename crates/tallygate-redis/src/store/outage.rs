@@ -38,7 +38,7 @@ impl RedisStore {
             return Ok(None);
         }
         let at = self.server_time();
-        let charged = self.shared.local.charge_share(rule.plan(), client, cost, at);
+        let charged = self.shared.local.charge_share(&rule.plan(), client, cost, at);
         charged.map_err(|decision| Timed { decision, at })
     }
 
@@ -224,6 +224,8 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<(), Error> {
         let Some(policy) = judge.script().map(|prepared| prepared.policy.clone()) else {
+            // The client has no limits any more.
+            charge.payments.iter_mut().for_each(|payment| payment.paid = payment.pay);
             return Ok(());
         };
         let amounts: Vec<_> =

@@ -45,8 +45,6 @@ pub(crate) enum ThrottleError {
 
 type Plans = HashMap<ThrottleArguments, Plan, foldhash::fast::RandomState>;
 
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
-
 /// How many sets of numbers a thread remembers the plans of, for Redis.
 const REMEMBERED: usize = 1024;
 
@@ -113,7 +111,7 @@ impl ThrottleArguments {
 
     /// The period. Parsing bounds it: its nanoseconds fit.
     pub(super) const fn period(self) -> Ticks {
-        Ticks(self.period_s.saturating_mul(NANOS_PER_SECOND))
+        Ticks(self.period_s.saturating_mul(Ticks::PER_SECOND))
     }
 
     /// Denies numbers under which a key could take longer than `longest` to be fresh again.
@@ -127,8 +125,8 @@ impl ThrottleArguments {
             return Ok(());
         }
         // To the second above, or to the nanosecond if that shows the difference: 7 days and 1 ns are not "7days".
-        let seconds = u64::try_from(nanos / u128::from(NANOS_PER_SECOND)).unwrap_or(u64::MAX);
-        let rest = u32::try_from(nanos % u128::from(NANOS_PER_SECOND)).unwrap_or(0);
+        let seconds = u64::try_from(nanos / u128::from(Ticks::PER_SECOND)).unwrap_or(u64::MAX);
+        let rest = u32::try_from(nanos % u128::from(Ticks::PER_SECOND)).unwrap_or(0);
         let time_to_fresh =
             Duration::new(seconds, if seconds == longest.as_secs() { rest } else { 0 });
         Err(ThrottleError::TooLong { time_to_fresh, longest })
