@@ -114,7 +114,7 @@ pub enum Anchor {
     FirstRequest,
 }
 
-/// The numbers of a limit. Once in a [`Limit`], they are valid.
+/// The numbers of a limit. Once in a [`Limit`](crate::Limit), they are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Numbers {
