@@ -210,9 +210,15 @@ fn f3_a_store_that_is_silent_costs_each_its_budget_and_then_nothing() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     let results = results["results"].as_array().expect("a list");
     assert_eq!(results.len(), 100);
-    assert!(results.iter().all(|result| result["source"] == "failed_closed"), "{results:?}");
+    // The first silence may be that of a busy server: such a check is denied as overloaded.
+    let sources = ["failed_closed", "overloaded"];
+    let is_denied = |result: &Value| {
+        result["allowed"] == false && sources.iter().any(|source| result["source"] == *source)
+    };
+    assert_eq!(results.iter().find(|result| !is_denied(result)), None);
     assert!(metric(&served, "tallygate_store_timeouts_total") >= 1);
     until_it_is_left_alone(&served);
+    assert_eq!(told(&check(&served, "closed", "alice", 1)), (false, 0, "failed_closed"));
     proxy.stall(false);
     until_the_store_answers(&served);
     assert_eq!(told(&check(&served, "closed", "alice", 1)), (true, 3, "store"));
