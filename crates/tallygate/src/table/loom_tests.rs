@@ -24,7 +24,8 @@ fn table(max_keys: usize) -> Shared {
 
 fn ask(table: &Shared, rule: &tallygate_core::Bucket, key: Fingerprint, now: i64) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
-    table.with(rule, table.spot(key), Tick(now), decide).expect("not refusing")
+    // A key that finds no place is denied.
+    table.with(rule, table.spot(key), Tick(now), decide).unwrap_or(false)
 }
 
 /// Runs two sequences of (key, time) in two threads; returns what each was answered.
@@ -188,7 +189,9 @@ fn neighbours_do_not_deadlock() {
         assert_ne!(table.spot(ALICE).home, table.spot(FAR).home);
         assert!(ask(&table, &rule, BOB, 0));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
-        assert_eq!(admitted(&answers), 2);
+        // There is one place for both. The second evicts a key, or is denied while the other has locked all in its reach.
+        assert!((1..=2).contains(&admitted(&answers)), "{} admitted", admitted(&answers));
+        assert!(table.usage().keys <= 2, "{:?}", table.usage());
     });
 }
 
