@@ -1,13 +1,16 @@
-//! Draws what each of the six algorithms does to the same traffic, for
-//! `docs/choosing-an-algorithm.md`.
+//! Draws what each of the six algorithms does with the same traffic, for `docs/choosing-an-algorithm.md`.
 //!
 //! ```sh
 //! cargo run -p tallygate-core --example pictures docs/pictures
 //! ```
 //!
-//! Everything drawn is decided by the crate itself. What that page says and no picture shows is
-//! asserted by [`check_the_words`] first, so the pictures are not redrawn beside words that are no
-//! longer true.
+//! The crate itself decides everything that is drawn. The figures on that page that no picture shows are asserted by
+//! [`check_figures`] first, so that the pictures are not redrawn next to figures that are no longer true.
+
+#![allow(
+    clippy::incompatible_msrv,
+    reason = "an example is built with the toolchain of the workspace"
+)]
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -20,7 +23,7 @@ use tallygate_core::{
     SlidingWindowLogState, Tick, Ticks, simulate,
 };
 
-/// L, and B too, since no burst is asked for.
+/// L, and also B, because no burst is set.
 const LIMIT: Cost = 10;
 /// W.
 const WINDOW: i64 = 100;
@@ -34,7 +37,7 @@ const TRAFFIC: [Phase; 5] = [
     Phase { label: Label::Right, first: 405, every: 0, requests: 14 },
 ];
 
-/// A burst at one tick, or a trickle.
+/// A burst at one tick, or requests at regular intervals.
 struct Phase {
     label: Label,
     first: i64,
@@ -42,7 +45,7 @@ struct Phase {
     requests: i64,
 }
 
-/// Where it says how many of a phase were allowed, so that neighbours do not overlap.
+/// Where the label of a phase is drawn, so that neighboring labels do not overlap.
 #[derive(Clone, Copy)]
 enum Label {
     Left,
@@ -62,9 +65,9 @@ impl Phase {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let Some(folder) = env::args_os().nth(1).map(PathBuf::from) else {
-        return Err("say which folder the pictures go to, such as docs/pictures".into());
+        return Err("usage: pictures FOLDER, such as docs/pictures".into());
     };
-    check_the_words()?;
+    check_figures()?;
     fs::create_dir_all(&folder)?;
     for kind in Kind::ALL {
         let mut svg = String::new();
@@ -78,21 +81,21 @@ fn limit(kind: Kind) -> LimitBuilder {
     Policy::of(kind, LIMIT).per(Ticks(WINDOW.cast_unsigned()))
 }
 
-/// What became of the traffic.
+/// The decisions on the traffic.
 struct Run {
     requests: Vec<Request>,
-    /// Time and what remains, before and after each change.
+    /// Times and the remaining units, before and after each change.
     remaining: Vec<(i64, i64)>,
-    /// Time and how far ahead of it the theoretical arrival time lies (GCRA; else empty).
+    /// Times and how far the theoretical arrival time is ahead (GCRA only; empty otherwise).
     ahead: Vec<(i64, i64)>,
 }
 
 struct Request {
     phase: usize,
     at: i64,
-    /// How many came before it at the same tick.
+    /// The number of earlier requests at the same tick.
     rank: i64,
-    told: Decision,
+    decision: Decision,
 }
 
 impl Run {
@@ -100,24 +103,24 @@ impl Run {
         let mut simulator = Simulator::new(limit);
         let mut run = Self { requests: Vec::new(), remaining: Vec::new(), ahead: Vec::new() };
         for at in FROM..=TO {
-            run.look(&mut simulator, at);
+            run.record_state(&mut simulator, at);
             let due = TRAFFIC.iter().enumerate().flat_map(|(phase, traffic)| {
                 traffic.times().filter(|&time| time == Tick(at)).map(move |_| phase)
             });
             for (rank, phase) in (0..).zip(due) {
-                let told = simulator.step(0, Tick(at), 1);
-                run.requests.push(Request { phase, at, rank, told });
+                let decision = simulator.step(0, Tick(at), 1);
+                run.requests.push(Request { phase, at, rank, decision });
             }
-            run.look(&mut simulator, at);
+            run.record_state(&mut simulator, at);
         }
         run.ahead.dedup();
         run
     }
 
-    /// Notes what can be seen at a time, without asking for anything.
-    fn look(&mut self, simulator: &mut Simulator<Limit>, at: i64) {
-        let seen: Decision = simulator.step(0, Tick(at), 0);
-        self.remaining.push((at, seen.remaining.cast_signed()));
+    /// Records the state at a time, without a request.
+    fn record_state(&mut self, simulator: &mut Simulator<Limit>, at: i64) {
+        let decision: Decision = simulator.step(0, Tick(at), 0);
+        self.remaining.push((at, decision.remaining.cast_signed()));
         if let (Machine::Bucket(bucket), Some(LimitState::Bucket(state))) =
             (simulator.rule().machine(), simulator.state(0))
             && simulator.rule().numbers().kind == Kind::Gcra
@@ -128,30 +131,30 @@ impl Run {
     }
 
     fn allowed(&self) -> impl Iterator<Item = &Request> {
-        self.requests.iter().filter(|request| request.told.allowed)
+        self.requests.iter().filter(|request| request.decision.allowed)
     }
 
     fn allowed_of(&self, phase: usize) -> usize {
         self.allowed().filter(|request| request.phase == phase).count()
     }
 
-    /// What the first refused request was told.
+    /// Returns the wait of the first denied request.
     fn first_wait(&self) -> Ticks {
-        let mut refused = self.requests.iter().filter(|request| !request.told.allowed);
-        refused.find_map(|request| request.told.retry_after).unwrap_or_default()
+        let mut denied = self.requests.iter().filter(|request| !request.decision.allowed);
+        denied.find_map(|request| request.decision.retry_after).unwrap_or_default()
     }
 
-    /// When each admitted request goes out if it waits for its delay.
+    /// Returns when each allowed request departs if it waits for its delay.
     fn departures(&self) -> impl Iterator<Item = i64> {
-        self.allowed().map(|request| request.at + request.told.delay.0.cast_signed())
+        self.allowed().map(|request| request.at + request.decision.delay.0.cast_signed())
     }
 
     fn longest_delay(&self) -> Ticks {
-        self.allowed().map(|request| request.told.delay).max().unwrap_or_default()
+        self.allowed().map(|request| request.decision.delay).max().unwrap_or_default()
     }
 }
 
-// The page, in pixels. A tick is 8/5 of one: all of the traffic falls on whole pixels.
+// The page, in pixels. A tick is 8/5 pixels wide, so that all requests are at whole pixels.
 const FROM: i64 = 60;
 const TO: i64 = 510;
 const LEFT: i64 = 40;
@@ -169,15 +172,15 @@ fn edges() -> impl Iterator<Item = i64> {
     (1..).map(|window| window * WINDOW).take_while(|&edge| edge < TO)
 }
 
-/// A strip of the page with a scale of its own to its left.
+/// A strip of the page with its own scale on the left.
 struct Panel {
-    /// Where 0 is.
+    /// The position of 0.
     foot: i64,
-    /// How high 10 is.
+    /// The height of 10.
     ten: i64,
-    /// The greatest value.
+    /// The largest value.
     top: i64,
-    /// Where the scale says a number.
+    /// The numbers on the scale.
     numbers: &'static [i64],
 }
 
@@ -249,14 +252,14 @@ fn draw(svg: &mut String, kind: Kind, run: &Run) -> fmt::Result {
     text(svg, "name", (LEFT, 18), kind)?;
     let summary = format_args!(
         "{allowed} of {all} allowed, at most {most} in any {WINDOW} ticks; \
-         the first one refused is told to wait {wait}"
+         the first denied request must wait {wait}"
     );
     text(svg, "", (LEFT, 36), summary)?;
     legend(svg)?;
     for edge in edges() {
         text(svg, "mid", (x(edge), foot + 16), edge)?;
     }
-    text(svg, "end", (RIGHT, foot + 32), "time in ticks; dashed: multiples of the window")?;
+    text(svg, "end", (RIGHT, foot + 32), "time in ticks; dashed lines: multiples of the window")?;
 
     requests(svg, run)?;
     remaining(svg, run)?;
@@ -272,16 +275,16 @@ fn legend(svg: &mut String) -> fmt::Result {
     path(svg, "yes", Square((RIGHT - 130, 14)))?;
     text(svg, "", (RIGHT - 122, 18), "allowed")?;
     path(svg, "no", Cross((RIGHT - 56, 14)))?;
-    text(svg, "", (RIGHT - 48, 18), "refused")
+    text(svg, "", (RIGHT - 48, 18), "denied")
 }
 
-/// Those that came at the same tick are stacked, the first at the foot.
+/// Draws the requests. Requests at the same tick are stacked, the first one at the bottom.
 fn requests(svg: &mut String, run: &Run) -> fmt::Result {
-    REQUESTS.draw(svg, "requests, stacked where they share a tick", 24)?;
+    REQUESTS.draw(svg, "requests, stacked if they are at the same tick", 24)?;
     let (mut yes, mut no) = (String::new(), String::new());
     for request in &run.requests {
         let place = (x(request.at), REQUESTS.y(request.rank) - PITCH / 2);
-        if request.told.allowed {
+        if request.decision.allowed {
             write!(yes, "{}", Square(place))?;
         } else {
             write!(no, "{}", Cross(place))?;
@@ -303,7 +306,7 @@ fn requests(svg: &mut String, run: &Run) -> fmt::Result {
     Ok(())
 }
 
-/// What remains stays until it changes.
+/// Draws the remaining units as steps.
 fn remaining(svg: &mut String, run: &Run) -> fmt::Result {
     QUOTA.draw(svg, "remaining quota", 8)?;
     let mut line = String::new();
@@ -317,7 +320,7 @@ fn remaining(svg: &mut String, run: &Run) -> fmt::Result {
     path(svg, "line", format_args!("M{LEFT} {}{line}H{RIGHT}", QUOTA.y(LIMIT.cast_signed())))
 }
 
-/// How far the theoretical arrival time lies ahead; only the corners of the line are drawn.
+/// Draws how far the theoretical arrival time is ahead. Only the corners of the line are written.
 fn arrival_time(svg: &mut String, run: &Run) -> fmt::Result {
     ARRIVAL_TIME.draw(svg, "theoretical arrival time, ticks ahead of now", 8)?;
     let mut line = String::new();
@@ -357,7 +360,7 @@ fn text(
     writeln!(svg, r#"<text class="{class}" x="{x}" y="{y}">{words}</text>"#)
 }
 
-/// An allowed request, around its middle.
+/// The mark of an allowed request, around its center.
 struct Square((i64, i64));
 
 impl fmt::Display for Square {
@@ -367,7 +370,7 @@ impl fmt::Display for Square {
     }
 }
 
-/// A refused request, around its middle.
+/// The mark of a denied request, around its center.
 struct Cross((i64, i64));
 
 impl fmt::Display for Cross {
@@ -377,9 +380,9 @@ impl fmt::Display for Cross {
     }
 }
 
-/// Holds the figures on the page that no picture shows against the crate.
-fn check_the_words() -> Result<(), PolicyError> {
-    // Bytes a key, where a pointer has 8.
+/// Asserts the figures on the page that no picture shows.
+fn check_figures() -> Result<(), PolicyError> {
+    // Bytes per key on a 64-bit machine.
     assert_eq!(size_of::<BucketState>(), 16);
     assert_eq!(size_of::<BucketState<u128>>(), 32);
     assert_eq!(size_of::<FixedWindowState>(), 24);
@@ -387,16 +390,16 @@ fn check_the_words() -> Result<(), PolicyError> {
     assert_eq!(size_of::<SlidingWindowLogState>(), 48);
     assert_eq!(size_of::<(Tick, u64)>(), 16); // an entry of the log
     assert_eq!(size_of::<LimitState>(), 48);
-    let prime_a_day = Policy::token_bucket(1_000_003).per_day().limit()?;
-    assert!(matches!(prime_a_day.machine(), Machine::WideBucket(_)));
+    let prime_per_day = Policy::token_bucket(1_000_003).per_day().limit()?;
+    assert!(matches!(prime_per_day.machine(), Machine::WideBucket(_)));
 
-    // The buckets are one machine: only what a leaky bucket says of the delay differs.
-    let told = |kind| -> Result<Vec<Decision>, PolicyError> {
-        Ok(Run::of(limit(kind).limit()?).requests.iter().map(|request| request.told).collect())
+    // The buckets are one state machine: only the delay of the leaky bucket differs.
+    let decisions = |kind| -> Result<Vec<Decision>, PolicyError> {
+        Ok(Run::of(limit(kind).limit()?).requests.iter().map(|request| request.decision).collect())
     };
-    let tokens = told(Kind::TokenBucket)?;
-    let mut leaky = told(Kind::LeakyBucket)?;
-    assert_eq!(tokens, told(Kind::Gcra)?);
+    let tokens = decisions(Kind::TokenBucket)?;
+    let mut leaky = decisions(Kind::LeakyBucket)?;
+    assert_eq!(tokens, decisions(Kind::Gcra)?);
     assert_ne!(tokens, leaky);
     leaky.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
     assert_eq!(tokens, leaky);
@@ -405,17 +408,17 @@ fn check_the_words() -> Result<(), PolicyError> {
     let departures: Vec<_> = Run::of(limit(Kind::LeakyBucket).limit()?).departures().collect();
     assert_eq!(departures.windows(2).map(|pair| pair[1] - pair[0]).min(), Some(10));
 
-    // A burst of 1, asked for at every tick, admits 10 in any 100 ticks.
+    // With a burst of 1 and a request at every tick, 10 are allowed in any 100 ticks.
     let every_tick: Vec<_> = (0..1_000).map(|at| (at, 1)).collect();
     let smooth = allowed(limit(Kind::TokenBucket).burst(1), &every_tick)?;
     assert_eq!(most_in_a_window(&smooth), 10);
 
-    // A cost above the burst never fits, though the limit is greater.
+    // A cost above the burst never fits, even if the limit is larger.
     let small_burst = Policy::token_bucket(100).per(Ticks(100)).burst(20);
     assert_eq!(last_wait(small_burst, &[(0, 21)])?, None);
 
-    // Fixed window: 20 in two neighbouring ticks. Where the window starts at a request: 19, and 32
-    // of the traffic that is drawn.
+    // Fixed window: 20 in two neighboring ticks. If the window starts at a request: 19, and 32 of the traffic in the
+    // pictures.
     let edge = [(99, 10), (100, 10)];
     assert_eq!(allowed(limit(Kind::FixedWindow), &edge)?, edge);
     let edge = [(50, 1), (149, 9), (150, 10)];
@@ -424,7 +427,7 @@ fn check_the_words() -> Result<(), PolicyError> {
     let drawn: Vec<_> = TRAFFIC.iter().flat_map(Phase::times).map(|time| (time.0, 1)).collect();
     assert_eq!(allowed(anchored, &drawn)?.len(), 32);
 
-    // Sliding window log: one that could grow too long is refused when it is made.
+    // Sliding window log: a limit that could need too many entries is an error.
     assert_eq!(MAX_LOG_ENTRIES, 1_048_576);
     Policy::sliding_window_log(MAX_LOG_ENTRIES).per_day().limit()?;
     let longer = Policy::sliding_window_log(MAX_LOG_ENTRIES + 1).per_day().limit();
@@ -436,10 +439,10 @@ fn check_the_words() -> Result<(), PolicyError> {
     let counted = allowed(limit(Kind::SlidingWindowCounter), &end_and_greed)?;
     assert_eq!(most_in_a_window(&counted), 20);
 
-    // Time goes back by 50, and is taken as 1000; or by 120, and the state is rebased.
+    // If time goes back by 50, the request is decided at 1000. If it goes back by 120, the state is rebased.
     for (back, wait) in [(950, 60), (880, 10)] {
-        let told = last_wait(limit(Kind::TokenBucket), &[(1_000, 10), (back, 1)])?;
-        assert_eq!(told, Some(Ticks(wait)));
+        let last = last_wait(limit(Kind::TokenBucket), &[(1_000, 10), (back, 1)])?;
+        assert_eq!(last, Some(Ticks(wait)));
     }
     Ok(())
 }
@@ -451,18 +454,18 @@ fn decide(
     Ok(simulate(limit.limit()?, trace.iter().map(|&(at, cost)| ((), Tick(at), cost))))
 }
 
-/// Which of these times and costs are allowed.
+/// Returns the times and costs that are allowed.
 fn allowed(limit: LimitBuilder, trace: &[(i64, Cost)]) -> Result<Vec<(i64, Cost)>, PolicyError> {
     let decided = trace.iter().zip(decide(limit, trace)?);
-    Ok(decided.filter(|(_, told)| told.allowed).map(|(&request, _)| request).collect())
+    Ok(decided.filter(|(_, decision)| decision.allowed).map(|(&request, _)| request).collect())
 }
 
-/// What the last request is told to wait.
+/// Returns the wait of the last request.
 fn last_wait(limit: LimitBuilder, trace: &[(i64, Cost)]) -> Result<Option<Ticks>, PolicyError> {
-    Ok(decide(limit, trace)?.last().and_then(|told| told.retry_after))
+    Ok(decide(limit, trace)?.last().and_then(|decision| decision.retry_after))
 }
 
-/// The most that was allowed in a half-open window, wherever it lies.
+/// Returns the most units that are allowed in any half-open window.
 fn most_in_a_window(allowed: &[(i64, Cost)]) -> Cost {
     let ending = |end: i64| {
         let recent = allowed.iter().filter(move |(at, _)| (0..WINDOW).contains(&(end - at)));

@@ -1,23 +1,23 @@
-//! The exact bucket: token bucket, GCRA and leaky bucket are one machine.
+//! The token bucket, GCRA and the leaky bucket. All three are one exact state machine.
 //!
-//! - **Token bucket**: a client saves up to B tokens and earns L of them per window. It is the default choice: bursts
-//!   up to B at once, the average rate exact over any time. It does not space requests out.
-//! - **GCRA**: one theoretical arrival time (TAT) per key instead of a count of tokens. A request conforms if
-//!   max(TAT, now) + c·W/L − now ≤ B·W/L, and then the left side plus `now` is the new TAT. The TAT is the instant at
-//!   which the bucket is empty again, so GCRA equals the token bucket in every field. It is kept as a distance from
-//!   the last change. That makes it exact (a TAT is rarely a whole tick), and it can distinguish a clock that was set
-//!   back from a client that used much.
-//! - **Leaky bucket**: allows the same requests, and returns to each of them the `delay` after which it is its turn:
-//!   the time that the level ahead of it takes to drain, rounded up. A caller that waits for the delay turns bursts
-//!   into a flat output. The bucket itself holds nothing back.
+//! - **Token bucket**: a client saves up to B tokens and earns L of them per window. It is the default choice: it
+//!   allows bursts of up to B, and its average rate is exact over any time. It does not space requests out.
+//! - **GCRA**: it has a theoretical arrival time (TAT) per key instead of a count of tokens. A request conforms if
+//!   max(TAT, now) + c·W/L − now ≤ B·W/L, and then the left side plus `now` is the new TAT. The TAT is the time at
+//!   which the bucket is empty again, so GCRA equals the token bucket in every field. The state holds the distance
+//!   of the TAT from the last change. So it is exact (a TAT is rarely a whole tick), and it distinguishes a clock
+//!   that was set back from a client that used much.
+//! - **Leaky bucket**: it allows the same requests, and returns a `delay` for each of them: the time that the level
+//!   ahead of it takes to drain, rounded up. A caller that waits for the delay turns bursts into an even output. The
+//!   bucket itself delays nothing.
 //!
-//! The state is how much is *used*, in units of 1/W′ of a token, where L′ and W′ are the limit and
-//! the window without their common divisor. It drains L′ a tick; a cost c adds c·W′; fresh is 0. So
-//! every step is an integer step, nothing is ever rounded, and admitting needs no division: a cost
-//! fits if the level is at most (B − c)·W′. Only elapsed time is scaled, never absolute time.
+//! The state is the *used* level, in units of 1/W′ of a token, where L′ and W′ are the limit and the window divided
+//! by their greatest common divisor. The level drains L′ per tick, a cost c adds c·W′, and a fresh level is 0. So all
+//! steps are integer steps without rounding, and a check needs no division: a cost fits if the level is at most
+//! (B − c)·W′. Only elapsed time is scaled, never absolute time.
 //!
-//! Where the largest level fits 64 bits (nearly always), the state is 16 bytes and the arithmetic is
-//! 64 bits wide; the same code serves the rest with 128.
+//! If the largest level fits 64 bits (as it nearly always does), the state takes 16 bytes and the arithmetic is
+//! 64 bits wide. The same code handles all other buckets with 128 bits.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -27,11 +27,11 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::{self, NumberReader};
 use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
-use crate::{Cost, Tick, Ticks};
+use crate::{Cost, Quota, Tick, Ticks};
 
-/// The width of a level: `u64` where the largest fits, else `u128`.
+/// The integer type of a level: `u64` if the largest level fits, `u128` otherwise.
 pub trait Level:
-    Copy + Ord + fmt::Debug + Into<u128> + TryFrom<u128> + private::Arithmetic
+    Copy + Ord + fmt::Debug + Into<u128> + TryFrom<u128> + private::Arithmetic + 'static
 {
 }
 
@@ -40,17 +40,20 @@ pub trait Level:
 pub struct Bucket<N = u64> {
     /// B.
     burst: Cost,
-    /// L′: what the level drains a tick.
+    /// L.
+    limit: Cost,
+    /// L′: how much the level drains per tick.
     drain: u64,
-    /// W′: what one unit of cost adds to the level.
+    /// W′: how much one unit of cost adds to the level.
     unit: u64,
-    /// W: how far back a `now` may lie and still be a thread that came late.
+    /// W: the longest time by which a caller can be late. If `now` is earlier, the clock was set back.
     window: Ticks,
-    /// The highest level debt can reach.
+    /// The highest level, with all debt.
     ceiling: N,
-    /// How much a new key has used already.
+    /// The units that a new key has used.
     start: Cost,
-    /// Which of the three: it names the encoded state, and only a leaky bucket has delays.
+    /// Which of the three buckets it is. It determines the tag of encoded states, and only a leaky bucket has
+    /// delays.
     kind: Kind,
 }
 
@@ -59,21 +62,21 @@ pub struct Bucket<N = u64> {
 pub struct ArrivalTime {
     /// The whole tick.
     pub tick: Tick,
-    /// The fraction of a tick after it: a numerator below its denominator.
+    /// The fraction of a tick after it: a numerator, and a larger denominator.
     pub fraction: (u64, u64),
 }
 
-/// How much of a bucket is used, and since when.
+/// The state of a bucket: the used level at the last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketState<N = u64> {
     /// The time of the last change.
     pub(crate) last: Tick,
-    /// What was used then, in 1/W′ of a token.
+    /// The level at that time, in units of 1/W′ of a token.
     pub(crate) level: N,
 }
 
 impl<N: Level> Bucket<N> {
-    /// The bucket for numbers that were found valid; `None` if their levels need more bits.
+    /// Creates the bucket for valid numbers; `None` if their levels need more bits.
     pub(crate) fn new(numbers: &Numbers) -> Option<Self> {
         let divisor = gcd(numbers.limit, numbers.window.0);
         let unit = numbers.window.0 / divisor;
@@ -81,6 +84,7 @@ impl<N: Level> Bucket<N> {
         let ceiling = u128::from(numbers.burst + numbers.debt) * u128::from(unit);
         Some(Self {
             burst: numbers.burst,
+            limit: numbers.limit,
             drain: numbers.limit / divisor,
             unit,
             window: numbers.window,
@@ -90,32 +94,32 @@ impl<N: Level> Bucket<N> {
         })
     }
 
-    /// The level at `now`, which may lie before the last change by a thread's lateness.
+    /// Returns the level at `now`. For a late caller, it is the level at the last change.
     #[inline]
     fn level(&self, state: &BucketState<N>, now: Tick) -> N {
         state.level.minus(N::times(now.since(state.last).0, self.drain))
     }
 
-    /// Whether a cost fits on top of a level: no division, no overflow.
+    /// Returns whether a cost fits on top of a level, without division or overflow.
     #[inline]
     fn has_room(&self, level: N, cost: Cost) -> bool {
         cost <= self.burst && level <= N::times(self.burst - cost, self.unit)
     }
 
-    /// Changes the level at `now`, or at the last change if that is later and still counts.
+    /// Sets a new level at `now`, or at the last change if that is later and the old level is not 0.
     #[inline]
     fn set(state: &mut BucketState<N>, now: Tick, level: N, new: N) {
         let last = if level > N::ZERO { state.last.max(now) } else { now };
         *state = BucketState { last, level: new };
     }
 
-    /// How far `now` lies before the time the state is taken at.
+    /// Returns how late a caller is: how far `now` is before the last change, if that still matters.
     #[inline]
-    fn behind(state: &BucketState<N>, now: Tick) -> Ticks {
+    fn lateness(state: &BucketState<N>, now: Tick) -> Ticks {
         if state.level > N::ZERO { state.last.since(now) } else { Ticks::ZERO }
     }
 
-    /// The time a level takes to drain, rounded up. At most 2⁶³, so it fits.
+    /// Returns the time that a level takes to drain, rounded up. It is at most 2⁶³, so it fits.
     fn time_to_drain(&self, level: u128) -> Ticks {
         Ticks(div_ceil(level, self.drain))
     }
@@ -131,31 +135,33 @@ impl<N: Level> Bucket<N> {
         }
     }
 
-    /// L′: what the level drains per tick.
+    /// Returns L′: how much the level drains per tick.
     pub(crate) const fn drain(&self) -> u64 {
         self.drain
     }
 
-    /// W′: what one unit of cost adds to the level.
+    /// Returns W′: how much one unit of cost adds to the level.
     pub(crate) const fn unit(&self) -> u64 {
         self.unit
     }
 
-    /// Whether its levels need two numbers outside.
+    /// Returns whether a level must be split into two numbers for scripts that compute in doubles.
     pub(crate) fn is_deep(&self) -> bool {
         self.ceiling.into() > doubles::LARGEST.into()
     }
 
-    pub(crate) fn put_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
+    pub(crate) fn write_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
+        // A level has at most 127 bits.
+        let signed = |value: u128| i128::from_ne_bytes(value.to_ne_bytes());
         let level: u128 = state.level.into();
         out.push(state.last.0.into());
         if self.is_deep() {
-            out.push((level >> doubles::LIMB_BITS).cast_signed());
+            out.push(signed(level >> doubles::LIMB_BITS));
         }
-        out.push((level & (doubles::limb(self.is_deep()))).cast_signed());
+        out.push(signed(level & doubles::low_mask(self.is_deep())));
     }
 
-    pub(crate) fn take_numbers(
+    pub(crate) fn read_numbers(
         &self,
         numbers: &mut NumberReader<'_>,
     ) -> Result<BucketState<N>, DecodeError> {
@@ -185,7 +191,7 @@ impl<N: Level> Algorithm for Bucket<N> {
     }
 
     #[inline]
-    fn first(&self, now: Tick) -> BucketState<N> {
+    fn initial(&self, now: Tick) -> BucketState<N> {
         BucketState { last: now, level: N::times(self.start, self.unit) }
     }
 
@@ -195,8 +201,8 @@ impl<N: Level> Algorithm for Bucket<N> {
     }
 
     #[inline]
-    fn set_back(&self, state: &BucketState<N>, now: Tick) -> bool {
-        Self::behind(state, now) > self.window
+    fn clock_was_set_back(&self, state: &BucketState<N>, now: Tick) -> bool {
+        Self::lateness(state, now) > self.window
     }
 
     fn rebase(&self, state: &mut BucketState<N>, now: Tick) {
@@ -204,18 +210,18 @@ impl<N: Level> Algorithm for Bucket<N> {
     }
 
     #[inline]
-    fn admits(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> bool {
+    fn allows(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> bool {
         self.has_room(self.level(state, now), cost)
     }
 
     #[inline]
-    fn admit(&self, state: &mut BucketState<N>, now: Tick, cost: Cost) -> bool {
+    fn try_charge(&self, state: &mut BucketState<N>, now: Tick, cost: Cost) -> bool {
         let level = self.level(state, now);
-        let admits = self.has_room(level, cost);
-        if admits && cost > 0 {
+        let is_allowed = self.has_room(level, cost);
+        if is_allowed && cost > 0 {
             Self::set(state, now, level, level.plus(N::times(cost, self.unit)));
         }
-        admits
+        is_allowed
     }
 
     fn fit(&self, state: &BucketState<N>, now: Tick, cost: Cost) -> Fit {
@@ -224,11 +230,11 @@ impl<N: Level> Algorithm for Bucket<N> {
         let highest = u128::from(room) * u128::from(self.unit);
         match level.checked_sub(highest) {
             None | Some(0) => Fit::Now,
-            Some(excess) => Fit::After(Self::behind(state, now).plus(self.time_to_drain(excess))),
+            Some(excess) => Fit::After(Self::lateness(state, now).plus(self.time_to_drain(excess))),
         }
     }
 
-    /// The level and everything ahead must drain until the cost fits on top.
+    /// The level and the units ahead must drain until the cost fits on top.
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
         if cost > self.burst {
             return FitBehind { earliest: Fit::Never, latest: None };
@@ -240,12 +246,12 @@ impl<N: Level> Algorithm for Bucket<N> {
         let (earliest, wait) = match excess {
             0 => (Fit::Now, Ticks::ZERO),
             excess => {
-                let wait = Self::behind(state, now).plus(self.time_to_drain(excess));
+                let wait = Self::lateness(state, now).plus(self.time_to_drain(excess));
                 (Fit::After(wait), wait)
             }
         };
-        // A level that drains by 1 per tick meets every threshold exactly. A faster one can pass 0 between two
-        // ticks; so each request ahead, of at least one unit, can lose a part of a tick.
+        // A level that drains by 1 per tick reaches every threshold exactly. A faster one can reach 0 between two
+        // ticks, so each request ahead, of at least one unit, can lose a part of a tick.
         let lost = if self.drain == 1 { Ticks::ZERO } else { Ticks(saturate(ahead)) };
         FitBehind { earliest, latest: Some(wait.plus(lost)) }
     }
@@ -264,7 +270,7 @@ impl<N: Level> Algorithm for Bucket<N> {
         Receipt::Limit(Mark::of_level(state.last, state.level.into(), self.drain))
     }
 
-    /// Returns exact parts of a unit too.
+    /// Returns units to the bucket, and also exact fractions of a unit.
     fn settle(
         &self,
         state: &mut BucketState<N>,
@@ -272,7 +278,7 @@ impl<N: Level> Algorithm for Bucket<N> {
         change: i128,
         receipt: &Receipt,
     ) -> u128 {
-        if self.set_back(state, now) {
+        if self.clock_was_set_back(state, now) {
             self.rebase(state, now);
         }
         if change > 0 {
@@ -291,22 +297,23 @@ impl<N: Level> Algorithm for Bucket<N> {
         asked - returned / unit
     }
 
-    fn facts(&self, state: &BucketState<N>, now: Tick, admitted: Option<Cost>) -> Facts {
+    fn facts(&self, state: &BucketState<N>, now: Tick, charged: Option<Cost>) -> Facts {
         let level = self.level(state, now).into();
         let unit = u128::from(self.unit);
-        let behind = Self::behind(state, now);
-        let delay = match admitted {
+        let lateness = Self::lateness(state, now);
+        let delay = match charged {
             Some(cost) if self.kind == Kind::LeakyBucket => {
-                behind.plus(self.time_to_drain(level.saturating_sub(u128::from(cost) * unit)))
+                lateness.plus(self.time_to_drain(level.saturating_sub(u128::from(cost) * unit)))
             }
             _ => Ticks::ZERO,
         };
         Facts {
             limit: self.burst,
             remaining: div((u128::from(self.burst) * unit).saturating_sub(level), self.unit),
-            reset_after: behind.plus(self.time_to_drain(level)),
+            reset_after: lateness.plus(self.time_to_drain(level)),
             delay,
             scarcest: Some(0),
+            quota: Some(Quota { amount: self.limit, window: self.window }),
         }
     }
 
@@ -329,7 +336,7 @@ impl<N: Level> Algorithm for Bucket<N> {
 
     fn share_used(&self, state: &BucketState<N>, now: Tick) -> Share {
         let level: u128 = self.level(state, now).into();
-        // As `used`, rounded up, with one division, and mostly a short one: a full store asks for many keys.
+        // The same as `used`, rounded up, with one division of mostly 64 bits: a full store calls this for many keys.
         Share::of(Used::whole(div_ceil(level, self.unit)), self.burst)
     }
 
@@ -361,7 +368,7 @@ impl<N: Level> Algorithm for Bucket<N> {
 }
 
 impl<N: Level> Bucket<N> {
-    /// The level after a charge into debt or a refund, and how much of it had no effect.
+    /// Returns the level after a forced charge or a refund, and how many units had no effect.
     fn forced(&self, level: N, amount: i128) -> (N, u128) {
         let unit = u128::from(self.unit);
         let asked = amount.unsigned_abs();
@@ -375,7 +382,7 @@ impl<N: Level> Bucket<N> {
     }
 }
 
-/// Divides a level. Nearly all fit 64 bits, where a division takes fewer instructions.
+/// Divides a level. Nearly all levels fit 64 bits, for which a division is faster.
 #[inline]
 fn div(level: u128, by: u64) -> u64 {
     match u64::try_from(level) {
@@ -384,7 +391,7 @@ fn div(level: u128, by: u64) -> u64 {
     }
 }
 
-/// Divides a level, and rounds up.
+/// Divides a level and rounds up.
 #[inline]
 fn div_ceil(level: u128, by: u64) -> u64 {
     match u64::try_from(level) {
@@ -404,8 +411,8 @@ impl Level for u64 {}
 impl Level for u128 {}
 
 mod private {
-    /// What a level is made with. Products and differences stop at the ends of the range; a product
-    /// that would be cut off is more than any level, which is all that draining needs to know.
+    /// The arithmetic of levels. Results saturate at the ends of the range. A product that saturates is larger than
+    /// any level, so the level drains to 0 as it should.
     pub trait Arithmetic: Sized {
         const ZERO: Self;
         fn times(a: u64, b: u64) -> Self;

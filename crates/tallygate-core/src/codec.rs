@@ -1,36 +1,36 @@
-//! States as bytes: little, self-describing, and refused when they are not what they should be.
+//! The encoding of states as bytes. It is compact, and bytes that are not a valid state are an error.
 //!
-//! Numbers are LEB128 (seven bits a byte, least first), signed ones zigzagged, so that a small state
-//! is a few bytes and every number has exactly one encoding.
+//! Numbers are encoded as LEB128: seven bits per byte, the least significant first. Signed numbers are zigzag
+//! encoded before. So a small state takes a few bytes, and every number has exactly one encoding.
 
 use alloc::vec::Vec;
 use core::fmt;
 
 use crate::Tick;
 
-/// Why bytes are not a state of a rule.
+/// The error for bytes that are not a state of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The bytes end before the state does.
+    /// The bytes end before the state is complete.
     Truncated,
-    /// Bytes follow the state.
+    /// There are more bytes after the state.
     Trailing {
-        /// How many.
+        /// The number of bytes after the state.
         extra: usize,
     },
-    /// The state of another algorithm.
+    /// The state belongs to another algorithm.
     Tag {
         /// The tag in the bytes.
         found: u8,
-        /// The tag of the algorithm that was asked to read them.
+        /// The tag of the algorithm that decodes them.
         expected: u8,
     },
-    /// The state of a limit with other numbers. [`Limit::adopt`](crate::Limit::adopt) takes it over.
+    /// The state belongs to a limit with other numbers. [`Limit::adopt`](crate::Limit::adopt) can read it.
     OtherLimit,
-    /// A field holds what no decision can have left there.
+    /// A field has a value that no decision produces.
     Field {
-        /// Its name.
+        /// The name of the field.
         name: &'static str,
     },
 }
@@ -38,19 +38,19 @@ pub enum DecodeError {
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Truncated => write!(f, "the state ends too early; expected more bytes"),
+            Self::Truncated => write!(f, "the state is truncated; expected more bytes"),
             Self::Trailing { extra } => {
-                write!(f, "{extra} bytes follow the state; expected none")
+                write!(f, "{extra} bytes after the end of the state; expected none")
             }
-            Self::Tag { found, expected } => {
-                write!(f, "the state has tag {found}; expected {expected}")
-            }
-            Self::OtherLimit => {
-                write!(f, "the state was made under other numbers; adopt it to carry it over")
-            }
-            Self::Field { name } => {
-                write!(f, "the state's {name} is out of range; expected what a decision leaves")
-            }
+            Self::Tag { found, expected } => write!(
+                f,
+                "the state belongs to another algorithm: it has tag {found}, expected {expected}"
+            ),
+            Self::OtherLimit => write!(
+                f,
+                "the state belongs to a limit with other numbers; use Limit::adopt to carry it over"
+            ),
+            Self::Field { name } => write!(f, "the {name} in the state is out of range"),
         }
     }
 }
@@ -61,7 +61,10 @@ impl core::error::Error for DecodeError {}
 pub(crate) fn put(out: &mut Vec<u8>, value: impl Into<u128>) {
     let mut value = value.into();
     while value >= 0x80 {
-        #[expect(clippy::cast_possible_truncation, reason = "seven bits and the mark")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the low seven bits and the continuation bit"
+        )]
         out.push(value as u8 | 0x80);
         value >>= 7;
     }
@@ -71,10 +74,10 @@ pub(crate) fn put(out: &mut Vec<u8>, value: impl Into<u128>) {
 
 /// Appends an instant.
 pub(crate) fn put_tick(out: &mut Vec<u8>, tick: Tick) {
-    put(out, ((tick.0 << 1) ^ (tick.0 >> 63)).cast_unsigned());
+    put(out, u64::from_ne_bytes(((tick.0 << 1) ^ (tick.0 >> 63)).to_ne_bytes()));
 }
 
-/// Takes numbers from the front of bytes.
+/// Reads values from the front of bytes.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -92,7 +95,7 @@ impl<'a> Reader<'a> {
         Ok(byte)
     }
 
-    /// A number of a given type, in its one shortest encoding.
+    /// Reads a number in its shortest encoding. `name` names the field in errors.
     pub(crate) fn number<N: TryFrom<u128>>(
         &mut self,
         name: &'static str,
@@ -118,10 +121,11 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn tick(&mut self, name: &'static str) -> Result<Tick, DecodeError> {
         let zigzag: u64 = self.number(name)?;
-        Ok(Tick((zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed())))
+        let signed = |value: u64| i64::from_ne_bytes(value.to_ne_bytes());
+        Ok(Tick(signed(zigzag >> 1) ^ -signed(zigzag & 1)))
     }
 
-    /// So many bytes as they are.
+    /// Reads `length` bytes without decoding them.
     pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
         let (bytes, rest) = self.0.split_at_checked(length).ok_or(DecodeError::Truncated)?;
         self.0 = rest;
@@ -141,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_from_both_ends_of_the_range() {
+    fn the_smallest_and_largest_numbers_survive_encoding() {
         for value in [0, 1, 127, 128, u128::from(u64::MAX), u128::MAX - 1, u128::MAX] {
             let mut bytes = Vec::new();
             put(&mut bytes, value);

@@ -1,80 +1,148 @@
-//! What comes back: a bare yes or no, or everything a caller needs to behave well.
+//! The result of a check: [`Decision`], and [`Answer`] for callers that need less than all of it.
 
-use crate::{Algorithm, Cost, Fit, Tick, Ticks};
+use crate::{Algorithm, Cost, Fit, Limit, Tick, Ticks};
 
-/// The answer to *may this client do this now?*
+/// The result of a check: whether the request is allowed, and what is left of the quota.
 ///
-/// A denial is an answer, not an error.
+/// A denial is a normal result, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "a decision that nobody reads limits nothing"]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[must_use = "ignoring a decision limits nothing"]
 pub struct Decision {
-    /// Whether the request may go ahead.
+    /// Whether the request is allowed.
     pub allowed: bool,
-    /// The capacity: what `remaining` counts down from.
+    /// The capacity, from which `remaining` counts down.
     pub limit: Cost,
-    /// The largest cost that would be admitted right after this decision; 0 in debt.
+    /// The largest cost that would be allowed right after this decision; 0 if the client is in debt.
     pub remaining: Cost,
-    /// The least wait at which the same request would be admitted if nothing else came: 0 when it
-    /// was, `None` when no wait will do: its cost exceeds the capacity, it is blocked, or it lacks a
-    /// place that only somebody else can give back. The largest number of ticks means that time ends
-    /// first.
+    /// The exact wait after which the same request would be allowed if no other request came; 0 if it was
+    /// allowed.
+    ///
+    /// `None` if waiting does not help: the cost exceeds the capacity, the client is blocked, or all requests
+    /// that may be in flight are in flight. `Ticks(u64::MAX)` means that the request is never allowed within
+    /// the range of [`Tick`].
     pub retry_after: Option<Ticks>,
-    /// The time until nothing is used any more.
+    /// The time until the whole capacity is available again.
     pub reset_after: Ticks,
-    /// How long an admitted request should wait so that the output is flat (leaky bucket; else 0).
+    /// How long the caller should delay an allowed request so that the output is even (leaky bucket only; 0
+    /// otherwise).
     pub delay: Ticks,
-    /// Which limit `limit` and `remaining` belong to: its index in [`Policy::limits`](crate::Policy::limits), the first
-    /// with the least remaining. `None` if no limit applies: the client is unlimited or blocked, or the store did not
-    /// answer.
+    /// The limit that `limit` and `remaining` describe: its index in
+    /// [`Policy::limits`](crate::Policy::limits), the first one with the least remaining.
+    ///
+    /// `None` if no limit applies: the client is unlimited or blocked, or the store is unavailable.
     pub scarcest: Option<usize>,
-    /// Which limit refused: its place in [`Policy::limits`](crate::Policy::limits), the first if
-    /// several did. `None` also where no limit did: the client is blocked, or others wait before it.
-    pub refused_by: Option<usize>,
-    /// Which [shadow](crate::LimitBuilder::shadow) limit would have refused, the first if several.
-    pub shadow_refused_by: Option<usize>,
-    /// Who answered.
+    /// The first limit that denied the request: its index in [`Policy::limits`](crate::Policy::limits).
+    ///
+    /// `None` if the request was allowed, and if something other than a limit denied it: the client is
+    /// blocked, or other requests wait ahead of it.
+    pub denied_by: Option<usize>,
+    /// The first [shadow limit](crate::LimitBuilder::shadow) that would have denied the request.
+    pub shadow_denied_by: Option<usize>,
+    /// The quota of the limit that the decision is [about](Self::decided_by): so many units per window.
+    ///
+    /// `None` if no limit applies, and for an algorithm that is not one of the six.
+    pub quota: Option<Quota>,
+    /// The component that made the decision.
     pub source: Source,
 }
 
+/// The quota of a limit: so many units per window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Quota {
+    /// L: the units that are earned per window.
+    pub amount: Cost,
+    /// W: the window.
+    pub window: Ticks,
+}
+
 impl Decision {
-    /// Returns the index of the limit that the decision is about: the limit that denied the request or, if none did,
-    /// the [scarcest](Self::scarcest).
+    /// Returns the index of the limit that the decision is about: the limit that denied the request or, if none
+    /// did, the [scarcest](Self::scarcest) one.
     ///
-    /// [`Policy::decided_by`](crate::Policy::decided_by) and [`Algorithm::limit`] return the limit itself, with its name,
-    /// quota and window. Ask the rule that decided: rules that were read later may be others.
+    /// [`Policy::decided_by`](crate::Policy::decided_by) and [`Algorithm::limit`] return the limit itself, with
+    /// its name, quota and window. Pass the index to the rule that made the decision: after a configuration
+    /// change, another rule may have other limits.
     #[must_use]
     pub const fn decided_by(&self) -> Option<usize> {
-        match self.refused_by {
+        match self.denied_by {
             Some(limit) => Some(limit),
             None => self.scarcest,
         }
     }
+
+    /// Returns whether the limits allowed or denied the request, or the store is unavailable.
+    ///
+    /// `allowed` alone cannot tell a client that used up its quota from a store that does not answer. A service
+    /// usually reports the first as HTTP status 429 and the second as 503.
+    ///
+    /// ```
+    /// use tallygate_core::{Decision, Verdict};
+    ///
+    /// fn status(decision: &Decision) -> u16 {
+    ///     match decision.verdict() {
+    ///         Verdict::Allowed | Verdict::Unavailable { allowed: true } => 200,
+    ///         Verdict::Denied => 429,
+    ///         Verdict::Unavailable { allowed: false } => 503,
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub const fn verdict(&self) -> Verdict {
+        match (self.source, self.allowed) {
+            (Source::FailedOpen | Source::FailedClosed, allowed) => {
+                Verdict::Unavailable { allowed }
+            }
+            (_, true) => Verdict::Allowed,
+            (_, false) => Verdict::Denied,
+        }
+    }
 }
 
-/// Who answered.
+/// The outcome of a check, with an outage apart from a denial: see [`Decision::verdict`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// The limits allowed the request.
+    Allowed,
+    /// A limit denied the request, the client is blocked, or the store has too much to do.
+    Denied,
+    /// The store is unavailable. Its failure setting decided, and no limit was checked.
+    Unavailable {
+        /// Whether the failure setting allows requests.
+        allowed: bool,
+    },
+}
+
+/// The component that made a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Source {
     /// The store that keeps the client's state.
     #[default]
     Store,
-    /// This process, from a slice of the quota that was paid for in the store before.
+    /// This process, from units that it took from the store in advance.
     Lease,
-    /// This process: the store refused lately, and said until when.
+    /// This process: the store denied the client, and the retry time that the store returned has not come.
     DenyCache,
-    /// A limiter in this process, in place of a store that could not be asked.
+    /// A limiter in this process, because the store is unavailable.
     Local,
-    /// Nobody: the store could not be asked, and everything is allowed meanwhile.
+    /// No component: the store is unavailable, and the failure policy allows all requests.
     FailedOpen,
-    /// Nobody: the store could not be asked, and everything is refused meanwhile.
+    /// No component: the store is unavailable, and the failure policy denies all requests.
     FailedClosed,
-    /// This process: the store answers, but this request could not be decided within its time budget. It is denied,
-    /// and the caller may retry shortly.
+    /// This process: the store is available, but could not decide this request within its time budget. The
+    /// request is denied, and the caller may retry soon.
     Overloaded,
 }
 
 impl Source {
-    /// The name in metrics and replies.
+    /// Returns the name that metrics and replies use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,77 +157,87 @@ impl Source {
     }
 }
 
-/// A decision, and when it was made: by the clock of whoever made it.
+/// A decision and the time at which it was made, by the clock of the component that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "a decision that nobody reads limits nothing"]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[must_use = "ignoring a decision limits nothing"]
 pub struct Timed {
     /// The decision.
     pub decision: Decision,
-    /// Its time.
+    /// The time of the decision.
     pub at: Tick,
 }
 
-/// What a decision is wanted as: `bool`, [`Decision`] or [`Timed`].
+/// The result type of a check that the caller asks for: `bool`, [`Decision`] or [`Timed`].
 ///
-/// The point of the choice is cost: a `bool` needs no division.
+/// The choice saves work: a `bool` is computed without a division.
 pub trait Answer: Sized + Send + 'static {
-    /// Whether more is wanted than yes or no.
-    const TELLS: bool;
+    /// Whether the answer has more than allowed or denied.
+    const HAS_DETAILS: bool;
 
-    /// The answer of one rule, read from its state after the decision: with the cost it admitted, or
-    /// with the cost it refused; and which of its shadows would have refused.
-    fn of<A: Algorithm>(
+    /// Creates the answer of one rule from its state after the decision.
+    ///
+    /// `shadow_denied_by` is the first shadow limit that would have denied the request.
+    fn from_outcome<A: Algorithm>(
         rule: &A,
         state: &A::State,
         now: Tick,
         outcome: Outcome,
-        shadow_refused_by: Option<usize>,
+        shadow_denied_by: Option<usize>,
     ) -> Self;
 
-    /// What is wanted of a decision that was told in full, and when it was made.
-    fn of_decision(decision: Decision, now: Tick) -> Self;
+    /// Creates the answer from a complete decision that was made at `now`.
+    fn from_decision(decision: Decision, now: Tick) -> Self;
 
-    /// Returns the same answer with its waits counted from a time that lies `lateness` earlier: a late
-    /// caller is decided at the time of the state's last change, and counts from its own.
+    /// Adds `lateness` to the waits of the answer.
+    ///
+    /// A store decides the request of a late caller at the time of the state's last change. The waits must
+    /// count from the caller's time, which is earlier by `lateness`.
     #[must_use]
-    fn counted_from_earlier(self, lateness: Ticks) -> Self;
+    fn with_lateness(self, lateness: Ticks) -> Self;
 
-    /// Whether the request may go ahead.
+    /// Returns whether the request is allowed.
     fn is_allowed(&self) -> bool;
 
-    /// Two limits decided together as one: allowed if both allow, the least remaining, the longest
-    /// wait.
+    /// Combines the answers of two limits: allowed if both allow it, with the least remaining units and the
+    /// longest wait.
     #[must_use]
     fn merge(self, other: Self) -> Self;
 }
 
-/// How a limit took a request.
+/// What a limit did with a request. Each variant has the cost of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was admitted, and charged.
-    Admitted(Cost),
-    /// It would have been admitted, but was not charged: another limit refused, or nothing was asked
-    /// for (a refund, a reset).
-    Spared(Cost),
-    /// It was refused.
-    Refused(Cost),
+    /// The limit allowed the request and charged its cost.
+    Charged(Cost),
+    /// The limit allows the request but did not charge it: another limit denied it, or the operation charges
+    /// nothing (a refund, a reset).
+    NotCharged(Cost),
+    /// The limit denied the request.
+    Denied(Cost),
 }
 
 impl Answer for bool {
-    const TELLS: Self = false;
+    const HAS_DETAILS: Self = false;
 
     #[inline]
-    fn of<A: Algorithm>(_: &A, _: &A::State, _: Tick, outcome: Outcome, _: Option<usize>) -> Self {
-        !matches!(outcome, Outcome::Refused(_))
+    fn from_outcome<A: Algorithm>(
+        _: &A,
+        _: &A::State,
+        _: Tick,
+        outcome: Outcome,
+        _: Option<usize>,
+    ) -> Self {
+        !matches!(outcome, Outcome::Denied(_))
     }
 
     #[inline]
-    fn of_decision(decision: Decision, _: Tick) -> Self {
+    fn from_decision(decision: Decision, _: Tick) -> Self {
         decision.allowed
     }
 
     #[inline]
-    fn counted_from_earlier(self, _: Ticks) -> Self {
+    fn with_lateness(self, _: Ticks) -> Self {
         self
     }
 
@@ -175,48 +253,51 @@ impl Answer for bool {
 }
 
 impl Answer for Decision {
-    const TELLS: bool = true;
+    const HAS_DETAILS: bool = true;
 
-    fn of<A: Algorithm>(
+    fn from_outcome<A: Algorithm>(
         rule: &A,
         state: &A::State,
         now: Tick,
         outcome: Outcome,
-        shadow_refused_by: Option<usize>,
+        shadow_denied_by: Option<usize>,
     ) -> Self {
-        let (admitted, retry_after) = match outcome {
-            Outcome::Admitted(cost) => (Some(cost), Some(Ticks::ZERO)),
-            Outcome::Spared(_) => (None, Some(Ticks::ZERO)),
-            Outcome::Refused(cost) => match rule.fit(state, now, cost) {
+        let (charged, retry_after) = match outcome {
+            Outcome::Charged(cost) => (Some(cost), Some(Ticks::ZERO)),
+            Outcome::NotCharged(_) => (None, Some(Ticks::ZERO)),
+            Outcome::Denied(cost) => match rule.fit(state, now, cost) {
                 Fit::Now => (None, Some(Ticks::ZERO)),
                 Fit::After(wait) => (None, Some(wait)),
                 Fit::Never => (None, None),
             },
         };
-        let refused_by = match outcome {
-            Outcome::Refused(cost) => rule.refusing(state, now, cost, false),
+        let denied_by = match outcome {
+            Outcome::Denied(cost) => rule.denying_limit(state, now, cost, false),
             _ => None,
         };
-        let facts = rule.facts(state, now, admitted);
+        let facts = rule.facts(state, now, charged);
+        let denying = denied_by.filter(|limit| facts.scarcest != Some(*limit));
+        let quota = denying.and_then(|limit| rule.limit(limit, now)).map(Limit::quota);
         Self {
-            allowed: !matches!(outcome, Outcome::Refused(_)),
+            allowed: !matches!(outcome, Outcome::Denied(_)),
             limit: facts.limit,
             remaining: facts.remaining,
             retry_after,
             reset_after: facts.reset_after,
             delay: facts.delay,
             scarcest: facts.scarcest,
-            refused_by,
-            shadow_refused_by,
+            denied_by,
+            shadow_denied_by,
+            quota: quota.or(facts.quota),
             source: Source::Store,
         }
     }
 
-    fn of_decision(decision: Decision, _: Tick) -> Self {
+    fn from_decision(decision: Decision, _: Tick) -> Self {
         decision
     }
 
-    fn counted_from_earlier(self, lateness: Ticks) -> Self {
+    fn with_lateness(self, lateness: Ticks) -> Self {
         let later = |wait: Ticks| if wait == Ticks::ZERO { wait } else { wait.plus(lateness) };
         Self {
             retry_after: self.retry_after.map(later),
@@ -232,6 +313,7 @@ impl Answer for Decision {
 
     fn merge(self, other: Self) -> Self {
         let tightest = if other.remaining < self.remaining { other } else { self };
+        let deciding = [self, other].into_iter().find(|decision| decision.denied_by.is_some());
         Self {
             allowed: self.allowed && other.allowed,
             limit: tightest.limit,
@@ -240,32 +322,36 @@ impl Answer for Decision {
             reset_after: self.reset_after.max(other.reset_after),
             delay: self.delay.max(other.delay),
             scarcest: tightest.scarcest,
-            refused_by: self.refused_by.or(other.refused_by),
-            shadow_refused_by: self.shadow_refused_by.or(other.shadow_refused_by),
+            denied_by: self.denied_by.or(other.denied_by),
+            shadow_denied_by: self.shadow_denied_by.or(other.shadow_denied_by),
+            quota: deciding.unwrap_or(tightest).quota,
             source: if self.source == Source::Store { other.source } else { self.source },
         }
     }
 }
 
 impl Answer for Timed {
-    const TELLS: bool = true;
+    const HAS_DETAILS: bool = true;
 
-    fn of<A: Algorithm>(
+    fn from_outcome<A: Algorithm>(
         rule: &A,
         state: &A::State,
         now: Tick,
         outcome: Outcome,
-        shadow_refused_by: Option<usize>,
+        shadow_denied_by: Option<usize>,
     ) -> Self {
-        Self { decision: Decision::of(rule, state, now, outcome, shadow_refused_by), at: now }
+        Self {
+            decision: Decision::from_outcome(rule, state, now, outcome, shadow_denied_by),
+            at: now,
+        }
     }
 
-    fn of_decision(decision: Decision, now: Tick) -> Self {
+    fn from_decision(decision: Decision, now: Tick) -> Self {
         Self { decision, at: now }
     }
 
-    fn counted_from_earlier(self, lateness: Ticks) -> Self {
-        Self { decision: self.decision.counted_from_earlier(lateness), at: self.at }
+    fn with_lateness(self, lateness: Ticks) -> Self {
+        Self { decision: self.decision.with_lateness(lateness), at: self.at }
     }
 
     fn is_allowed(&self) -> bool {

@@ -1,4 +1,4 @@
-//! A policy in bytes, stored with a state: a reader with other rules can still read the state.
+//! A policy as bytes. Stores keep it with a state, so that a process with another policy can read the state.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use crate::penalty::Penalty;
 use crate::policy::Policy;
 
 impl Policy {
-    /// Appends all there is to know of the policy but its name.
+    /// Appends a description of the policy to `out`: everything except its name.
     pub fn describe(&self, out: &mut Vec<u8>) {
         codec::put(out, self.limits().len() as u64);
         for limit in self.limits() {
@@ -23,16 +23,16 @@ impl Policy {
                 codec::put(out, number);
             }
             out.push(u8::from(n.anchor == Anchor::FirstRequest) | u8::from(limit.is_shadow()) << 1);
-            codec::put(out, limit.penalty().map_or(0, Penalty::refusals));
-            codec::put(out, limit.penalty().map_or(0, |penalty| penalty.lasts().0));
+            codec::put(out, limit.penalty().map_or(0, Penalty::denials));
+            codec::put(out, limit.penalty().map_or(0, |penalty| penalty.duration().0));
         }
     }
 
-    /// The policy of a [description](Self::describe), without a name.
+    /// Reads a policy from its [description](Self::describe). The policy has no name.
     ///
     /// # Errors
-    /// It is not one, or not of a valid policy.
-    pub fn of_description(bytes: &[u8]) -> Result<Self, DecodeError> {
+    /// Returns an error if the bytes are not the description of a valid policy.
+    pub fn from_description(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader(bytes);
         let count: u64 = reader.number("number of limits")?;
         let mut limits = Vec::new();
@@ -52,13 +52,13 @@ fn read_limit(reader: &mut Reader<'_>) -> Result<Limit, DecodeError> {
     let name = core::str::from_utf8(reader.bytes(length)?)
         .map_err(|_| DecodeError::Field { name: "name" })?;
     let tag = reader.byte()?;
-    let kind = Kind::of_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
+    let kind = Kind::from_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
     let (limit, window) = (reader.number("limit")?, Ticks(reader.number("window")?));
     let (burst, debt) = (reader.number("burst")?, reader.number("debt")?);
     let start = reader.number("start")?;
     let flags = reader.byte()?;
-    let (refusals, lasts): (u64, u64) =
-        (reader.number("refusals")?, reader.number("length of the penalty")?);
+    let (denials, duration): (u64, u64) =
+        (reader.number("number of denials")?, reader.number("duration of the penalty")?);
     if flags > 3 {
         return Err(DecodeError::Field { name: "flags" });
     }
@@ -74,8 +74,8 @@ fn read_limit(reader: &mut Reader<'_>) -> Result<Limit, DecodeError> {
     if flags & 2 != 0 {
         builder = builder.shadow();
     }
-    if refusals > 0 {
-        builder = builder.penalty(Penalty::lasting(Ticks(lasts)).after(refusals));
+    if denials > 0 {
+        builder = builder.penalty(Penalty::lasting(Ticks(duration)).after(denials));
     }
     builder.limit().map_err(|_| DecodeError::Field { name: "limit" })
 }

@@ -1,22 +1,22 @@
-//! Numbers for a script that computes in doubles, which are exact up to 2⁵³.
+//! Limits on numbers for scripts that compute in doubles, which are exact up to 2⁵³.
 //!
-//! Each is at most [`LARGEST`]. A bucket's level may need more; it is then two numbers.
+//! Each number is at most [`LARGEST`]. The level of a bucket may be larger: it is then split into two numbers.
 
 use crate::Tick;
 use crate::codec::DecodeError;
 
-/// The largest number that a script is given. Sums of two are still exact in doubles.
+/// The largest number that a script gets. The sum of two such numbers is still exact in doubles.
 pub(crate) const LARGEST: u64 = 1 << 52;
 
-/// How many bits of a deep bucket's level the lower of its two numbers has.
+/// The number of bits in the low part of a deep bucket's level.
 pub(crate) const LIMB_BITS: u32 = 52;
 
-/// What is left of a level in its lower number.
-pub(crate) const fn limb(is_deep: bool) -> u128 {
+/// Returns the mask of the low part of a level.
+pub(crate) const fn low_mask(is_deep: bool) -> u128 {
     if is_deep { (1 << LIMB_BITS) - 1 } else { u128::MAX }
 }
 
-/// Takes numbers from the front of a list.
+/// Reads numbers from the front of a list.
 #[derive(Debug)]
 pub(crate) struct NumberReader<'a>(pub(crate) &'a [i128]);
 

@@ -1,9 +1,8 @@
-//! Policies and states as plain numbers, for those who decide elsewhere: a script inside a database.
+//! Policies and states as plain numbers, for a script that decides inside a database.
 //!
-//! Such a script computes in doubles, which are exact up to 2⁵³. So everything here is a whole number
-//! well below that, and a policy that has others is not [scripted](Policy::script): its states are
-//! decided on by this crate alone. A bucket's level may need more; it is then two numbers, and the
-//! script multiplies in two.
+//! Such a script computes in doubles, which are exact up to 2⁵³. So all numbers here are whole numbers well below
+//! that. A policy with larger numbers has no [script](Policy::script), and only this crate can decide it. The
+//! level of a bucket may be larger: it is then split into two numbers, and the script computes with both.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -14,20 +13,28 @@ use crate::codec::DecodeError;
 use crate::doubles::{LARGEST, NumberReader};
 use crate::limit::{Limit, Machine, Options};
 use crate::numbers::Anchor;
-use crate::penalty::{Penalty, Record};
+use crate::penalty::{Penalty, PenaltyState};
 use crate::policy::Policy;
-use crate::several::Standing;
+use crate::several::LimitRecord;
+use crate::shadow::ShadowHistory;
 
-/// The constants of one limit, as a script takes them.
+/// The constants of one limit that a script needs, in this order:
 ///
-/// In this order: how it is decided (1 bucket, 2 deep bucket, 3 fixed window, 4 sliding window counter,
-/// 5 sliding window log); its capacity; its window; what a new key has used; the most that can be used in
-/// debt; what a unit of cost adds to a bucket's level, or 1 if a fixed window starts at the first request;
-/// what a level drains a tick; whether it is a shadow; how long its penalty lasts, 0 for none; after how
-/// many refusals.
+/// | index | constant |
+/// |---|---|
+/// | 0 | the algorithm: 1 bucket, 2 deep bucket, 3 fixed window, 4 sliding window counter, 5 sliding window log |
+/// | 1 | the capacity |
+/// | 2 | the window |
+/// | 3 | the units that a new key has used |
+/// | 4 | the most units that can be used, debt included |
+/// | 5 | bucket: what a unit of cost adds to the level; fixed window: 1 if it starts at the first request |
+/// | 6 | bucket: what the level drains per tick |
+/// | 7 | 1 for a shadow limit |
+/// | 8 | the duration of the penalty, or 0 |
+/// | 9 | the denials that start the penalty |
 pub type Constants = [u64; 10];
 
-/// A policy in numbers that a script computes with exactly.
+/// A policy as numbers with which a script computes exactly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Script {
@@ -36,9 +43,9 @@ pub struct Script {
 }
 
 impl Script {
-    /// Whether a time or a cost is one that a script computes with exactly.
+    /// Returns whether a script computes exactly with this time or cost.
     #[must_use]
-    pub const fn takes(number: i64) -> bool {
+    pub const fn is_exact(number: i64) -> bool {
         number.unsigned_abs() <= LARGEST
     }
 }
@@ -54,8 +61,8 @@ impl Limit {
             Machine::SlidingWindowCounter(_) => (4, 0, 0),
             Machine::SlidingWindowLog(_) => (5, 0, 0),
         };
-        let (lasts, after) =
-            self.penalty().map_or((0, 0), |penalty| (penalty.lasts().0, penalty.refusals()));
+        let (duration, denials) =
+            self.penalty().map_or((0, 0), |penalty| (penalty.duration().0, penalty.denials()));
         [
             code,
             numbers.burst,
@@ -65,14 +72,14 @@ impl Limit {
             unit,
             drain,
             u64::from(self.is_shadow()),
-            lasts,
-            after,
+            duration,
+            denials,
         ]
     }
 }
 
 impl Policy {
-    /// The policy in numbers that a script computes with exactly; `None` if some are too large.
+    /// Returns the policy as numbers with which a script computes exactly; `None` if a number is too large.
     ///
     /// ```
     /// use tallygate_core::{Policy, Ticks};
@@ -88,54 +95,74 @@ impl Policy {
         limits.iter().flatten().all(|number| *number <= LARGEST).then_some(Script { limits })
     }
 
-    /// A state as numbers, in the order in which [`state_of_numbers`](Self::state_of_numbers) takes them:
-    /// of a bucket when it last changed and its level (the higher of two numbers first, if it is deep);
-    /// of a fixed window when it last changed, how far into its window that was, and the count; of a
-    /// sliding window counter when it last changed, the count and the previous count; of a log when it last changed, the total
-    /// before its first entry, how many entries there are, and of each its time and the total after it.
-    /// A limit with a penalty has two more: since when refusals are counted and how many there were, or
-    /// until when the penalty lasts and −1, or 0 and −2.
+    /// Returns a state as numbers, in the order in which [`state_from_numbers`](Self::state_from_numbers) reads
+    /// them.
+    ///
+    /// | limit | numbers |
+    /// |---|---|
+    /// | bucket | time of the last change, level |
+    /// | deep bucket | time of the last change, high part of the level, low part of the level |
+    /// | fixed window | time of the last change, how far into its window that was, count |
+    /// | sliding window counter | time of the last change, count, previous count |
+    /// | sliding window log | time of the last change, total before the first entry, number of entries; for each entry its time and the total after it |
+    ///
+    /// A limit with a penalty has two more numbers: the time of the first denial and the number of denials; or
+    /// the end of the penalty and −1; or 0 and −2 if there were no denials.
+    ///
+    /// A shadow limit has more numbers after these: how many runs of requests it remembers, at most 8; and for each run,
+    /// the newest first, the units that it charged and the older units that it did not charge.
     #[must_use]
-    pub fn numbers_of_state(&self, state: &[Standing]) -> Vec<i128> {
+    pub fn state_to_numbers(&self, state: &[LimitRecord]) -> Vec<i128> {
         let mut out = Vec::new();
-        for (limit, standing) in self.limits().iter().zip(state) {
-            limit.put_numbers(&standing.state, &mut out);
+        for (limit, record) in self.limits().iter().zip(state) {
+            limit.write_numbers(&record.state, &mut out);
             if limit.penalty().is_some() {
-                out.extend(match standing.record {
+                out.extend(match record.penalty_state {
                     None => [0, -2],
-                    Some(Record::Counting { since, refusals }) => [since.0.into(), refusals.into()],
-                    Some(Record::Serving { until }) => [until.0.into(), -1],
+                    Some(PenaltyState::Counting { since, denials }) => {
+                        [since.0.into(), denials.into()]
+                    }
+                    Some(PenaltyState::Denied { until }) => [until.0.into(), -1],
                 });
+            }
+            if limit.is_shadow() {
+                let history = record.shadow_history.as_deref();
+                history.unwrap_or(&ShadowHistory::default()).write_numbers(&mut out);
             }
         }
         out
     }
 
-    /// The state that some numbers are.
+    /// Returns the state that [`state_to_numbers`](Self::state_to_numbers) wrote.
     ///
     /// # Errors
-    /// They are not what a decision can have left.
-    pub fn state_of_numbers(&self, numbers: &[i128]) -> Result<Box<[Standing]>, DecodeError> {
+    /// Returns an error if the numbers are not exactly one state that a decision can produce.
+    pub fn state_from_numbers(&self, numbers: &[i128]) -> Result<Box<[LimitRecord]>, DecodeError> {
         let mut numbers = NumberReader(numbers);
         let mut states = Vec::with_capacity(self.limits().len());
         for limit in self.limits() {
-            let state = limit.take_numbers(&mut numbers)?;
-            let record = match limit.penalty() {
+            let state = limit.read_numbers(&mut numbers)?;
+            let penalty_state = match limit.penalty() {
                 None => None,
                 Some(_) => {
-                    let (time, refusals) = (numbers.tick("penalty")?, numbers.any()?);
-                    match refusals {
+                    let (time, denials) = (numbers.tick("penalty")?, numbers.any()?);
+                    match denials {
                         -2 => None,
-                        -1 => Some(Record::Serving { until: time }),
-                        refusals => Some(Record::Counting {
+                        -1 => Some(PenaltyState::Denied { until: time }),
+                        denials => Some(PenaltyState::Counting {
                             since: time,
-                            refusals: u64::try_from(refusals)
-                                .map_err(|_| DecodeError::Field { name: "refusals" })?,
+                            denials: u64::try_from(denials)
+                                .map_err(|_| DecodeError::Field { name: "number of denials" })?,
                         }),
                     }
                 }
             };
-            states.push(Standing { state, record });
+            let shadow_history = match limit.is_shadow() {
+                true => Some(ShadowHistory::read_numbers(&mut numbers)?),
+                false => None,
+            };
+            let shadow_history = shadow_history.filter(|history| !history.is_empty()).map(Box::new);
+            states.push(LimitRecord { state, penalty_state, shadow_history });
         }
         match numbers.0.len() {
             0 => Ok(states.into()),
@@ -143,47 +170,47 @@ impl Policy {
         }
     }
 
-    /// The same policy where a tick is so many of the present ones.
+    /// Returns the same policy in coarser ticks: a new tick is as long as `ticks` old ones.
     ///
     /// # Errors
-    /// A window or a penalty is not a whole number of them.
-    pub fn with_ticks_of(&self, ticks: u64) -> Result<Self, NotWhole> {
+    /// Returns an error if a window or a penalty is not a multiple of `ticks`.
+    pub fn with_coarser_ticks(&self, ticks: u64) -> Result<Self, NotAMultiple> {
         let whole = |span: Ticks| match span.0.checked_rem(ticks) {
             Some(0) => Ok(Ticks(span.0 / ticks)),
-            _ => Err(NotWhole { span, ticks }),
+            _ => Err(NotAMultiple { span, ticks }),
         };
         let limits = self.limits().iter().map(|limit| {
             let mut numbers = *limit.numbers();
             numbers.window = whole(numbers.window)?;
             let penalty = match limit.penalty() {
                 Some(penalty) => {
-                    Some(Penalty::lasting(whole(penalty.lasts())?).after(penalty.refusals()))
+                    Some(Penalty::lasting(whole(penalty.duration())?).after(penalty.denials()))
                 }
                 None => None,
             };
             let options = Options { shadow: limit.is_shadow(), penalty };
-            // Smaller spans are as valid as greater ones, and never none.
+            // Shorter windows and penalties stay valid, and they are never 0.
             Limit::new(limit.name().into(), numbers, options)
-                .map_err(|_| NotWhole { span: limit.numbers().window, ticks })
+                .map_err(|_| NotAMultiple { span: limit.numbers().window, ticks })
         });
         Ok(Self::new(self.name().into(), limits.collect::<Result<_, _>>()?))
     }
 }
 
-/// A span that is no whole number of the ticks it was to be counted in.
+/// The error for a window or a penalty that is not a multiple of a coarser tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotWhole {
-    /// The span.
+pub struct NotAMultiple {
+    /// The window or the penalty.
     pub span: Ticks,
-    /// How many of its ticks are one.
+    /// The length of the coarser tick.
     pub ticks: u64,
 }
 
-impl fmt::Display for NotWhole {
+impl fmt::Display for NotAMultiple {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { span, ticks } = self;
-        write!(f, "a window or penalty of {span} ticks; use a multiple of {ticks} ticks")
+        write!(f, "a window or penalty must be a multiple of {ticks} ticks (got {span})")
     }
 }
 
-impl core::error::Error for NotWhole {}
+impl core::error::Error for NotAMultiple {}

@@ -1,15 +1,16 @@
-//! Why a request is decided as it is: the arithmetic of one decision, step by step.
+//! The arithmetic of one decision, step by step, for display.
 //!
-//! An explanation is not a trace of the code that decides. It works the decision out once more, in formulas over what
-//! is stored, the time and the cost, and its outcome is read from those formulas alone: an evaluation of them must give
-//! the same decision, and tests check that it does. Rules of a user's own, several limits at once and penalties are not explained.
+//! [`Limit::explain`] computes a decision a second time, as formulas over the stored state, the time and the cost.
+//! It does not trace the code that decides. The outcome is read from the formulas alone, and tests check that it
+//! equals the decision. Only single limits are explained: no policies of several limits, no penalties, no
+//! algorithms of users.
 //!
-//! | question | file |
+//! | file | contents |
 //! |---|---|
-//! | What is a formula, and how is it shown? | `formula.rs` |
-//! | How do steps become an explanation? | `working.rs` |
-//! | Which steps does a bucket take? | `bucket.rs` |
-//! | Which steps does each of the windows take? | `windows.rs` |
+//! | `formula.rs` | formulas, and how they are written |
+//! | `working.rs` | the list of steps while it is built |
+//! | `bucket.rs` | the steps of a bucket |
+//! | `windows.rs` | the steps of the three window algorithms |
 
 mod bucket;
 mod formula;
@@ -25,52 +26,52 @@ use crate::{Algorithm as _, Cost, Decision, Tick, Used};
 pub use formula::{Formula, Operation};
 use working::Working;
 
-/// How a decision comes about.
+/// The steps that lead to a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// From what is stored to what is told, in order.
+    /// The steps in order, from the stored state to the fields of the decision.
     pub steps: Vec<Step>,
-    /// What the steps come to.
+    /// The decision that the steps lead to.
     pub decision: Decision,
 }
 
-/// One step: a formula, and the name under which later ones know what it comes to.
+/// One step: a formula, and the name by which later steps refer to its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it is, in words.
-    pub says: &'static str,
-    /// Its name in later formulas.
+    /// What the value means, in words.
+    pub description: &'static str,
+    /// The name of the value in later formulas.
     pub name: &'static str,
-    /// How it is computed.
+    /// How the value is computed.
     pub formula: Formula,
-    /// Which part of the decision it is, if it is one.
-    pub tells: Option<Tells>,
+    /// The field of the decision that the value is, if it is one.
+    pub field: Option<DecisionField>,
 }
 
-/// The parts of a decision.
+/// A field of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Tells {
-    /// Whether it is allowed: 1 or 0.
+pub enum DecisionField {
+    /// [`Decision::allowed`]: 1 or 0.
     Allowed,
-    /// What remains.
+    /// [`Decision::remaining`].
     Remaining,
-    /// The least wait.
+    /// [`Decision::retry_after`].
     RetryAfter,
-    /// The time until nothing is used.
+    /// [`Decision::reset_after`].
     ResetAfter,
-    /// The wait for one's turn.
+    /// [`Decision::delay`].
     Delay,
 }
 
 impl Limit {
-    /// Why a request would be decided as it would be: the arithmetic, with every number in it. The state stays as it is.
+    /// Explains how a request would be decided: the formulas with all their numbers. The state does not change.
     ///
     /// ```
     /// use tallygate_core::{Algorithm, Decision, Policy, Tick, Ticks};
     ///
     /// let limit = Policy::token_bucket(3).per(Ticks(10)).limit()?;
-    /// let mut state = limit.first(Tick(0));
+    /// let mut state = limit.initial(Tick(0));
     /// assert!(limit.decide::<bool>(&mut state, Tick(0), 3));
     ///
     /// let why = limit.explain(&state, Tick(2), 1);
@@ -85,7 +86,7 @@ impl Limit {
     pub fn explain(&self, state: &LimitState, now: Tick, cost: Cost) -> Explanation {
         let mut working = Working::new(self, now, cost);
         let mut rebased = None;
-        if self.set_back(state, now) {
+        if self.clock_was_set_back(state, now) {
             let mut state = state.clone();
             working.set_back(self.last_change(&state));
             self.rebase(&mut state, now);
@@ -104,51 +105,51 @@ impl Limit {
             (Machine::SlidingWindowCounter(_), LimitState::SlidingWindowCounter(state)) => {
                 working.counter(state);
             }
-            // A state of another kind of limit refuses, as it does when it is decided on.
+            // A state of another kind of limit counts as used up, as it does in a decision.
             _ => {
                 return self.explain(&self.with_used(Used::whole(self.capacity()), now), now, cost);
             }
         }
-        working.explanation(self.capacity())
+        working.explanation(self.capacity(), self.quota())
     }
 }
 
 impl Explanation {
-    /// What a part of the decision comes to, if a step tells it.
+    /// Returns the value of a field of the decision, if a step computes it.
     #[must_use]
-    pub fn told(&self, part: Tells) -> Option<i128> {
-        told(&self.steps, part)
+    pub fn value_of(&self, field: DecisionField) -> Option<i128> {
+        value_of(&self.steps, field)
     }
 }
 
-fn told(steps: &[Step], part: Tells) -> Option<i128> {
-    steps.iter().find(|step| step.tells == Some(part)).map(Step::value)
+fn value_of(steps: &[Step], field: DecisionField) -> Option<i128> {
+    steps.iter().find(|step| step.field == Some(field)).map(Step::value)
 }
 
 impl Step {
-    /// What it comes to.
+    /// Returns the value of the formula.
     #[must_use]
     pub fn value(&self) -> i128 {
         self.formula.value()
     }
 
-    /// What it comes to, as it is shown: `yes` or `no` for a comparison.
+    /// Returns the value for display: `yes` or `no` for a comparison, a number otherwise.
     #[must_use]
-    pub fn shown(&self) -> Shown {
-        Shown { value: self.value(), is_answer: self.formula.is_answer() }
+    pub fn display_value(&self) -> DisplayValue {
+        DisplayValue { value: self.value(), is_comparison: self.formula.is_comparison() }
     }
 }
 
-/// A value as it is shown.
+/// The value of a step for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct DisplayValue {
     value: i128,
-    is_answer: bool,
+    is_comparison: bool,
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for DisplayValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.is_answer, self.value) {
+        match (self.is_comparison, self.value) {
             (true, 0) => f.write_str("no"),
             (true, _) => f.write_str("yes"),
             (false, value) => value.fmt(f),
@@ -159,8 +160,10 @@ impl fmt::Display for Shown {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.formula {
-            Formula::Of(..) => write!(f, "{} = {} = {}", self.name, self.formula, self.shown()),
-            _ => write!(f, "{} = {}", self.name, self.shown()),
+            Formula::Binary(..) => {
+                write!(f, "{} = {} = {}", self.name, self.formula, self.display_value())
+            }
+            _ => write!(f, "{} = {}", self.name, self.display_value()),
         }
     }
 }

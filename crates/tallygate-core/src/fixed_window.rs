@@ -1,9 +1,9 @@
-//! Fixed window: at most L in each window, and every window starts from nothing.
+//! Fixed window: allows at most L units in each window. Every window starts at 0.
 //!
-//! The cheapest to explain and to count with ("100 a calendar minute"). Its weakness is the
-//! boundary: L at the end of one window and L at the start of the next are 2L in an instant. Windows
-//! lie on multiples of W, or (anchored) each starts at the first request admitted after the last one
-//! ended, which has the same weakness but no boundary that everybody knows.
+//! It is the simplest algorithm to explain ("100 per calendar minute") and to count. Its weakness is the boundary: L at
+//! the end of one window and L at the start of the next are 2L within a moment. Windows start at multiples of W, or
+//! (anchored) at the first allowed request after the last window ended. Anchored windows have the same weakness, but
+//! no boundary that all clients know.
 
 use alloc::vec::Vec;
 
@@ -12,31 +12,31 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::NumberReader;
 use crate::numbers::{Anchor, Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
-use crate::{Cost, Tick, Ticks};
+use crate::{Cost, Quota, Tick, Ticks};
 
-/// At most `limit` in each window.
+/// A fixed window that allows at most `limit` units in each window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     limit: Cost,
     window: u64,
     anchor: Anchor,
-    /// The most a count can reach in debt.
+    /// The largest count, with all debt.
     ceiling: Cost,
-    /// How much a new key has used already.
+    /// The units that a new key has used.
     start: Cost,
 }
 
-/// How much of a window is used.
+/// The state of a fixed window: the count of its window.
 ///
-/// The window is known by how far into it the last change was: absolute window starts would leave
-/// the range of time at its ends.
+/// The state holds how far into its window the last change was, because the start of the window could be outside the
+/// range of [`Tick`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindowState {
     /// The time of the last change.
     pub(crate) last: Tick,
     /// How far into its window that was.
     pub(crate) into: u64,
-    /// What was used in that window.
+    /// The units that are used in that window.
     pub(crate) count: Cost,
 }
 
@@ -51,13 +51,13 @@ impl FixedWindow {
         }
     }
 
-    /// The count that still holds at `now`: none once its window is over.
+    /// Returns the count at `now`: 0 if its window has ended.
     #[inline]
     fn count(&self, state: &FixedWindowState, now: Tick) -> Cost {
         if now.since(state.last).0 < self.window - state.into { state.count } else { 0 }
     }
 
-    /// The time from `now` to the end of the window that the count is of.
+    /// Returns the time from `now` to the end of the counted window.
     fn until_end(&self, state: &FixedWindowState, now: Tick) -> Ticks {
         let left = self.window - state.into;
         if now < state.last {
@@ -67,7 +67,7 @@ impl FixedWindow {
         }
     }
 
-    /// Changes the count at `now`, in its window or in a new one.
+    /// Sets a new count at `now`, in the same window or in a new one.
     #[inline]
     fn set(&self, state: &mut FixedWindowState, now: Tick, count: Cost, new: Cost) {
         if count == 0 {
@@ -78,28 +78,28 @@ impl FixedWindow {
         }
     }
 
-    pub(crate) fn put_numbers(&self, state: &FixedWindowState, out: &mut Vec<i128>) {
+    pub(crate) fn write_numbers(&self, state: &FixedWindowState, out: &mut Vec<i128>) {
         out.extend([i128::from(state.last.0), state.into.into(), state.count.into()]);
     }
 
-    pub(crate) fn take_numbers(
+    pub(crate) fn read_numbers(
         &self,
         numbers: &mut NumberReader<'_>,
     ) -> Result<FixedWindowState, DecodeError> {
         self.valid(FixedWindowState {
             last: numbers.tick("last change")?,
-            into: numbers.next("place in its window")?,
+            into: numbers.next("position in its window")?,
             count: numbers.next("count")?,
         })
     }
 
-    /// A state that came from outside, if it is one that a decision can have left.
+    /// Returns an error if no decision can produce this state.
     fn valid(&self, state: FixedWindowState) -> Result<FixedWindowState, DecodeError> {
         let aligned = self.anchor == Anchor::Clock;
         if state.into >= self.window
             || (aligned && state.into != into_window(state.last, self.window))
         {
-            return Err(DecodeError::Field { name: "place in its window" });
+            return Err(DecodeError::Field { name: "position in its window" });
         }
         if state.count > self.ceiling {
             return Err(DecodeError::Field { name: "count" });
@@ -127,7 +127,7 @@ impl Algorithm for FixedWindow {
         self.starting(0, now)
     }
 
-    fn first(&self, now: Tick) -> FixedWindowState {
+    fn initial(&self, now: Tick) -> FixedWindowState {
         self.starting(self.start, now)
     }
 
@@ -137,7 +137,7 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline]
-    fn set_back(&self, state: &FixedWindowState, now: Tick) -> bool {
+    fn clock_was_set_back(&self, state: &FixedWindowState, now: Tick) -> bool {
         state.count > 0 && state.last.since(now).0 > self.window
     }
 
@@ -146,24 +146,24 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline]
-    fn admits(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> bool {
+    fn allows(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> bool {
         cost <= self.limit && self.count(state, now) <= self.limit - cost
     }
 
     #[inline]
-    fn admit(&self, state: &mut FixedWindowState, now: Tick, cost: Cost) -> bool {
+    fn try_charge(&self, state: &mut FixedWindowState, now: Tick, cost: Cost) -> bool {
         let count = self.count(state, now);
-        let admits = cost <= self.limit && count <= self.limit - cost;
-        if admits && cost > 0 {
+        let is_allowed = cost <= self.limit && count <= self.limit - cost;
+        if is_allowed && cost > 0 {
             self.set(state, now, count, count + cost);
         }
-        admits
+        is_allowed
     }
 
     fn fit(&self, state: &FixedWindowState, now: Tick, cost: Cost) -> Fit {
         if cost > self.limit {
             Fit::Never
-        } else if self.admits(state, now, cost) {
+        } else if self.allows(state, now, cost) {
             Fit::Now
         } else {
             Fit::After(self.until_end(state, now))
@@ -193,7 +193,7 @@ impl Algorithm for FixedWindow {
     }
 
     fn receipt(&self, state: &FixedWindowState) -> Receipt {
-        Receipt::Limit(Mark::at(state.last))
+        Receipt::Limit(Mark::of_counts(state.last, state.into, state.count, 0))
     }
 
     fn settle(
@@ -203,7 +203,7 @@ impl Algorithm for FixedWindow {
         change: i128,
         receipt: &Receipt,
     ) -> u128 {
-        if self.set_back(state, now) {
+        if self.clock_was_set_back(state, now) {
             self.rebase(state, now);
         }
         let is_of_this_window = |mark: &Mark| {
@@ -228,6 +228,7 @@ impl Algorithm for FixedWindow {
             reset_after: if count > 0 { self.until_end(state, now) } else { Ticks::ZERO },
             delay: Ticks::ZERO,
             scarcest: Some(0),
+            quota: Some(Quota { amount: self.limit, window: Ticks(self.window) }),
         }
     }
 
@@ -259,7 +260,7 @@ impl Algorithm for FixedWindow {
         reader.tag(Kind::FixedWindow.tag())?;
         let state = FixedWindowState {
             last: reader.tick("last change")?,
-            into: reader.number("place in its window")?,
+            into: reader.number("position in its window")?,
             count: reader.number("count")?,
         };
         reader.end()?;
@@ -267,26 +268,27 @@ impl Algorithm for FixedWindow {
     }
 }
 
-/// Windows that follow each other without a gap, of which each admits at most a limit.
+/// Consecutive windows, each of which allows at most a limit.
 pub(crate) struct Windows {
-    /// The rest of the current one.
+    /// The rest of the current window.
     pub(crate) left: Ticks,
     pub(crate) window: u64,
     pub(crate) limit: Cost,
 }
 
 impl Windows {
-    /// A lower bound for a cost behind units ahead, where the current window has some room.
+    /// Returns a lower bound on the wait of a cost behind `ahead` units, if the current window has `room`.
     pub(crate) fn fit(&self, ahead: u128, cost: Cost, room: Cost) -> Fit {
         let beyond = ahead.saturating_add(cost.into()).saturating_sub(room.into());
-        // All windows before the last that is needed are full, or over.
+        // All windows before the last needed one are full or have ended.
         match beyond.div_ceil(u128::from(self.limit)).checked_sub(1) {
             None => Fit::Now,
             Some(full) => Fit::After(self.left.plus(many(full, self.window))),
         }
     }
 
-    /// An upper bound: each request, of at least one unit, is admitted within two windows of the one before.
+    /// Returns an upper bound on the wait: each request ahead, of at least one unit, is allowed within two windows
+    /// after the one before it.
     pub(crate) fn latest(&self, alone: Fit, ahead: u128) -> Option<Ticks> {
         let each = many(ahead.saturating_mul(2), self.window);
         match alone {
@@ -297,23 +299,23 @@ impl Windows {
     }
 }
 
-/// So many windows, or the longest time there is.
+/// Returns the length of a number of windows, or the longest duration if it overflows.
 pub(crate) fn many(windows: u128, window: u64) -> Ticks {
     Ticks(saturate(windows.saturating_mul(window.into())))
 }
 
-/// How far into its aligned window an instant lies.
+/// Returns how far a time is into its aligned window.
 pub(crate) fn into_window(now: Tick, window: u64) -> u64 {
-    // Not in i64: a window may be as long as 2⁶¹, but nothing here should depend on that.
+    // In 128 bits, so that it does not depend on the longest valid window.
     let into = i128::from(now.0).rem_euclid(i128::from(window));
     u64::try_from(into).unwrap_or(0)
 }
 
-/// A count after a charge into debt or a refund, and how much of it had no effect.
+/// Returns the count after a forced charge or a refund, and how many units had no effect.
 pub(crate) fn forced(count: Cost, ceiling: Cost, amount: i128) -> (Cost, u128) {
     let room = if amount < 0 { count } else { ceiling.saturating_sub(count) };
     let asked = amount.unsigned_abs();
-    // What is moved is at most the room, so it fits.
+    // At most the room is moved, so it fits.
     let moved = Cost::try_from(asked).unwrap_or(Cost::MAX).min(room);
     let new = if amount < 0 { count - moved } else { count + moved };
     (new, asked - u128::from(moved))

@@ -1,8 +1,7 @@
-//! A limit: one rule with its numbers, found valid when it was made.
+//! [`Limit`]: one algorithm with its numbers, which are valid.
 //!
-//! [`Limit`] is the six algorithms behind one type, for whoever learns at run time which one it is
-//! (a configuration, a command line). It is an [`Algorithm`] itself, and knows how to take over a
-//! state that was made under other numbers or by another algorithm.
+//! It is one type for all six algorithms, because a configuration or a command line chooses the algorithm at run
+//! time. It implements [`Algorithm`], and can carry over a state from other numbers or another algorithm.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,15 +16,17 @@ use crate::penalty::Penalty;
 use crate::receipt::Receipt;
 use crate::sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};
 use crate::sliding_window_log::{SlidingWindowLog, SlidingWindowLogState};
-use crate::{Cost, Tick, Ticks};
+use crate::{Cost, Quota, Tick, Ticks};
 
-/// The state machine of a limit, for whoever wants to choose its code once and not with every
-/// decision. Buckets whose levels need more than 64 bits are `Wide`.
+/// The state machine of a limit.
+///
+/// Match on it once to avoid the choice between the algorithms in every decision. Buckets whose levels need more
+/// than 64 bits are `WideBucket`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// A token bucket, a GCRA or a leaky bucket.
     Bucket(Bucket),
-    /// One of them with extreme numbers.
+    /// A bucket whose levels need more than 64 bits.
     WideBucket(Bucket<u128>),
     /// A fixed window.
     FixedWindow(FixedWindow),
@@ -35,18 +36,21 @@ pub enum Machine {
     SlidingWindowCounter(SlidingWindowCounter),
 }
 
-/// A valid rule: algorithm, amount, window, burst, and its name.
+/// A valid limit: an algorithm with its amount, window and burst, and a name.
+///
+/// A limit by itself ignores its options ([shadow](crate::LimitBuilder::shadow) and
+/// [penalty](crate::LimitBuilder::penalty)): a [`Policy`](crate::Policy) applies them.
 ///
 /// ```
 /// use tallygate_core::{Algorithm, Decision, Policy, Tick, Ticks};
 ///
 /// let limit = Policy::gcra(3).per(Ticks(10)).limit()?;
-/// let mut state = limit.first(Tick(0));
+/// let mut state = limit.initial(Tick(0));
 /// for _ in 0..3 {
 ///     assert!(limit.decide::<bool>(&mut state, Tick(0), 1));
 /// }
-/// let refused: Decision = limit.decide(&mut state, Tick(0), 1);
-/// assert_eq!(refused.retry_after, Some(Ticks(4))); // 3⅓, and never early
+/// let denied: Decision = limit.decide(&mut state, Tick(0), 1);
+/// assert_eq!(denied.retry_after, Some(Ticks(4))); // 3⅓ ticks, rounded up
 /// # Ok::<(), tallygate_core::PolicyError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub struct Limit {
     options: Options,
 }
 
-/// What a [`Policy`](crate::Policy) makes of a limit's answer. The limit by itself does not know.
+/// The options of a limit. A [`Policy`](crate::Policy) applies them; the limit itself ignores them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) shadow: bool,
@@ -66,23 +70,23 @@ pub(crate) struct Options {
 
 /// The state of a key under a [`Limit`].
 ///
-/// It belongs to the limit that made it. To read it under another, [`carry`](Limit::carry) it over.
+/// It belongs to the limit that created it. To use it with another limit, [`carry`](Limit::carry) it over.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LimitState {
-    /// A bucket's.
+    /// The state of a bucket.
     Bucket(BucketState),
-    /// A bucket's of extreme numbers.
+    /// The state of a bucket whose levels need more than 64 bits.
     WideBucket(BucketState<u128>),
-    /// A fixed window's.
+    /// The state of a fixed window.
     FixedWindow(FixedWindowState),
-    /// A sliding window log's.
+    /// The state of a sliding window log.
     SlidingWindowLog(SlidingWindowLogState),
-    /// A sliding window counter's.
+    /// The state of a sliding window counter.
     SlidingWindowCounter(SlidingWindowCounterState),
 }
 
-/// Runs an expression with the machine, wrapping what it makes into the state's variant.
+/// Evaluates an expression with the machine, and wraps the resulting state in its variant.
 macro_rules! make {
     ($limit:expr, |$machine:ident| $state:expr) => {
         match &$limit.machine {
@@ -95,7 +99,8 @@ macro_rules! make {
     };
 }
 
-/// Runs an expression with the machine and the state of its kind; another for a foreign state.
+/// Evaluates an expression with the machine and its state, or another expression if the state belongs to another
+/// kind of limit.
 macro_rules! with {
     ($limit:expr, $state:expr, |$machine:ident, $inner:ident| $run:expr, else $foreign:expr) => {
         match (&$limit.machine, $state) {
@@ -119,7 +124,7 @@ impl Limit {
     ) -> Result<Self, PolicyError> {
         numbers.validate()?;
         let n = &numbers;
-        // Each bucket in 64 bits if its levels fit, else in 128, where all valid ones do.
+        // The levels of all valid buckets fit 128 bits. Use 64 bits if they fit.
         let machine = match numbers.kind {
             Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
                 let wide = || Bucket::new(n).map(Machine::WideBucket);
@@ -136,25 +141,31 @@ impl Limit {
         Ok(Self { name, numbers, machine, options })
     }
 
-    /// Its name, to tell it from the other limits of its policy.
+    /// Returns the name, which is unique among the limits of a policy.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its numbers.
+    /// Returns the numbers.
     #[must_use]
     pub const fn numbers(&self) -> &Numbers {
         &self.numbers
     }
 
-    /// Whether it only watches.
+    /// Returns how many units are earned per window.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        Quota { amount: self.numbers.limit, window: self.numbers.window }
+    }
+
+    /// Returns whether it is a [shadow limit](crate::LimitBuilder::shadow), which denies no request.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.options.shadow
     }
 
-    /// What becomes of keys that are refused too often.
+    /// Returns the penalty for keys that are denied too often, if there is one.
     #[must_use]
     pub const fn penalty(&self) -> Option<&Penalty> {
         self.options.penalty.as_ref()
@@ -164,21 +175,23 @@ impl Limit {
         !self.options.shadow && self.options.penalty.is_none()
     }
 
-    /// Its state machine.
+    /// Returns the state machine.
     #[must_use]
     pub const fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Takes over a state that was made under another limit: what was used stays used, at most the
-    /// new capacity. No change of limit, window, burst or algorithm hands out a free burst.
+    /// Carries a state over from another limit. The client keeps what it has used, but at most the new
+    /// capacity.
+    ///
+    /// So a change of limit, window, burst or algorithm never gives a client a free burst.
     ///
     /// ```
     /// use tallygate_core::{Algorithm, Policy, Tick, Ticks};
     ///
     /// let free = Policy::token_bucket(10).per(Ticks(60)).limit()?;
     /// let pro = Policy::fixed_window(100).per(Ticks(60)).limit()?;
-    /// let mut state = free.first(Tick(0));
+    /// let mut state = free.initial(Tick(0));
     /// assert!(free.decide::<bool>(&mut state, Tick(0), 10));
     /// let upgraded = pro.carry(&free, &state, Tick(0));
     /// assert_eq!(pro.facts(&upgraded, Tick(0), None).remaining, 90);
@@ -190,21 +203,20 @@ impl Limit {
             return state.clone();
         }
         let mut state = state.clone();
-        if from.set_back(&state, now) {
+        if from.clock_was_set_back(&state, now) {
             from.rebase(&mut state, now);
         }
-        // A thread that comes late must not take the state back in time: it would earn that twice.
+        // A late caller must not move the state back in time: the client would earn that time twice.
         let now = now.max(from.last_change(&state));
         self.with_used(from.used(&state, now), now)
     }
 
-    /// Reads a state that [`encode`](Algorithm::encode) wrote under whatever limit, and carries it
-    /// over to this one.
+    /// Reads a state that [`encode`](Algorithm::encode) wrote under any limit, and carries it over to this one.
     ///
     /// # Errors
-    /// The bytes are not a whole state of any of the six algorithms.
+    /// Returns an error if the bytes are not exactly one valid state of one of the six algorithms.
     pub fn adopt(&self, bytes: &[u8], now: Tick) -> Result<LimitState, DecodeError> {
-        let (numbers, state) = read_numbers(bytes)?;
+        let (numbers, state) = read_header(bytes)?;
         if self.numbers.same_state(&numbers) {
             return self.decode_state(state);
         }
@@ -214,25 +226,26 @@ impl Limit {
         Ok(self.carry(&from, &from.decode_state(state)?, now))
     }
 
-    pub(crate) fn put_numbers(&self, state: &LimitState, out: &mut Vec<i128>) {
-        with!(self, state, |machine, state| machine.put_numbers(state, out), else {
-            self.put_numbers(&self.used_up(Tick(0)), out);
+    pub(crate) fn write_numbers(&self, state: &LimitState, out: &mut Vec<i128>) {
+        with!(self, state, |machine, state| machine.write_numbers(state, out), else {
+            self.write_numbers(&self.used_up(Tick(0)), out);
         });
     }
 
-    pub(crate) fn take_numbers(
+    pub(crate) fn read_numbers(
         &self,
         numbers: &mut NumberReader<'_>,
     ) -> Result<LimitState, DecodeError> {
-        Ok(make!(self, |machine| machine.take_numbers(numbers)?))
+        Ok(make!(self, |machine| machine.read_numbers(numbers)?))
     }
 
     fn decode_state(&self, bytes: &[u8]) -> Result<LimitState, DecodeError> {
         Ok(make!(self, |machine| machine.decode(bytes)?))
     }
 
-    /// What a state of another kind of limit is taken for, if nobody carried it over: it refuses
-    /// until it is earned back, because guessing otherwise would be a free burst.
+    /// Returns the state that replaces a state of another kind of limit that was not carried over.
+    ///
+    /// The whole capacity is used, because a fresh state would be a free burst.
     #[cold]
     fn used_up(&self, now: Tick) -> LimitState {
         self.with_used(Used::whole(self.capacity()), now)
@@ -250,8 +263,8 @@ impl Algorithm for Limit {
         make!(self, |machine| machine.fresh(now))
     }
 
-    fn first(&self, now: Tick) -> LimitState {
-        make!(self, |machine| machine.first(now))
+    fn initial(&self, now: Tick) -> LimitState {
+        make!(self, |machine| machine.initial(now))
     }
 
     #[inline]
@@ -259,13 +272,13 @@ impl Algorithm for Limit {
         with!(self, state, |machine, state| machine.last_change(state), else Tick(i64::MIN))
     }
 
-    fn clock_set_back(&self, state: &mut LimitState, now: Tick) {
-        with!(self, state, |machine, state| machine.clock_set_back(state, now), else ());
+    fn rebase_after_set_back(&self, state: &mut LimitState, now: Tick) {
+        with!(self, state, |machine, state| machine.rebase_after_set_back(state, now), else ());
     }
 
     #[inline]
-    fn set_back(&self, state: &LimitState, now: Tick) -> bool {
-        with!(self, state, |machine, state| machine.set_back(state, now), else true)
+    fn clock_was_set_back(&self, state: &LimitState, now: Tick) -> bool {
+        with!(self, state, |machine, state| machine.clock_was_set_back(state, now), else true)
     }
 
     fn rebase(&self, state: &mut LimitState, now: Tick) {
@@ -275,13 +288,13 @@ impl Algorithm for Limit {
     }
 
     #[inline]
-    fn admits(&self, state: &LimitState, now: Tick, cost: Cost) -> bool {
-        with!(self, state, |machine, state| machine.admits(state, now, cost), else false)
+    fn allows(&self, state: &LimitState, now: Tick, cost: Cost) -> bool {
+        with!(self, state, |machine, state| machine.allows(state, now, cost), else false)
     }
 
     #[inline]
-    fn admit(&self, state: &mut LimitState, now: Tick, cost: Cost) -> bool {
-        with!(self, state, |machine, state| machine.admit(state, now, cost), else false)
+    fn try_charge(&self, state: &mut LimitState, now: Tick, cost: Cost) -> bool {
+        with!(self, state, |machine, state| machine.try_charge(state, now, cost), else false)
     }
 
     fn fit(&self, state: &LimitState, now: Tick, cost: Cost) -> Fit {
@@ -314,9 +327,9 @@ impl Algorithm for Limit {
         })
     }
 
-    fn facts(&self, state: &LimitState, now: Tick, admitted: Option<Cost>) -> Facts {
-        with!(self, state, |machine, state| machine.facts(state, now, admitted), else {
-            self.facts(&self.used_up(now), now, admitted)
+    fn facts(&self, state: &LimitState, now: Tick, charged: Option<Cost>) -> Facts {
+        with!(self, state, |machine, state| machine.facts(state, now, charged), else {
+            self.facts(&self.used_up(now), now, charged)
         })
     }
 
@@ -346,7 +359,8 @@ impl Algorithm for Limit {
         make!(self, |machine| machine.with_used(used, now))
     }
 
-    /// The numbers of the limit come first, so that [`adopt`](Self::adopt) can read it under others.
+    /// Writes the numbers of the limit first, so that [`adopt`](Self::adopt) can read the state under another
+    /// limit.
     fn encode(&self, state: &LimitState, out: &mut Vec<u8>) {
         with!(self, state, |machine, state| {
             let n = &self.numbers;
@@ -360,7 +374,7 @@ impl Algorithm for Limit {
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<LimitState, DecodeError> {
-        let (numbers, state) = read_numbers(bytes)?;
+        let (numbers, state) = read_header(bytes)?;
         if numbers.kind != self.numbers.kind {
             let (found, expected) = (numbers.kind.tag(), self.numbers.kind.tag());
             return Err(DecodeError::Tag { found, expected });
@@ -372,11 +386,11 @@ impl Algorithm for Limit {
     }
 }
 
-/// The numbers in front of an encoded state, and the state.
-fn read_numbers(bytes: &[u8]) -> Result<(Numbers, &[u8]), DecodeError> {
+/// Reads the numbers at the start of an encoded state. Returns them and the rest.
+fn read_header(bytes: &[u8]) -> Result<(Numbers, &[u8]), DecodeError> {
     let mut reader = Reader(bytes);
     let tag = reader.byte()?;
-    let kind = Kind::of_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
+    let kind = Kind::from_tag(tag).ok_or(DecodeError::Field { name: "algorithm" })?;
     let (limit, window) = (reader.number("limit")?, Ticks(reader.number("window")?));
     let (burst, debt) = (reader.number("burst")?, reader.number("debt")?);
     let anchor = match reader.byte()? {

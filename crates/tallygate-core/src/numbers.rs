@@ -1,7 +1,7 @@
-//! The numbers of a limit: which algorithm, how much per which window, and which of them are valid.
+//! The numbers of a limit (its algorithm, amount, window and burst), and which of them are valid.
 //!
-//! Every valid set of numbers is decided exactly. All others are a [`PolicyError`], which says what was given and what
-//! would do.
+//! Every valid set of numbers is decided exactly. All others are a [`PolicyError`], which says what was given and
+//! what would work.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -10,25 +10,41 @@ use core::str::FromStr;
 use crate::penalty::Penalty;
 use crate::{Cost, Ticks};
 
-/// Which of the six algorithms.
+/// One of the six algorithms.
+///
+/// In the table, `L` is the limit, `W` the window and `B` the burst.
+///
+/// | algorithm | allows | choose it for |
+/// |---|---|---|
+/// | [`TokenBucket`](Self::TokenBucket) | bursts of up to `B`, and `L` per `W` on average | most APIs; the default choice |
+/// | [`Gcra`](Self::Gcra) | the same as the token bucket | users who think in arrival times |
+/// | [`LeakyBucket`](Self::LeakyBucket) | the same, and returns a delay for each request | an even output rate |
+/// | [`FixedWindow`](Self::FixedWindow) | `L` in each window of the clock, up to `2·L` around its boundary | quotas per hour or per day |
+/// | [`SlidingWindowLog`](Self::SlidingWindowLog) | `L` in every window, wherever it starts | small limits that must hold strictly |
+/// | [`SlidingWindowCounter`](Self::SlidingWindowCounter) | about `L` in every window, at most `2·L` | large limits in little memory |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Kind {
-    /// Saves up to a burst, earns at a rate.
+    /// Saves up to a burst of tokens, and earns them at a constant rate.
     TokenBucket,
-    /// The same decisions, thought of as an arrival time.
+    /// Makes the same decisions as the token bucket, defined by a theoretical arrival time.
     Gcra,
-    /// The same admissions, and a delay that makes the output flat.
+    /// Allows the same requests as the token bucket, and returns a delay that makes the output even.
     LeakyBucket,
-    /// At most so many in each window.
+    /// Counts the units in each window of the clock.
     FixedWindow,
-    /// At most so many in any window, remembered one by one.
+    /// Remembers every allowed request until it is as old as the window.
     SlidingWindowLog,
-    /// At most so many in an estimate of the last window.
+    /// Estimates the units in the last window from the counts of two windows.
     SlidingWindowCounter,
 }
 
 impl Kind {
-    /// All six.
+    /// All six algorithms.
     pub const ALL: [Self; 6] = [
         Self::TokenBucket,
         Self::Gcra,
@@ -38,7 +54,7 @@ impl Kind {
         Self::SlidingWindowCounter,
     ];
 
-    /// The name in configurations and on command lines.
+    /// Returns the name that configurations and command lines use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,13 +67,13 @@ impl Kind {
         }
     }
 
-    /// Whether it is a bucket, which has a burst of its own.
+    /// Returns whether it is a bucket, which can have a burst other than its limit.
     #[must_use]
     pub const fn is_bucket(self) -> bool {
         matches!(self, Self::TokenBucket | Self::Gcra | Self::LeakyBucket)
     }
 
-    /// The first byte of an encoded state. Part of the format: never given to another algorithm.
+    /// Returns the first byte of an encoded state. It is part of the format and must never change.
     pub(crate) const fn tag(self) -> u8 {
         match self {
             Self::TokenBucket => 1,
@@ -69,7 +85,7 @@ impl Kind {
         }
     }
 
-    pub(crate) fn of_tag(tag: u8) -> Option<Self> {
+    pub(crate) fn from_tag(tag: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.tag() == tag)
     }
 }
@@ -88,13 +104,13 @@ impl FromStr for Kind {
     }
 }
 
-/// A name that is none of the six.
+/// The error for a name that is none of the six algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownKind;
 
 impl fmt::Display for UnknownKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such algorithm; use one of")?;
+        f.write_str("unknown algorithm; use one of")?;
         for (index, kind) in Kind::ALL.into_iter().enumerate() {
             write!(f, "{} {kind}", if index > 0 { "," } else { "" })?;
         }
@@ -106,40 +122,45 @@ impl core::error::Error for UnknownKind {}
 
 /// Where a fixed window starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Anchor {
-    /// On multiples of the window, the same for everybody.
+    /// At multiples of the window, the same for all keys.
     #[default]
     Clock,
-    /// At the first request admitted after the key was fresh.
+    /// At the first allowed request of a key that had used nothing.
     FirstRequest,
 }
 
-/// The numbers of a limit. Once in a [`Limit`](crate::Limit), they are valid.
+/// The numbers of a limit. The numbers of a [`Limit`](crate::Limit) are always valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Numbers {
     /// The algorithm.
     pub kind: Kind,
-    /// L: how much is earned a window.
+    /// L: the units that are earned per window.
     pub limit: Cost,
     /// W: the window.
     pub window: Ticks,
-    /// B: the most that can be admitted at one instant. L for windows.
+    /// B: the most units that can be allowed at one instant. Equal to L for windows.
     pub burst: Cost,
-    /// How far beyond the capacity a settled reservation may go.
+    /// How many units a settled reservation may charge beyond the capacity.
     pub debt: Cost,
-    /// How much of the capacity a new key has.
+    /// How many units a new key may use at once.
     pub start: Cost,
     /// Where a fixed window starts.
     pub anchor: Anchor,
 }
 
-/// The longest time to fresh of a valid limit, and the longest with all its debt.
+/// The longest time that a valid limit may take to restore a full quota: without debt, and with all its debt.
 const MAX_TIME_TO_FRESH: u128 = 1 << 62;
 const MAX_TIME_TO_FRESH_IN_DEBT: u128 = 1 << 63;
 
 impl Numbers {
-    /// Every valid set of numbers is decided exactly; everything else is refused here.
+    /// Returns an error if the numbers cannot be decided exactly.
     pub(crate) fn validate(&self) -> Result<(), PolicyError> {
         let &Self { kind, limit, window, burst, debt, start, anchor } = self;
         if limit == 0 {
@@ -175,7 +196,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// How long a bucket takes to earn `used` back; for windows, until both have passed.
+    /// Returns how long a bucket takes to earn `used` units back. For windows, it is the length of two windows.
     fn time_to_fresh(&self, used: Cost) -> u128 {
         if self.kind.is_bucket() {
             (u128::from(used) * u128::from(self.window.0)).div_ceil(u128::from(self.limit))
@@ -184,45 +205,45 @@ impl Numbers {
         }
     }
 
-    /// Whether a state made under these numbers can be read under the others as it is.
+    /// Returns whether a state that was created under these numbers means the same under `other`.
     pub(crate) fn same_state(&self, other: &Self) -> bool {
         *self == Self { start: self.start, ..*other }
     }
 }
 
-/// The most entries that a sliding window log may need for a key: 16 bytes each.
+/// The most entries that a sliding window log may need per key. An entry takes 16 bytes.
 pub const MAX_LOG_ENTRIES: u64 = 1 << 20;
 
-/// Why a policy cannot be made.
+/// The error for a policy that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A limit of nothing.
+    /// The limit is 0.
     ZeroLimit,
-    /// A window of no time.
+    /// The window is 0.
     ZeroWindow,
-    /// No window was given.
+    /// The limit has no window.
     NoWindow {
-        /// The limit that lacks one.
+        /// The limit.
         limit: Cost,
     },
-    /// A burst of nothing.
+    /// The burst is 0.
     ZeroBurst,
-    /// A window algorithm was asked for a burst other than its limit.
+    /// A window algorithm has a burst other than its limit.
     BurstOnWindow {
         /// The algorithm.
         kind: Kind,
-        /// The burst asked for.
+        /// The burst.
         burst: Cost,
-        /// Its limit.
+        /// The limit.
         limit: Cost,
     },
-    /// Another algorithm was asked for a fixed window's anchor.
+    /// An algorithm other than the fixed window has an anchor.
     AnchorOnOther {
         /// The algorithm.
         kind: Kind,
     },
-    /// Earning everything back takes longer than can be counted exactly.
+    /// Restoring a full quota takes longer than can be counted exactly.
     TimeToFresh {
         /// The algorithm.
         kind: Kind,
@@ -232,113 +253,130 @@ pub enum PolicyError {
         window: Ticks,
         /// B.
         burst: Cost,
-        /// How many ticks it would take.
+        /// How many ticks it takes.
         time_to_fresh: u128,
     },
-    /// A sliding window log that could need too many entries for a key.
+    /// A sliding window log could need too many entries per key.
     LogTooLong {
         /// L.
         limit: Cost,
         /// W.
         window: Ticks,
     },
-    /// More debt than can be counted exactly.
+    /// The debt is larger than can be counted exactly.
     DebtTooLarge {
-        /// The debt asked for.
+        /// The debt.
         debt: Cost,
-        /// The capacity it would come on top of.
+        /// The capacity.
         capacity: Cost,
     },
-    /// New keys were to start with more than the capacity.
+    /// New keys start with more than the capacity.
     StartAboveCapacity {
-        /// What they were to start with.
+        /// The units that new keys start with.
         start: Cost,
         /// The capacity.
         capacity: Cost,
     },
-    /// A penalty before anybody was refused.
-    PenaltyAfterNothing,
-    /// A penalty of no time, or of more than can be counted exactly.
-    PenaltyLasts {
-        /// How long it was to last.
-        lasts: Ticks,
+    /// A penalty comes after 0 denials.
+    PenaltyAfterZeroDenials,
+    /// A penalty lasts 0 ticks, or longer than can be counted exactly.
+    PenaltyDuration {
+        /// How long the penalty lasts.
+        duration: Ticks,
     },
-    /// A policy without limits.
+    /// The policy has no limits.
     NoLimits,
-    /// Two limits of one policy have the same name.
+    /// Two limits of the policy have the same name.
     SameName {
         /// The name.
         name: Box<str>,
+    },
+    /// The number of an instance is not less than the number of instances.
+    NoSuchInstance {
+        /// The number of the instance.
+        index: u32,
+        /// How many instances there are.
+        count: u32,
+    },
+    /// A limit has fewer units than there are instances to share it.
+    TooManyInstances {
+        /// The limit or the burst, whichever is smaller.
+        units: Cost,
+        /// How many instances there are.
+        count: u32,
     },
 }
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ZeroLimit => write!(f, "limit 0 admits nothing; use at least 1"),
-            Self::ZeroWindow => write!(f, "window 0 has no rate; use at least 1 tick"),
+            Self::ZeroLimit => write!(f, "limit must be at least 1 (got 0)"),
+            Self::ZeroWindow => write!(f, "window must be at least 1 tick (got 0)"),
             Self::NoWindow { limit } => {
-                write!(f, "limit {limit} has no window; say per second, per minute or per what")
+                write!(f, "limit {limit} has no window; set one, such as per second or per minute")
             }
-            Self::ZeroBurst => write!(f, "burst 0 admits nothing; use at least 1"),
+            Self::ZeroBurst => write!(f, "burst must be at least 1 (got 0)"),
             Self::BurstOnWindow { kind, burst, limit } => write!(
                 f,
-                "burst {burst} on a {kind} of limit {limit}: a window's burst is its limit; \
-                 leave burst out or use a bucket"
+                "the burst of a {kind} is its limit, {limit} (got {burst}); leave burst out or use a \
+                 bucket"
             ),
             Self::AnchorOnOther { kind } => {
                 write!(f, "a {kind} has no anchor; leave it out or use a fixed_window")
             }
             Self::TimeToFresh { kind, limit, window, burst, time_to_fresh } => {
-                write!(f, "a {kind} of limit {limit} and burst {burst} per {window} ticks takes ")?;
                 write!(
                     f,
-                    "{time_to_fresh} ticks to be fresh again, at most {MAX}",
-                    MAX = 1_u64 << 62
+                    "a {kind} with limit {limit} and burst {burst} per {window} ticks takes \
+                     {time_to_fresh} ticks to restore a full quota, and at most \
+                     {MAX_TIME_TO_FRESH} ticks can be counted exactly; use a shorter window"
                 )?;
-                write!(f, " can be counted exactly; use a shorter window")?;
                 if kind.is_bucket() {
-                    write!(f, ", a smaller burst or a greater limit")?;
+                    write!(f, ", a smaller burst or a larger limit")?;
                 }
                 Ok(())
             }
             Self::LogTooLong { limit, window } => write!(
                 f,
-                "a sliding_window_log of limit {limit} per {window} ticks may need {} entries a key, \
-                 at most {MAX_LOG_ENTRIES} are kept; use a smaller limit or a \
-                 sliding_window_counter",
+                "a sliding_window_log with limit {limit} per {window} ticks may need {} entries per \
+                 key (at most {MAX_LOG_ENTRIES}); use a smaller limit or a sliding_window_counter",
                 (*limit).min(window.0)
             ),
             Self::DebtTooLarge { debt, capacity } => write!(
                 f,
-                "debt {debt} on top of capacity {capacity} is more than can be counted exactly; \
-                 use at most the capacity"
+                "debt {debt} on top of capacity {capacity} is too large to be counted exactly; use at \
+                 most the capacity"
             ),
-            Self::StartAboveCapacity { start, capacity } => {
-                write!(
-                    f,
-                    "new keys cannot start with {start}; use at most the capacity, {capacity}"
-                )
+            Self::StartAboveCapacity { start, capacity } => write!(
+                f,
+                "new keys cannot start with {start} units; use at most the capacity, {capacity}"
+            ),
+            Self::PenaltyAfterZeroDenials => {
+                write!(f, "a penalty must come after at least 1 denial (got 0)")
             }
-            Self::PenaltyAfterNothing => {
-                write!(f, "a penalty after 0 refusals refuses everybody; use at least 1")
+            Self::PenaltyDuration { duration } => {
+                write!(f, "a penalty must last 1 to {} ticks (got {duration})", Penalty::MAX)
             }
-            Self::PenaltyLasts { lasts } => {
-                write!(f, "a penalty of {lasts} ticks; use 1 to {}", Penalty::MAX)
-            }
-            Self::NoLimits => {
-                write!(f, "a policy without limits limits nothing; give at least one")
-            }
+            Self::NoLimits => write!(f, "a policy needs at least one limit (got none)"),
             Self::SameName { name } => {
-                write!(f, "two limits are named \"{name}\"; give each a name of its own")
+                write!(f, "two limits have the name \"{name}\"; give each limit its own name")
             }
+            Self::NoSuchInstance { index, count } => write!(
+                f,
+                "there is no instance {index} of {count}; instances are numbered from 0 to one less than their count"
+            ),
+            Self::TooManyInstances { units, count } => write!(
+                f,
+                "{count} instances cannot share {units} units; use at most {units} instances, a larger limit \
+                 and burst, or a common store"
+            ),
         }
     }
 }
 
 impl core::error::Error for PolicyError {}
 
-/// A number that is known to fit 64 bits, or is meant to stop there.
+/// Converts a number to 64 bits. A larger number becomes the largest one.
 pub(crate) fn saturate(value: u128) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }

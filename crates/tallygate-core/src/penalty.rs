@@ -1,16 +1,16 @@
-//! A penalty: whoever keeps asking after being refused is refused for a set time.
+//! [`Penalty`]: an option of a limit that denies a key for a fixed time after too many denials.
 //!
-//! An option of a limit, for logins and the like. The refusals are counted from the first one for a
-//! window of the limit; when there were enough, the key is refused until the penalty is over, however
-//! much room the limit has. Asking meanwhile does not prolong it. A cost that can never fit is the
-//! caller's mistake, and is not held against the key.
+//! It is meant for logins and similar endpoints. The denials are counted over one window of the limit, from the
+//! first one on. When there are enough of them, all requests of the key are denied until the penalty ends, even
+//! if the limit has room. Requests during a penalty do not extend it. A cost above the capacity is a mistake of
+//! the caller and does not count as a denial.
 
 use alloc::vec::Vec;
 
 use crate::codec::{self, DecodeError, Reader};
 use crate::{Tick, Ticks};
 
-/// How many refusals within a window lead to how long a penalty.
+/// Denies all requests of a key for some time after a number of denials within one window.
 ///
 /// ```
 /// use tallygate_core::{Algorithm, Decision, Penalty, Policy, Tick, Ticks};
@@ -19,17 +19,17 @@ use crate::{Tick, Ticks};
 ///     .per(Ticks(60))
 ///     .penalty(Penalty::lasting(Ticks(900)).after(2))
 ///     .build()?;
-/// let mut state = login.first(Tick(0));
-/// let mut ask = |now| login.decide::<Decision>(&mut state, Tick(now), 1);
-/// assert!(ask(0).allowed && ask(0).allowed);
-/// assert_eq!(ask(10).retry_after, Some(Ticks(50))); // the first refusal is only counted
-/// assert_eq!(ask(20).retry_after, Some(Ticks(900))); // the second has a penalty
-/// assert!(!ask(919).allowed && ask(920).allowed);
+/// let mut state = login.initial(Tick(0));
+/// let mut check = |now| login.decide::<Decision>(&mut state, Tick(now), 1);
+/// assert!(check(0).allowed && check(0).allowed);
+/// assert_eq!(check(10).retry_after, Some(Ticks(50))); // the first denial is counted
+/// assert_eq!(check(20).retry_after, Some(Ticks(900))); // the second denial starts the penalty
+/// assert!(!check(919).allowed && check(920).allowed);
 /// # Ok::<(), tallygate_core::PolicyError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Penalty {
-    lasts: Ticks,
+    duration: Ticks,
     after: u64,
 }
 
@@ -37,116 +37,116 @@ impl Penalty {
     /// The longest penalty, in ticks.
     pub const MAX: Ticks = Ticks(1 << 62);
 
-    /// A penalty after every refusal.
+    /// Creates a penalty that starts with every denial.
     #[must_use]
-    pub fn lasting(lasts: impl Into<Ticks>) -> Self {
-        Self { lasts: lasts.into(), after: 1 }
+    pub fn lasting(duration: impl Into<Ticks>) -> Self {
+        Self { duration: duration.into(), after: 1 }
     }
 
-    /// The same, but only after so many refusals within a window.
+    /// Sets how many denials within one window start the penalty. Default: 1.
     #[must_use]
-    pub const fn after(mut self, refusals: u64) -> Self {
-        self.after = refusals;
+    pub const fn after(mut self, denials: u64) -> Self {
+        self.after = denials;
         self
     }
 
-    /// How long the key is refused.
+    /// Returns how long the key is denied.
     #[must_use]
-    pub const fn lasts(&self) -> Ticks {
-        self.lasts
+    pub const fn duration(&self) -> Ticks {
+        self.duration
     }
 
-    /// How many refusals it takes.
+    /// Returns how many denials start the penalty.
     #[must_use]
-    pub const fn refusals(&self) -> u64 {
+    pub const fn denials(&self) -> u64 {
         self.after
     }
 }
 
-/// How a key stands with a penalty: refusals being counted, or a penalty being served, or neither.
+/// The state of a key under a penalty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
-    /// So many refusals since a time.
-    Counting { since: Tick, refusals: u64 },
-    /// Refused until a time.
-    Serving { until: Tick },
+pub(crate) enum PenaltyState {
+    /// The key was denied this often since a time.
+    Counting { since: Tick, denials: u64 },
+    /// The key is denied until a time.
+    Denied { until: Tick },
 }
 
-impl Record {
-    /// What another refusal at `now` makes of a record; the window is the limit's.
-    pub(crate) fn refused(
-        record: Option<Self>,
+impl PenaltyState {
+    /// Returns the state after another denial at `now`. `window` is the window of the limit.
+    pub(crate) fn after_denial(
+        state: Option<Self>,
         penalty: &Penalty,
         window: Ticks,
         now: Tick,
     ) -> Self {
-        let (since, refusals) = match record {
-            Some(serving @ Self::Serving { until }) if until > now => return serving,
-            Some(Self::Counting { since, refusals }) if now.since(since) < window => {
-                (since, refusals + 1)
+        let (since, denials) = match state {
+            Some(denied @ Self::Denied { until }) if until > now => return denied,
+            Some(Self::Counting { since, denials }) if now.since(since) < window => {
+                (since, denials + 1)
             }
             _ => (now, 1),
         };
-        if refusals < penalty.after {
-            return Self::Counting { since, refusals };
+        if denials < penalty.after {
+            return Self::Counting { since, denials };
         }
-        Self::Serving { until: now.after(penalty.lasts).unwrap_or(Tick(i64::MAX)) }
+        Self::Denied { until: now.after(penalty.duration).unwrap_or(Tick(i64::MAX)) }
     }
 
-    /// How long the key is still refused.
+    /// Returns how much longer the key is denied.
     pub(crate) fn wait(&self, now: Tick) -> Ticks {
         match self {
             Self::Counting { .. } => Ticks::ZERO,
-            Self::Serving { until } => until.since(now),
+            Self::Denied { until } => until.since(now),
         }
     }
 
-    /// When nobody can tell any more that there was one.
-    pub(crate) fn over_at(&self, window: Ticks) -> Option<Tick> {
+    /// Returns the time from which on the state has no effect; `None` if that is later than the last tick.
+    pub(crate) fn ends_at(&self, window: Ticks) -> Option<Tick> {
         match self {
             Self::Counting { since, .. } => since.after(window),
-            Self::Serving { until } => Some(*until),
+            Self::Denied { until } => Some(*until),
         }
     }
 
-    /// The latest time at which the record is known to have changed.
+    /// Returns the latest time at which the state is known to have changed.
     pub(crate) fn last_change(&self, penalty: &Penalty) -> Tick {
         match self {
             Self::Counting { since, .. } => *since,
-            Self::Serving { until } => Tick(until.0.saturating_sub_unsigned(penalty.lasts.0)),
+            Self::Denied { until } => Tick(until.0.saturating_sub_unsigned(penalty.duration.0)),
         }
     }
 
-    /// Whether the clock must have been set back since it was made.
-    pub(crate) fn set_back(&self, penalty: &Penalty, window: Ticks, now: Tick) -> bool {
+    /// Returns whether the clock must have been set back since the last change.
+    pub(crate) fn clock_was_set_back(&self, penalty: &Penalty, window: Ticks, now: Tick) -> bool {
         match self {
             Self::Counting { since, .. } => since.since(now) > window,
-            Self::Serving { until } => until.since(now) > penalty.lasts.plus(window),
+            Self::Denied { until } => until.since(now) > penalty.duration.plus(window),
         }
     }
 
-    /// The record as seen from `now` and under a penalty: never longer than that penalty lasts.
-    pub(crate) fn moved(self, penalty: &Penalty, now: Tick) -> Self {
+    /// Returns the state at `now` under `penalty`. It denies the key for at most the duration of that penalty.
+    pub(crate) fn rebased(self, penalty: &Penalty, now: Tick) -> Self {
         match self {
-            Self::Counting { since, refusals } => Self::Counting {
+            Self::Counting { since, denials } => Self::Counting {
                 since: since.min(now),
-                refusals: refusals.min(penalty.after.saturating_sub(1)),
+                denials: denials.min(penalty.after.saturating_sub(1)),
             },
-            Self::Serving { until } => {
-                Self::Serving { until: until.min(now.after(penalty.lasts).unwrap_or(until)) }
+            Self::Denied { until } => {
+                Self::Denied { until: until.min(now.after(penalty.duration).unwrap_or(until)) }
             }
         }
     }
 
-    pub(crate) fn encode(record: Option<&Self>, out: &mut Vec<u8>) {
-        match record {
+    pub(crate) fn encode(state: Option<&Self>, out: &mut Vec<u8>) {
+        match state {
             None => out.push(0),
-            Some(Self::Counting { since, refusals }) => {
+            Some(Self::Counting { since, denials }) => {
                 out.push(1);
                 codec::put_tick(out, *since);
-                codec::put(out, *refusals);
+                codec::put(out, *denials);
             }
-            Some(Self::Serving { until }) => {
+            Some(Self::Denied { until }) => {
                 out.push(2);
                 codec::put_tick(out, *until);
             }
@@ -157,10 +157,10 @@ impl Record {
         Ok(match reader.byte()? {
             0 => None,
             1 => Some(Self::Counting {
-                since: reader.tick("first refusal")?,
-                refusals: reader.number("refusals")?,
+                since: reader.tick("time of the first denial")?,
+                denials: reader.number("number of denials")?,
             }),
-            2 => Some(Self::Serving { until: reader.tick("end of the penalty")? }),
+            2 => Some(Self::Denied { until: reader.tick("end of the penalty")? }),
             _ => return Err(DecodeError::Field { name: "penalty" }),
         })
     }

@@ -1,7 +1,7 @@
-//! A policy: a name, and the limits that are decided together under it.
+//! [`Policy`], a named set of limits, and [`LimitBuilder`], which builds it.
 //!
-//! Constructors read aloud, and everything that cannot be decided exactly is refused when the policy
-//! is made, with what was given and what would do.
+//! Building a policy checks its numbers. A policy that cannot be decided exactly is an error that says what was
+//! given and what would work.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -13,6 +13,9 @@ use crate::penalty::Penalty;
 use crate::{Cost, Decision, Ticks};
 
 /// A named set of one or more limits that are decided together, all or nothing.
+///
+/// A request is allowed if every limit allows it, and then all limits charge it. If one limit denies it, none
+/// charges it. A policy is an [`Algorithm`](crate::Algorithm).
 ///
 /// ```
 /// use tallygate_core::Policy;
@@ -29,58 +32,58 @@ use crate::{Cost, Decision, Ticks};
 /// )?;
 /// assert_eq!(login.limits().len(), 2);
 ///
-/// let refused = Policy::token_bucket(100).per_minute().burst(0).build().unwrap_err();
-/// assert_eq!(refused.to_string(), "burst 0 admits nothing; use at least 1");
+/// let error = Policy::token_bucket(100).per_minute().burst(0).build().unwrap_err();
+/// assert_eq!(error.to_string(), "burst must be at least 1 (got 0)");
 /// # Ok::<(), tallygate_core::PolicyError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     name: Box<str>,
     limits: Box<[Limit]>,
-    /// Whether it has one limit, and that one no options: stores ask with every decision.
+    /// Whether there is exactly one limit and it has no options. Stores read this for every decision.
     is_plain: bool,
 }
 
 impl Policy {
-    /// A [token bucket](crate::Bucket) that earns `limit` a window.
+    /// Starts a [token bucket](crate::Bucket) that earns `limit` units per window.
     pub fn token_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::TokenBucket, limit)
     }
 
-    /// The same decisions by [GCRA](crate::Bucket).
+    /// Starts a [GCRA](crate::Bucket), which decides exactly as a token bucket does.
     pub fn gcra(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::Gcra, limit)
     }
 
-    /// A [leaky bucket](crate::Bucket) that drains `limit` a window.
+    /// Starts a [leaky bucket](crate::Bucket) that drains `limit` units per window.
     pub fn leaky_bucket(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::LeakyBucket, limit)
     }
 
-    /// A [fixed window](crate::FixedWindow) of at most `limit`.
+    /// Starts a [fixed window](crate::FixedWindow) that allows at most `limit` units.
     pub fn fixed_window(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::FixedWindow, limit)
     }
 
-    /// A [sliding window log](crate::SlidingWindowLog) of at most `limit`.
+    /// Starts a [sliding window log](crate::SlidingWindowLog) that allows at most `limit` units.
     pub fn sliding_window_log(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::SlidingWindowLog, limit)
     }
 
-    /// A [sliding window counter](crate::SlidingWindowCounter) of at most `limit`.
+    /// Starts a [sliding window counter](crate::SlidingWindowCounter) that allows at most `limit` units.
     pub fn sliding_window_counter(limit: Cost) -> LimitBuilder {
         LimitBuilder::new(Kind::SlidingWindowCounter, limit)
     }
 
-    /// A policy of an algorithm chosen at run time.
+    /// Starts a limit whose algorithm is chosen at run time.
     pub fn of(kind: Kind, limit: Cost) -> LimitBuilder {
         LimitBuilder::new(kind, limit)
     }
 
-    /// Several limits under one name, each told from the others by its own.
+    /// Builds a policy of several limits. Each limit needs its own name.
     ///
     /// # Errors
-    /// One of the limits is not valid, there is none, or two have the same name.
+    /// Returns an error if a limit is not valid, if there is no limit, or if two limits have the same name.
     pub fn all_of(
         name: impl Into<Box<str>>,
         limits: impl IntoIterator<Item = LimitBuilder>,
@@ -102,27 +105,27 @@ impl Policy {
         Self { name, limits, is_plain }
     }
 
-    /// Its name.
+    /// Returns the name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same policy by another name.
+    /// Returns the policy with another name.
     #[must_use]
     pub fn with_name(mut self, name: impl Into<Box<str>>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Its limits, at least one.
+    /// Returns the limits, of which there is at least one.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.limits
     }
 
-    /// Returns the limit that a decision of this policy is about: the limit that denied the request or, if none did,
-    /// the limit with the least remaining. `None` if no limit decided.
+    /// Returns the limit that a decision of this policy is about: the limit that denied the request or, if none
+    /// did, the limit with the least remaining. Returns `None` if no limit decided.
     ///
     /// ```
     /// use tallygate_core::{Algorithm, Decision, Policy, Tick, Ticks};
@@ -131,11 +134,11 @@ impl Policy {
     ///     Policy::fixed_window(10).per(Ticks(60)).named("minute"),
     ///     Policy::fixed_window(10).per(Ticks(3600)).named("hour"),
     /// ])?;
-    /// let mut state = policy.first(Tick(0));
+    /// let mut state = policy.initial(Tick(0));
     /// let _: Decision = policy.decide(&mut state, Tick(0), 4);
-    /// // A minute later, all of the minute's quota is there again, and 6 are left of the hour's.
+    /// // A minute later, the quota per minute is restored, and 6 units of the quota per hour are left.
     /// let decision: Decision = policy.decide(&mut state, Tick(60), 1);
-    /// let limit = policy.decided_by(&decision).expect("one of its limits");
+    /// let limit = policy.decided_by(&decision).expect("a limit decided");
     /// assert_eq!((limit.name(), decision.remaining), ("hour", 5));
     /// assert_eq!((limit.numbers().limit, limit.numbers().window), (10, Ticks(3600)));
     /// # Ok::<(), tallygate_core::PolicyError>(())
@@ -145,8 +148,9 @@ impl Policy {
         self.limits.get(decision.decided_by()?)
     }
 
-    /// Its only limit, if it has no other and that one has no options: then the limit's own machine
-    /// decides as the policy does.
+    /// Returns the limit if it is the only one and has no options.
+    ///
+    /// The limit's own state machine then decides exactly as the policy does, in less time.
     #[must_use]
     #[inline]
     pub fn plain(&self) -> Option<&Limit> {
@@ -154,12 +158,12 @@ impl Policy {
     }
 }
 
-/// What it limits, in words; where a tick is a nanosecond.
+/// Writes the limits in words, such as `token_bucket 100 per 60s burst 20`. A tick is taken as a nanosecond.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, limit) in self.limits.iter().enumerate() {
+        for (index, limit) in self.limits.iter().enumerate() {
             let numbers = limit.numbers();
-            if place > 0 {
+            if index > 0 {
                 f.write_str(", ")?;
             }
             write!(f, "{} {} per {:?}", numbers.kind, numbers.limit, numbers.window.as_duration())?;
@@ -174,9 +178,9 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A limit being described. Nothing is checked until it is [made](Self::build).
+/// Builds a [`Limit`], or a [`Policy`] of one limit. The numbers are checked when it is [built](Self::build).
 #[derive(Clone, Debug)]
-#[must_use = "a description limits nothing until it is built"]
+#[must_use = "a builder limits nothing until it is built"]
 pub struct LimitBuilder {
     kind: Kind,
     limit: Cost,
@@ -204,82 +208,92 @@ impl LimitBuilder {
         }
     }
 
-    /// The window, in whatever a tick means to the caller.
-    pub const fn per(mut self, window: Ticks) -> Self {
-        self.window = Some(window);
+    /// Sets the window: a [`Duration`](core::time::Duration), or [`Ticks`] of the caller's own unit of time.
+    ///
+    /// ```
+    /// # use core::time::Duration;
+    /// # use tallygate_core::Policy;
+    /// let policy = Policy::fixed_window(5).per(Duration::from_secs(90)).build()?;
+    /// # Ok::<(), tallygate_core::PolicyError>(())
+    /// ```
+    pub fn per(mut self, window: impl Into<Ticks>) -> Self {
+        self.window = Some(window.into());
         self
     }
 
-    /// A window of a second, where a tick is a nanosecond as in Tallygate's own clocks.
-    pub const fn per_second(self) -> Self {
+    /// Sets a window of one second, if a tick is a nanosecond as in Tallygate's own clocks.
+    pub fn per_second(self) -> Self {
         self.per(Ticks(Ticks::PER_SECOND))
     }
 
-    /// A window of a minute, where a tick is a nanosecond.
-    pub const fn per_minute(self) -> Self {
+    /// Sets a window of one minute, if a tick is a nanosecond.
+    pub fn per_minute(self) -> Self {
         self.per(Ticks(60 * Ticks::PER_SECOND))
     }
 
-    /// A window of an hour, where a tick is a nanosecond.
-    pub const fn per_hour(self) -> Self {
+    /// Sets a window of one hour, if a tick is a nanosecond.
+    pub fn per_hour(self) -> Self {
         self.per(Ticks(3_600 * Ticks::PER_SECOND))
     }
 
-    /// A window of a day, where a tick is a nanosecond.
-    pub const fn per_day(self) -> Self {
+    /// Sets a window of one day, if a tick is a nanosecond.
+    pub fn per_day(self) -> Self {
         self.per(Ticks(86_400 * Ticks::PER_SECOND))
     }
 
-    /// The most that can be admitted at one instant (buckets only). Without it: the limit.
+    /// Sets the most units that can be allowed at one instant (buckets only). Default: the limit.
     pub const fn burst(mut self, burst: Cost) -> Self {
         self.burst = Some(burst);
         self
     }
 
-    /// How far beyond the capacity a settled reservation may go. Without it: one capacity.
+    /// Sets how many units a settled reservation may charge beyond the capacity. Default: the capacity.
     pub const fn debt(mut self, debt: Cost) -> Self {
         self.debt = Some(debt);
         self
     }
 
-    /// How much a new key may use at once. Without it: the whole capacity.
+    /// Sets how many units a new key may use at once. Default: the capacity.
     ///
-    /// With less, a store that forgets an idle key has it start over with this much: the one case
-    /// in which eviction can be noticed, and never to a client's gain.
+    /// A store may drop a key that has used nothing. The key then starts with this many units again. This is
+    /// the only case in which a client can notice that its key was dropped, and it never gains by it.
     pub const fn starting_with(mut self, start: Cost) -> Self {
         self.start = Some(start);
         self
     }
 
-    /// Where a fixed window starts. Without it: on multiples of the window.
+    /// Sets where a fixed window starts. Default: at multiples of the window.
     pub const fn anchor(mut self, anchor: Anchor) -> Self {
         self.anchor = anchor;
         self
     }
 
-    /// Only watches: the limit keeps its state as if it were enforced, and its refusals are told to
-    /// observers and in [`shadow_refused_by`](crate::Decision::shadow_refused_by), but refuse nobody.
+    /// Makes it a shadow limit: it keeps its state as if it were enforced, but denies no request.
+    ///
+    /// The requests that it would deny are reported to observers and in
+    /// [`shadow_denied_by`](crate::Decision::shadow_denied_by). Use it to try out a limit on real traffic.
     pub const fn shadow(mut self) -> Self {
         self.options.shadow = true;
         self
     }
 
-    /// Refuses a key for a while after it was refused too often.
+    /// Denies all requests of a key for some time after the limit has denied it too often.
     pub const fn penalty(mut self, penalty: Penalty) -> Self {
         self.options.penalty = Some(penalty);
         self
     }
 
-    /// The name of the limit, and of the policy if it is the only one. Without it: the algorithm's.
+    /// Sets the name of the limit, and of the policy if this is its only limit. Default: the name of the
+    /// algorithm.
     pub fn named(mut self, name: impl Into<Box<str>>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The limit, if it is valid.
+    /// Builds the limit.
     ///
     /// # Errors
-    /// It is not: the error says what was given and what would do.
+    /// Returns an error if the numbers are not valid. The message says what was given and what would work.
     pub fn limit(self) -> Result<Limit, PolicyError> {
         let window = self.window.ok_or(PolicyError::NoWindow { limit: self.limit })?;
         let burst = self.burst.unwrap_or(self.limit);
@@ -293,21 +307,21 @@ impl LimitBuilder {
             anchor: self.anchor,
         };
         if let Some(penalty) = self.options.penalty {
-            if penalty.refusals() == 0 {
-                return Err(PolicyError::PenaltyAfterNothing);
+            if penalty.denials() == 0 {
+                return Err(PolicyError::PenaltyAfterZeroDenials);
             }
-            if penalty.lasts() == Ticks::ZERO || penalty.lasts() > Penalty::MAX {
-                return Err(PolicyError::PenaltyLasts { lasts: penalty.lasts() });
+            if penalty.duration() == Ticks::ZERO || penalty.duration() > Penalty::MAX {
+                return Err(PolicyError::PenaltyDuration { duration: penalty.duration() });
             }
         }
         let name = self.name.unwrap_or_else(|| self.kind.name().into());
         Limit::new(name, numbers, self.options)
     }
 
-    /// A policy of this one limit, if it is valid.
+    /// Builds a policy of this one limit.
     ///
     /// # Errors
-    /// It is not: the error says what was given and what would do.
+    /// Returns an error if the numbers are not valid. The message says what was given and what would work.
     pub fn build(self) -> Result<Policy, PolicyError> {
         let limit = self.limit()?;
         Ok(Policy::new(limit.name().into(), Box::new([limit])))

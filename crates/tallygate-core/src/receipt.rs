@@ -1,52 +1,72 @@
-//! Receipts: what a charge leaves behind, so that it can be returned later as far as it still counts.
+//! Receipts: records of charges, which limit what a settled reservation can return.
 //!
-//! Units drain in the order in which they were charged. A reservation that is settled late may return only
-//! units that have not drained yet: otherwise reserving, waiting and canceling would mint units.
+//! Units drain in the order in which they were charged. A reservation that is settled late may return only units that
+//! have not drained yet. Otherwise a client could gain units by reserving, waiting and canceling.
 //!
-//! For a bucket, the receipt is the level that the charge left behind. It drains as the bucket does, and what
-//! is left of it is an upper bound on what can be returned. That is exact as long as units leave the bucket
-//! by draining only. A refund or another settlement also lowers the level, and then the units that were
-//! charged later drain sooner. [`Returns`] remembers these steps: a receipt counts at most the lowest level
-//! since its charge. A settlement then leaves the same state as if the reservation had been charged only what
-//! it kept, so every bound of the bucket holds for the settled costs.
+//! **Buckets.** The receipt is the level after the charge. It drains as the bucket does, and the rest of it is an upper
+//! bound on what can be returned. This bound is exact as long as units leave the bucket only by draining. A refund or
+//! another settlement also lowers the level, and then units that were charged later drain sooner. [`Returns`] records
+//! these steps, and a receipt counts at most the lowest level since its charge. So a settlement results in the same
+//! state as if the reservation had charged only what it keeps, and every bound of the bucket holds for the settled
+//! costs.
 //!
-//! For a window, the receipt is the time of the charge: it names the window, or the entry of a log.
+//! **Windows.** A window is a bucket that does not drain. Its receipt is the count after the charge, and it counts at
+//! most the lowest count of that window since the charge. Otherwise a refund and a settlement could both return the
+//! same unit, the second one from the charge of another request.
 //!
-//! A cost that one policy allows is charged to the other policies of the client without asking, and a policy that has
-//! less room drops the rest. The receipt knows how many units were dropped under each limit. Of an estimate `e` with
-//! `d` units dropped, `e - d` were charged. If the actual cost is `a`, then `min(a, e - d)` of them stay, and the
-//! others are returned: `max(0, (e - a) - d)`.
+//! **Several settlements.** A settlement also lowers the recorded steps between its charge and itself by what it
+//! returned: if the reservation had charged only what it keeps, the level after each of these steps would have been
+//! lower. Otherwise two reservations could both return the units that a refund left.
+//!
+//! **Logs.** The receipt is the time of the charge. It identifies the entry of the log, which holds what is left of the
+//! charge.
+//!
+//! **Several policies.** A cost that one policy allows is also charged to the other policies of the client, whether or
+//! not they allow it. A policy with less room drops the rest. The receipt records how many units were dropped under each
+//! limit. Of an estimate `e` with `d` dropped units, `e - d` were charged. If the actual cost is `a`, then
+//! `min(a, e - d)` of them stay charged, and the others are returned: `max(0, (e - a) - d)`.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::Tick;
 use crate::codec::{self, DecodeError, Reader};
 use crate::policy::Policy;
+use crate::{Cost, Tick};
 
-/// What a charge left behind under each limit that it was charged to.
+/// The record of a charge under each limit that it was charged to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Receipt {
     /// Nothing was charged, or nothing can be returned.
     #[default]
     Nothing,
-    /// Charged to one limit.
+    /// A charge to one limit.
     Limit(Mark),
-    /// Charged to the limits of a policy, in their order. A limit that was not charged has
+    /// A charge to the limits of a policy, in their order. A limit that was not charged has
     /// [`Nothing`](Self::Nothing).
     Each(Box<[Self]>),
-    /// Charged to every policy that the client's state is kept under; the first is the one that decided.
+    /// A charge to every policy of the client. The first policy is the one that decided.
     Policies(Vec<(Arc<Policy>, Self)>),
 }
 
-/// What a charge left behind under one limit.
+/// The record of a charge under one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     at: Tick,
-    queue: Option<Queue>,
+    usage: Usage,
     /// How many units of the cost were not charged. It is not stored with [`Returns`]: a step there has none.
     dropped: u128,
+}
+
+/// The lowest usage of a limit since a charge or a return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Usage {
+    /// The usage of a log, whose entries are in its state.
+    Entry,
+    /// The usage of a bucket.
+    Level(Queue),
+    /// The usage of a window and of the one before it.
+    Counts(Counts),
 }
 
 /// The level of a bucket at a time, and how much of it drains per tick.
@@ -58,7 +78,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// What is left of the level at a time not before it was taken.
+    /// Returns what is left of the level at `at`, which is not before `as_of`.
     fn left(&self, at: Tick) -> u128 {
         let drained = u128::from(at.since(self.as_of).0) * u128::from(self.drain);
         self.level.saturating_sub(drained)
@@ -71,17 +91,49 @@ impl Queue {
     }
 }
 
-impl Mark {
-    /// A charge to a window or to a log at a time.
-    #[must_use]
-    pub const fn at(at: Tick) -> Self {
-        Self { at, queue: None, dropped: 0 }
+/// The counts of two neighboring windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counts {
+    /// The start of the later window.
+    start: Tick,
+    count: Cost,
+    previous: Cost,
+}
+
+impl Counts {
+    /// Returns the count of the window that contains a time.
+    fn of_window_at(&mut self, at: Tick) -> &mut Cost {
+        if at >= self.start { &mut self.count } else { &mut self.previous }
     }
 
-    /// A charge to a bucket that left this level behind, of which `drain` leaves per tick.
+    /// Lowers the count of the window that contains `at`, and that of the window before, to other counts.
+    fn lower_to(&mut self, at: Tick, mut other: Self) {
+        let is_same_window = self.start == other.start;
+        self.count = self.count.min(*other.of_window_at(at));
+        self.previous =
+            self.previous.min(if is_same_window { other.previous } else { other.count });
+    }
+}
+
+impl Mark {
+    /// Creates the record of a charge to a log.
+    #[must_use]
+    pub const fn at(at: Tick) -> Self {
+        Self { at, usage: Usage::Entry, dropped: 0 }
+    }
+
+    /// Creates the record of a charge to a window: its position in the window, and the counts of this window and the
+    /// previous one after the charge.
+    #[must_use]
+    pub const fn of_counts(at: Tick, into: u64, count: Cost, previous: Cost) -> Self {
+        let start = Tick(at.0.saturating_sub_unsigned(into));
+        Self { at, usage: Usage::Counts(Counts { start, count, previous }), dropped: 0 }
+    }
+
+    /// Creates the record of a charge to a bucket: the level after the charge, which drains by `drain` per tick.
     #[must_use]
     pub const fn of_level(at: Tick, level: u128, drain: u64) -> Self {
-        Self { at, queue: Some(Queue { as_of: at, level, drain }), dropped: 0 }
+        Self { at, usage: Usage::Level(Queue { as_of: at, level, drain }), dropped: 0 }
     }
 
     /// Returns the time of the charge.
@@ -90,33 +142,70 @@ impl Mark {
         self.at
     }
 
-    /// Returns how many units can be returned at most if a cost turns out to be `less` units lower: units that were
-    /// not charged are not returned.
+    /// Returns how many units can be returned at most if a cost turns out to be `less` units lower.
+    ///
+    /// Units that were not charged are not returned, nor are units of a window that were already returned since the
+    /// charge. For a bucket, [`undrained`](Self::undrained) is a further bound.
     #[must_use]
-    pub const fn returnable(&self, less: u128) -> u128 {
-        less.saturating_sub(self.dropped)
+    pub fn returnable(&self, less: u128) -> u128 {
+        let charged = less.saturating_sub(self.dropped);
+        match self.usage {
+            Usage::Counts(Counts { count, .. }) => charged.min(count.into()),
+            Usage::Entry | Usage::Level(_) => charged,
+        }
     }
 
-    /// Returns how much of the charge and of what was charged before it has not drained at `now`, given the
-    /// time of the bucket's last change. A bucket that changed last before the receipt was taken is not the
-    /// one that was charged: its clock was set back, or its state was lost.
+    /// Returns how much of the charge, and of earlier charges, has not drained at `now`.
+    ///
+    /// `last_change` is the time of the bucket's last change. If it is before the charge, the clock was set back or the
+    /// state was lost, and the result is 0.
     #[must_use]
     pub fn undrained(&self, last_change: Tick, now: Tick) -> u128 {
-        match &self.queue {
-            Some(queue) if queue.as_of <= last_change => queue.left(now.max(last_change)),
+        match &self.usage {
+            Usage::Level(queue) if queue.as_of <= last_change => queue.left(now.max(last_change)),
             _ => 0,
+        }
+    }
+
+    /// Lowers the usage to that of another mark of the same limit.
+    fn lower_to(&mut self, other: &Self) {
+        match (&mut self.usage, &other.usage) {
+            (Usage::Level(queue), Usage::Level(other)) => queue.lower_to(other),
+            (Usage::Counts(counts), Usage::Counts(other)) => counts.lower_to(self.at, *other),
+            _ => {}
+        }
+    }
+
+    /// Lowers the usage by what a settlement returned: the difference between the usage `before` and `after` it. For
+    /// windows, only the window that contains `charged` counts.
+    fn lower_by(&mut self, charged: Tick, before: &Self, after: &Self) {
+        match (&mut self.usage, before.usage, after.usage) {
+            (Usage::Level(queue), Usage::Level(before), Usage::Level(after)) => {
+                let returned = before.left(after.as_of).saturating_sub(after.level);
+                queue.level = queue.level.saturating_sub(returned);
+            }
+            (Usage::Counts(counts), Usage::Counts(mut before), Usage::Counts(mut after)) => {
+                let returned =
+                    before.of_window_at(charged).saturating_sub(*after.of_window_at(charged));
+                let count = counts.of_window_at(charged);
+                *count = count.saturating_sub(returned);
+            }
+            _ => {}
         }
     }
 }
 
 impl Receipt {
-    /// The receipt of a charge to a policy of one window, made at a time.
+    /// Creates the receipt of a charge to a policy of one window. The count after the charge is unknown, so it does not
+    /// limit what can be returned.
     #[must_use]
     pub fn of_window(charged_at: Tick) -> Self {
-        Self::Each([Self::Limit(Mark::at(charged_at))].into())
+        let counts = Counts { start: charged_at, count: Cost::MAX, previous: Cost::MAX };
+        let mark = Mark { at: charged_at, usage: Usage::Counts(counts), dropped: 0 };
+        Self::Each([Self::Limit(mark)].into())
     }
 
-    /// Returns the mark of a rule that is one limit.
+    /// Returns the record of a charge to a single limit.
     #[must_use]
     pub const fn mark(&self) -> Option<&Mark> {
         match self {
@@ -136,7 +225,7 @@ impl Receipt {
         }
     }
 
-    /// Notes that units of the cost were not charged to a limit.
+    /// Sets how many units of the cost were not charged to the limit.
     #[must_use]
     pub const fn with_dropped(mut self, units: u128) -> Self {
         if let Self::Limit(mark) = &mut self {
@@ -145,7 +234,7 @@ impl Receipt {
         self
     }
 
-    /// Returns the receipt of one of a policy's limits; `None` if the limit was not charged.
+    /// Returns the receipt of a limit of the policy; `None` if the limit was not charged.
     #[must_use]
     pub fn of_limit(&self, limit: usize) -> Option<&Self> {
         match self {
@@ -157,10 +246,10 @@ impl Receipt {
     /// Returns the receipt under a policy, or [`Nothing`](Self::Nothing).
     #[must_use]
     pub fn under(&self, policy: &Arc<Policy>) -> &Self {
-        self.place_of(policy).map_or(&Self::Nothing, |(_, one)| one)
+        self.position_of(policy).map_or(&Self::Nothing, |(_, one)| one)
     }
 
-    /// Returns the policy that allowed the cost: the first that is listed.
+    /// Returns the policy that allowed the cost.
     #[must_use]
     pub fn decided_by(&self) -> Option<&Arc<Policy>> {
         match self {
@@ -169,22 +258,22 @@ impl Receipt {
         }
     }
 
-    /// Returns whether a policy is the one that allowed the cost.
+    /// Returns whether this policy allowed the cost.
     #[must_use]
     pub fn is_decided_by(&self, policy: &Arc<Policy>) -> bool {
-        self.place_of(policy).is_some_and(|(place, _)| place == 0)
+        self.position_of(policy).is_some_and(|(index, _)| index == 0)
     }
 
-    fn place_of(&self, policy: &Arc<Policy>) -> Option<(usize, &Self)> {
+    fn position_of(&self, policy: &Arc<Policy>) -> Option<(usize, &Self)> {
         let Self::Policies(policies) = self else { return None };
         let find = |is: &dyn Fn(&Arc<Policy>) -> bool| policies.iter().position(|(one, _)| is(one));
         let same = find(&|other| Arc::ptr_eq(other, policy) || other == policy);
         // A policy that was read from a store has no name.
-        let place = same.or_else(|| find(&|other| other.limits() == policy.limits()))?;
-        Some((place, &policies[place].1))
+        let index = same.or_else(|| find(&|other| other.limits() == policy.limits()))?;
+        Some((index, &policies[index].1))
     }
 
-    /// Removes limits that were not charged: those of the policy that decided, by their index.
+    /// Removes limits that were not charged. The indexes are those of the policy that decided.
     #[must_use]
     pub fn without(mut self, limits: &[usize]) -> Self {
         let each = match &mut self {
@@ -201,15 +290,11 @@ impl Receipt {
         self
     }
 
-    /// Lowers every level to that of a later receipt of the same state.
+    /// Lowers every level and count to that of a later receipt of the same state.
     fn lower_to(&mut self, later: &Self) {
         match (&mut *self, later) {
             (Self::Nothing, _) => {}
-            (Self::Limit(mark), Self::Limit(other)) => {
-                if let (Some(queue), Some(other)) = (&mut mark.queue, &other.queue) {
-                    queue.lower_to(other);
-                }
-            }
+            (Self::Limit(mark), Self::Limit(other)) => mark.lower_to(other),
             (Self::Each(each), Self::Each(others)) if each.len() == others.len() => {
                 each.iter_mut().zip(others).for_each(|(one, other)| one.lower_to(other));
             }
@@ -222,46 +307,85 @@ impl Receipt {
         }
     }
 
-    /// Whether it holds the level of a bucket.
-    fn has_level(&self) -> bool {
+    /// Lowers every level and count by what a settlement of a reservation returned.
+    fn lower_by(&mut self, settlement: &Settlement<'_>) {
+        let Settlement { reservation, before, after } = *settlement;
+        match (self, reservation, before, after) {
+            (
+                Self::Limit(mark),
+                Self::Limit(reservation),
+                Self::Limit(before),
+                Self::Limit(after),
+            ) => mark.lower_by(reservation.at, before, after),
+            (Self::Each(each), Self::Each(reservation), Self::Each(before), Self::Each(after)) => {
+                let of_limits = reservation.iter().zip(before).zip(after);
+                for (one, ((reservation, before), after)) in each.iter_mut().zip(of_limits) {
+                    one.lower_by(&Settlement { reservation, before, after });
+                }
+            }
+            (Self::Policies(policies), ..) => {
+                for (policy, one) in policies {
+                    let [reservation, before, after] =
+                        [reservation, before, after].map(|one| one.under(policy));
+                    one.lower_by(&Settlement { reservation, before, after });
+                }
+            }
+            // Nothing was returned to this limit.
+            _ => {}
+        }
+    }
+
+    /// Returns whether it holds a level or a count, which a return lowers.
+    fn has_usage(&self) -> bool {
         match self {
             Self::Nothing => false,
-            Self::Limit(mark) => mark.queue.is_some(),
-            Self::Each(each) => each.iter().any(Self::has_level),
-            Self::Policies(policies) => policies.iter().any(|(_, one)| one.has_level()),
+            Self::Limit(mark) => mark.usage != Usage::Entry,
+            Self::Each(each) => each.iter().any(Self::has_usage),
+            Self::Policies(policies) => policies.iter().any(|(_, one)| one.has_usage()),
         }
     }
 }
 
-/// The steps by which a key's usage was lowered other than by draining: returns and resets.
+/// A settlement that returned units of a reservation.
+#[derive(Clone, Copy, Debug)]
+pub struct Settlement<'a> {
+    /// The receipt of the reservation.
+    pub reservation: &'a Receipt,
+    /// The usage before the settlement, as a receipt.
+    pub before: &'a Receipt,
+    /// The usage after the settlement, as a receipt.
+    pub after: &'a Receipt,
+}
+
+/// The steps that lowered the usage of a key other than by draining: returns and resets.
 ///
-/// Steps are ordered by a number that grows with each of them. A reservation remembers the number of the last
-/// step before its charge. The list is bounded: of too many steps, the oldest are merged, so that older reservations return
-/// less than they could, never more.
+/// Each step has a number that is larger than those before it. A reservation remembers the number of the last step
+/// before its charge. The list is bounded: if there are too many steps, the oldest are merged. Older reservations then
+/// return less than they could, but never more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Returns {
     /// Reservations below this number are void: the key was reset.
     void_below: i64,
     /// Reservations below this number return nothing.
     closed_below: i64,
-    /// Until when it matters.
+    /// The time until which the steps matter.
     until: Tick,
-    /// The oldest first.
+    /// The steps, the oldest first.
     steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Step {
     number: i64,
-    /// From when on every charge before it has drained.
+    /// The time from which on every charge before the step has drained.
     until: Tick,
-    /// What the step left.
+    /// The usage after the step.
     left: Receipt,
 }
 
-/// A time after which there is none.
+/// The last tick, which stands for never.
 const NEVER: Tick = Tick(i64::MAX);
-/// How many steps are kept.
+/// The most steps that are kept.
 const MAX_STEPS: usize = 32;
 
 impl Default for Returns {
@@ -276,7 +400,7 @@ impl Default for Returns {
 }
 
 impl Returns {
-    /// Returns from when on nothing of it matters.
+    /// Returns the time from which on the steps no longer matter.
     #[must_use]
     pub const fn until(&self) -> Tick {
         self.until
@@ -288,23 +412,34 @@ impl Returns {
         number < self.void_below
     }
 
-    /// Lowers a reservation's receipt to what it can still return.
-    pub fn lower(&self, number: i64, receipt: &mut Receipt) {
+    /// Lowers the receipt of a reservation to what it can still return.
+    ///
+    /// Returns whether there were returns since its charge. If so, the settlement must be recorded with
+    /// [`settled`](Self::settled).
+    pub fn lower(&self, number: i64, receipt: &mut Receipt) -> bool {
         if number < self.closed_below {
             *receipt = Receipt::Nothing;
         }
         let later = self.steps.partition_point(|step| step.number <= number);
         self.steps[later..].iter().for_each(|step| receipt.lower_to(&step.left));
+        later < self.steps.len()
     }
 
-    /// Notes at `now` that units were returned and what that left. `until` is the time at which the state
-    /// before it would have been fresh; the last tick of all means never.
+    /// Records a settlement: lowers the usage after each step since the charge by what the settlement returned.
+    pub fn settled(&mut self, number: i64, settlement: &Settlement<'_>) {
+        let later = self.steps.partition_point(|step| step.number <= number);
+        self.steps[later..].iter_mut().for_each(|step| step.left.lower_by(settlement));
+    }
+
+    /// Records that units were returned at `now`, and the usage after that.
+    ///
+    /// `until` is the time at which the state before the return would have been fresh. The last tick means never.
     pub fn note(&mut self, number: i64, left: Receipt, now: Tick, until: Tick) {
         let matters = |until: Tick| until > now || until == NEVER;
-        if !matters(until) || !left.has_level() {
+        if !matters(until) || !left.has_usage() {
             return;
         }
-        // By a clock that was set back, the order of the steps stays.
+        // Keep the order of the steps if the clock was set back.
         let number = self.steps.last().map_or(number, |last| last.number.max(number));
         self.until = self.until.max(until);
         self.steps.retain(|step| matters(step.until));
@@ -312,26 +447,26 @@ impl Returns {
         if self.steps.len() > MAX_STEPS {
             let oldest = self.steps.remove(0);
             let next = &mut self.steps[0];
-            // A charge between the two counts as one before both.
+            // A charge between the two steps now counts as a charge before both.
             next.left.lower_to(&oldest.left);
             next.until = next.until.max(oldest.until);
         }
     }
 
-    /// Notes a step after which no earlier reservation can return anything, until a time.
+    /// Records a step after which no earlier reservation can return units. It matters until `until`.
     pub fn close(&mut self, number: i64, until: Tick) {
         self.closed_below = self.closed_below.max(number);
         self.until = self.until.max(until);
         self.steps.retain(|step| step.number > number);
     }
 
-    /// Notes a reset: earlier reservations are void, until a time.
+    /// Records a reset, which makes earlier reservations void. It matters until `until`.
     pub fn reset(&mut self, number: i64, until: Tick) {
         self.void_below = self.void_below.max(number);
         self.close(number, until);
     }
 
-    /// Appends it to `out`.
+    /// Appends the steps to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         for time in [self.void_below, self.closed_below, self.until.0] {
             codec::put_tick(out, Tick(time));
@@ -344,10 +479,10 @@ impl Returns {
         }
     }
 
-    /// Reads back what [`encode`](Self::encode) wrote.
+    /// Reads the steps that [`encode`](Self::encode) wrote.
     ///
     /// # Errors
-    /// The bytes are something else.
+    /// Returns an error if the bytes are not a valid encoding.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader(bytes);
         let void_below = reader.tick("reset")?.0;
@@ -371,16 +506,29 @@ impl Receipt {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Nothing => out.push(0),
-            Self::Limit(Mark { at, queue: None, .. }) => {
+            Self::Limit(Mark { at, usage: Usage::Entry, .. }) => {
                 out.push(1);
                 codec::put_tick(out, *at);
             }
-            Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }), .. }) => {
+            Self::Limit(Mark {
+                at, usage: Usage::Level(Queue { as_of, level, drain }), ..
+            }) => {
                 out.push(2);
                 codec::put_tick(out, *at);
                 codec::put_tick(out, *as_of);
                 codec::put(out, *level);
                 codec::put(out, *drain);
+            }
+            Self::Limit(Mark {
+                at,
+                usage: Usage::Counts(Counts { start, count, previous }),
+                ..
+            }) => {
+                out.push(5);
+                codec::put_tick(out, *at);
+                codec::put_tick(out, *start);
+                codec::put(out, *count);
+                codec::put(out, *previous);
             }
             Self::Each(each) => {
                 out.push(3);
@@ -409,7 +557,8 @@ impl Receipt {
                 let at = reader.tick("time of the charge")?;
                 let as_of = reader.tick("time of the level")?;
                 let (level, drain) = (reader.number("level")?, reader.number("rate")?);
-                Self::Limit(Mark { at, queue: Some(Queue { as_of, level, drain }), dropped: 0 })
+                let usage = Usage::Level(Queue { as_of, level, drain });
+                Self::Limit(Mark { at, usage, dropped: 0 })
             }
             3 => {
                 let count: u64 = reader.number("number of limits")?;
@@ -425,7 +574,7 @@ impl Receipt {
                 let mut policies = Vec::new();
                 for _ in 0..count {
                     let length = reader.number("length of a policy")?;
-                    let policy = Policy::of_description(reader.bytes(length)?)?;
+                    let policy = Policy::from_description(reader.bytes(length)?)?;
                     let one = Self::decode(reader)?;
                     if matches!(one, Self::Policies(_)) {
                         return Err(DecodeError::Field { name: "receipt" });
@@ -433,6 +582,13 @@ impl Receipt {
                     policies.push((Arc::new(policy), one));
                 }
                 Self::Policies(policies)
+            }
+            5 => {
+                let at = reader.tick("time of the charge")?;
+                let start = reader.tick("start of the window")?;
+                let (count, previous) = (reader.number("count")?, reader.number("previous count")?);
+                let usage = Usage::Counts(Counts { start, count, previous });
+                Self::Limit(Mark { at, usage, dropped: 0 })
             }
             _ => return Err(DecodeError::Field { name: "receipt" }),
         })

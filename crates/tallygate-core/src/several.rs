@@ -1,8 +1,8 @@
-//! Several limits as one rule: a policy decides all or nothing over its limits.
+//! [`Policy`] as an [`Algorithm`]: it decides all or nothing over its limits.
 //!
-//! The state is a list of theirs. What is told is the tightest of all: the least remaining, the
-//! longest wait. This is also where the options of a limit take effect: a shadow keeps its state and
-//! refuses nobody, a penalty refuses after refusals.
+//! The state of a policy is a list of the states of its limits. A decision has the least remaining units and the
+//! longest wait of all limits. The options of limits take effect here: a shadow limit keeps its state but denies
+//! no request, and a penalty denies requests after too many denials.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,121 +10,188 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::limit::{Limit, LimitState};
-use crate::penalty::Record;
+use crate::numbers::saturate;
+use crate::penalty::PenaltyState;
 use crate::policy::Policy;
 use crate::receipt::Receipt;
+use crate::shadow::ShadowHistory;
 use crate::{Cost, Tick, Ticks};
 
-/// How a key stands under one limit of a [`Policy`].
+/// The state of a key under one limit of a [`Policy`].
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct LimitRecord {
     pub(crate) state: LimitState,
-    /// Refusals and penalties; always `None` for limits without a penalty.
-    pub(crate) record: Option<Record>,
+    /// The counted denials, or the penalty in force. Always `None` for limits without a penalty.
+    pub(crate) penalty_state: Option<PenaltyState>,
+    /// Which of the newest requests a shadow limit has charged. Always `None` for other limits.
+    pub(crate) shadow_history: Option<Box<ShadowHistory>>,
 }
 
-impl From<LimitState> for Standing {
+impl From<LimitState> for LimitRecord {
     fn from(state: LimitState) -> Self {
-        Self { state, record: None }
+        Self { state, penalty_state: None, shadow_history: None }
     }
 }
 
-impl Standing {
-    /// What the limit keeps.
+impl LimitRecord {
+    /// Returns the state of the limit itself.
     #[must_use]
     pub const fn state(&self) -> &LimitState {
         &self.state
     }
 
-    /// How long a penalty still lasts.
-    fn penalty(&self, now: Tick) -> Ticks {
-        self.record.map_or(Ticks::ZERO, |record| record.wait(now))
+    /// Takes the newest units off the history of a shadow limit. Returns how many of them were charged.
+    fn take_newest(&mut self, units: u128) -> u128 {
+        self.change_history(units, |history| history.take_newest(units))
+    }
+
+    fn take_settled(&mut self, units: u128, was_charged: bool) {
+        self.change_history((), |history| history.take_settled(units, was_charged));
+    }
+
+    fn change_history<T>(&mut self, without: T, change: impl FnOnce(&mut ShadowHistory) -> T) -> T {
+        let Some(history) = &mut self.shadow_history else { return without };
+        let changed = change(history);
+        if history.is_empty() {
+            self.shadow_history = None;
+        }
+        changed
+    }
+
+    /// Returns how much longer a penalty lasts.
+    fn penalty_left(&self, now: Tick) -> Ticks {
+        self.penalty_state.map_or(Ticks::ZERO, |penalty_state| penalty_state.wait(now))
     }
 }
 
-/// A limit with its penalty, if it has one.
+/// The methods of a limit with its penalty, if it has one.
 impl Limit {
     fn window(&self) -> Ticks {
         self.numbers().window
     }
 
-    fn lets(&self, standing: &Standing, now: Tick, cost: Cost) -> bool {
-        standing.penalty(now) == Ticks::ZERO && self.admits(&standing.state, now, cost)
+    fn allows_record(&self, record: &LimitRecord, now: Tick, cost: Cost) -> bool {
+        record.penalty_left(now) == Ticks::ZERO && self.allows(&record.state, now, cost)
     }
 
-    fn fits(&self, standing: &Standing, now: Tick, cost: Cost) -> Fit {
-        let penalty = match standing.penalty(now) {
+    fn fit_record(&self, record: &LimitRecord, now: Tick, cost: Cost) -> Fit {
+        let penalty = match record.penalty_left(now) {
             Ticks::ZERO => Fit::Now,
             wait => Fit::After(wait),
         };
-        self.fit(&standing.state, now, cost).or_later(penalty)
+        self.fit(&record.state, now, cost).or_later(penalty)
     }
 
-    fn note_refusal(&self, standing: &mut Standing, now: Tick, cost: Cost) {
-        if let Some(penalty) = self.penalty()
-            && (1..=self.capacity()).contains(&cost)
-            && !self.lets(standing, now, cost)
-        {
-            let record = Record::refused(standing.record, penalty, self.window(), now);
-            standing.record = Some(record);
+    fn count_denial(&self, record: &mut LimitRecord, now: Tick, cost: Cost) {
+        let Some(penalty) = self.penalty() else { return };
+        if (1..=self.capacity()).contains(&cost) && !self.allows_record(record, now, cost) {
+            let penalty_state =
+                PenaltyState::after_denial(record.penalty_state, penalty, self.window(), now);
+            record.penalty_state = Some(penalty_state);
         }
     }
 
-    fn told(&self, standing: &Standing, now: Tick, admitted: Option<Cost>) -> Facts {
-        let mut facts = self.facts(&standing.state, now, admitted);
-        if let Some(record) = standing.record {
-            let over_at = record.over_at(self.window()).unwrap_or(Tick(i64::MAX));
-            facts.reset_after = facts.reset_after.max(over_at.since(now));
-            if record.wait(now) > Ticks::ZERO {
+    /// Charges units whether or not they are allowed, or refunds them, as [`charge`](Algorithm::charge) does.
+    fn charge_record(&self, record: &mut LimitRecord, now: Tick, amount: i128) -> u128 {
+        let amount = match amount {
+            ..0 => 0_i128.saturating_sub_unsigned(record.take_newest(amount.unsigned_abs())),
+            _ => {
+                self.note_request(record, saturate(amount.unsigned_abs()), true);
+                amount
+            }
+        };
+        self.charge(&mut record.state, now, amount)
+    }
+
+    /// Records the units of an allowed request, if this is a shadow limit.
+    fn note_request(&self, record: &mut LimitRecord, units: Cost, is_charged: bool) {
+        // Without a history, all requests were charged.
+        if self.is_shadow() && (!is_charged || record.shadow_history.is_some()) {
+            record.shadow_history.get_or_insert_default().record(units, is_charged);
+        }
+    }
+
+    fn settle_record(
+        &self,
+        record: &mut LimitRecord,
+        now: Tick,
+        change: i128,
+        receipt: Option<&Receipt>,
+    ) -> u128 {
+        match change {
+            ..0 => record.take_settled(change.unsigned_abs(), receipt.is_some()),
+            _ => self.note_request(record, saturate(change.unsigned_abs()), receipt.is_some()),
+        }
+        let Some(receipt) = receipt else { return 0 };
+        self.rebase_record(record, now);
+        self.settle(&mut record.state, now, change, receipt)
+    }
+
+    fn facts_of_record(&self, record: &LimitRecord, now: Tick, charged: Option<Cost>) -> Facts {
+        let mut facts = self.facts(&record.state, now, charged);
+        if let Some(penalty_state) = record.penalty_state {
+            let ends_at = penalty_state.ends_at(self.window()).unwrap_or(Tick(i64::MAX));
+            facts.reset_after = facts.reset_after.max(ends_at.since(now));
+            if penalty_state.wait(now) > Ticks::ZERO {
                 facts.remaining = 0;
             }
         }
         facts
     }
 
-    fn last_changed(&self, standing: &Standing) -> Tick {
-        let record = standing.record.as_ref().zip(self.penalty());
-        let state = self.last_change(&standing.state);
-        record.map_or(state, |(record, penalty)| state.max(record.last_change(penalty)))
+    fn last_change_of_record(&self, record: &LimitRecord) -> Tick {
+        let penalty_state = record.penalty_state.as_ref().zip(self.penalty());
+        let state = self.last_change(&record.state);
+        penalty_state
+            .map_or(state, |(penalty_state, penalty)| state.max(penalty_state.last_change(penalty)))
     }
 
-    fn was_set_back(&self, standing: &Standing, now: Tick) -> bool {
-        let record = standing.record.as_ref().zip(self.penalty());
-        self.set_back(&standing.state, now)
-            || record.is_some_and(|(record, penalty)| record.set_back(penalty, self.window(), now))
+    fn clock_was_set_back_for_record(&self, record: &LimitRecord, now: Tick) -> bool {
+        let penalty_state = record.penalty_state.as_ref().zip(self.penalty());
+        self.clock_was_set_back(&record.state, now)
+            || penalty_state.is_some_and(|(penalty_state, penalty)| {
+                penalty_state.clock_was_set_back(penalty, self.window(), now)
+            })
     }
 
-    fn move_back(&self, standing: &mut Standing, now: Tick) {
-        if self.set_back(&standing.state, now) {
-            self.rebase(&mut standing.state, now);
+    fn rebase_record(&self, record: &mut LimitRecord, now: Tick) {
+        if self.clock_was_set_back(&record.state, now) {
+            self.rebase(&mut record.state, now);
         }
-        if let (Some(record), Some(penalty)) = (standing.record, self.penalty())
-            && record.set_back(penalty, self.window(), now)
-        {
-            standing.record = Some(record.moved(penalty, now));
+        if let (Some(penalty_state), Some(penalty)) = (record.penalty_state, self.penalty()) {
+            if penalty_state.clock_was_set_back(penalty, self.window(), now) {
+                record.penalty_state = Some(penalty_state.rebased(penalty, now));
+            }
         }
     }
 
-    /// The time at which a limit decides for a caller that read `now` before the state was locked. Within a
-    /// window before the last change, the limit itself takes `now` for that of its last change.
-    fn decides_late_at(&self, Standing { state, record }: &Standing, now: Tick) -> Tick {
+    /// Returns the time at which the limit decides for a caller that read `now` before the state was locked.
+    ///
+    /// If `now` is at most a window before the last change, the limit itself takes the time of the last change.
+    fn decision_time_of_record(
+        &self,
+        LimitRecord { state, penalty_state, .. }: &LimitRecord,
+        now: Tick,
+    ) -> Tick {
         let has_no_time = self.is_fresh(state, now);
-        let at = match has_no_time || self.set_back(state, now) {
+        let at = match has_no_time || self.clock_was_set_back(state, now) {
             true => now.max(self.last_change(state)),
             false => now,
         };
-        match (record, self.penalty()) {
-            (Some(record), Some(penalty)) if record.set_back(penalty, self.window(), now) => {
-                at.max(record.last_change(penalty))
+        match (penalty_state, self.penalty()) {
+            (Some(penalty_state), Some(penalty))
+                if penalty_state.clock_was_set_back(penalty, self.window(), now) =>
+            {
+                at.max(penalty_state.last_change(penalty))
             }
             _ => at,
         }
     }
 
-    fn forgets_at(&self, standing: &Standing) -> Option<Tick> {
-        let fresh = self.fresh_at(&standing.state)?;
-        match standing.record {
-            Some(record) => Some(fresh.max(record.over_at(self.window())?)),
+    fn record_fresh_at(&self, record: &LimitRecord) -> Option<Tick> {
+        let fresh = self.fresh_at(&record.state)?;
+        match record.penalty_state {
+            Some(penalty_state) => Some(fresh.max(penalty_state.ends_at(self.window())?)),
             None => Some(fresh),
         }
     }
@@ -133,34 +200,34 @@ impl Limit {
 impl Policy {
     fn each<'a>(
         &'a self,
-        states: &'a [Standing],
-    ) -> impl Iterator<Item = (&'a Limit, &'a Standing)> {
+        states: &'a [LimitRecord],
+    ) -> impl Iterator<Item = (&'a Limit, &'a LimitRecord)> {
         self.limits().iter().zip(states)
     }
 
     fn each_mut<'a>(
         &'a self,
-        states: &'a mut [Standing],
-    ) -> impl Iterator<Item = (&'a Limit, &'a mut Standing)> {
+        states: &'a mut [LimitRecord],
+    ) -> impl Iterator<Item = (&'a Limit, &'a mut LimitRecord)> {
         self.limits().iter().zip(states)
     }
 
     fn enforced<'a>(
         &'a self,
-        states: &'a [Standing],
-    ) -> impl Iterator<Item = (&'a Limit, &'a Standing)> {
+        states: &'a [LimitRecord],
+    ) -> impl Iterator<Item = (&'a Limit, &'a LimitRecord)> {
         self.each(states).filter(|(limit, _)| !limit.is_shadow())
     }
 
-    fn make(&self, make: impl FnMut(&Limit) -> LimitState) -> Box<[Standing]> {
-        self.limits().iter().map(make).map(Standing::from).collect()
+    fn make(&self, make: impl FnMut(&Limit) -> LimitState) -> Box<[LimitRecord]> {
+        self.limits().iter().map(make).map(LimitRecord::from).collect()
     }
 
-    /// Takes over a state that was made under another policy: what was used stays used.
+    /// Carries a state over from another policy. The client keeps what it has used.
     ///
-    /// A limit takes over from the one of its name, or from the only one there is; one that is new
-    /// starts with the most that any of the others has used. A penalty goes on, but no longer than the
-    /// new one lasts.
+    /// Each limit takes the state of the old limit with the same name. If both policies have one limit, the
+    /// names do not matter. A limit without a predecessor starts with the most units that any old limit has
+    /// used. A penalty continues, but for at most the duration of the new penalty.
     ///
     /// ```
     /// use tallygate_core::{Algorithm, Policy, Tick, Ticks};
@@ -170,58 +237,70 @@ impl Policy {
     ///     Policy::token_bucket(100).per(Ticks(60)),
     ///     Policy::fixed_window(1000).per(Ticks(3600)).named("hour"),
     /// ])?;
-    /// let mut state = free.first(Tick(0));
+    /// let mut state = free.initial(Tick(0));
     /// assert!(free.decide::<bool>(&mut state, Tick(0), 10));
     /// let upgraded = pro.carry(&free, &state, Tick(0));
     /// assert_eq!(pro.facts(&upgraded, Tick(0), None).remaining, 90);
     /// # Ok::<(), tallygate_core::PolicyError>(())
     /// ```
     #[must_use]
-    pub fn carry(&self, from: &Self, states: &[Standing], now: Tick) -> Box<[Standing]> {
-        let alone = self.limits().len() == 1 && from.limits().len() == 1;
+    pub fn carry(&self, from: &Self, states: &[LimitRecord], now: Tick) -> Box<[LimitRecord]> {
+        let both_have_one = self.limits().len() == 1 && from.limits().len() == 1;
         let carried = self.limits().iter().map(|limit| {
             let namesake =
-                from.each(states).find(|(other, _)| alone || other.name() == limit.name());
-            let Some((other, standing)) = namesake else {
+                from.each(states).find(|(other, _)| both_have_one || other.name() == limit.name());
+            let Some((other, record)) = namesake else {
                 return limit.with_used(from.most_used(states, now), now).into();
             };
-            let record = standing
-                .record
-                .filter(|record| record.over_at(other.window()).is_none_or(|over| over > now));
-            Standing {
-                state: limit.carry(other, &standing.state, now),
-                record: record.zip(limit.penalty()).map(|(record, new)| record.moved(new, now)),
+            let penalty_state = record.penalty_state.filter(|penalty_state| {
+                penalty_state.ends_at(other.window()).is_none_or(|over| over > now)
+            });
+            LimitRecord {
+                state: limit.carry(other, &record.state, now),
+                penalty_state: penalty_state
+                    .zip(limit.penalty())
+                    .map(|(penalty_state, new)| penalty_state.rebased(new, now)),
+                shadow_history: record.shadow_history.clone().filter(|_| limit.is_shadow()),
             }
         });
         carried.collect()
     }
 
-    /// Merges two states of this policy: each limit keeps the state under which more is used, and the
-    /// penalty that lasts longer.
+    /// Merges two states of this policy. Each limit keeps the state in which more is used, and the penalty
+    /// that lasts longer.
     #[must_use]
-    pub fn merge(&self, one: &[Standing], other: &[Standing], now: Tick) -> Box<[Standing]> {
+    pub fn merge(
+        &self,
+        one: &[LimitRecord],
+        other: &[LimitRecord],
+        now: Tick,
+    ) -> Box<[LimitRecord]> {
         let merged = self.each(one).zip(other).map(|((limit, one), other)| {
-            let used = |standing: &Standing| limit.used(&standing.state, now);
-            let over_at =
-                |record: &Record| record.over_at(limit.window()).unwrap_or(Tick(i64::MAX));
-            let records = [one.record, other.record].into_iter().flatten();
-            Standing {
-                state: if used(other).is_more_than(used(one)) { other } else { one }.state.clone(),
-                // A penalty that is served comes before refusals that are only counted.
-                record: records.max_by_key(|record| (record.wait(now), over_at(record))),
+            let used = |record: &LimitRecord| limit.used(&record.state, now);
+            let ends_at = |penalty_state: &PenaltyState| {
+                penalty_state.ends_at(limit.window()).unwrap_or(Tick(i64::MAX))
+            };
+            let records = [one.penalty_state, other.penalty_state].into_iter().flatten();
+            let most_used = if used(other).is_more_than(used(one)) { other } else { one };
+            LimitRecord {
+                state: most_used.state.clone(),
+                shadow_history: most_used.shadow_history.clone(),
+                // A penalty in force comes before denials that are only counted.
+                penalty_state: records
+                    .max_by_key(|penalty_state| (penalty_state.wait(now), ends_at(penalty_state))),
             }
         });
         merged.collect()
     }
 
-    fn most_used(&self, states: &[Standing], now: Tick) -> Used {
-        let used = self.each(states).map(|(limit, standing)| limit.used(&standing.state, now));
+    fn most_used(&self, states: &[LimitRecord], now: Tick) -> Used {
+        let used = self.each(states).map(|(limit, record)| limit.used(&record.state, now));
         used.max_by_key(|used| used.rounded_up()).unwrap_or(Used::NOTHING)
     }
 }
 
 impl Algorithm for Policy {
-    type State = Box<[Standing]>;
+    type State = Box<[LimitRecord]>;
 
     fn capacity(&self) -> Cost {
         let enforced = self.limits().iter().filter(|limit| !limit.is_shadow());
@@ -232,61 +311,70 @@ impl Algorithm for Policy {
         self.make(|limit| limit.fresh(now))
     }
 
-    fn first(&self, now: Tick) -> Self::State {
-        self.make(|limit| limit.first(now))
+    fn initial(&self, now: Tick) -> Self::State {
+        self.make(|limit| limit.initial(now))
     }
 
     fn last_change(&self, state: &Self::State) -> Tick {
-        let each = self.each(state).map(|(limit, standing)| limit.last_changed(standing));
+        let each = self.each(state).map(|(limit, record)| limit.last_change_of_record(record));
         each.max().unwrap_or(Tick(i64::MIN))
     }
 
-    fn set_back(&self, state: &Self::State, now: Tick) -> bool {
-        self.each(state).any(|(limit, standing)| limit.was_set_back(standing, now))
+    fn clock_was_set_back(&self, state: &Self::State, now: Tick) -> bool {
+        self.each(state).any(|(limit, record)| limit.clock_was_set_back_for_record(record, now))
     }
 
     fn rebase(&self, state: &mut Self::State, now: Tick) {
-        self.each_mut(state).for_each(|(limit, standing)| limit.move_back(standing, now));
+        self.each_mut(state).for_each(|(limit, record)| limit.rebase_record(record, now));
     }
 
-    fn decides_at(&self, state: &Self::State, now: Tick) -> Tick {
-        let each = self.each(state).map(|(limit, standing)| limit.decides_late_at(standing, now));
+    fn decision_time(&self, state: &Self::State, now: Tick) -> Tick {
+        let each =
+            self.each(state).map(|(limit, record)| limit.decision_time_of_record(record, now));
         each.max().unwrap_or(now)
     }
 
-    fn clock_set_back(&self, state: &mut Self::State, now: Tick) {
-        for (limit, standing) in self.each_mut(state) {
-            limit.move_back(standing, now);
-            limit.clock_set_back(&mut standing.state, now);
+    fn rebase_after_set_back(&self, state: &mut Self::State, now: Tick) {
+        for (limit, record) in self.each_mut(state) {
+            limit.rebase_record(record, now);
+            limit.rebase_after_set_back(&mut record.state, now);
         }
     }
 
-    fn admits(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
-        self.enforced(state).all(|(limit, standing)| limit.lets(standing, now, cost))
+    fn allows(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
+        self.enforced(state).all(|(limit, record)| limit.allows_record(record, now, cost))
     }
 
-    fn admit(&self, state: &mut Self::State, now: Tick, cost: Cost) -> bool {
-        let admits = self.admits(state, now, cost);
-        if admits && cost > 0 {
-            for (limit, standing) in self.each_mut(state) {
-                // Only a shadow can refuse here.
-                if limit.lets(standing, now, cost) {
-                    limit.charge(&mut standing.state, now, i128::from(cost));
+    fn try_charge(&self, state: &mut Self::State, now: Tick, cost: Cost) -> bool {
+        let is_allowed = self.allows(state, now, cost);
+        if is_allowed && cost > 0 {
+            for (limit, record) in self.each_mut(state) {
+                // Only a shadow limit can deny here.
+                let is_charged = limit.allows_record(record, now, cost);
+                limit.note_request(record, cost, is_charged);
+                if is_charged {
+                    limit.charge(&mut record.state, now, i128::from(cost));
                 } else {
-                    limit.note_refusal(standing, now, cost);
+                    limit.count_denial(record, now, cost);
                 }
             }
         }
-        admits
+        is_allowed
     }
 
-    fn refuse(&self, state: &mut Self::State, now: Tick, cost: Cost) {
-        self.each_mut(state).for_each(|(limit, standing)| limit.note_refusal(standing, now, cost));
+    fn record_denial(&self, state: &mut Self::State, now: Tick, cost: Cost) {
+        self.each_mut(state).for_each(|(limit, record)| limit.count_denial(record, now, cost));
     }
 
-    fn refusing(&self, state: &Self::State, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
-        self.each(state).position(|(limit, standing)| {
-            limit.is_shadow() == shadow && !limit.lets(standing, now, cost)
+    fn denying_limit(
+        &self,
+        state: &Self::State,
+        now: Tick,
+        cost: Cost,
+        shadow: bool,
+    ) -> Option<usize> {
+        self.each(state).position(|(limit, record)| {
+            limit.is_shadow() == shadow && !limit.allows_record(record, now, cost)
         })
     }
 
@@ -296,7 +384,7 @@ impl Algorithm for Policy {
 
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
         self.enforced(state)
-            .map(|(limit, standing)| limit.fits(standing, now, cost))
+            .map(|(limit, record)| limit.fit_record(record, now, cost))
             .fold(Fit::Now, Fit::or_later)
     }
 
@@ -304,17 +392,17 @@ impl Algorithm for Policy {
         let mut enforced = self.enforced(state);
         let (first, others) = (enforced.next(), enforced.count());
         let mut behind = FitBehind { earliest: Fit::Now, latest: Some(Ticks::ZERO) };
-        if let Some((limit, standing)) = first {
-            behind = limit.fit_behind(&standing.state, now, ahead, cost);
+        if let Some((limit, record)) = first {
+            behind = limit.fit_behind(&record.state, now, ahead, cost);
         }
-        for (limit, standing) in self.enforced(state) {
-            let under = limit.fit_behind(&standing.state, now, ahead, cost).earliest;
-            let penalty = match standing.penalty(now) {
+        for (limit, record) in self.enforced(state) {
+            let under = limit.fit_behind(&record.state, now, ahead, cost).earliest;
+            let penalty = match record.penalty_left(now) {
                 Ticks::ZERO => Fit::Now,
                 wait => Fit::After(wait),
             };
             behind.earliest = behind.earliest.or_later(under).or_later(penalty);
-            // Which of several limits the requests ahead wait for can differ from one to the next.
+            // Each request ahead may wait for another limit, so there is no upper bound.
             if others > 0 || penalty != Fit::Now {
                 behind.latest = None;
             }
@@ -323,15 +411,18 @@ impl Algorithm for Policy {
     }
 
     fn charge(&self, state: &mut Self::State, now: Tick, amount: i128) -> u128 {
-        let each = self.each_mut(state);
-        each.map(|(limit, standing)| limit.charge(&mut standing.state, now, amount))
-            .max()
-            .unwrap_or(0)
+        let mut dropped = 0;
+        for (limit, record) in self.each_mut(state) {
+            let by_limit = limit.charge_record(record, now, amount);
+            // A shadow limit must not affect the others.
+            dropped = dropped.max(if limit.is_shadow() { 0 } else { by_limit });
+        }
+        dropped
     }
 
-    fn uncharged(&self, state: &Self::State, now: Tick, cost: Cost) -> Vec<usize> {
-        let denies = |(limit, standing): (&Limit, &Standing)| {
-            limit.is_shadow() && !limit.lets(standing, now, cost)
+    fn uncharged_limits(&self, state: &Self::State, now: Tick, cost: Cost) -> Vec<usize> {
+        let denies = |(limit, record): (&Limit, &LimitRecord)| {
+            limit.is_shadow() && !limit.allows_record(record, now, cost)
         };
         let each = self.each(state).enumerate();
         each.filter(|(_, one)| denies(*one)).map(|(limit, _)| limit).collect()
@@ -339,35 +430,35 @@ impl Algorithm for Policy {
 
     fn receipt(&self, state: &Self::State) -> Receipt {
         Receipt::Each(
-            self.each(state).map(|(limit, standing)| limit.receipt(&standing.state)).collect(),
+            self.each(state).map(|(limit, record)| limit.receipt(&record.state)).collect(),
         )
     }
 
     fn charge_with_receipt(&self, state: &mut Self::State, now: Tick, cost: Cost) -> Receipt {
         let each = self.each_mut(state);
-        let charge = |(limit, standing): (&Limit, &mut Standing)| {
-            limit.charge_with_receipt(&mut standing.state, now, cost)
+        let charge = |(limit, record): (&Limit, &mut LimitRecord)| {
+            limit.note_request(record, cost, true);
+            limit.charge_with_receipt(&mut record.state, now, cost)
         };
         Receipt::Each(each.map(charge).collect())
     }
 
-    /// A shadow limit that did not charge the estimate takes no part: enforced, it would have denied the
-    /// reservation.
+    /// Does not change the state of shadow limits that did not charge the estimate: if they were enforced, they would
+    /// have denied the reservation.
     fn settle(&self, state: &mut Self::State, now: Tick, change: i128, receipt: &Receipt) -> u128 {
-        let each = self.each_mut(state).enumerate();
-        let charged = each.filter_map(|(index, one)| Some((one, receipt.of_limit(index)?)));
-        let dropped = charged.map(|((limit, standing), receipt)| {
-            limit.move_back(standing, now);
-            limit.settle(&mut standing.state, now, change, receipt)
-        });
-        dropped.max().unwrap_or(0)
+        let mut dropped = 0;
+        for (index, (limit, record)) in self.each_mut(state).enumerate() {
+            let by_limit = limit.settle_record(record, now, change, receipt.of_limit(index));
+            dropped = dropped.max(if limit.is_shadow() { 0 } else { by_limit });
+        }
+        dropped
     }
 
-    fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts {
+    fn facts(&self, state: &Self::State, now: Tick, charged: Option<Cost>) -> Facts {
         let enforced = self.each(state).enumerate().filter(|(_, (limit, _))| !limit.is_shadow());
-        let facts = enforced.map(|(index, (limit, standing))| Facts {
+        let facts = enforced.map(|(index, (limit, record))| Facts {
             scarcest: Some(index),
-            ..limit.told(standing, now, admitted)
+            ..limit.facts_of_record(record, now, charged)
         });
         let tightest = facts.reduce(|one, other| {
             let tightest = if other.remaining < one.remaining { other } else { one };
@@ -377,26 +468,26 @@ impl Algorithm for Policy {
                 ..tightest
             }
         });
-        // Nothing is enforced if all are shadows.
+        // If all limits are shadow limits, nothing is enforced.
         tightest.unwrap_or(Facts::UNLIMITED)
     }
 
     fn fresh_at(&self, state: &Self::State) -> Option<Tick> {
-        self.each(state).try_fold(Tick(i64::MIN), |last, (limit, standing)| {
-            Some(last.max(limit.forgets_at(standing)?))
+        self.each(state).try_fold(Tick(i64::MIN), |last, (limit, record)| {
+            Some(last.max(limit.record_fresh_at(record)?))
         })
     }
 
-    /// The most that any of the limits has used.
+    /// Returns the most units that any limit has used.
     fn used(&self, state: &Self::State, now: Tick) -> Used {
         self.most_used(state, now)
     }
 
-    /// The largest share that any of the limits that are enforced has used. A penalty counts as all of it.
+    /// Returns the largest share that any enforced limit has used. A penalty counts as the whole quota.
     fn share_used(&self, state: &Self::State, now: Tick) -> Share {
-        let each = self.enforced(state).map(|(limit, standing)| match standing.record {
-            Some(record) if record.wait(now) > Ticks::ZERO => Share::ALL,
-            _ => limit.share_used(&standing.state, now),
+        let each = self.enforced(state).map(|(limit, record)| match record.penalty_state {
+            Some(penalty_state) if penalty_state.wait(now) > Ticks::ZERO => Share::ALL,
+            _ => limit.share_used(&record.state, now),
         });
         each.max().unwrap_or(Share::of(Used::NOTHING, 1))
     }
@@ -409,12 +500,15 @@ impl Algorithm for Policy {
         let mut one = Vec::new();
         out.push(TAG);
         codec::put(out, state.len() as u64);
-        for (limit, standing) in self.each(state) {
+        for (limit, record) in self.each(state) {
             one.clear();
-            limit.encode(&standing.state, &mut one);
+            limit.encode(&record.state, &mut one);
             codec::put(out, one.len() as u64);
             out.extend_from_slice(&one);
-            Record::encode(standing.record.as_ref(), out);
+            PenaltyState::encode(record.penalty_state.as_ref(), out);
+            if limit.is_shadow() {
+                record.shadow_history.as_deref().unwrap_or(&ShadowHistory::default()).encode(out);
+            }
         }
     }
 
@@ -429,16 +523,23 @@ impl Algorithm for Policy {
         for limit in self.limits() {
             let length: usize = reader.number("length")?;
             let state = limit.decode(reader.bytes(length)?)?;
-            let record = Record::decode(&mut reader)?;
-            if record.is_some() && limit.penalty().is_none() {
+            let penalty_state = PenaltyState::decode(&mut reader)?;
+            if penalty_state.is_some() && limit.penalty().is_none() {
                 return Err(DecodeError::Field { name: "penalty" });
             }
-            states.push(Standing { state, record });
+            let shadow_history = match limit.is_shadow() {
+                true => {
+                    Some(ShadowHistory::decode(&mut reader)?).filter(|history| !history.is_empty())
+                }
+                false => None,
+            };
+            let shadow_history = shadow_history.map(Box::new);
+            states.push(LimitRecord { state, penalty_state, shadow_history });
         }
         reader.end()?;
         Ok(states.into())
     }
 }
 
-/// The first byte of an encoded policy's state; the algorithms have 1 to 6.
+/// The first byte of an encoded state of a policy. The algorithms have 1 to 6.
 const TAG: u8 = 0x10;

@@ -1,15 +1,15 @@
-//! What a rule would do to a trace: virtual time, many clients, no waiting.
+//! Deciding a recorded trace: many clients, in virtual time, without waiting.
 //!
-//! The replay command, the playground and backtests all decide here, with the very rules that serve.
+//! The replay command, the playground and backtests use it, with the same rules that serve requests.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::{Algorithm, Answer, Cost, Decision, Tick};
 
-/// A rule and the states of the clients that have come so far, numbered in order of appearance.
+/// A rule and the states of all clients seen so far.
 ///
-/// Whoever feeds it names the clients; [`simulate`] does so for keys of any kind.
+/// Clients are numbers that count up from 0. [`simulate`] assigns them to keys of any type.
 #[derive(Clone, Debug)]
 pub struct Simulator<A: Algorithm> {
     rule: A,
@@ -17,34 +17,35 @@ pub struct Simulator<A: Algorithm> {
 }
 
 impl<A: Algorithm> Simulator<A> {
-    /// A simulator without clients.
+    /// Creates a simulator without clients.
     pub const fn new(rule: A) -> Self {
         Self { rule, states: Vec::new() }
     }
 
-    /// The rule.
+    /// Returns the rule.
     pub const fn rule(&self) -> &A {
         &self.rule
     }
 
-    /// The state of a client, if it has come.
+    /// Returns the state of a client, or `None` if it has made no request.
     #[must_use]
     pub fn state(&self, client: usize) -> Option<&A::State> {
         self.states.get(client)
     }
 
-    /// Decides a request. Clients are numbered from 0; one that skips numbers brings those before it
-    /// along, as if they had come at the same time.
+    /// Decides a request of a client.
+    ///
+    /// If the number of a new client skips others, their states are created at the same time.
     #[inline]
     pub fn step<T: Answer>(&mut self, client: usize, now: Tick, cost: Cost) -> T {
         while self.states.len() <= client {
-            self.states.push(self.rule.first(now));
+            self.states.push(self.rule.initial(now));
         }
         self.rule.decide(&mut self.states[client], now, cost)
     }
 }
 
-/// Decides a trace of (key, time, cost), each request as it is asked for.
+/// Decides a trace of keys, times and costs. Each request is decided when the iterator reaches it.
 ///
 /// ```
 /// use tallygate_core::{simulate, Policy, Tick, Ticks};

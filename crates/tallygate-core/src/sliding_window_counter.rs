@@ -1,8 +1,9 @@
-//! Sliding window counter: two aligned windows, the earlier one weighted by how much of it is left.
+//! Sliding window counter: two aligned windows. The count of the previous one is weighted by how much of it still lies
+//! within the last W.
 //!
-//! Nearly as smooth as the log in constant memory. It assumes that the previous window's requests
-//! came evenly: if they came at its end, up to 2L can pass in one sliding window; if at its start,
-//! requests are refused that the log would admit.
+//! It is nearly as smooth as the log, in constant memory. It assumes that the requests of the previous window came
+//! evenly. If they came at its end, up to 2L units can be allowed within one sliding window. If they came at its start,
+//! requests are denied that the log would allow.
 
 use alloc::vec::Vec;
 
@@ -12,29 +13,29 @@ use crate::doubles::NumberReader;
 use crate::fixed_window::{Windows, forced, into_window};
 use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
-use crate::{Cost, Tick, Ticks};
+use crate::{Cost, Quota, Tick, Ticks};
 
-/// At most `limit` in an estimate of the last window's use.
+/// A sliding window counter that allows at most `limit` units, by an estimate of the units in the last window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounter {
     limit: Cost,
     window: u64,
-    /// The most a count can reach in debt.
+    /// The largest count, with all debt.
     ceiling: Cost,
-    /// How much a new key has used already.
+    /// The units that a new key has used.
     start: Cost,
 }
 
-/// What two neighbouring windows have used.
+/// The state of a sliding window counter: the counts of two neighboring windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounterState {
     /// The time of the last change.
     pub(crate) last: Tick,
     /// How far into its aligned window that was.
     pub(crate) into: u64,
-    /// What was used in that window.
+    /// The units that are used in that window.
     pub(crate) count: Cost,
-    /// What was used in the window before it.
+    /// The units that are used in the window before it.
     pub(crate) previous: Cost,
 }
 
@@ -48,9 +49,9 @@ impl SlidingWindowCounter {
         }
     }
 
-    /// The state as it stands at `now`: windows that have passed moved on or left behind.
+    /// Returns the state at `now`, after windows have ended.
     ///
-    /// Where both have left, `into` is not told: it would cost a division that no answer needs.
+    /// If both windows have ended, `into` is 0 and not the real position, which would cost a division.
     #[inline]
     fn at(&self, state: &SlidingWindowCounterState, now: Tick) -> SlidingWindowCounterState {
         let elapsed = now.since(state.last);
@@ -67,13 +68,13 @@ impl SlidingWindowCounter {
         }
     }
 
-    /// How far `now` lies before the time the state is taken at.
+    /// Returns how late a caller is: how far `now` is before the last change, if that still matters.
     #[inline]
-    fn behind(state: &SlidingWindowCounterState, now: Tick) -> Ticks {
+    fn lateness(state: &SlidingWindowCounterState, now: Tick) -> Ticks {
         if state.is_fresh() { Ticks::ZERO } else { state.last.since(now) }
     }
 
-    /// Whether a cost fits at the state's own time.
+    /// Returns whether a cost fits at the time of the state.
     #[inline]
     fn has_room(&self, state: &SlidingWindowCounterState, cost: Cost) -> bool {
         let Some(room) = self.limit.checked_sub(cost).and_then(|n| n.checked_sub(state.count))
@@ -85,27 +86,27 @@ impl SlidingWindowCounter {
             < (u128::from(room) + 1) * u128::from(self.window)
     }
 
-    /// The estimate at the state's own time: floor(previous · (W − e) / W) + count.
+    /// Returns the estimate at the time of the state: floor(previous · (W − e) / W) + count.
     fn estimate(&self, state: &SlidingWindowCounterState) -> Cost {
         let window = u128::from(self.window);
         let weighted = u128::from(state.previous) * u128::from(self.window - state.into) / window;
         state.count.saturating_add(saturate(weighted))
     }
 
-    /// How far into a window it is when the weighted `previous` has come down to `room`; W if only the next
-    /// window will do.
-    fn place_where_it_fits(&self, previous: Cost, room: Cost) -> u64 {
+    /// Returns how far into the window the weighted `previous` count is at most `room`; W if this is only in the next
+    /// window.
+    fn position_where_it_fits(&self, previous: Cost, room: Cost) -> u64 {
         // floor(previous · (W − e) / W) ≤ room, solved for the least e.
         let below = (u128::from(room) + 1) * u128::from(self.window) - 1;
         let weight = below.checked_div(u128::from(previous)).map_or(u64::MAX, saturate);
         self.window.saturating_sub(weight)
     }
 
-    pub(crate) fn put_numbers(&self, state: &SlidingWindowCounterState, out: &mut Vec<i128>) {
+    pub(crate) fn write_numbers(&self, state: &SlidingWindowCounterState, out: &mut Vec<i128>) {
         out.extend([i128::from(state.last.0), state.count.into(), state.previous.into()]);
     }
 
-    pub(crate) fn take_numbers(
+    pub(crate) fn read_numbers(
         &self,
         numbers: &mut NumberReader<'_>,
     ) -> Result<SlidingWindowCounterState, DecodeError> {
@@ -113,7 +114,7 @@ impl SlidingWindowCounter {
         self.valid(last, numbers.next("count")?, numbers.next("count")?)
     }
 
-    /// A state that came from outside, if it is one that a decision can have left.
+    /// Returns an error if no decision can produce this state.
     fn valid(
         &self,
         last: Tick,
@@ -150,7 +151,7 @@ impl Algorithm for SlidingWindowCounter {
         self.starting(0, now)
     }
 
-    fn first(&self, now: Tick) -> SlidingWindowCounterState {
+    fn initial(&self, now: Tick) -> SlidingWindowCounterState {
         self.starting(self.start, now)
     }
 
@@ -160,8 +161,8 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     #[inline]
-    fn set_back(&self, state: &SlidingWindowCounterState, now: Tick) -> bool {
-        Self::behind(state, now).0 > self.window
+    fn clock_was_set_back(&self, state: &SlidingWindowCounterState, now: Tick) -> bool {
+        Self::lateness(state, now).0 > self.window
     }
 
     fn rebase(&self, state: &mut SlidingWindowCounterState, now: Tick) {
@@ -169,45 +170,45 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     #[inline]
-    fn admits(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
+    fn allows(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
         self.has_room(&self.at(state, now), cost)
     }
 
     #[inline]
-    fn admit(&self, state: &mut SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
+    fn try_charge(&self, state: &mut SlidingWindowCounterState, now: Tick, cost: Cost) -> bool {
         let mut new = self.at(state, now);
-        let admits = self.has_room(&new, cost);
-        if admits && cost > 0 {
+        let is_allowed = self.has_room(&new, cost);
+        if is_allowed && cost > 0 {
             if new.is_fresh() {
                 new = self.fresh(now);
             }
             new.count += cost;
             *state = new;
         }
-        admits
+        is_allowed
     }
 
     fn fit(&self, state: &SlidingWindowCounterState, now: Tick, cost: Cost) -> Fit {
         let Some(most) = self.limit.checked_sub(cost) else { return Fit::Never };
-        if self.admits(state, now, cost) {
+        if self.allows(state, now, cost) {
             return Fit::Now;
         }
-        let behind = Self::behind(state, now);
+        let lateness = Self::lateness(state, now);
         let state = self.at(state, now);
         let at = match most.checked_sub(state.count) {
-            Some(room) => self.place_where_it_fits(state.previous, room),
-            None => self.window + self.place_where_it_fits(state.count, most),
+            Some(room) => self.position_where_it_fits(state.previous, room),
+            None => self.window + self.position_where_it_fits(state.count, most),
         };
-        Fit::After(behind.plus(Ticks(at.saturating_sub(state.into))))
+        Fit::After(lateness.plus(Ticks(at.saturating_sub(state.into))))
     }
 
-    /// Whatever the estimate says, no aligned window admits more than the limit.
+    /// No aligned window allows more than the limit, whatever the estimate is.
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
         let alone = self.fit(state, now, cost);
-        let behind = Self::behind(state, now);
+        let lateness = Self::lateness(state, now);
         let state = self.at(state, now);
         let into = if state.is_fresh() { into_window(now, self.window) } else { state.into };
-        let left = behind.plus(Ticks(self.window - into));
+        let left = lateness.plus(Ticks(self.window - into));
         let windows = Windows { left, window: self.window, limit: self.limit };
         let earliest = windows.fit(ahead, cost, self.limit.saturating_sub(state.count));
         FitBehind { latest: windows.latest(alone, ahead), earliest: alone.or_later(earliest) }
@@ -222,7 +223,7 @@ impl Algorithm for SlidingWindowCounter {
             new = self.fresh(now);
         }
         let dropped = if amount < 0 {
-            // The current window first, then the one before it.
+            // Refund from the current window first, then from the previous one.
             let (count, rest) = forced(new.count, self.ceiling, amount);
             let (previous, dropped) =
                 forced(new.previous, self.ceiling, 0_i128.saturating_sub_unsigned(rest));
@@ -238,7 +239,8 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     fn receipt(&self, state: &SlidingWindowCounterState) -> Receipt {
-        Receipt::Limit(Mark::at(state.last))
+        let SlidingWindowCounterState { last, into, count, previous } = *state;
+        Receipt::Limit(Mark::of_counts(last, into, count, previous))
     }
 
     /// Returns units to the window that they were charged in, while that window counts.
@@ -249,7 +251,7 @@ impl Algorithm for SlidingWindowCounter {
         change: i128,
         receipt: &Receipt,
     ) -> u128 {
-        if self.set_back(state, now) {
+        if self.clock_was_set_back(state, now) {
             self.rebase(state, now);
         }
         if change > 0 {
@@ -261,16 +263,16 @@ impl Algorithm for SlidingWindowCounter {
         let Some(mark) = mark.filter(|_| !new.is_fresh()) else { return asked };
         let ago = new.last.since(mark.charged_at()).0;
         let most = mark.returnable(asked);
-        let give_back = |count: &mut Cost| {
+        let return_units = |count: &mut Cost| {
             let (left, dropped) =
                 forced(*count, self.ceiling, 0_i128.saturating_sub_unsigned(most));
             *count = left;
             most - dropped
         };
         let returned = if ago <= new.into {
-            give_back(&mut new.count)
+            return_units(&mut new.count)
         } else if ago <= new.into + self.window {
-            give_back(&mut new.previous)
+            return_units(&mut new.previous)
         } else {
             0
         };
@@ -281,13 +283,13 @@ impl Algorithm for SlidingWindowCounter {
     }
 
     fn facts(&self, state: &SlidingWindowCounterState, now: Tick, _: Option<Cost>) -> Facts {
-        let behind = Self::behind(state, now);
+        let lateness = Self::lateness(state, now);
         let state = self.at(state, now);
         let left = self.window - state.into;
         let reset_after = match (state.count, state.previous) {
             (0, 0) => Ticks::ZERO,
-            (0, _) => behind.plus(Ticks(left)),
-            _ => behind.plus(Ticks(left + self.window)),
+            (0, _) => lateness.plus(Ticks(left)),
+            _ => lateness.plus(Ticks(left + self.window)),
         };
         Facts {
             limit: self.limit,
@@ -295,6 +297,7 @@ impl Algorithm for SlidingWindowCounter {
             reset_after,
             delay: Ticks::ZERO,
             scarcest: Some(0),
+            quota: Some(Quota { amount: self.limit, window: Ticks(self.window) }),
         }
     }
 

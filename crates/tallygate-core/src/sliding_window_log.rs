@@ -1,8 +1,11 @@
-//! Sliding window log: every admitted request remembered until it is W old.
+//! Sliding window log: remembers every allowed request until it is as old as the window.
 //!
-//! Exact: at most L in every window, wherever it starts, and never a refusal that was not due. It
-//! pays with memory, an entry for each distinct tick with an admission, so at most min(L, W) of them
-//! (and as many again for debt); limits that could need more than [`MAX_LOG_ENTRIES`] are refused.
+//! It is exact: it allows at most L units in every window, wherever the window starts, and denies a request only if
+//! L is reached. It needs memory: an entry per tick with an allowed request, so at most min(L, W) entries (and as
+//! many again for debt). A limit that could need more than [`MAX_LOG_ENTRIES`] is a [`PolicyError`].
+//!
+//! [`MAX_LOG_ENTRIES`]: crate::MAX_LOG_ENTRIES
+//! [`PolicyError`]: crate::PolicyError
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -13,30 +16,30 @@ use crate::doubles::NumberReader;
 use crate::fixed_window::{Windows, forced, many};
 use crate::numbers::{Kind, Numbers, saturate};
 use crate::receipt::{Mark, Receipt};
-use crate::{Cost, Tick, Ticks};
+use crate::{Cost, Quota, Tick, Ticks};
 
-/// At most `limit` in every window of this length.
+/// A sliding window log that allows at most `limit` units in every window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowLog {
     limit: Cost,
     window: u64,
-    /// The most that can be used in debt.
+    /// The most units that can be used, with all debt.
     ceiling: Cost,
-    /// How much a new key has used already.
+    /// The units that a new key has used.
     start: Cost,
 }
 
-/// When how much was admitted.
+/// The state of a sliding window log: the times and costs of allowed requests.
 ///
-/// Entries hold running totals instead of costs, so that what is used, and when enough of it will
-/// have left, are binary searches however long the log is.
+/// Entries hold running totals instead of costs. So a binary search finds how much is used, and when enough of it
+/// will have expired.
 #[derive(Clone, Debug)]
 pub struct SlidingWindowLogState {
     /// The time of the last change.
     pub(crate) last: Tick,
-    /// The running total before the first entry. Totals wrap round: only differences count.
+    /// The running total before the first entry. Totals wrap around; only their differences matter.
     before: u64,
-    /// Ticks in rising order, each with the running total after it.
+    /// Ticks in ascending order, each with the running total after it.
     pub(crate) entries: VecDeque<(Tick, u64)>,
 }
 
@@ -50,39 +53,40 @@ impl SlidingWindowLog {
         }
     }
 
-    /// How many entries have left by `now`. A late `now` is before every entry's leaving.
+    /// Returns how many entries have expired by `now`. For a late caller, no entry has expired since the last
+    /// change.
     #[inline]
     pub(crate) fn expired(&self, state: &SlidingWindowLogState, now: Tick) -> usize {
-        let gone = |index: usize| {
+        let is_expired = |index: usize| {
             state.entries.get(index).is_some_and(|&(tick, _)| now.since(tick).0 >= self.window)
         };
-        // Mostly none or few: look at the first, then twice as far each time, then between.
+        // Usually no or few entries have expired: double the distance from the front, then search between.
         let mut reach = 0;
-        while gone(reach) {
+        while is_expired(reach) {
             reach = 2 * reach + 1;
         }
         let (mut low, mut high) = (reach / 2, reach);
         while low < high {
             let middle = low.midpoint(high);
-            if gone(middle) { low = middle + 1 } else { high = middle }
+            if is_expired(middle) { low = middle + 1 } else { high = middle }
         }
         low
     }
 
-    /// What is used at `now`.
+    /// Returns the units that are used at `now`.
     #[inline]
     fn count(&self, state: &SlidingWindowLogState, now: Tick) -> Cost {
         state.total().wrapping_sub(state.total_before(self.expired(state, now)))
     }
 
-    /// How far `now` lies before the time the state is taken at.
+    /// Returns how late a caller is: how far `now` is before the last change, if that still matters.
     #[inline]
-    fn behind(state: &SlidingWindowLogState, now: Tick) -> Ticks {
+    fn lateness(state: &SlidingWindowLogState, now: Tick) -> Ticks {
         if state.entries.is_empty() { Ticks::ZERO } else { state.last.since(now) }
     }
 
-    /// The time from `now` until an entry leaves. Its age is below W.
-    fn until_it_leaves(&self, entry: Tick, now: Tick) -> Ticks {
+    /// Returns the time from `now` until an entry expires. The entry is younger than W.
+    fn time_to_expiry(&self, entry: Tick, now: Tick) -> Ticks {
         if now < entry {
             Ticks(self.window).plus(entry.since(now))
         } else {
@@ -90,14 +94,14 @@ impl SlidingWindowLog {
         }
     }
 
-    pub(crate) fn put_numbers(&self, state: &SlidingWindowLogState, out: &mut Vec<i128>) {
+    pub(crate) fn write_numbers(&self, state: &SlidingWindowLogState, out: &mut Vec<i128>) {
         out.extend([i128::from(state.last.0), 0, state.entries.len() as i128]);
         for &(tick, total) in &state.entries {
             out.extend([i128::from(tick.0), total.wrapping_sub(state.before).into()]);
         }
     }
 
-    pub(crate) fn take_numbers(
+    pub(crate) fn read_numbers(
         &self,
         numbers: &mut NumberReader<'_>,
     ) -> Result<SlidingWindowLogState, DecodeError> {
@@ -126,30 +130,30 @@ impl SlidingWindowLog {
 }
 
 impl SlidingWindowLogState {
-    /// The running total after the last entry.
+    /// Returns the running total after the last entry.
     #[inline]
     pub(crate) fn total(&self) -> u64 {
         self.total_before(self.entries.len())
     }
 
-    /// The running total before the entry of this index.
+    /// Returns the running total before the entry with this index.
     #[inline]
     pub(crate) fn total_before(&self, index: usize) -> u64 {
         index.checked_sub(1).map_or(self.before, |index| self.entries[index].1)
     }
 
-    /// The entry with which `excess` will have left, of those that have not expired.
-    pub(crate) fn leaving(&self, expired: usize, excess: Cost) -> Option<Tick> {
+    /// Returns the time of the entry with whose expiry `excess` units have expired. It skips `expired` entries.
+    pub(crate) fn expiring(&self, expired: usize, excess: Cost) -> Option<Tick> {
         let enough = self.total_before(expired).wrapping_sub(self.before) + excess;
         let entry =
             self.entries.partition_point(|&(_, total)| total.wrapping_sub(self.before) < enough);
         self.entries.get(entry).map(|&(tick, _)| tick)
     }
 
-    /// Drops what has expired by `now`, the time of a change.
+    /// Drops the expired entries, and sets the time of the last change.
     fn move_to(&mut self, now: Tick, expired: usize) {
         self.before = self.total_before(expired);
-        // At once: a million entries can leave with one request.
+        // In one call, because a million entries can expire with one request.
         self.entries.drain(..expired);
         self.last = if self.entries.is_empty() { now } else { self.last.max(now) };
     }
@@ -162,14 +166,14 @@ impl SlidingWindowLogState {
         }
     }
 
-    /// Takes units from the entry of a tick, at most as many as it has. Returns how many.
+    /// Removes units from the entry of a tick, at most as many as it has. Returns how many were removed.
     fn take_from(&mut self, tick: Tick, asked: u128) -> Cost {
         let Ok(index) = self.entries.binary_search_by_key(&tick, |&(tick, _)| tick) else {
             return 0;
         };
         let cost = self.entries[index].1.wrapping_sub(self.total_before(index));
         let taken = Cost::try_from(asked).unwrap_or(Cost::MAX).min(cost);
-        // Totals only count by their differences, so the shorter side of the log is the one to change.
+        // Only differences of totals matter, so change the shorter side of the log.
         if index < self.entries.len() / 2 {
             self.before = self.before.wrapping_add(taken);
             for (_, total) in self.entries.range_mut(..index) {
@@ -186,8 +190,8 @@ impl SlidingWindowLogState {
         taken
     }
 
-    /// Gives up the newest entries, the last of them perhaps in part.
-    fn give_back(&mut self, cost: Cost) {
+    /// Removes units from the newest entries. The last affected entry may keep a part of its units.
+    fn refund(&mut self, cost: Cost) {
         let total = self.total().wrapping_sub(cost);
         let kept = total.wrapping_sub(self.before);
         while let Some(index) = self.entries.len().checked_sub(1) {
@@ -211,7 +215,7 @@ impl Algorithm for SlidingWindowLog {
         Self::starting(0, now)
     }
 
-    fn first(&self, now: Tick) -> SlidingWindowLogState {
+    fn initial(&self, now: Tick) -> SlidingWindowLogState {
         Self::starting(self.start, now)
     }
 
@@ -221,16 +225,16 @@ impl Algorithm for SlidingWindowLog {
     }
 
     #[inline]
-    fn set_back(&self, state: &SlidingWindowLogState, now: Tick) -> bool {
-        Self::behind(state, now).0 > self.window
+    fn clock_was_set_back(&self, state: &SlidingWindowLogState, now: Tick) -> bool {
+        Self::lateness(state, now).0 > self.window
     }
 
-    /// Every entry keeps its age.
+    /// Moves the entries back in time. Each entry keeps its age.
     fn rebase(&self, state: &mut SlidingWindowLogState, now: Tick) {
         let mut rebased = Self::starting(0, now);
         let mut total = state.total_before(self.expired(state, state.last));
         for &(tick, after) in state.entries.range(self.expired(state, state.last)..) {
-            // Ages are below W; at the very start of time an entry may lose some of its own.
+            // Entries are younger than W. At the first ticks of the range, an entry may become younger.
             let tick = Tick(now.0.saturating_sub_unsigned(state.last.since(tick).0));
             rebased.add(tick, after.wrapping_sub(total));
             total = after;
@@ -239,20 +243,20 @@ impl Algorithm for SlidingWindowLog {
     }
 
     #[inline]
-    fn admits(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
+    fn allows(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
         cost <= self.limit && self.count(state, now) <= self.limit - cost
     }
 
     #[inline]
-    fn admit(&self, state: &mut SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
+    fn try_charge(&self, state: &mut SlidingWindowLogState, now: Tick, cost: Cost) -> bool {
         let expired = self.expired(state, now);
         let count = state.total().wrapping_sub(state.total_before(expired));
-        let admits = cost <= self.limit && count <= self.limit - cost;
-        if admits && cost > 0 {
+        let is_allowed = cost <= self.limit && count <= self.limit - cost;
+        if is_allowed && cost > 0 {
             state.move_to(now, expired);
             state.add(state.last, cost);
         }
-        admits
+        is_allowed
     }
 
     fn fit(&self, state: &SlidingWindowLogState, now: Tick, cost: Cost) -> Fit {
@@ -261,13 +265,13 @@ impl Algorithm for SlidingWindowLog {
         if excess == 0 {
             return Fit::Now;
         }
-        match state.leaving(self.expired(state, now), excess) {
-            Some(entry) => Fit::After(self.until_it_leaves(entry, now)),
+        match state.expiring(self.expired(state, now), excess) {
+            Some(entry) => Fit::After(self.time_to_expiry(entry, now)),
             None => Fit::Now,
         }
     }
 
-    /// The first units fit when enough has left, and each further limit of them a window later.
+    /// The first units fit when enough units have expired, and each further L units a window later.
     fn fit_behind(&self, state: &Self::State, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
         let windows = Windows { left: Ticks(self.window), window: self.window, limit: self.limit };
         let latest = windows.latest(self.fit(state, now, cost), ahead);
@@ -277,7 +281,7 @@ impl Algorithm for SlidingWindowLog {
         let limit = u128::from(self.limit);
         let units = ahead.saturating_add(cost.into());
         let full = units.saturating_sub(1) / limit;
-        // At most the limit, so it fits 64 bits.
+        // It is at most the limit, so it fits 64 bits.
         let first = saturate(units - full * limit);
         let earliest = match (self.fit(state, now, first), many(full, self.window)) {
             (Fit::Now, Ticks::ZERO) => Fit::Now,
@@ -298,7 +302,7 @@ impl Algorithm for SlidingWindowLog {
         if new > count {
             state.add(state.last, new - count);
         } else {
-            state.give_back(count - new);
+            state.refund(count - new);
         }
         dropped
     }
@@ -307,7 +311,7 @@ impl Algorithm for SlidingWindowLog {
         Receipt::Limit(Mark::at(state.last))
     }
 
-    /// Returns units to the entry that they were charged to, if it has not left.
+    /// Returns units from the entry that they were charged to, if it has not expired.
     fn settle(
         &self,
         state: &mut SlidingWindowLogState,
@@ -315,7 +319,7 @@ impl Algorithm for SlidingWindowLog {
         change: i128,
         receipt: &Receipt,
     ) -> u128 {
-        if self.set_back(state, now) {
+        if self.clock_was_set_back(state, now) {
             self.rebase(state, now);
         }
         if change > 0 {
@@ -339,9 +343,10 @@ impl Algorithm for SlidingWindowLog {
         Facts {
             limit: self.limit,
             remaining: self.limit.saturating_sub(used),
-            reset_after: newest.map_or(Ticks::ZERO, |&(tick, _)| self.until_it_leaves(tick, now)),
+            reset_after: newest.map_or(Ticks::ZERO, |&(tick, _)| self.time_to_expiry(tick, now)),
             delay: Ticks::ZERO,
             scarcest: Some(0),
+            quota: Some(Quota { amount: self.limit, window: Ticks(self.window) }),
         }
     }
 
@@ -365,7 +370,7 @@ impl Algorithm for SlidingWindowLog {
         codec::put_tick(out, state.last);
         codec::put(out, state.entries.len() as u64);
         let (mut later, mut total) = (state.last, state.total());
-        // From the newest to the oldest: ages and costs are small numbers.
+        // From the newest to the oldest entry, because ages and costs are small numbers.
         for index in (0..state.entries.len()).rev() {
             let (tick, before) = (state.entries[index].0, state.total_before(index));
             codec::put(out, later.since(tick).0);
@@ -396,7 +401,7 @@ impl Algorithm for SlidingWindowLog {
             if cost == 0 || total.checked_add(cost).is_none_or(|sum| sum > self.ceiling) {
                 return Err(DecodeError::Field { name: "entry's cost" });
             }
-            // Totals run from the oldest, which is not known yet: they count down from 0 until then.
+            // Totals count from the oldest entry, which is not known yet. So they count down from 0.
             entries.push_front((tick, 0_u64.wrapping_sub(total)));
             total += cost;
             later = tick;

@@ -1,12 +1,12 @@
-//! Time as the core sees it: instants and spans of ticks.
+//! Times and durations, in ticks.
 //!
-//! A tick means whatever the caller says. The clocks of Tallygate count nanoseconds, Redis counts
-//! microseconds, a replay counts what its file counts. Nothing here asks the world what time it is.
+//! The caller chooses what a tick is. The clocks of Tallygate count nanoseconds, Redis counts microseconds, and a
+//! replay uses the unit of its file. Nothing here reads a clock.
 
 use core::fmt;
 use core::time::Duration;
 
-/// An instant: ticks since an origin that only the caller knows, possibly before it.
+/// A point in time: the number of ticks since an origin that the caller chooses. It may be negative.
 ///
 /// ```
 /// use tallygate_core::{Tick, Ticks};
@@ -17,21 +17,23 @@ use core::time::Duration;
 /// assert_eq!(Tick(i64::MAX).after(Ticks(1)), None);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tick(pub i64);
 
-/// A span of time, in ticks.
+/// A duration, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ticks(pub u64);
 
 impl Tick {
-    /// The time from `earlier` to here; none if `earlier` is later. Cannot overflow.
+    /// Returns the time from `earlier` to `self`, or 0 if `earlier` is later. It cannot overflow.
     #[must_use]
     #[inline]
     pub const fn since(self, earlier: Self) -> Ticks {
         if self.0 > earlier.0 { Ticks(self.0.abs_diff(earlier.0)) } else { Ticks(0) }
     }
 
-    /// The instant a span later; `None` if it lies beyond the last there is.
+    /// Returns the time `span` later; `None` if it is later than the last tick.
     #[must_use]
     #[inline]
     pub const fn after(self, span: Ticks) -> Option<Self> {
@@ -43,18 +45,18 @@ impl Tick {
 }
 
 impl Ticks {
-    /// No time at all.
+    /// A duration of 0.
     pub const ZERO: Self = Self(0);
 
-    /// Ticks per second where a tick is a nanosecond, as in Tallygate's own clocks.
+    /// The ticks per second if a tick is a nanosecond, as in Tallygate's own clocks.
     pub const PER_SECOND: u64 = 1_000_000_000;
 
-    /// Ticks per millisecond where a tick is a nanosecond, as in Tallygate's own clocks.
+    /// The ticks per millisecond if a tick is a nanosecond, as in Tallygate's own clocks.
     pub const PER_MILLISECOND: u64 = 1_000_000;
 
-    /// The ticks of a [`Duration`] where a tick is a nanosecond, as in Tallygate's own clocks.
+    /// Converts a [`Duration`] to ticks of one nanosecond, as in Tallygate's own clocks.
     ///
-    /// Beyond 584 years it stays at the largest value, which no limit accepts as a window.
+    /// A duration of more than 584 years becomes the largest value, which no limit accepts as a window.
     ///
     /// ```
     /// # use core::time::Duration;
@@ -66,13 +68,13 @@ impl Ticks {
         Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// These ticks as a [`Duration`], where a tick is a nanosecond.
+    /// Converts ticks of one nanosecond to a [`Duration`].
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         Duration::from_nanos(self.0)
     }
 
-    /// Both spans together, or the longest there is.
+    /// Returns the sum of both durations, or the longest duration if it overflows.
     #[must_use]
     #[inline]
     pub const fn plus(self, other: Self) -> Self {

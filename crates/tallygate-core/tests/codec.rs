@@ -1,4 +1,4 @@
-//! States as bytes: what is written comes back, and nothing else is taken for a state.
+//! States survive their encoding, and other bytes are an error.
 
 use proptest::prelude::*;
 use tallygate_core::{Algorithm, Decision, DecodeError, Limit, Policy, Tick, Ticks};
@@ -13,7 +13,7 @@ fn encoded(limit: &Limit, state: &<Limit as Algorithm>::State) -> Vec<u8> {
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// A state that was stored and loaded decides as the one that was kept.
+    /// A state that was encoded and decoded decides as the original does.
     #[test]
     fn a_state_survives_its_encoding(
         (limit, times, costs) in any_limit().prop_flat_map(|limit| {
@@ -21,10 +21,10 @@ proptest! {
             (Just(limit.clone()), times(&limit, 20, true), costs)
         }),
     ) {
-        let mut kept = limit.first(times[0]);
+        let mut kept = limit.initial(times[0]);
         let mut stored = encoded(&limit, &kept);
         for (&now, &cost) in times.iter().zip(&costs) {
-            let mut loaded = limit.decode(&stored).expect("it was encoded");
+            let mut loaded = limit.decode(&stored).expect("the bytes are an encoded state");
             let one: Decision = limit.decide(&mut kept, now, cost);
             let other: Decision = limit.decide(&mut loaded, now, cost);
             prop_assert_eq!(one, other);
@@ -33,21 +33,21 @@ proptest! {
         }
     }
 
-    /// Bytes from anywhere are refused or are a state; they never panic.
+    /// Random bytes are an error or a valid state, and never cause a panic.
     #[test]
-    fn any_bytes_are_refused_or_decided(
+    fn any_bytes_are_an_error_or_a_valid_state(
         limit in any_limit(),
         bytes in proptest::collection::vec(any::<u8>(), 0..40),
         now in any::<i64>(),
     ) {
-        for taken in [limit.decode(&bytes), limit.adopt(&bytes, Tick(now))].into_iter().flatten() {
-            let mut state = taken;
-            let told: Decision = limit.decide(&mut state, Tick(now), 1);
-            prop_assert!(told.remaining <= told.limit);
+        for decoded in [limit.decode(&bytes), limit.adopt(&bytes, Tick(now))].into_iter().flatten() {
+            let mut state = decoded;
+            let decision: Decision = limit.decide(&mut state, Tick(now), 1);
+            prop_assert!(decision.remaining <= decision.limit);
         }
     }
 
-    /// One byte wrong, missing or too many: refused, or still a state that decides.
+    /// With a changed, missing or extra byte, the bytes are an error or still a valid state.
     #[test]
     fn damaged_states_do_not_panic(
         (limit, costs) in any_limit().prop_flat_map(|limit| {
@@ -58,7 +58,7 @@ proptest! {
         byte in any::<u8>(),
         now in 0..1_000_i64,
     ) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         for (at, cost) in (0..).zip(costs) {
             limit.decide::<bool>(&mut state, Tick(at), cost);
         }
@@ -71,34 +71,34 @@ proptest! {
         prop_assert_eq!(limit.decode(&longer).err(), Some(DecodeError::Trailing { extra: 1 }));
         for bytes in [&damaged[..], truncated] {
             for mut state in [limit.decode(bytes), limit.adopt(bytes, Tick(now))].into_iter().flatten() {
-                let told: Decision = limit.decide(&mut state, Tick(now), 1);
-                prop_assert!(told.remaining <= told.limit);
+                let decision: Decision = limit.decide(&mut state, Tick(now), 1);
+                prop_assert!(decision.remaining <= decision.limit);
             }
         }
     }
 }
 
-/// Entries claimed but not there must not be allocated for.
+/// The decoder must not allocate memory for entries that are not there.
 #[test]
-fn a_log_that_claims_many_entries_is_refused_at_once() {
+fn a_log_that_claims_many_entries_is_an_error() {
     let limit = Policy::sliding_window_log(9).per(Ticks(10)).limit().unwrap();
-    let mut bytes = encoded(&limit, &limit.first(Tick(0)));
+    let mut bytes = encoded(&limit, &limit.initial(Tick(0)));
     assert_eq!(bytes.pop(), Some(0), "the number of entries comes last in an empty log");
     bytes.extend([0xff; 8]);
     bytes.push(0x7f);
     assert_eq!(limit.decode(&bytes).err(), Some(DecodeError::Truncated));
 }
 
-/// What no decision can have left behind is not believed.
+/// A state that no decision can produce is an error.
 #[test]
-fn a_level_above_all_debt_is_refused() {
+fn a_level_above_the_bound_on_debt_is_an_error() {
     let limit = Policy::token_bucket(3).per(Ticks(10)).limit().unwrap();
-    let mut state = limit.first(Tick(0));
+    let mut state = limit.initial(Tick(0));
     limit.charge(&mut state, Tick(0), i128::MAX);
     let deepest = encoded(&limit, &state);
     assert!(limit.decode(&deepest).is_ok());
     let mut deeper = deepest.clone();
-    let level = deeper.pop().expect("the level comes last");
+    let level = deeper.pop().expect("the level is the last byte");
     assert_eq!(level, 60, "6 tokens of 10 units");
     deeper.push(level + 1);
     assert_eq!(limit.decode(&deeper).err(), Some(DecodeError::Field { name: "level" }));

@@ -1,9 +1,9 @@
-//! Policies and states go out as numbers and bytes, and come back as they were.
+//! Policies and states survive their conversion to numbers and bytes.
 
 use proptest::prelude::*;
 use tallygate_core::{
-    Algorithm as _, Anchor, Decision, DecodeError, Kind, NotWhole, Op, Part, Penalty, Policy, Tick,
-    Ticks,
+    Algorithm as _, Anchor, Decision, DecodeError, Kind, NotAMultiple, Op, Part, Penalty, Policy,
+    Tick, Ticks,
 };
 
 fn number() -> impl Strategy<Value = u64> {
@@ -11,7 +11,7 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 prop_compose! {
-    fn limit(place: usize)(
+    fn limit(index: usize)(
         kind in prop::sample::select(&Kind::ALL[..]),
         limit in number(),
         window in number(),
@@ -22,7 +22,7 @@ prop_compose! {
         shadow in any::<bool>(),
         penalty in prop::option::of((number(), 1_u64..9)),
     ) -> tallygate_core::LimitBuilder {
-        let mut builder = Policy::of(kind, limit).per(Ticks(window)).named(format!("limit {place}"));
+        let mut builder = Policy::of(kind, limit).per(Ticks(window)).named(format!("limit {index}"));
         if let (Some(burst), true) = (burst, kind.is_bucket()) {
             builder = builder.burst(burst);
         }
@@ -38,8 +38,8 @@ prop_compose! {
         if shadow {
             builder = builder.shadow();
         }
-        if let Some((lasts, after)) = penalty {
-            builder = builder.penalty(Penalty::lasting(Ticks(lasts)).after(after));
+        if let Some((duration, denials)) = penalty {
+            builder = builder.penalty(Penalty::lasting(Ticks(duration)).after(denials));
         }
         builder
     }
@@ -47,50 +47,50 @@ prop_compose! {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let some = (limit(0), prop::option::of(limit(1)));
-    some.prop_filter_map("not a policy", |(one, other)| {
+    some.prop_filter_map("the numbers are not valid", |(one, other)| {
         Policy::all_of("", [Some(one), other].into_iter().flatten()).ok()
     })
 }
 
 proptest! {
     #[test]
-    fn a_policy_is_known_by_its_description(policy in policy()) {
+    fn a_policy_survives_its_description(policy in policy()) {
         let mut bytes = Vec::new();
         policy.describe(&mut bytes);
-        prop_assert_eq!(Policy::of_description(&bytes), Ok(policy.clone()));
+        prop_assert_eq!(Policy::from_description(&bytes), Ok(policy.clone()));
         for cut in 0..bytes.len() {
-            prop_assert!(Policy::of_description(&bytes[..cut]).is_err());
+            prop_assert!(Policy::from_description(&bytes[..cut]).is_err());
         }
         bytes.push(0);
-        prop_assert_eq!(Policy::of_description(&bytes), Err(DecodeError::Trailing { extra: 1 }));
+        prop_assert_eq!(Policy::from_description(&bytes), Err(DecodeError::Trailing { extra: 1 }));
     }
 
     #[test]
-    fn a_state_is_the_same_in_numbers(
+    fn a_state_survives_its_numbers(
         policy in policy(),
         steps in prop::collection::vec((0_u64..1 << 40, 0_u64..200, any::<bool>()), 1..12),
     ) {
         let mut now = Tick(1_700_000_000_000_000);
-        let mut state = policy.first(now);
+        let mut state = policy.initial(now);
         for (ahead, cost, force) in steps {
-            now = now.after(Ticks(ahead)).expect("long before the end of time");
+            now = now.after(Ticks(ahead)).expect("the time is in range");
             let op = if force { Op::Force(i128::from(cost) - 100) } else { Op::Check(cost) };
-            let go = { let part = Part { rule: &policy, state: &mut state, op }; part.admits(now) };
+            let go = { let part = Part { rule: &policy, state: &mut state, op }; part.allows(now) };
             let _ = Part { rule: &policy, state: &mut state, op }.step::<Decision>(now, go);
-            let numbers = policy.numbers_of_state(&state);
-            let mut back = policy.state_of_numbers(&numbers).expect("what a decision left");
-            prop_assert_eq!(policy.numbers_of_state(&back), numbers.clone());
+            let numbers = policy.state_to_numbers(&state);
+            let mut back = policy.state_from_numbers(&numbers).expect("a decision produced this state");
+            prop_assert_eq!(policy.state_to_numbers(&back), numbers.clone());
             for cost in [0, 1, 100] {
                 let peek = |state: &mut _| {
                     let part = Part { rule: &policy, state: &mut *state, op: Op::Peek(cost) };
-                    let go = part.admits(now);
+                    let go = part.allows(now);
                     Part { rule: &policy, state, op: Op::Peek(cost) }.step::<Decision>(now, go).0
                 };
                 prop_assert_eq!(peek(&mut back), peek(&mut state));
             }
-            prop_assert!(policy.state_of_numbers(&numbers[..numbers.len() - 1]).is_err());
+            prop_assert!(policy.state_from_numbers(&numbers[..numbers.len() - 1]).is_err());
             let extra = [&numbers[..], &[1]].concat();
-            prop_assert!(policy.state_of_numbers(&extra).is_err());
+            prop_assert!(policy.state_from_numbers(&extra).is_err());
             if policy.script().is_some() {
                 prop_assert!(numbers.iter().all(|number| number.unsigned_abs() < 1 << 53), "{:?}", numbers);
             }
@@ -99,19 +99,19 @@ proptest! {
 }
 
 #[test]
-fn numbers_that_no_decision_leaves_are_refused() {
+fn numbers_that_no_decision_produces_are_errors() {
     let bucket = Policy::token_bucket(3).per(Ticks(10)).build().unwrap();
-    assert!(bucket.state_of_numbers(&[0, 60]).is_ok());
+    assert!(bucket.state_from_numbers(&[0, 60]).is_ok());
     for bad in [&[0, 61][..], &[0, -1], &[i128::MAX, 0], &[0], &[0, 0, 0]] {
-        assert!(bucket.state_of_numbers(bad).is_err(), "{bad:?}");
+        assert!(bucket.state_from_numbers(bad).is_err(), "{bad:?}");
     }
     let window = Policy::fixed_window(3).per(Ticks(10)).build().unwrap();
-    assert!(window.state_of_numbers(&[25, 5, 6]).is_ok());
+    assert!(window.state_from_numbers(&[25, 5, 6]).is_ok());
     for bad in [[25, 4, 1], [25, 10, 1], [25, 5, 7], [25, 5, -1]] {
-        assert!(window.state_of_numbers(&bad).is_err(), "{bad:?}");
+        assert!(window.state_from_numbers(&bad).is_err(), "{bad:?}");
     }
     let log = Policy::sliding_window_log(3).per(Ticks(10)).build().unwrap();
-    assert!(log.state_of_numbers(&[9, 4, 2, 8, 5, 9, 6]).is_ok());
+    assert!(log.state_from_numbers(&[9, 4, 2, 8, 5, 9, 6]).is_ok());
     for bad in [
         [9, 4, 2, 9, 5, 8, 6],
         [9, 4, 2, 8, 5, 8, 6],
@@ -120,24 +120,24 @@ fn numbers_that_no_decision_leaves_are_refused() {
         [7, 4, 2, 8, 5, 9, 6],
         [9, 4, 3, 8, 5, 9, 6],
     ] {
-        assert!(log.state_of_numbers(&bad).is_err(), "{bad:?}");
+        assert!(log.state_from_numbers(&bad).is_err(), "{bad:?}");
     }
 }
 
 #[test]
-fn a_policy_counts_in_other_ticks_only_if_they_are_whole() {
+fn coarser_ticks_must_divide_windows_and_penalties() {
     let policy = Policy::token_bucket(5)
         .per_second()
         .penalty(Penalty::lasting(Ticks(3_000)))
         .build()
         .unwrap();
-    let micros = policy.with_ticks_of(1000).unwrap();
+    let micros = policy.with_coarser_ticks(1000).unwrap();
     assert_eq!(micros.limits()[0].numbers().window, Ticks(1_000_000));
-    assert_eq!(micros.limits()[0].penalty().unwrap().lasts(), Ticks(3));
+    assert_eq!(micros.limits()[0].penalty().unwrap().duration(), Ticks(3));
     let odd = Policy::token_bucket(5).per(Ticks(1500)).build().unwrap();
-    assert_eq!(odd.with_ticks_of(1000), Err(NotWhole { span: Ticks(1500), ticks: 1000 }));
+    assert_eq!(odd.with_coarser_ticks(1000), Err(NotAMultiple { span: Ticks(1500), ticks: 1000 }));
     assert_eq!(
-        NotWhole { span: Ticks(1500), ticks: 1000 }.to_string(),
-        "a window or penalty of 1500 ticks; use a multiple of 1000 ticks"
+        NotAMultiple { span: Ticks(1500), ticks: 1000 }.to_string(),
+        "a window or penalty must be a multiple of 1000 ticks (got 1500)"
     );
 }

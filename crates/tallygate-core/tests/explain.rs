@@ -1,21 +1,21 @@
-//! Explanations hold what they say: whoever evaluates their formulas comes to the core's own decision.
+//! Evaluating the formulas of an explanation gives the decision of the core.
 
 use num_bigint::BigInt;
 use proptest::prelude::*;
-use tallygate_core::explain::{Explanation, Formula, Operation, Tells};
+use tallygate_core::explain::{DecisionField, Explanation, Formula, Operation};
 use tallygate_core::{
     Algorithm as _, Cost, Decision, Kind, Limit, LimitState, Op, Part, Policy, Tick, Ticks, apply,
 };
 use tallygate_testkit::{Step, any_limit_of, cases, costs, steps, times};
 
-/// What a formula comes to, in numbers without an end.
+/// Returns the value of a formula, computed with unbounded integers.
 fn evaluated(formula: &Formula) -> BigInt {
     let (operation, a, b) = match formula {
-        Formula::Number(value) | Formula::Known { value, .. } => return BigInt::from(*value),
-        Formula::Of(operation, both) => (operation, evaluated(&both.0), evaluated(&both.1)),
+        Formula::Number(value) | Formula::Named { value, .. } => return BigInt::from(*value),
+        Formula::Binary(operation, both) => (operation, evaluated(&both.0), evaluated(&both.1)),
     };
     let zero = BigInt::ZERO;
-    // All divisors are above 0, and all that is divided is not below it, but for times.
+    // All divisors are positive. Only times can be negative.
     let floor = |a: &BigInt, b: &BigInt| {
         let remainder = ((a % b) + b) % b;
         ((a - &remainder) / b, remainder)
@@ -40,28 +40,28 @@ fn evaluated(formula: &Formula) -> BigInt {
         }
         Operation::AtMost => i32::from(a <= b).into(),
         Operation::Below => i32::from(a < b).into(),
-        other => unreachable!("{other:?} is new"),
+        other => unreachable!("the test does not know {other:?}"),
     }
 }
 
-/// The names a formula uses, with what they stand for in it.
+/// Collects the names in a formula with their values.
 fn names(formula: &Formula, into: &mut Vec<(&'static str, i128)>) {
     match formula {
         Formula::Number(_) => {}
-        Formula::Known { name, value } => into.push((name, *value)),
-        Formula::Of(_, both) => {
+        Formula::Named { name, value } => into.push((name, *value)),
+        Formula::Binary(_, both) => {
             names(&both.0, into);
             names(&both.1, into);
         }
     }
 }
 
-/// What an explanation may take from the state without working it out.
+/// The names of values that an explanation takes from the state.
 const STORED: [&str; 9] =
     ["last", "level", "count", "previous", "into", "logged", "gone", "entry", "newest"];
 
-/// An explanation's outcome follows from its own formulas, and every number in them is an input, is stored, or is what
-/// an earlier step came to.
+/// Checks that the outcome of an explanation follows from its formulas, and that every number in them is an input, is
+/// stored, or is the value of an earlier step.
 #[track_caller]
 fn follows(why: &Explanation, limit: &Limit, now: Tick, cost: Cost) {
     let numbers = limit.numbers();
@@ -79,22 +79,25 @@ fn follows(why: &Explanation, limit: &Limit, now: Tick, cost: Cost) {
         for (name, value) in used {
             match known.iter().rev().find(|(earlier, _)| *earlier == name) {
                 Some((_, earlier)) => assert_eq!(*earlier, value, "{name} in {step}"),
-                None => assert!(STORED.contains(&name), "{name} in {step} comes from nowhere"),
+                None => assert!(
+                    STORED.contains(&name),
+                    "{name} in {step} is neither stored nor computed"
+                ),
             }
         }
         let exact = evaluated(&step.formula).min(bound.clone());
         assert_eq!(exact, BigInt::from(step.value()), "{step}");
         known.push((step.name, step.value()));
     }
-    let told = |part| why.told(part);
+    let value = |field| why.value_of(field);
     let wait = |wait: Option<i128>| wait.map(|wait| Ticks(u64::try_from(wait).unwrap_or(u64::MAX)));
     let decision = &why.decision;
-    assert_eq!(told(Tells::Allowed), Some(decision.allowed.into()));
-    assert_eq!(told(Tells::Remaining), Some(decision.remaining.into()));
-    assert_eq!(wait(told(Tells::ResetAfter)), Some(decision.reset_after));
-    assert_eq!(wait(told(Tells::Delay)).unwrap_or(Ticks::ZERO), decision.delay);
+    assert_eq!(value(DecisionField::Allowed), Some(decision.allowed.into()));
+    assert_eq!(value(DecisionField::Remaining), Some(decision.remaining.into()));
+    assert_eq!(wait(value(DecisionField::ResetAfter)), Some(decision.reset_after));
+    assert_eq!(wait(value(DecisionField::Delay)).unwrap_or(Ticks::ZERO), decision.delay);
     let retry_after =
-        if decision.allowed { Some(Ticks::ZERO) } else { wait(told(Tells::RetryAfter)) };
+        if decision.allowed { Some(Ticks::ZERO) } else { wait(value(DecisionField::RetryAfter)) };
     assert_eq!(retry_after, decision.retry_after);
 }
 
@@ -110,7 +113,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn an_explanation_comes_to_the_decision_for_every_history(
+    fn an_explanation_agrees_with_the_decision_in_every_history(
         (first, history, looks) in proptest::sample::select(&Kind::ALL[..])
             .prop_flat_map(any_limit_of)
             .prop_flat_map(|limit| {
@@ -119,7 +122,7 @@ proptest! {
             })
     ) {
         let mut limit = first;
-        let mut state = limit.first(history[0].0);
+        let mut state = limit.initial(history[0].0);
         let mut looks = looks.0.into_iter().zip(looks.1);
         for (now, step) in history {
             if let Some((at, cost)) = looks.next() {
@@ -151,13 +154,13 @@ fn a_state_of_another_kind_is_explained_as_it_is_decided() {
     for kind in Kind::ALL {
         let limit = Policy::of(kind, 3).per(Ticks(10)).limit().unwrap();
         if !kind.is_bucket() {
-            explains(&limit, &bucket.first(Tick(7)), Tick(9), 1);
+            explains(&limit, &bucket.initial(Tick(7)), Tick(9), 1);
         }
     }
 }
 
 fn shown(limit: &Limit, before: &[(i64, Cost)], now: i64, cost: Cost) -> Vec<String> {
-    let mut state = limit.first(Tick(before[0].0));
+    let mut state = limit.initial(Tick(before[0].0));
     for &(now, cost) in before {
         limit.decide::<bool>(&mut state, Tick(now), cost);
     }
@@ -231,12 +234,12 @@ fn a_counter_shows_how_the_window_before_is_weighted() {
 }
 
 #[test]
-fn what_can_never_fit_says_so_and_gives_no_time() {
+fn a_cost_above_the_capacity_is_explained_without_a_wait() {
     for kind in Kind::ALL {
         let limit = Policy::of(kind, 3).per(Ticks(10)).limit().unwrap();
-        let why = limit.explain(&limit.first(Tick(0)), Tick(0), 4);
+        let why = limit.explain(&limit.initial(Tick(0)), Tick(0), 4);
         assert_eq!((why.decision.allowed, why.decision.retry_after), (false, None));
-        assert_eq!(why.told(Tells::Allowed), Some(0));
-        assert_eq!(why.told(Tells::RetryAfter), None);
+        assert_eq!(why.value_of(DecisionField::Allowed), Some(0));
+        assert_eq!(why.value_of(DecisionField::RetryAfter), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The rows of `docs/faults.md` that the core owns, each as a promise with its own test.
+//! The faults of `docs/faults.md` that the core handles, with a test each.
 
 use tallygate_core::{
     Algorithm, Anchor, Cost, Decision, DecodeError, Kind, Limit, LimitBuilder, LimitState,
@@ -8,10 +8,10 @@ use tallygate_core::{
 const MAX: u64 = u64::MAX;
 
 fn limit(builder: LimitBuilder) -> Limit {
-    builder.limit().expect("a valid limit")
+    builder.limit().expect("the limit is valid")
 }
 
-/// All six, with the same numbers.
+/// Returns limits of all six algorithms with the same numbers.
 fn all_six(amount: Cost, window: u64) -> impl Iterator<Item = Limit> {
     Kind::ALL.into_iter().map(move |kind| limit(Policy::of(kind, amount).per(Ticks(window))))
 }
@@ -20,72 +20,73 @@ fn decide(limit: &Limit, state: &mut LimitState, now: i64, cost: Cost) -> Decisi
     limit.decide(state, Tick(now), cost)
 }
 
-/// Asks for 1 until refused; returns how many were admitted.
+/// Makes requests of cost 1 until one is denied. Returns how many were allowed.
 fn drain(limit: &Limit, state: &mut LimitState, now: i64) -> u64 {
     (0..).take_while(|_| limit.decide::<bool>(state, Tick(now), 1)).count() as u64
 }
 
+/// Fault A1.
 #[test]
-fn a1_a_window_near_the_largest_is_refused_or_exact() {
+fn a_window_near_the_largest_is_an_error_or_exact() {
     for kind in Kind::ALL {
         for window in [MAX, MAX - 1, (1 << 63) + 1, (1 << 62) + 1] {
-            let refused = Policy::of(kind, 1).per(Ticks(window)).limit();
-            assert!(matches!(refused, Err(PolicyError::TimeToFresh { .. })), "{kind} {window}");
+            let result = Policy::of(kind, 1).per(Ticks(window)).limit();
+            assert!(matches!(result, Err(PolicyError::TimeToFresh { .. })), "{kind} {window}");
         }
         if !kind.is_bucket() {
-            let refused = Policy::of(kind, 1).per(Ticks((1 << 61) + 1)).limit();
-            assert!(
-                matches!(refused, Err(PolicyError::TimeToFresh { .. })),
-                "{kind}: both windows"
-            );
+            let result = Policy::of(kind, 1).per(Ticks((1 << 61) + 1)).limit();
+            assert!(matches!(result, Err(PolicyError::TimeToFresh { .. })), "{kind}: both windows");
         }
-        // The largest that is valid: exactly one is admitted, and again exactly when it is earned.
+        // The longest valid window allows exactly one request, and the next one exactly when it is earned.
         let window = if kind.is_bucket() { 1 << 62 } else { 1 << 61 };
         let limit = limit(Policy::of(kind, 1).per(Ticks(window)));
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         assert!(decide(&limit, &mut state, 0, 1).allowed);
-        let refused = decide(&limit, &mut state, 1, 1);
-        let wait = refused.retry_after.expect("it will fit").0.cast_signed();
+        let denied = decide(&limit, &mut state, 1, 1);
+        let wait = denied.retry_after.expect("the cost fits after some time").0.cast_signed();
         assert!(!decide(&limit, &mut state, wait, 1).allowed, "{kind}: a tick early");
         assert!(decide(&limit, &mut state, 1 + wait, 1).allowed, "{kind}: on time");
     }
-    // governor 0.10 admits without limit at this window, in seconds.
+    // governor 0.10 allows requests without limit at this window, in seconds.
     let nanoseconds = Ticks::from_duration(core::time::Duration::from_secs(18_446_744_073));
     assert!(Policy::token_bucket(1).per(nanoseconds).limit().is_err());
 }
 
+/// Fault A2.
 #[test]
-fn a2_a_century_with_a_huge_burst_is_exact() {
+fn a_century_with_a_huge_burst_is_exact() {
     let century = 100 * 365 * 86_400 * 1_000_000_000_u64;
     let burst = u64::from(u32::MAX);
     let limit = limit(Policy::token_bucket(burst).per(Ticks(century)).burst(burst));
-    let mut state = limit.first(Tick(0));
+    let mut state = limit.initial(Tick(0));
     let all = decide(&limit, &mut state, 0, burst);
     assert!(all.allowed);
     assert_eq!(all.reset_after, Ticks(century));
-    let next = decide(&limit, &mut state, 0, 1).retry_after.expect("it will fit");
+    let next = decide(&limit, &mut state, 0, 1).retry_after.expect("the cost fits after some time");
     assert_eq!(next, Ticks(century.div_ceil(burst)));
     let slow = Policy::token_bucket(1).per(Ticks(century)).burst(burst).limit();
-    let told = slow.expect_err("beyond the stated bound").to_string();
-    assert!(told.contains("at most 4611686018427387904"), "{told}");
+    let message = slow.expect_err("the time is above the bound").to_string();
+    assert!(message.contains("at most 4611686018427387904"), "{message}");
 }
 
+/// Fault A3.
 #[test]
-fn a3_one_tick_windows_and_rates_above_one_a_tick_are_honoured() {
+fn one_tick_windows_and_rates_above_one_per_tick_are_exact() {
     for limit in all_six(5, 1) {
-        let mut state = limit.first(Tick(0));
-        let mut admitted = 0;
+        let mut state = limit.initial(Tick(0));
+        let mut allowed = 0;
         for now in 0..100 {
-            admitted += drain(&limit, &mut state, now);
+            allowed += drain(&limit, &mut state, now);
         }
-        // The counter's previous window weighs all of it at the start of the next.
+        // At the start of a window, the previous window of the counter counts in full.
         let most = if limit.numbers().kind == Kind::SlidingWindowCounter { 250 } else { 500 };
-        assert_eq!(admitted, most, "{}", limit.name());
+        assert_eq!(allowed, most, "{}", limit.name());
     }
 }
 
+/// Fault A4.
 #[test]
-fn a4_zeros_are_typed_errors() {
+fn zeros_are_typed_errors() {
     for kind in Kind::ALL {
         let zero = |limit, window| Policy::of(kind, limit).per(Ticks(window)).limit();
         assert_eq!(zero(0, 1), Err(PolicyError::ZeroLimit));
@@ -95,34 +96,47 @@ fn a4_zeros_are_typed_errors() {
     }
 }
 
+/// Fault A5.
 #[test]
-fn a5_a_cost_of_nothing_tells_and_never_writes() {
+fn a_cost_of_0_returns_the_state_and_never_writes() {
     for limit in all_six(3, 10) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         let _ = decide(&limit, &mut state, 0, 2);
         let look = decide(&limit, &mut state, 4, 0);
         assert!(look.allowed);
-        assert_eq!(decide(&limit, &mut state, 4, 0), look, "{}: looking changed it", limit.name());
-        // Not even when it finds the clock set back.
+        assert_eq!(
+            decide(&limit, &mut state, 4, 0),
+            look,
+            "{}: a cost of 0 changed it",
+            limit.name()
+        );
+        // It does not write if the clock was set back either.
         assert!(decide(&limit, &mut state, -1_000, 0).allowed);
-        assert_eq!(decide(&limit, &mut state, 4, 0), look, "{}: looking changed it", limit.name());
+        assert_eq!(
+            decide(&limit, &mut state, 4, 0),
+            look,
+            "{}: a cost of 0 changed it",
+            limit.name()
+        );
         limit.charge(&mut state, Tick(4), 3);
         let in_debt = decide(&limit, &mut state, 4, 0);
         assert!(!in_debt.allowed && in_debt.remaining == 0, "{}", limit.name());
-        let wait = in_debt.retry_after.expect("debt is earned back").0.cast_signed();
+        let wait =
+            in_debt.retry_after.expect("debt is earned back after some time").0.cast_signed();
         assert!(!decide(&limit, &mut state, 4 + wait - 1, 0).allowed);
         assert!(decide(&limit, &mut state, 4 + wait, 0).allowed);
     }
 }
 
+/// Fault A7.
 #[test]
-fn a7_what_can_never_fit_is_told_from_what_cannot_yet() {
+fn a_cost_that_never_fits_differs_from_one_that_does_not_fit_yet() {
     for limit in all_six(3, 10) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         for cost in [4, MAX] {
             let never = decide(&limit, &mut state, 0, cost);
             assert_eq!((never.allowed, never.retry_after), (false, None));
-            assert_eq!(never.remaining, 3, "it took nothing");
+            assert_eq!(never.remaining, 3, "nothing was charged");
         }
         let _ = decide(&limit, &mut state, 0, 3);
         let not_yet = decide(&limit, &mut state, 0, 3);
@@ -130,17 +144,20 @@ fn a7_what_can_never_fit_is_told_from_what_cannot_yet() {
     }
 }
 
+/// Fault A8.
 #[test]
-fn a8_three_a_second_do_not_drift_over_a_million_steps() {
+fn three_per_second_do_not_drift_over_a_million_steps() {
     let second = 1_000_000_000;
     for kind in &Kind::ALL[..3] {
-        // Room for two, so that the part of a token earned by the whole tick is not lost.
+        // A burst of two, so that no fraction of a token is lost.
         let limit = limit(Policy::of(*kind, 3).per(Ticks(second)).burst(2));
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         assert_eq!(drain(&limit, &mut state, 0), 2);
         let mut now = 0_i64;
         for step in 1..=1_000_000 {
-            let wait = decide(&limit, &mut state, now, 1).retry_after.expect("it will fit");
+            let wait = decide(&limit, &mut state, now, 1)
+                .retry_after
+                .expect("the cost fits after some time");
             now += wait.0.cast_signed();
             // Token k is earned at k·10⁹/3, and used at the first whole tick after that.
             assert_eq!(now.unsigned_abs(), (step * second).div_ceil(3));
@@ -149,21 +166,24 @@ fn a8_three_a_second_do_not_drift_over_a_million_steps() {
     }
 }
 
+/// Fault A9.
 #[test]
-fn a9_bursts_above_32_bits_are_not_cut() {
+fn bursts_above_32_bits_are_not_cut() {
     let burst = (1_u64 << 32) + 7;
     for kind in &Kind::ALL[..3] {
         let limit = limit(Policy::of(*kind, burst).per(Ticks(1_000)));
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         assert_eq!(decide(&limit, &mut state, 0, 5).remaining, burst - 5);
         assert!(decide(&limit, &mut state, 0, burst - 5).allowed);
         assert!(!decide(&limit, &mut state, 0, 1).allowed);
     }
 }
 
-/// The largest numbers that are valid, together. Debug builds would panic on any overflow.
+/// Combines the largest valid numbers. A debug build panics on any overflow.
+///
+/// Fault A10.
 #[test]
-fn a10_products_of_the_largest_numbers_do_not_overflow() {
+fn products_of_the_largest_numbers_do_not_overflow() {
     let windows: [Limit; 2] = [Kind::FixedWindow, Kind::SlidingWindowCounter]
         .map(|kind| limit(Policy::of(kind, MAX).per(Ticks(1 << 61))));
     let buckets = [
@@ -174,7 +194,7 @@ fn a10_products_of_the_largest_numbers_do_not_overflow() {
     ];
     let log = limit(Policy::sliding_window_log(MAX_LOG_ENTRIES).per(Ticks(1 << 61)));
     for limit in windows.iter().chain(&buckets).chain([&log]) {
-        let mut state = limit.first(Tick(i64::MIN));
+        let mut state = limit.initial(Tick(i64::MIN));
         let capacity = limit.capacity();
         let all = decide(limit, &mut state, i64::MIN, capacity);
         assert!(all.allowed && all.remaining == 0, "{}", limit.name());
@@ -190,21 +210,25 @@ fn a10_products_of_the_largest_numbers_do_not_overflow() {
     }
 }
 
-/// The core's part: a wait is never told too short, and never 0 on a refusal. Headers round up.
+/// The wait of a denied request is never too short and never 0. Headers round it up.
+///
+/// Fault A11.
 #[test]
-fn a11_a_refusal_never_says_to_come_back_at_once() {
+fn a_denial_never_has_a_wait_of_0() {
     for limit in all_six(7, 3).chain(all_six(1, 1)) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         drain(&limit, &mut state, 0);
-        let wait = decide(&limit, &mut state, 0, 1).retry_after.expect("it will fit");
+        let wait =
+            decide(&limit, &mut state, 0, 1).retry_after.expect("the cost fits after some time");
         assert!(wait >= Ticks(1), "{}", limit.name());
     }
 }
 
+/// Fault A12.
 #[test]
-fn a12_polling_faster_than_tokens_come_earns_the_same() {
+fn polling_faster_than_tokens_come_earns_the_same() {
     for limit in all_six(3, 10) {
-        let (mut patient, mut polling) = (limit.first(Tick(0)), limit.first(Tick(0)));
+        let (mut patient, mut polling) = (limit.initial(Tick(0)), limit.initial(Tick(0)));
         let (mut one, mut other) = (0, 0);
         for now in 0..10_000 {
             if now % 10 == 9 {
@@ -221,35 +245,41 @@ fn a12_polling_faster_than_tokens_come_earns_the_same() {
     }
 }
 
+/// Fault A13.
 #[test]
-fn a13_after_years_of_idling_it_is_full_and_not_more() {
+fn after_years_of_idling_the_quota_is_full_and_not_more() {
     let century = 100 * 365 * 86_400 * 1_000_000_000_i64;
     for limit in all_six(5, 1_000_000_000) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         drain(&limit, &mut state, 0);
         let look = decide(&limit, &mut state, century, 0);
         assert_eq!((look.remaining, look.reset_after), (5, Ticks::ZERO), "{}", limit.name());
         assert_eq!(drain(&limit, &mut state, century), 5, "{}", limit.name());
     }
-    // 2⁶¹ ticks at 8 a tick are 2⁶⁴: nothing, to arithmetic that wraps.
+    // 2⁶¹ ticks at 8 units per tick are 2⁶⁴ units, which would wrap to 0.
     for limit in all_six(8, 1_000_000_001) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         drain(&limit, &mut state, 0);
         assert_eq!(drain(&limit, &mut state, 1 << 61), 8, "{}", limit.name());
     }
 }
 
-/// Locked out for at most as long as it takes to earn back what was used, plus a window.
+/// A client is denied for at most the time to earn back what it used, plus a window.
+///
+/// Fault B1.
 #[test]
-fn b1_a_clock_set_back_locks_nobody_out() {
+fn a_clock_set_back_locks_no_client_out() {
     let hour = 3_600_000;
     for limit in all_six(10, 60_000) {
         for back in [1, 59_999, 60_000, 60_001, 120_000, hour] {
-            let mut state = limit.first(Tick(hour));
+            let mut state = limit.initial(Tick(hour));
             drain(&limit, &mut state, hour);
-            let longest = decide(&limit, &mut state, hour, 10).retry_after.expect("it will fit").0;
+            let longest = decide(&limit, &mut state, hour, 10)
+                .retry_after
+                .expect("the cost fits after some time")
+                .0;
             let now = hour - back;
-            // A client that polls, and is refused, and so on until it is served.
+            // A client that retries until it is allowed.
             let mut later = now;
             while !decide(&limit, &mut state, later, 10).allowed {
                 later += 100;
@@ -260,12 +290,14 @@ fn b1_a_clock_set_back_locks_nobody_out() {
     }
 }
 
-/// Nothing is gained by the clock going back either: what was used stays used.
+/// A client gains nothing from a clock that was set back: what was used stays used.
+///
+/// Fault B1.
 #[test]
-fn b1_a_clock_set_back_gives_nothing_away() {
+fn a_clock_set_back_gives_nothing_away() {
     for limit in all_six(10, 60_000) {
         for back in [1, 60_000, 60_001, 3_600_000] {
-            let mut state = limit.first(Tick(3_600_000));
+            let mut state = limit.initial(Tick(3_600_000));
             let _ = decide(&limit, &mut state, 3_600_000, 7);
             let look = decide(&limit, &mut state, 3_600_000 - back, 0);
             assert!(look.remaining <= 3, "{} back {back}: {}", limit.name(), look.remaining);
@@ -273,22 +305,25 @@ fn b1_a_clock_set_back_gives_nothing_away() {
     }
 }
 
+/// Faults B2, B3.
 #[test]
-fn b2_b3_a_jump_forward_gains_at_most_one_burst() {
+fn a_jump_forward_gains_at_most_one_burst() {
     for limit in all_six(10, 60_000) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         drain(&limit, &mut state, 0);
         assert_eq!(drain(&limit, &mut state, 3_600_000), 10, "{}", limit.name());
         assert_eq!(drain(&limit, &mut state, 3_600_000), 0, "{}", limit.name());
     }
 }
 
-/// Two threads read the clock in one order and come in the other: as if both came at the later time.
+/// Two threads read the clock in one order and arrive in the other order: both are decided at the later time.
+///
+/// Fault B4.
 #[test]
-fn b4_times_out_of_order_admit_no_more() {
+fn times_out_of_order_allow_no_more() {
     for limit in all_six(10, 1_000) {
-        // One that is late and admitted leaves the time where it was.
-        let mut on_time = limit.first(Tick(2_000));
+        // A late request that is allowed does not change the time of the last change.
+        let mut on_time = limit.initial(Tick(2_000));
         let mut late = on_time.clone();
         for state in [&mut on_time, &mut late] {
             assert!(decide(&limit, state, 2_600, 5).allowed);
@@ -300,7 +335,7 @@ fn b4_times_out_of_order_admit_no_more() {
             assert_eq!(look(&mut on_time), look(&mut late), "{}", limit.name());
         }
 
-        let mut ordered = limit.first(Tick(2_000));
+        let mut ordered = limit.initial(Tick(2_000));
         let mut swapped = ordered.clone();
         let one: u64 =
             [2_400, 2_500, 2_600].map(|now| drain(&limit, &mut ordered, now)).iter().sum();
@@ -308,27 +343,28 @@ fn b4_times_out_of_order_admit_no_more() {
             [2_600, 2_400, 2_500].map(|now| drain(&limit, &mut swapped, now)).iter().sum();
         assert!(other <= one, "{}: {other} > {one}", limit.name());
         let late = decide(&limit, &mut swapped, 2_400, 1);
-        let wait = late.retry_after.expect("it will fit").0.cast_signed();
+        let wait = late.retry_after.expect("the cost fits after some time").0.cast_signed();
         assert!(!decide(&limit, &mut swapped.clone(), 2_400 + wait - 1, 1).allowed);
         assert!(
             decide(&limit, &mut swapped, 2_400 + wait, 1).allowed,
-            "counts from the given time"
+            "the wait counts from the given time"
         );
     }
 }
 
+/// Fault B7.
 #[test]
-fn b7_windows_are_half_open_at_their_boundary() {
+fn windows_are_half_open_at_their_boundary() {
     let by = |builder: LimitBuilder, first, then| {
         let limit = limit(builder);
         let trace = [("a", Tick(first), 1), ("a", Tick(then), 1)];
-        simulate(limit, trace).last().expect("a decision").allowed
+        simulate(limit, trace).last().expect("there is a decision").allowed
     };
     let fixed = || Policy::fixed_window(1).per(Ticks(10));
     assert!(!by(fixed(), 13, 19));
     assert!(by(fixed(), 13, 20));
     assert!(!by(fixed(), -10, -1));
-    assert!(by(fixed(), -1, 0), "windows before the origin are aligned alike");
+    assert!(by(fixed(), -1, 0), "windows before the origin are aligned too");
     let anchored = || fixed().anchor(Anchor::FirstRequest);
     assert!(!by(anchored(), 13, 22));
     assert!(by(anchored(), 13, 23));
@@ -343,26 +379,28 @@ fn b7_windows_are_half_open_at_their_boundary() {
     assert!(by(counter(), 13, 21), "floor(1 · 9 / 10)");
 }
 
+/// Fault B8.
 #[test]
-fn b8_drained_then_idle_then_a_burst_admits_one_capacity_at_an_instant() {
+fn drained_then_idle_then_a_burst_allows_one_capacity_at_an_instant() {
     for limit in all_six(4, 10) {
-        let mut state = limit.first(Tick(0));
+        let mut state = limit.initial(Tick(0));
         drain(&limit, &mut state, 0);
         assert_eq!(drain(&limit, &mut state, 1_000), 4, "{}", limit.name());
     }
     let bucket = limit(Policy::token_bucket(4).per(Ticks(10)).burst(9));
-    let mut state = bucket.first(Tick(0));
+    let mut state = bucket.initial(Tick(0));
     assert_eq!(drain(&bucket, &mut state, 0), 9);
     assert_eq!(drain(&bucket, &mut state, 1_000), 9);
 }
 
+/// Fault B9.
 #[test]
-fn b9_the_ends_of_time_do_not_panic() {
+fn the_ends_of_time_do_not_panic() {
     let ends = [i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX - 1, i64::MAX];
     for limit in all_six(3, 10).chain(all_six(1, 1 << 61)) {
         for first in ends {
             for then in ends {
-                let mut state = limit.first(Tick(first));
+                let mut state = limit.initial(Tick(first));
                 assert!(decide(&limit, &mut state, first, 1).allowed, "{}", limit.name());
                 let second = decide(&limit, &mut state, then, 3);
                 limit.charge(&mut state, Tick(first), -1);
@@ -374,16 +412,17 @@ fn b9_the_ends_of_time_do_not_panic() {
     }
 }
 
+/// Fault D5.
 #[test]
-fn d5_a_sliding_log_is_bounded_or_refused() {
+fn a_sliding_log_is_bounded_or_an_error() {
     let log = |limit, window| Policy::sliding_window_log(limit).per(Ticks(window)).limit();
-    let refused = log(1_000_000_000, 1_000_000_000).expect_err("a gigabyte a key");
-    assert!(matches!(refused, PolicyError::LogTooLong { .. }));
-    assert!(refused.to_string().contains("use a smaller limit or a sliding_window_counter"));
+    let error = log(1_000_000_000, 1_000_000_000).expect_err("this needs a gigabyte per key");
+    assert!(matches!(error, PolicyError::LogTooLong { .. }));
+    assert!(error.to_string().contains("use a smaller limit or a sliding_window_counter"));
     assert!(log(MAX_LOG_ENTRIES + 1, 1 << 40).is_err());
-    // A billion in a window of a hundred ticks is a hundred entries: equal ticks merge.
-    let merging = log(1_000_000_000, 100).expect("bounded by its window");
-    let mut state = merging.first(Tick(0));
+    // A billion units in a window of a hundred ticks need a hundred entries, because equal ticks share one.
+    let merging = log(1_000_000_000, 100).expect("the window bounds the entries");
+    let mut state = merging.initial(Tick(0));
     for step in 0..100_000 {
         let now = step / 500;
         assert!(decide(&merging, &mut state, now, 1).allowed);
@@ -393,54 +432,59 @@ fn d5_a_sliding_log_is_bounded_or_refused() {
     assert!(bytes.len() < 100 * 4 + 40, "{} bytes for {} entries", bytes.len(), 100);
 }
 
+/// Fault G3.
 #[test]
-fn g3_a_live_change_keeps_what_was_used() {
+fn a_live_change_keeps_what_was_used() {
     for from in all_six(10, 100) {
         for to in all_six(4, 100).chain(all_six(20, 50)) {
-            let mut state = from.first(Tick(0));
+            let mut state = from.initial(Tick(0));
             let _ = decide(&from, &mut state, 0, 7);
             let mut changed = to.carry(&from, &state, Tick(0));
-            let told = decide(&to, &mut changed, 0, 0);
+            let decision = decide(&to, &mut changed, 0, 0);
             let expected = to.capacity() - to.capacity().min(7);
-            assert_eq!(told.remaining, expected, "{} to {}", from.name(), to.name());
-            // To and fro: no free burst, and not a token lost on the way back.
+            assert_eq!(decision.remaining, expected, "{} to {}", from.name(), to.name());
+            // Changing back gives no free burst and loses no token.
             let back = from.carry(&to, &changed, Tick(0));
             assert_eq!(from.used(&back, Tick(0)).rounded_up(), 7.min(to.capacity()));
         }
     }
 }
 
-/// A client whose tier flips with every request earns as one that stays.
+/// A client whose tier changes with every request earns as much as one whose tier stays.
+///
+/// Fault G3.
 #[test]
-fn g3_flipping_tiers_neither_gives_nor_takes() {
+fn flipping_tiers_neither_gives_nor_takes() {
     let one = limit(Policy::token_bucket(3).per(Ticks(10)));
     let other = limit(Policy::gcra(3).per(Ticks(10)).burst(4));
-    let mut state = one.first(Tick(0));
-    let mut admitted = drain(&one, &mut state, 0);
+    let mut state = one.initial(Tick(0));
+    let mut allowed = drain(&one, &mut state, 0);
     for now in 1..=1_000 {
         let there = other.carry(&one, &state, Tick(now));
         state = one.carry(&other, &there, Tick(now));
-        admitted += drain(&one, &mut state, now);
+        allowed += drain(&one, &mut state, now);
     }
-    assert_eq!(admitted, 3 + 300);
+    assert_eq!(allowed, 3 + 300);
 }
 
+/// Fault G3.
 #[test]
-fn g3_debt_is_capped_at_the_new_capacity() {
+fn debt_is_capped_at_the_new_capacity() {
     let from = limit(Policy::token_bucket(10).per(Ticks(10)));
     let to = limit(Policy::fixed_window(5).per(Ticks(10)));
-    let mut state = from.first(Tick(0));
+    let mut state = from.initial(Tick(0));
     assert_eq!(from.charge(&mut state, Tick(0), 25), 5, "debt is bounded by one capacity");
     assert_eq!(from.used(&state, Tick(0)).whole, 20);
     assert_eq!(to.used(&to.carry(&from, &state, Tick(0)), Tick(0)).whole, 5);
 }
 
+/// Fault G5.
 #[test]
-fn g5_a_state_is_never_misread_by_another_algorithm() {
+fn a_state_is_never_misread_by_another_algorithm() {
     let now = Tick(50);
     for from in all_six(10, 100) {
         for to in all_six(8, 70) {
-            let mut state = from.first(now);
+            let mut state = from.initial(now);
             let _ = decide(&from, &mut state, 50, 6);
             let mut bytes = Vec::new();
             from.encode(&state, &mut bytes);
@@ -449,24 +493,26 @@ fn g5_a_state_is_never_misread_by_another_algorithm() {
             } else {
                 let tag = |limit: &Limit| {
                     let mut bytes = Vec::new();
-                    limit.encode(&limit.first(now), &mut bytes);
+                    limit.encode(&limit.initial(now), &mut bytes);
                     bytes[0]
                 };
                 DecodeError::Tag { found: tag(&from), expected: tag(&to) }
             };
             assert_eq!(to.decode(&bytes).err(), Some(expected));
-            let adopted = to.adopt(&bytes, now).expect("any state can be adopted");
+            let adopted = to.adopt(&bytes, now).expect("every valid state can be adopted");
             assert_eq!(to.used(&adopted, now).rounded_up(), 6, "{} to {}", from.name(), to.name());
         }
     }
 }
 
-/// A state that nobody carried over is taken as used up: it refuses, and is earned back.
+/// A state of another algorithm that was not carried over counts as used up, and is earned back.
+///
+/// Fault G5.
 #[test]
-fn g5_a_foreign_state_in_memory_hands_out_nothing() {
+fn a_state_of_another_algorithm_gives_no_free_burst() {
     let bucket = limit(Policy::token_bucket(10).per(Ticks(100)));
     let window = limit(Policy::fixed_window(10).per(Ticks(100)));
-    let mut state = bucket.first(Tick(0));
+    let mut state = bucket.initial(Tick(0));
     assert!(!decide(&window, &mut state, 0, 1).allowed);
     assert!(!decide(&window, &mut state, 99, 1).allowed);
     assert!(decide(&window, &mut state, 100, 1).allowed);

@@ -1,7 +1,6 @@
 //! The invariants of the design, each as a property over hostile traffic.
 //!
-//! None of these looks inside: they count what was admitted, and hold what was told against what
-//! then happens.
+//! These tests do not look at states. They count what was allowed, and compare decisions with what happens next.
 
 use proptest::prelude::*;
 use tallygate_core::{
@@ -34,7 +33,7 @@ fn run(limit: &Limit, trace: &[(Tick, Cost)]) -> Vec<Decision> {
         .collect()
 }
 
-fn admitted(trace: &[(Tick, Cost)], decisions: &[Decision]) -> Vec<(Tick, u128)> {
+fn allowed_costs(trace: &[(Tick, Cost)], decisions: &[Decision]) -> Vec<(Tick, u128)> {
     let both = trace.iter().zip(decisions);
     both.filter(|(_, d)| d.allowed).map(|(&(now, cost), _)| (now, u128::from(cost))).collect()
 }
@@ -45,7 +44,7 @@ fn bucket_bound(limit: &Limit, span: Ticks) -> u128 {
     u128::from(n.burst) + u128::from(span.0) * u128::from(n.limit) / u128::from(n.window.0)
 }
 
-/// The instant after a wait, unless time ends first.
+/// Returns the time after a wait, or `None` if it is out of range.
 fn within_time(now: Tick, wait: Ticks) -> Option<Tick> {
     now.after(wait).filter(|_| wait < Ticks(u64::MAX))
 }
@@ -61,21 +60,21 @@ proptest! {
 
     /// A[s,t] ≤ B + floor((t−s)·L/W), without a "+1", over every closed interval.
     #[test]
-    fn buckets_admit_at_most_burst_plus_rate((limit, trace) in traffic(bucket_limit())) {
-        let admitted = admitted(&trace, &run(&limit, &trace));
-        for (from, &(s, _)) in admitted.iter().enumerate() {
+    fn buckets_allow_at_most_burst_plus_rate((limit, trace) in traffic(bucket_limit())) {
+        let allowed_costs = allowed_costs(&trace, &run(&limit, &trace));
+        for (from, &(s, _)) in allowed_costs.iter().enumerate() {
             let mut sum = 0;
-            for &(t, cost) in &admitted[from..] {
+            for &(t, cost) in &allowed_costs[from..] {
                 sum += cost;
                 prop_assert!(sum <= bucket_bound(&limit, t.since(s)), "[{s}, {t}]: {sum}");
             }
         }
     }
 
-    /// A greedy client gets all of it, at every tick.
+    /// A greedy client reaches the bound at every tick.
     #[test]
     fn a_greedy_client_reaches_the_bound_of_a_bucket(limit in roomy_bucket(), start in -50..50_i64) {
-        let mut state = limit.first(Tick(start));
+        let mut state = limit.initial(Tick(start));
         let mut sum = 0;
         for now in start..start + 200 {
             while limit.decide::<bool>(&mut state, Tick(now), 1) {
@@ -85,9 +84,9 @@ proptest! {
         }
     }
 
-    /// Threads that come out of order, by up to a window, do not get more than the whole span earns.
+    /// Callers that are late by up to a window get no more than the whole span earns.
     #[test]
-    fn late_threads_gain_nothing((limit, mut trace) in traffic(bucket_small()), order in any::<u64>()) {
+    fn late_callers_gain_nothing((limit, mut trace) in traffic(bucket_small()), order in any::<u64>()) {
         let window = limit.numbers().window.0.cast_signed();
         let mut noise = order;
         for (now, _) in &mut trace {
@@ -95,23 +94,23 @@ proptest! {
             noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             now.0 -= i64::try_from(noise >> 33).unwrap() % (window + 1);
         }
-        // No jump back by more than a window: that would be a clock set back.
+        // Remove jumps back by more than a window: these mean that the clock was set back.
         let mut latest = i64::MIN;
         trace.retain(|&(now, _)| {
             latest = latest.max(now.0);
             latest - now.0 <= window
         });
-        let admitted = admitted(&trace, &run(&limit, &trace));
-        let span = |f: fn(i64, i64) -> i64| admitted.iter().map(|(t, _)| t.0).reduce(f);
+        let allowed_costs = allowed_costs(&trace, &run(&limit, &trace));
+        let span = |f: fn(i64, i64) -> i64| allowed_costs.iter().map(|(t, _)| t.0).reduce(f);
         if let (Some(first), Some(last)) = (span(i64::min), span(i64::max)) {
-            let sum: u128 = admitted.iter().map(|(_, cost)| cost).sum();
+            let sum: u128 = allowed_costs.iter().map(|(_, cost)| cost).sum();
             prop_assert!(sum <= bucket_bound(&limit, Tick(last).since(Tick(first))));
         }
     }
 
-    /// Departures come in order of arrival, and at no more than the rate.
+    /// Departures are in order of arrival, and do not exceed the rate.
     #[test]
-    fn the_leaky_buckets_output_is_flat((limit, trace) in traffic(small_limit_of(Kind::LeakyBucket))) {
+    fn the_output_of_a_leaky_bucket_is_even((limit, trace) in traffic(small_limit_of(Kind::LeakyBucket))) {
         let trace: Vec<_> = trace.into_iter().map(|(now, _)| (Tick(now.0 / 4), 1)).collect();
         let decisions = run(&limit, &trace);
         let departures: Vec<i64> = trace
@@ -133,18 +132,18 @@ proptest! {
 
     /// At most L in each window of the clock.
     #[test]
-    fn an_aligned_fixed_window_admits_at_most_its_limit(
+    fn an_aligned_fixed_window_allows_at_most_its_limit(
         (limit, trace) in traffic(clock_window()),
     ) {
         let window = i128::from(limit.numbers().window.0);
         let mut counts = std::collections::BTreeMap::<i128, u128>::new();
-        for (now, cost) in admitted(&trace, &run(&limit, &trace)) {
+        for (now, cost) in allowed_costs(&trace, &run(&limit, &trace)) {
             *counts.entry(i128::from(now.0).div_euclid(window)).or_default() += cost;
         }
         prop_assert!(counts.values().all(|&count| count <= u128::from(limit.numbers().limit)));
     }
 
-    /// At most L from the first request admitted after fresh until W later.
+    /// At most L units are allowed from the first request on until W later.
     #[test]
     fn an_anchored_fixed_window_starts_at_its_first_request(
         (limit, trace) in traffic(anchored_window()),
@@ -164,7 +163,7 @@ proptest! {
         }
     }
 
-    /// The log admits if and only if L is not truly reached in (now − W, now].
+    /// The log denies a request only if it exceeds L in (now − W, now].
     #[test]
     fn the_sliding_log_is_exact((limit, trace) in traffic(any_limit_of(Kind::SlidingWindowLog))) {
         let n = limit.numbers();
@@ -180,8 +179,7 @@ proptest! {
         }
     }
 
-    /// At most 2L in every half-open window, and an estimate no further off than an even spread
-    /// can be.
+    /// At most 2L units are allowed in every half-open window, and the error of the estimate is within its bounds.
     #[test]
     fn the_sliding_counter_errs_within_its_bounds(
         (limit, trace) in traffic(any_limit_of(Kind::SlidingWindowCounter)),
@@ -189,9 +187,9 @@ proptest! {
         let n = limit.numbers();
         let (l, w) = (u128::from(n.limit), u128::from(n.window.0));
         let decisions = run(&limit, &trace);
-        let admitted = admitted(&trace, &decisions);
-        for &(end, _) in &admitted {
-            let recent = admitted.iter().filter(|(t, _)| *t <= end && end.since(*t) < n.window);
+        let allowed_costs = allowed_costs(&trace, &decisions);
+        for &(end, _) in &allowed_costs {
+            let recent = allowed_costs.iter().filter(|(t, _)| *t <= end && end.since(*t) < n.window);
             prop_assert!(recent.map(|(_, cost)| cost).sum::<u128>() <= 2 * l);
         }
         let mut past = Vec::<(Tick, u128)>::new();
@@ -208,39 +206,40 @@ proptest! {
             let previous = sum(&|t| number(t) == number(now) - 1);
             if decision.remaining > 0 {
                 let estimate = l - u128::from(decision.remaining);
-                prop_assert!(exact <= estimate + (previous * e).div_ceil(w), "under");
-                prop_assert!(estimate <= exact + (previous * (w - e)).div_ceil(w), "over");
+                prop_assert!(exact <= estimate + (previous * e).div_ceil(w), "the estimate is too low");
+                prop_assert!(estimate <= exact + (previous * (w - e)).div_ceil(w), "the estimate is too high");
             }
         }
     }
 
-    /// `remaining` fits, one more does not; `retry_after` succeeds, one tick sooner does not.
+    /// A cost of `remaining` is allowed, and one unit more is denied. A request is allowed after `retry_after`, and denied
+    /// one tick earlier.
     #[test]
-    fn what_is_told_is_what_happens((limit, trace) in requests(any_limit(), true)) {
-        let mut state = limit.first(trace[0].0);
+    fn decisions_predict_what_happens_next((limit, trace) in requests(any_limit(), true)) {
+        let mut state = limit.initial(trace[0].0);
         for &(now, cost) in &trace {
             let before: Decision = limit.decide(&mut state.clone(), now, 0);
-            let told: Decision = limit.decide(&mut state, now, cost);
-            if limit.set_back(&state, now) {
-                continue; // a look does not rebase, so what it saw is not what comes
+            let decision: Decision = limit.decide(&mut state, now, cost);
+            if limit.clock_was_set_back(&state, now) {
+                continue; // a cost of 0 does not rebase, so the next decision differs
             }
-            let ask = |now: Tick, cost| limit.decide::<bool>(&mut state.clone(), now, cost);
+            let check = |now: Tick, cost| limit.decide::<bool>(&mut state.clone(), now, cost);
 
-            prop_assert!(told.remaining == 0 || ask(now, told.remaining));
-            prop_assert!(told.remaining == told.limit || !ask(now, told.remaining + 1));
-            if told.allowed {
-                prop_assert_eq!(before.remaining - told.remaining, cost, "lowered by the cost");
-                prop_assert_eq!(told.retry_after, Some(Ticks::ZERO));
+            prop_assert!(decision.remaining == 0 || check(now, decision.remaining));
+            prop_assert!(decision.remaining == decision.limit || !check(now, decision.remaining + 1));
+            if decision.allowed {
+                prop_assert_eq!(before.remaining - decision.remaining, cost, "an allowed request lowers it by the cost");
+                prop_assert_eq!(decision.retry_after, Some(Ticks::ZERO));
             } else {
-                prop_assert_eq!(before.remaining, told.remaining, "a denial costs nothing");
+                prop_assert_eq!(before.remaining, decision.remaining, "a denied request charges nothing");
             }
-            match told.retry_after {
-                None => prop_assert!(cost > told.limit),
+            match decision.retry_after {
+                None => prop_assert!(cost > decision.limit),
                 Some(wait) => {
-                    prop_assert!(cost <= told.limit);
-                    if let (Some(then), false) = (within_time(now, wait), told.allowed) {
-                        prop_assert!(ask(then, cost), "refused at retry_after");
-                        prop_assert!(!ask(Tick(then.0 - 1), cost), "admitted a tick too early");
+                    prop_assert!(cost <= decision.limit);
+                    if let (Some(then), false) = (within_time(now, wait), decision.allowed) {
+                        prop_assert!(check(then, cost), "denied at retry_after");
+                        prop_assert!(!check(Tick(then.0 - 1), cost), "allowed one tick too early");
                     }
                 }
             }
@@ -250,40 +249,39 @@ proptest! {
                 let share = Share::of(limit.used(&state, at), limit.capacity());
                 prop_assert_eq!(limit.share_used(&state, at), share);
             }
-            // What a store goes by is what the client is told.
-            match (limit.fresh_at(&state), told.reset_after) {
+            // The time for the store agrees with the time for the client.
+            match (limit.fresh_at(&state), decision.reset_after) {
                 (fresh, Ticks::ZERO) => prop_assert!(fresh.is_some_and(|fresh| fresh <= now)),
                 (fresh, Ticks(u64::MAX)) => prop_assert_eq!(fresh, None),
                 (fresh, reset_after) => prop_assert_eq!(fresh, now.after(reset_after)),
             }
-            if let Some(fresh) = within_time(now, told.reset_after) {
+            if let Some(fresh) = within_time(now, decision.reset_after) {
                 let all: Decision = limit.decide(&mut state.clone(), fresh, 0);
                 prop_assert_eq!((all.remaining, all.reset_after), (all.limit, Ticks::ZERO));
                 prop_assert!(limit.is_fresh(&state, fresh));
-                if told.reset_after > Ticks::ZERO {
+                if decision.reset_after > Ticks::ZERO {
                     let sooner = Tick(fresh.0 - 1);
                     prop_assert!(!limit.is_fresh(&state, sooner));
                     let not_yet: Decision = limit.decide(&mut state.clone(), sooner, 0);
-                    prop_assert!(not_yet.reset_after > Ticks::ZERO, "was fresh a tick sooner");
+                    prop_assert!(not_yet.reset_after > Ticks::ZERO, "the state was fresh one tick earlier");
                 }
             }
         }
     }
 
-    /// Time alone only raises what remains.
     #[test]
     fn time_alone_only_raises_what_remains(
         (limit, trace) in traffic(any_limit()),
         later in proptest::collection::vec(0..u64::MAX, 8),
     ) {
-        let mut state = limit.first(trace[0].0);
+        let mut state = limit.initial(trace[0].0);
         for &(now, cost) in &trace {
-            let told: Decision = limit.decide(&mut state, now, cost);
+            let decision: Decision = limit.decide(&mut state, now, cost);
             let window = limit.numbers().window.0;
             let mut waits: Vec<u64> =
                 later.iter().enumerate().map(|(i, by)| if i < 4 { by % window } else { *by }).collect();
             waits.sort_unstable();
-            let mut least = told.remaining;
+            let mut least = decision.remaining;
             for then in waits.into_iter().map_while(|wait| now.after(Ticks(wait))) {
                 let look: Decision = limit.decide(&mut state.clone(), then, 0);
                 prop_assert!(look.remaining >= least);
@@ -292,10 +290,10 @@ proptest! {
         }
     }
 
-    /// A refused request, a look and a peek leave nothing behind that a later decision can see.
+    /// Denied requests and requests of cost 0 do not affect later decisions.
     #[test]
     fn polling_earns_the_same_as_waiting((limit, trace) in traffic(any_limit()), every in 1..5_u64) {
-        let mut patient = limit.first(trace[0].0);
+        let mut patient = limit.initial(trace[0].0);
         let mut impatient = patient.clone();
         for &(now, cost) in &trace {
             for poll in 1..=every {
@@ -314,8 +312,8 @@ proptest! {
 
     /// A cost of 0 never writes, whatever the clock does.
     #[test]
-    fn a_look_never_writes((limit, trace) in requests(any_limit(), true)) {
-        let mut state = limit.first(trace[0].0);
+    fn a_cost_of_0_never_writes((limit, trace) in requests(any_limit(), true)) {
+        let mut state = limit.initial(trace[0].0);
         for &(now, cost) in &trace {
             let before = encoded(&limit, &state);
             let _: Decision = limit.decide(&mut state, now, 0);
@@ -324,7 +322,7 @@ proptest! {
         }
     }
 
-    /// Clients do not touch each other.
+    /// The requests of one client do not affect another.
     #[test]
     fn keys_are_independent((limit, trace) in traffic(any_limit()), owners in any::<u64>()) {
         let owner = |index: usize| (owners >> (index % 64)) & 1;
@@ -338,14 +336,14 @@ proptest! {
         }
     }
 
-    /// A state may be dropped from the tick on at which it says it is fresh: nobody can tell.
+    /// A store may drop a state from the tick on at which it is fresh, without any effect on decisions.
     #[test]
     fn eviction_is_invisible((limit, trace) in traffic(any_limit())) {
-        let mut kept = limit.first(trace[0].0);
+        let mut kept = limit.initial(trace[0].0);
         let mut evicted = kept.clone();
         for &(now, cost) in &trace {
             if limit.fresh_at(&evicted).is_some_and(|fresh| fresh <= now) {
-                evicted = limit.first(now);
+                evicted = limit.initial(now);
             }
             let one: Decision = limit.decide(&mut kept, now, cost);
             let other: Decision = limit.decide(&mut evicted, now, cost);
@@ -353,26 +351,26 @@ proptest! {
         }
     }
 
-    /// Token bucket, GCRA and leaky bucket agree in every field they share, also when clocks jump.
+    /// The token bucket, GCRA and the leaky bucket agree in all fields except the delay, also when clocks jump.
     #[test]
     fn the_three_buckets_agree((limit, trace) in requests(bucket_limit(), true)) {
         let n = *limit.numbers();
         let of = |kind| {
             let rule = Policy::of(kind, n.limit).per(n.window).burst(n.burst).limit().unwrap();
-            let mut told = run(&rule, &trace);
-            told.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
-            told
+            let mut decisions = run(&rule, &trace);
+            decisions.iter_mut().for_each(|decision| decision.delay = Ticks::ZERO);
+            decisions
         };
         let token_bucket = of(Kind::TokenBucket);
         prop_assert_eq!(&token_bucket, &of(Kind::Gcra));
         prop_assert_eq!(&token_bucket, &of(Kind::LeakyBucket));
     }
 
-    /// A bucket in 128 bits decides as the same bucket in 64 bits does.
+    /// A bucket decides the same in 128 bits and in 64 bits.
     #[test]
     fn wide_and_narrow_buckets_agree((limit, trace) in requests(fractional_bucket(), true)) {
         let n = *limit.numbers();
-        // As much debt as is valid, which is more than levels of 64 bits can count.
+        // The largest valid debt needs levels of more than 64 bits.
         let debt = (1 << 63) / n.window.0 * n.limit - n.burst;
         let wide = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).debt(debt);
         let wide = wide.limit().unwrap();
@@ -381,13 +379,13 @@ proptest! {
         prop_assert_eq!(run(&limit, &trace), run(&wide, &trace));
     }
 
-    /// No input of any kind panics or wraps, at the ends of every range.
+    /// No input at the ends of the ranges causes a panic or an overflow.
     #[test]
     fn extremes_are_decided((limit, trace) in requests(extreme(), true), amount in any::<i128>()) {
-        let mut state = limit.first(trace[0].0);
+        let mut state = limit.initial(trace[0].0);
         for &(now, cost) in &trace {
-            let told: Decision = limit.decide(&mut state, now, cost);
-            prop_assert!(told.remaining <= told.limit);
+            let decision: Decision = limit.decide(&mut state, now, cost);
+            prop_assert!(decision.remaining <= decision.limit);
             limit.charge(&mut state, now, amount);
             limit.fresh_at(&state);
             limit.used(&state, now);
@@ -399,15 +397,14 @@ fn bucket_small() -> impl Strategy<Value = Limit> {
     proptest::sample::select(&Kind::ALL[..3]).prop_flat_map(small_limit_of)
 }
 
-/// A bucket that no tick of waiting can overflow once it has been drained: in a smaller one the rest
-/// is rightly lost.
+/// Returns a bucket that earns less than its burst per tick. A smaller bucket would overflow and lose units.
 fn roomy_bucket() -> impl Strategy<Value = Limit> {
     bucket_small().prop_filter("too small", |limit| {
         limit.numbers().burst > limit.numbers().limit.div_ceil(limit.numbers().window.0)
     })
 }
 
-/// A bucket of at least 3 a window, less than one a tick, in lowest terms.
+/// Returns a bucket of at least 3 units per window and less than one unit per tick, in lowest terms.
 fn fractional_bucket() -> impl Strategy<Value = Limit> {
     bucket_small().prop_filter("not in lowest terms", |limit| {
         let (l, w) = (limit.numbers().limit, limit.numbers().window.0);
@@ -422,7 +419,7 @@ fn extreme() -> impl Strategy<Value = Limit> {
 fn clock_window() -> impl Strategy<Value = Limit> {
     any_limit_of(Kind::FixedWindow).prop_map(|limit| {
         let n = limit.numbers();
-        Policy::fixed_window(n.limit).per(n.window).limit().expect("valid")
+        Policy::fixed_window(n.limit).per(n.window).limit().expect("the limit is valid")
     })
 }
 
@@ -430,21 +427,28 @@ fn anchored_window() -> impl Strategy<Value = Limit> {
     clock_window().prop_map(|limit| {
         let n = limit.numbers();
         let anchor = tallygate_core::Anchor::FirstRequest;
-        Policy::fixed_window(n.limit).per(n.window).anchor(anchor).limit().expect("valid")
+        Policy::fixed_window(n.limit)
+            .per(n.window)
+            .anchor(anchor)
+            .limit()
+            .expect("the limit is valid")
     })
 }
 
-/// The bound of the sliding counter is reached: L at the end of a window, L again at the end of the
-/// next but for what the weight of the first still holds.
+/// The sliding counter reaches its bound: L units at the end of a window, and L again at the end of the next one, when
+/// the first window has almost no weight.
 #[test]
-fn the_sliding_counter_can_admit_twice_its_limit_in_a_window() {
+fn the_sliding_counter_can_allow_twice_its_limit_in_a_window() {
     let limit = Policy::sliding_window_counter(10).per(Ticks(1_000)).limit().unwrap();
-    let mut state = limit.first(Tick(0));
+    let mut state = limit.initial(Tick(0));
     assert!(limit.decide::<bool>(&mut state, Tick(999), 10));
-    // At the last tick of the next window, the first weighs floor(10 · 1 / 1000) = 0.
+    // At the last tick of the next window, the first one counts floor(10 · 1 / 1000) = 0.
     assert!(limit.decide::<bool>(&mut state, Tick(1_999), 10));
     let longer = Policy::sliding_window_counter(1).per(Ticks(3)).limit().unwrap();
-    let mut state = longer.first(Tick(0));
+    let mut state = longer.initial(Tick(0));
     assert!(longer.decide::<bool>(&mut state, Tick(2), 1));
-    assert!(longer.decide::<bool>(&mut state, Tick(4), 1), "both within (1, 4]: twice the limit");
+    assert!(
+        longer.decide::<bool>(&mut state, Tick(4), 1),
+        "both are within (1, 4]: twice the limit"
+    );
 }

@@ -1,7 +1,7 @@
-//! The steps of a bucket, in the words of a token bucket, a GCRA or a leaky bucket.
+//! The steps of a bucket, described as a token bucket, a GCRA or a leaky bucket.
 
-use super::Tells;
-use super::formula::{Formula, Operation, known, number};
+use super::DecisionField;
+use super::formula::{Formula, Operation, named, number};
 use super::working::{Working, plus};
 use crate::bucket::{BucketState, Level};
 use crate::numbers::Kind;
@@ -15,7 +15,7 @@ impl Working {
         let level: u128 = state.level.into();
         // Levels stay below 2¹²⁷: see `MAX_TIME_TO_FRESH_IN_DEBT`.
         let level = i128::try_from(level).unwrap_or(i128::MAX);
-        let level = self.step("level", words.level, known("level", level));
+        let level = self.step("level", words.level, named("level", level));
         let (elapsed, late) = self.times(state.last, state.level == N::ZERO);
         let drained = self.step("drained", words.drained, elapsed * drain.clone());
         let used = self.step("used", words.used, level.above(drained));
@@ -36,34 +36,42 @@ impl Working {
             let room = (self.burst.clone() - self.cost.clone()) * unit.clone();
             let room = self.step("room", words.room, room);
             let fits = used.clone().at_most(room.clone());
-            if self.tell(Tells::Allowed, words.fits, fits) == 1 {
+            if self.field_step(DecisionField::Allowed, words.fits, fits) == 1 {
                 let charged = used.clone() + self.cost.clone() * unit.clone();
                 after = self.step("after", words.after, charged);
                 if self.kind == Kind::LeakyBucket {
                     let ahead = plus(&late, whole(used));
-                    self.tell(
-                        Tells::Delay,
-                        "what was there before it drains first, rounded up",
+                    self.field_step(
+                        DecisionField::Delay,
+                        "the time until the requests before it have drained, rounded up",
                         ahead,
                     );
                 }
             } else {
                 let wait = plus(&late, whole(used - room));
-                self.tell(
-                    Tells::RetryAfter,
+                self.field_step(
+                    DecisionField::RetryAfter,
                     "the time until the excess has drained, rounded up",
                     wait,
                 );
             }
         }
         let left = (self.burst.clone() * unit.clone()).above(after.clone()).over(unit);
-        self.tell(Tells::Remaining, "what would still fit, rounded down", left);
+        self.field_step(
+            DecisionField::Remaining,
+            "the largest cost that still fits, rounded down",
+            left,
+        );
         let reset = if after.value() > 0 { plus(&late, whole(after)) } else { number(0) };
-        self.tell(Tells::ResetAfter, "the time until all of it has drained, rounded up", reset);
+        self.field_step(
+            DecisionField::ResetAfter,
+            "the time until everything has drained, rounded up",
+            reset,
+        );
     }
 }
 
-/// How each kind of bucket calls the same numbers.
+/// The descriptions of the same numbers for each kind of bucket.
 struct Words {
     unit: &'static str,
     drain: &'static str,
@@ -81,40 +89,40 @@ impl Words {
     const fn of(kind: Kind) -> Self {
         match kind {
             Kind::Gcra => Self {
-                unit: "how far one request moves the arrival time, in parts of a tick",
-                drain: "how many parts a tick has",
-                level: "how far the arrival time was ahead of the last change, in those parts",
-                drained: "how far time has come since",
-                used: "how far the arrival time is ahead of now (or behind: then not at all)",
+                unit: "how far one request moves the arrival time, in fractions of a tick",
+                drain: "the fractions per tick",
+                level: "how far the arrival time was ahead at the last change, in fractions",
+                drained: "the time since then, in fractions",
+                used: "how far the arrival time is ahead of now (0 if it is in the past)",
                 shown_name: "ahead",
                 shown: "the same in ticks, rounded up",
                 room: "the farthest ahead at which the cost conforms",
-                fits: "whether it conforms",
-                after: "how far the arrival time is ahead with it",
+                fits: "whether the cost conforms",
+                after: "how far the arrival time is ahead after this request",
             },
             Kind::LeakyBucket => Self {
-                unit: "what one request pours in, in parts",
-                drain: "how many parts drain a tick",
+                unit: "how much one request adds to the level",
+                drain: "how much drains per tick",
                 level: "the level at the last change",
-                drained: "what has drained since",
+                drained: "how much has drained since",
                 used: "the level now",
                 shown_name: "waiting",
                 shown: "the same in whole requests",
-                room: "the highest level on which the cost fits",
-                fits: "whether it fits",
-                after: "the level with it",
+                room: "the highest level at which the cost fits",
+                fits: "whether the cost fits",
+                after: "the level after this request",
             },
             _ => Self {
-                unit: "how many parts a token has",
-                drain: "how many parts are earned a tick",
-                level: "used at the last change, in those parts",
+                unit: "the fractions per token",
+                drain: "the fractions that are earned per tick",
+                level: "used at the last change, in fractions of a token",
                 drained: "earned since",
                 used: "used now",
                 shown_name: "tokens",
-                shown: "the whole tokens there are",
+                shown: "the whole tokens that are available",
                 room: "the most that may be used for the cost to fit",
-                fits: "whether there are tokens enough",
-                after: "used with it",
+                fits: "whether there are enough tokens",
+                after: "used after this request",
             },
         }
     }

@@ -1,26 +1,26 @@
-//! Formulas over whole numbers: what they come to, and how they are shown.
+//! Formulas over whole numbers: their values, and how they are written.
 
 use alloc::boxed::Box;
 use core::fmt;
 use core::ops::{Add, Mul, Sub};
 
-/// A formula over whole numbers. What would pass 2¹²⁷ stops there, as levels and waits do.
+/// A formula over whole numbers. Values saturate at 2¹²⁷, as levels and waits do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Formula {
-    /// A number that speaks for itself.
+    /// A constant.
     Number(i128),
-    /// A number that is known: of the limit, of the state, of the request, or of an earlier step.
-    Known {
-        /// Its name.
+    /// A number with a name: from the limit, the state, the request or an earlier step.
+    Named {
+        /// The name.
         name: &'static str,
-        /// What it is.
+        /// The value.
         value: i128,
     },
-    /// Two formulas, combined.
-    Of(Operation, Box<(Self, Self)>),
+    /// An operation on two formulas.
+    Binary(Operation, Box<(Self, Self)>),
 }
 
-/// What is done to two numbers.
+/// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -32,36 +32,36 @@ pub enum Operation {
     Above,
     /// a · b
     Times,
-    /// a / b, rounded down. Never by 0.
+    /// a / b, rounded down. b is never 0.
     Over,
-    /// a / b, rounded up. Never by 0.
+    /// a / b, rounded up. b is never 0.
     OverRoundedUp,
-    /// What is left of a after whole b, from 0 on. Never of 0.
+    /// a mod b, at least 0. b is never 0.
     Modulo,
-    /// The greatest number that divides both.
+    /// The greatest common divisor of a and b.
     CommonDivisor,
-    /// Whether a ≤ b: 1 or 0.
+    /// 1 if a ≤ b, 0 otherwise.
     AtMost,
-    /// Whether a < b: 1 or 0.
+    /// 1 if a < b, 0 otherwise.
     Below,
 }
 
 impl Formula {
-    /// What it comes to.
+    /// Returns the value.
     #[must_use]
     pub fn value(&self) -> i128 {
         match self {
-            Self::Number(value) | Self::Known { value, .. } => *value,
-            Self::Of(operation, both) => operation.of(both.0.value(), both.1.value()),
+            Self::Number(value) | Self::Named { value, .. } => *value,
+            Self::Binary(operation, both) => operation.of(both.0.value(), both.1.value()),
         }
     }
 
-    pub(super) fn is_answer(&self) -> bool {
-        matches!(self, Self::Of(Operation::AtMost | Operation::Below, _))
+    pub(super) fn is_comparison(&self) -> bool {
+        matches!(self, Self::Binary(Operation::AtMost | Operation::Below, _))
     }
 
     pub(super) fn of(self, operation: Operation, other: Self) -> Self {
-        Self::Of(operation, Box::new((self, other)))
+        Self::Binary(operation, Box::new((self, other)))
     }
 
     pub(super) fn above(self, other: Self) -> Self {
@@ -80,12 +80,12 @@ impl Formula {
         self.of(Operation::AtMost, other)
     }
 
-    /// Writes it with names, or with the numbers they stand for.
+    /// Writes the formula with names or with numbers.
     fn write(&self, f: &mut fmt::Formatter<'_>, named: bool) -> fmt::Result {
         match self {
-            Self::Known { name, .. } if named => f.write_str(name),
-            Self::Known { value, .. } | Self::Number(value) => write!(f, "{value}"),
-            Self::Of(operation, both) => {
+            Self::Named { name, .. } if named => f.write_str(name),
+            Self::Named { value, .. } | Self::Number(value) => write!(f, "{value}"),
+            Self::Binary(operation, both) => {
                 let (before, between, after) = operation.signs();
                 f.write_str(before)?;
                 both.0.write_within(f, named, *operation, false)?;
@@ -103,14 +103,15 @@ impl Formula {
         outer: Operation,
         is_right: bool,
     ) -> fmt::Result {
-        let needs = match self {
-            Self::Of(inner, _) => {
-                inner.binds() < outer.holds() || (is_right && inner.binds() == outer.holds())
+        let needs_parentheses = match self {
+            Self::Binary(inner, _) => {
+                inner.precedence() < outer.operand_precedence()
+                    || (is_right && inner.precedence() == outer.operand_precedence())
             }
-            Self::Known { value, .. } => !named && *value < 0 && is_right,
+            Self::Named { value, .. } => !named && *value < 0 && is_right,
             Self::Number(value) => *value < 0 && is_right,
         };
-        if !needs {
+        if !needs_parentheses {
             return self.write(f, named);
         }
         f.write_str("(")?;
@@ -119,11 +120,11 @@ impl Formula {
     }
 }
 
-/// First with names, then with numbers, where there are names.
+/// Writes the formula with names and, if it has an operation, again with numbers.
 impl fmt::Display for Formula {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, true)?;
-        if let Self::Of(..) = self {
+        if let Self::Binary(..) = self {
             f.write_str(" = ")?;
             self.write(f, false)?;
         }
@@ -171,18 +172,18 @@ impl Operation {
         }
     }
 
-    /// How strongly it holds its sides.
-    const fn holds(self) -> u8 {
+    /// Returns the precedence below which an operand needs parentheses.
+    const fn operand_precedence(self) -> u8 {
         match self {
             Self::CommonDivisor => 0,
-            Self::Above => Self::Minus.binds(),
-            Self::Over | Self::OverRoundedUp => Self::Times.binds(),
-            other => other.binds(),
+            Self::Above => Self::Minus.precedence(),
+            Self::Over | Self::OverRoundedUp => Self::Times.precedence(),
+            other => other.precedence(),
         }
     }
 
-    /// How strongly it holds together, seen from outside.
-    const fn binds(self) -> u8 {
+    /// Returns the precedence of the operation as an operand.
+    const fn precedence(self) -> u8 {
         match self {
             Self::AtMost | Self::Below => 0,
             Self::Plus | Self::Minus => 1,
@@ -216,8 +217,8 @@ impl Mul for Formula {
     }
 }
 
-pub(super) fn known(name: &'static str, value: impl Into<i128>) -> Formula {
-    Formula::Known { name, value: value.into() }
+pub(super) fn named(name: &'static str, value: impl Into<i128>) -> Formula {
+    Formula::Named { name, value: value.into() }
 }
 
 pub(super) fn number(value: i128) -> Formula {
