@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use tallygate::{Ask, Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Ticks};
+use tallygate::clock::ManualClock;
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Ask, Policy, RateLimiter, Tick, Ticks};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = ManualClock::new(Tick(0));

@@ -7,7 +7,8 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use tallygate::{Algorithm, Cost, DecodeError, Facts, Fit, RateLimiter, Tick, Ticks, Used};
+use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Used};
+use tallygate::{Cost, RateLimiter, Tick, Ticks};
 
 /// How long the silence is.
 struct Cooldown(Ticks);
@@ -33,7 +34,7 @@ impl Algorithm for Cooldown {
     fn last_change(&self, state: &Option<Tick>) -> Tick {
         state.unwrap_or(Tick(i64::MIN))
     }
-    fn set_back(&self, state: &Option<Tick>, now: Tick) -> bool {
+    fn clock_was_set_back(&self, state: &Option<Tick>, now: Tick) -> bool {
         state.is_some_and(|last| last.since(now) > self.0)
     }
 

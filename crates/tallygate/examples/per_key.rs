@@ -4,7 +4,9 @@
 
 use std::io::Write as _;
 
-use tallygate::{Ask, Capacity, Policy, PolicyStore, RateLimiter, SystemClock};
+use tallygate::clock::SystemClock;
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Ask, Policy, RateLimiter};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let policy = Policy::sliding_window_counter(1_000).per_hour().named("uploads").build()?;

@@ -1,4 +1,4 @@
-//! Costs that are only known afterwards: a service metered by model tokens.
+//! Charges costs that are known only afterwards, for a service that is metered by model tokens.
 //!
 //!     cargo run -p tallygate --example reserve_and_settle
 
@@ -6,26 +6,28 @@
 
 use std::time::Duration;
 
-use tallygate::{Ask, Policy, RateLimiter, Reserved, Ticks};
+use tallygate::reservation::Reserved;
+use tallygate::{Ask, Policy, RateLimiter, Ticks};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens = RateLimiter::new(Policy::token_bucket(10_000).per_minute().build()?);
 
     for (prompt, used) in [("short", 900), ("long", 4_500), ("endless", 12_000), ("one more", 100)]
     {
-        // An estimate is charged before the work begins, so that nobody starts what it cannot pay.
+        // Charge an estimate before the work begins, so that a client without quota is denied early.
         match tokens.reserve(Ask::new("alice").cost(2_000), Duration::from_secs(120))? {
             Reserved::Granted(mut reservation, _) => {
                 // … the model answers …
-                let told = tokens.settle(&mut reservation, used)??;
+                let decision = tokens.settle(&mut reservation, used)?;
                 println!(
-                    "{prompt}: used {used}, {} left, fresh in {:?}",
-                    told.remaining, told.reset_after
+                    "{prompt}: used {used}, {} left, full quota in {:?}",
+                    decision.remaining,
+                    decision.reset_after.as_duration()
                 );
             }
-            Reserved::Refused(told) => {
-                let wait = told.retry_after.map(Ticks::as_duration);
-                println!("{prompt}: refused, try again after {wait:?}");
+            Reserved::Denied(decision) => {
+                let wait = decision.retry_after.map(Ticks::as_duration);
+                println!("{prompt}: denied, retry after {wait:?}");
             }
         }
     }

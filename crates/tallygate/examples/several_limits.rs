@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use tallygate::{InFlight, Penalty, Policy, RateLimiter, check_all};
+use tallygate::policy::Penalty;
+use tallygate::{InFlight, Policy, RateLimiter, check_all};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let users = RateLimiter::new(Policy::all_of(
@@ -15,22 +16,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Policy::token_bucket(2).per_second().named("second"),
             Policy::sliding_window_counter(1_000).per_hour().named("hour"),
             Policy::fixed_window(20_000).per_day().named("day"),
-            // What a new limit would do, before it does it.
+            // A shadow limit reports what it would deny, and denies nothing.
             Policy::fixed_window(1).per_day().named("planned").shadow(),
         ],
     )?);
     for _ in 0..3 {
-        let told = users.check("alice")?;
+        let decision = users.check("alice")?;
         let name = |limit: Option<usize>| limit.map(|limit| users.rules().limits()[limit].name());
         println!(
-            "alice: {}, refused by {:?}, planned limit would refuse: {}",
-            told.allowed,
-            name(told.refused_by),
-            name(told.shadow_refused_by).is_some(),
+            "alice: {}, denied by {:?}, the planned limit would deny it: {}",
+            decision.allowed,
+            name(decision.denied_by),
+            name(decision.shadow_denied_by).is_some(),
         );
     }
 
-    // This user, this address, and not too many at once.
+    // One decision over a user, an address, and the requests in flight.
     let quarter_hour = Duration::from_secs(900);
     let addresses = RateLimiter::new(
         Policy::sliding_window_log(5)

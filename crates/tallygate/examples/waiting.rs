@@ -1,4 +1,4 @@
-//! Waiting for one's turn: in threads, in any asynchronous runtime, or in none.
+//! Waits until a request is allowed: in threads, and in futures on any executor.
 //!
 //!     cargo run -p tallygate --example waiting
 
@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use tallygate::{Policy, RateLimiter, block_on};
+use tallygate::{Policy, RateLimiter, Ticks, block_on};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let from = Instant::now();
@@ -17,31 +17,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for worker in 0..4 {
             let limiter = &limiter;
             scope.spawn(move || {
-                let told = limiter.block_until_ready("alice", Duration::from_secs(1));
+                let decision = limiter.block_until_ready("alice", Duration::from_secs(1));
                 println!(
                     "worker {worker}: {:?} after {:?}",
-                    told.map(|told| told.allowed),
+                    decision.map(|decision| decision.allowed),
                     from.elapsed()
                 );
             });
         }
     });
 
-    // A future. This one is run by `block_on`; tokio and the others will do as well.
+    // A future. `block_on` runs this one; tokio and other executors work as well.
     block_on(async {
-        let told = limiter.until_ready("alice", Duration::from_secs(1)).await?;
-        println!("awaited: {} after {:?}", told.allowed, from.elapsed());
-        let told = limiter.until_ready("alice", Duration::from_millis(10)).await?;
-        println!("too long: {}, it would have taken {:?}", told.allowed, told.retry_after);
+        let decision = limiter.until_ready("alice", Duration::from_secs(1)).await?;
+        println!("awaited: {} after {:?}", decision.allowed, from.elapsed());
+        let decision = limiter.until_ready("alice", Duration::from_millis(10)).await?;
+        let wait = decision.retry_after.map(Ticks::as_duration);
+        println!("too long: {}, it would have taken {wait:?}", decision.allowed);
         Ok::<(), tallygate::StoreError>(())
     })?;
 
-    // A leaky bucket says how long to wait so that what comes out is flat.
+    // A leaky bucket returns how long each call has to wait so that calls leave at an even rate.
     let outgoing = RateLimiter::new(Policy::leaky_bucket(50).per_second().build()?);
     block_on(async {
         for call in 0..3 {
-            let told = outgoing.shape("partner").await?;
-            println!("call {call}: {} after {:?}", told.allowed, from.elapsed());
+            let decision = outgoing.shape("partner").await?;
+            println!("call {call}: {} after {:?}", decision.allowed, from.elapsed());
         }
         Ok::<(), tallygate::StoreError>(())
     })?;

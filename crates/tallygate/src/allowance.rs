@@ -11,7 +11,7 @@
 //! The allowance of that policy counted everything that was allowed in the interval. It is a bucket, so that is at
 //! most its capacity plus its rate times the length of the interval.
 //!
-//! Why nobody is locked out by it: an allowance holds only what it had room for, so its level is at most its capacity,
+//! It locks no client out: an allowance holds only what it had room for, so its level is at most its capacity,
 //! and a cost has room again after the time in which the faster policy earns that cost.
 
 use tallygate_core::{Cost, Decision, Limit, Policy, Tick, Ticks, Used};
@@ -227,8 +227,10 @@ impl Bounds {
     /// window that give its rate, and its capacity. Returns `None` if the numbers are not those of bounds.
     #[must_use]
     pub fn of_numbers(numbers: &[i128]) -> Option<Self> {
-        let (each, rest) = numbers.as_chunks::<5>();
-        let bounds = each.iter().map(|[last, level, limit, window, capacity]| {
+        let each = numbers.chunks_exact(5);
+        let rest = each.remainder();
+        let bounds = each.map(|numbers| {
+            let [last, level, limit, window, capacity] = numbers else { return None };
             let positive = |number: &i128| u64::try_from(*number).ok().filter(|number| *number > 0);
             let capacity = positive(capacity)?;
             let (limit, window) = (positive(limit)?, positive(window)?);
@@ -268,11 +270,8 @@ impl Bounds {
                     decision.retry_after.zip(wait).map(|(own, wait)| own.max(wait));
             }
         }
-        if let Some(cost) = denied
-            && decision.refused_by.is_none()
-            && !self.have_room(now, cost)
-        {
-            decision.refused_by = Rate::of(policy).map(|rate| rate.index);
+        if decision.denied_by.is_none() && denied.is_some_and(|cost| !self.have_room(now, cost)) {
+            decision.denied_by = Rate::of(policy).map(|rate| rate.index);
         }
     }
 }

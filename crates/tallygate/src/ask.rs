@@ -1,13 +1,16 @@
-//! What a limiter is asked: for which client, how much, in which tier, and when.
+//! [`Ask`]: the key, cost, tier and time of a request.
 
 use std::fmt;
 
 use tallygate_core::{Cost, Tick};
 
-/// A question to a limiter. Every verb of [`RateLimiter`](crate::RateLimiter) takes one.
+use crate::settle_error::SettleError;
+
+/// A question to a limiter: a key, with an optional cost, tier and time. Every operation of
+/// [`RateLimiter`](crate::RateLimiter) takes one.
 ///
 /// A key alone is a question of cost 1, without a tier, by the clock of the store. So most callers write
-/// `limiter.check("alice")`, and the others say what differs:
+/// `limiter.check("alice")`, and the others add what differs:
 ///
 /// ```
 /// use tallygate::{Ask, Policy, RateLimiter, Tiers};
@@ -21,45 +24,44 @@ use tallygate_core::{Cost, Tick};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "pass it to a verb of a limiter"]
+#[must_use = "pass it to an operation of a limiter"]
 #[non_exhaustive]
 pub struct Ask<'a> {
-    /// The client.
+    /// The key of the client.
     pub key: &'a [u8],
-    /// How many units.
+    /// The units that the request charges.
     pub cost: Cost,
-    /// The tier whose rules decide, if the question names one.
+    /// The tier, if the question names one.
     pub tier: Option<&'a str>,
-    /// The time of the decision, if it is not the time by the clock of the store.
+    /// The time of the request, if it is not the time by the clock of the store.
     pub at: Option<Tick>,
 }
 
 impl<'a> Ask<'a> {
-    /// Asks for the client with this key, for a cost of 1.
+    /// Creates a question for a key, with a cost of 1.
     #[inline]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         Self { key: key.as_ref(), cost: 1, tier: None, at: None }
     }
 
-    /// Asks for this many units. A cost of 0 changes nothing: it is allowed unless the client is in debt, in a
-    /// penalty or blocked.
+    /// Sets the cost. A cost of 0 changes nothing: it is allowed unless the client is in debt, in a penalty or blocked.
     #[inline]
     pub const fn cost(mut self, cost: Cost) -> Self {
         self.cost = cost;
         self
     }
 
-    /// Asks under the rules of a tier of [`Tiers`](crate::Tiers). The verb fails with
-    /// [`UnknownTier`](crate::UnknownTier) if the limiter has no such tier. `None` asks without a tier.
+    /// Sets the tier of [`Tiers`](crate::Tiers); `None` for no tier. The operation fails with
+    /// [`UnknownTier`](crate::tiers::UnknownTier) if the limiter has no such tier.
     #[inline]
     pub fn tier(mut self, tier: impl Into<Option<&'a str>>) -> Self {
         self.tier = tier.into();
         self
     }
 
-    /// Asks at a time of the caller's choice, not by the clock of the store. `None` asks by the clock.
+    /// Sets the time of the request; `None` for the time by the clock of the store.
     ///
-    /// Times should go on, give or take the lateness of a thread: see [`Store::apply`](crate::Store::apply).
+    /// Times should not go back by more than threads can be late: see [`Store::apply`](crate::store::Store::apply).
     #[inline]
     pub fn at(mut self, now: impl Into<Option<Tick>>) -> Self {
         self.at = now.into();
@@ -82,16 +84,24 @@ impl<'k> From<&'k Ask<'_>> for Ask<'k> {
     }
 }
 
-/// Why a question cannot be answered by any store. Nothing was charged.
+/// The error for a question that no store can answer. Nothing was charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidAsk {
-    /// The key is longer than [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+    /// The key is longer than [`MAX_KEY_BYTES`](crate::store::MAX_KEY_BYTES).
     KeyTooLong {
-        /// Its length.
+        /// The length of the key.
         bytes: usize,
     },
     /// The limiter has no such tier.
     UnknownTier(UnknownTier),
+    /// The reservation cannot be settled.
+    Settle(SettleError),
+}
+
+impl From<SettleError> for InvalidAsk {
+    fn from(error: SettleError) -> Self {
+        Self::Settle(error)
+    }
 }
 
 impl From<UnknownTier> for InvalidAsk {
@@ -100,12 +110,12 @@ impl From<UnknownTier> for InvalidAsk {
     }
 }
 
-/// No tier has the name.
+/// The error for a tier that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownTier {
-    /// The name.
+    /// The name that was given.
     pub name: Box<str>,
-    /// The names there are.
+    /// The names of the existing tiers.
     pub known: Vec<Box<str>>,
 }
 

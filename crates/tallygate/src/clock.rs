@@ -1,9 +1,9 @@
-//! Clocks: what time it is, in nanoseconds since the Unix epoch, and never earlier than before.
+//! Clocks: the time in nanoseconds since the Unix epoch, which never goes back.
 //!
-//! Limits need a clock that only goes forward, and windows that follow the calendar need one that
-//! agrees with the wall. [`SystemClock`] is monotonic and anchored to the wall clock: it follows the
-//! wall forward at once (after a suspend, say), falls back to it by standing still for at most a
-//! second's worth, and ignores a wall that was set back further.
+//! Limits need a clock that only goes forward, and windows that are aligned to minutes and hours need the wall clock.
+//! [`SystemClock`] is monotonic and anchored to the wall clock. If the wall clock is ahead (for example after the machine
+//! was suspended), it follows at once. If the wall clock is behind by at most a second, it stands still until the wall
+//! clock has caught up. If the wall clock was set back by more, it ignores that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,16 +16,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::timer::Sleep;
 use crate::{Tick, Ticks};
 
-/// What time it is. For one thread, never earlier than it was, unless the clock reports a set-back.
+/// A clock. Within one thread its time never goes back, unless the clock reports a set-back.
 pub trait Clock {
-    /// The time, in nanoseconds since the Unix epoch unless the clock is a [`ManualClock`].
+    /// Returns the time: nanoseconds since the Unix epoch, or the ticks of a [`ManualClock`].
     fn now(&self) -> Tick;
 
-    /// Returns how often this clock has been set back. The default is a clock that never is.
+    /// Returns how often this clock has been set back. By default a clock is never set back.
     ///
-    /// A store does not infer a set-back from an early time: the caller may only be late. It reads this
-    /// count first and [`now`](Self::now) after it, so a clock that is set back changes its time first and
-    /// raises the count after it. States of before are then moved back, and keep what was used.
+    /// A store does not infer a set-back from an early time, because the caller may only be late. It reads this count
+    /// first and [`now`](Self::now) after it. So a clock that is set back must change its time first and raise the count
+    /// after it. The store then moves older states back, and keeps what was used.
     #[inline]
     fn set_backs(&self) -> u32 {
         0
@@ -52,14 +52,14 @@ impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     }
 }
 
-/// A clock that can be asked to ring: what those who wait are woken by.
+/// A clock that can wake futures at a time.
 pub trait Alarm: Clock {
-    /// Done when it rings.
+    /// A future that is ready when the alarm rings.
     type Ring<'a>: Future<Output = ()> + Send
     where
         Self: 'a;
 
-    /// Rings at a time, or soon after; at once if that has passed.
+    /// Returns a future that is ready at a time or soon after; at once if the time has passed.
     fn ring_at(&self, when: Tick) -> Self::Ring<'_>;
 }
 
@@ -87,11 +87,10 @@ impl<C: Alarm + ?Sized> Alarm for std::sync::Arc<C> {
 
 /// The system's monotonic clock, anchored to the wall clock.
 ///
-/// Reads the processor's time-stamp counter where the kernel itself does, and asks the kernel
-/// elsewhere.
+/// It reads the processor's time-stamp counter if the kernel itself uses it, and calls the kernel otherwise.
 ///
 /// ```
-/// use tallygate::{Clock, SystemClock};
+/// use tallygate::clock::{Clock, SystemClock};
 ///
 /// let clock = SystemClock::new();
 /// let before = clock.now();
@@ -99,16 +98,16 @@ impl<C: Alarm + ?Sized> Alarm for std::sync::Arc<C> {
 /// ```
 pub struct SystemClock(Anchored<Monotonic>);
 
-/// A coarse clock: a few nanoseconds a reading, right to the kernel's tick (1 to 10 ms).
+/// A coarse clock: a reading takes a few nanoseconds and is as precise as the kernel's tick (1 to 10 ms).
 ///
-/// Requests within one tick count as simultaneous. On systems without such a clock it is as
-/// [`SystemClock`].
+/// Requests within one tick count as simultaneous. On systems without such a clock it equals [`SystemClock`].
 pub struct CoarseClock(Anchored<Coarse>);
 
-/// A clock that goes where it is told: for tests, and for whoever brings their own time.
+/// A clock that the program sets: for tests, and for programs with their own time.
 ///
 /// ```
-/// use tallygate::{Clock, ManualClock, Tick, Ticks};
+/// use tallygate::clock::{Clock, ManualClock};
+/// use tallygate::{Tick, Ticks};
 ///
 /// let clock = ManualClock::new(Tick(0));
 /// clock.advance(Ticks(5));
@@ -121,13 +120,13 @@ pub struct ManualClock {
     now: AtomicI64,
     /// How often the time was set back. Raised after the time has changed.
     set_backs: AtomicU32,
-    /// Who is to be woken when.
+    /// The futures that wait, by time.
     rings: Mutex<BTreeMap<(Tick, u64), Waker>>,
     next_ring: AtomicU64,
 }
 
 impl SystemClock {
-    /// The clock, anchored to the wall now.
+    /// Creates the clock and anchors it to the wall clock.
     #[must_use]
     pub fn new() -> Self {
         Self(Anchored::new(Monotonic::new(), wall))
@@ -135,7 +134,7 @@ impl SystemClock {
 }
 
 impl CoarseClock {
-    /// The clock, anchored to the wall now.
+    /// Creates the clock and anchors it to the wall clock.
     #[must_use]
     pub fn new() -> Self {
         Self(Anchored::new(Coarse::new(), wall))
@@ -143,7 +142,7 @@ impl CoarseClock {
 }
 
 impl ManualClock {
-    /// A clock that stands at a time.
+    /// Creates a clock that stands at a time.
     #[must_use]
     pub const fn new(now: Tick) -> Self {
         Self {
@@ -154,18 +153,19 @@ impl ManualClock {
         }
     }
 
-    /// Goes on by a span, and wakes whoever waited for a time until then.
-    pub fn advance(&self, by: Ticks) {
-        let on = |now: i64| Some(now.saturating_add_unsigned(by.0));
-        // The closure never refuses, so the update happens.
-        let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, on);
+    /// Moves the clock forward by a duration, and wakes the futures whose time has come.
+    pub fn advance(&self, by: impl Into<Ticks>) {
+        let by = by.into();
+        let later = |now: i64| Some(now.saturating_add_unsigned(by.0));
+        // The closure always returns a time, so the update happens.
+        let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
         self.ring();
     }
 
-    /// Goes to a time, forward or back.
+    /// Sets the clock to a time, forward or back.
     ///
-    /// Going forward wakes the futures that waited for a time until then. Going back counts as a
-    /// [set-back](Clock::set_backs) and wakes all of them, so that they find out when their time comes now.
+    /// Forward, it wakes the futures whose time has come. Back, it counts a [set-back](Clock::set_backs) and wakes all
+    /// futures, so that they compute their time again.
     pub fn set(&self, now: Tick) {
         let before = self.now.swap(now.0, Ordering::AcqRel);
         if now.0 < before {
@@ -177,7 +177,7 @@ impl ManualClock {
         }
     }
 
-    /// The next time somebody waits for.
+    /// Returns the earliest time that a future waits for.
     #[must_use]
     pub fn next_ring(&self) -> Option<Tick> {
         self.rings().keys().next().map(|(when, _)| *when)
@@ -197,7 +197,7 @@ impl ManualClock {
     }
 }
 
-/// The ring of a [`ManualClock`].
+/// The alarm of a [`ManualClock`].
 #[derive(Debug)]
 pub struct ManualRing<'a> {
     clock: &'a ManualClock,
@@ -209,7 +209,7 @@ impl Future for ManualRing<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // Under the lock, so that the clock cannot pass the time between the look and the note.
+        // With the lock held, the clock cannot pass the time between the comparison and the insertion.
         let mut rings = self.clock.rings();
         if self.clock.now() >= self.when {
             return Poll::Ready(());
@@ -234,7 +234,7 @@ impl Alarm for ManualClock {
     }
 }
 
-/// The ring of the system's clocks. One timer thread for the whole process wakes, so any runtime will do.
+/// The alarm of the system's clocks. One timer thread per process wakes all futures, so any executor works.
 #[derive(Debug)]
 pub struct SystemRing(Sleep);
 
@@ -263,7 +263,7 @@ impl Alarm for SystemClock {
 impl Alarm for CoarseClock {
     type Ring<'a> = SystemRing;
 
-    /// Not before this clock can have moved on.
+    /// Waits at least until this clock can have changed.
     fn ring_at(&self, when: Tick) -> SystemRing {
         const TICK: Ticks = Ticks(1_000_000);
         SystemRing::after(when.since(self.now()).max(TICK))
@@ -320,10 +320,10 @@ impl fmt::Debug for CoarseClock {
     }
 }
 
-/// How often the wall is looked at, in nanoseconds of the monotonic source.
+/// The time between two readings of the wall clock, in nanoseconds of the monotonic source.
 const CHECK_EVERY_NS: u64 = 1_000_000_000;
 
-/// How far the clock may run ahead of the wall and still wait for it.
+/// How far the clock may be ahead of the wall clock and still wait for it.
 const MAX_WAIT_NS: i64 = 1_000_000_000;
 
 /// A monotonic source of nanoseconds.
@@ -331,15 +331,15 @@ trait Source {
     fn nanoseconds(&self) -> u64;
 }
 
-/// A monotonic source, moved to where the wall clock is.
+/// A monotonic source with an offset to the wall clock.
 struct Anchored<S> {
     source: S,
     wall: fn() -> i64,
-    /// What the source lacks to the wall.
+    /// The wall clock minus the source.
     offset: AtomicI64,
-    /// The time below which the clock does not go back when the offset is lowered.
+    /// The earliest time that the clock returns, so that it does not go back when the offset is lowered.
     floor: AtomicI64,
-    /// When the wall is to be looked at next, by the source.
+    /// The reading of the source at which the wall clock is read next.
     next_check: AtomicU64,
 }
 
@@ -361,17 +361,17 @@ impl<S: Source> Anchored<S> {
         if reading >= self.next_check.load(Ordering::Relaxed) {
             self.check(reading);
         }
-        // Whoever sees a lower offset sees the floor that came with it.
+        // A thread that reads a lowered offset also reads the floor that was stored before it.
         let time = self.offset.load(Ordering::Acquire).wrapping_add_unsigned(reading);
         Tick(time.max(self.floor.load(Ordering::Acquire)))
     }
 
-    /// Looks at the wall, and moves towards it.
+    /// Reads the wall clock and moves toward it.
     #[cold]
     fn check(&self, reading: u64) {
         let due = self.next_check.load(Ordering::Relaxed);
         let next = reading + CHECK_EVERY_NS;
-        // One thread looks; the others go on.
+        // Only one thread reads the wall clock.
         if self.next_check.compare_exchange(due, next, Ordering::AcqRel, Ordering::Relaxed).is_err()
         {
             return;
@@ -386,13 +386,13 @@ impl<S: Source> Anchored<S> {
     }
 }
 
-/// Nanoseconds of the wall clock since the Unix epoch.
+/// Returns the wall clock in nanoseconds since the Unix epoch.
 fn wall() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The time-stamp counter where the kernel trusts it, else the kernel's monotonic clock.
+/// The time-stamp counter if the kernel trusts it, otherwise the kernel's monotonic clock.
 enum Monotonic {
     Counter { clock: quanta::Clock, start: u64 },
     Kernel(Instant),
@@ -463,21 +463,21 @@ mod tests {
         static WALL: std::cell::Cell<i64> = const { std::cell::Cell::new(0) };
     }
 
-    struct Told(std::cell::Cell<u64>);
+    struct ManualSource(std::cell::Cell<u64>);
 
-    impl Source for Told {
+    impl Source for ManualSource {
         fn nanoseconds(&self) -> u64 {
             self.0.get()
         }
     }
 
-    /// A clock whose source and wall are told, both in seconds.
-    fn at(source: u64, wall: i64) -> Anchored<Told> {
+    /// Returns a clock with a manual source and a manual wall clock, both in seconds.
+    fn at(source: u64, wall: i64) -> Anchored<ManualSource> {
         WALL.set(wall * 1_000_000_000);
-        Anchored::new(Told(std::cell::Cell::new(source * 1_000_000_000)), || WALL.get())
+        Anchored::new(ManualSource(std::cell::Cell::new(source * 1_000_000_000)), || WALL.get())
     }
 
-    fn read(clock: &Anchored<Told>, source_ms: u64, wall_ms: i64) -> i64 {
+    fn read(clock: &Anchored<ManualSource>, source_ms: u64, wall_ms: i64) -> i64 {
         clock.source.0.set(source_ms * 1_000_000);
         WALL.set(wall_ms * 1_000_000);
         clock.now().0 / 1_000_000
@@ -491,8 +491,10 @@ mod tests {
     }
 
     /// After a suspend the wall is ahead: it is followed at once.
+    ///
+    /// Fault B3.
     #[test]
-    fn b3_it_follows_the_wall_forward() {
+    fn it_follows_the_wall_forward() {
         let clock = at(0, 1_000);
         assert_eq!(read(&clock, 1_500, 4_600_000), 4_600_000);
         assert_eq!(read(&clock, 1_600, 0), 4_600_100);
@@ -507,9 +509,11 @@ mod tests {
         assert_eq!(read(&clock, 2_150, 0), 1_002_050);
     }
 
-    /// A wall that was set back is not followed: nobody is locked out.
+    /// A wall clock that was set back is not followed, so no client is locked out.
+    ///
+    /// Fault B1.
     #[test]
-    fn b1_it_ignores_a_wall_that_was_set_back() {
+    fn it_ignores_a_wall_that_was_set_back() {
         let clock = at(0, 10_000);
         assert_eq!(read(&clock, 2_000, 6_400_000), 10_002_000);
         assert_eq!(read(&clock, 4_000, 6_402_000), 10_004_000);

@@ -13,7 +13,7 @@ use std::task::Waker;
 use tallygate_core::{Algorithm, Decision, Tick, Ticks};
 
 use crate::line::{Wakes, on_a_copy};
-use crate::table::{Reading, Spot, Table};
+use crate::table::{KeySlot, Reading, Table};
 
 /// The number of locks that schedules are kept under.
 const SHARDS: usize = 16;
@@ -26,7 +26,7 @@ pub(crate) struct Departures {
 }
 
 /// By key, and by the [identity](Algorithm::identity) of the rule: each rule has its own rate.
-type Schedules = HashMap<(Spot, u64), Schedule>;
+type Schedules = HashMap<(KeySlot, u64), Schedule>;
 
 #[derive(Default)]
 struct Schedule {
@@ -47,7 +47,7 @@ struct Request {
 /// A request that was allowed and has not left yet.
 #[derive(Debug)]
 pub struct Departure {
-    spot: Spot,
+    spot: KeySlot,
     /// The hash of the key that was charged.
     key: u128,
     rule: u64,
@@ -56,7 +56,7 @@ pub struct Departure {
 
 impl Departure {
     /// The key that was charged.
-    pub(crate) const fn spot(&self) -> Spot {
+    pub(crate) const fn spot(&self) -> KeySlot {
         self.spot
     }
 
@@ -67,7 +67,7 @@ impl Departure {
 }
 
 impl Departures {
-    fn schedules(&self, spot: Spot) -> MutexGuard<'_, Schedules> {
+    fn schedules(&self, spot: KeySlot) -> MutexGuard<'_, Schedules> {
         // A panic under the lock leaves nothing half done: schedules change after the rules were asked.
         self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +75,7 @@ impl Departures {
     /// Decides a request. If it is allowed and has to wait, it takes a departure time.
     pub(crate) fn join<E>(
         &self,
-        (spot, key): (Spot, u128),
+        (spot, key): (KeySlot, u128),
         rule: u64,
         decide: impl FnOnce() -> Result<(Decision, Tick), E>,
     ) -> Result<(Decision, Option<Departure>), E> {
@@ -151,7 +151,7 @@ impl Departures {
             on_a_copy(state, |state| {
                 // Only if nothing was charged after it: a later charge was given a later time.
                 let is_last = when > at
-                    && !rule.set_back(state, at)
+                    && !rule.clock_was_set_back(state, at)
                     && rule.facts(state, at, Some(1)).delay == when.since(at);
                 is_last && returned(state, at)
             })
@@ -173,10 +173,10 @@ impl Schedule {
     /// Wakes the head, if it does not know yet that it has moved up.
     fn wake_head(&mut self, wakes: &mut Wakes) {
         let first = self.times.first().map(|(when, _)| *when);
-        if let Some(mut head) = self.requests.first_entry()
-            && first.is_some_and(|first| first < head.get().when)
-        {
-            wakes.wake.extend(head.get_mut().waker.take());
+        if let Some(mut head) = self.requests.first_entry() {
+            if first.is_some_and(|first| first < head.get().when) {
+                wakes.wake.extend(head.get_mut().waker.take());
+            }
         }
     }
 

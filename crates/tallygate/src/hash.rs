@@ -1,7 +1,8 @@
-//! Keys to fingerprints: a keyed 128-bit hash, so that nobody can aim at a bucket or at a client.
+//! Turns keys into fingerprints: a keyed 128-bit hash, so that an attacker cannot choose keys of one bucket, or a key that
+//! is taken for another client.
 //!
-//! XXH3 with a secret of 192 random bytes, of each store its own. The secret leaves it in a snapshot only, and so
-//! does any hash, so a colliding pair cannot be searched for, only met; `table.rs` states the odds.
+//! It is XXH3 with a secret of 192 random bytes per store. Only a snapshot contains the secret or a hash, so an attacker
+//! cannot search for two keys that collide; `table.rs` states the odds that two do.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -14,9 +15,9 @@ pub(crate) struct KeyHasher {
 pub(crate) const SECRET_BYTES: usize = 192;
 
 impl KeyHasher {
-    /// With a secret of its own.
+    /// Creates a hasher with a new secret.
     pub(crate) fn new() -> Self {
-        // The standard library's hasher is keyed by the system's randomness: it stretches it here.
+        // The hasher of the standard library is keyed by the system's randomness. It is used to get enough bytes of it.
         let random = RandomState::new();
         let mut secret = [0; SECRET_BYTES];
         for (index, part) in secret.chunks_exact_mut(8).enumerate() {
@@ -25,7 +26,7 @@ impl KeyHasher {
         Self { secret }
     }
 
-    /// With the secret of another, whose keys it takes over.
+    /// Creates a hasher with the secret of another store, whose keys are taken over.
     pub(crate) const fn of_secret(secret: [u8; SECRET_BYTES]) -> Self {
         Self { secret }
     }
@@ -44,9 +45,11 @@ impl KeyHasher {
 mod tests {
     use super::*;
 
-    /// What collides in one store does not in another: nothing can be prepared beforehand.
+    /// Keys that collide in one store do not in another, so an attacker cannot prepare any.
+    ///
+    /// Fault D4.
     #[test]
-    fn d4_each_store_hashes_by_its_own_secret() {
+    fn each_store_hashes_by_its_own_secret() {
         let (one, other) = (KeyHasher::new(), KeyHasher::new());
         for key in [&b""[..], b"a", b"alice", &[0; 16], &[0; 17], &[7; 200], &[1; 4096]] {
             assert_eq!(one.fingerprint(key), one.fingerprint(key));

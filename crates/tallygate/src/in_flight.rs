@@ -1,7 +1,7 @@
-//! Requests in flight: a limit on how many are being served at once, not on how many come.
+//! Requests in flight: limits how many requests are served at the same time.
 //!
-//! A request takes a place and gives it back when it is done. There is no time in it: nobody can say
-//! when a place will be free, so a refusal has no retry time.
+//! A request takes a place and returns it when it is done. It is unknown when a place will be free, so a denial has no
+//! retry time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,25 +12,24 @@ use crate::ask::Ask;
 use crate::clock::Clock;
 use crate::limiter::RateLimiter;
 use crate::memory::{Capacity, MemoryStore};
-use crate::store::{Store as _, StoreError};
+use crate::storage::{Store as _, StoreError};
 use crate::table::WhenFull;
-use crate::together::JointAsk;
 
-/// At most so many requests of a client at once.
+/// Limits how many requests of a client are served at the same time.
 ///
-/// It is cheap to clone, and all clones are one.
+/// It is cheap to clone, and all clones share the same places.
 ///
 /// ```
 /// use tallygate::{InFlight, Policy, RateLimiter, check_all};
 ///
 /// let in_flight = InFlight::new(2);
-/// let first = in_flight.enter("alice")?.expect("nobody is there");
-/// let second = in_flight.enter("alice")?.expect("one is there");
+/// let first = in_flight.enter("alice")?.expect("no request is in flight");
+/// let second = in_flight.enter("alice")?.expect("one request is in flight");
 /// assert!(in_flight.enter("alice")?.is_none());
 /// drop(first);
-/// assert!(in_flight.enter("alice")?.is_some()); // and left again at once
+/// assert!(in_flight.enter("alice")?.is_some()); // and returned at once
 ///
-/// // In one decision with others: all or nothing.
+/// // In a joint decision, all parts are charged, or none is.
 /// let rate = RateLimiter::new(Policy::token_bucket(100).per_minute().build()?);
 /// let entered = check_all([rate.joint("alice")?, in_flight.joint("alice")?])?;
 /// assert!(entered.decision.allowed);
@@ -42,62 +41,53 @@ use crate::together::JointAsk;
 /// ```
 #[derive(Clone)]
 pub struct InFlight {
-    limiter: Arc<RateLimiter<Places, MemoryStore<Places, Timeless>>>,
+    pub(crate) limiter: Arc<RateLimiter<Places, MemoryStore<Places, ZeroClock>>>,
 }
 
 impl InFlight {
-    /// At most so many at once, for a million clients.
+    /// Creates a limit of `places` requests per client, for up to a million clients.
     #[must_use]
     pub fn new(places: Cost) -> Self {
         Self::for_clients(places, Capacity::default().max_keys)
     }
 
-    /// The same for another number of clients. When more than that have requests in flight, new ones
-    /// get an error: none of those can be forgotten.
+    /// Creates a limit for another number of clients. If so many clients have requests in flight, further clients get an
+    /// error, because no place may be forgotten.
     #[must_use]
     pub fn for_clients(places: Cost, max_clients: usize) -> Self {
         let capacity = Capacity::of(max_clients).when_full(WhenFull::RefuseNew);
-        let store = MemoryStore::new(capacity, Timeless);
+        let store = MemoryStore::new(capacity, ZeroClock);
         let limiter = RateLimiter::in_store("in flight", Places { places }, store);
         Self { limiter: Arc::new(limiter) }
     }
 
-    /// Takes a place, if there is one.
+    /// Takes a place, if one is free.
     ///
     /// # Errors
-    /// The key is too long, or there are too many clients.
+    /// Fails if the key is too long or there are too many clients.
     pub fn enter(&self, key: impl AsRef<[u8]>) -> Result<Option<Place>, StoreError> {
         let place = self.place(key.as_ref());
         Ok(self.limiter.is_allowed(&key)?.then(|| place.taken()))
     }
 
-    /// Its part in a decision over several: see [`check_all`](crate::check_all).
+    /// Returns the number of requests of a client in flight.
     ///
     /// # Errors
-    /// The key is too long.
-    pub fn joint<'a, 'k>(&'a self, ask: impl Into<Ask<'k>>) -> Result<JointAsk<'a>, StoreError> {
-        let ask: Ask<'k> = ask.into();
-        Ok(self.limiter.joint(ask)?.with_place(self.place(ask.key)))
-    }
-
-    /// How many requests of a client are in flight.
-    ///
-    /// # Errors
-    /// The key is too long, or there are too many clients.
+    /// Fails if the key is too long.
     pub fn count(&self, key: impl AsRef<[u8]>) -> Result<Cost, StoreError> {
-        let stands: Decision =
+        let decision: Decision =
             self.limiter.store().apply(self.limiter.rules(), key.as_ref(), Op::Check(0), None)?;
-        Ok(stands.limit - stands.remaining)
+        Ok(decision.limit - decision.remaining)
     }
 
-    fn place(&self, key: &[u8]) -> Place {
+    pub(crate) fn place(&self, key: &[u8]) -> Place {
         Place { of: self.clone(), key: key.into(), size: 1, is_taken: false }
     }
 }
 
-/// A place among the requests in flight (or as many as were asked for), given back when it is dropped.
+/// A place among the requests in flight, or several if the question had a cost. Dropping it returns it.
 #[derive(Debug)]
-#[must_use = "it is given back when it is dropped: keep it as long as the request is served"]
+#[must_use = "the place is returned when it is dropped: keep it while the request is served"]
 pub struct Place {
     of: InFlight,
     key: Box<[u8]>,
@@ -115,16 +105,16 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.is_taken {
-            // It was taken under this key, so it can be given back under it.
+            // The key was accepted when the place was taken.
             let _ = self.of.limiter.refund(Ask::new(&self.key).cost(self.size));
         }
     }
 }
 
 /// Nothing here depends on the time.
-struct Timeless;
+pub(crate) struct ZeroClock;
 
-impl Clock for Timeless {
+impl Clock for ZeroClock {
     fn now(&self) -> Tick {
         Tick(0)
     }
@@ -132,7 +122,7 @@ impl Clock for Timeless {
 
 /// The rule: so many places, which only those who took them give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Places {
+pub(crate) struct Places {
     places: Cost,
 }
 
@@ -151,7 +141,7 @@ impl Algorithm for Places {
         Tick(i64::MIN)
     }
 
-    fn set_back(&self, _: &Cost, _: Tick) -> bool {
+    fn clock_was_set_back(&self, _: &Cost, _: Tick) -> bool {
         false
     }
 

@@ -1,4 +1,7 @@
 //! The limiter: rules, a store and an observer.
+//!
+//! Every operation chooses the rule of the question and passes it to the store. The store finds the state of the key and
+//! runs the algorithm on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,16 +10,17 @@ use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Policy, Source, Tick
 
 use crate::ask::{Ask, InvalidAsk, UnknownTier};
 use crate::clock::{Clock, SystemClock};
-use crate::memory::{Capacity, MemoryStore, PolicyStore};
+use crate::memory::{Capacity, MemoryStore, PolicyStore, Sweep};
 use crate::observer::{Event, NoObserver, Observer, notify};
 use crate::reservation::{Actual, Reservation, Reserved, SettleError};
-use crate::rules::Rules;
-use crate::store::{MAX_KEY_BYTES, Store};
-use crate::tiers::{Access, Override, Plan, Tiers};
+use crate::rule_source::RuleSource;
+use crate::storage::{MAX_KEY_BYTES, Store};
+use crate::table::Swept;
+use crate::tiers::{Access, ClientRule, Lasting, Override, Tiers};
 
-/// Decides for any number of clients, each under its own key.
+/// Limits the requests of any number of clients, each with its own key.
 ///
-/// It is shared by reference: put it into a `static`, an `Arc`, or your application's state.
+/// Share it by reference: put it into a `static`, an `Arc`, or your application's state.
 ///
 /// ```
 /// use tallygate::{Policy, RateLimiter};
@@ -24,13 +28,13 @@ use crate::tiers::{Access, Override, Plan, Tiers};
 /// let limiter = RateLimiter::new(Policy::token_bucket(100).per_minute().burst(2).build()?);
 /// assert!(limiter.check("alice")?.allowed);
 /// assert!(limiter.check("alice")?.allowed);
-/// let refused = limiter.check("alice")?;
-/// assert!(!refused.allowed);
-/// assert!(refused.retry_after.is_some_and(|wait| wait.as_duration().as_millis() <= 600));
+/// let denied = limiter.check("alice")?;
+/// assert!(!denied.allowed);
+/// assert!(denied.retry_after.is_some_and(|wait| wait.as_duration().as_millis() <= 600));
 /// assert!(limiter.is_allowed("bob")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct RateLimiter<R: Rules = Policy, S = PolicyStore, O = NoObserver> {
+pub struct RateLimiter<R: RuleSource = Policy, S = PolicyStore, O = NoObserver> {
     pub(crate) name: Arc<str>,
     pub(crate) rules: R,
     pub(crate) store: S,
@@ -38,7 +42,7 @@ pub struct RateLimiter<R: Rules = Policy, S = PolicyStore, O = NoObserver> {
 }
 
 impl RateLimiter {
-    /// A limiter in memory, for a million keys, by the system's clock.
+    /// Creates a limiter in memory for up to a million keys, by the system's clock.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let store = PolicyStore::new(&policy, Capacity::default(), SystemClock::new());
@@ -47,10 +51,12 @@ impl RateLimiter {
 }
 
 impl<S: Store<Policy>> RateLimiter<Policy, S> {
-    /// A limiter on a store of one's choice.
+    /// Creates a limiter on a store: in memory with another capacity or clock, in Redis, or your own.
     ///
     /// ```
-    /// use tallygate::{Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Ticks};
+    /// use tallygate::clock::ManualClock;
+    /// use tallygate::store::{Capacity, PolicyStore};
+    /// use tallygate::{Policy, RateLimiter, Tick, Ticks};
     ///
     /// let clock = ManualClock::new(Tick(0));
     /// let policy = Policy::fixed_window(1).per(Ticks(10)).build()?;
@@ -69,38 +75,76 @@ impl<S: Store<Policy>> RateLimiter<Policy, S> {
 }
 
 impl<A: Algorithm + Sync> RateLimiter<A, MemoryStore<A>> {
-    /// A limiter in memory for an algorithm of one's own. `examples/own_algorithm.rs` has one.
+    /// Creates a limiter in memory for your own algorithm: see `examples/own_algorithm.rs`.
     #[must_use]
     pub fn of_algorithm(name: impl Into<Arc<str>>, rule: A) -> Self {
         Self::in_store(name, rule, MemoryStore::new(Capacity::default(), SystemClock::new()))
     }
 }
 
+/// A limiter in memory for one [`Policy`], with a clock and an observer of your choice.
+///
+/// Without parameters it is the type that [`RateLimiter::new`] returns.
+pub type MemoryLimiter<C = SystemClock, O = NoObserver> = RateLimiter<Policy, PolicyStore<C>, O>;
+
 /// A limiter in memory with [`Tiers`]: see [`RateLimiter::tiered`].
 pub type TieredLimiter<C = SystemClock, O = NoObserver> =
-    RateLimiter<Tiers, MemoryStore<Plan, C>, O>;
+    RateLimiter<Tiers, MemoryStore<ClientRule, C>, O>;
 
 impl TieredLimiter {
-    /// A limiter in memory with [`Tiers`], whose rules can be changed while it serves.
+    /// Creates a limiter in memory with [`Tiers`], whose rules can change while it is in use.
     #[must_use]
     pub fn tiered(name: impl Into<Arc<str>>, tiers: Tiers) -> Self {
         Self::in_store(name, tiers, MemoryStore::new(Capacity::default(), SystemClock::new()))
     }
 }
 
-impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
-    /// A limiter of any rules (an algorithm, a policy, [`Tiers`]) on any store for them.
+impl<R: RuleSource, S: Store<R::Rule>> RateLimiter<R, S> {
+    /// Creates a limiter of any rules (an algorithm, a policy, [`Tiers`]) on any store for them.
     #[must_use]
     pub fn in_store(name: impl Into<Arc<str>>, rules: R, store: S) -> Self {
         Self { name: name.into(), rules, store, observer: NoObserver }
     }
 }
 
-impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
-    /// Puts other rules in force: decisions that begin from now on are made under them, those that
-    /// have begun are not disturbed. What clients have used stays used, and whoever waits is served by
-    /// the new rules. Overrides of the rules ([`Tiers::overridden`]) change with them, all at once. The
-    /// limiter keeps those that were set at run time and its resolver, whatever the others have.
+impl<R: RuleSource, S: Sweep<R::Rule>, O> RateLimiter<R, S, O> {
+    /// Drops idle keys in the next `buckets` buckets of the store's table, of about three keys each.
+    ///
+    /// A key is idle if its state is fresh and it was not charged since the previous pass over the table began. Dropping
+    /// it has no effect on decisions. New keys reuse the places of fresh keys by themselves, so sweeping is only needed
+    /// if the number of keys ([`Usage`](crate::store::Usage)) is to follow the number of active clients.
+    ///
+    /// Call it regularly with as many buckets as fit the time that you have: a call locks one bucket at a time, visits
+    /// some millions of buckets per second, and returns how many are left until the pass is complete. The next call then
+    /// begins a new pass.
+    ///
+    /// ```
+    /// use tallygate::clock::ManualClock;
+    /// use tallygate::store::{Capacity, PolicyStore};
+    /// use tallygate::{Policy, RateLimiter, Tick, Ticks};
+    ///
+    /// let clock = ManualClock::new(Tick(0));
+    /// let policy = Policy::token_bucket(1).per(Ticks(10)).build()?;
+    /// let store = PolicyStore::new(&policy, Capacity::default(), &clock);
+    /// let limiter = RateLimiter::with_store(policy, store);
+    /// limiter.check("alice")?;
+    /// clock.advance(Ticks(10));
+    ///
+    /// while limiter.sweep(64).buckets_left > 0 {}
+    /// assert_eq!(limiter.store().usage().keys, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sweep(&self, buckets: usize) -> Swept {
+        self.store.sweep(&self.rules.default_rule(), buckets)
+    }
+}
+
+impl<S: Store<ClientRule>, O: Observer> RateLimiter<Tiers, S, O> {
+    /// Replaces the rules. Decisions that begin from now on use the new rules.
+    ///
+    /// Clients keep what they have used, and waiting requests are served by the new rules. Overrides that belong to the
+    /// rules ([`Tiers::overridden`]) change in the same step. The limiter keeps its resolver and the overrides that were
+    /// set at run time.
     ///
     /// ```
     /// use tallygate::{Ask, Policy, RateLimiter, Tiers};
@@ -117,71 +161,82 @@ impl<S: Store<Plan>, O: Observer> RateLimiter<Tiers, S, O> {
         self.store.rules_changed(None);
     }
 
-    /// Gives a client something else than the rules do, for good or until a time by the store's clock
-    /// (see [`now`](Self::now)). It outlasts [`replace`](Self::replace).
+    /// Sets an exception for one client: for a [`Duration`](std::time::Duration), until a time by the store's clock
+    /// (see [`now`](Self::now)), or with `None` until it is removed. [`replace`](Self::replace) does not change it.
     ///
-    /// Overrides are looked up in one hash map that is copied when it changes: thousands are no
-    /// burden, millions belong into tiers.
+    /// Overrides are in one hash map, which is copied when it changes. Use them for thousands of clients, and tiers for
+    /// millions.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tallygate::tiers::Access;
+    /// # use tallygate::{Policy, RateLimiter, Tiers};
+    /// let limiter = RateLimiter::tiered("api", Tiers::new(Policy::gcra(1).per_hour().build()?));
+    /// limiter.set_override("mallory", Access::Blocked, Duration::from_secs(3600));
+    /// assert!(!limiter.check("mallory")?.allowed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_override(
         &self,
         key: impl AsRef<[u8]>,
         access: impl Into<Access>,
-        until: Option<Tick>,
+        lasting: impl Into<Lasting>,
     ) {
+        let until = lasting.into().end(|| self.store.now());
         self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
         self.store.rules_changed(Some(key.as_ref()));
     }
 
-    /// Takes back an override that was set at run time; says whether there was one. What the rules say
-    /// is in force again.
+    /// Removes an override that was set at run time. Returns whether there was one. The rules apply to the client again.
     pub fn remove_override(&self, key: impl AsRef<[u8]>) -> bool {
         let was_there = self.rules.remove_override(key.as_ref());
         self.store.rules_changed(Some(key.as_ref()));
         was_there
     }
 
-    /// All overrides that were set at run time and have not ended. Those that have are forgotten.
-    /// [`Tiers::by_key`] tells those of the rules.
+    /// Returns the overrides that were set at run time and have not ended, and drops the others. [`Tiers::by_key`]
+    /// returns the overrides of the rules.
     #[must_use]
     pub fn overrides(&self) -> Vec<(Box<[u8]>, Override)> {
         self.rules.overrides(self.store.now())
     }
 }
 
-impl<R: Rules, S: Store<R::Rule>> RateLimiter<R, S> {
-    /// Returns the same limiter with an observer that is notified of every decision. A tuple or a [`Vec`] of
-    /// observers is one too.
+impl<R: RuleSource, S: Store<R::Rule>> RateLimiter<R, S> {
+    /// Returns the limiter with an observer that is notified of every decision. Several observers are a tuple or a
+    /// [`Vec`].
     #[must_use]
     pub fn observed_by<O: Observer>(self, observer: O) -> RateLimiter<R, S, O> {
         RateLimiter { name: self.name, rules: self.rules, store: self.store, observer }
     }
 }
 
-/// The verbs. How an answer comes is the store's: from memory a [`Result`], whose errors are a key that
-/// is too long and a store that is full and refuses new keys.
-impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
-    /// May this client do this now? Charges the cost if so.
+/// The operations. The store determines how they reply: a memory store with a [`Result`], a store on a network with a
+/// future.
+impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
+    /// Charges the cost if the limits allow it, and returns the decision.
     ///
-    /// While requests [wait](RateLimiter::until_ready) for the key, a check comes behind them and is denied. Its
-    /// `retry_after` is then a lower bound: the request is not admitted earlier if the waiting requests stay, and
-    /// may have to wait longer. It is exact behind requests of the same token bucket, GCRA or leaky bucket that
-    /// earns at most one unit per tick, if all of them have the same rule and are served in time.
+    /// While requests [wait](RateLimiter::until_ready) for the key, a check is denied, because it comes after them. Its
+    /// `retry_after` is then a lower bound: the request is not allowed earlier if the waiting requests stay, and may have
+    /// to wait longer. The time is exact behind requests of the same token bucket, GCRA or leaky bucket that earns at most
+    /// one unit per tick, if all of them have the same rule and are served in time.
     #[inline]
     pub fn check<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         self.decide(ask.into())
     }
 
-    /// Answers a [`check`](Self::check) with yes or no. It is faster, because nothing is divided.
+    /// [Checks](Self::check), and returns only whether the request is allowed. It is faster, because it needs no
+    /// division.
     #[inline]
     pub fn is_allowed<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, bool> {
         self.decide(ask.into())
     }
 
-    /// Decides many questions as if one by one in order, but waits for their memory all at once. The answers are
-    /// `bool` or [`Decision`].
+    /// Checks many keys in order. The result is the same as that of one [`check`](Self::check) after the other, in less
+    /// time per key. The answers are `bool` or [`Decision`].
     ///
-    /// If a key is too long or a tier is not known, nothing is charged. If the store is full, the questions before
-    /// that are charged.
+    /// If a key is too long or a tier is unknown, nothing is charged. If the store is full, the keys before that one are
+    /// charged.
     ///
     /// ```
     /// # use tallygate::{Policy, RateLimiter};
@@ -200,11 +255,10 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         }
     }
 
-    /// Returns what a check would, and charges nothing. No observer is notified. Behind requests that wait for
-    /// the key, `retry_after` is a lower bound, as for a [check](Self::check).
+    /// Returns what a [check](Self::check) would return, and charges nothing. Observers are not notified.
     ///
-    /// Also `retry_after` is that of a check at this time. A client that was not asked yet under a policy since a change
-    /// of tier or rules is under it from its first check on, not from a peek.
+    /// After a change of tier or rules, a client is under its new policy from the first check on. A peek does not count as
+    /// a check.
     ///
     /// ```
     /// # use tallygate::{Policy, RateLimiter};
@@ -220,11 +274,12 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Returns the cost to the client's quota and returns the resulting state.
     ///
     /// A refund never raises the quota above its capacity, and it only affects usage that still counts:
-    /// refunding a request from an expired window has no effect. It does not know which request it is for,
-    /// so it lowers the usage of every limit, also of a shadow limit that would have denied the request and
-    /// has not charged it. Make it under the tier that the request was charged under. Under the policies of other
-    /// tiers it returns no more than is used beyond what those policies allowed themselves. To return exactly what
-    /// a request charged, [`reserve`](Self::reserve) it and [`cancel`](Self::cancel) the reservation.
+    /// refunding a request from an expired window has no effect. It counts as a refund of the client's newest
+    /// requests: of these, it returns to a shadow limit only what that limit has charged.
+    ///
+    /// Name the tier under which the request was charged. Under the policies of other tiers, a refund returns no more
+    /// than is used beyond what those policies allowed themselves. To return exactly what a request charged,
+    /// [`reserve`](Self::reserve) it and [`cancel`](Self::cancel) the reservation.
     ///
     /// ```
     /// # use tallygate::{Ask, Policy, RateLimiter};
@@ -238,26 +293,27 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.apply(ask, Op::Force(-i128::from(ask.cost)))
     }
 
-    /// Makes a client as it was before it was ever seen: without a penalty, and with as much as new clients start
-    /// with (all, unless the policy says otherwise). Returns the resulting state.
+    /// Forgets everything that the client has used, and its penalty. Returns the resulting state, which is that of a new
+    /// client.
     pub fn reset<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         self.apply(ask.into(), Op::Reset)
     }
 
-    /// Carries out an operation and makes something of the decision and of the rule that made it, such as the name of the
-    /// limit that denied. A rule that is read afterwards may be another one, because rules change.
+    /// Carries out an operation, and calls `make` with the rule that decided, the decision and its time.
     ///
-    /// The operation has its own cost; that of the question is not read. Observers are notified of a
+    /// Use it to report the limit that denied a request: rules can change, and a rule that is read afterwards may be
+    /// another one. The operation has its own cost; the cost of the question is ignored. Observers are notified of a
     /// [check](Op::Check).
     ///
     /// ```
-    /// # use tallygate::{Algorithm as _, Op, Policy, RateLimiter};
+    /// # use tallygate::algorithm::{Algorithm as _, Op};
+    /// # use tallygate::{Policy, RateLimiter};
     /// let (fast, slow) = (Policy::token_bucket(5).per_second(), Policy::token_bucket(1).per_hour());
     /// let policy = Policy::all_of("api", [fast.named("per second"), slow.named("per hour")])?;
     /// let limiter = RateLimiter::new(policy);
     /// limiter.check("alice")?;
     /// let name = limiter.decide_with("alice", Op::Check(1), |policy, decision, at| {
-    ///     decision.refused_by.map(|limit| policy.limit_name(limit, at).to_owned())
+    ///     decision.denied_by.map(|limit| policy.limit_name(limit, at).to_owned())
     /// })?;
     /// assert_eq!(name.as_deref(), Some("per hour"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -282,9 +338,10 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
-    /// Charges the cost as an estimate, for a request whose cost will be known later; then [`settle`](Self::settle)
-    /// or [`cancel`](Self::cancel) it. A reservation that is dropped, or not settled within its time to
-    /// live, keeps the estimate charged.
+    /// Charges an estimate for a request whose actual cost will be known later. [`settle`](Self::settle) or
+    /// [`cancel`](Self::cancel) the reservation then.
+    ///
+    /// If the reservation is dropped or not settled within its time to live, the estimate stays charged.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -292,9 +349,9 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// let limiter = RateLimiter::new(Policy::token_bucket(1000).per_hour().build()?);
     /// let reserved = limiter.reserve(Ask::new("alice").cost(400), Duration::from_secs(60))?;
     /// let mut reservation = reserved.granted().expect("enough is left");
-    /// let settled = limiter.settle(&mut reservation, 150)??;
+    /// let settled = limiter.settle(&mut reservation, 150)?;
     /// assert_eq!(settled.remaining, 850);
-    /// assert!(limiter.settle(&mut reservation, 150).is_err()); // once is enough
+    /// assert!(limiter.settle(&mut reservation, 150).is_err()); // a reservation is settled once
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reserve<'a>(
@@ -305,7 +362,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.reserve_with(ask, time_to_live, |_, _, reserved| reserved)
     }
 
-    /// [Reserves](Self::reserve), and makes something of the result and of the rule that decided, as
+    /// [Reserves](Self::reserve), and calls `make` with the rule that decided, the time and the result, as
     /// [`decide_with`](Self::decide_with) does.
     pub fn reserve_with<'a, T: Send + 'a>(
         &'a self,
@@ -325,7 +382,7 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         S::map(reply, move |charge| {
             let Timed { decision, at } = charge.timed;
             notifier.decided(&*rule, &key, estimate, &decision, at);
-            // A store that did not answer has charged nothing.
+            // A store that was unavailable has charged nothing.
             let is_charged = rule.charges(at) && decision.source != Source::FailedOpen;
             let charged = if is_charged { estimate } else { 0 };
             let reservation = Reservation::new((key, tier), charged, charge.into(), time_to_live);
@@ -336,71 +393,77 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Replaces the estimate of a reservation by its actual cost, and returns the resulting state. The cost is a
     /// number, or an [`Actual`] with a time.
     ///
-    /// If the actual cost is less than the estimate, the difference is returned as far as it still counts: a
-    /// bucket's units that have not drained yet, the count of a window that has not passed, the
-    /// reservation's own entry in a log. If it is more, the difference is charged, even into debt, which
-    /// is bounded.
+    /// If the actual cost is less than the estimate, the difference is returned as far as it still counts: units of a
+    /// bucket that have not drained, the count of a window that has not ended, the reservation's own entry in a log. If
+    /// the actual cost is more, the difference is charged, even into debt, which is bounded.
     ///
-    /// A change of rules between the two calls makes no difference: the settlement is charged to the policies that
-    /// the reservation was charged to. The state is that of the tier that the reservation was made under.
+    /// The settlement changes the policies that the reservation was charged to, even if the rules have changed meanwhile.
+    /// The returned state is that of the tier that the reservation was made under.
     ///
-    /// # Errors
-    /// The reservation was settled before, it has expired, its client was reset meanwhile, or another limiter
-    /// made it. Nothing changes.
+    /// The reply fails with a [`SettleError`] if the reservation was settled before, if it has expired, if its client
+    /// was reset meanwhile, or if another limiter made it. Nothing changes then.
     pub fn settle(
         &self,
         reservation: &mut Reservation,
         actual: impl Into<Actual>,
-    ) -> Result<S::Reply<'_, Decision>, SettleError> {
+    ) -> S::Reply<'_, Decision> {
         let Actual { cost, at } = actual.into();
-        let change = reservation.change_to(cost, at.unwrap_or_else(|| self.store.now()))?;
-        let rule = self.rule_by_now(&reservation.ask());
-        let reply = self.store.settle(rule, reservation.key(), change, reservation.charge(), at)?;
-        reservation.mark_settled();
-        Ok(reply)
+        match self.try_settle(reservation, cost, at) {
+            Ok(reply) => {
+                reservation.mark_settled();
+                reply
+            }
+            Err(error) => S::fail(error.into()),
+        }
     }
 
-    /// Settles a reservation at a cost of 0: returns all of its estimate that still counts.
-    ///
-    /// # Errors
-    /// As for [`settle`](Self::settle). Nothing changes.
-    pub fn cancel(
+    fn try_settle(
         &self,
-        reservation: &mut Reservation,
+        reservation: &Reservation,
+        cost: Cost,
+        at: Option<Tick>,
     ) -> Result<S::Reply<'_, Decision>, SettleError> {
+        let change = reservation.change_to(cost, at.unwrap_or_else(|| self.store.now()))?;
+        let rule = self.rule_by_now(&reservation.ask());
+        self.store.settle(rule, reservation.key(), change, reservation.charge(), at)
+    }
+
+    /// Settles a reservation at a cost of 0: returns all of its estimate that still counts. It fails as
+    /// [`settle`](Self::settle) does.
+    pub fn cancel(&self, reservation: &mut Reservation) -> S::Reply<'_, Decision> {
         self.settle(reservation, 0)
     }
 
-    /// The time by the store's clock.
+    /// Returns the time by the store's clock.
     pub fn now(&self) -> Tick {
         self.store.now()
     }
 
-    /// Its name: that of the policy, where it has one.
+    /// Returns the name of the limiter. By default it is the name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The rules.
+    /// Returns the rules.
     pub const fn rules(&self) -> &R {
         &self.rules
     }
 
-    /// The store.
+    /// Returns the store.
     pub const fn store(&self) -> &S {
         &self.store
     }
 
-    /// Notifies the observer of a decision that was made outside: for stores that decide on several keys.
+    /// Notifies the observer of a decision that was made elsewhere: for stores that decide on several keys at once.
     pub fn observe(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision, at: Tick) {
         self.notifier().decided(rule, key, cost, decision, at);
     }
 
-    /// Returns the rule that a question is decided by: for stores that decide on several keys.
+    /// Returns the rule of a question: for stores that decide on several keys at once.
     ///
     /// # Errors
-    /// The question names a tier that is not known.
+    /// Fails if the question names an unknown tier.
     #[inline]
     pub fn rule(&self, ask: &Ask<'_>) -> Result<R::Chosen<'_>, UnknownTier> {
         match ask.tier {
@@ -409,12 +472,12 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         }
     }
 
-    /// Returns the rule that a question is decided by now. If its tier has gone meanwhile, it is asked without one.
+    /// Returns the current rule of a question. If its tier no longer exists, the question counts as one without a tier.
     pub(crate) fn rule_by_now(&self, ask: &Ask<'_>) -> R::Chosen<'_> {
         self.rule(ask).unwrap_or_else(|_| self.rules.choose(ask.key))
     }
 
-    /// Carries out an operation that is not a request, so observers are not notified.
+    /// Carries out an operation that is not a check, so observers are not notified.
     fn apply<'a>(&'a self, ask: Ask<'a>, op: Op) -> S::Reply<'a, Decision> {
         match self.rule(&ask) {
             Ok(rule) => self.store.apply(rule, ask.key, op, ask.at),
@@ -439,11 +502,11 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         let notifier = self.notifier();
         self.store.apply_with(rule, ask.key, op, ask.at, move |rule, Timed { decision, at }| {
             notifier.decided(rule, ask.key, ask.cost, &decision, at);
-            T::of_decision(decision, at)
+            T::from_decision(decision, at)
         })
     }
 
-    /// Decides many questions that have the same rule.
+    /// Decides questions that all have the same rule.
     fn decide_many<'a, T: Answer, K: Sync>(
         &'a self,
         rule: &'a R::Rule,
@@ -454,10 +517,10 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     {
         let with_tier =
             asks.iter().find_map(|ask| ask.into().tier.map(|tier| (tier, ask.into().key)));
-        if let Some((tier, key)) = with_tier
-            && let Err(unknown) = self.rules.choose_in(tier, key)
-        {
-            return S::fail(unknown.into());
+        if let Some((tier, key)) = with_tier {
+            if let Err(unknown) = self.rules.choose_in(tier, key) {
+                return S::fail(unknown.into());
+            }
         }
         if !self.observer.observes() {
             return self.store.check_many(rule, asks);
@@ -468,13 +531,13 @@ impl<R: Rules, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
             each.map(|(ask, Timed { decision, at })| {
                 let ask: Ask<'_> = ask.into();
                 notifier.decided(rule, ask.key, ask.cost, &decision, at);
-                T::of_decision(decision, at)
+                T::from_decision(decision, at)
             })
             .collect()
         })
     }
 
-    /// Decides many questions each by its own rule. What would fail one is found before any is charged.
+    /// Decides questions that have different rules. Invalid questions are found before anything is charged.
     fn decide_each<'a, T: Answer, K: Sync>(&'a self, asks: &'a [K]) -> S::Reply<'a, Vec<T>>
     where
         for<'k> &'k K: Into<Ask<'k>>,
@@ -519,7 +582,7 @@ impl<O: Observer> Notifier<'_, O> {
         if !self.observer.observes() {
             return;
         }
-        // The names are read in there as well: they come from the user's rule.
+        // Reading the names may panic as well: they come from the user's rule.
         notify(|| {
             let name = |limit: Option<usize>| limit.map(|limit| rule.limit_name(limit, at));
             let event = Event {
@@ -528,8 +591,8 @@ impl<O: Observer> Notifier<'_, O> {
                 cost,
                 at,
                 allowed: decision.allowed,
-                refused_by: name(decision.refused_by),
-                shadow_refused_by: name(decision.shadow_refused_by),
+                denied_by: name(decision.denied_by),
+                shadow_denied_by: name(decision.shadow_denied_by),
                 source: decision.source,
             };
             self.observer.decided(&event);
@@ -537,7 +600,7 @@ impl<O: Observer> Notifier<'_, O> {
     }
 }
 
-impl<R: Rules, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
+impl<R: RuleSource, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimiter")
             .field("name", &self.name)
@@ -546,7 +609,7 @@ impl<R: Rules, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
     }
 }
 
-/// Decides for one client that needs no name: a process that limits itself.
+/// Limits one client without a key: a process that limits itself.
 ///
 /// ```
 /// use tallygate::{Policy, SingleLimiter};
@@ -554,14 +617,14 @@ impl<R: Rules, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
 /// let outgoing = SingleLimiter::new(Policy::leaky_bucket(10).per_second().build()?);
 /// let first = outgoing.check();
 /// let second = outgoing.check();
-/// assert!(first.delay < second.delay); // wait that long, and the output is flat
+/// assert!(first.delay < second.delay); // a caller that waits this long sends at an even rate
 /// # Ok::<(), tallygate::PolicyError>(())
 /// ```
 #[derive(Debug)]
 pub struct SingleLimiter<C: Clock = SystemClock>(RateLimiter<Policy, PolicyStore<C>>);
 
 impl SingleLimiter {
-    /// By the system's clock.
+    /// Creates a limiter by the system's clock.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self::with_clock(policy, SystemClock::new())
@@ -569,31 +632,31 @@ impl SingleLimiter {
 }
 
 impl<C: Clock> SingleLimiter<C> {
-    /// By any clock.
+    /// Creates a limiter by another clock.
     #[must_use]
     pub fn with_clock(policy: Policy, clock: C) -> Self {
         let store = PolicyStore::new(&policy, Capacity::of(1), clock);
         Self(RateLimiter::with_store(policy, store))
     }
 
-    /// May this be done now? Charges 1 if so.
+    /// Charges one unit if the limits allow it, and returns the decision.
     pub fn check(&self) -> Decision {
         self.decide(1)
     }
 
-    /// May this much be used now?
+    /// Charges the cost if the limits allow it, and returns the decision.
     pub fn check_n(&self, cost: Cost) -> Decision {
         self.decide(cost)
     }
 
-    /// Answers a [`check`](Self::check) with yes or no.
+    /// [Checks](Self::check), and returns only whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         self.decide(1)
     }
 
     #[inline]
     fn decide<T: Answer>(&self, cost: Cost) -> T {
-        // Its one key is short, has its place, and the store was made for the policy.
+        // The only key is short and always has a place, and the store was made for the policy.
         let decided = self.0.decide(Ask::new(b"").cost(cost));
         decided.unwrap_or_else(|error| unreachable!("{error}"))
     }

@@ -25,8 +25,8 @@ use std::task::Waker;
 
 use tallygate_core::{Algorithm, Answer as _, Cost, Decision, Fit, Outcome, Source, Tick, Ticks};
 
-use crate::memory::counted_from;
-use crate::table::{Full, Spot, Table};
+use crate::lateness::counted_from;
+use crate::table::{Full, KeySlot, Table};
 
 /// The number of locks that lines are kept under.
 const SHARDS: usize = 16;
@@ -40,7 +40,7 @@ pub(crate) struct Line {
     shards: [Mutex<Queues>; SHARDS],
 }
 
-type Queues = HashMap<Spot, Queue>;
+type Queues = HashMap<KeySlot, Queue>;
 
 /// The requests that wait for one key.
 #[derive(Default)]
@@ -77,7 +77,7 @@ struct Waiter {
 /// A place in a line.
 #[derive(Debug)]
 pub struct Ticket {
-    spot: Spot,
+    spot: KeySlot,
     number: u64,
     cost: Cost,
     /// The last time at which it can be served.
@@ -88,7 +88,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// The key that it waits for.
-    pub(crate) const fn spot(&self) -> Spot {
+    pub(crate) const fn spot(&self) -> KeySlot {
         self.spot
     }
 }
@@ -157,7 +157,7 @@ impl Line {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 
-    fn queues(&self, spot: Spot) -> MutexGuard<'_, Queues> {
+    fn queues(&self, spot: KeySlot) -> MutexGuard<'_, Queues> {
         // A panic under the lock leaves nothing half done: queues change after the rules were asked.
         self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,7 +170,7 @@ impl Line {
     }
 
     /// Takes a waiter out of its line.
-    fn remove(&self, queues: &mut Queues, spot: Spot, number: u64, wakes: &mut Wakes) {
+    fn remove(&self, queues: &mut Queues, spot: KeySlot, number: u64, wakes: &mut Wakes) {
         let Some(queue) = queues.get_mut(&spot) else { return };
         if queue.remove(number, wakes) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -184,15 +184,14 @@ impl Line {
     fn expire(
         &self,
         queues: &mut Queues,
-        spot: Spot,
+        spot: KeySlot,
         now: Tick,
         asking: Option<u64>,
         wakes: &mut Wakes,
     ) {
-        while let Some(queue) = queues.get_mut(&spot)
-            && let Some(number) = queue.expired(now, asking)
-        {
-            // It is woken too, and told when it asks.
+        while let Some(queue) = queues.get_mut(&spot) {
+            let Some(number) = queue.expired(now, asking) else { break };
+            // It is woken too, and gets its denial when it checks again.
             wakes
                 .wake
                 .extend(queue.waiters.get_mut(&number).and_then(|waiter| waiter.waker.take()));
@@ -201,7 +200,7 @@ impl Line {
     }
 
     /// Something unforeseen happened to a key's state: its head asks again.
-    pub(crate) fn nudge(&self, spot: Spot) {
+    pub(crate) fn nudge(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
         }
@@ -214,7 +213,7 @@ impl Line {
     }
 
     /// The rules of a key have changed: all of its waiters ask again.
-    pub(crate) fn nudge_all_of(&self, spot: Spot) {
+    pub(crate) fn nudge_all_of(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
         }
@@ -238,7 +237,7 @@ impl Line {
     pub(crate) fn answer<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
-        spot: Spot,
+        spot: KeySlot,
         cost: Cost,
         now: Tick,
     ) -> Option<Result<Decision, Full>> {
@@ -253,7 +252,7 @@ impl Line {
     pub(crate) fn join<A: Algorithm>(
         &self,
         rule: (&Table<A::State>, &A),
-        spot: Spot,
+        spot: KeySlot,
         cost: Cost,
         now: Tick,
         max_wait: Ticks,
@@ -275,19 +274,19 @@ impl Line {
         let mut wakes = Wakes::default();
         let mut queues = self.queues(spot);
         self.expire(&mut queues, spot, now, None, &mut wakes);
-        let (told, latest) = match queues.get(&spot) {
+        let (decision, latest) = match queues.get(&spot) {
             // A look takes no turn.
             Some(queue) if cost > 0 => {
                 let behind = queue.answer((table, rule), spot, cost, now)?;
                 (behind.decision, behind.latest)
             }
             queue => {
-                let told = ask_table((table, rule), spot, cost, now, until)?;
-                (told, told.retry_after.filter(|_| queue.is_none()))
+                let decision = ask_table((table, rule), spot, cost, now, until)?;
+                (decision, decision.retry_after.filter(|_| queue.is_none()))
             }
         };
-        if due(&told, now, until).is_none() {
-            return Ok(Joined::Decided(told));
+        if due(&decision, now, until).is_none() {
+            return Ok(Joined::Decided(decision));
         }
         let identity = rule.identity();
         let certain = latest.and_then(|wait| now.after(wait)).is_some_and(|latest| latest <= until);
@@ -335,18 +334,18 @@ impl Line {
             }
             self.remove(&mut queues, spot, number, &mut wakes);
             return Ok(Turn::Done(match (beside, queues.get(&spot)) {
-                (Some(told), _) => told,
+                (Some(decision), _) => decision,
                 (None, Some(queue)) => queue.answer((table, rule), spot, cost, now)?.decision,
                 (None, None) => ask_table((table, rule), spot, cost, now, now)?,
             }));
         }
-        let told = ask_table((table, rule), spot, cost, now, until)?;
-        if let Some(due) = due(&told, now, until) {
+        let decision = ask_table((table, rule), spot, cost, now, until)?;
+        if let Some(due) = due(&decision, now, until) {
             // A rule that denies a cost that fits must not keep this thread busy.
             return Ok(Turn::At(due.max(now.after(Ticks(1)).unwrap_or(due))));
         }
         self.remove(&mut queues, spot, number, &mut wakes);
-        Ok(Turn::Done(told))
+        Ok(Turn::Done(decision))
     }
 
     /// The same for a waiter that lost its place because it was not polled in time: it may try once more,
@@ -361,7 +360,7 @@ impl Line {
     ) -> Result<Turn, Full> {
         let &mut Ticket { spot, number, cost, until, asked } = ticket;
         match self.enter(rule, Ticket { spot, number, cost, until: until.max(now), asked }, now)? {
-            Joined::Decided(told) => Ok(Turn::Done(told)),
+            Joined::Decided(decision) => Ok(Turn::Done(decision)),
             Joined::Waiting(new) => {
                 *ticket = new;
                 self.turn(rule, ticket, now, waker)
@@ -411,9 +410,8 @@ impl Queue {
     }
 
     fn ungroup(&mut self, rule: Option<u64>, cost: Cost, certain: Option<u64>) {
-        if let Some(rule) = rule
-            && let Some(group) = self.groups.get_mut(&rule)
-        {
+        let Some(rule) = rule else { return };
+        if let Some(group) = self.groups.get_mut(&rule) {
             group.waiters -= 1;
             group.units -= u128::from(cost);
             if certain == Some(self.disturbed) {
@@ -473,11 +471,11 @@ impl Queue {
         }
     }
 
-    /// What a request is told that comes behind all waiters: a lower bound on the wait.
+    /// Returns the denial of a request that comes behind all waiters. Its retry time is a lower bound.
     fn answer<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
-        spot: Spot,
+        spot: KeySlot,
         cost: Cost,
         now: Tick,
     ) -> Result<Behind, Full> {
@@ -510,8 +508,9 @@ impl Queue {
                 reset_after: facts.reset_after.max(wait.unwrap_or(Ticks::ZERO)),
                 delay: Ticks::ZERO,
                 scarcest: facts.scarcest,
-                refused_by: None,
-                shadow_refused_by: None,
+                denied_by: None,
+                shadow_denied_by: None,
+                quota: facts.quota,
                 source: Source::Store,
             };
             Behind { decision: counted_from(now, at, decision), latest }
@@ -523,14 +522,14 @@ impl Queue {
     fn serve_beside_others<A: Algorithm>(
         &mut self,
         (table, rule): (&Table<A::State>, &A),
-        (spot, number, cost): (Spot, u64, Cost),
+        (spot, number, cost): (KeySlot, u64, Cost),
         now: Tick,
         wakes: &mut Wakes,
     ) -> Result<Option<Decision>, Full> {
         let fits = |units: Cost| {
-            let admits = |state: &A::State, at| rule.admits(state, at, units);
+            let allows = |state: &A::State, at| rule.allows(state, at, units);
             table.with(rule, spot, now, |state, at| {
-                read_at(rule, state, at, |state| admits(state, at))
+                read_at(rule, state, at, |state| allows(state, at))
             })
         };
         let identity = Some(rule.identity());
@@ -558,7 +557,7 @@ impl Queue {
 /// Asks the table for the head, or for a request without a line.
 fn ask_table<A: Algorithm>(
     (table, rule): (&Table<A::State>, &A),
-    spot: Spot,
+    spot: KeySlot,
     cost: Cost,
     now: Tick,
     until: Tick,
@@ -583,7 +582,7 @@ fn read_at<A: Algorithm, R>(
     at: Tick,
     read: impl FnOnce(&A::State) -> R,
 ) -> R {
-    if rule.set_back(state, at) {
+    if rule.clock_was_set_back(state, at) {
         let mut copy = state.clone();
         rule.rebase(&mut copy, at);
         read(&copy)
@@ -594,15 +593,15 @@ fn read_at<A: Algorithm, R>(
 
 /// Brings a state under the rule of a time: an override may have ended by then.
 fn bring<A: Algorithm>(rule: &A, state: &mut A::State, at: Tick) {
-    if rule.set_back(state, at) {
+    if rule.clock_was_set_back(state, at) {
         on_a_copy(state, |state| rule.rebase(state, at));
     }
 }
 
 /// Returns when a denied request can be served, if it can be served in time. The wait of the decision counts
 /// from `now`.
-fn due(told: &Decision, now: Tick, until: Tick) -> Option<Tick> {
-    let due = now.after(told.retry_after.filter(|_| !told.allowed)?)?;
+fn due(decision: &Decision, now: Tick, until: Tick) -> Option<Tick> {
+    let due = now.after(decision.retry_after.filter(|_| !decision.allowed)?)?;
     (due <= until).then_some(due)
 }
 
@@ -615,9 +614,9 @@ fn ask<A: Algorithm>(
     until: Tick,
 ) -> Decision {
     bring(rule, state, now);
-    if rule.admits(state, now, cost) {
+    if rule.allows(state, now, cost) {
         return rule.decide(state, now, cost);
     }
-    let told = Decision::of(rule, state, now, Outcome::Refused(cost), None);
-    if due(&told, now, until).is_some() { told } else { rule.decide(state, now, cost) }
+    let decision = Decision::from_outcome(rule, state, now, Outcome::Denied(cost), None);
+    if due(&decision, now, until).is_some() { decision } else { rule.decide(state, now, cost) }
 }

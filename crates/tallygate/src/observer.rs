@@ -1,7 +1,7 @@
 //! Observers, which are notified of decisions.
 //!
-//! Observers are called after the decision, outside every lock. A panic of an observer ends with its
-//! call: the decision stands, and other observers are notified.
+//! Observers are called after the decision, outside every lock. A panic in an observer is caught: the decision stands,
+//! and the other observers are notified.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,48 +11,49 @@ use tallygate_core::{Cost, Source, Tick};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event<'a> {
-    /// The limiter's name: its policy's, where it has one policy.
+    /// The name of the limiter. By default it is the name of the policy.
     pub policy: &'a str,
-    /// Whose quota. Never use it as a label of a metric: clients choose it, and there is no end to
-    /// them.
+    /// The key of the client. Never use it as a label of a metric: clients choose their keys, so the number of keys is
+    /// unbounded.
     pub key: &'a [u8],
-    /// How much was asked for.
+    /// The cost of the request.
     pub cost: Cost,
-    /// Whether it was allowed.
+    /// Whether the request was allowed.
     pub allowed: bool,
-    /// The limit that refused it.
-    pub refused_by: Option<&'a str>,
-    /// The shadow limit that would have refused it.
-    pub shadow_refused_by: Option<&'a str>,
-    /// What decided: the store, a lease, a failure policy.
+    /// The name of the limit that denied the request.
+    pub denied_by: Option<&'a str>,
+    /// The name of the first shadow limit that would have denied the request.
+    pub shadow_denied_by: Option<&'a str>,
+    /// The component that decided.
     pub source: Source,
-    /// When it was decided, by the clock of the store.
+    /// The time of the decision, by the clock of the store.
     pub at: Tick,
 }
 
-/// Is notified of every decision.
+/// Receives an [`Event`] for every decision.
 ///
 /// Several observers on one limiter are a tuple, or a [`Vec`] of boxed ones (`Vec<Box<dyn Observer>>`).
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
-/// use tallygate::{Event, Observer, Policy, RateLimiter};
+/// use tallygate::observer::{Event, Observer};
+/// use tallygate::{Policy, RateLimiter};
 ///
 /// #[derive(Default)]
-/// struct Refusals(AtomicU64);
+/// struct Denials(AtomicU64);
 ///
-/// impl Observer for Refusals {
+/// impl Observer for Denials {
 ///     fn decided(&self, event: &Event<'_>) {
 ///         self.0.fetch_add(u64::from(!event.allowed), Ordering::Relaxed);
 ///     }
 /// }
 ///
-/// let refusals = Refusals::default();
+/// let denials = Denials::default();
 /// let policy = Policy::token_bucket(1).per_hour().build()?;
-/// let limiter = RateLimiter::new(policy).observed_by(&refusals);
+/// let limiter = RateLimiter::new(policy).observed_by(&denials);
 /// limiter.check("alice")?;
 /// limiter.check("alice")?;
-/// assert_eq!(refusals.0.load(Ordering::Relaxed), 1);
+/// assert_eq!(denials.0.load(Ordering::Relaxed), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Observer: Sync {
@@ -61,7 +62,7 @@ pub trait Observer: Sync {
         true
     }
 
-    /// Takes note of a decision.
+    /// Records a decision.
     fn decided(&self, event: &Event<'_>);
 }
 
@@ -148,7 +149,7 @@ observe_by_all!(A B);
 observe_by_all!(A B C);
 observe_by_all!(A B C D);
 
-/// Runs what notifies an observer, and stops a panic in it: the decision was made and stands.
+/// Calls an observer and catches its panics, because the decision has been made.
 pub(crate) fn notify(observe: impl FnOnce()) {
     // The panic hook has reported the panic. Its payload is leaked, because dropping it may panic as well.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(observe)) {
@@ -156,9 +157,8 @@ pub(crate) fn notify(observe: impl FnOnce()) {
     }
 }
 
-/// Counts decisions through the [`metrics`] facade: `tallygate_decisions_total`, labelled by policy,
-/// outcome and source, and `tallygate_shadow_refusals_total`, labelled by policy and limit; by nothing
-/// that clients choose.
+/// Counts decisions through the [`metrics`] facade: `tallygate_decisions_total`, labeled by policy, outcome and source,
+/// and `tallygate_shadow_denials_total`, labeled by policy and limit. No label is chosen by clients.
 #[cfg(feature = "metrics")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MetricsObserver;
@@ -166,7 +166,7 @@ pub struct MetricsObserver;
 #[cfg(feature = "metrics")]
 impl Observer for MetricsObserver {
     fn decided(&self, event: &Event<'_>) {
-        let outcome = if event.allowed { "allowed" } else { "refused" };
+        let outcome = if event.allowed { "allowed" } else { "denied" };
         metrics::counter!(
             "tallygate_decisions_total",
             "policy" => event.policy.to_owned(),
@@ -174,9 +174,9 @@ impl Observer for MetricsObserver {
             "source" => event.source.name(),
         )
         .increment(1);
-        if let Some(limit) = event.shadow_refused_by {
+        if let Some(limit) = event.shadow_denied_by {
             metrics::counter!(
-                "tallygate_shadow_refusals_total",
+                "tallygate_shadow_denials_total",
                 "policy" => event.policy.to_owned(),
                 "limit" => limit.to_owned(),
             )

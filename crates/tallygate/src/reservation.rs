@@ -1,21 +1,21 @@
-//! Reservations: charge an estimate now, and what it cost when that is known.
+//! Reservations: an estimate is charged first, and replaced by the actual cost later.
 //!
-//! For services that learn the cost of a request afterwards, such as those metered by model tokens.
-
-use std::fmt;
+//! They are for services that learn the cost of a request afterwards, such as services that are metered by model tokens.
 
 use tallygate_core::{Cost, Decision, Receipt, Tick, Ticks, Timed};
 
 use crate::ask::Ask;
 
-/// A cost that was charged as an estimate and waits to be settled.
+pub use crate::settle_error::SettleError;
+
+/// A charged estimate that can be settled.
 ///
-/// Dropping it keeps the charge. It does not borrow the limiter, so that it can wait anywhere.
+/// Dropping it keeps the charge. It does not borrow the limiter, so it can be stored anywhere.
 #[derive(Debug)]
 #[must_use = "settle it, or the estimate stays charged"]
 pub struct Reservation {
     key: Box<[u8]>,
-    /// The tier that it was asked under.
+    /// The tier that the question named.
     tier: Option<Box<str>>,
     charged: Cost,
     charge: Box<Charged>,
@@ -23,50 +23,46 @@ pub struct Reservation {
     settled: bool,
 }
 
-/// What a store charged for a reservation.
+/// The charge of a reservation, as the store recorded it.
 #[derive(Clone, Debug)]
 pub struct Charged {
     /// The decision, and the time of the charge.
     pub timed: Timed,
-    /// What it left behind; [`Receipt::Nothing`] if nothing can be returned.
+    /// The receipt of the charge; [`Receipt::Nothing`] if nothing can be returned.
     pub receipt: Receipt,
-    /// The number of the last return or reset before it, in the store's own order.
+    /// The number of the last return or reset before the charge, in the order of the store.
     pub number: i64,
-    /// The store that charged it.
+    /// The store that made the charge.
     pub store: u64,
 }
 
-/// What came of a request to reserve. A refusal is an answer, not an error.
+/// The result of [`reserve`](crate::RateLimiter::reserve). A denial is a normal result, not an error.
 #[derive(Debug)]
-#[must_use = "a reservation that nobody reads limits nothing"]
+#[must_use = "ignoring a reservation limits nothing"]
 pub enum Reserved {
     /// The estimate was charged.
     Granted(Reservation, Decision),
-    /// It was refused, and nothing was charged.
-    Refused(Decision),
+    /// The request was denied, and nothing was charged.
+    Denied(Decision),
 }
 
 impl Reserved {
     pub(crate) fn new(decision: Decision, reservation: Reservation) -> Self {
-        if decision.allowed {
-            Self::Granted(reservation, decision)
-        } else {
-            Self::Refused(decision)
-        }
+        if decision.allowed { Self::Granted(reservation, decision) } else { Self::Denied(decision) }
     }
 
-    /// The decision.
+    /// Returns the decision.
     pub const fn decision(&self) -> &Decision {
         match self {
-            Self::Granted(_, decision) | Self::Refused(decision) => decision,
+            Self::Granted(_, decision) | Self::Denied(decision) => decision,
         }
     }
 
-    /// The reservation, if there is one.
+    /// Returns the reservation; `None` if the request was denied.
     pub fn granted(self) -> Option<Reservation> {
         match self {
             Self::Granted(reservation, _) => Some(reservation),
-            Self::Refused(_) => None,
+            Self::Denied(_) => None,
         }
     }
 }
@@ -82,31 +78,31 @@ impl Reservation {
         Self { key, tier, charged, charge, until, settled: false }
     }
 
-    /// Whose it is.
+    /// Returns the key of the client.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// What was charged: the estimate, or nothing where the client is not limited.
+    /// Returns the charged units: the estimate, or 0 for a client without a limit.
     #[must_use]
     pub const fn charged(&self) -> Cost {
         self.charged
     }
 
-    /// The last moment at which it can be settled.
+    /// Returns the last time at which the reservation can be settled.
     #[must_use]
     pub const fn until(&self) -> Tick {
         self.until
     }
 
-    /// Allows it to be settled again. Call it only if the store did nothing of the last settlement: otherwise the
-    /// settlement counts twice.
+    /// Allows another settlement. Call it only if the store carried out nothing of the last one: otherwise the settlement
+    /// counts twice.
     pub const fn reopen(&mut self) {
         self.settled = false;
     }
 
-    /// Returns the question by which its client is found.
+    /// Returns the question that finds the client.
     pub(crate) fn ask(&self) -> Ask<'_> {
         Ask::new(&self.key).tier(self.tier.as_deref())
     }
@@ -130,7 +126,7 @@ impl Reservation {
         Ok(i128::from(actual) - i128::from(self.charged))
     }
 
-    /// Notes that it was settled.
+    /// Marks the reservation as settled.
     pub(crate) const fn mark_settled(&mut self) {
         self.settled = true;
     }
@@ -144,13 +140,13 @@ pub struct Actual {
 }
 
 impl Actual {
-    /// A cost that is settled now, by the clock of the store.
+    /// Creates a cost that is settled now, by the clock of the store.
     #[must_use]
     pub const fn new(cost: Cost) -> Self {
         Self { cost, at: None }
     }
 
-    /// The same, settled at a time of the caller's choice.
+    /// Sets the time of the settlement.
     #[must_use]
     pub const fn at(mut self, now: Tick) -> Self {
         self.at = Some(now);
@@ -163,48 +159,3 @@ impl From<Cost> for Actual {
         Self::new(cost)
     }
 }
-
-/// Why a reservation cannot be settled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SettleError {
-    /// It was settled or cancelled before.
-    AlreadySettled,
-    /// Its time to live is over: the estimate stays charged.
-    Expired {
-        /// When it could have been settled last.
-        until: Tick,
-        /// When it was tried.
-        now: Tick,
-    },
-    /// The client was reset after the reservation was made, or its store has lost its state: there is nothing to
-    /// settle.
-    Reset,
-    /// Another limiter made it.
-    OtherLimiter,
-}
-
-impl fmt::Display for SettleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AlreadySettled => {
-                write!(f, "the reservation was settled before; settle each one once")
-            }
-            Self::Expired { until, now } => write!(
-                f,
-                "the reservation could be settled until {until}, and it is {now}; the estimate \
-                 stays charged, reserve with a longer time to live"
-            ),
-            Self::Reset => write!(
-                f,
-                "the reservation is void because its client was reset; nothing was changed"
-            ),
-            Self::OtherLimiter => write!(
-                f,
-                "the reservation was made by another limiter; settle it with the limiter that made it"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SettleError {}

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tallygate_core::{Receipt, Returns, Tick};
+use tallygate_core::{Receipt, Returns, Settlement, Tick};
 
 /// Locks that the keys are kept under.
 const SHARDS: usize = 16;
@@ -18,7 +18,7 @@ const MAX_KEYS: usize = 16_384;
 
 /// The returns and resets of a store's keys.
 pub(crate) struct ReturnLog {
-    /// Tells this store from every other one in the process.
+    /// The number of this store, which no other store of the process has.
     store: u64,
     /// The number of the last return or reset.
     last: AtomicI64,
@@ -52,7 +52,7 @@ impl ReturnLog {
         }
     }
 
-    /// Returns what tells this store from every other one.
+    /// Returns the number of this store, which no other store of the process has.
     pub(crate) const fn store(&self) -> u64 {
         self.store
     }
@@ -63,7 +63,8 @@ impl ReturnLog {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Lowers a receipt to what it can still return. Call it with the key's lock.
+    /// Lowers a receipt to what it can still return. Returns whether units were returned since its charge. Call it with
+    /// the key's lock.
     ///
     /// # Errors
     /// The key was reset after the reservation was made.
@@ -72,18 +73,27 @@ impl ReturnLog {
         key: u128,
         number: i64,
         receipt: &mut Receipt,
-    ) -> Result<(), WasReset> {
+    ) -> Result<bool, WasReset> {
         let shard = self.shard(key);
+        let mut is_lowered = false;
         if let Some(returns) = shard.keys.get(&key) {
             if returns.voids(number) {
                 return Err(WasReset);
             }
-            returns.lower(number, receipt);
+            is_lowered = returns.lower(number, receipt);
         }
         if number < shard.closed_below {
             *receipt = Receipt::Nothing;
         }
-        Ok(())
+        Ok(is_lowered)
+    }
+
+    /// Notes that a reservation of a number was settled, for the returns since its charge. Call it with the key's
+    /// lock.
+    pub(crate) fn settled(&self, key: u128, number: i64, settlement: &Settlement<'_>) {
+        if let Some(returns) = self.shard(key).keys.get_mut(&key) {
+            returns.settled(number, settlement);
+        }
     }
 
     /// Notes that units were returned, and what that left of a state that would have been fresh at a time.

@@ -1,33 +1,43 @@
-//! The table: states by fingerprint, in buckets of two cache lines, each with a lock of its own.
+//! The table: states by fingerprint, in buckets of two cache lines, each with its own lock.
 //!
-//! A bucket holds five slots and its lock, so that a decision on a known key touches one or two
-//! lines and waits only for the few keys that share them.
+//! A bucket has five slots and a lock, so that a decision on a known key touches one or two lines and waits only for
+//! the few keys in the same bucket.
 //!
-//! The address space is reserved for the most keys when the table is made, and only its first buckets are used
-//! at first: untouched memory is never resident. The table grows by linear hashing, one bucket at a time. A new
-//! key splits a few buckets when the table is filled: of the keys of the next bucket to split, those that have
-//! the next bit of their tag set move to the first bucket that is not used yet. Nothing else moves, no call
-//! splits more than [`SPLITS`] buckets, and keys only move to higher buckets.
+//! **Which bucket.** A key belongs to the bucket that its fingerprint selects at the present size of the table: its
+//! *home*. The home's lock is the key's lock: a thread that finds, creates or changes the state of a key holds it. If the
+//! home is full, the key is stored in one of the next buckets. The home counts these keys, so that a search only looks
+//! further if there are any. Locks are waited for from lower to higher buckets only, also by a decision on several keys,
+//! which holds several locks. So no threads wait in a circle.
 //!
-//! A key belongs to the bucket its fingerprint says at the present size, its home, and the home's lock is the key's
-//! lock: whoever finds, makes or changes a key's state holds it. A key that finds its home full
-//! lives in one of the next buckets; the home counts how many do, so that only then a search looks
-//! further. Locks are taken from lower to higher buckets only, or not waited for; also by a decision on
-//! several keys, which holds several locks. A split holds the lock of the home that it splits. So a caller that
-//! has locked a home and finds that it is still the key's home knows that it stays so.
+//! **Size.** The table reserves address space for all of its keys when it is created, and uses only the first buckets at
+//! first: memory that was not touched is not resident. It grows by linear hashing, one bucket at a time (`growth.rs`). A
+//! split holds the lock of the home that it splits. So a thread that has locked a home, and finds that it is still the
+//! key's home, knows that it stays so.
 //!
-//! This is the one file with unsafe code: states lie in cells under a lock of a few bytes, in memory
-//! that the system gives zeroed and in large pages. `cfg(loom)` swaps atomics and cells for loom's;
-//! `scripts/loom` runs every interleaving of this very file.
+//! **Writes.** A decision writes only to the bucket of its key. New and dropped keys are counted in stripes
+//! (`counts.rs`), and fields that threads write are on other cache lines than those that every decision reads. A denial
+//! of a key that was denied before writes nothing: see [`Table::deny_unlocked`].
+//!
+//! This is the only file with unsafe code: states are in cells under a lock of a few bytes, in memory that the system
+//! provides zeroed and in large pages. `cfg(loom)` replaces atomics and cells by those of loom; `scripts/loom` runs the
+//! interleavings of this file.
 
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
-use std::cell::Cell;
-use std::cmp::Reverse;
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::{Deref, DerefMut};
+mod counts;
+mod growth;
+mod joint;
+mod place;
+mod sweep;
 
-use tallygate_core::{Algorithm, Share, Tick};
+use std::any::TypeId;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+
+use tallygate_core::{
+    Algorithm, Answer, BucketState, Cost, FixedWindowState, Outcome, SlidingWindowCounterState,
+    Tick,
+};
 
 #[cfg(loom)]
 use loom::{
@@ -40,70 +50,55 @@ use std::{
     sync::{Mutex, MutexGuard, atomic},
 };
 
-use atomic::{
-    AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-};
+use atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::clock::Clock;
+use crate::lateness::counted_from;
 
-/// Slots in a bucket: with 16-byte states and their tags, two cache lines with the lock.
+use counts::Counts;
+use growth::{Shape, choice};
+use sweep::Pass;
+
+pub(crate) use joint::{Found, Locks};
+pub use place::WhenFull;
+pub use sweep::Swept;
+
+/// The number of slots of a bucket: with 16-byte states, a bucket is two cache lines.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 5 };
 
-/// How many buckets beyond its home a key may live.
+/// The largest distance of a key from its home, in buckets.
 const REACH: usize = if cfg!(loom) { 1 } else { 31 };
 
-/// How full the buckets are when the table is, in hundredths. At 60 a key in fifteen lives away from
-/// home, and the furthest of five million about 16 buckets; at 70 some would find no place in reach.
+/// How many percent of the slots a full table uses. At 60 %, one key in fifteen is stored away from its home, and the
+/// furthest of five million keys about 16 buckets away. At 70 %, some keys would find no slot within reach.
 const FILL: usize = 60;
 
-/// The fewest homes that a table starts with and then doubles, and less than twice as many are the most.
+/// The fewest homes that a table starts with if it can grow. It starts with less than twice as many.
 const FIRST_HOMES: usize = 128;
 
-/// The most homes that a table can have: their number is kept in 32 bits. They hold 12 billion keys.
+/// The most homes of a table: their number is stored in 32 bits. They hold 12 billion keys.
 const MOST_HOMES: usize = u32::MAX as usize;
 
-/// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are
-/// still to be split fuller: with 8 splits they are filled by 62 % at the end instead of [`FILL`].
-const SPLITS: usize = 8;
-
-/// How many splits ahead the memory of a split is fetched.
-const SPLITS_AHEAD: usize = 4;
-
-/// From how many bytes on the memory of a table is in large pages. The first bytes are in small ones, so that a
-/// table of a few keys takes little, until it has grown to [`LARGE`] bytes.
+/// The part of a table that uses small pages until the table has grown to [`LARGE`] bytes. The rest uses large pages. So a
+/// table with few keys takes little memory.
 #[cfg(not(loom))]
 const SMALL: usize = 4 << 20;
 #[cfg(not(loom))]
 const LARGE: usize = 32 << 20;
 
-/// The bytes of a cache line, and how many lines of a bucket are fetched ahead: all, of buckets with states of up to
-/// 40 bytes.
+/// The bytes of a cache line, and how many lines of a bucket are prefetched: all lines if states have at most 40 bytes.
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 const LINE: usize = 64;
 #[cfg(all(target_arch = "x86_64", not(loom)))]
-const FETCHED: usize = 4;
+const PREFETCHED: usize = 4;
 
-/// How many buckets a new key sweeps in passing: three keys on average, so fresh keys go faster than new ones come.
-const SWEEP: usize = 1;
+/// How many consecutive homes share a watermark, as a power of two. The watermarks of a table take 1/4 byte per key.
+const HOMES_PER_WATERMARK: u32 = 3;
 
-/// How many live keys are compared before one of them is evicted. They are fewer if one of them has used no larger share of
-/// its quota than the new key, and more if all of them have used half of their quota.
-const CANDIDATES: usize = 8;
-
-/// How many buckets elsewhere are searched for a place, if there is none in reach and the table is small, or too few keys live
-/// in reach.
-const ELSEWHERE: usize = 128;
-
-/// How many buckets beyond its home a new key looks for a fresh one's place when the table refuses new keys.
-const REFUSED_REACH: usize = 1;
-
-/// How many times of dropped keys are kept for each era: keys share them.
-const WATERMARKS: usize = if cfg!(loom) { 1 } else { 256 };
-
-/// For how many eras they are kept. A thread that is behind by one era writes to its own.
+/// For how many eras watermarks are kept. A thread that is behind by one era writes to its own.
 const ERAS: usize = 2;
 
-/// What stands for a key: its hash, of which a table knows the first bits (see [`Table::spot`]).
+/// The hash of a key. A table stores its first bits: see [`Table::slot_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u128);
 
@@ -119,59 +114,21 @@ impl Fingerprint {
         self.0
     }
 
-    /// Its first bits, which are all that a table knows of it, as bytes.
+    /// Returns its first bits as bytes: a table stores only these.
     pub(crate) fn known_bytes(self, bits: u32) -> impl Iterator<Item = u8> {
         self.0.to_be_bytes().into_iter().take(bits.div_ceil(8) as usize)
     }
 }
 
-/// The bits of a slot's tag that say how far from home its key lives; the other 59 tell it from its neighbours.
+/// The bits of a slot's tag that are the distance of its key from home. The other 59 distinguish the keys of a bucket.
 const DISTANCE: u64 = 0x1f;
 const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 
-/// What to do with a new key when the table is full of keys that are not fresh.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// Evicts the key that has used the smallest share of its own quota, of some that are compared, and of equal
-    /// shares the one that was used most recently. Shares of a half and more count as equal. So invented keys evict
-    /// invented keys, not the clients that had used up their quota before, even if they have earned a part of it back.
-    /// If no key can be evicted, because other threads use those in reach, the new key is denied as if it had used up
-    /// its quota.
-    #[default]
-    EvictLeastUsed,
-    /// Returns [`StoreError::Full`](crate::StoreError::Full) for the new key.
-    RefuseNew,
-}
-
-/// There is no place for a new key: the table refuses new keys when it is full, or other threads use all places in reach.
+/// There is no place for a new key: the table is full and rejects new keys, or other threads use all places within reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// The order in which keys are evicted: first the key that has used the smallest share of its own quota, and of equal
-/// shares the one that was used most recently. So invented keys evict invented keys, whatever they cost and whatever
-/// their limits are, and not the clients that had used up their quota before. Shares of a half and more count as equal:
-/// otherwise a client would wait until it has earned one unit back, and be evicted by invented keys that have used all of
-/// theirs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    share: Share,
-    since: Reverse<Tick>,
-}
-
-impl Rank {
-    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Self {
-        let since = Reverse(rule.last_change(state));
-        Self { share: rule.share_used(state, now).min(Share::HALF), since }
-    }
-
-    /// Whether it is the rank of a client that has used at least half of its quota.
-    fn is_debt(&self) -> bool {
-        self.share >= Share::HALF
-    }
-}
-
-/// A time, and how often the clock had been set back when it was read. The table calls the time between two
-/// set-backs an era.
+/// A time, and how often the clock had been set back when it was read. The time between two set-backs is an *era*.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) now: Tick,
@@ -179,7 +136,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Stands for the count of a time that the caller gave.
+    /// The count of a time that the caller gave.
     const GIVEN: u32 = u32::MAX;
 
     /// Reads a clock.
@@ -190,12 +147,12 @@ impl Reading {
         Self { now: clock.now(), set_backs }
     }
 
-    /// Whether the clock has ever been set back.
+    /// Returns whether the clock has ever been set back.
     pub(crate) const fn is_after_a_set_back(self) -> bool {
         self.set_backs > 0 && !self.is_given()
     }
 
-    /// Whether the caller gave the time. Such a caller may be late, but never sets the clock back.
+    /// Returns whether the caller gave the time. Such a caller may be late, but never sets the clock back.
     #[inline]
     const fn is_given(self) -> bool {
         self.set_backs == Self::GIVEN
@@ -209,421 +166,98 @@ impl From<Tick> for Reading {
     }
 }
 
-pub(crate) struct Table<S> {
+/// A value on cache lines of its own: writing to it disturbs no thread that reads the fields beside it. There are two
+/// lines, since processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct OwnLines<T>(pub(crate) T);
+
+impl<T> Deref for OwnLines<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// The states of many keys.
+///
+/// Every decision reads the first fields. Of these, `shape` changes with a split, and `era` and `era_began` when the clock
+/// was set back. All fields that threads write otherwise are in [`OwnLines`].
+pub(crate) struct Table<S: 'static> {
     buckets: Pages<Bucket<S>>,
     /// How many homes there are at first.
     first_homes: usize,
     /// How many of the first bits of a hash are not in a tag, because the first home determines them.
     bits_before_tag: u32,
-    /// How many there can be. The buckets after them are for the keys of the last homes.
+    /// How many homes there can be. The buckets after them are for keys away from the last homes.
     most_homes: usize,
     /// How many homes there are now, and the bits of a tag that choose among them: see [`Shape`].
     shape: AtomicU64,
-    /// Whether a thread splits buckets.
-    splitting: AtomicBool,
-    /// How many bits of a hash are known of a key.
+    /// How many bits of a hash are stored of a key.
     known_bits: u32,
-    /// Those bits.
+    /// A mask of these bits.
     known: u128,
-    max_keys: usize,
     when_full: WhenFull,
-    len: AtomicUsize,
-    cursor: AtomicUsize,
     /// The most set-backs that any caller has reported: the era.
     era: AtomicU32,
     /// The first time that was read in the era. Locked while a new era begins.
     era_began: Mutex<Tick>,
-    /// For some eras, the latest time at which one of some keys was dropped: see `floor`.
-    watermarks: Box<[AtomicI64]>,
-    counters: Counters,
+    /// For each of some eras, the latest time at which one of some keys was dropped: see [`Table::floor`].
+    watermarks: Box<[AtomicU64]>,
+    counts: Counts,
+    /// Whether a thread splits buckets.
+    splitting: OwnLines<AtomicBool>,
+    /// Locked by the thread that sweeps in the background.
+    pass: OwnLines<Mutex<Pass>>,
 }
 
-/// What has become of keys in a table. A fresh key can be dropped without anybody noticing; an
-/// eviction forgives what the key had used.
+/// The keys of a store: how many there are, and how many were dropped. Dropping a fresh key has no effect on decisions;
+/// evicting a key forgives the units that it had used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Keys that are kept now.
+    /// Keys that are kept now, idle ones included.
     pub keys: usize,
+    /// Keys that were in use when the last complete [sweep](crate::RateLimiter::sweep) visited them: they had used units
+    /// of their quota, or were charged since the sweep before it began. `None` before the first complete sweep.
+    pub in_use: Option<usize>,
     /// Keys that were dropped because they were fresh.
     pub swept: u64,
-    /// Keys that were dropped though they were not, because the store was full.
+    /// Keys that were dropped although they were not fresh, because the store was full.
     pub evicted: u64,
-    /// New keys that were refused because the store was full.
+    /// New keys that were rejected because the store was full.
     pub refused: u64,
-    /// How much of settled costs was beyond the bound on debt, and dropped.
+    /// Units of settled costs that were beyond the bound on debt, and were dropped.
     pub forgiven: u64,
 }
 
-#[derive(Default)]
-struct Counters {
-    swept: AtomicU64,
-    evicted: AtomicU64,
-    refused: AtomicU64,
-    forgiven: AtomicU64,
-}
-
-/// How many homes there are, and which bits of a tag choose among them.
-///
-/// With n homes at first, a key's home is that of the first n that its hash says, plus n times some later bits of
-/// its hash. If there is no such home yet, the last of these bits does not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Shape(u64);
-
-impl Shape {
-    const HALF: u32 = u32::BITS;
-
-    /// The shape with so many homes, of which there were so many at first.
-    fn of(homes: usize, first_homes: usize) -> Self {
-        let times = homes.div_ceil(first_homes).next_power_of_two();
-        Self((homes as u64) << Self::HALF | (times as u64 - 1))
-    }
-
-    /// The shape with one home more.
-    #[inline]
-    const fn with_one_more(self, first_homes: usize) -> Self {
-        let is_filled = self.homes() == first_homes * (self.mask() + 1);
-        let mask = if is_filled { 2 * self.mask() + 1 } else { self.mask() };
-        Self((self.homes() as u64 + 1) << Self::HALF | mask as u64)
-    }
-
-    #[inline]
-    const fn homes(self) -> usize {
-        (self.0 >> Self::HALF) as usize
-    }
-
-    /// The bits that choose a home, while there may be no such home yet for all of them.
-    #[inline]
-    const fn mask(self) -> usize {
-        (self.0 & ((1 << Self::HALF) - 1)) as usize
-    }
-}
-
-/// How a home is split: some of its keys move to the first bucket that was no home.
-struct Split {
-    from: usize,
-    to: usize,
-    /// The bit of a tag that says whether a key moves.
-    bit: u64,
-    /// The shape of the table afterwards.
-    next: Shape,
-}
-
-impl Split {
-    /// Whether the key of a tag, found at a distance from the home that is split, is its key and moves.
-    #[inline]
-    const fn moves(&self, tag: u64, distance: usize) -> bool {
-        tag != 0 && (tag & DISTANCE) as usize == distance && tag & self.bit != 0
-    }
-}
-
-/// How many of the last bits of the first half of a hash choose no home. All other bits of that half are known of
-/// every key, whatever table its hash was kept in: see [`Table::spot`].
-const BITS_AFTER_CHOICE: u32 = u64::BITS - TAG_BITS;
-
-/// The bits that choose a home, of the first half of a hash.
-#[inline]
-const fn choice(high: u64) -> usize {
-    (high >> BITS_AFTER_CHOICE) as usize
-}
-
-#[repr(C, align(64))]
-struct Bucket<S> {
-    /// 1 while somebody holds the bucket.
-    lock: AtomicU8,
-    /// Whether anybody has ever lived here. A look at it touches no memory that was not touched before.
-    lived_in: AtomicBool,
-    /// How many keys whose home this is live in a later bucket. Raised under the home's lock before
-    /// the key is placed, lowered by whoever dropped it afterwards: never too low.
-    spilled: AtomicU16,
-    /// The era that its states are in. It changes under the lock.
-    era: AtomicU32,
-    slots: UnsafeCell<Slots<S>>,
-}
-
-/// Tags stand together, so that a search reads one line and does not branch on what it finds.
-#[repr(C)]
-struct Slots<S> {
-    /// For each slot 0, or a fingerprint's tag with the distance from home; then a state is there.
-    tags: [u64; SLOTS],
-    states: [MaybeUninit<S>; SLOTS],
-}
-
-// Safety: a bucket's slots are only reached through `Held`, which exists while its lock is held, so
-// states are moved between threads (S: Send) but never seen by two at once.
-unsafe impl<S: Send> Sync for Bucket<S> {}
-unsafe impl<S: Send> Send for Bucket<S> {}
-
-/// A key in a table: its home while the table had its first size, and its tag, by which it is told apart.
+/// A key in a table: its home while the table had its first size, and its tag, which distinguishes it from other keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Spot {
+pub struct KeySlot {
     home: usize,
     tag: u64,
 }
 
-impl Spot {
-    /// Which of so many shards it is in.
+impl KeySlot {
+    /// Returns in which of so many shards the key is.
     pub(crate) const fn shard(self, shards: usize) -> usize {
         (self.tag >> 32) as usize % shards
     }
 }
 
-/// A key, and where its home was when it was looked up: so that a decision does not compute it again.
+/// A key, and its home when it was looked up, so that a decision does not compute it again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lookup {
-    pub(crate) spot: Spot,
+    pub(crate) spot: KeySlot,
     shape: Shape,
     home: usize,
 }
 
-/// A bucket whose lock is held. Dropping it lets go, also when a decision panics.
-struct Held<'a, S>(&'a Bucket<S>);
-
-/// Locks of buckets, of any tables, held together. Dropping them lets go of all.
-///
-/// They are taken in their order, as everybody does who waits for one while holding another: so nobody
-/// waits in a circle.
-#[derive(Debug, Default)]
-pub struct Locks<'a> {
-    /// In their order, so that one of many is found quickly.
-    held: Vec<&'a AtomicU8>,
-    /// Slots of keys of this decision, by the addresses of the locks of their buckets and in that order: no other key may take
-    /// them.
-    pinned: Vec<(usize, usize)>,
-}
-
-/// A key whose lock is held, among others, and where its state is, if one is kept.
-#[derive(Clone, Copy, Debug)]
-pub struct Found {
-    key: Spot,
-    /// Its home, which is locked.
-    home: usize,
-    at: Option<(usize, usize)>,
-    /// Whether the state was placed for this decision, and is given up if the decision fails.
-    is_new: bool,
-}
-
-impl Found {
-    /// Whether a state is kept for the key.
-    pub(crate) const fn is_kept(&self) -> bool {
-        self.at.is_some() && !self.is_new
-    }
-}
-
-impl<S> Bucket<S> {
-    #[inline]
-    fn hold(&self) -> Held<'_, S> {
-        take(&self.lock);
-        Held(self)
-    }
-
-    /// Takes the lock if nobody has it.
-    #[inline]
-    fn try_hold(&self) -> Option<Held<'_, S>> {
-        try_take(&self.lock).then(|| Held(self))
-    }
-}
-
-/// The order of locks.
-fn address(lock: &AtomicU8) -> usize {
-    std::ptr::from_ref(lock).addr()
-}
-
-#[inline]
-fn take(lock: &AtomicU8) {
-    while !try_take(lock) {
-        wait_for(lock);
-    }
-}
-
-#[inline]
-fn try_take(lock: &AtomicU8) -> bool {
-    lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-}
-
-#[inline]
-fn let_go(lock: &AtomicU8) {
-    lock.store(0, Ordering::Release);
-}
-
-/// How often a thread that waits for a lock yields before it sleeps, and how long it then sleeps, twice as long each time.
-#[cfg(not(loom))]
-const YIELDS: u32 = 8;
-#[cfg(not(loom))]
-const SHORTEST_NAP: std::time::Duration = std::time::Duration::from_micros(50);
-#[cfg(not(loom))]
-const LONGEST_NAP: std::time::Duration = std::time::Duration::from_millis(4);
-
-/// Waits until a lock may be free, without writing, so that the holder keeps the line.
-#[cfg(not(loom))]
-#[cold]
-fn wait_for(lock: &AtomicU8) {
-    let (mut spins, mut nap) = (0_u32, SHORTEST_NAP);
-    while lock.load(Ordering::Relaxed) != 0 {
-        spins = spins.saturating_add(1);
-        if spins >= YIELDS * 64 {
-            // Many threads wait. As long as they only yield, they go on taking turns, and the holder gets one of many.
-            std::thread::sleep(nap);
-            nap = (2 * nap).min(LONGEST_NAP);
-        } else if spins.is_multiple_of(64) {
-            // A holder that was descheduled needs the processor more.
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-    }
-}
-
-#[cfg(loom)]
-fn wait_for(_: &AtomicU8) {
-    loom::thread::yield_now();
-}
-
-/// Lets another thread go on.
-fn pause() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
-    #[cfg(not(loom))]
-    std::thread::yield_now();
-}
-
-impl<S> Drop for Held<'_, S> {
-    #[inline]
-    fn drop(&mut self) {
-        let_go(&self.0.lock);
-    }
-}
-
-impl<'a> Locks<'a> {
-    fn take(&mut self, lock: &'a AtomicU8) {
-        if let Err(place) = self.place(lock) {
-            debug_assert_eq!(place, self.held.len(), "locks are waited for upwards only");
-            take(lock);
-            self.held.insert(place, lock);
-        }
-    }
-
-    /// Whether a lock is held, or comes after all that are.
-    fn can_take(&self, lock: &AtomicU8) -> bool {
-        self.place(lock).err().is_none_or(|place| place == self.held.len())
-    }
-
-    fn have(&self, lock: &AtomicU8) -> bool {
-        self.place(lock).is_ok()
-    }
-
-    /// Returns the place of a lock among those that are held, or the one that it would have.
-    fn place(&self, lock: &AtomicU8) -> Result<usize, usize> {
-        // Mostly it comes after all of them.
-        match self.held.last() {
-            Some(last) if address(last) >= address(lock) => {
-                self.held.binary_search_by_key(&address(lock), |held| address(held))
-            }
-            _ => Err(self.held.len()),
-        }
-    }
-
-    /// Takes over the lock of a bucket that was entered.
-    fn keep<S>(&mut self, open: Open<'a, S>) {
-        if let Open::Held(held) = open {
-            let lock = &ManuallyDrop::new(held).0.lock;
-            if let Err(place) = self.place(lock) {
-                self.held.insert(place, lock);
-            }
-        }
-    }
-
-    fn pin(&mut self, lock: &'a AtomicU8, slot: usize) {
-        let pinned = (address(lock), slot);
-        let place = self.pinned.partition_point(|other| *other < pinned);
-        self.pinned.insert(place, pinned);
-    }
-
-    fn is_pinned(&self, lock: &AtomicU8, slot: usize) -> bool {
-        self.pinned.binary_search(&(address(lock), slot)).is_ok()
-    }
-}
-
-impl Drop for Locks<'_> {
-    fn drop(&mut self) {
-        self.held.drain(..).for_each(let_go);
-    }
-}
-
-impl<S> Held<'_, S> {
-    #[inline]
-    fn slots<R>(&mut self, run: impl FnOnce(&mut Slots<S>) -> R) -> R {
-        // Safety: the lock is held, and `&mut self` makes this the only reference made through it.
-        #[cfg(not(loom))]
-        return run(unsafe { &mut *self.0.slots.get() });
-        // Safety: as above, and loom checks it.
-        #[cfg(loom)]
-        return self.0.slots.with_mut(|slots| run(unsafe { &mut *slots }));
-    }
-
-    fn tags(&mut self) -> [u64; SLOTS] {
-        self.slots(|slots| slots.tags)
-    }
-
-    /// The slot with a tag.
-    #[inline]
-    fn find(&mut self, tag: u64) -> Option<usize> {
-        // All are compared: a branch for each would be mispredicted, and wait for memory to know it.
-        let mut found = SLOTS;
-        for (slot, here) in self.tags().into_iter().enumerate() {
-            found = if here == tag { slot } else { found };
-        }
-        (found < SLOTS).then_some(found)
-    }
-
-    /// Runs on the state in a slot that was found to have one.
-    #[inline]
-    fn with_state<R>(&mut self, slot: usize, run: impl FnOnce(&mut S) -> R) -> R {
-        self.slots(|slots| {
-            debug_assert_ne!(slots.tags[slot], 0);
-            // Safety: a slot with a tag has a state, and callers name only slots with one.
-            run(unsafe { slots.states[slot].assume_init_mut() })
-        })
-    }
-
-    /// An empty slot.
-    #[inline]
-    fn empty(&mut self) -> Option<usize> {
-        self.tags().iter().position(|tag| *tag == 0)
-    }
-
-    /// Fills a slot, dropping the state that was there.
-    fn put(&mut self, slot: usize, tag: u64, state: S) {
-        self.clear(slot);
-        self.fill(slot, tag, state);
-    }
-
-    /// Fills an empty slot.
-    #[inline]
-    fn fill(&mut self, slot: usize, tag: u64, state: S) {
-        self.0.lived_in.store(true, Ordering::Relaxed);
-        self.slots(|slots| {
-            debug_assert_eq!(slots.tags[slot], 0);
-            slots.states[slot] = MaybeUninit::new(state);
-            slots.tags[slot] = tag;
-        });
-    }
-
-    /// Empties a slot; returns the tag that was there.
-    fn clear(&mut self, slot: usize) -> u64 {
-        self.slots(|slots| {
-            let tag = std::mem::take(&mut slots.tags[slot]);
-            if tag != 0 {
-                // Safety: it had a tag, so it has a state; the tag is gone, so nobody uses it again.
-                unsafe { slots.states[slot].assume_init_drop() };
-            }
-            tag
-        })
-    }
-}
-
-impl<S> Table<S> {
-    /// A table for at most so many keys, of whose hashes at most so many bits are known.
+/// Creating a table, and looking keys up.
+impl<S: 'static> Table<S> {
+    /// Creates a table for at most so many keys, which stores at most so many bits of their hashes.
     pub(crate) fn new(known_bits: u32, max_keys: usize, when_full: WhenFull) -> Self {
         let homes = (max_keys.saturating_mul(100) / FILL).div_ceil(SLOTS).max(1);
         let doublings = (homes / FIRST_HOMES).checked_ilog2().unwrap_or(0);
@@ -631,7 +265,7 @@ impl<S> Table<S> {
         Self::of_homes(first_homes, doublings, known_bits, max_keys, when_full)
     }
 
-    /// A table of so many homes at first, which double so often.
+    /// Creates a table of so many homes at first, which doubles so often.
     fn of_homes(
         first_homes: usize,
         doublings: u32,
@@ -649,17 +283,15 @@ impl<S> Table<S> {
             bits_before_tag,
             most_homes,
             shape: AtomicU64::new(Shape::of(first_homes, first_homes).0),
-            splitting: AtomicBool::new(false),
             known_bits,
             known: u128::MAX << (u128::BITS - known_bits),
-            max_keys: max_keys.max(1),
             when_full,
-            len: AtomicUsize::new(0),
-            cursor: AtomicUsize::new(0),
             era: AtomicU32::new(0),
             era_began: Mutex::new(Tick(i64::MIN)),
-            watermarks: (0..ERAS * WATERMARKS).map(|_| AtomicI64::new(i64::MIN)).collect(),
-            counters: Counters::default(),
+            watermarks: zeroed(ERAS * ((most_homes >> HOMES_PER_WATERMARK) + 1)),
+            counts: Counts::new(max_keys),
+            splitting: OwnLines(AtomicBool::new(false)),
+            pass: OwnLines(Mutex::new(Pass::NONE)),
         }
     }
 
@@ -668,18 +300,18 @@ impl<S> Table<S> {
         Shape(self.shape.load(Ordering::Relaxed))
     }
 
-    /// How many buckets are in use: the homes, and those after them.
+    /// Returns how many buckets are in use: the homes, and those after them.
     fn in_use(&self) -> usize {
         self.shape().homes() + REACH
     }
 
-    /// The home of a key in a table of a shape.
+    /// Returns the home of a key in a table of a shape.
     #[inline]
-    fn home(&self, key: Spot, shape: Shape) -> usize {
+    fn home(&self, key: KeySlot, shape: Shape) -> usize {
         self.home_of(key.home, choice(key.tag >> self.bits_before_tag), shape)
     }
 
-    /// The home of a key, by its first home and the bits of its hash that choose among the others.
+    /// Returns the home of a key, by its first home and the bits of its hash that choose among the others.
     #[inline]
     const fn home_of(&self, first: usize, choice: usize, shape: Shape) -> usize {
         let mask = shape.mask();
@@ -687,95 +319,86 @@ impl<S> Table<S> {
         if home < shape.homes() { home } else { first + self.first_homes * (choice & (mask >> 1)) }
     }
 
-    /// Locks the home of a key. It stays the key's home while it is locked, for a split would lock it.
-    fn hold_home(&self, key: Spot) -> (usize, Held<'_, S>) {
+    /// Locks the home of a key. It stays the key's home while it is locked, because a split would lock it.
+    fn lock_home(&self, key: KeySlot) -> (usize, LockedBucket<'_, S>) {
         let index = self.home(key, self.shape());
-        self.hold_home_after(key, index, self.buckets[index].hold())
+        self.lock_home_after(key, index, self.buckets[index].lock())
     }
 
-    /// The same, after a bucket was locked that was the key's home a moment ago.
+    /// Does the same after a bucket was locked that was the key's home a moment ago.
     #[inline]
-    fn hold_home_after<'a>(
+    fn lock_home_after<'a>(
         &'a self,
-        key: Spot,
+        key: KeySlot,
         mut index: usize,
-        mut home: Held<'a, S>,
-    ) -> (usize, Held<'a, S>) {
+        mut home: LockedBucket<'a, S>,
+    ) -> (usize, LockedBucket<'a, S>) {
         loop {
-            // If the home was split before it was locked, this sees the shape that came of it.
+            // If the home was split before it was locked, this reads the shape after that split.
             let now = self.home(key, self.shape());
             if now == index {
                 return (index, home);
             }
             drop(home);
-            home = self.buckets[now].hold();
+            home = self.buckets[now].lock();
             index = now;
         }
     }
 
-    /// What has become of keys so far.
+    /// Returns how many keys there are, and how many were dropped so far.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
-            keys: self.len(),
-            swept: self.counters.swept.load(Ordering::Relaxed),
-            evicted: self.counters.evicted.load(Ordering::Relaxed),
-            refused: self.counters.refused.load(Ordering::Relaxed),
-            forgiven: self.counters.forgiven.load(Ordering::Relaxed),
+            keys: self.counts.keys(),
+            in_use: self.keys_in_use(),
+            swept: self.counts.sum(|stripe| &stripe.swept),
+            evicted: self.counts.sum(|stripe| &stripe.evicted),
+            refused: self.counts.sum(|stripe| &stripe.refused),
+            forgiven: self.counts.sum(|stripe| &stripe.forgiven),
         }
     }
 
-    /// Counts what a settled cost left beyond the bound on debt.
+    /// Counts the units of a settled cost that were beyond the bound on debt.
     pub(crate) fn forgive(&self, amount: u128) {
         let amount = u64::try_from(amount).unwrap_or(u64::MAX);
-        self.counters.forgiven.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
+        self.counts.own().forgiven.fetch_add(amount, Ordering::Relaxed);
     }
 
     pub(crate) const fn max_keys(&self) -> usize {
-        self.max_keys
+        self.counts.max_keys
     }
 
-    /// Whether a full table refuses all new keys.
-    pub(crate) fn refuses_new(&self) -> bool {
-        self.when_full == WhenFull::RefuseNew
-    }
-
-    /// How many bits of a hash are known of its keys.
+    /// Returns how many bits of a hash the table stores of a key.
     pub(crate) const fn known_bits(&self) -> u32 {
         self.known_bits
     }
 
-    /// Where a key belongs. What a decision on it will need starts to load.
-    ///
-    /// The first half of its hash, as a fraction of 1, is stretched over the first homes: the whole part says which
-    /// one. The tag is 59 bits of the hash, from the first bit on that the first home does not determine. Together
-    /// they are as good as the first bits of the hash, 59 and as many as the number of first homes has, so that
-    /// [`show`](Self::show) can find them again, for a table of another size. A table for 400 keys or more has at
-    /// least 128 first homes, so the odds that any two of n keys are taken for one are at most n² / 2⁶⁷: for a
-    /// million keys one in 147 million.
-    ///
-    /// The bits that choose among more homes are bits of the hash and not of a product: so the processor computes
-    /// them while it multiplies for the first home, and knows sooner which memory it waits for.
+    /// Finds the place of a key, and starts to load the memory that a decision on it will need.
     #[inline]
     pub(crate) fn look_up(&self, key: Fingerprint) -> Lookup {
-        let (spot, high) = self.spot_and_high(key);
+        let (spot, high) = self.slot_and_high(key);
         let shape = self.shape();
         let home = self.home_of(spot.home, choice(high), shape);
         self.buckets.prefetch(home);
         Lookup { spot, shape, home }
     }
 
-    /// Where a key belongs.
-    pub(crate) fn spot(&self, key: Fingerprint) -> Spot {
-        self.spot_and_high(key).0
+    /// Returns the first home and the tag of a key.
+    ///
+    /// The first half of its hash, as a fraction of 1, is stretched over the first homes: the whole part is the home. The
+    /// tag is 59 bits of the hash, from the first bit on that the first home does not determine. Together they determine
+    /// the first bits of the hash, 59 and as many as the number of first homes has, so that [`show`](Self::show) can
+    /// restore them for a table of another size. A table for 400 keys or more has at least 128 first homes, so the odds
+    /// that any two of n keys are taken for one are at most n² / 2⁶⁷: for a million keys one in 147 million.
+    ///
+    /// The bits that choose among more homes are bits of the hash and not of a product. So the processor computes them
+    /// while it multiplies for the first home, and can load the memory earlier.
+    pub(crate) fn slot_of(&self, key: Fingerprint) -> KeySlot {
+        self.slot_and_high(key).0
     }
 
-    /// Where a key belongs, and the first half of its hash as far as it is known.
+    /// Returns the first home and the tag of a key, and the stored bits of the first half of its hash.
     #[inline]
-    fn spot_and_high(&self, key: Fingerprint) -> (Spot, u64) {
+    fn slot_and_high(&self, key: Fingerprint) -> (KeySlot, u64) {
         let hash = key.0 & self.known;
         let tail = (hash << self.bits_before_tag) >> u64::BITS;
         #[expect(clippy::cast_possible_truncation, reason = "the first halves, and below a usize")]
@@ -788,11 +411,11 @@ impl<S> Table<S> {
             )
         };
         // A tag is never 0. If it would be, it is 1 in a bit that chooses no home.
-        (Spot { home, tag: (tag & !DISTANCE).max(DISTANCE + 1) }, high)
+        (KeySlot { home, tag: (tag & !DISTANCE).max(DISTANCE + 1) }, high)
     }
 
-    /// The key that belongs to a spot.
-    fn key_at(&self, Spot { home, tag }: Spot) -> Fingerprint {
+    /// Restores the stored bits of a key's hash.
+    fn key_at(&self, KeySlot { home, tag }: KeySlot) -> Fingerprint {
         // The least hash that belongs to the home, and how far hashes with the same tag are apart.
         let first = ((home as u128) << u64::BITS).div_ceil(self.first_homes as u128) << u64::BITS;
         let apart = 1_u128.checked_shl(u128::BITS - self.bits_before_tag).unwrap_or(0);
@@ -802,104 +425,202 @@ impl<S> Table<S> {
         Fingerprint(if key < first { key.wrapping_add(apart) } else { key })
     }
 
-    /// Its buckets, for [`show`](Self::show), upward: so a key that moves while the table grows is shown before or
-    /// after. A run of them has keys from all over the hashes: a smaller table that takes over their keys in this
-    /// order has all kinds of neighbors to evict the least used of.
+    /// Returns the indexes of the buckets for [`show`](Self::show), upward: so a key that moves while the table grows is
+    /// shown before or after. A run of buckets has keys from all over the range of hashes: a smaller table that takes over
+    /// keys in this order always has keys of all kinds to choose from when it evicts.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = usize> {
         (0..).take_while(|index| *index < self.in_use())
     }
 
-    /// Shows the keys that live in a bucket, and their states. Whoever goes through all buckets has seen all keys, but
-    /// for those that were dropped and came again meanwhile: these may be seen twice, as they are last, or not at all.
-    pub(crate) fn show(&self, index: usize, mut show: impl FnMut(Fingerprint, &S)) {
-        if !self.buckets[index].lived_in.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut bucket = self.buckets[index].hold();
-        for (slot, tag) in bucket.tags().into_iter().enumerate().filter(|(_, tag)| *tag != 0) {
-            let home = (index - (tag & DISTANCE) as usize) % self.first_homes;
-            let key = self.key_at(Spot { home, tag });
-            bucket.with_state(slot, |state| show(key, state));
-        }
+    /// Returns whether a bucket ever had a key. It touches no memory that was not touched before.
+    fn was_used(&self, index: usize) -> bool {
+        self.buckets[index].marks.load(Ordering::Relaxed) & WAS_USED != 0
     }
 
-    /// Runs on a key's state while nobody else can: the one that is kept, or else a new one, which is
-    /// then kept unless it is still fresh.
+    /// Shows the keys of a bucket and their states. A caller that visits all buckets sees every key, except those that
+    /// were dropped and created again meanwhile: it may see these twice, the second time as they are last, or not at all.
+    pub(crate) fn show(&self, index: usize, mut show: impl FnMut(Fingerprint, &S)) {
+        if !self.was_used(index) {
+            return;
+        }
+        let bucket = self.buckets[index].lock();
+        for slot in bucket.filled() {
+            let tag = bucket.tag(slot);
+            let home = (index - (tag & DISTANCE) as usize) % self.first_homes;
+            let key = self.key_at(KeySlot { home, tag });
+            bucket.read(slot, |state| show(key, state));
+        }
+    }
+}
+
+/// Decisions on one key.
+impl<S: 'static> Table<S> {
+    /// Decides a check of a key that was looked up.
     ///
-    /// `run` gets the time to decide at. It is later than the reading if the state has changed since: the
-    /// clock was read before the lock, so the caller is late, and time that was earned already is not earned
-    /// twice.
+    /// The time of the decision is later than the reading if the state has changed since: the clock was read before the
+    /// lock was taken, so the caller is late, and the key must not earn the same time twice.
+    // Always inlined: it has one caller, and a call on the path of a known key can be measured.
+    #[inline(always)]
+    pub(crate) fn check<A: Algorithm<State = S>, T: Answer, E: From<Full>>(
+        &self,
+        rule: &A,
+        lookup: Lookup,
+        cost: Cost,
+        reading: Reading,
+    ) -> Result<T, E> {
+        let bucket = &self.buckets[lookup.home];
+        let has_denials = is_plain::<S>() && bucket.lock.has_denials();
+        if has_denials {
+            if let Some(denial) = self.deny_unlocked(rule, lookup, cost, reading) {
+                return Ok(denial);
+            }
+        }
+        if let Some(home) = bucket.try_lock() {
+            // Almost always: the table has not grown, the clock was not set back, the key is in its home.
+            if self.shape() == lookup.shape && home.is_in_era(reading) {
+                if let Some(slot) = home.find(lookup.spot.tag) {
+                    return Ok(home.check(rule, slot, reading.now, cost, has_denials));
+                }
+            }
+            return self.check_elsewhere(rule, lookup, home, cost, reading).map_err(E::from);
+        }
+        self.check_contended(rule, lookup, cost, reading).map_err(E::from)
+    }
+
+    /// Decides a check of a key that is not in the home where it was looked up, or that is of another era. The home is
+    /// locked.
+    #[cold]
+    #[inline(never)]
+    fn check_elsewhere<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        lookup: Lookup,
+        home: LockedBucket<'_, S>,
+        cost: Cost,
+        reading: Reading,
+    ) -> Result<T, Full> {
+        let now = reading.now;
+        self.with_elsewhere(
+            rule,
+            lookup.spot,
+            (lookup.home, home, lookup.shape),
+            reading,
+            |state, at| counted_from(now, at, rule.decide::<T>(state, at, cost)),
+        )
+    }
+
+    /// Decides a check of a key whose home another thread has locked.
+    #[cold]
+    #[inline(never)]
+    fn check_contended<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        lookup: Lookup,
+        cost: Cost,
+        reading: Reading,
+    ) -> Result<T, Full> {
+        let bucket = &self.buckets[lookup.home];
+        let mut home = bucket.lock();
+        if self.shape() == lookup.shape && home.is_in_era(reading) {
+            if let Some(slot) = home.find(lookup.spot.tag) {
+                let slot = home.bring_to_first_line(slot);
+                return Ok(home.check(rule, slot, reading.now, cost, true));
+            }
+        }
+        self.check_elsewhere(rule, lookup, home, cost, reading)
+    }
+
+    /// Denies a check without writing anything, if the last check of the key was denied and its state still denies this
+    /// one. Returns `None` if it does not, or if another thread changes the bucket meanwhile: then the caller takes the
+    /// lock.
+    ///
+    /// So any number of threads deny a client at once. The lock is a sequence lock: its word has a version, which every
+    /// holder changes. The state is copied in between two equal readings of the word. Allowing a request always takes the
+    /// lock, so a wrong copy could not admit more than the limit; there would have to be exactly 2²⁶ holders in between
+    /// the two readings to get one.
+    #[inline(never)]
+    fn deny_unlocked<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        lookup: Lookup,
+        cost: Cost,
+        reading: Reading,
+    ) -> Option<T> {
+        let bucket = &self.buckets[lookup.home];
+        let version = bucket.lock.begin_read()?;
+        let slot = bucket.find_unlocked(lookup.spot.tag)?;
+        if !version.is_denied(slot) || !bucket.is_in_era(reading) {
+            return None;
+        }
+        let state = bucket.states[slot].load();
+        // If the key had moved to another bucket, its tag would not be here.
+        if !bucket.lock.is_unchanged(version) {
+            return None;
+        }
+        let at = rule.decision_time(&state, reading.now);
+        if rule.allows(&state, at, cost) {
+            return None;
+        }
+        let mut after = copied(&state);
+        let answer = rule.decide::<T>(&mut after, at, cost);
+        // An algorithm can count its denials in its state.
+        let is_denied = !answer.is_allowed() && are_equal(&state, &after);
+        is_denied.then(|| counted_from(reading.now, at, answer))
+    }
+
+    /// Runs on a key's state, under its lock: on the state that is kept, or else on a new one, which is then kept unless
+    /// it is still fresh.
+    ///
+    /// `run` gets the time to decide at: see [`check`](Self::check).
     pub(crate) fn with<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
-        key: Spot,
+        key: KeySlot,
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         let index = self.home(key, self.shape());
-        let home = self.buckets[index].hold();
-        // No table has the shape without homes, so the key is looked for in its home.
+        let home = self.buckets[index].lock();
+        // No table has the shape without homes, so the key is searched for in its home.
         self.with_elsewhere(rule, key, (index, home, Shape::default()), reading.into(), run)
     }
 
-    /// [`with`](Self::with) for a key that was looked up.
-    // Always: see the one caller.
-    #[inline(always)]
-    pub(crate) fn with_lookup<A: Algorithm<State = S>, R, E: From<Full>>(
-        &self,
-        rule: &A,
-        lookup: Lookup,
-        reading: Reading,
-        run: impl FnOnce(&mut S, Tick) -> R,
-    ) -> Result<R, E> {
-        let mut home = self.buckets[lookup.home].hold();
-        // As almost always: the table has not grown, the clock was not set back, the key lives at home.
-        if self.shape() == lookup.shape
-            && self.is_entered(&home, reading)
-            && let Some(slot) = home.find(lookup.spot.tag)
-        {
-            return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
-        }
-        let looked_up = (lookup.home, home, lookup.shape);
-        self.with_elsewhere(rule, lookup.spot, looked_up, reading, run).map_err(E::from)
-    }
-
-    /// [`with`](Self::with) for a key that was not found in the bucket where it was looked up in a table of a shape. That
-    /// bucket is locked.
+    /// Does the same for a key that was not found in the bucket where it was looked up in a table of a shape. That bucket
+    /// is locked.
     #[cold]
     #[inline(never)]
     fn with_elsewhere<'a, A: Algorithm<State = S>, R>(
         &'a self,
         rule: &A,
-        key: Spot,
-        (mut index, mut home, shape): (usize, Held<'a, S>, Shape),
+        key: KeySlot,
+        (mut index, mut home, shape): (usize, LockedBucket<'a, S>, Shape),
         mut reading: Reading,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
-        if self.shape() != shape || !self.is_entered(&home, reading) {
-            (index, home) = self.hold_home_after(key, index, home);
+        if self.shape() != shape || !home.is_in_era(reading) {
+            (index, home) = self.lock_home_after(key, index, home);
             reading = self.enter(rule, &mut home, reading);
             if let Some(slot) = home.find(key.tag) {
-                return Ok(home.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+                return Ok(home.change(slot, |state| run_late(rule, state, reading.now, run)));
             }
         }
-        // Acquire: whoever sees that a key is gone sees when it went.
-        if home.0.spilled.load(Ordering::Acquire) > 0
-            && let Some((mut bucket, slot)) = self.find_beyond(index, &home, key)
-        {
-            let reading = self.enter(rule, &mut bucket, reading);
-            return Ok(bucket.with_state(slot, |state| run_late(rule, state, reading.now, run)));
+        // Acquire: a thread that sees that a key is gone sees when it was dropped.
+        if home.0.spilled(Ordering::Acquire) > 0 {
+            if let Some((mut bucket, slot)) = self.find_beyond(index, &home, key) {
+                let reading = self.enter(rule, &mut bucket, reading);
+                return Ok(bucket.change(slot, |state| run_late(rule, state, reading.now, run)));
+            }
         }
         self.with_new(rule, key, (index, home), reading, run)
     }
 
-    /// Reads a key's state, or the state it would start with, and changes nothing: `read` gets a copy. The
-    /// states of a bucket stay in their era.
+    /// Reads a copy of a key's state, or the state it would start with, and changes nothing. The states of a bucket stay
+    /// in their era.
     #[cold]
     pub(crate) fn look<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
-        key: Spot,
+        key: KeySlot,
         reading: impl Into<Reading>,
         read: impl FnOnce(&mut S, Tick) -> R,
     ) -> R
@@ -907,107 +628,124 @@ impl<S> Table<S> {
         S: Clone,
     {
         let reading = reading.into();
-        let (index, mut home) = self.hold_home(key);
+        let (index, home) = self.lock_home(key);
         let found = match home.find(key.tag) {
-            Some(slot) => Some((self.era_of(&home), home.with_state(slot, |state| state.clone()))),
-            None if home.0.spilled.load(Ordering::Acquire) > 0 => {
+            Some(slot) => Some((self.era_of(&home), home.read(slot, S::clone))),
+            None if home.0.spilled(Ordering::Acquire) > 0 => {
                 let beyond = self.find_beyond(index, &home, key);
-                beyond.map(|(mut bucket, slot)| {
-                    (self.era_of(&bucket), bucket.with_state(slot, |state| state.clone()))
-                })
+                beyond.map(|(bucket, slot)| (self.era_of(&bucket), bucket.read(slot, S::clone)))
             }
             None => None,
         };
         drop(home);
         let Some((era, mut state)) = found else {
             let reading = self.caught_up(self.era.load(Ordering::Acquire), reading);
-            let now = reading.now.max(self.floor(key, reading));
-            return read(&mut rule.first(now), now);
+            let now = reading.now.max(self.floor(index, reading));
+            return read(&mut rule.initial(now), now);
         };
         let reading = self.caught_up(era, reading);
         if !reading.is_given() && era < reading.set_backs {
-            rule.clock_set_back(&mut state, reading.now);
+            rule.rebase_after_set_back(&mut state, reading.now);
         }
         run_late(rule, &mut state, reading.now, read)
     }
 
     /// Brings a key's state, if one is kept, into the era of a reading.
     #[cold]
-    pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: Spot, reading: Reading) {
-        let (index, mut home) = self.hold_home(key);
+    pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: KeySlot, reading: Reading) {
+        let (index, mut home) = self.lock_home(key);
         let reading = self.enter(rule, &mut home, reading);
-        if home.find(key.tag).is_none()
-            && home.0.spilled.load(Ordering::Acquire) > 0
-            && let Some((mut bucket, _)) = self.find_beyond(index, &home, key)
-        {
-            self.enter(rule, &mut bucket, reading);
+        if home.find(key.tag).is_none() && home.0.spilled(Ordering::Acquire) > 0 {
+            if let Some((mut bucket, _)) = self.find_beyond(index, &home, key) {
+                self.enter(rule, &mut bucket, reading);
+            }
         }
     }
 
-    /// Enters a bucket with a reading: states of an earlier era are moved into that of the reading, and a
-    /// reading of an earlier era is replaced. Returns the reading to go on with.
+    /// Searches for a key in the buckets after its home, whose lock is held.
+    #[cold]
+    fn find_beyond(
+        &self,
+        index: usize,
+        home: &LockedBucket<'_, S>,
+        key: KeySlot,
+    ) -> Option<(LockedBucket<'_, S>, usize)> {
+        let mut left = home.0.spilled(Ordering::Relaxed);
+        for distance in 1..=REACH {
+            let bucket = self.buckets[index + distance].lock();
+            if let Some(slot) = bucket.find(key.tag | distance as u64) {
+                return Some((bucket, slot));
+            }
+            let tags = bucket.tags();
+            let from_here = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
+            left = left.saturating_sub(from_here);
+            if left == 0 {
+                break;
+            }
+        }
+        None
+    }
+}
+
+/// Eras: clocks that were set back.
+impl<S: 'static> Table<S> {
+    /// Enters a bucket with a reading: states of an earlier era are moved into that of the reading, and a reading of an
+    /// earlier era is replaced. Returns the reading to go on with.
     #[inline]
     fn enter<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        bucket: &mut Held<'_, S>,
+        bucket: &mut LockedBucket<'_, S>,
         reading: Reading,
     ) -> Reading {
-        if self.is_entered(bucket, reading) {
+        if bucket.is_in_era(reading) {
             return reading;
         }
         self.enter_from_another_era(rule, bucket, reading)
-    }
-
-    /// Whether the states of a bucket are in the era of a reading.
-    #[inline]
-    fn is_entered(&self, bucket: &Held<'_, S>, reading: Reading) -> bool {
-        reading.is_given() || self.era_of(bucket) == reading.set_backs
     }
 
     #[cold]
     fn enter_from_another_era<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        bucket: &mut Held<'_, S>,
+        bucket: &mut LockedBucket<'_, S>,
         reading: Reading,
     ) -> Reading {
         let reading = self.caught_up(self.era_of(bucket), reading);
         if self.era_of(bucket) < reading.set_backs {
             self.note_set_back(reading);
-            let tags = bucket.tags();
-            for slot in (0..SLOTS).filter(|slot| tags[*slot] != 0) {
-                bucket.with_state(slot, |state| rule.clock_set_back(state, reading.now));
+            for slot in bucket.filled() {
+                bucket.change(slot, |state| rule.rebase_after_set_back(state, reading.now));
             }
-            bucket.0.era.store(reading.set_backs, Ordering::Relaxed);
+            bucket.set_era(reading.set_backs);
         }
         reading
     }
 
-    /// Whether a bucket can be used with a reading, after its states were moved into the reading's era; not if
-    /// the bucket is ahead of it.
+    /// Returns whether a bucket can be used with a reading, after its states were moved into the reading's era; not if the
+    /// bucket is of a later era.
     #[inline]
     fn can_enter<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        bucket: &mut Held<'_, S>,
+        bucket: &mut LockedBucket<'_, S>,
         reading: Reading,
     ) -> bool {
-        let ahead = !reading.is_given() && self.era_of(bucket) > reading.set_backs;
-        if !ahead {
+        let is_later = !bucket.is_in_era(reading) && self.era_of(bucket) > reading.set_backs;
+        if !is_later {
             self.enter(rule, bucket, reading);
         }
-        !ahead
+        !is_later
     }
 
-    /// The era of a bucket whose lock is held.
-    #[inline]
-    fn era_of(&self, bucket: &Held<'_, S>) -> u32 {
-        bucket.0.era.load(Ordering::Relaxed)
+    /// Returns the era of a bucket, of which the bucket has the last bits: the latest one with these bits.
+    fn era_of(&self, bucket: &LockedBucket<'_, S>) -> u32 {
+        let latest = self.era.load(Ordering::Acquire);
+        latest.wrapping_sub(latest.wrapping_sub(bucket.0.era_bits()) & ERA_BITS)
     }
 
-    /// The reading, unless it is older than an era: then the clock was set back since it was read, and the
-    /// first time of the present era is taken instead. That time has passed, so nobody earns by it.
+    /// Returns the reading, unless it is of an earlier era: then the clock was set back since it was read, and the first
+    /// time of the present era is returned instead. That time has passed, so no key earns by it.
     fn caught_up(&self, era: u32, reading: Reading) -> Reading {
         if reading.is_given() || era <= reading.set_backs {
             return reading;
@@ -1032,474 +770,31 @@ impl<S> Table<S> {
         }
         *began = reading.now;
         for watermark in self.watermarks_of(reading.set_backs) {
-            watermark.store(i64::MIN, Ordering::Release);
+            // Most were never written, and stay so.
+            if watermark.load(Ordering::Relaxed) > 0 {
+                watermark.store(0, Ordering::Release);
+            }
         }
         self.era.store(reading.set_backs, Ordering::Release);
         true
     }
+}
 
-    fn watermarks_of(&self, era: u32) -> &[AtomicI64] {
-        let from = era as usize % ERAS * WATERMARKS;
-        &self.watermarks[from..from + WATERMARKS]
+/// Watermarks: when keys were dropped.
+///
+/// A thread that read the clock before a key was dropped, and comes after that, must not find room that the key had used
+/// already. So homes share watermarks of when one of their keys was last dropped, and a new key starts no earlier.
+impl<S: 'static> Table<S> {
+    fn watermarks_of(&self, era: u32) -> &[AtomicU64] {
+        let count = self.watermarks.len() / ERAS;
+        &self.watermarks[era as usize % ERAS * count..][..count]
     }
 
-    /// Where the lock of a key comes in the order of all, until the table grows.
-    pub(crate) fn lock_order(&self, key: Spot) -> usize {
-        address(&self.buckets[self.home(key, self.shape())].lock)
-    }
-
-    /// Takes the locks of a key, in addition to those that are held, and looks where it is. Keys are
-    /// to be looked for in the order of their locks. Returns `None` if the table has grown meanwhile, so that the
-    /// order is another: then the caller lets go of all locks and begins again.
-    pub(crate) fn look_for<'a>(&'a self, key: Spot, locks: &mut Locks<'a>) -> Option<Found> {
-        let index = self.home(key, self.shape());
-        let home = &self.buckets[index];
-        if !locks.can_take(&home.lock) {
-            return None;
-        }
-        locks.take(&home.lock);
-        if self.home(key, self.shape()) != index {
-            return None;
-        }
-        let reach = if home.spilled.load(Ordering::Acquire) > 0 { REACH } else { 0 };
-        for distance in 0..=reach {
-            let bucket = &self.buckets[index + distance];
-            locks.take(&bucket.lock);
-            let slot = under(bucket, locks).find(key.tag | distance as u64);
-            if let Some(slot) = slot {
-                locks.pin(&bucket.lock, slot);
-                let at = Some((index + distance, slot));
-                return Some(Found { key, home: index, at, is_new: false });
-            }
-        }
-        Some(Found { key, home: index, at: None, is_new: false })
-    }
-
-    /// Finds a place for a key that is not kept, with the state that it would start with. So a decision on several keys
-    /// knows before it charges any that all have one.
-    ///
-    /// # Errors
-    /// There is no place for it.
-    pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        found: Found,
-        reading: impl Into<Reading>,
-        locks: &mut Locks<'a>,
-    ) -> Result<Found, Full> {
-        let Found { key, home: index, at: None, .. } = found else { return Ok(found) };
-        let mut home = under(&self.buckets[index], locks);
-        let reading = self.enter(rule, &mut home, reading.into());
-        let now = reading.now.max(self.floor(key, reading));
-        let reading = Reading { now, ..reading };
-        let state = rule.first(now);
-        let (index, slot, beyond) =
-            self.place(rule, key, (found.home, &mut home), reading, state, Some(&*locks))?;
-        if let Some(beyond) = beyond {
-            locks.keep(beyond);
-        }
-        locks.pin(&self.buckets[index].lock, slot);
-        Ok(Found { at: Some((index, slot)), is_new: true, ..found })
-    }
-
-    /// Gives up the place that was made for a key.
-    pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
-        if let Found { at: Some((index, slot)), is_new: true, .. } = found {
-            let tag = under(&self.buckets[index], locks).clear(slot);
-            self.lower_spilled(index, tag);
-            self.len.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Reads the state of a key that was found, or the one it would start with.
-    pub(crate) fn read_found<A: Algorithm<State = S>, R>(
-        &self,
-        rule: &A,
-        found: Found,
-        reading: impl Into<Reading>,
-        locks: &mut Locks<'_>,
-        read: impl FnOnce(&mut S, Tick) -> R,
-    ) -> R {
-        let reading = reading.into();
-        match found.at {
-            Some((bucket, slot)) => {
-                let mut bucket = under(&self.buckets[bucket], locks);
-                let reading = self.enter(rule, &mut bucket, reading);
-                bucket.with_state(slot, |state| run_late(rule, state, reading.now, read))
-            }
-            None => {
-                let mut home = under(&self.buckets[found.home], locks);
-                let reading = self.enter(rule, &mut home, reading);
-                let now = reading.now.max(self.floor(found.key, reading));
-                read(&mut rule.first(now), now)
-            }
-        }
-    }
-
-    /// Changes the state of a key that was found; a new one is kept unless it is still fresh. Those
-    /// that are kept already go first: a new one may take the place of one that is fresh.
-    pub(crate) fn change_found<A: Algorithm<State = S>, R>(
-        &self,
-        rule: &A,
-        found: Found,
-        reading: impl Into<Reading>,
-        locks: &mut Locks<'_>,
-        change: impl FnOnce(&mut S, Tick) -> R,
-    ) -> R {
-        let Found { key, home: index, at: None, .. } = found else {
-            return self.read_found(rule, found, reading, locks, change);
-        };
-        let mut home = under(&self.buckets[index], locks);
-        let reading = self.enter(rule, &mut home, reading.into());
-        let now = reading.now.max(self.floor(key, reading));
-        let mut state = rule.first(now);
-        let answer = change(&mut state, now);
-        if !rule.is_fresh(&state, now) {
-            let reading = Reading { now, ..reading };
-            // Room was made before, or the decision charges nothing: then a penalty is forgotten if there is none.
-            drop(self.place(rule, key, (index, &mut home), reading, state, Some(&*locks)));
-            self.sweep(rule, reading);
-        }
-        answer
-    }
-
-    /// Looks for a key in the buckets after its home, whose lock is held.
-    #[cold]
-    fn find_beyond(
-        &self,
-        index: usize,
-        home: &Held<'_, S>,
-        key: Spot,
-    ) -> Option<(Held<'_, S>, usize)> {
-        let mut left = home.0.spilled.load(Ordering::Relaxed);
-        for distance in 1..=REACH {
-            let mut bucket = self.buckets[index + distance].hold();
-            if let Some(slot) = bucket.find(key.tag | distance as u64) {
-                return Some((bucket, slot));
-            }
-            let tags = bucket.tags();
-            let from_here = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
-            left = left.saturating_sub(u16::try_from(from_here).unwrap_or(u16::MAX));
-            if left == 0 {
-                break;
-            }
-        }
-        None
-    }
-
-    /// Decides for a key that is not kept.
-    // Always: it has one caller, which is called for new keys only.
-    #[inline(always)]
-    fn with_new<'a, A: Algorithm<State = S>, R>(
-        &'a self,
-        rule: &A,
-        key: Spot,
-        (index, mut home): (usize, Held<'a, S>),
-        reading: Reading,
-        run: impl FnOnce(&mut S, Tick) -> R,
-    ) -> Result<R, Full> {
-        // A late thread must not find room that the key had already used when it was dropped.
-        let now = reading.now.max(self.floor(key, reading));
-        let reading = Reading { now, ..reading };
-        let mut state = rule.first(now);
-        let answer = run(&mut state, now);
-        if rule.is_fresh(&state, now) {
-            // What leaves nothing behind needs no place.
-            return Ok(answer);
-        }
-        // As mostly: there may be one more key, and its home has room for it.
-        match home.empty() {
-            Some(slot) if self.reserve() => home.fill(slot, key.tag, state),
-            _ => {
-                // If there is no place for it, it must not be allowed: it could come again and again.
-                self.place(rule, key, (index, &mut home), reading, state, None)?;
-            }
-        }
-        drop(home);
-        self.sweep(rule, reading);
-        self.grow();
-        Ok(answer)
-    }
-
-    /// Counts one more key, if there may be one more.
-    fn reserve(&self) -> bool {
-        let one_more = |len| (len < self.max_keys).then_some(len + 1);
-        self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
-    }
-
-    /// Keeps a new state: in an empty slot if there may be one more key, in a fresh one's place, or, unless the
-    /// table refuses new keys, in the place of the least used. Only the home's lock is needed: other buckets
-    /// that cannot be opened, because another caller has them, are passed over, so nobody is waited for.
-    /// Returns where it is, and its bucket if that is not the home.
-    ///
-    /// # Errors
-    /// The table is full, and refuses new keys then, or other threads use all places in reach.
-    #[cold]
-    #[inline(never)]
-    fn place<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        key: Spot,
-        (home_index, home): (usize, &mut Held<'a, S>),
-        reading: Reading,
-        state: S,
-        locks: Option<&Locks<'_>>,
-    ) -> Result<(usize, usize, Option<Open<'a, S>>), Full> {
-        let mut reserved = self.reserve();
-        if !reserved && self.refuses_new() {
-            let in_use = self.in_use();
-            self.sweep_some(rule, reading, if in_use <= ELSEWHERE { in_use } else { SWEEP });
-            reserved = self.reserve();
-        }
-        let counted = Counted { len: &self.len, is_open: Cell::new(reserved) };
-        let mut room =
-            if reserved { self.find_free(rule, home_index, home, reading, locks) } else { None };
-        if room.is_none() {
-            let own = rule.share_used(&state, reading.now);
-            let least = self.find_evictable(rule, (home_index, home), reading, own, locks);
-            // Too few live in reach to choose from, as at the end of the table. One may go elsewhere.
-            let is_elsewhere = !reserved && least.is_one_of_few;
-            if is_elsewhere && self.evict_any(rule, reading, least.rank) {
-                reserved = true;
-                counted.is_open.set(true);
-                room = self.find_free(rule, home_index, home, reading, locks);
-            }
-            room = room.or(least.room);
-        }
-        counted.settle();
-        let Some(room) = room else {
-            self.len.fetch_sub(reserved.into(), Ordering::Relaxed);
-            self.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(Full);
-        };
-        if reserved && room.was != Was::Empty {
-            // It takes another's place, and gives back the one that was reserved.
-            self.len.fetch_sub(1, Ordering::Relaxed);
-        }
-        Ok(self.move_in(rule, key, (home_index, home), room, reading, state))
-    }
-
-    /// Opens a bucket, unless another caller has it or it is ahead of a reading.
+    /// Returns the time before which no new key of a home may start.
     #[inline]
-    fn open<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        index: usize,
-        reading: Reading,
-        locks: Option<&Locks<'_>>,
-    ) -> Option<Open<'a, S>> {
-        let bucket = &self.buckets[index];
-        let mut bucket = match locks {
-            Some(locks) => bucket.under_or_free(locks)?,
-            None => bucket.try_hold().map(Open::Held)?,
-        };
-        self.can_enter(rule, &mut bucket, reading).then_some(bucket)
-    }
-
-    /// Finds an empty slot in reach of a home, or that of a fresh key.
-    fn find_free<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        home_index: usize,
-        home: &mut Held<'a, S>,
-        reading: Reading,
-        locks: Option<&Locks<'_>>,
-    ) -> Option<Room<'a, S>> {
-        for distance in 0..=REACH {
-            let mut beyond = match distance {
-                0 => None,
-                _ => match self.open(rule, home_index + distance, reading, locks) {
-                    Some(open) => Some(open),
-                    None => continue,
-                },
-            };
-            let bucket = beyond.as_deref_mut().unwrap_or(&mut *home);
-            if let Some(slot) = bucket.empty() {
-                return Some(Room { distance, slot, beyond, was: Was::Empty });
-            }
-            for slot in 0..SLOTS {
-                if !is_pinned(locks, bucket, slot)
-                    && bucket.with_state(slot, |state| rule.is_fresh(state, reading.now))
-                {
-                    return Some(Room { distance, slot, beyond, was: Was::Fresh });
-                }
-            }
-        }
-        None
-    }
-
-    /// Finds the place of a fresh key in reach of a home, or of the first key to be evicted for a new one that has used a
-    /// share of its quota.
-    fn find_evictable<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        (home_index, home): (usize, &mut Held<'a, S>),
-        reading: Reading,
-        own: Share,
-        locks: Option<&Locks<'_>>,
-    ) -> Least<'a, S> {
-        let refuses = self.refuses_new();
-        let (mut rank, mut room, mut seen) = (None, None, 0);
-        for distance in 0..=if refuses { REFUSED_REACH } else { REACH } {
-            let mut beyond = match distance {
-                0 => None,
-                _ => match self.open(rule, home_index + distance, reading, locks) {
-                    Some(open) => Some(open),
-                    None => continue,
-                },
-            };
-            let bucket = beyond.as_deref_mut().unwrap_or(&mut *home);
-            let mut least_here = None;
-            for (slot, tag) in bucket.tags().into_iter().enumerate() {
-                if tag == 0 || is_pinned(locks, bucket, slot) {
-                    continue;
-                }
-                if bucket.with_state(slot, |state| rule.is_fresh(state, reading.now)) {
-                    let room = Some(Room { distance, slot, beyond, was: Was::Fresh });
-                    return Least { rank: None, room, is_one_of_few: false };
-                }
-                if refuses {
-                    continue;
-                }
-                seen += 1;
-                let here = bucket.with_state(slot, |state| Rank::of(rule, state, reading.now));
-                if rank.is_none_or(|other| here < other) {
-                    (rank, least_here) = (Some(here), Some(slot));
-                }
-            }
-            if let Some(slot) = least_here {
-                // It is held until the search ends: so it is the same key that goes.
-                room = Some(Room { distance, slot, beyond, was: Was::Live });
-            }
-            // Clients that have used up their quota stay as long as any other key is in reach.
-            let is_enough =
-                |rank: Rank| !rank.is_debt() && (seen >= CANDIDATES || rank.share <= own);
-            if rank.is_some_and(is_enough) {
-                return Least { rank, room, is_one_of_few: false };
-            }
-        }
-        Least { rank, room, is_one_of_few: !refuses && seen < CANDIDATES.min(self.len()) }
-    }
-
-    /// Returns whether a key is kept, or could be. A table that refuses new keys says so when they come.
-    pub(crate) fn has_room_for<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        key: Spot,
-        reading: impl Into<Reading>,
-    ) -> bool {
-        if self.len() < self.max_keys || self.refuses_new() {
-            return true;
-        }
-        let (index, mut home) = self.hold_home(key);
-        let reading = self.enter(rule, &mut home, reading.into());
-        if home.find(key.tag).is_some()
-            || home.0.spilled.load(Ordering::Acquire) > 0
-                && self.find_beyond(index, &home, key).is_some()
-        {
-            return true;
-        }
-        let least = self.find_evictable(rule, (index, &mut home), reading, Share::ALL, None);
-        least.room.is_some()
-            || (least.is_one_of_few && self.find_elsewhere(rule, reading, None).is_some())
-    }
-
-    /// Puts a new key into a place that was found for it.
-    fn move_in<'a, A: Algorithm<State = S>>(
-        &'a self,
-        rule: &A,
-        key: Spot,
-        (home_index, home): (usize, &mut Held<'a, S>),
-        room: Room<'a, S>,
-        reading: Reading,
-        state: S,
-    ) -> (usize, usize, Option<Open<'a, S>>) {
-        let Room { distance, slot, mut beyond, was } = room;
-        match was {
-            Was::Empty => {}
-            Was::Fresh => _ = self.counters.swept.fetch_add(1, Ordering::Relaxed),
-            Was::Live => _ = self.counters.evicted.fetch_add(1, Ordering::Relaxed),
-        }
-        let bucket = beyond.as_deref_mut().unwrap_or(home);
-        self.replace(rule, bucket, slot, (key, home_index, distance), reading, state);
-        (home_index + distance, slot, beyond)
-    }
-
-    /// Evicts the first to go of some keys elsewhere, if it goes before a rank. Returns whether there was one.
-    #[cold]
-    fn evict_any<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        reading: Reading,
-        before: Option<Rank>,
-    ) -> bool {
-        let Some((mut bucket, index, slot)) = self.find_elsewhere(rule, reading, before) else {
-            return false;
-        };
-        let tag = bucket.clear(slot);
-        self.forget(index, tag, reading, reading.now);
-        self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-        true
-    }
-
-    /// Finds the first to go of some keys elsewhere, of buckets that no other caller has, if it goes before a rank. Returns its
-    /// bucket, the index of that, and its slot.
-    #[cold]
-    fn find_elsewhere<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        reading: Reading,
-        before: Option<Rank>,
-    ) -> Option<(Held<'_, S>, usize, usize)> {
-        let (now, in_use) = (reading.now, self.in_use());
-        let mut least: Option<(Rank, Held<'_, S>, usize, usize)> = None;
-        let mut seen = 0;
-        for _ in 0..in_use.min(ELSEWHERE) {
-            let index = self.cursor.fetch_add(1, Ordering::Relaxed) % in_use;
-            // Without waiting, so the order of locks does not matter.
-            let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
-            if !self.can_enter(rule, &mut bucket, reading) {
-                continue;
-            }
-            let tags = bucket.tags();
-            let lived_in = (0..SLOTS).filter(|slot| tags[*slot] != 0);
-            let ranks = lived_in.map(|slot| {
-                seen += 1;
-                (bucket.with_state(slot, |state| Rank::of(rule, state, now)), slot)
-            });
-            if let Some((rank, slot)) = ranks.min_by_key(|(rank, _)| *rank)
-                && before.is_none_or(|before| rank < before)
-                && least.as_ref().is_none_or(|(other, ..)| rank < *other)
-            {
-                least = Some((rank, bucket, index, slot));
-            }
-            if seen >= CANDIDATES && (least.is_some() || before.is_some()) {
-                break;
-            }
-        }
-        least.map(|(_, bucket, index, slot)| (bucket, index, slot))
-    }
-
-    /// Puts a key, at a distance from its home, into a slot, in place of whatever is there.
-    fn replace<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        bucket: &mut Held<'_, S>,
-        slot: usize,
-        (key, home, distance): (Spot, usize, usize),
-        reading: Reading,
-        state: S,
-    ) {
-        if distance > 0 {
-            self.buckets[home].spilled.fetch_add(1, Ordering::Relaxed);
-        }
-        let gone = bucket.tags()[slot];
-        let at = match gone {
-            0 => reading.now,
-            _ => bucket.with_state(slot, |state| dropped_at(rule, state, reading.now)),
-        };
-        bucket.put(slot, key.tag | distance as u64, state);
-        self.forget(home + distance, gone, reading, at);
+    fn floor(&self, home: usize, reading: Reading) -> Tick {
+        let watermarks = self.watermarks_of(self.era_to_note(reading));
+        watermark_time(watermarks[home >> HOMES_PER_WATERMARK].load(Ordering::Relaxed))
     }
 
     /// Notes that a key is gone from a bucket, whose lock is held, and until when it had used its state.
@@ -1508,407 +803,58 @@ impl<S> Table<S> {
             return;
         }
         let era = self.era_to_note(reading);
-        let watermark = &self.watermarks_of(era)[watermark_of(tag)];
-        watermark.fetch_max(at.0, Ordering::AcqRel);
+        let home = index - (tag & DISTANCE) as usize;
+        let watermark = &self.watermarks_of(era)[home >> HOMES_PER_WATERMARK];
+        if watermark.load(Ordering::Relaxed) < watermark_at(at) {
+            watermark.fetch_max(watermark_at(at), Ordering::AcqRel);
+        }
         if self.era.load(Ordering::Acquire) as usize >= era as usize + ERAS {
-            // The clock was set back so often meanwhile that this watermark is of a later era. A time of an
-            // earlier one would keep keys out; without it, one late thread may earn a little twice.
-            watermark.store(i64::MIN, Ordering::Release);
+            // The clock was set back so often meanwhile that this watermark is of a later era. A time of an earlier one
+            // would deny keys for too long; without it, one late thread may earn a little twice.
+            watermark.store(0, Ordering::Release);
         }
         self.lower_spilled(index, tag);
+    }
+
+    /// Gives a home that is split off the watermarks of the home that it was split from.
+    fn copy_watermarks(&self, from: usize, to: usize) {
+        for era in 0..2 {
+            let watermarks = self.watermarks_of(era);
+            let at = watermarks[from >> HOMES_PER_WATERMARK].load(Ordering::Relaxed);
+            let copy = &watermarks[to >> HOMES_PER_WATERMARK];
+            if copy.load(Ordering::Relaxed) < at {
+                copy.fetch_max(at, Ordering::AcqRel);
+            }
+        }
     }
 
     /// Notes at its home that a key is gone from a later bucket, whose lock is held.
     fn lower_spilled(&self, index: usize, tag: u64) {
         let distance = (tag & DISTANCE) as usize;
         if distance > 0 {
-            self.buckets[index - distance].spilled.fetch_sub(1, Ordering::Release);
+            self.buckets[index - distance].marks.fetch_sub(ONE_SPILLED, Ordering::Release);
         }
     }
 
-    /// The time before which no new key may start: when the last one that shares its watermark was dropped.
-    fn floor(&self, key: Spot, reading: Reading) -> Tick {
-        let watermarks = self.watermarks_of(self.era_to_note(reading));
-        Tick(watermarks[watermark_of(key.tag)].load(Ordering::Relaxed))
-    }
-
-    /// The era of a reading. A time that was given counts to the present one.
+    /// Returns the era of a reading. A time that was given counts to the present one.
     fn era_to_note(&self, reading: Reading) -> u32 {
         if reading.is_given() { self.era.load(Ordering::Acquire) } else { reading.set_backs }
     }
-
-    /// Drops the fresh keys of the next few buckets, without waiting for any of them. While half of
-    /// the table is free nothing is gained by it: the keys may come back.
-    #[inline]
-    fn sweep<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) {
-        if self.len() > self.max_keys / 2 {
-            self.sweep_some(rule, reading, SWEEP);
-        }
-    }
-
-    fn sweep_some<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading, buckets: usize) {
-        let (now, in_use) = (reading.now, self.in_use());
-        let first = self.cursor.fetch_add(buckets, Ordering::Relaxed) % in_use;
-        // The memory of the next sweeps is on its way when they come.
-        self.buckets.prefetch(first + buckets + 1);
-        for index in first..first + buckets {
-            let index = if index < in_use { index } else { index % in_use };
-            let Some(mut bucket) = self.buckets[index].try_hold() else { continue };
-            if !self.can_enter(rule, &mut bucket, reading) {
-                continue;
-            }
-            for (slot, tag) in bucket.tags().into_iter().enumerate() {
-                if tag != 0 && bucket.with_state(slot, |state| rule.is_fresh(state, now)) {
-                    self.drop_fresh(rule, (index, &mut bucket), slot, reading);
-                }
-            }
-        }
-    }
-
-    /// Drops a fresh key.
-    #[cold]
-    fn drop_fresh<A: Algorithm<State = S>>(
-        &self,
-        rule: &A,
-        (index, bucket): (usize, &mut Held<'_, S>),
-        slot: usize,
-        reading: Reading,
-    ) {
-        let at = bucket.with_state(slot, |state| dropped_at(rule, state, reading.now));
-        let tag = bucket.clear(slot);
-        self.forget(index, tag, reading, at);
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        self.counters.swept.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
-/// Growth.
-impl<S> Table<S> {
-    /// Splits a few buckets, if the table is filled and not as large as it can be. The caller holds no lock.
-    #[inline]
-    pub(crate) fn grow(&self) {
-        self.grow_from(FILL, 0);
-    }
-
-    /// The same before a decision on so many keys, which may all be new. While it holds their locks, the table cannot grow.
-    /// Called for each of them, it splits enough buckets for all.
-    pub(crate) fn grow_for(&self, keys: usize) {
-        self.grow_from(FILL, keys);
-    }
-
-    /// The same for the keys of a snapshot, at half the fill: they come in the order of another table's buckets, so
-    /// one part of this table gets its keys before the others, and is then filled twice as much as the average.
-    pub(crate) fn grow_for_restored(&self) {
-        self.grow_from(FILL / 2, 0);
-    }
-
-    #[inline]
-    fn grow_from(&self, hundredths: usize, coming: usize) {
-        if self.shape().homes() < self.most_homes && self.is_to_grow(hundredths, coming) {
-            self.split_some(hundredths, coming);
-        }
-    }
-
-    /// Whether the number of homes is being doubled, or is to be because they are filled by so many hundredths with the keys that
-    /// are coming.
-    fn is_to_grow(&self, hundredths: usize, coming: usize) -> bool {
-        let shape = self.shape();
-        let is_doubling = shape.homes() < self.first_homes * (shape.mask() + 1);
-        shape.homes() < self.most_homes
-            && (is_doubling || self.is_filled(shape.homes(), hundredths, coming))
-    }
-
-    /// Whether so many homes are filled by more than so many hundredths.
-    fn is_filled(&self, homes: usize, hundredths: usize, coming: usize) -> bool {
-        let keys = self.len().saturating_add(coming).min(self.max_keys);
-        keys.saturating_mul(100) > homes.saturating_mul(SLOTS * hundredths)
-    }
-
-    #[cold]
-    fn split_some(&self, hundredths: usize, coming: usize) {
-        let take = || {
-            let swapped =
-                self.splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-            swapped.is_ok()
-        };
-        while !take() {
-            // One thread splits at a time. The others only wait for it if buckets that are to be split become
-            // too full: then new keys come faster than one thread can split.
-            let shape = self.shape();
-            let homes = self.first_homes * (shape.mask() + 1) / 2;
-            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3, coming) {
-                return;
-            }
-            pause();
-        }
-        for _ in 0..SPLITS {
-            if !self.is_to_grow(hundredths, coming) || !self.split_next() {
-                break;
-            }
-        }
-        self.splitting.store(false, Ordering::Release);
-    }
-
-    /// Splits the next home. Only called by the thread that splits.
-    fn split_next(&self) -> bool {
-        let shape = self.shape();
-        let (homes, next) = (shape.homes(), shape.with_one_more(self.first_homes));
-        // The last bit that chooses among one home more is the one that the keys of the split home differ in.
-        let last = next.mask().div_ceil(2);
-        let bit = (last as u64) << (BITS_AFTER_CHOICE + self.bits_before_tag);
-        let split = Split { from: homes - self.first_homes * last, to: homes, bit, next };
-        // The keys of a home are its own while its lock is held. Locks are taken upward.
-        let mut home = self.buckets[split.from].hold();
-        let is_split =
-            self.split_at_home(&split, &mut home) || self.split_beyond(&split, &mut home);
-        // Homes are split in order: the memory of later splits is on its way when they come.
-        self.buckets.prefetch(split.from + SPLITS_AHEAD);
-        self.buckets.prefetch(split.to + SPLITS_AHEAD);
-        is_split
-    }
-
-    /// Splits a home whose keys all live in its own bucket into one with room for them: as almost all are.
-    #[inline]
-    fn split_at_home(&self, split: &Split, home: &mut Held<'_, S>) -> bool {
-        if home.0.spilled.load(Ordering::Acquire) > 0 {
-            return false;
-        }
-        let mut target = self.buckets[split.to].hold();
-        let (tags, taken) = (home.tags(), target.tags());
-        let moving = tags.iter().filter(|tag| split.moves(**tag, 0)).count();
-        if moving > taken.iter().filter(|tag| **tag == 0).count() {
-            return false;
-        }
-        let mut empty = (0..SLOTS).filter(|slot| taken[*slot] == 0);
-        for (slot, tag) in tags.into_iter().enumerate().filter(|(_, tag)| split.moves(*tag, 0)) {
-            if let Some(empty) = empty.next() {
-                self.carry((home, slot), (&mut target, empty), tag);
-            }
-        }
-        self.publish(split);
-        true
-    }
-
-    /// Splits a home some of whose keys live in later buckets, or must.
-    #[cold]
-    fn split_beyond<'a>(&'a self, split: &Split, home: &mut Held<'a, S>) -> bool {
-        let &Split { from, to, .. } = split;
-        // The later buckets in which keys of the home live.
-        let mut sources: [Option<Held<'_, S>>; REACH] = std::array::from_fn(|_| None);
-        let mut moving = home.tags().iter().filter(|tag| split.moves(**tag, 0)).count();
-        let mut left = usize::from(home.0.spilled.load(Ordering::Acquire));
-        for distance in 1..=REACH {
-            if left == 0 {
-                break;
-            }
-            let mut source = self.buckets[from + distance].hold();
-            let tags = source.tags();
-            let of_home = tags.iter().filter(|tag| **tag & DISTANCE == distance as u64).count();
-            left = left.saturating_sub(of_home);
-            moving += tags.iter().filter(|tag| split.moves(**tag, distance)).count();
-            if of_home > 0 {
-                sources[distance - 1] = Some(source);
-            }
-        }
-        let mut targets: [Option<Held<'_, S>>; REACH + 1] = std::array::from_fn(|_| None);
-        let mut room = 0;
-        for (distance, target) in targets.iter_mut().enumerate() {
-            if room >= moving {
-                break;
-            }
-            let bucket = target.insert(self.buckets[to + distance].hold());
-            room += bucket.tags().iter().filter(|tag| **tag == 0).count();
-        }
-        if room < moving {
-            // It does not fit yet. Later, when keys were dropped, it may.
-            return false;
-        }
-        let mut target = 0;
-        for distance in 0..=REACH {
-            let source = match distance {
-                0 => Some(&mut *home),
-                _ => sources[distance - 1].as_mut(),
-            };
-            let Some(source) = source else { continue };
-            for (slot, tag) in source.tags().into_iter().enumerate() {
-                if !split.moves(tag, distance) {
-                    continue;
-                }
-                let empty = loop {
-                    let empty = targets[target].as_mut().and_then(|bucket| {
-                        let empty = bucket.tags().iter().position(|tag| *tag == 0);
-                        empty.map(|slot| (bucket, slot))
-                    });
-                    match empty {
-                        Some(empty) => break empty,
-                        None => target += 1,
-                    }
-                };
-                self.carry((source, slot), empty, (tag & !DISTANCE) | target as u64);
-                if distance > 0 {
-                    self.buckets[from].spilled.fetch_sub(1, Ordering::Release);
-                }
-                if target > 0 {
-                    self.buckets[to].spilled.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
-        self.bring_home(from, home, &mut sources);
-        self.publish(split);
-        true
-    }
-
-    /// Moves the keys of a home that live in later buckets into the slots that its split has emptied: a key is found sooner
-    /// at home.
-    fn bring_home(
-        &self,
-        index: usize,
-        home: &mut Held<'_, S>,
-        later: &mut [Option<Held<'_, S>>; REACH],
-    ) {
-        for (before, bucket) in later.iter_mut().enumerate() {
-            let Some(bucket) = bucket else { continue };
-            for (slot, tag) in bucket.tags().into_iter().enumerate() {
-                if tag == 0 || (tag & DISTANCE) as usize != before + 1 {
-                    continue;
-                }
-                let Some(empty) = home.empty() else { return };
-                self.carry((bucket, slot), (home, empty), tag & !DISTANCE);
-                self.buckets[index].spilled.fetch_sub(1, Ordering::Release);
-            }
-        }
-    }
-
-    /// Publishes one home more, under the locks of all keys that moved, and of where they are now.
-    fn publish(&self, split: &Split) {
-        self.shape.store(split.next.0, Ordering::Release);
-        self.buckets.grown(split.to + 1 + REACH);
-    }
-
-    /// Moves a state to an empty slot of another bucket.
-    fn carry(
-        &self,
-        (source, slot): (&mut Held<'_, S>, usize),
-        (target, empty): (&mut Held<'_, S>, usize),
-        tag: u64,
-    ) {
-        // States of the target may be of a later era than the one that comes: all are moved into it again when
-        // the target is entered, which changes nothing for those that are in it.
-        let era = self.era_of(source).min(self.era_of(target));
-        target.0.era.store(era, Ordering::Relaxed);
-        let state = source.slots(|slots| {
-            slots.tags[slot] = 0;
-            // Safety: it had a tag, so it has a state; the tag is gone, so it is not used again.
-            unsafe { slots.states[slot].assume_init_read() }
-        });
-        target.fill(empty, tag, state);
-    }
+/// A time as a watermark: in the same order, and 0 for the earliest time, since memory is zeroed.
+const fn watermark_at(at: Tick) -> u64 {
+    u64::from_ne_bytes(at.0.to_ne_bytes()) ^ (1 << 63)
 }
 
-/// A bucket whose lock is among those that are held, and stays held. There is one such a bucket at a
-/// time: callers have the locks to themselves (`&mut`), and let go of one before they make another of
-/// the same bucket.
-fn under<'a, S>(bucket: &'a Bucket<S>, locks: &Locks<'_>) -> ManuallyDrop<Held<'a, S>> {
-    assert!(locks.have(&bucket.lock));
-    ManuallyDrop::new(Held(bucket))
+const fn watermark_time(watermark: u64) -> Tick {
+    Tick(i64::from_ne_bytes((watermark ^ (1 << 63)).to_ne_bytes()))
 }
 
-/// A bucket that can be entered: its lock was taken for it, or is among those that are held.
-enum Open<'a, S> {
-    Held(Held<'a, S>),
-    Under(ManuallyDrop<Held<'a, S>>),
-}
-
-impl<S> Bucket<S> {
-    /// The bucket, if its lock is held already or free.
-    fn under_or_free(&self, locks: &Locks<'_>) -> Option<Open<'_, S>> {
-        match locks.have(&self.lock) {
-            true => Some(Open::Under(under(self, locks))),
-            false => self.try_hold().map(Open::Held),
-        }
-    }
-}
-
-impl<'a, S> Deref for Open<'a, S> {
-    type Target = Held<'a, S>;
-
-    fn deref(&self) -> &Held<'a, S> {
-        match self {
-            Self::Held(held) => held,
-            Self::Under(held) => held,
-        }
-    }
-}
-
-impl<S> DerefMut for Open<'_, S> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        match self {
-            Self::Held(held) => held,
-            Self::Under(held) => held,
-        }
-    }
-}
-
-/// A place for a new key.
-struct Room<'a, S> {
-    distance: usize,
-    slot: usize,
-    /// Its bucket, if that is not the home.
-    beyond: Option<Open<'a, S>>,
-    was: Was,
-}
-
-/// What there was in a place before.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Was {
-    Empty,
-    Fresh,
-    Live,
-}
-
-/// The key that is the first to go of those that were seen.
-struct Least<'a, S> {
-    /// Its rank, unless it is fresh.
-    rank: Option<Rank>,
-    room: Option<Room<'a, S>>,
-    /// Whether too few live in reach to choose from.
-    is_one_of_few: bool,
-}
-
-/// Whether a slot belongs to a key of the same decision.
-fn is_pinned<S>(locks: Option<&Locks<'_>>, bucket: &Held<'_, S>, slot: usize) -> bool {
-    locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
-}
-
-/// Which watermark a key shares with others, wherever it lives.
-const fn watermark_of(tag: u64) -> usize {
-    ((tag >> 32) % WATERMARKS as u64) as usize
-}
-
-/// The time from which a key that is dropped may start again. What a late caller drops because it is fresh
+/// Returns the time from which on a key that is dropped may start again. The state of a fresh key that a late caller drops
 /// may have changed after the caller read the clock.
 fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
     if rule.is_fresh(state, now) { now.max(rule.last_change(state)) } else { now }
-}
-
-/// A key that was counted and has no place yet. If an algorithm of a user's own panics meanwhile, it is not counted.
-struct Counted<'a> {
-    len: &'a AtomicUsize,
-    is_open: Cell<bool>,
-}
-
-impl Counted<'_> {
-    fn settle(&self) {
-        self.is_open.set(false);
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        if self.is_open.get() && std::thread::panicking() {
-            self.len.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Runs on a state at `now`, or at its last change if that is later.
@@ -1919,15 +865,15 @@ fn run_late<A: Algorithm, R>(
     now: Tick,
     run: impl FnOnce(&mut A::State, Tick) -> R,
 ) -> R {
-    let at = rule.decides_at(state, now);
+    let at = rule.decision_time(state, now);
     run(state, at)
 }
 
-impl<S> Drop for Table<S> {
+impl<S: 'static> Drop for Table<S> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<S>() {
             for bucket in &self.buckets[..self.in_use()] {
-                let mut bucket = bucket.hold();
+                let mut bucket = bucket.lock();
                 for slot in 0..SLOTS {
                     bucket.clear(slot);
                 }
@@ -1936,8 +882,632 @@ impl<S> Drop for Table<S> {
     }
 }
 
-/// Buckets in memory that is zeroed by the system, resident only where it was touched, and in large
-/// pages where the system has them.
+#[repr(C, align(64))]
+struct Bucket<S: 'static> {
+    lock: BucketLock,
+    /// From the last bit: how many keys whose home this is are in later buckets (8 bits), whether the bucket ever had a key
+    /// (1 bit), and the last bits of the era that its states are in (23 bits).
+    ///
+    /// The number of keys is raised under the home's lock before the key is placed, and lowered by the thread that dropped
+    /// it: it is never too low. The others change under the lock.
+    marks: AtomicU32,
+    /// For each slot 0, or the tag of a key with its distance from home: then the slot has a state. They are side by side,
+    /// so that a search reads one line.
+    tags: [AtomicU64; SLOTS],
+    states: [StateCell<S>; SLOTS],
+}
+
+const ONE_SPILLED: u32 = 1;
+const SPILLED: u32 = 0xff;
+const WAS_USED: u32 = 1 << 8;
+const ERA_SHIFT: u32 = 9;
+const ERA_BITS: u32 = u32::MAX >> ERA_SHIFT;
+
+// Safety: whole states are only reached through a `LockedBucket`, which exists while the lock is held. So states are moved
+// between threads (S: Send), but no two threads see one at the same time. Tags and the words of plain states are read
+// without the lock, and are atomics.
+unsafe impl<S: Send + 'static> Sync for Bucket<S> {}
+unsafe impl<S: Send + 'static> Send for Bucket<S> {}
+
+impl<S: 'static> Bucket<S> {
+    /// Locks the bucket, and waits while another thread has it.
+    #[inline]
+    fn lock(&self) -> LockedBucket<'_, S> {
+        self.lock.lock();
+        LockedBucket(self)
+    }
+
+    /// Locks the bucket if no other thread has it.
+    #[inline]
+    fn try_lock(&self) -> Option<LockedBucket<'_, S>> {
+        self.lock.try_lock().then(|| LockedBucket(self))
+    }
+
+    /// Returns how many keys whose home this is are in later buckets.
+    #[inline]
+    fn spilled(&self, ordering: Ordering) -> usize {
+        (self.marks.load(ordering) & SPILLED) as usize
+    }
+
+    fn era_bits(&self) -> u32 {
+        self.marks.load(Ordering::Relaxed) >> ERA_SHIFT
+    }
+
+    /// Returns whether the states are in the era of a reading.
+    #[inline]
+    fn is_in_era(&self, reading: Reading) -> bool {
+        reading.is_given() || self.era_bits() == reading.set_backs & ERA_BITS
+    }
+
+    /// Searches for a tag without the lock.
+    fn find_unlocked(&self, tag: u64) -> Option<usize> {
+        self.tags.iter().position(|here| here.load(Ordering::Relaxed) == tag)
+    }
+}
+
+/// The lock of a bucket, which is also a sequence lock. From the last bit: whether it is locked, for each slot whether its
+/// last check was denied, and a version that changes whenever the bucket is unlocked.
+#[derive(Debug)]
+struct BucketLock(AtomicU32);
+
+impl BucketLock {
+    const LOCKED: u32 = 1;
+    const DENIED: u32 = 0b11_1110;
+    const VERSION: u32 = 1 << 6;
+
+    const fn denied(slot: usize) -> u32 {
+        2 << slot
+    }
+
+    /// The order of locks.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    #[inline]
+    fn lock(&self) {
+        if !self.try_lock() {
+            self.wait();
+        }
+    }
+
+    /// Takes the lock if it is free. If it is not, nothing is written, and its holder keeps the cache line.
+    #[inline]
+    fn try_lock(&self) -> bool {
+        let (word, locked) = (self.0.load(Ordering::Relaxed), Self::LOCKED);
+        let is_taken = word & locked == 0
+            && self
+                .0
+                .compare_exchange(word, word | locked, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        // A thread that reads without the lock and sees a write of this holder must see that the bucket was locked.
+        fence(Ordering::Release);
+        is_taken
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        // Only the holder changes the word, so it need not be read and written in one step.
+        let word = self.0.load(Ordering::Relaxed);
+        self.0.store(word.wrapping_add(Self::VERSION - Self::LOCKED), Ordering::Release);
+    }
+
+    /// Waits for the lock and takes it.
+    ///
+    /// A thread that waits does not touch the lock's cache line most of the time, so that the holder can lock and unlock it
+    /// several times before the line moves. Then it gives the processor away: a holder that was descheduled needs it.
+    #[cfg(not(loom))]
+    #[cold]
+    fn wait(&self) {
+        let (mut pauses, mut yields, mut nap) = (FEWEST_PAUSES, 0, SHORTEST_NAP);
+        loop {
+            if pauses <= MOST_PAUSES {
+                (0..pauses).for_each(|_| std::hint::spin_loop());
+                pauses *= 2;
+            } else if yields < YIELDS {
+                std::thread::yield_now();
+                yields += 1;
+            } else {
+                // Many threads wait. If they only yielded, the holder would get one turn of many.
+                std::thread::sleep(nap);
+                nap = (2 * nap).min(LONGEST_NAP);
+            }
+            if self.try_lock() {
+                return;
+            }
+        }
+    }
+
+    #[cfg(loom)]
+    fn wait(&self) {
+        while !self.try_lock() {
+            loom::thread::yield_now();
+        }
+    }
+
+    /// Returns whether the last check of any slot was denied.
+    #[inline]
+    fn has_denials(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::DENIED != 0
+    }
+
+    /// Begins to read without the lock, unless the bucket is locked.
+    #[inline]
+    fn begin_read(&self) -> Option<Version> {
+        let word = self.0.load(Ordering::Acquire);
+        (word & Self::LOCKED == 0).then_some(Version(word))
+    }
+
+    /// Returns whether no thread has locked the bucket since a read began.
+    #[inline]
+    fn is_unchanged(&self, version: Version) -> bool {
+        // All reads of before come before this one.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) == version.0
+    }
+
+    /// Records whether the last check of a slot was denied. The lock is held.
+    #[inline]
+    fn set_denied(&self, slot: usize, is_denied: bool) {
+        let (word, bit) = (self.0.load(Ordering::Relaxed), Self::denied(slot));
+        let new = if is_denied { word | bit } else { word & !bit };
+        if new != word {
+            self.0.store(new, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The word of a bucket's lock when a read without the lock began.
+#[derive(Clone, Copy, Debug)]
+struct Version(u32);
+
+impl Version {
+    const fn is_denied(self, slot: usize) -> bool {
+        self.0 & BucketLock::denied(slot) != 0
+    }
+}
+
+/// How a thread waits for a lock: pauses of the processor, twice as many each time, then turns that it gives away, then
+/// sleep, twice as long each time.
+#[cfg(not(loom))]
+const FEWEST_PAUSES: u32 = 8;
+#[cfg(not(loom))]
+const MOST_PAUSES: u32 = 256;
+#[cfg(not(loom))]
+const YIELDS: u32 = 8;
+#[cfg(not(loom))]
+const SHORTEST_NAP: std::time::Duration = std::time::Duration::from_micros(50);
+#[cfg(not(loom))]
+const LONGEST_NAP: std::time::Duration = std::time::Duration::from_millis(4);
+
+/// Lets another thread go on.
+fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
+/// A bucket whose lock is held. Dropping it unlocks the bucket, also when a decision panics.
+struct LockedBucket<'a, S: 'static>(&'a Bucket<S>);
+
+impl<S: 'static> Drop for LockedBucket<'_, S> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.lock.unlock();
+    }
+}
+
+impl<S: 'static> LockedBucket<'_, S> {
+    /// Returns the tag of a slot.
+    #[inline]
+    fn tag(&self, slot: usize) -> u64 {
+        #[cfg(not(loom))]
+        return self.0.tags[slot].load(Ordering::Relaxed);
+        // Safety: tags change under the lock only. Loom checks it.
+        #[cfg(loom)]
+        return unsafe { self.0.tags[slot].unsync_load() };
+    }
+
+    #[inline]
+    fn tags(&self) -> [u64; SLOTS] {
+        std::array::from_fn(|slot| self.tag(slot))
+    }
+
+    #[inline]
+    fn set_tag(&mut self, slot: usize, tag: u64) {
+        self.0.tags[slot].store(tag, Ordering::Relaxed);
+    }
+
+    /// Returns the slots that have a state.
+    fn filled(&self) -> impl Iterator<Item = usize> + use<S> {
+        let tags = self.tags();
+        (0..SLOTS).filter(move |slot| tags[*slot] != 0)
+    }
+
+    /// Returns the slot with a tag.
+    #[inline]
+    fn find(&self, tag: u64) -> Option<usize> {
+        // All are compared: a branch for each would be mispredicted, and wait for memory to know it.
+        let mut found = SLOTS;
+        for (slot, here) in self.tags().into_iter().enumerate() {
+            found = if here == tag { slot } else { found };
+        }
+        (found < SLOTS).then_some(found)
+    }
+
+    /// Returns an empty slot.
+    #[inline]
+    fn empty(&self) -> Option<usize> {
+        self.tags().iter().position(|tag| *tag == 0)
+    }
+
+    /// Returns whether the states are in the era of a reading.
+    #[inline]
+    fn is_in_era(&self, reading: Reading) -> bool {
+        self.0.is_in_era(reading)
+    }
+
+    fn set_era(&mut self, era: u32) {
+        // Other threads may change how many keys have spilled meanwhile.
+        let change = (era & ERA_BITS).wrapping_sub(self.0.era_bits());
+        if change != 0 {
+            self.0.marks.fetch_add(change << ERA_SHIFT, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the state in a slot that has one.
+    #[inline]
+    fn read<R>(&self, slot: usize, read: impl FnOnce(&S) -> R) -> R {
+        debug_assert_ne!(self.tag(slot), 0);
+        // Safety: the lock is held, and callers name only slots with a tag: these have a state.
+        unsafe { self.0.states[slot].read(read) }
+    }
+
+    /// Changes the state in a slot that has one. If `change` panics, a plain state does not change.
+    #[inline]
+    fn change<R>(&mut self, slot: usize, change: impl FnOnce(&mut S) -> R) -> R {
+        debug_assert_ne!(self.tag(slot), 0);
+        // Safety: as above, and `&mut self` makes this the only reference to the state.
+        unsafe { self.0.states[slot].change(change) }
+    }
+
+    /// Decides a check of the key in a slot, and unlocks the bucket. `has_denials` is whether a slot of the bucket may be
+    /// recorded as denied.
+    #[inline(always)]
+    fn check<A: Algorithm<State = S>, T: Answer>(
+        mut self,
+        rule: &A,
+        slot: usize,
+        now: Tick,
+        cost: Cost,
+        has_denials: bool,
+    ) -> T {
+        if !is_plain::<S>() {
+            return self.change(slot, |state| decide_in_full(rule, state, now, cost));
+        }
+        let mut state = self.read(slot, copied);
+        let at = rule.decision_time(&state, now);
+        let shadow_denied_by = match T::HAS_DETAILS {
+            true => rule.denying_limit(&state, at, cost, true),
+            false => None,
+        };
+        let is_allowed = rule.decide::<bool>(&mut state, at, cost);
+        // Safety: the lock is held, `self` is the only access under it, and a plain state needs no drop.
+        unsafe { self.0.states[slot].write(copied(&state)) };
+        if !is_allowed || has_denials {
+            self.0.lock.set_denied(slot, !is_allowed);
+        }
+        // The details are computed from the copy, while other threads decide.
+        drop(self);
+        let outcome = if is_allowed { Outcome::Charged(cost) } else { Outcome::Denied(cost) };
+        match T::HAS_DETAILS {
+            true => details(rule, &state, (now, at), outcome, shadow_denied_by),
+            false => T::from_outcome(rule, &state, at, outcome, shadow_denied_by),
+        }
+    }
+
+    /// Moves the state of a slot to the cache line of the lock, if it fits there: threads that contend for a key then move
+    /// one line and not two. Returns its new slot.
+    fn bring_to_first_line(&mut self, slot: usize) -> usize {
+        if slot == 0 || !is_plain::<S>() || size_of::<S>() > 16 {
+            return slot;
+        }
+        let (tag, first) = (self.tag(slot), self.tag(0));
+        let state = self.take(slot);
+        if first != 0 {
+            let other = self.take(0);
+            self.fill(slot, first, other);
+        }
+        self.fill(0, tag, state);
+        0
+    }
+
+    /// Fills a slot, and drops the state that was there.
+    fn put(&mut self, slot: usize, tag: u64, state: S) {
+        self.clear(slot);
+        self.fill(slot, tag, state);
+    }
+
+    /// Fills an empty slot.
+    #[inline]
+    fn fill(&mut self, slot: usize, tag: u64, state: S) {
+        debug_assert_eq!(self.tag(slot), 0);
+        if self.0.marks.load(Ordering::Relaxed) & WAS_USED == 0 {
+            self.0.marks.fetch_or(WAS_USED, Ordering::Relaxed);
+        }
+        // Safety: the lock is held, `&mut self` makes this the only access, and there is no state to be dropped.
+        unsafe { self.0.states[slot].write(state) };
+        self.set_tag(slot, tag);
+    }
+
+    /// Empties a slot; returns the tag that was there.
+    fn clear(&mut self, slot: usize) -> u64 {
+        let tag = self.tag(slot);
+        if tag != 0 {
+            drop(self.take(slot));
+        }
+        tag
+    }
+
+    /// Takes the state out of a slot that has one.
+    fn take(&mut self, slot: usize) -> S {
+        debug_assert_ne!(self.tag(slot), 0);
+        self.set_tag(slot, 0);
+        // Safety: it had a tag, so it has a state. The tag is gone, so the state is not used again.
+        unsafe { self.0.states[slot].take() }
+    }
+}
+
+/// Decides a check under the lock.
+///
+/// This is a call of its own, with its arguments in registers, and the usual answer is written to where the caller reads
+/// it: to copy what was just written takes longer than to write it.
+#[inline(never)]
+fn decide_in_full<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &mut A::State,
+    now: Tick,
+    cost: Cost,
+) -> T {
+    let at = rule.decision_time(state, now);
+    if at > now {
+        return counted_from(now, at, rule.decide::<T>(state, at, cost));
+    }
+    rule.decide::<T>(state, at, cost)
+}
+
+/// Makes the answer of a decision that was made at `at` for a caller that read `now`.
+#[inline(never)]
+fn details<A: Algorithm, T: Answer>(
+    rule: &A,
+    state: &A::State,
+    (now, at): (Tick, Tick),
+    outcome: Outcome,
+    shadow_denied_by: Option<usize>,
+) -> T {
+    if at > now {
+        let answer = T::from_outcome(rule, state, at, outcome, shadow_denied_by);
+        return counted_from(now, at, answer);
+    }
+    T::from_outcome(rule, state, at, outcome, shadow_denied_by)
+}
+
+/// Returns whether a state is *plain*: some words of 64 bits, without padding, of which all values are valid, and nothing
+/// to drop. It can then be copied word by word without the lock.
+#[inline(always)]
+fn is_plain<S: 'static>() -> bool {
+    const {
+        assert!(size_of::<BucketState>() == 2 * 8 && align_of::<BucketState>() == 8);
+        assert!(size_of::<FixedWindowState>() == 3 * 8 && align_of::<FixedWindowState>() == 8);
+        assert!(size_of::<SlidingWindowCounterState>() == 4 * 8);
+        assert!(align_of::<SlidingWindowCounterState>() == 8);
+    }
+    let state = TypeId::of::<S>();
+    state == TypeId::of::<BucketState>()
+        || state == TypeId::of::<FixedWindowState>()
+        || state == TypeId::of::<SlidingWindowCounterState>()
+}
+
+/// Returns a word of a plain state.
+#[inline(always)]
+fn word<S: 'static>(state: &S, index: usize) -> u64 {
+    assert!(is_plain::<S>() && index < size_of::<S>() / 8);
+    // Safety: a plain state consists of words.
+    unsafe { std::ptr::from_ref(state).cast::<u64>().add(index).read() }
+}
+
+/// Makes a plain state of its words.
+#[inline(always)]
+fn from_words<S: 'static>(word: impl Fn(usize) -> u64) -> S {
+    assert!(is_plain::<S>());
+    let mut state = MaybeUninit::<S>::uninit();
+    for index in 0..size_of::<S>() / 8 {
+        // Safety: a plain state consists of words.
+        unsafe { state.as_mut_ptr().cast::<u64>().add(index).write(word(index)) };
+    }
+    // Safety: all of its words are written, and all of their values are valid.
+    unsafe { state.assume_init() }
+}
+
+/// Copies a plain state.
+#[inline(always)]
+fn copied<S: 'static>(state: &S) -> S {
+    from_words(|index| word(state, index))
+}
+
+/// Returns whether two plain states are equal.
+fn are_equal<S: 'static>(one: &S, other: &S) -> bool {
+    (0..size_of::<S>() / 8).all(|index| word(one, index) == word(other, index))
+}
+
+/// A place for a state. Plain states are written word by word with atomics, since threads read them without the lock.
+#[cfg(not(loom))]
+#[repr(transparent)]
+struct StateCell<S>(UnsafeCell<MaybeUninit<S>>);
+
+#[cfg(not(loom))]
+impl<S: 'static> StateCell<S> {
+    #[inline(always)]
+    fn words(&self) -> &[AtomicU64] {
+        assert!(is_plain::<S>());
+        // Safety: a plain state consists of aligned words, and a cell is zeroed before it has one. No word is written other
+        // than through this function.
+        unsafe { std::slice::from_raw_parts(self.0.get().cast::<AtomicU64>(), size_of::<S>() / 8) }
+    }
+
+    /// Copies a plain state without the lock. The copy is only meaningful if the lock was not taken meanwhile.
+    #[inline]
+    fn load(&self) -> S {
+        let words = self.words();
+        from_words(|index| words[index].load(Ordering::Relaxed))
+    }
+
+    /// Reads the state.
+    ///
+    /// # Safety
+    /// There is a state, and the lock is held.
+    #[inline(always)]
+    unsafe fn read<R>(&self, read: impl FnOnce(&S) -> R) -> R {
+        // Safety: as the caller says. Threads without the lock only read.
+        read(unsafe { (*self.0.get()).assume_init_ref() })
+    }
+
+    /// Changes the state.
+    ///
+    /// # Safety
+    /// There is a state, the lock is held, and this is the only access under it.
+    #[inline(always)]
+    unsafe fn change<R>(&self, change: impl FnOnce(&mut S) -> R) -> R {
+        if !is_plain::<S>() {
+            // Safety: as the caller says.
+            return change(unsafe { (*self.0.get()).assume_init_mut() });
+        }
+        // Safety: as the caller says.
+        let mut state = unsafe { self.read(copied) };
+        let result = change(&mut state);
+        // Safety: as the caller says, and a plain state needs no drop.
+        unsafe { self.write(state) };
+        result
+    }
+
+    /// Writes a state, without dropping one that was there.
+    ///
+    /// # Safety
+    /// The lock is held, and this is the only access under it.
+    #[inline(always)]
+    unsafe fn write(&self, state: S) {
+        if !is_plain::<S>() {
+            // Safety: as the caller says.
+            unsafe { (*self.0.get()).write(state) };
+            return;
+        }
+        for (index, to) in self.words().iter().enumerate() {
+            to.store(word(&state, index), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the state.
+    ///
+    /// # Safety
+    /// There is a state, the lock is held, and the state is not used again.
+    #[inline]
+    unsafe fn take(&self) -> S {
+        // Safety: as the caller says. Threads without the lock only read.
+        unsafe { (*self.0.get()).assume_init_read() }
+    }
+}
+
+/// Under loom, a place has words that it follows, and a cell that it follows.
+#[cfg(loom)]
+struct StateCell<S> {
+    whole: UnsafeCell<MaybeUninit<S>>,
+    words: Vec<AtomicU64>,
+}
+
+#[cfg(loom)]
+impl<S: 'static> StateCell<S> {
+    fn new() -> Self {
+        let words = if is_plain::<S>() { size_of::<S>() / 8 } else { 0 };
+        Self {
+            whole: UnsafeCell::new(MaybeUninit::uninit()),
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn load(&self) -> S {
+        from_words(|index| self.words[index].load(Ordering::Relaxed))
+    }
+
+    unsafe fn read<R>(&self, read: impl FnOnce(&S) -> R) -> R {
+        match is_plain::<S>() {
+            // Safety: words change under the lock only. Loom checks it.
+            true => read(&from_words(|index| unsafe { self.words[index].unsync_load() })),
+            // Safety: as the caller says, and loom checks it.
+            false => self.whole.with(|state| read(unsafe { (*state).assume_init_ref() })),
+        }
+    }
+
+    unsafe fn change<R>(&self, change: impl FnOnce(&mut S) -> R) -> R {
+        if !is_plain::<S>() {
+            // Safety: as the caller says, and loom checks it.
+            return self.whole.with_mut(|state| change(unsafe { (*state).assume_init_mut() }));
+        }
+        // Safety: as the caller says.
+        unsafe {
+            let mut state = self.read(copied);
+            let result = change(&mut state);
+            self.write(state);
+            result
+        }
+    }
+
+    unsafe fn write(&self, state: S) {
+        if is_plain::<S>() {
+            for (index, to) in self.words.iter().enumerate() {
+                to.store(word(&state, index), Ordering::Relaxed);
+            }
+        } else {
+            // Safety: as the caller says, and loom checks it.
+            self.whole.with_mut(|cell| _ = unsafe { (*cell).write(state) });
+        }
+    }
+
+    unsafe fn take(&self) -> S {
+        match is_plain::<S>() {
+            // Safety: as the caller says.
+            true => unsafe { self.read(copied) },
+            // Safety: as the caller says, and loom checks it.
+            false => self.whole.with_mut(|state| unsafe { (*state).assume_init_read() }),
+        }
+    }
+}
+
+/// Returns zeros, resident only where they are written.
+#[cfg(not(loom))]
+fn zeroed(count: usize) -> Box<[AtomicU64]> {
+    use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+
+    let Ok(layout) = Layout::array::<AtomicU64>(count) else { return Box::default() };
+    if layout.size() == 0 {
+        return Box::default();
+    }
+    // Safety: the size is not 0.
+    let memory = unsafe { alloc_zeroed(layout) }.cast::<AtomicU64>();
+    if memory.is_null() {
+        handle_alloc_error(layout);
+    }
+    // Safety: the memory has the layout of the slice, and zero is a valid atomic.
+    unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory, count)) }
+}
+
+#[cfg(loom)]
+fn zeroed(count: usize) -> Box<[AtomicU64]> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Buckets in memory that the system zeroes, that is resident only where it was touched, and in large pages where the
+/// system has them.
 #[cfg(not(loom))]
 struct Pages<T> {
     memory: memmap2::MmapMut,
@@ -1946,7 +1516,7 @@ struct Pages<T> {
 }
 
 #[cfg(not(loom))]
-impl<S> Pages<Bucket<S>> {
+impl<S: 'static> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
         const {
             assert!(align_of::<Bucket<S>>() <= 4096, "pages are aligned to at least 4096");
@@ -1983,7 +1553,7 @@ impl<S> Pages<Bucket<S>> {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let bucket = self.memory.as_ptr().cast::<Bucket<S>>().wrapping_add(index).cast::<i8>();
-            for line in 0..size_of::<Bucket<S>>().div_ceil(LINE).min(FETCHED) {
+            for line in 0..size_of::<Bucket<S>>().div_ceil(LINE).min(PREFETCHED) {
                 // Safety: a prefetch reads nothing that can be observed, at any address.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(bucket.wrapping_add(LINE * line)) };
             }
@@ -1994,15 +1564,14 @@ impl<S> Pages<Bucket<S>> {
 }
 
 #[cfg(not(loom))]
-impl<S> Deref for Pages<Bucket<S>> {
+impl<S: 'static> Deref for Pages<Bucket<S>> {
     type Target = [Bucket<S>];
 
     #[inline]
     fn deref(&self) -> &[Bucket<S>] {
-        // Safety: the memory is page-aligned, as long as `length` buckets, lives as long as `self`,
-        // and was zeroed, which is a valid bucket: not locked, nothing spilled, never lived in, in the first era,
-        // no tags, so no states.
-        // It is only ever written through the cells and atomics of the buckets.
+        // Safety: the memory is page-aligned, as long as `length` buckets, mapped as long as `self` exists, and was zeroed,
+        // which is a valid bucket: not locked, nothing spilled, never used, in the first era, no tags, so no states. It is
+        // only written through the cells and atomics of the buckets.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<Bucket<S>>(), self.length) }
     }
 }
@@ -2012,17 +1581,13 @@ impl<S> Deref for Pages<Bucket<S>> {
 struct Pages<T>(Vec<T>);
 
 #[cfg(loom)]
-impl<S> Pages<Bucket<S>> {
+impl<S: 'static> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
         let bucket = |_| Bucket {
-            lock: AtomicU8::new(0),
-            lived_in: AtomicBool::new(false),
-            spilled: AtomicU16::new(0),
-            era: AtomicU32::new(0),
-            slots: UnsafeCell::new(Slots {
-                tags: [0; SLOTS],
-                states: std::array::from_fn(|_| MaybeUninit::uninit()),
-            }),
+            lock: BucketLock(AtomicU32::new(0)),
+            marks: AtomicU32::new(0),
+            tags: std::array::from_fn(|_| AtomicU64::new(0)),
+            states: std::array::from_fn(|_| StateCell::new()),
         };
         Self((0..length).map(bucket).collect())
     }
@@ -2046,11 +1611,13 @@ mod loom_tests;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
-    /// What a table knows of a key is enough for any other, smaller or larger, to find the key by its whole hash.
+    /// The stored bits of a key are enough for any other table, smaller or larger, to find the key by its whole hash.
     #[test]
-    fn keys_can_be_told_again_for_a_table_of_any_size() {
+    fn keys_can_be_restored_for_a_table_of_any_size() {
         let table = |bits, keys| Table::<()>::new(bits, keys, WhenFull::EvictLeastUsed);
         for keys in [1, 2, 3, 7, 100, 12_345, 5_000_000] {
             let one = table(u128::BITS, keys);
@@ -2061,11 +1628,79 @@ mod tests {
                     hash =
                         hash.wrapping_mul(0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645) ^ (hash >> 67);
                     let key = Fingerprint(hash);
-                    let told = one.key_at(one.spot(key));
-                    assert_eq!(told, Fingerprint(hash & one.known), "{keys} keys");
-                    assert_eq!(other.spot(told), other.spot(key), "{keys} keys to {other_keys}");
+                    let restored = one.key_at(one.slot_of(key));
+                    assert_eq!(restored, Fingerprint(hash & one.known), "{keys} keys");
+                    assert_eq!(
+                        other.slot_of(restored),
+                        other.slot_of(key),
+                        "{keys} keys to {other_keys}"
+                    );
                 }
             }
         }
+    }
+
+    type Buckets = Table<BucketState>;
+
+    /// The cache lines of a field, in pairs, since processors fetch them in pairs.
+    fn lines(offset: usize, size: usize) -> std::ops::RangeInclusive<usize> {
+        offset / 128..=(offset + size - 1) / 128
+    }
+
+    /// Fields that threads write while others decide are on other cache lines than those that every decision reads.
+    #[test]
+    fn no_field_that_decisions_read_shares_a_cache_line_with_one_that_threads_write() {
+        let read = [
+            (
+                "buckets",
+                lines(offset_of!(Buckets, buckets), size_of::<Pages<Bucket<BucketState>>>()),
+            ),
+            ("first_homes", lines(offset_of!(Buckets, first_homes), 8)),
+            ("bits_before_tag", lines(offset_of!(Buckets, bits_before_tag), 4)),
+            ("shape", lines(offset_of!(Buckets, shape), 8)),
+            ("known", lines(offset_of!(Buckets, known), 16)),
+            ("era", lines(offset_of!(Buckets, era), 4)),
+        ];
+        let written = [
+            ("splitting", lines(offset_of!(Buckets, splitting), 1)),
+            ("pass", lines(offset_of!(Buckets, pass), size_of::<Mutex<Pass>>())),
+        ];
+        let counts = offset_of!(Buckets, counts);
+        let written = written.into_iter().chain(
+            counts::written().map(|(name, offset, size)| (name, lines(counts + offset, size))),
+        );
+        assert_eq!(align_of::<Buckets>() % 128, 0);
+        for (name, written) in written {
+            for (other, read) in &read {
+                let apart = written.end() < read.start() || read.end() < written.start();
+                assert!(apart, "{name} is written, and {other} is read by every decision");
+            }
+        }
+        assert_eq!(counts::STRIPE_BYTES % 128, 0, "stripes share no lines");
+    }
+
+    /// A bucket is two lines. The first has all that a search reads, and the state that threads contend for.
+    #[test]
+    fn a_bucket_is_two_cache_lines_and_its_first_slot_is_beside_the_lock() {
+        type One = Bucket<BucketState>;
+        assert_eq!((size_of::<One>(), align_of::<One>()), (128, 64));
+        assert_eq!(offset_of!(One, lock), 0);
+        assert!(offset_of!(One, marks) + 4 <= 64);
+        assert!(offset_of!(One, tags) + 8 * SLOTS <= 64);
+        assert!(offset_of!(One, states) + size_of::<BucketState>() <= 64);
+        assert_eq!(size_of::<StateCell<BucketState>>(), 16);
+    }
+
+    #[test]
+    fn plain_states_are_copied_exactly() {
+        let policy = tallygate_core::Policy::token_bucket(7).per(tallygate_core::Ticks(10));
+        let limit = policy.limit().expect("valid");
+        let tallygate_core::Machine::Bucket(rule) = limit.machine() else { unreachable!() };
+        let state = rule.with_used(tallygate_core::Used::whole(3), Tick(5));
+        assert_eq!(copied(&state), state);
+        assert!(are_equal(&state, &copied(&state)));
+        assert!(!are_equal(&state, &rule.with_used(tallygate_core::Used::whole(4), Tick(5))));
+        assert!(is_plain::<BucketState>() && !is_plain::<BucketState<u128>>());
+        assert!(!is_plain::<tallygate_core::SlidingWindowLogState>() && !is_plain::<[u64; 2]>());
     }
 }

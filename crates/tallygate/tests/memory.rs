@@ -4,7 +4,9 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tallygate::{Ask, Capacity, ManualClock, Policy, PolicyStore, RateLimiter, Tick, Tiers};
+use tallygate::clock::ManualClock;
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Ask, Policy, RateLimiter, Tick, Tiers};
 
 fn hourly(limit: u64) -> Policy {
     Policy::token_bucket(limit).per_hour().build().expect("a valid policy")
@@ -67,22 +69,24 @@ fn grown(kind: &str, limiters: usize, keys: u64) -> u64 {
         .output()
         .expect("a process");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told = String::from_utf8(output.stdout).expect("text");
-    let bytes = told.split("grown by ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let decision = String::from_utf8(output.stdout).expect("text");
+    let bytes = decision.split("grown by ").nth(1).and_then(|rest| rest.split_whitespace().next());
     bytes.expect("a size").parse().expect("a number")
 }
 
 const KIB: u64 = 1024;
 
+/// Fault D1.
 #[test]
-fn d1_ten_million_invented_keys_stay_under_the_cap() {
+fn ten_million_invented_keys_stay_under_the_cap() {
     // 100 000 keys of 43 bytes, and some for large pages.
     let bytes = grown("flooded", 1, 10_000_000);
     assert!(bytes < 8 * KIB * KIB, "{bytes} bytes");
 }
 
+/// Fault K10.
 #[test]
-fn k10_a_default_limiter_takes_what_its_keys_take() {
+fn a_default_limiter_takes_what_its_keys_take() {
     for keys in [1, 10, 100, 1_000, 10_000, 100_000] {
         let bytes = grown("plain", 1, keys);
         assert!(bytes <= 64 * KIB + 256 * keys, "{bytes} bytes for {keys} keys");
@@ -92,16 +96,19 @@ fn k10_a_default_limiter_takes_what_its_keys_take() {
 }
 
 /// A key of tiers takes more: a pointer to its policy lies beside its state.
+///
+/// Fault K10.
 #[test]
-fn k10_a_tiered_limiter_takes_what_its_keys_take() {
+fn a_tiered_limiter_takes_what_its_keys_take() {
     for keys in [1, 10, 100, 1_000, 10_000, 100_000] {
         let bytes = grown("tiered", 1, keys);
         assert!(bytes <= 96 * KIB + 512 * keys, "{bytes} bytes for {keys} keys");
     }
 }
 
+/// Fault K10.
 #[test]
-fn k10_a_thousand_limiters_of_ten_keys_take_little() {
+fn a_thousand_limiters_of_ten_keys_take_little() {
     let bytes = grown("plain", 1_000, 10);
     assert!(bytes < 100 * KIB * KIB, "{bytes} bytes");
 }

@@ -3,6 +3,8 @@
 //! `stress [SECONDS]` exits with 1 if a limiter allowed more than its limit, or less than it had to. `scripts/stress` runs
 //! the same campaign with governor beside it (`bench/src/bin/stress.rs`).
 
+#![allow(clippy::incompatible_msrv, reason = "built with the toolchain of the workspace only")]
+
 mod campaign;
 
 use std::error::Error;

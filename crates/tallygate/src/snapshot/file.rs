@@ -1,7 +1,8 @@
-//! A snapshot as a file: the one before or the new one, whole, whatever happens meanwhile.
+//! Snapshot files. At any moment, the path has the complete previous snapshot or the complete new one.
 //!
-//! It is written beside its place, brought to the disk, and then takes the place; so who is killed at any moment leaves
-//! a whole one. One process a path: two that save to the same one are told so, or the later one wins.
+//! A snapshot is written to another file, flushed to the disk, and then renamed. So a process that is killed at any moment
+//! leaves a complete snapshot. Each process needs its own path. If two processes save to the same path, one of them gets
+//! an error, or the later snapshot stays.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind};
@@ -9,11 +10,16 @@ use std::path::{Path, PathBuf};
 
 use super::{SnapshotError, SnapshotReader, SnapshotWriter};
 
-/// Writes a snapshot to a path, and says how many bytes it has. Until it is whole, the one before stays in its place.
-/// Meanwhile it lies beside it, as `PATH.new`; only its owner may read it.
+/// Writes a snapshot to a path, and returns its length in bytes.
+///
+/// The snapshot is first written to `PATH.new`, which only its owner may read. The previous snapshot stays in place until
+/// the new one is complete.
 ///
 /// ```
-/// use tallygate::{Capacity, Policy, PolicyStore, RateLimiter, SnapshotReader, SystemClock, save_snapshot};
+/// use tallygate::clock::SystemClock;
+/// use tallygate::snapshot::{SnapshotReader, save_snapshot};
+/// use tallygate::store::{Capacity, PolicyStore};
+/// use tallygate::{Policy, RateLimiter};
 ///
 /// # let folder = std::env::temp_dir().join(format!("tallygate-doc-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder)?;
@@ -35,8 +41,8 @@ use super::{SnapshotError, SnapshotReader, SnapshotWriter};
 /// ```
 ///
 /// # Errors
-/// It cannot be written. The one before is then still in its place, unless it was only the folder that could not be brought
-/// to the disk.
+/// Fails if the snapshot cannot be written. The previous snapshot is then still in place, unless only flushing the folder
+/// failed.
 pub fn save_snapshot(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut SnapshotWriter<File>) -> io::Result<()>,
@@ -44,7 +50,7 @@ pub fn save_snapshot(
     let path = path.as_ref();
     let new = beside(path);
     let (file, bytes) = save_beside(&new, write)?;
-    // If it is somebody else's by now, it is left alone.
+    // Another process may have replaced the file meanwhile; then leave it alone.
     is_still(&file, &new)?;
     if let Err(error) = fs::rename(&new, path) {
         let _ = fs::remove_file(&new);
@@ -55,10 +61,10 @@ pub fn save_snapshot(
 }
 
 impl SnapshotReader<BufReader<File>> {
-    /// Begins to read a file; `None` if there is none.
+    /// Opens a snapshot file; returns `None` if it does not exist.
     ///
     /// # Errors
-    /// It cannot be read, is no snapshot, or of another version.
+    /// Fails if the file cannot be read, is not a snapshot, or has another version.
     pub fn open(path: impl AsRef<Path>) -> Result<Option<Self>, SnapshotError> {
         match File::open(path) {
             Ok(file) => Self::new(BufReader::new(file)).map(Some),
@@ -78,7 +84,7 @@ fn save_beside(
     new: &Path,
     write: impl FnOnce(&mut SnapshotWriter<File>) -> io::Result<()>,
 ) -> io::Result<(File, u64)> {
-    // One that a killed process left behind, or that somebody else put there to be followed.
+    // A killed process may have left a file there, or an attacker may have put a symbolic link there.
     match fs::remove_file(new) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -97,7 +103,7 @@ fn save_beside(
     match written() {
         Ok(bytes) => Ok((file, bytes)),
         Err(error) => {
-            // What is left of it is of no use, if it is ours; the error that is told is the first one.
+            // Remove the incomplete file, if it is ours, and return the first error.
             if is_still(&file, new).is_ok() {
                 let _ = fs::remove_file(new);
             }
@@ -106,7 +112,7 @@ fn save_beside(
     }
 }
 
-/// Whether the file at a path is the one that was written, and not that of another process.
+/// Returns an error if the file at a path is not the one that was written, but a file of another process.
 #[cfg(unix)]
 fn is_still(file: &File, path: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt as _;
@@ -122,7 +128,7 @@ fn is_still(_: &File, _: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The new name is on the disk when its folder is.
+/// Flushes the folder of a path, so that the new name is on the disk.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));

@@ -1,6 +1,6 @@
 //! Every interleaving, and every value a weak ordering allows, on the table's own file.
 //!
-//! `scripts/loom` runs these. A bucket has one slot here, and keys live at most one bucket from home.
+//! `scripts/loom` runs these. A bucket has one slot here, and keys are at most one bucket away from home.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -23,9 +23,27 @@ fn table(max_keys: usize) -> Shared {
 }
 
 fn ask(table: &Shared, rule: &tallygate_core::Bucket, key: Fingerprint, now: i64) -> bool {
-    let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
+    check(table, rule, key, now, 1)
+}
+
+fn check(
+    table: &Shared,
+    rule: &tallygate_core::Bucket,
+    key: Fingerprint,
+    now: i64,
+    cost: u64,
+) -> bool {
     // A key that finds no place is denied.
-    table.with(rule, table.spot(key), Tick(now), decide).unwrap_or(false)
+    let checked: Result<bool, Full> =
+        table.check(rule, table.look_up(key), cost, Reading::from(Tick(now)));
+    checked.unwrap_or(false)
+}
+
+/// Sets a key's state to so many used units at a time.
+fn set(table: &Shared, rule: &tallygate_core::Bucket, key: Fingerprint, used: u64, at: i64) {
+    let state = rule.with_used(tallygate_core::Used::whole(used), Tick(at));
+    let change = |to: &mut _, _| *to = state;
+    assert!(table.with(rule, table.slot_of(key), Tick(at), change).is_ok());
 }
 
 /// Runs two sequences of (key, time) in two threads; returns what each was answered.
@@ -52,8 +70,9 @@ fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
     answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
 }
 
+/// Faults C1, C8.
 #[test]
-fn c1_c8_two_callers_and_one_token() {
+fn two_callers_and_one_token() {
     loom::model(|| {
         let (table, rule) = (table(1), bucket(2, 100));
         assert!(ask(&table, &rule, ALICE, 0));
@@ -62,8 +81,9 @@ fn c1_c8_two_callers_and_one_token() {
     });
 }
 
+/// Fault C2.
 #[test]
-fn c2_two_first_requests_make_one_state() {
+fn two_first_requests_make_one_state() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 100));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(ALICE, 0)]);
@@ -74,8 +94,10 @@ fn c2_two_first_requests_make_one_state() {
 
 /// Alice is fresh at 10 and may be dropped for Bob while she asks again: whatever comes first,
 /// she gets her one token of that time and no more.
+///
+/// Fault C3.
 #[test]
-fn c3_eviction_meets_an_update() {
+fn eviction_meets_an_update() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 10));
         assert!(ask(&table, &rule, ALICE, 0));
@@ -86,8 +108,10 @@ fn c3_eviction_meets_an_update() {
 }
 
 /// A thread that read the clock before the other, and comes after it.
+///
+/// Fault B4.
 #[test]
-fn b4_threads_come_out_of_order() {
+fn threads_come_out_of_order() {
     loom::model(|| {
         let (table, rule) = (table(1), bucket(1, 10));
         assert!(ask(&table, &rule, ALICE, 0));
@@ -97,10 +121,12 @@ fn b4_threads_come_out_of_order() {
     });
 }
 
-/// The same when the key is dropped at 10 for somebody else: 9 is then taken as 10, when there
+/// The same when the key is dropped at 10 for another key: 9 is then taken as 10, when there
 /// was a token, and the next one comes at 20. In whatever order, there is one for the three.
+///
+/// Fault B4.
 #[test]
-fn b4_a_late_thread_after_its_key_was_dropped() {
+fn a_late_thread_after_its_key_was_dropped() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 10));
         assert!(ask(&table, &rule, ALICE, 0));
@@ -111,8 +137,10 @@ fn b4_a_late_thread_after_its_key_was_dropped() {
 
 /// A thread that read the clock so long before the lock that a clock which was set back would look the same:
 /// it decides at the time of the last change, and earns nothing twice.
+///
+/// Fault K2.
 #[test]
-fn k2_a_thread_that_is_later_than_a_window_earns_nothing() {
+fn a_thread_that_is_later_than_a_window_earns_nothing() {
     loom::model(|| {
         let (table, rule) = (table(1), bucket(1, 10));
         assert!(ask(&table, &rule, ALICE, 80));
@@ -131,13 +159,15 @@ fn ask_in_era(
 ) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
     let reading = Reading { now: Tick(now), set_backs: era };
-    table.with(rule, table.spot(key), reading, decide).expect("not refusing")
+    table.with(rule, table.slot_of(key), reading, decide).expect("not refusing")
 }
 
 /// A caller that read the clock before it was set back meets one that read it after: the state ends in the
 /// new era, and the key is not locked out until the old time comes again.
+///
+/// Fault B1.
 #[test]
-fn b1_a_reading_from_before_a_set_back_moves_no_state_ahead() {
+fn a_reading_from_before_a_set_back_moves_no_state_ahead() {
     loom::model(|| {
         let (table, rule) = (table(1), bucket(1, 10));
         let shared = table.clone();
@@ -152,8 +182,10 @@ fn b1_a_reading_from_before_a_set_back_moves_no_state_ahead() {
 
 /// The same where keys are dropped meanwhile: the time at which one was dropped before the set-back keeps no
 /// key out after it.
+///
+/// Fault B1.
 #[test]
-fn b1_a_key_dropped_before_a_set_back_keeps_no_key_out() {
+fn a_key_dropped_before_a_set_back_keeps_no_key_out() {
     loom::model(|| {
         // There is room for all: a key that is as much used as the others, and as recently, is not kept in a full table.
         let (table, rule) = (table(3), bucket(1, 10));
@@ -169,12 +201,14 @@ fn b1_a_key_dropped_before_a_set_back_keeps_no_key_out() {
     });
 }
 
-/// Two keys of one home, one of which lives in the next bucket.
+/// Two keys of one home, one of which is in the next bucket.
+///
+/// Fault C2.
 #[test]
-fn c2_keys_away_from_home_are_found() {
+fn keys_away_from_home_are_found() {
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
-        assert_eq!(table.spot(ALICE).home, table.spot(BOB).home);
+        assert_eq!(table.slot_of(ALICE).home, table.slot_of(BOB).home);
         let answers = race(&table, rule, &[(ALICE, 0), (ALICE, 0)], &[(BOB, 0), (BOB, 0)]);
         assert_eq!(answers, (vec![true, false], vec![true, false]));
         assert_eq!(table.usage().keys, 2);
@@ -186,7 +220,7 @@ fn c2_keys_away_from_home_are_found() {
 fn neighbours_do_not_deadlock() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 100));
-        assert_ne!(table.spot(ALICE).home, table.spot(FAR).home);
+        assert_ne!(table.slot_of(ALICE).home, table.slot_of(FAR).home);
         assert!(ask(&table, &rule, BOB, 0));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
         // There is one place for both. The second evicts a key, or is denied while the other has locked all in its reach.
@@ -198,7 +232,7 @@ fn neighbours_do_not_deadlock() {
 /// Asks for one of each of some keys, all or nothing.
 fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], now: i64) -> bool {
     let now = Tick(now);
-    let mut spots: Vec<_> = keys.iter().map(|key| table.spot(*key)).collect();
+    let mut spots: Vec<_> = keys.iter().map(|key| table.slot_of(*key)).collect();
     let (mut locks, mut found) = loop {
         spots.sort_by_key(|spot| table.lock_order(*spot));
         let mut locks = Locks::default();
@@ -208,12 +242,12 @@ fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], 
             break (locks, found);
         }
     };
-    let admits = |state: &mut _, now| rule.admits(state, now, 1);
+    let admits = |state: &mut _, now| rule.allows(state, now, 1);
     let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
     if agree {
         found.sort_by_key(|key| !key.is_kept());
         for key in found {
-            let admit = |state: &mut _, now| rule.admit(state, now, 1);
+            let admit = |state: &mut _, now| rule.try_charge(state, now, 1);
             assert!(table.change_found(rule, key, now, &mut locks, admit));
         }
     }
@@ -222,8 +256,10 @@ fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], 
 
 /// Two decisions over the same two keys, in opposite orders: no deadlock, and the last token of both
 /// goes to one of them.
+///
+/// Fault C7.
 #[test]
-fn c7_several_keys_are_all_or_nothing_and_do_not_deadlock() {
+fn several_keys_are_all_or_nothing_and_do_not_deadlock() {
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
         let shared = table.clone();
@@ -237,8 +273,10 @@ fn c7_several_keys_are_all_or_nothing_and_do_not_deadlock() {
 }
 
 /// A decision over two keys of one home meets one that takes a token of one of them: no partial charge.
+///
+/// Fault C7.
 #[test]
-fn c7_a_refused_decision_charges_nobody() {
+fn a_refused_decision_charges_nobody() {
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
         let shared = table.clone();
@@ -250,13 +288,15 @@ fn c7_a_refused_decision_charges_nobody() {
     });
 }
 
-/// The same where one of the keys lives away from home, in a bucket that is another's home.
+/// The same where one of the keys is away from home, in a bucket that is another's home.
+///
+/// Fault C7.
 #[test]
-fn c7_keys_away_from_home_do_not_deadlock() {
+fn keys_away_from_home_do_not_deadlock() {
     const NEXT: Fingerprint = Fingerprint(u128::MAX / 5);
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
-        assert_eq!(table.spot(NEXT).home, table.spot(BOB).home + 1);
+        assert_eq!(table.slot_of(NEXT).home, table.slot_of(BOB).home + 1);
         assert!(ask(&table, &rule, ALICE, 0));
         let shared = table.clone();
         let other = thread::spawn(move || ask_all(&shared, &rule, &[NEXT, BOB], 0));
@@ -276,25 +316,28 @@ fn growing() -> Shared {
 /// A key of the first home that moves when the home is split.
 const MOVER: Fingerprint = Fingerprint((1 << 80) | (1 << 69));
 
+/// Fault K10.
 #[test]
-fn k10_a_key_is_found_while_its_home_is_split() {
+fn a_key_is_found_while_its_home_is_split() {
     loom::model(|| {
         let (table, rule) = (growing(), bucket(1, 100));
-        assert_eq!(table.home(table.spot(MOVER), table.shape()), 0);
+        assert_eq!(table.home(table.slot_of(MOVER), table.shape()), 0);
         assert!(ask(&table, &rule, MOVER, 0));
         let shared = table.clone();
         let split = thread::spawn(move || assert!(shared.split_next()));
         assert!(!ask(&table, &rule, MOVER, 0), "it has used its one token");
         split.join().expect("no panic");
-        assert_eq!(table.home(table.spot(MOVER), table.shape()), 2);
+        assert_eq!(table.home(table.slot_of(MOVER), table.shape()), 2);
         assert!(!ask(&table, &rule, MOVER, 0), "it moved with its state");
         assert_eq!(table.usage().keys, 1);
     });
 }
 
 /// Two callers of a new key, one of which computed its home before the split.
+///
+/// Fault K10.
 #[test]
-fn k10_a_new_key_is_made_once_while_its_home_is_split() {
+fn a_new_key_is_made_once_while_its_home_is_split() {
     loom::model(|| {
         let (table, rule) = (growing(), bucket(1, 100));
         let other = table.clone();
@@ -307,9 +350,11 @@ fn k10_a_new_key_is_made_once_while_its_home_is_split() {
     });
 }
 
-/// A key that lives away from home moves as well, and the key that stays is still found.
+/// A key that is away from home moves as well, and the key that stays is still found.
+///
+/// Fault K10.
 #[test]
-fn k10_keys_away_from_home_are_found_while_it_is_split() {
+fn keys_away_from_home_are_found_while_it_is_split() {
     loom::model(|| {
         let (table, rule) = (growing(), bucket(1, 100));
         assert!(ask(&table, &rule, ALICE, 0) && ask(&table, &rule, MOVER, 0));
@@ -318,29 +363,31 @@ fn k10_keys_away_from_home_are_found_while_it_is_split() {
 
         let table = growing();
         let place = |key| {
-            let (index, mut home) = table.hold_home(table.spot(key));
+            let (index, mut home) = table.lock_home(table.slot_of(key));
             let state = rule.with_used(tallygate_core::Used::whole(1), Tick(0));
             let reading = Reading::from(Tick(0));
             let home = (index, &mut home);
-            drop(table.place(&rule, table.spot(key), home, reading, state, None));
+            drop(table.place(&rule, table.slot_of(key), home, reading, state, None));
         };
         place(ALICE);
         place(MOVER);
-        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 1);
+        assert_eq!(table.buckets[0].spilled(Ordering::Relaxed), 1);
         let shared = table.clone();
         let split = thread::spawn(move || assert!(shared.split_next()));
         assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
         split.join().expect("no panic");
         assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, ALICE, 0));
-        assert_eq!(table.buckets[0].spilled.load(Ordering::Relaxed), 0);
+        assert_eq!(table.buckets[0].spilled(Ordering::Relaxed), 0);
         assert_eq!(table.usage().keys, 2);
     });
 }
 
 /// A decision on several keys begins again if a home is split while it takes the locks: no deadlock, and no key
 /// is charged twice.
+///
+/// Fault K10.
 #[test]
-fn k10_several_keys_are_decided_while_a_home_is_split() {
+fn several_keys_are_decided_while_a_home_is_split() {
     loom::model(|| {
         let (table, rule) = (growing(), bucket(1, 100));
         let shared = table.clone();
@@ -349,5 +396,78 @@ fn k10_several_keys_are_decided_while_a_home_is_split() {
         split.join().expect("no panic");
         assert!(!ask(&table, &rule, MOVER, 0) && !ask(&table, &rule, FAR, 0));
         assert_eq!(table.usage().keys, 2);
+    });
+}
+
+/// A denial without the lock reads the state while another thread changes it: both the state before and the one after
+/// allow the request, but a mixture of them does not.
+///
+/// Fault C1.
+#[test]
+fn a_denial_without_the_lock_reads_no_mixture_of_two_states() {
+    // In whatever order the two words of a state are written, one of the changes has a mixture that denies.
+    for (before, after) in [((2, 0), (1, 20)), ((1, 20), (2, 0))] {
+        loom::model(move || {
+            let (table, rule) = (table(2), bucket(2, 20));
+            set(&table, &rule, ALICE, before.0, before.1);
+            assert!(
+                !check(&table, &rule, ALICE, before.1, 2),
+                "denied, so the next is tried without the lock"
+            );
+            let shared = table.clone();
+            let change = thread::spawn(move || set(&shared, &rule, ALICE, after.0, after.1));
+            assert!(ask(&table, &rule, ALICE, 20), "each of the states has room for one at 20");
+            change.join().expect("no panic");
+        });
+    }
+}
+
+/// The same while the slot gets another key: its state is not taken for that of the key before.
+///
+/// Fault C1.
+#[test]
+fn a_denial_without_the_lock_reads_the_state_of_its_own_key() {
+    loom::model(|| {
+        let (table, rule) = (table(4), bucket(1, 10));
+        assert_eq!(table.slot_of(ALICE).home, table.slot_of(BOB).home);
+        assert!(ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, ALICE, 0));
+        // Alice is fresh at 100, and Bob may take her slot.
+        let answers = race(&table, rule, &[(ALICE, 100)], &[(BOB, 100)]);
+        assert_eq!(admitted(&answers), 2);
+    });
+}
+
+/// Denials without the lock, while another thread charges: no request is allowed twice, and none is denied too long.
+///
+/// Fault C1.
+#[test]
+fn denials_without_the_lock_and_a_charge() {
+    loom::model(|| {
+        let (table, rule) = (table(1), bucket(1, 10));
+        assert!(ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, ALICE, 0));
+        let answers = race(&table, rule, &[(ALICE, 5), (ALICE, 10)], &[(ALICE, 10)]);
+        assert!(!answers.0[0], "5 is too early");
+        assert_eq!(admitted(&answers), 1, "one of those at 10 has the token");
+        assert!(!ask(&table, &rule, ALICE, 19) && ask(&table, &rule, ALICE, 20));
+    });
+}
+
+/// States that are not plain are only read under the lock.
+///
+/// Fault C1.
+#[test]
+fn two_callers_and_one_token_of_a_wide_bucket() {
+    loom::model(|| {
+        let limit = Policy::token_bucket(1 << 40).per(Ticks((1 << 40) - 1)).limit().expect("valid");
+        let Machine::WideBucket(rule) = *limit.machine() else { unreachable!("a wide bucket") };
+        let table = Arc::new(Table::new(u128::BITS, 1, WhenFull::EvictLeastUsed));
+        let all = move |table: &Table<_>| {
+            let reading = Reading::from(Tick(0));
+            table.check::<_, bool, Full>(&rule, table.look_up(ALICE), 1 << 40, reading) == Ok(true)
+        };
+        let shared = table.clone();
+        let other = thread::spawn(move || all(&shared));
+        let one = all(&table);
+        assert!(one ^ other.join().expect("no panic"), "one of them has all");
     });
 }

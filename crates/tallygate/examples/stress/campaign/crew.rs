@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tallygate::{Clock as _, SystemClock, Tick, Ticks};
+use tallygate::clock::{Clock as _, SystemClock};
+use tallygate::{Tick, Ticks};
 
 use super::bound::{Denials, Limit};
 

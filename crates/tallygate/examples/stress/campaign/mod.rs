@@ -9,9 +9,9 @@ use std::fmt;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use tallygate::{
-    Capacity, Decision, Kind, Policy, PolicyStore, RateLimiter, SystemClock, Ticks, check_all,
-};
+use tallygate::clock::SystemClock;
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Decision, Kind, Policy, RateLimiter, Ticks, check_all};
 
 use bound::Limit;
 use crew::{Answers, Subject, Tally};

@@ -1,0 +1,498 @@
+//! The state of one client: the amounts it has used under each policy that it was asked under.
+//!
+//! Most clients are asked under one policy that is one bucket: its state lies in the table itself, so that a decision
+//! does not wait for memory a second time. Everything else is behind a pointer.
+
+mod allowances;
+mod listing;
+mod policy_state;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tallygate_core::{
+    Algorithm as _, Cost, Facts, Fit, FitBehind, LimitRecord, Policy, Receipt, Share, Tick, Ticks,
+    Used,
+};
+
+use crate::allowance::{Allowance, Rate};
+
+use listing::enter;
+use policy_state::PolicyState;
+
+/// The amounts that a client has used under each policy that it was asked under, the latest policy first.
+///
+/// Every charge is charged under all of them, each at most to its own bound: so what was used stays used under
+/// whichever policy the client is asked next, and each policy earns at its own rate. As soon as there is more than one
+/// policy, each also has an [`Allowance`], so that the policies do not add up.
+#[derive(Clone, Debug, Default)]
+pub struct ClientState {
+    first: Option<PolicyState>,
+    others: Option<Box<Others>>,
+}
+
+/// What only clients under several policies have: few clients do.
+#[derive(Clone, Debug)]
+struct Others {
+    /// The allowance of the first policy.
+    own: Allowance,
+    /// The policies after the first.
+    listed: Vec<Listed>,
+}
+
+impl Others {
+    fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        [self.own].into_iter().chain(self.listed.iter().map(|one| one.allowance))
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Listed {
+    state: PolicyState,
+    allowance: Allowance,
+}
+
+/// The most policies that a client is listed under. A client has few tiers, and rules seldom change before it is
+/// fresh again. When one more is asked, the policy that is fresh soonest is dropped, and the others take over what was
+/// used under it.
+pub(crate) const MAX_POLICIES: usize = 8;
+
+impl ClientState {
+    /// Returns the state of a client under some policies, the latest first, with the allowance of each if there are
+    /// several.
+    #[must_use]
+    pub fn of(
+        policies: impl IntoIterator<Item = (Arc<Policy>, Box<[LimitRecord]>)>,
+        allowances: &[Allowance],
+    ) -> Self {
+        let unused = Allowance::unused(Tick(i64::MIN));
+        let allowances = allowances.iter().copied().chain(std::iter::repeat(unused));
+        let listed =
+            policies.into_iter().zip(allowances).map(|((policy, standings), allowance)| Listed {
+                state: PolicyState::new(policy, standings),
+                allowance,
+            });
+        Self::listed(listed.collect())
+    }
+
+    /// Returns the state under each policy, the latest first.
+    pub fn policies(&self) -> impl Iterator<Item = (&Arc<Policy>, Cow<'_, Box<[LimitRecord]>>)> {
+        self.each().map(|state| (&state.policy, state.standings()))
+    }
+
+    /// Returns the allowance of each policy, in the order of [`policies`](Self::policies); none if there is only one
+    /// policy.
+    pub fn allowances(&self) -> impl Iterator<Item = Allowance> {
+        self.others.iter().flat_map(|others| others.allowances())
+    }
+
+    pub(crate) fn fresh(policy: &Arc<Policy>, now: Tick) -> Self {
+        Self::under(PolicyState::fresh(policy, now))
+    }
+
+    pub(crate) fn new(policy: &Arc<Policy>, now: Tick) -> Self {
+        Self::under(PolicyState::first(policy, now))
+    }
+
+    pub(crate) fn with_used(policy: &Arc<Policy>, used: Used, now: Tick) -> Self {
+        Self::under(PolicyState::with_used(policy, used, now))
+    }
+
+    const fn under(state: PolicyState) -> Self {
+        Self { first: Some(state), others: None }
+    }
+
+    fn listed(all: Vec<Listed>) -> Self {
+        let mut all = all.into_iter();
+        let Some(first) = all.next() else { return Self::default() };
+        let listed: Vec<_> = all.collect();
+        let several = !listed.is_empty();
+        let others = several.then(|| Box::new(Others { own: first.allowance, listed }));
+        Self { first: Some(first.state), others }
+    }
+
+    /// Takes the state apart. A client that had one policy gets the allowance of that one.
+    fn into_list(self, now: Tick) -> Vec<Listed> {
+        let Some(state) = self.first else { return Vec::new() };
+        let Some(others) = self.others else {
+            let rate = Rate::of(&state.policy);
+            let allowance =
+                rate.map(|rate| Allowance::with_used(&rate, state.used_of(&rate, now), now));
+            let allowance = allowance.unwrap_or(Allowance::unused(now));
+            return vec![Listed { state, allowance }];
+        };
+        let Others { own, mut listed } = *others;
+        listed.insert(0, Listed { state, allowance: own });
+        listed
+    }
+
+    fn each(&self) -> impl Iterator<Item = &PolicyState> {
+        let others = self.others.iter().flat_map(|others| &others.listed);
+        self.first.iter().chain(others.map(|one| &one.state))
+    }
+
+    /// Returns whether the policy is the one that the client was last asked under.
+    #[inline]
+    pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
+        self.first.as_ref().is_some_and(|state| state.is(policy))
+    }
+
+    /// Returns whether the client has a state under the policy.
+    pub(crate) fn lists(&self, policy: &Arc<Policy>) -> bool {
+        self.each().any(|state| state.is(policy))
+    }
+
+    /// Puts a policy first, at a time. One that is not listed yet takes over the most that is used under any other.
+    pub(crate) fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
+        if !self.is_under(policy) {
+            let is_fresh = self.is_fresh(now);
+            let mut all = std::mem::take(self).into_list(now);
+            match all.iter().position(|one| one.state.is(policy)) {
+                Some(place) => all[..=place].rotate_right(1),
+                None => enter(&mut all, policy, now, is_fresh),
+            }
+            *self = Self::listed(all);
+        }
+    }
+
+    /// Returns whether the clock was set back, for what decides under the first policy.
+    #[inline]
+    pub(crate) fn clock_was_set_back(&self, now: Tick) -> bool {
+        self.first.as_ref().is_some_and(|first| first.clock_was_set_back(now))
+            || (self.others.is_some()
+                && self.rated_allowances().any(|(rate, allowance)| allowance.set_back(&rate, now)))
+    }
+
+    /// Brings what decides under the first policy to a time before its own, if the clock was set back.
+    pub(crate) fn rebase(&mut self, now: Tick) {
+        if let Some(first) = &mut self.first {
+            first.rebase(now);
+        }
+        self.rebase_allowances(now);
+    }
+
+    fn rebase_allowances(&mut self, now: Tick) {
+        let rates = self.rates();
+        for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
+            if rate.is_some_and(|rate| allowance.set_back(&rate, now)) {
+                allowance.rebase(now);
+            }
+        }
+    }
+
+    /// Forgets the other policies once everything is fresh: the store may have dropped the client meanwhile.
+    #[inline]
+    fn forget_if_fresh(&mut self, now: Tick) {
+        if self.others.is_some() && self.is_fresh(now) {
+            self.others = None;
+        }
+    }
+
+    fn is_fresh(&self, now: Tick) -> bool {
+        self.fresh_at().is_some_and(|fresh| fresh <= now)
+    }
+
+    /// Returns the time of the last change under any policy.
+    #[inline]
+    pub(crate) fn last_change(&self) -> Tick {
+        self.each().map(PolicyState::last_change).max().unwrap_or(Tick(i64::MIN))
+    }
+
+    /// The time at which all policies decide for a caller that read `now` before the state was locked.
+    #[inline]
+    pub(crate) fn decision_time(&self, now: Tick) -> Tick {
+        self.each().map(|state| state.decision_time(now)).max().unwrap_or(now)
+    }
+
+    /// Moves the states under all policies to a clock that was set back, each by its own policy.
+    pub(crate) fn rebase_after_set_back(&mut self, now: Tick) {
+        let others = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        let others = others.map(|one| &mut one.state);
+        self.first.iter_mut().chain(others).for_each(|state| state.rebase_after_set_back(now));
+        self.rebase_allowances(now);
+    }
+
+    pub(crate) fn fresh_at(&self) -> Option<Tick> {
+        let states = self.each().map(PolicyState::fresh_at);
+        let allowances = self.rated_allowances().map(|(rate, allowance)| allowance.fresh_at(&rate));
+        states.chain(allowances).try_fold(Tick(i64::MIN), |last, fresh| Some(last.max(fresh?)))
+    }
+
+    /// Returns the most that is used under any policy.
+    pub(crate) fn used(&self, now: Tick) -> Used {
+        let used = self.each().map(|state| state.used(now));
+        used.reduce(|one, other| if other.is_more_than(one) { other } else { one })
+            .unwrap_or(Used::NOTHING)
+    }
+
+    /// Returns the largest share that is used under any policy, each of its own quota.
+    pub(crate) fn share_used(&self, now: Tick) -> Share {
+        let shares = self.each().map(|state| state.share_used(now));
+        shares.max().unwrap_or(Share::of(Used::NOTHING, 1))
+    }
+
+    /// Returns whether the first policy allows a cost; `None` if there is none.
+    pub(crate) fn allows(&self, now: Tick, cost: Cost) -> Option<bool> {
+        Some(self.first.as_ref()?.allows(now, cost) && self.is_shared_out(now, cost))
+    }
+
+    /// Charges a cost under all policies if the first allows it; `None` if there is none.
+    #[inline]
+    pub(crate) fn try_charge(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+        if self.others.is_some() {
+            return self.admit_shared(now, cost);
+        }
+        Some(self.first.as_mut()?.try_charge(now, cost))
+    }
+
+    #[cold]
+    fn admit_shared(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+        self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return Some(false);
+        }
+        let admitted = self.first.as_mut()?.try_charge(now, cost);
+        if admitted && cost > 0 {
+            self.also_charge_others(now, cost, |state| {
+                state.charge(now, cost.into());
+            });
+        }
+        Some(admitted)
+    }
+
+    /// Charges a cost under all policies if the first allows it; returns the receipt of the charge, or `None` if it is not
+    /// allowed. Each policy's receipt knows how much of the cost that policy did not charge.
+    pub(crate) fn try_charge_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
+        self.forget_if_fresh(now);
+        if !self.is_shared_out(now, cost) {
+            return None;
+        }
+        let first = self.first.as_mut()?;
+        let receipt = first.try_charge_with_receipt(now, cost)?;
+        let mut policies = vec![(first.policy.clone(), receipt)];
+        self.also_charge_others(now, cost, |state| {
+            policies.push((state.policy.clone(), state.charge_with_receipt(now, cost)));
+        });
+        Some(Receipt::Policies(policies))
+    }
+
+    /// Charges a cost that the first policy has allowed and charged to the others, and to the allowances.
+    fn also_charge_others(&mut self, now: Tick, cost: Cost, charge: impl FnMut(&mut PolicyState)) {
+        self.also_others(now, charge);
+        self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
+        self.drop_stale(now);
+    }
+
+    /// Counts a denial wherever the cost would have been denied.
+    pub(crate) fn record_denial(&mut self, now: Tick, cost: Cost) {
+        if let Some(first) = &mut self.first {
+            first.record_denial(now, cost);
+            self.also_others(now, |state| state.record_denial(now, cost));
+        }
+    }
+
+    /// Returns which limit of the first policy denies a cost. If none does but the allowances have no room, it is the
+    /// limit that gives the policy its rate.
+    pub(crate) fn denying_limit(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
+        let first = self.first.as_ref()?;
+        let denying = first.denying_limit(now, cost, shadow);
+        if denying.is_some() || shadow || self.is_shared_out(now, cost) {
+            return denying;
+        }
+        Rate::of(&first.policy).map(|rate| rate.index)
+    }
+
+    /// Returns what is used under every policy as the receipt of a charge.
+    pub(crate) fn receipt(&self) -> Receipt {
+        Receipt::Policies(
+            self.each().map(|state| (state.policy.clone(), state.receipt())).collect(),
+        )
+    }
+
+    /// Changes a charge under every policy; returns how many units had no effect under the first.
+    ///
+    /// Each policy returns at most what it charged. The allowances that were charged are those of the policy that
+    /// decided and of all that are not slower. They return as many units as that policy does, except for those that
+    /// they have earned back since.
+    pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
+        let settle =
+            |state: &mut PolicyState| state.settle(now, change, receipt.under(&state.policy));
+        if change > 0 {
+            return self.force(now, change.unsigned_abs(), settle);
+        }
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let asked = change.unsigned_abs();
+        let (mut dropped, mut returned) = (asked, 0);
+        let mut settle = |state: &mut PolicyState| {
+            let dropped = settle(state);
+            if receipt.is_decided_by(&state.policy) {
+                returned = asked - dropped;
+            }
+            dropped
+        };
+        if let Some(first) = &mut self.first {
+            dropped = settle(first);
+        }
+        self.also_others(now, |state| {
+            settle(state);
+        });
+        let decided_by = receipt.decided_by().and_then(|policy| Rate::of(policy));
+        if let (Some(decided_by), Some(charged_at)) = (decided_by, receipt.charged_at()) {
+            let was_charged = |rate: &Rate| decided_by.is_at_most(rate);
+            self.give_back_allowances(now, returned, charged_at, was_charged);
+        }
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns when the first policy allows a cost; `None` if there is none.
+    pub(crate) fn fit(&self, now: Tick, cost: Cost) -> Option<Fit> {
+        let mut fit = self.first.as_ref()?.fit(now, cost);
+        self.each_bound(|allowance, rate, capacity| {
+            fit = match (fit, allowance.wait(rate, capacity, now, cost)) {
+                (Fit::Never, _) | (_, None) => Fit::Never,
+                (fit, Some(Ticks::ZERO)) => fit,
+                (Fit::Now, Some(wait)) => Fit::After(wait),
+                (Fit::After(own), Some(wait)) => Fit::After(own.max(wait)),
+            };
+        });
+        Some(fit)
+    }
+
+    /// Returns when the first policy allows a cost behind others that wait; `None` if there is none. The allowances are
+    /// asked for the cost alone, which makes the time a lower bound.
+    pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> Option<FitBehind> {
+        let behind = self.first.as_ref()?.fit_behind(now, ahead, cost);
+        if self.others.is_none() {
+            return Some(behind);
+        }
+        let earliest = match (behind.earliest, self.fit(now, cost)?) {
+            (Fit::Never, _) | (_, Fit::Never) => Fit::Never,
+            (Fit::Now, other) | (other, Fit::Now) => other,
+            (Fit::After(one), Fit::After(other)) => Fit::After(one.max(other)),
+        };
+        Some(FitBehind { earliest, latest: None })
+    }
+
+    /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.
+    ///
+    /// A listed policy has its own state, which is known to the end. Any other takes over what is still used when the
+    /// client is asked, so the answer is the first time at which that leaves enough room. It never gets less later on,
+    /// so that time can be searched for.
+    pub(crate) fn fit_under(&self, policy: &Arc<Policy>, start: Tick, cost: Cost) -> Fit {
+        let asked_at = |now: Tick| {
+            let mut asked = self.clone();
+            asked.bring_under(policy, now);
+            asked.rebase(now);
+            asked
+        };
+        let fit = asked_at(start).fit(start, cost).unwrap_or(Fit::Now);
+        if !matches!(fit, Fit::After(_)) || self.is_empty() || self.lists(policy) {
+            return fit;
+        }
+        // From this time on nothing is used.
+        let Some(fresh) = self.fresh_at() else { return Fit::After(Ticks(u64::MAX)) };
+        let is_allowed = |now: Tick| asked_at(now).allows(now, cost) == Some(true);
+        let (mut low, mut high) = (0, fresh.since(start).0);
+        while low < high {
+            let middle = low.midpoint(high);
+            let now = start.after(Ticks(middle)).unwrap_or(fresh);
+            if is_allowed(now) { high = middle } else { low = middle + 1 }
+        }
+        Fit::After(Ticks(low))
+    }
+
+    /// Returns whether the client was asked under no policy yet.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Returns what is reported of the first policy; `None` if there is none.
+    pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Option<Facts> {
+        let mut facts = self.first.as_ref()?.facts(now, admitted);
+        self.each_bound(|allowance, rate, capacity| {
+            facts.remaining = facts.remaining.min(allowance.remaining(rate, capacity, now));
+            facts.reset_after = facts.reset_after.max(allowance.reset_after(rate, now));
+        });
+        Some(facts)
+    }
+
+    /// Charges all policies without asking, or refunds a negative amount; returns how much of it had no effect on the
+    /// first.
+    pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
+        if amount < 0 {
+            return self.refund(now, amount.unsigned_abs());
+        }
+        self.force(now, amount.unsigned_abs(), |state| state.charge(now, amount))
+    }
+
+    /// Charges the state under each policy, and the allowances; returns how much had no effect on the first policy.
+    fn force(
+        &mut self,
+        now: Tick,
+        amount: u128,
+        charge: impl Fn(&mut PolicyState) -> u128,
+    ) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = charge(first);
+        self.also_others(now, |state| {
+            charge(state);
+        });
+        self.change_allowances(|allowance, rate, capacity| {
+            allowance.force(rate, capacity, now, amount);
+        });
+        self.drop_stale(now);
+        dropped
+    }
+
+    /// Returns an amount that was charged under the first policy; returns how much had no effect on it.
+    ///
+    /// A refund does not know how much of the charge each of the other policies had room for. But the allowance of a
+    /// policy counts what was allowed under it, so that much stays used under it.
+    fn refund(&mut self, now: Tick, amount: u128) -> u128 {
+        self.forget_if_fresh(now);
+        self.rebase(now);
+        let Some(first) = &mut self.first else { return amount };
+        let dropped = first.charge(now, 0_i128.saturating_sub_unsigned(amount));
+        let rates = self.rates();
+        let was_charged = |rate: &Rate| rates[0].is_some_and(|own| own.is_at_most(rate));
+        self.give_back_allowances(now, amount - dropped, now, was_charged);
+        let listed = self.others.iter_mut().flat_map(|others| &mut others.listed);
+        for (Listed { state, allowance }, rate) in listed.zip(&rates[1..]) {
+            state.rebase(now);
+            let most = rate
+                .map_or(amount, |rate| allowance.uncounted(&rate, state.used_of(&rate, now), now));
+            state.charge(now, 0_i128.saturating_sub_unsigned(amount.min(most)));
+        }
+        self.drop_stale(now);
+        dropped
+    }
+
+    #[inline]
+    fn also_others(&mut self, now: Tick, mut change: impl FnMut(&mut PolicyState)) {
+        for one in self.others.iter_mut().flat_map(|others| &mut others.listed) {
+            one.state.rebase(now);
+            change(&mut one.state);
+        }
+    }
+
+    /// Encodes the state under the first policy, as that policy does.
+    pub(crate) fn encode_first(&self, out: &mut Vec<u8>) {
+        if let Some(first) = &self.first {
+            first.policy.encode(&first.standings(), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_takes_little_room_in_a_table() {
+        assert!(size_of::<ClientState>() <= 40, "{}", size_of::<ClientState>());
+    }
+}

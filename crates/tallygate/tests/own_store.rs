@@ -1,0 +1,155 @@
+//! The store of `examples/own_store.rs` passes the contract of stores.
+
+#![allow(clippy::panic, reason = "an algorithm that panics is part of the test")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Op, Timed, Used};
+use tallygate::reservation::Charged;
+use tallygate::store::{MapStore, Store as _};
+use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Tick, Ticks, block_on};
+use tallygate_testkit::contract::Subject;
+
+#[path = "../examples/own_store.rs"]
+#[allow(dead_code, reason = "the example has a `main` of its own")]
+mod own_store;
+
+use own_store::MutexMap;
+
+type OwnStore = MapStore<MutexMap<<Policy as Algorithm>::State>>;
+
+/// A time to live that no history outlasts.
+const AGES: Ticks = Ticks(1 << 62);
+
+/// One store per policy.
+#[derive(Default)]
+struct Stores(Mutex<HashMap<String, Arc<OwnStore>>>);
+
+impl Stores {
+    fn store(&self, policy: &Policy) -> Arc<OwnStore> {
+        let mut stores = self.0.lock().expect("no thread panicked");
+        let new = || Arc::new(MapStore::new(MutexMap::new()));
+        stores.entry(format!("{policy:?}")).or_insert_with(new).clone()
+    }
+}
+
+impl Subject for Stores {
+    async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
+        self.store(policy).apply(policy, key, op, Some(now)).expect("the key is short")
+    }
+
+    async fn check_many(
+        &self,
+        policy: &Policy,
+        keys: &[&[u8]],
+        cost: Cost,
+        now: Tick,
+    ) -> Vec<Timed> {
+        let asks: Vec<_> = keys.iter().map(|key| Ask::new(key).cost(cost).at(now)).collect();
+        self.store(policy).check_many(policy, &asks).expect("the keys are short")
+    }
+
+    type Reservation = Charged;
+
+    async fn reserve(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        cost: Cost,
+        now: Tick,
+    ) -> (Timed, Charged) {
+        let charged = self.store(policy).reserve(policy, key, cost, AGES, Some(now));
+        let charged = charged.expect("the key is short");
+        (charged.timed, charged)
+    }
+
+    async fn settle(
+        &self,
+        policy: &Policy,
+        key: &[u8],
+        change: i128,
+        reservation: &Charged,
+        now: Tick,
+    ) -> Option<Decision> {
+        let settled =
+            self.store(policy).settle(policy, key, change, reservation, Some(now)).ok()?;
+        Some(settled.expect("the key is short"))
+    }
+}
+
+fn on_an_empty_store(behavior: impl AsyncFnOnce(&Stores)) {
+    block_on(behavior(&Stores::default()));
+}
+
+tallygate_testkit::store_contract!(on_an_empty_store, one policy);
+
+#[test]
+fn many_threads_on_one_key_get_exactly_the_limit() {
+    let policy = Policy::fixed_window(1_000).per_day().build().expect("valid");
+    let limiter = RateLimiter::with_store(policy, MapStore::new(MutexMap::new()));
+    let allowed: usize = std::thread::scope(|scope| {
+        let check = || (0..500).filter(|_| limiter.is_allowed("alice").expect("short")).count();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(check)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    });
+    // The day may end meanwhile, and then another thousand is allowed.
+    assert!(allowed == 1_000 || allowed == 2_000, "{allowed}");
+}
+
+#[test]
+fn a_look_stores_nothing_and_a_panic_charges_nothing() {
+    let policy = Policy::token_bucket(5).per_day().build().expect("valid");
+    let limiter = RateLimiter::with_store(policy, MapStore::new(MutexMap::new()));
+    assert!(limiter.peek("alice").expect("short").allowed);
+    let panicking = RateLimiter::in_store("panics", Panicking, MapStore::new(MutexMap::new()));
+    let check = || panicking.check("alice").map(|decision| decision.allowed);
+    for _ in 0..2 {
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err());
+    }
+    assert_eq!(panicking.peek(Ask::new("alice").cost(0)).expect("short").remaining, 1);
+}
+
+/// An algorithm that charges a unit and then panics.
+struct Panicking;
+
+impl Algorithm for Panicking {
+    type State = u64;
+
+    fn capacity(&self) -> Cost {
+        1
+    }
+    fn fresh(&self, _: Tick) -> u64 {
+        0
+    }
+    fn last_change(&self, _: &u64) -> Tick {
+        Tick(i64::MIN)
+    }
+    fn clock_was_set_back(&self, _: &u64, _: Tick) -> bool {
+        false
+    }
+    fn rebase(&self, _: &mut u64, _: Tick) {}
+    fn fit(&self, used: &u64, _: Tick, cost: Cost) -> Fit {
+        if used + cost <= 1 { Fit::Now } else { Fit::Never }
+    }
+    fn charge(&self, used: &mut u64, _: Tick, _: i128) -> u128 {
+        *used += 1;
+        panic!("after the charge");
+    }
+    fn facts(&self, used: &u64, _: Tick, _: Option<Cost>) -> Facts {
+        Facts { remaining: 1 - used.min(&1), ..Facts::all_of(1) }
+    }
+    fn fresh_at(&self, _: &u64) -> Option<Tick> {
+        None
+    }
+    fn used(&self, used: &u64, _: Tick) -> Used {
+        Used::whole(*used)
+    }
+    fn with_used(&self, used: Used, _: Tick) -> u64 {
+        used.rounded_up()
+    }
+    fn encode(&self, _: &u64, _: &mut Vec<u8>) {}
+    fn decode(&self, _: &[u8]) -> Result<u64, DecodeError> {
+        Ok(0)
+    }
+}

@@ -1,0 +1,4 @@
+//! Tiers, overrides and changes of rules.
+
+mod flips;
+mod tiers;

@@ -1,0 +1,5 @@
+//! Waiting in line and shaping.
+
+mod faults;
+mod tasks;
+mod waiting;
