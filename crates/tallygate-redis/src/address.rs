@@ -13,12 +13,12 @@ use crate::AddressError;
 #[derive(Clone)]
 pub(crate) struct Address {
     pub(crate) shape: Shape,
-    /// How to connect to the first host; the others and those that are found later differ in the host only.
+    /// How to connect to the first host. Other hosts differ in name and port only.
     pub(crate) template: ConnectionInfo,
     redacted: Box<str>,
 }
 
-/// How the servers hang together.
+/// The topology of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     One,
@@ -31,7 +31,8 @@ impl Address {
         let redacted = redact(text);
         let error =
             |reason: &str| AddressError { address: redacted.clone(), reason: reason.into() };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| error("it has no scheme"))?;
+        let (scheme, rest) =
+            text.split_once("://").ok_or_else(|| error("the address has no scheme"))?;
         let (secure, kind) = match scheme.split_once('+') {
             Some((secure, kind)) => (secure, Some(kind)),
             None => (scheme, None),
@@ -53,7 +54,7 @@ impl Address {
                     ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                         Ok((host.clone(), if has_port { *port } else { default_port }))
                     }
-                    _ => Err(error("a cluster has hosts and ports")),
+                    _ => Err(error("a cluster needs hosts and ports")),
                 }
             });
             each.collect()
@@ -64,14 +65,15 @@ impl Address {
             Some("cluster") => (Shape::Cluster { seeds: all()? }, single(first, "")?),
             Some("sentinel") => {
                 let name = path.filter(|name| !name.is_empty());
-                let name = name.ok_or_else(|| error("it does not say which primary"))?.to_owned();
+                let name =
+                    name.ok_or_else(|| error("the name of the primary is missing"))?.to_owned();
                 let (name, database) = match name.split_once('/') {
                     Some((name, database)) => (name.to_owned(), format!("/{database}")),
                     None => (name, String::new()),
                 };
                 (Shape::Sentinel { sentinels: all()?, name }, single(first, &database)?)
             }
-            Some(_) => return Err(error("no such scheme")),
+            Some(_) => return Err(error("unknown scheme")),
         };
         if cfg!(not(feature = "tls")) && secure == "rediss" {
             return Err(error("TLS is not built in (feature `tls`)"));
@@ -79,7 +81,7 @@ impl Address {
         Ok(Self { shape, template, redacted })
     }
 
-    /// The same way to connect, to another host.
+    /// Returns how to connect to another host.
     pub(crate) fn to(&self, host: &str, port: u16) -> ConnectionInfo {
         let addr = match self.template.addr() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
@@ -94,10 +96,10 @@ impl Address {
     }
 }
 
-/// An address whose password cannot be read any more.
+/// Returns the address without its password.
 fn redact(text: &str) -> Box<str> {
     let Some((scheme, rest)) = text.split_once("://") else {
-        // Whatever it is, what stands before an @ may be a password.
+        // Text before an @ may be a password.
         return without_parameters(text.rsplit_once('@').map_or(text, |(_, after)| after)).into();
     };
     match rest.rsplit_once('@') {
@@ -110,7 +112,7 @@ fn redact(text: &str) -> Box<str> {
     }
 }
 
-/// The address of a socket has its password among its parameters.
+/// Removes the parameters: the address of a Unix socket has its password among them.
 fn without_parameters(text: &str) -> String {
     match text.split_once('?') {
         Some((before, _)) => format!("{before}?***"),
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_say_how_servers_hang_together() {
+    fn an_address_names_a_server_a_cluster_or_sentinels() {
         let shape = |text| Address::parse(text).unwrap().shape;
         assert_eq!(shape("redis://127.0.0.1:7000/3"), Shape::One);
         assert_eq!(shape("unix:///run/redis.sock"), Shape::One);
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_address_is_what_connects() {
+    fn a_connection_uses_every_part_of_the_address() {
         let one = Address::parse("redis://alice:p%40ss@127.0.0.1:7000/3").unwrap().template;
         assert_eq!(one.redis_settings().username(), Some("alice"));
         assert_eq!(one.redis_settings().password(), Some("p@ss"));

@@ -1,19 +1,24 @@
-//! A store that is chosen when the program starts: memory or Redis.
+//! A store that is chosen at run time: memory or Redis.
 //!
-//! Both are the same type, so that an application can name the type of its limiter and choose the store by a URL.
+//! Both have the same type, so that an application can name the type of its limiter and choose the store by a URL.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use tallygate::{
-    Answer, Ask, Capacity, Charged, Cost, Decision, InvalidAsk, Lent, MemoryStore, NoObserver, Op,
-    Plan, RateLimiter, SettleError, Store, SystemClock, Tick, Ticks, Tiers, Timed,
-};
+use tallygate::algorithm::{Answer, Op, Timed};
+use tallygate::clock::SystemClock;
+use tallygate::observer::NoObserver;
+use tallygate::reservation::{Charged, SettleError};
+use tallygate::store::{Capacity, InvalidAsk, MemoryStore, RuleRef, Store};
+use tallygate::tiers::ClientRule;
+use tallygate::{Ask, Cost, Decision, RateLimiter, Tick, Ticks, Tiers};
 
 use crate::client::Redis;
 use crate::error::{AddressError, Error};
+use crate::in_flight::{InFlight, Place};
 use crate::store::{RedisStore, Reply, in_order};
 
 /// A limiter whose store is chosen when the program starts.
@@ -37,20 +42,20 @@ use crate::store::{RedisStore, Reply, in_order};
 /// ```
 pub type AnyLimiter<O = NoObserver> = RateLimiter<Tiers, AnyStore, O>;
 
-/// Where the clients of limiters are kept: in memory, each limiter by itself, or in Redis.
+/// Where limiters keep their clients: in memory, separately for each limiter, or in Redis.
 #[derive(Clone, Debug)]
 pub enum Stores {
-    /// In the memory of this process.
+    /// The memory of this process.
     Memory(Capacity),
-    /// In Redis or Valkey.
+    /// Redis or Valkey.
     Redis(Redis),
 }
 
-/// Opens the stores that an address names: `memory`, or an address of Redis as [`Redis::open`] takes it. Connections are
-/// made when they are needed.
+/// Opens the stores at an address: `memory`, or an address of Redis as [`Redis::open`] takes it. Connections are made
+/// when they are needed.
 ///
 /// # Errors
-/// The address is neither.
+/// Fails if the address is neither.
 pub fn open(url: &str) -> Result<Stores, AddressError> {
     match url {
         "memory" => Ok(Stores::Memory(Capacity::default())),
@@ -59,13 +64,13 @@ pub fn open(url: &str) -> Result<Stores, AddressError> {
 }
 
 impl Stores {
-    /// Makes a limiter with rules. Its name is that of its keys in Redis.
+    /// Makes a limiter. In Redis, its keys contain its name.
     #[must_use]
     pub fn limiter(&self, name: &str, tiers: Tiers) -> AnyLimiter {
         RateLimiter::in_store(name, tiers, self.store(name))
     }
 
-    /// Makes an empty store in memory, or one for the keys of a name in Redis.
+    /// Makes an empty store in memory, or the store with a name in Redis.
     #[must_use]
     pub fn store(&self, name: &str) -> AnyStore {
         match self {
@@ -74,7 +79,21 @@ impl Stores {
         }
     }
 
-    /// Returns the client of Redis, if clients are kept there.
+    /// Makes a limit of `places` requests in flight per client.
+    ///
+    /// In Redis, a place is leased for `lease` at a time and renewed while it is held, so that it expires if its process
+    /// dies. In memory, `lease` has no effect.
+    #[must_use]
+    pub fn in_flight(&self, name: &str, places: u64, lease: Duration) -> AnyInFlight {
+        AnyInFlight(match self {
+            Self::Memory(capacity) => {
+                InFlightKind::Memory(tallygate::InFlight::for_clients(places, capacity.max_keys))
+            }
+            Self::Redis(redis) => InFlightKind::Redis(InFlight::new(redis, name, places, lease)),
+        })
+    }
+
+    /// Returns the connection to Redis, if clients are kept there.
     #[must_use]
     pub const fn redis(&self) -> Option<&Redis> {
         match self {
@@ -84,27 +103,104 @@ impl Stores {
     }
 }
 
-/// A store in memory or in Redis. Its errors are those of Redis; [`Error::Memory`] is one of the store in memory.
+/// Limits how many requests of a client are in flight, in memory or in Redis: see [`Stores::in_flight`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tallygate_redis::open;
+///
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// let uploads = open("memory")?.in_flight("uploads", 1, Duration::from_secs(30));
+/// let place = uploads.enter("alice").await?.expect("no request is in flight");
+/// assert!(uploads.enter("alice").await?.is_none());
+/// place.leave().await?;
+/// assert_eq!(uploads.count("alice").await?, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct AnyInFlight(InFlightKind);
+
+#[derive(Clone, Debug)]
+enum InFlightKind {
+    Memory(tallygate::InFlight),
+    Redis(InFlight),
+}
+
+impl AnyInFlight {
+    /// Takes a place, if one is free.
+    ///
+    /// # Errors
+    /// Fails if the key is too long, too many clients have requests in flight, or Redis is unavailable.
+    pub async fn enter(&self, client: impl AsRef<[u8]>) -> Result<Option<AnyPlace>, Error> {
+        Ok(match &self.0 {
+            InFlightKind::Memory(places) => places.enter(client)?.map(PlaceKind::Memory),
+            InFlightKind::Redis(places) => places.enter(client).await?.map(PlaceKind::Redis),
+        }
+        .map(AnyPlace))
+    }
+
+    /// Returns the number of requests of a client in flight.
+    ///
+    /// # Errors
+    /// Fails as [`enter`](Self::enter) does.
+    pub async fn count(&self, client: impl AsRef<[u8]>) -> Result<u64, Error> {
+        match &self.0 {
+            InFlightKind::Memory(places) => Ok(places.count(client)?),
+            InFlightKind::Redis(places) => places.count(client).await,
+        }
+    }
+}
+
+/// A place among the requests in flight. Dropping it returns it: at once in memory, in the background in Redis.
+#[derive(Debug)]
+#[must_use = "the place is returned when it is dropped: keep it while the request is served"]
+pub struct AnyPlace(PlaceKind);
+
+#[derive(Debug)]
+enum PlaceKind {
+    Memory(tallygate::in_flight::Place),
+    Redis(Place),
+}
+
+impl AnyPlace {
+    /// Returns the place, and waits until that is done.
+    ///
+    /// # Errors
+    /// Fails if Redis is unavailable. The place then expires after its lease.
+    pub async fn leave(self) -> Result<(), Error> {
+        match self.0 {
+            PlaceKind::Memory(place) => {
+                drop(place);
+                Ok(())
+            }
+            PlaceKind::Redis(place) => place.leave().await,
+        }
+    }
+}
+
+/// A store in memory or in Redis. Errors of the store in memory are [`Error::Memory`].
 #[derive(Debug)]
 pub struct AnyStore(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Memory(Box<MemoryStore<Plan>>),
+    Memory(Box<MemoryStore<ClientRule>>),
     Redis(RedisStore),
 }
 
 impl AnyStore {
-    /// Returns the store in memory, if it is one.
+    /// Returns the store if it is in memory.
     #[must_use]
-    pub const fn memory(&self) -> Option<&MemoryStore<Plan>> {
+    pub const fn memory(&self) -> Option<&MemoryStore<ClientRule>> {
         match &self.0 {
             Kind::Memory(store) => Some(store),
             Kind::Redis(_) => None,
         }
     }
 
-    /// Returns the store in Redis, if it is one.
+    /// Returns the store if it is in Redis.
     #[must_use]
     pub const fn redis(&self) -> Option<&RedisStore> {
         match &self.0 {
@@ -114,8 +210,8 @@ impl AnyStore {
     }
 }
 
-impl From<MemoryStore<Plan>> for AnyStore {
-    fn from(store: MemoryStore<Plan>) -> Self {
+impl From<MemoryStore<ClientRule>> for AnyStore {
+    fn from(store: MemoryStore<ClientRule>) -> Self {
         Self(Kind::Memory(Box::new(store)))
     }
 }
@@ -126,12 +222,12 @@ impl From<RedisStore> for AnyStore {
     }
 }
 
-/// An answer that is ready, or that comes. It is a future either way.
+/// A reply that is ready (from memory) or pending (from Redis). It is a future in both cases.
 #[must_use = "futures do nothing unless they are polled"]
 pub enum AnyReply<'a, T> {
-    /// The answer; `None` after it was taken.
+    /// The result; `None` after it was taken.
     Ready(Option<Result<T, Error>>),
-    /// The answer when it comes.
+    /// The pending reply.
     Later(Reply<'a, T>),
 }
 
@@ -140,7 +236,7 @@ impl<T> AnyReply<'_, T> {
         Self::Ready(Some(answer.map_err(Into::into)))
     }
 
-    /// Returns the answer if it is ready, as that of a store in memory always is.
+    /// Returns the result if it is ready, which is always so for a store in memory.
     pub fn into_ready(self) -> Option<Result<T, Error>> {
         match self {
             Self::Ready(answer) => answer,
@@ -153,7 +249,7 @@ impl<T: Unpin> Future for AnyReply<'_, T> {
     type Output = Result<T, Error>;
 
     /// # Panics
-    /// If it is polled again after it was ready.
+    /// Panics if it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Ready(answer) => match answer.take() {
@@ -174,12 +270,12 @@ impl<T> fmt::Debug for AnyReply<'_, T> {
     }
 }
 
-impl Store<Plan> for AnyStore {
+impl Store<ClientRule> for AnyStore {
     type Reply<'a, T: 'a> = AnyReply<'a, T>;
 
     fn apply<'a, T: Answer>(
         &'a self,
-        rule: impl Lent<Plan> + 'a,
+        rule: impl RuleRef<ClientRule> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
@@ -192,11 +288,11 @@ impl Store<Plan> for AnyStore {
 
     fn apply_with<'a, T: Send + 'a>(
         &'a self,
-        rule: impl Lent<Plan> + 'a,
+        rule: impl RuleRef<ClientRule> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
-        make: impl FnOnce(&Plan, Timed) -> T + Send + 'a,
+        make: impl FnOnce(&ClientRule, Timed) -> T + Send + 'a,
     ) -> AnyReply<'a, T> {
         match &self.0 {
             Kind::Memory(store) => AnyReply::ready(store.apply_with(rule, key, op, now, make)),
@@ -206,7 +302,7 @@ impl Store<Plan> for AnyStore {
 
     fn check_many<'a, T: Answer, K>(
         &'a self,
-        rule: impl Lent<Plan> + 'a,
+        rule: impl RuleRef<ClientRule> + 'a,
         asks: &'a [K],
     ) -> AnyReply<'a, Vec<T>>
     where
@@ -220,7 +316,7 @@ impl Store<Plan> for AnyStore {
 
     fn reserve<'a>(
         &'a self,
-        rule: impl Lent<Plan> + 'a,
+        rule: impl RuleRef<ClientRule> + 'a,
         key: &[u8],
         estimate: Cost,
         time_to_live: Ticks,
@@ -238,7 +334,7 @@ impl Store<Plan> for AnyStore {
 
     fn settle<'a>(
         &'a self,
-        rule: impl Lent<Plan> + 'a,
+        rule: impl RuleRef<ClientRule> + 'a,
         key: &[u8],
         change: i128,
         charged: &Charged,
@@ -253,14 +349,14 @@ impl Store<Plan> for AnyStore {
     fn now(&self) -> Tick {
         match &self.0 {
             Kind::Memory(store) => store.now(),
-            Kind::Redis(store) => Store::<Plan>::now(store),
+            Kind::Redis(store) => Store::<ClientRule>::now(store),
         }
     }
 
     fn rules_changed(&self, key: Option<&[u8]>) {
         match &self.0 {
             Kind::Memory(store) => store.rules_changed(key),
-            Kind::Redis(store) => Store::<Plan>::rules_changed(store, key),
+            Kind::Redis(store) => Store::<ClientRule>::rules_changed(store, key),
         }
     }
 
@@ -291,7 +387,7 @@ impl Store<Plan> for AnyStore {
                 AnyReply::Later(reply) => later.push((key, reply)),
             }
         }
-        // All of them are of one store, which answers at once or does not.
+        // All replies are from one store, so all are ready or all are pending.
         if later.is_empty() {
             AnyReply::Ready(Some(ready.into_iter().collect()))
         } else {

@@ -1,26 +1,26 @@
-//! When to stop asking a server that does not answer, and when to try again.
+//! The circuit breaker of a server: when to stop sending calls, and when to try again.
 //!
-//! After a few failures in a row nobody is sent there any more: decisions are then made at once by the
-//! failure policy, and nothing piles up. After a while one probe is sent. If it is answered, all go again;
-//! if not, the while is twice as long, up to a quarter of a second, so that a server that is back is found within a second. The
-//! whiles are random within bounds, so that a fleet does not come back in one step.
+//! After a few failures in a row, no calls are sent: the failure policy decides at once, and no calls pile up. After a
+//! pause, one probe is sent. If the server answers it, all calls are sent again. If not, the next pause is twice as
+//! long, up to a quarter of a second, so that a recovered server is found within a second. The pauses are random within
+//! bounds, so that the servers of a fleet do not reconnect at the same time.
 
 use std::time::{Duration, Instant};
 
-/// How many failures in a row open it.
+/// How many failures in a row open the breaker.
 const FAILURES: u32 = 3;
-/// The first while, and the longest.
+/// The first and the longest pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Whether a server may be asked.
+/// Decides whether calls are sent to a server.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     failures: u32,
-    /// How many times it was opened in a row.
+    /// How often it was opened in a row.
     opened: u32,
     state: State,
-    /// When it was last closed after it had been open.
+    /// When it was last closed.
     closed_at: Option<Instant>,
 }
 
@@ -30,15 +30,15 @@ enum State {
     Open {
         until: Instant,
     },
-    /// A probe is under way.
+    /// A probe is in flight.
     HalfOpen,
 }
 
-/// What a caller may do.
+/// Whether a call may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
     Go,
-    /// Go, and say how it went before anybody else does.
+    /// Send the call as a probe: its result decides for all others.
     Probe,
     Stop,
 }
@@ -59,7 +59,7 @@ impl Breaker {
         }
     }
 
-    /// The server answered. Says whether that closed it.
+    /// Records that the server answered. Returns whether that closed the breaker.
     pub(crate) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         let closed_at = if was_open { Some(Instant::now()) } else { self.closed_at };
@@ -67,7 +67,7 @@ impl Breaker {
         was_open
     }
 
-    /// The server did not answer in time, or not at all. Says whether that opened it.
+    /// Records that the server did not answer. Returns whether that opened the breaker.
     pub(crate) fn failed(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {
@@ -83,7 +83,7 @@ impl Breaker {
         opens
     }
 
-    /// How long until the next probe; `None` if it is closed.
+    /// Returns the time until the next probe; `None` if the breaker is closed.
     pub(crate) fn pause(&self, now: Instant) -> Option<Duration> {
         match self.state {
             State::Closed => None,
@@ -92,7 +92,7 @@ impl Breaker {
         }
     }
 
-    /// Returns whether it was open at any time since a moment.
+    /// Returns whether it was open at some time since a given time.
     pub(crate) fn was_open_since(&self, since: Instant) -> bool {
         self.is_open() || self.closed_at.is_some_and(|closed| closed >= since)
     }
@@ -102,8 +102,8 @@ impl Breaker {
     }
 }
 
-/// How long to wait before trying again: twice as long each time up to the longest, and anywhere between
-/// half of that and all of it.
+/// Returns the pause before the next attempt: twice as long each time up to the longest, and a random part between half
+/// of that and all of it.
 #[expect(clippy::float_arithmetic, reason = "a random wait, not a decision")]
 pub(crate) fn pause(tries: u32, first: Duration, longest: Duration, random: f64) -> Duration {
     let doubled = first.saturating_mul(1 << tries.min(16)).min(longest);

@@ -4,7 +4,8 @@
 //! while it sleeps on Linux, so leases count by the time since boot instead. Other systems have `Instant` only: macOS and
 //! Windows machines that sleep with leases may serve them for the rest of their life when they wake.
 
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Reads a clock that never goes back.
 pub(crate) type ReadClock = fn() -> Duration;
@@ -20,9 +21,20 @@ pub(crate) fn since_boot() -> Duration {
 /// Returns the time since the first call.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn since_boot() -> Duration {
-    static START: std::sync::LazyLock<std::time::Instant> =
-        std::sync::LazyLock::new(std::time::Instant::now);
+    static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
     START.elapsed()
+}
+
+/// Returns the time since the epoch, in microseconds, by the clock that this process read when it started. It never
+/// goes back: windows end by it while Redis is unavailable.
+pub(crate) fn since_epoch_us() -> i64 {
+    static START: LazyLock<(Duration, Duration)> = LazyLock::new(|| {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (since_epoch, since_boot())
+    });
+    let (since_epoch, booted) = *START;
+    let now = since_epoch.saturating_add(since_boot().saturating_sub(booted));
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(all(test, target_os = "linux"))]

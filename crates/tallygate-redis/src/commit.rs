@@ -1,15 +1,17 @@
-//! Decisions that are made in this process and written by compare-and-set, for many callers of one key at once.
+//! Decides in this process and writes by compare-and-set, for many callers of one key at once.
 //!
-//! They are for values that no script decides on: several policies of which one has a log, a penalty or large numbers.
+//! This is for values that no script can decide on: several policies of which one has a log, a penalty or large
+//! numbers.
 //!
-//! Callers of a key do not race against each other: they queue, and one task decides for all who wait, in order, on one
-//! value, and writes once. So races are between processes only, and there are at most as many as processes. A lost race is
-//! tried again with the value that the reply brought, until the callers' time is over.
+//! Callers of a key do not race against each other: they queue, and one task decides for all waiting callers, in order,
+//! on one value, and writes once. So only processes race, and at most as many as there are. A lost race is retried with
+//! the value from the reply, until the deadline of the callers.
 //!
-//! At a distance the task remembers what it wrote, and guesses that it is still there: while no other process writes, a
-//! round costs one round trip instead of two. The time of such a decision is an estimate that the server cannot have passed
-//! when the callers came, and the script writes only if the server has reached it by then. So no decision is made at
-//! a time before its request came, which would widen the bound on what is allowed in an interval.
+//! If the server is far away, the task remembers what it wrote, and assumes that it is still there: while no other
+//! process writes, a round costs one round trip instead of two. The time of such a decision is an estimate that the
+//! server cannot have passed when the callers arrived, and the script writes only if the server has reached it by then.
+//! So no decision is made at a time before its request arrived, which would widen the bound on what is allowed in an
+//! interval.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -18,27 +20,27 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tallygate::Timed;
+use tallygate::algorithm::Timed;
 use tokio::sync::{MutexGuard as Turn, oneshot};
 use tokio::time::timeout_at;
 
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::node::last_chance;
-use crate::transaction::{At, Seen, Step, Write, Written, backoff};
+use crate::link::last_chance;
+use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, backoff};
 use crate::value;
 
-/// A decision on what was read.
-type Decide = Box<dyn FnMut(&Seen) -> Result<Step<Timed>, Error> + Send>;
+/// Decides on the values that were read.
+type DecideFn = Box<dyn FnMut(&ReadValues) -> Result<Step<Timed>, Error> + Send>;
 
-/// A decision that was written, and whether the key is kept under several policies.
+/// A decision that was written, and whether the value has the state of several policies.
 type Committed = (Timed, bool);
 
 /// The queues of some keys.
 type Queues = HashMap<Box<[u8]>, Queue>;
 
-/// The callers of each key who wait for a decision, and a lock for those who decide on several keys.
+/// The waiting callers of each key, and locks for callers that decide on several keys.
 pub(crate) struct Commits {
     shards: Box<[Mutex<Queues>]>,
     locks: Box<[tokio::sync::Mutex<()>]>,
@@ -47,41 +49,41 @@ pub(crate) struct Commits {
 
 #[derive(Default)]
 struct Queue {
-    waiting: Vec<Entry>,
+    waiting: Vec<QueuedCheck>,
     is_running: bool,
-    known: Option<Known>,
+    cached: Option<CachedValue>,
 }
 
-struct Entry {
-    decide: Decide,
+struct QueuedCheck {
+    decide: DecideFn,
     done: oneshot::Sender<Result<Committed, Error>>,
     arrived: Instant,
     deadline: Instant,
 }
 
-/// What a key held when it was last written or read here.
-struct Known {
+/// The value of a key when this process last wrote or read it.
+struct CachedValue {
     value: Vec<u8>,
     /// When that was, by the server's clock in microseconds.
     time: i64,
-    /// When that was asked for, and what the reply took.
+    /// When the call was sent, and how long its reply took.
     sent: Instant,
     round_trip: Duration,
 }
 
 const SHARDS: usize = 16;
 const LOCKS: usize = 256;
-/// How many callers of one key wait at most. More are denied at once.
-const MOST_WAITING: usize = 4096;
-/// How many are decided on in one round.
-const MOST_TOGETHER: usize = 256;
-/// How many keys a shard remembers.
-const MOST_KEYS: usize = 256;
-/// From which round trip on it is guessed what a key holds: below, asking takes no time.
-const GUESSED_FROM: Duration = Duration::from_millis(2);
-/// How long what was written is taken for what is there.
-const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// How long it is left to other processes to write at most.
+/// How many callers of one key wait at most. Further callers are denied at once.
+const MAX_WAITING: usize = 4096;
+/// How many callers are decided on in one round at most.
+const MAX_PER_ROUND: usize = 256;
+/// How many keys a shard keeps at most.
+const MAX_KEYS: usize = 256;
+/// The shortest round trip for which a cached value is used. Below, reading takes hardly any time.
+const LEAST_ROUND_TRIP: Duration = Duration::from_millis(2);
+/// How long a value is cached.
+const CACHED_FOR: Duration = Duration::from_secs(1);
+/// How long this process waits at most to let other processes write.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 impl Commits {
@@ -98,11 +100,11 @@ impl Commits {
         self.shards[hash % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody else in this process decides on these keys by compare-and-set.
+    /// Waits until no other caller in this process decides on these keys by compare-and-set.
     pub(crate) async fn turn(&self, keys: &[&Key], deadline: Instant) -> Option<Vec<Turn<'_, ()>>> {
         let hash = |key: &&Key| usize::try_from(self.hasher.hash_one(&key.name) >> 32).unwrap_or(0);
         let mut places: Vec<usize> = keys.iter().map(|key| hash(key) % LOCKS).collect();
-        // All in the same order: nobody waits for each other.
+        // All callers lock in the same order, so that there is no deadlock.
         places.sort_unstable();
         places.dedup();
         let mut turns = Vec::with_capacity(places.len());
@@ -114,46 +116,46 @@ impl Commits {
 }
 
 impl Redis {
-    /// Decides on a key together with all others in this process who do. `seen` is what a script has just read, and when
-    /// it was sent.
+    /// Decides on a key together with all other callers in this process. `seen` are values that a script has just read,
+    /// and when its call was sent.
     pub(crate) async fn commit(
         &self,
         key: &Key,
-        seen: Option<(Seen, Instant)>,
+        seen: Option<(ReadValues, Instant)>,
         deadline: Instant,
-        decide: impl FnMut(&Seen) -> Result<Step<Timed>, Error> + Send + 'static,
+        decide: impl FnMut(&ReadValues) -> Result<Step<Timed>, Error> + Send + 'static,
     ) -> Result<Committed, Error> {
         let (done, committed) = oneshot::channel();
         let arrived = Instant::now();
         let begins = {
             let mut shard = self.inner().commits.shard(&key.name);
             let queue = shard.entry(key.name.clone().into()).or_default();
-            if queue.waiting.len() >= MOST_WAITING {
+            if queue.waiting.len() >= MAX_WAITING {
                 queue.waiting.retain(|entry| !entry.done.is_closed());
             }
-            if queue.waiting.len() >= MOST_WAITING {
+            if queue.waiting.len() >= MAX_WAITING {
                 return Err(overloaded(false));
             }
             if let Some((seen, sent)) = seen {
-                queue.known = Some(Known::of(seen, sent));
+                queue.cached = Some(CachedValue::of(seen, sent));
             }
-            queue.waiting.push(Entry { decide: Box::new(decide), done, arrived, deadline });
+            queue.waiting.push(QueuedCheck { decide: Box::new(decide), done, arrived, deadline });
             !std::mem::replace(&mut queue.is_running, true)
         };
         if begins {
             let (redis, key) = (self.clone(), key.clone());
-            tokio::spawn(async move { Run { redis, key, is_over: false }.all().await });
+            tokio::spawn(async move { KeyTask { redis, key, is_over: false }.all().await });
         }
         let mut committed = committed;
-        let mut told = timeout_at(deadline.into(), &mut committed).await.map_err(Some);
-        if told.is_err() && !self.is_busy_since(key, arrived) {
-            told = last_chance(deadline, self.budget(), &mut committed).await.ok_or(None);
+        let mut result = timeout_at(deadline.into(), &mut committed).await.ok();
+        if result.is_none() && !self.is_busy_since(key, arrived) {
+            result = last_chance(deadline, self.budget(), &mut committed).await;
         }
-        match told {
-            Ok(Ok(told)) => told,
-            Ok(Err(_)) => Err(overloaded(true)),
-            Err(_) if self.is_busy_since(key, arrived) => Err(overloaded(true)),
-            Err(_) => Err(Error::Unavailable {
+        match result {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(overloaded(true)),
+            None if self.is_busy_since(key, arrived) => Err(overloaded(true)),
+            None => Err(Error::Unavailable {
                 reason: "no reply within the time budget".into(),
                 sent: true,
             }),
@@ -162,181 +164,191 @@ impl Redis {
 }
 
 fn overloaded(sent: bool) -> Error {
-    Error::Overloaded { reason: "many decide on the same key".into(), sent }
+    Error::Overloaded { reason: "too many checks of the same key are waiting".into(), sent }
 }
 
-/// The task that decides for all callers of a key. If it ends early, the callers are let go.
-struct Run {
+/// The task that decides for all callers of a key. If it ends early, the callers fail.
+struct KeyTask {
     redis: Redis,
     key: Key,
     is_over: bool,
 }
 
-impl Run {
+impl KeyTask {
     async fn all(mut self) {
         loop {
-            let (entries, known) = {
+            let (entries, cached) = {
                 let mut shard = self.redis.inner().commits.shard(&self.key.name);
                 let Some(queue) = shard.get_mut(&*self.key.name) else { return };
-                let entries = take_waiting(queue, MOST_TOGETHER, Instant::now());
+                let entries = take_waiting(queue, MAX_PER_ROUND, Instant::now());
                 if entries.is_empty() {
                     queue.is_running = false;
                     self.is_over = true;
-                    if shard.len() > MOST_KEYS {
+                    if shard.len() > MAX_KEYS {
                         shard.retain(|_, queue| {
-                            queue.is_running || queue.known.as_ref().is_some_and(Known::helps)
+                            queue.is_running
+                                || queue.cached.as_ref().is_some_and(CachedValue::is_useful)
                         });
                     }
                     return;
                 }
-                (entries, queue.known.take().filter(Known::helps))
+                (entries, queue.cached.take().filter(CachedValue::is_useful))
             };
-            let (known, races) = self.round(entries, known).await;
+            let (cached, races) = self.round(entries, cached).await;
             if races > 0 {
-                // Others want to write, too: it is their turn.
-                let pause = known.as_ref().map_or(Duration::ZERO, |known| known.round_trip);
+                // Let other processes write.
+                let pause = cached.as_ref().map_or(Duration::ZERO, |cached| cached.round_trip);
                 let nanos = u64::try_from(pause.min(LONGEST_PAUSE).as_nanos()).unwrap_or(0);
                 tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
             }
-            if let Some(known) = known {
+            if let Some(cached) = cached {
                 let mut shard = self.redis.inner().commits.shard(&self.key.name);
                 if let Some(queue) = shard.get_mut(&*self.key.name) {
-                    queue.known = Some(known);
+                    queue.cached = Some(cached);
                 }
             }
         }
     }
 
-    /// Decides for some callers; returns what the key holds then, if it is known, and how often others were faster.
-    async fn round(&self, mut entries: Vec<Entry>, known: Option<Known>) -> (Option<Known>, u32) {
+    /// Decides for some callers. Returns the value of the key after that, if it is known, and the number of lost races.
+    async fn round(
+        &self,
+        mut entries: Vec<QueuedCheck>,
+        cached: Option<CachedValue>,
+    ) -> (Option<CachedValue>, u32) {
         let redis = &self.redis;
         let keys = [&self.key];
         let Some(last) = entries.iter().map(|entry| entry.deadline).max() else { return (None, 0) };
         let Some(_turn) = redis.inner().commits.turn(&keys, last).await else {
-            let_go(entries, &overloaded(false));
+            fail_all(entries, &overloaded(false));
             return (None, 0);
         };
         let mut tries = 0;
-        let mut is_guess = known.is_some();
+        let mut is_guess = cached.is_some();
         let mut sent = Instant::now();
-        let mut seen = match known {
-            Some(known) => {
-                // The server is to have reached the time of the guess when it gets it.
-                let pause = known.round_trip / 16;
-                let seen = known.seen();
+        let mut seen = match cached {
+            Some(cached) => {
+                // The server has to reach the estimated time before it gets the write.
+                let pause = cached.round_trip / 16;
+                let seen = cached.seen();
                 tokio::time::sleep(pause).await;
                 seen
             }
             None => match redis.read(&keys, None, last).await {
                 Ok(seen) => seen,
                 Err(error) => {
-                    let_go(entries, &error);
+                    fail_all(entries, &error);
                     return (None, 0);
                 }
             },
         };
         loop {
-            let (write, told) = decide_all(&mut entries, &seen);
+            let (write, result) = decide_all(&mut entries, &seen);
             let Some(write) = write else {
                 if !is_guess {
                     let several = value::is_of_several(&seen.values[0]);
-                    deliver(entries, told, several);
-                    return (Some(Known::of(seen, sent)), tries);
+                    deliver(entries, result, several);
+                    return (Some(CachedValue::of(seen, sent)), tries);
                 }
-                // Nothing is to be written, so nobody would notice that another process has written.
+                // Without a write, a change by another process would go unnoticed.
                 sent = Instant::now();
                 match redis.read(&keys, None, last).await {
                     Ok(read) => (seen, is_guess) = (read, false),
                     Err(error) => {
-                        let_go(entries, &error);
+                        fail_all(entries, &error);
                         return (None, 0);
                     }
                 }
                 continue;
             };
             sent = Instant::now();
-            let at = if is_guess { At::Reached } else { At::Server };
+            let at = if is_guess { WriteTime::ServerIfReached } else { WriteTime::Server };
             match redis.write(&keys, at, &seen, std::slice::from_ref(&write), last).await {
-                Ok(Written::Done { now }) => {
+                Ok(WriteResult::Done { now }) => {
                     let several = value::is_of_several(&write.value);
-                    deliver(entries, told, several);
+                    deliver(entries, result, several);
                     let is_fresh = write.fresh_at.is_some_and(|fresh| fresh <= seen.now);
                     let value = if is_fresh { Vec::new() } else { write.value };
-                    return (Some(Known::of(Seen { now, values: vec![value] }, sent)), tries);
+                    return (
+                        Some(CachedValue::of(ReadValues { now, values: vec![value] }, sent)),
+                        tries,
+                    );
                 }
-                Ok(Written::Changed(changed)) => {
+                Ok(WriteResult::Changed(changed)) => {
                     tries += 1;
                     redis.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
                     (seen, is_guess) = (changed, false);
                     backoff(tries, sent.elapsed()).await;
                 }
                 Err(error) => {
-                    let_go(entries, &error);
+                    fail_all(entries, &error);
                     return (None, 0);
                 }
             }
             let now = Instant::now();
             let (late, rest) = entries
                 .into_iter()
-                .partition(|entry: &Entry| entry.deadline <= now || entry.done.is_closed());
-            let_go(late, &Error::Contended { tries });
+                .partition(|entry: &QueuedCheck| entry.deadline <= now || entry.done.is_closed());
+            fail_all(late, &Error::Contended { tries });
             entries = rest;
             if entries.is_empty() {
-                return (Some(Known::of(seen, sent)), tries);
+                return (Some(CachedValue::of(seen, sent)), tries);
             }
-            // Those who came before the last call was sent come along: its reply tells of a time after that.
+            // Callers that arrived before the last call was sent join: the reply has a later time.
             let mut shard = redis.inner().commits.shard(&self.key.name);
             if let Some(queue) = shard.get_mut(&*self.key.name) {
-                let room = MOST_TOGETHER.saturating_sub(entries.len());
+                let room = MAX_PER_ROUND.saturating_sub(entries.len());
                 entries.extend(take_waiting(queue, room, sent));
             }
         }
     }
 }
 
-impl Drop for Run {
+impl Drop for KeyTask {
     fn drop(&mut self) {
-        // Only where the task was ended from outside: the callers that wait are let go with it.
+        // This happens only if the task is aborted: the waiting callers fail with it.
         if !self.is_over {
             self.redis.inner().commits.shard(&self.key.name).remove(&*self.key.name);
         }
     }
 }
 
-impl Known {
-    /// What was just read or written by a call that was sent at a moment.
-    fn of(seen: Seen, sent: Instant) -> Self {
-        let Seen { now, mut values } = seen;
+impl CachedValue {
+    /// Makes a cached value from the result of a call.
+    fn of(seen: ReadValues, sent: Instant) -> Self {
+        let ReadValues { now, mut values } = seen;
         let value = values.pop().unwrap_or_default();
         Self { value, time: now, sent, round_trip: sent.elapsed() }
     }
 
-    /// Whether a guess is worth it.
-    fn helps(&self) -> bool {
-        self.round_trip >= GUESSED_FROM && self.sent.elapsed() < KNOWN_FOR
+    /// Returns whether the cached value saves a round trip.
+    fn is_useful(&self) -> bool {
+        self.round_trip >= LEAST_ROUND_TRIP && self.sent.elapsed() < CACHED_FOR
     }
 
-    /// The value, and a time that the server has not passed by now: it carried out the call after that was sent.
-    fn seen(self) -> Seen {
+    /// Returns the value, and a time that the server has not passed by now: it carried out the call after the call was
+    /// sent.
+    fn seen(self) -> ReadValues {
         let since = self.sent.elapsed();
         let since = i64::try_from((since + since / 1000).as_micros()).unwrap_or(0);
-        Seen { now: self.time.saturating_add(since), values: vec![self.value] }
+        ReadValues { now: self.time.saturating_add(since), values: vec![self.value] }
     }
 }
 
-/// Takes some who came before a moment and still wait, in the order in which they came. Those who have gone are forgotten.
-fn take_waiting(queue: &mut Queue, at_most: usize, before: Instant) -> Vec<Entry> {
+/// Takes some waiting callers that arrived before a time, in order of arrival. Drops callers that have gone.
+fn take_waiting(queue: &mut Queue, at_most: usize, before: Instant) -> Vec<QueuedCheck> {
     let now = Instant::now();
     queue.waiting.retain(|entry| !entry.done.is_closed() && entry.deadline > now);
     let came = queue.waiting.iter().take_while(|entry| entry.arrived <= before).count();
     queue.waiting.drain(..came.min(at_most)).collect()
 }
 
-/// Decides for each on what the one before it left. Those whose decision is an error are told so.
-fn decide_all(entries: &mut Vec<Entry>, seen: &Seen) -> (Option<Write>, Vec<Timed>) {
-    let mut told = Vec::with_capacity(entries.len());
+/// Decides for each caller on the value that the previous one left. Removes and answers callers whose decision is an
+/// error.
+fn decide_all(entries: &mut Vec<QueuedCheck>, seen: &ReadValues) -> (Option<Write>, Vec<Timed>) {
+    let mut result = Vec::with_capacity(entries.len());
     let mut write: Option<Write> = None;
-    let mut at = Seen { now: seen.now, values: seen.values.clone() };
+    let mut at = ReadValues { now: seen.now, values: seen.values.clone() };
     let mut place = 0;
     while place < entries.len() {
         match (entries[place].decide)(&at) {
@@ -345,7 +357,7 @@ fn decide_all(entries: &mut Vec<Entry>, seen: &Seen) -> (Option<Write>, Vec<Time
                     at.values[0].clone_from(&new.value);
                     write = Some(new);
                 }
-                told.push(answer);
+                result.push(answer);
                 place += 1;
             }
             Err(error) => {
@@ -354,17 +366,17 @@ fn decide_all(entries: &mut Vec<Entry>, seen: &Seen) -> (Option<Write>, Vec<Time
             }
         }
     }
-    (write, told)
+    (write, result)
 }
 
-fn deliver(entries: Vec<Entry>, told: Vec<Timed>, several: bool) {
-    for (entry, told) in entries.into_iter().zip(told) {
-        // Who does not wait any more is not told.
-        let _ = entry.done.send(Ok((told, several)));
+fn deliver(entries: Vec<QueuedCheck>, result: Vec<Timed>, several: bool) {
+    for (entry, result) in entries.into_iter().zip(result) {
+        // A caller that has gone is not answered.
+        let _ = entry.done.send(Ok((result, several)));
     }
 }
 
-fn let_go(entries: Vec<Entry>, error: &Error) {
+fn fail_all(entries: Vec<QueuedCheck>, error: &Error) {
     for entry in entries {
         let _ = entry.done.send(Err(error.clone()));
     }

@@ -2,66 +2,68 @@
 
 use std::fmt;
 
-use tallygate::{
-    DecodeError, InvalidAsk, MAX_KEY_BYTES, NotWhole, SettleError, StoreError, UnknownTier,
-};
+use tallygate::StoreError;
+use tallygate::algorithm::{DecodeError, NotAMultiple};
+use tallygate::reservation::SettleError;
+use tallygate::store::{InvalidAsk, MAX_KEY_BYTES};
+use tallygate::tiers::UnknownTier;
 
-/// Why there is no decision. A denial is one, and so is what the failure policy says.
+/// Why there is no decision. A denial is a decision, and so is the result of a failure policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The key is longer than [`MAX_KEY_BYTES`].
     KeyTooLong {
-        /// Its length.
+        /// The length of the key.
         bytes: usize,
     },
-    /// A window or penalty is no whole number of microseconds, which is what Redis counts.
-    NotInMicroseconds(NotWhole),
-    /// The server could not be asked, or its answer did not come in time. Whether the call was carried out
-    /// is not known if it was sent.
+    /// A window or penalty is not a whole number of microseconds, the unit of Redis.
+    NotInMicroseconds(NotAMultiple),
+    /// The server is unreachable, or its reply did not arrive in time. If the call was sent, it is unknown whether it
+    /// was carried out.
     Unavailable {
-        /// What happened.
+        /// The cause.
         reason: Box<str>,
-        /// Whether it was sent.
+        /// Whether the call was sent.
         sent: bool,
     },
-    /// The server answers, but this call was not decided within the time budget: too many others were before it.
-    /// Checks are denied with the source [`Overloaded`](tallygate::Source::Overloaded) instead; only operations that
-    /// cannot be denied return this error. Whether the call was carried out is not known if it was sent.
+    /// The server answers, but it did not decide on this call within the time budget, because of other calls. Checks
+    /// are denied with the source [`Overloaded`](tallygate::Source::Overloaded) instead; only operations that cannot be
+    /// denied return this error. If the call was sent, it is unknown whether it was carried out.
     Overloaded {
         /// What the call waited for.
         reason: Box<str>,
-        /// Whether it was sent.
+        /// Whether the call was sent.
         sent: bool,
     },
     /// The server answered with an error.
     Server {
-        /// What it said.
+        /// The message of the server.
         message: Box<str>,
     },
-    /// What is kept under the key is not a state.
+    /// The value of the key is not a valid state.
     Corrupt {
-        /// What is wrong with it.
+        /// The cause.
         reason: DecodeError,
     },
     /// The server has no memory left for writes.
     OutOfMemory {
-        /// What it said.
+        /// The message of the server.
         message: Box<str>,
     },
-    /// Other processes changed the key each time before it could be written, until the time budget was over. Checks
-    /// are denied with the source [`Overloaded`](tallygate::Source::Overloaded) instead.
+    /// Other processes changed the key before each write, until the time budget ended. Checks are denied with the
+    /// source [`Overloaded`](tallygate::Source::Overloaded) instead.
     Contended {
-        /// How often it was tried.
+        /// The number of attempts.
         tries: u32,
     },
     /// The reservation cannot be settled. Nothing was changed.
     Settle(SettleError),
-    /// The store in memory has no answer: see [`AnyStore`](crate::AnyStore).
+    /// The store in memory failed: see [`AnyStore`](crate::AnyStore).
     Memory(StoreError),
-    /// A decision over several keys has parts in memory and parts in Redis, which cannot be one step.
+    /// A joint decision has keys in memory and keys in Redis, which cannot be charged in one step.
     MixedStores,
-    /// The question names a tier that the limiter does not have.
+    /// The question names an unknown tier.
     UnknownTier(Box<UnknownTier>),
 }
 
@@ -71,11 +73,11 @@ impl fmt::Display for Error {
             Self::KeyTooLong { bytes } => {
                 write!(f, "the key has {bytes} bytes; use at most {MAX_KEY_BYTES}, or a hash of it")
             }
-            Self::NotInMicroseconds(NotWhole { span, .. }) => write!(
+            Self::NotInMicroseconds(NotAMultiple { span, .. }) => write!(
                 f,
-                "a window or penalty of {span} ns; Redis counts microseconds, use a multiple of 1000 ns"
+                "a window or penalty of {span} ns is not a whole number of microseconds; use a multiple of 1000 ns"
             ),
-            Self::Unavailable { reason, .. } => write!(f, "redis is not available: {reason}"),
+            Self::Unavailable { reason, .. } => write!(f, "redis is unavailable: {reason}"),
             Self::Overloaded { reason, .. } => {
                 write!(
                     f,
@@ -85,18 +87,21 @@ impl fmt::Display for Error {
             Self::OutOfMemory { message } => write!(f, "redis is out of memory: {message}"),
             Self::Server { message } => write!(f, "redis answered with an error: {message}"),
             Self::Corrupt { reason } => {
-                write!(f, "what redis has under the key is no state: {reason}; delete the key")
+                write!(
+                    f,
+                    "the value of the key in redis is not a valid state: {reason}; delete the key"
+                )
             }
             Self::Settle(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::MixedStores => write!(
                 f,
-                "some parts are decided in memory and some in redis; keep all limiters of a decision in one store"
+                "some keys are in memory and some in redis; keep all limiters of a joint decision in one store"
             ),
             Self::UnknownTier(unknown) => unknown.fmt(f),
             Self::Contended { tries } => write!(
                 f,
-                "other processes changed the key each of {tries} times before it could be written; retry shortly"
+                "other processes changed the key before each of {tries} writes; retry shortly"
             ),
         }
     }
@@ -104,8 +109,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<NotWhole> for Error {
-    fn from(not_whole: NotWhole) -> Self {
+impl From<NotAMultiple> for Error {
+    fn from(not_whole: NotAMultiple) -> Self {
         Self::NotInMicroseconds(not_whole)
     }
 }
@@ -121,6 +126,7 @@ impl From<StoreError> for Error {
         match error {
             StoreError::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
             StoreError::UnknownTier(unknown) => Self::UnknownTier(unknown),
+            StoreError::Settle(error) => Self::Settle(error),
             error => Self::Memory(error),
         }
     }
@@ -131,17 +137,18 @@ impl From<InvalidAsk> for Error {
         match invalid {
             InvalidAsk::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
             InvalidAsk::UnknownTier(unknown) => Self::UnknownTier(Box::new(unknown)),
+            InvalidAsk::Settle(error) => Self::Settle(error),
         }
     }
 }
 
-/// Why an address is none.
+/// Why an address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddressError {
     /// The address without its password.
     pub address: Box<str>,
-    /// What is wrong with it.
+    /// The cause.
     pub reason: Box<str>,
 }
 

@@ -1,38 +1,40 @@
-//! What must hold of every value that is found under a key, and of every address: one function a fuzz target.
+//! The properties of all values and addresses, one function per fuzz target.
 
 use std::borrow::Cow;
 
-use tallygate::{Algorithm as _, Allowance, Decision, Tick};
+use tallygate::algorithm::Algorithm as _;
+use tallygate::store::Allowance;
+use tallygate::{Decision, Tick};
 
 use crate::address::Address;
 use crate::value;
 
-/// Values: any bytes are refused, or are states that decide within their limits and are written in one way.
+/// Checks a value: any bytes are rejected, or are states that decide within their limits and have one encoding.
 pub fn redis_value(bytes: &[u8]) {
     if let Ok(numbers) = value::numbers(bytes) {
         assert_eq!(numbers.len() * 8, bytes.len());
     }
     let Ok((under, allowances)) = value::read(bytes) else { return };
-    let write = |under: &[value::Under], allowances: &[Allowance]| {
+    let write = |under: &[value::PolicyRecords], allowances: &[Allowance]| {
         let under = under.iter().map(|(policy, state)| (policy, Cow::Borrowed(state)));
         value::write_all(under, allowances.iter().copied())
     };
     let written = write(&under, &allowances);
-    let (again, allowances) = value::read(&written).expect("it was written");
+    let (again, allowances) = value::read(&written).expect("a written value is valid");
     let rewritten = write(&again, &allowances);
     assert_eq!(written, rewritten, "a state has one value");
     for (policy, state) in under {
         for now in [Tick(0), Tick(i64::MAX), Tick(i64::MIN)] {
-            let told: Decision = policy.decide(&mut state.clone(), now, 1);
-            assert!(told.remaining <= told.limit, "{told:?}");
+            let decision: Decision = policy.decide(&mut state.clone(), now, 1);
+            assert!(decision.remaining <= decision.limit, "{decision:?}");
         }
     }
 }
 
-/// Addresses: a password is never told, neither of an address that is understood nor of one that is not.
+/// Checks an address: no message contains its password, whether the address is valid or not.
 pub fn redis_address(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let told = match Address::parse(text) {
+    let message = match Address::parse(text) {
         Ok(address) => address.to_string(),
         Err(error) => error.to_string(),
     };
@@ -42,11 +44,11 @@ pub fn redis_address(bytes: &[u8]) {
     });
     let in_query = text.split_once("?pass=").map(|(_, rest)| rest);
     for password in in_login.into_iter().chain(in_query) {
-        // Others may stand in the message by chance.
-        let is_telling =
+        // Short passwords may be part of the message by chance.
+        let is_specific =
             password.len() >= 8 && password.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let is_elsewhere = text.matches(password).count() > 1;
-        assert!(!is_telling || is_elsewhere || !told.contains(password), "{told}");
+        assert!(!is_specific || is_elsewhere || !message.contains(password), "{message}");
     }
 }
 
@@ -55,12 +57,13 @@ mod tests {
     use tallygate_testkit::try_corpus;
 
     #[test]
-    fn any_bytes_are_no_value_or_one_that_decides() {
+    fn any_bytes_are_rejected_or_decide_within_their_limits() {
         try_corpus("redis_value", 5000, super::redis_value);
     }
 
+    /// Fault H10.
     #[test]
-    fn h10_no_address_tells_its_password() {
+    fn no_message_has_the_password_of_an_address() {
         try_corpus("redis_address", 5000, super::redis_address);
     }
 }

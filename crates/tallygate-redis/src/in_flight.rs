@@ -1,4 +1,4 @@
-//! Requests in flight, over a fleet: places that are leased, so that they lapse when their holder dies.
+//! Limits the requests in flight over a fleet. Places are leased, so that they lapse when their process dies.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::key::Key;
 use crate::script::PLACES;
 use crate::transaction::unexpected;
 
-/// At most so many requests of a client at once, whichever processes serve them.
+/// Limits how many requests of a client are in flight at once, over all processes.
 ///
-/// A place is kept as long as its [`Place`] lives; a task renews it meanwhile. If the process dies, it lapses
-/// after the lease. There is no failure policy: if Redis cannot be asked, that is an error.
+/// A request holds a place as long as its [`Place`] lives; a task renews its lease. If the process dies, the place lapses
+/// after the lease. There is no failure policy: an unavailable Redis is an error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::transaction::unexpected;
 /// let redis = Redis::open("redis://127.0.0.1:6379")?;
 /// let in_flight = InFlight::new(&redis, "uploads", 2, Duration::from_secs(30));
 /// if let Some(place) = in_flight.enter("alice").await? {
-///     // Serve, then let go:
+///     // Serve the request, then return the place:
 ///     place.leave().await?;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -41,22 +41,22 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// At most so many places a client, each leased for so long at a time.
+    /// Makes a limit of `places` requests per client, each leased for `lease` at a time.
     #[must_use]
     pub fn new(redis: &Redis, name: &str, places: u64, lease: Duration) -> Self {
         Self { redis: redis.clone(), name: format!("in flight/{name}").into(), places, lease }
     }
 
-    /// Takes a place, if there is one.
+    /// Takes a place, if one is free.
     ///
     /// # Errors
-    /// The key is too long, or Redis could not be asked.
+    /// Fails if the key is too long or Redis is unavailable.
     pub async fn enter(&self, client: impl AsRef<[u8]>) -> Result<Option<Place>, Error> {
         let key = self.redis.key(&self.name, client.as_ref())?;
-        let who = format!("{:032x}", fastrand::u128(..));
-        // Given back also if nobody waits for the answer any more.
-        let mut place = Place::new(self.clone(), key, who);
-        let (is_in, _) = self.ask("take", &place.key, &place.who).await?;
+        let holder = format!("{:032x}", fastrand::u128(..));
+        // The place is returned even if the caller has gone before the reply.
+        let mut place = Place::new(self.clone(), key, holder);
+        let (is_in, _) = self.ask("take", &place.key, &place.holder).await?;
         if !is_in {
             place.is_left = true;
             return Ok(None);
@@ -65,18 +65,19 @@ impl InFlight {
         Ok(Some(place))
     }
 
-    /// How many requests of a client are in flight.
+    /// Returns the number of requests of a client in flight.
     ///
     /// # Errors
-    /// The key is too long, or Redis could not be asked.
+    /// Fails if the key is too long or Redis is unavailable.
     pub async fn count(&self, client: impl AsRef<[u8]>) -> Result<u64, Error> {
         let key = self.redis.key(&self.name, client.as_ref())?;
         Ok(self.ask("count", &key, "").await?.1)
     }
 
-    async fn ask(&self, verb: &str, key: &Key, who: &str) -> Result<(bool, u64), Error> {
+    async fn ask(&self, verb: &str, key: &Key, holder: &str) -> Result<(bool, u64), Error> {
         let (places, lease) = (self.places.to_string(), self.lease.as_micros().to_string());
-        let arguments = [verb, who, &places, &lease, ""].map(|argument: &str| argument.as_bytes());
+        let arguments =
+            [verb, holder, &places, &lease, ""].map(|argument: &str| argument.as_bytes());
         let deadline = self.redis.deadline();
         let reply = self.redis.run(&PLACES, &[key], &arguments, deadline).await?;
         let Value::Array(reply) = reply else { return Err(unexpected()) };
@@ -89,43 +90,45 @@ impl InFlight {
     }
 }
 
-/// A place among the requests in flight. Dropped, it is given back in the background; if that fails, it lapses.
-#[must_use = "it is given back when it is dropped: keep it as long as the request is served"]
+/// A place among the requests in flight. When it is dropped, it is returned in the background; if that fails, it
+/// lapses.
+#[must_use = "the place is returned when it is dropped: keep it while the request is served"]
 pub struct Place {
-    of: InFlight,
+    in_flight: InFlight,
     key: Key,
-    who: String,
+    holder: String,
     renewal: Option<tokio::task::JoinHandle<()>>,
     is_left: bool,
 }
 
 impl Place {
-    fn new(of: InFlight, key: Key, who: String) -> Self {
-        Self { of, key, who, renewal: None, is_left: false }
+    fn new(in_flight: InFlight, key: Key, holder: String) -> Self {
+        Self { in_flight, key, holder, renewal: None, is_left: false }
     }
 
-    /// Renews the lease until it is dropped.
+    /// Renews the lease until the place is dropped.
     fn keep(&mut self) {
-        let (of, key, who) = (self.of.clone(), self.key.clone(), self.who.clone());
+        let (in_flight, key, holder) =
+            (self.in_flight.clone(), self.key.clone(), self.holder.clone());
         self.renewal = Some(tokio::spawn(async move {
             loop {
-                tokio::time::sleep(of.lease / 3).await;
-                // What fails is tried again in time, or it lapses.
-                if let Ok((false, _)) = of.ask("keep", &key, &who).await {
+                tokio::time::sleep(in_flight.lease / 3).await;
+                // A failed renewal is retried in time, or the place lapses.
+                if let Ok((false, _)) = in_flight.ask("keep", &key, &holder).await {
                     return;
                 }
             }
         }));
     }
 
-    /// Gives it back, and waits until it is.
+    /// Returns the place, and waits until that is done.
     ///
     /// # Errors
-    /// Redis could not be asked: it lapses after the lease.
+    /// Fails if Redis is unavailable. The place then lapses after its lease.
     pub async fn leave(mut self) -> Result<(), Error> {
         self.is_left = true;
         self.stop();
-        self.of.ask("leave", &self.key, &self.who).await.map(|_| ())
+        self.in_flight.ask("leave", &self.key, &self.holder).await.map(|_| ())
     }
 
     fn stop(&mut self) {
@@ -141,11 +144,12 @@ impl Drop for Place {
         if self.is_left {
             return;
         }
-        let (of, key, who) = (self.of.clone(), self.key.clone(), std::mem::take(&mut self.who));
-        // Without a runtime it lapses.
+        let (in_flight, key, holder) =
+            (self.in_flight.clone(), self.key.clone(), std::mem::take(&mut self.holder));
+        // Without a runtime, the place lapses.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                let _ = of.ask("leave", &key, &who).await;
+                let _ = in_flight.ask("leave", &key, &holder).await;
             });
         }
     }
@@ -159,6 +163,6 @@ impl fmt::Debug for InFlight {
 
 impl fmt::Debug for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").field("who", &self.who).finish_non_exhaustive()
+        f.debug_struct("Place").field("holder", &self.holder).finish_non_exhaustive()
     }
 }

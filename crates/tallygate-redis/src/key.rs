@@ -1,21 +1,21 @@
-//! What a client's key is called in Redis.
+//! The names of keys in Redis.
 //!
-//! `PREFIX{TAG}LENGTH:POLICY=CLIENT`, or `PREFIX{TAG}LENGTH:POLICY#DIGEST` for a long one. The length is that
-//! of the policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a
-//! hash of the client: it alone decides which node of a cluster has the key, so a client cannot choose it by
-//! putting braces into its name, and all policies of one client are in one place. In a cluster the hash has a secret that
-//! the servers share: else a client could try out names until many are in one slot. With `~` before `=` or `#` it is the
-//! key of what is out on lease, with `^` that of returns and resets, with `!` that of when a bucket was found full after an
+//! `PREFIX{TAG}LENGTH:POLICY=CLIENT`, or `PREFIX{TAG}LENGTH:POLICY#DIGEST` for a long client. The length is that of the
+//! policy's name, so that `a:b` with `c` and `a` with `b:c` are two keys. The tag is four digits of a hash of the
+//! client. It alone decides which node of a cluster has the key, so a client cannot choose the node by braces in its
+//! name, and all policies of one client are on the same node. In a cluster, the hash includes a secret that the servers
+//! share; otherwise, a client could search for names that share a slot. A `~` before `=` or `#` marks the key of
+//! outstanding leases, `^` that of returns and resets, and `!` that of the time when a bucket was found full after an
 //! outage.
 
 use std::io::Write as _;
 
 use sha2::{Digest as _, Sha256};
-use tallygate::MAX_KEY_BYTES;
+use tallygate::store::MAX_KEY_BYTES;
 
 use crate::Error;
 
-/// The longest client that is written out. Of longer ones there is a digest.
+/// The longest client that is part of the name. A longer client is replaced by a digest.
 const LONGEST: usize = 128;
 
 /// A key in Redis, and its slot.
@@ -25,7 +25,7 @@ pub(crate) struct Key {
     pub(crate) slot: u16,
 }
 
-/// What tags are made with: a secret in a cluster, nothing elsewhere.
+/// The secret that is hashed into tags in a cluster.
 pub(crate) type SlotSecret = [u8; 32];
 
 impl Key {
@@ -38,12 +38,12 @@ impl Key {
         Self::marked(prefix, secret, policy, b"", client)
     }
 
-    /// The key of the secret that the servers of a cluster share.
+    /// Returns the key of the secret that the servers of a cluster share.
     pub(crate) fn of_secret(prefix: &str) -> Self {
         Self { name: format!("{prefix}{{slots}}secret").into_bytes(), slot: slot(b"slots") }
     }
 
-    /// The key of what is out on lease of another, in the same slot.
+    /// Returns the key of the outstanding leases of a client, in the same slot.
     pub(crate) fn of_leases(
         prefix: &str,
         secret: Option<&SlotSecret>,
@@ -53,7 +53,7 @@ impl Key {
         Self::marked(prefix, secret, policy, b"~", client)
     }
 
-    /// The key of the returns and resets of this one, in the same slot: with `^` before the `=` or `#`.
+    /// Returns the key of the returns and resets of this key, in the same slot: with `^` before the `=` or `#`.
     pub(crate) fn of_returns(&self) -> Self {
         let Self { name, slot } = self;
         let tag_ends = name.iter().position(|byte| *byte == b'}').map_or(0, |place| place + 1);
@@ -65,7 +65,8 @@ impl Key {
         Self { name, slot: *slot }
     }
 
-    /// The key of when a bucket was found full after an outage, in the same slot: with `!` before the `=` or `#`.
+    /// Returns the key of the time when a bucket was found full after an outage, in the same slot: with `!` before the
+    /// `=` or `#`.
     pub(crate) fn of_outage(
         prefix: &str,
         secret: Option<&SlotSecret>,
@@ -122,7 +123,7 @@ const fn hex(digit: u8) -> u8 {
     if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }
 }
 
-/// The slot of a hash tag in a cluster.
+/// Returns the slot of a hash tag in a cluster.
 pub(crate) fn slot(tag: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(tag) % 16384
 }
@@ -133,7 +134,7 @@ mod tests {
 
     fn name(policy: &str, client: &str) -> String {
         let name = Key::new("tg:", None, policy, client.as_bytes()).unwrap().name;
-        // Without the tag, in which few bits of the client are: they must differ all the same.
+        // The tag has only a few bits of the client, and names must differ without it.
         String::from_utf8(name).unwrap().split_once('}').unwrap().1.to_owned()
     }
 
@@ -142,7 +143,7 @@ mod tests {
         assert_ne!(name("a:b", "c"), name("a", "b:c"));
         assert_ne!(name("a", "=b"), name("a=", "b"));
         assert_ne!(name("a=b", "c"), name("a", "b=c"));
-        // A digest written out is another client than the one it is of.
+        // A client whose name is the digest of another client has another key.
         let long = name("a", &"x".repeat(129));
         let digest = long.split_once('#').unwrap().1;
         assert_ne!(name("a", digest), long);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_on_lease_is_beside_its_key_and_is_no_clients_key() {
+    fn leases_have_a_key_in_the_slot_of_their_client_that_no_client_has() {
         for client in ["alice", "=alice", "~=alice", &"x".repeat(129)] {
             let key = Key::new("tg:", None, "api", client.as_bytes()).unwrap();
             let leases = Key::of_leases("tg:", None, "api", client.as_bytes()).unwrap();
@@ -159,11 +160,11 @@ mod tests {
                 String::from_utf8(leases.name).unwrap().split_once('}').unwrap().1.to_owned();
             assert!(rest.starts_with("3:api~=") || rest.starts_with("3:api~#"), "{rest}");
         }
-        assert!(name("api~", "alice").starts_with("4:api~="), "the length tells it apart");
+        assert!(name("api~", "alice").starts_with("4:api~="), "the length distinguishes it");
     }
 
     #[test]
-    fn returns_have_a_key_beside_the_clients() {
+    fn returns_have_a_key_beside_the_key_of_the_client() {
         for (policy, client) in [("api", "alice"), ("a=b}c:1", "x^=y"), ("", "}{"), ("7", "12:=")] {
             let key = Key::new("tg:", None, policy, client.as_bytes()).unwrap();
             let returns = key.of_returns();
@@ -187,8 +188,10 @@ mod tests {
     }
 
     /// Twenty keys that share a slot under one secret do not share one under another.
+    ///
+    /// Fault J13.
     #[test]
-    fn j13_a_client_cannot_choose_slots_without_the_secret() {
+    fn a_client_cannot_choose_slots_without_the_secret() {
         let slot_of = |secret: Option<&SlotSecret>, client: usize| {
             Key::new("tg:", secret, "api", client.to_string().as_bytes()).unwrap().slot
         };
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_too_long_is_refused() {
+    fn a_key_that_is_too_long_is_rejected() {
         assert_eq!(
             Key::new("", None, "", &vec![0; MAX_KEY_BYTES + 1]),
             Err(Error::KeyTooLong { bytes: MAX_KEY_BYTES + 1 })

@@ -1,69 +1,68 @@
-//! Leases: a process takes a slice of a hot key's quota in one call, and serves from it without asking.
+//! Leases: a process takes a slice of a hot key's quota in one call, and serves from it without further calls.
 //!
 //! | question | file |
 //! |---|---|
-//! | What does the store do when a slice is taken or given back? | `lease/ledger.rs`, and its port `scripts/lease_*.lua` |
+//! | How does the store take slices and accept returns? | `lease/ledger.rs`, and its port `scripts/lease_*.lua` |
 //! | How are they called? | `lease/calls.rs` |
-//! | What does a process do with a key? | `desk.rs` |
+//! | When does a process take a slice of a key? | `key_broker.rs` |
 //! | Does the bound hold in a fleet where everything fails? | `lease/fleet_tests.rs` |
 //!
-//! Both sides are pure: what happened and `now` go in, what is to be sent comes out.
+//! Both sides are pure: events and `now` go in, decisions and calls come out.
 //!
-//! # What holds
+//! # The bound
 //!
-//! *Every admission was paid for in the store before*, so the store's own count is never exceeded, and whatever
-//! fails, fails towards less: a reply that is lost, a process that crashes and a give-back that does not arrive
-//! leave something charged that nobody serves.
+//! *Every allowed unit was charged in the store before*, so the store's own count is never exceeded. Every failure
+//! allows less: after a lost reply, a crash, or a return that does not arrive, charged units stay unused.
 //!
-//! For a bucket of burst B that earns L in W, and leases that live for `life`, whatever is admitted in a closed
-//! stretch of time, plainly or from leases, is
+//! Let a bucket have burst B and earn L per W, and let leases live for `life`. All units that are allowed in a closed
+//! interval, with or without leases, are
 //!
 //! > A\[s, t\] ≤ B + floor((t − s + life) · L / W).
 //!
-//! A fixed window admits at most L in each window, as without leases.
+//! A fixed window allows at most L in each window, as without leases.
 //!
-//! # Why
+//! # The proof
 //!
 //! *A lease is short by every clock.* A process counts the life from when it **sent** the call, by its own monotonic
-//! clock, and a thousandth less, for clocks that run unequally. The store counts it from when it **executed** the
-//! call, at e, which is later. So what is admitted at a was paid for at some e with e ≤ a ≤ e + life, and no clock is
-//! ever compared with another.
+//! clock, and subtracts a thousandth, because clocks have different rates. The store counts it from when it **executed**
+//! the call, at e, which is later. So a unit that is allowed at a was charged at some e with e ≤ a ≤ e + life, and no
+//! clock is ever compared with another.
 //!
-//! *Without give-backs* that is all: what is admitted in \[s, t\] was charged in \[s − life, t\], and the bucket charges
-//! at most B + (t − s + life) · L / W in that.
+//! *Without returns*, that is all: the units that are allowed in \[s, t\] were charged in \[s − life, t\], and the bucket
+//! charges at most B + (t − s + life) · L / W in that interval.
 //!
-//! *A give-back* puts back tokens that were charged at e and not served. The store takes it only while it knows the
-//! lease (until e + life, by its own clock, and only as much as is out), and lifts the tokens T by no more than keeps
-//! T + O ≤ B, where O is all that is then still out. Without that rule, give-backs add up: a bucket earns back what is
-//! out on lease, which is then given back on top.
+//! *A return* puts back tokens that were charged at e and not served. The store accepts it only while the lease is
+//! outstanding (until e + life, by its own clock, and only up to the outstanding units). It raises the tokens T only as
+//! far as T + O ≤ B, where O is the sum of the units that are still outstanding. Without that rule, returns add up: a
+//! bucket earns the leased units back, and then they are returned in addition.
 //!
-//! Now let s′ = s − life. Give-backs in (s′, t\] are of leases that were taken since s′ (*new*), or before (*old*).
-//! A new one takes from what could be admitted at least what it puts back into the bucket: it changes nothing. An old
-//! one was taken before s′, so by e + life it is over before s. If none of the old ones lifted anything, then
-//! A\[s, t\] ≤ T(s′) + (t − s′) · L / W ≤ B + (t − s′) · L / W. If some did, let b be the time of the last that did:
-//! s′ < b < s. After it T(b) + O(b) ≤ B. What is admitted from s on was out at b, or is charged after b: at most
-//! O(b) + T(b) + (t − b) · L / W ≤ B + (t − s′) · L / W. Both are the bound; and A is a whole number. ∎
+//! Now let s′ = s − life. Returns in (s′, t\] belong to leases that were taken since s′ (*new*), or before (*old*). A new
+//! return takes at least as much from the units that could be allowed as it puts back into the bucket: it changes nothing.
+//! An old lease was taken before s′, so it ends before s, at e + life. If no old return raised the tokens, then
+//! A\[s, t\] ≤ T(s′) + (t − s′) · L / W ≤ B + (t − s′) · L / W. Otherwise, let b be the time of the last one that did:
+//! s′ < b < s. After it, T(b) + O(b) ≤ B. Every unit that is allowed from s on was outstanding at b, or is charged after
+//! b: at most O(b) + T(b) + (t − b) · L / W ≤ B + (t − s′) · L / W. Both are the bound, and A is a whole number. ∎
 //!
-//! Refunds and resets are the caller's own verbs and know nothing of leases: A is net of the refunds in \[s − life, t\],
+//! Refunds and resets are operations of the caller and independent of leases: A is net of the refunds in \[s − life, t\],
 //! and a reset is worth a burst, as without leases.
 //!
-//! *A failover* that loses the last writes loses charges, and what is known of leases with them. What was charged before
-//! it admits at most what the old bucket allows, what is charged after it what the new one does: one burst more, as
-//! without leases. A give-back of a lease that the new primary does not know lifts nothing; where it is taken for
-//! another one of the same time, it gives back what the old bucket has charged and nobody has served.
+//! *A failover* that loses the last writes loses charges together with the leases. The charges before it are bounded by
+//! the old bucket, and those after it by the new one: one burst more, as without leases. A return of a lease that the new
+//! primary does not have has no effect. If it is mistaken for another lease of the same time, it returns units that the
+//! old bucket charged and no process served.
 //!
-//! *A fixed window* gives nothing back by itself: T + O never grows within a window, a lease ends with its window, and a
-//! give-back counts only in the window in which it was taken. So nothing has to be known of leases.
+//! *A fixed window* earns nothing back: T + O never grows within a window, a lease ends with its window, and a return
+//! counts only in the window of its lease. So outstanding leases are not recorded.
 //!
-//! *A leaky bucket* tells each request its turn: the i-th of a lease has the turn that the bucket had for it when the
-//! lease was taken. Departures are then at most 1 + floor((t − s + 1 + life) · L / W) in \[s, t\]. A give-back would
-//! hand out turns twice, so of a leaky bucket nothing is given back: what is left over is lost.
+//! *A leaky bucket* gives each request a departure time: the i-th request of a lease departs when the bucket would have
+//! let it depart when the lease was taken. There are at most 1 + floor((t − s + 1 + life) · L / W) departures in \[s, t\].
+//! A return would assign departure times twice, so a leaky bucket accepts no returns: unused units are lost.
 //!
-//! # What is kept in Redis
+//! # In Redis
 //!
-//! What is out on lease is a second key in the same slot, not a part of the value: programs that know nothing of leases
-//! take a value of another length for corrupt, and must go on deciding beside those who do. For them the bucket is what
-//! it always was. It is at most 16 numbers of what ends when, and it expires with the last of them.
+//! The outstanding leases are a second key in the same slot, and not a part of the value: processes without leases would
+//! treat a longer value as corrupt, and have to decide on the same key. For them, the bucket is the same as without
+//! leases. The key has at most 16 pairs of an end and a number of units, and expires with the last of them.
 
 pub(crate) mod calls;
 #[cfg(test)]
@@ -77,7 +76,7 @@ use std::time::Duration;
 
 use tallygate::{Kind, Limit, Policy, Ticks};
 
-/// How leases are taken.
+/// The settings of leases.
 ///
 /// ```
 /// use std::time::Duration;
@@ -97,19 +96,20 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// The shortest and the longest life: shorter ones end before they arrive, longer ones are no bound to speak of.
+    /// The shortest and the longest life. A shorter lease would end before its reply arrives, and a longer one would hardly
+    /// bound anything.
     pub const LIVES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 
-    /// How long a lease lives, 100 ms by default; from 1 ms to a minute. The bound on what is admitted widens
-    /// by what is earned in that time. Leases of a fixed window live for a tenth of the window at most: longer ones
-    /// would hold units that other processes need before the window ends.
+    /// Sets the life of a lease: 100 ms by default, from 1 ms to one minute. The bound grows by the units that are earned in
+    /// that time. Leases of a fixed window live for a tenth of the window at most: longer ones would hold units that other
+    /// processes need before the window ends.
     #[must_use]
     pub fn life(mut self, life: Duration) -> Self {
         self.life = life.clamp(*Self::LIVES.start(), *Self::LIVES.end());
         self
     }
 
-    /// Whether slices of a policy can be leased: one bucket or one fixed window, without options.
+    /// Returns whether slices of a policy can be leased: one bucket or one fixed window, without options.
     #[must_use]
     pub fn serve(policy: &Policy) -> bool {
         policy.plain().is_some_and(|limit| {
@@ -118,8 +118,9 @@ impl Leases {
         })
     }
 
-    /// The same for a policy, in microseconds: a lease of a fixed window holds units that others cannot use until it
-    /// ends, so it lives for a tenth of the window at most. `None` if that is less than the shortest life.
+    /// Returns the leases of a policy, whose times are in microseconds. Other processes cannot use leased units before the
+    /// lease ends, so a lease of a fixed window lives for a tenth of the window at most. Returns `None` if that is less
+    /// than the shortest life.
     pub(crate) fn shortened_for(self, policy: &Policy) -> Option<Self> {
         let window = policy.plain().map(Limit::numbers);
         let Some(numbers) = window.filter(|numbers| numbers.kind == Kind::FixedWindow) else {
@@ -129,17 +130,17 @@ impl Leases {
         (longest >= *Self::LIVES.start()).then(|| Self { life: self.life.min(longest) })
     }
 
-    /// How long a lease lives.
+    /// Returns the life of a lease.
     pub(crate) const fn lives_for(self) -> Duration {
         self.life
     }
 
-    /// The life in microseconds, as the store counts it.
+    /// Returns the life in microseconds, as the store counts it.
     pub(crate) fn in_store(self) -> Ticks {
         Ticks(u64::try_from(self.life.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The life in nanoseconds, as a process counts it.
+    /// Returns the life in nanoseconds, as a process counts it.
     pub(crate) fn in_process(self) -> Ticks {
         by_any_clock(Ticks::from_duration(self.life))
     }
@@ -148,7 +149,7 @@ impl Leases {
 /// How many leases fit into a fixed window, one after the other.
 const PARTS_OF_A_WINDOW: u64 = 10;
 
-/// A span that is over when this much has passed by any other clock: a thousandth less.
+/// Returns a time that ends by this clock before `span` ends by any other clock: a thousandth less.
 pub(crate) const fn by_any_clock(span: Ticks) -> Ticks {
     Ticks(span.0 - span.0.div_ceil(1000))
 }
@@ -161,7 +162,7 @@ mod tests {
     fn a_clock_that_is_a_thousandth_slow_ends_a_lease_in_time() {
         for life in [1_000, 1_500, 100_000, 60_000_000].map(Duration::from_micros) {
             let leases = Leases::default().life(life);
-            // What passes by other clocks while this much passes by one that is a thousandth slow.
+            // The time by other clocks, while this clock is a thousandth slow.
             let passes = u128::from(leases.in_process().0) * 1000 / 999;
             assert!(passes <= life.as_nanos(), "{life:?}");
             assert_eq!(u128::from(leases.in_store().0), life.as_micros());

@@ -1,4 +1,7 @@
-//! One quota for a fleet: the limiter of [`tallygate`], its state in Redis (7 or newer) or Valkey.
+//! Shares the limits of [`tallygate`] between processes: keeps their state in Redis (7 or newer) or Valkey.
+//!
+//! To start, connect with [`Redis::open`], make a store with [`Redis::store`], and give it to a
+//! [`RateLimiter`](tallygate::RateLimiter):
 //!
 //! ```no_run
 //! use tallygate::{Policy, RateLimiter};
@@ -15,57 +18,91 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Every verb of [`RateLimiter`](tallygate::RateLimiter) works as in memory, to the same answers, and is a
-//! future. A check is one call of one script; the time is the server's.
+//! Every method of [`RateLimiter`](tallygate::RateLimiter) makes the same decisions as in memory, and returns a future. A
+//! check is one call of one script, and the clock is the server's.
 //!
-//! | question | file |
+//! Then choose:
+//!
+//! - who decides while Redis is unavailable: [`OnFailure`];
+//! - the time budget per check, the key prefix and TLS certificates: [`Options`];
+//! - whether this process decides on hot keys by itself, within a bound: [`Leases`];
+//! - the store at run time, memory or Redis, by a URL: [`open`].
+//!
+//! | task | use |
 //! |---|---|
-//! | How do I connect? | `client.rs`, on `address.rs` |
-//! | How is a decision made? | `store.rs`, by `script.rs` and `scripts/` |
-//! | What if many decide on one key at once? | `commit.rs`, by `transaction.rs`; `window.rs` |
-//! | Which checks are no call of their own? | `near.rs`, by `desk.rs`; leases are in `lease.rs` |
-//! | What is kept in Redis? | `key.rs`, `value.rs` |
-//! | What happens when Redis is away? | `failure.rs`, `breaker.rs` |
-//! | Which server has a key, and how is it asked? | `routes.rs`, `node.rs` |
-//! | How do algorithms of one's own work? | `own.rs`, by `transaction.rs` |
-//! | How do I decide over several keys? | `together.rs` |
-//! | How do I limit requests in flight? | `in_flight.rs` |
-//! | How do I wait for my turn? | `waiting.rs` |
+//! | Decide over several keys at once | [`check_all`] |
+//! | Limit how many requests are served at the same time | [`InFlight`] |
+//! | Wait until a request is allowed, or delay requests | [`Waiting`] |
+//! | Keep the states of your own algorithm | [`CustomStore`] |
+//! | Tell a denial from an unavailable Redis | [`Decision::verdict`](tallygate::Decision::verdict), [`Source`](tallygate::Source) |
+//! | See how many calls were made, failed and waited | [`Redis::counts`] |
+//!
+//! # One type for memory and Redis
+//!
+//! With [`open`], the address of the store decides where a limiter keeps its clients. All limiters have the type
+//! [`AnyLimiter`], all operations return futures, and all errors are [`Error`]:
+//!
+//! ```
+//! use std::time::Duration;
+//! use tallygate::{Policy, Tiers};
+//! use tallygate_redis::{Waiting as _, open};
+//!
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! let stores = open("memory")?; // or redis://127.0.0.1:6379
+//! let api = stores.limiter("api", Tiers::new(Policy::token_bucket(100).per_second().burst(1).build()?));
+//! assert!(api.check("alice").await?.allowed);
+//! let mut reservation = api.reserve("bob", Duration::from_secs(60)).await?.granted().expect("the quota is free");
+//! assert_eq!(api.cancel(&mut reservation).await?.remaining, 1);
+//! assert!(api.until_ready("alice", Duration::from_secs(5)).await?.allowed);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
 mod any;
 mod breaker;
+mod brokers;
 mod client;
 mod clock;
 mod commit;
-mod desk;
+mod counts;
+mod custom;
 mod error;
 mod failure;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod in_flight;
+mod joint;
 mod key;
+mod key_broker;
 mod lease;
-mod near;
+mod link;
+mod loaded_scripts;
 mod node;
-mod own;
+mod options;
 mod routes;
 mod script;
+mod stall;
 mod store;
-mod together;
 mod transaction;
 mod value;
 mod waiting;
 mod window;
 
-pub use any::{AnyLimiter, AnyReply, AnyStore, Stores, open};
-pub use client::{Counts, Options, Redis};
+pub use any::{AnyInFlight, AnyLimiter, AnyPlace, AnyReply, AnyStore, Stores, open};
+pub use client::Redis;
+pub use counts::Counts;
+pub use custom::CustomStore;
 pub use error::{AddressError, Error};
 pub use failure::OnFailure;
 pub use in_flight::{InFlight, Place};
+pub use joint::{JointAsk, check_all};
 pub use lease::Leases;
-pub use own::OwnStore;
+pub use options::Options;
 pub use store::{RedisStore, Reply};
-pub use together::{JointAsk, Together, check_all};
+pub use tallygate::joint::JointDecision;
 pub use waiting::Waiting;

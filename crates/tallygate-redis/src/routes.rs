@@ -1,9 +1,9 @@
-//! Which server has a key, and what to do when it is another one.
+//! Finds the server of a key, and follows redirections.
 //!
-//! The client of the `redis` crate for clusters sends a call again when a connection breaks, and a charge
-//! would then be charged twice; told not to, it follows no redirection either. So redirections are followed
-//! here: a call that was answered with MOVED or ASK was not carried out, and goes to the server that the
-//! answer names. A call whose reply was lost is never sent again.
+//! The cluster client of the `redis` crate sends a call again when a connection breaks, which would charge twice; if
+//! that is turned off, it does not follow redirections either. So redirections are followed here: a call that was
+//! answered with MOVED or ASK was not carried out, and is sent to the server that the reply names. A call whose reply
+//! was lost is never sent again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,23 +17,25 @@ use redis::{
 };
 
 use crate::address::{Address, Shape};
-use crate::client::{Counters, Options};
-use crate::node::{Failure, Node};
+use crate::counts::Counters;
+use crate::link::Failure;
+use crate::node::Node;
+use crate::options::Options;
 
-/// The way to the servers.
+/// The known servers and their slots.
 #[derive(Debug)]
 pub(crate) struct Routes {
     address: Address,
     options: Options,
     counters: Arc<Counters>,
     nodes: Mutex<HashMap<(String, u16), Arc<Node>>>,
-    /// The server of all keys, where there is one.
+    /// The server of all keys, without a cluster.
     only: ArcSwapOption<Node>,
     /// In a cluster: the server of each slot.
     slots: Mutex<Slots>,
     is_asking: AtomicBool,
     asked: Mutex<Option<Instant>>,
-    /// When a server that did not answer was last replaced by another.
+    /// When an unavailable server was last replaced by another.
     failed_over: Mutex<Option<Instant>>,
 }
 
@@ -41,15 +43,15 @@ pub(crate) struct Routes {
 #[derive(Debug, Default)]
 struct Slots {
     ranges: Vec<(u16, u16, Arc<Node>)>,
-    /// Slots that were found elsewhere since.
+    /// Slots that were found on another server since.
     moved: HashMap<u16, Arc<Node>>,
 }
 
-/// How many redirections are followed.
+/// How many redirections a call follows at most.
 const MAX_REDIRECTIONS: usize = 5;
-/// How often the map of servers is asked for at most.
+/// The shortest time between two refreshes of the topology.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// How long that may take: nobody's decision waits for it but the first.
+/// How long a refresh may take: only the first decision waits for it.
 const MAP_BUDGET: Duration = Duration::from_millis(500);
 
 impl Routes {
@@ -79,7 +81,7 @@ impl Routes {
         matches!(self.address.shape, Shape::Cluster { .. })
     }
 
-    /// Whether some server that has keys now is left alone because it does not answer.
+    /// Returns whether the circuit breaker of a server that has keys is open.
     pub(crate) fn is_open(&self) -> bool {
         if !self.is_cluster() {
             return self.only.load().as_ref().is_some_and(|node| node.is_open());
@@ -89,12 +91,13 @@ impl Routes {
             || slots.moved.values().any(|node| node.is_open())
     }
 
-    /// Whether the server of a slot was at work since a moment: see [`Node::is_busy_since`].
+    /// Returns whether the server of a slot was working since a time: see [`Node::is_busy_since`].
     pub(crate) fn is_busy_since(&self, slot: u16, since: Instant) -> bool {
         self.known(slot).is_some_and(|node| node.is_busy_since(since))
     }
 
-    /// Returns whether the server of a slot did not answer at some time since a moment, or has replaced one that did not.
+    /// Returns whether the server of a slot was unavailable at some time since a given time, or has replaced one that
+    /// was.
     pub(crate) fn was_open_since(&self, slot: u16, since: Instant) -> bool {
         self.known(slot).is_some_and(|node| node.was_open_since(since))
             || lock(&self.failed_over).is_some_and(|when| when >= since)
@@ -113,7 +116,7 @@ impl Routes {
         }
     }
 
-    /// Whether the server of a slot is known to have a script.
+    /// Returns whether the server of a slot is known to have a script.
     pub(crate) fn has_script(&self, slot: u16, script: u64) -> bool {
         if !self.is_cluster() {
             return self.only.load().as_ref().is_some_and(|node| node.scripts.has(script));
@@ -121,14 +124,14 @@ impl Routes {
         self.known(slot).is_some_and(|node| node.scripts.has(script))
     }
 
-    /// Notes that the server of a slot has a script, or has it before the next call is read.
+    /// Records that the server of a slot has a script, or gets it before the next call.
     pub(crate) fn loaded_script(&self, slot: u16, script: u64) {
         if let Some(node) = self.known(slot) {
             node.scripts.add(script);
         }
     }
 
-    /// Notes that the server of a slot may not have a script.
+    /// Records that the server of a slot may not have a script.
     pub(crate) fn forget_script(&self, slot: u16, script: u64) {
         if let Some(node) = self.known(slot) {
             node.scripts.remove(script);
@@ -171,7 +174,7 @@ impl Routes {
                     }
                 }
                 ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
-                    // It was a primary once: the address may lead to another server by now.
+                    // The address may lead to another server by now.
                     node.reconnect("the server is a replica now");
                     self.ask_for_map();
                     return Err(failure);
@@ -183,7 +186,7 @@ impl Routes {
                 _ => return Err(failure),
             }
         }
-        Err(Failure::NotSent("sent from server to server too often".into()))
+        Err(Failure::NotSent("too many redirections".into()))
     }
 
     async fn node_of(self: &Arc<Self>, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
@@ -193,13 +196,11 @@ impl Routes {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok(found) = tokio::time::timeout(left, self.read_map()).await else {
-                return Err(Failure::NotSent(
-                    "it is not known yet which server has the key".into(),
-                ));
+                return Err(Failure::NotSent("the cluster topology is not known yet".into()));
             };
             found?;
             if self.known(slot).is_none() {
-                return Err(Failure::NotSent("no server has the key's slot".into()));
+                return Err(Failure::NotSent("no server serves the slot of the key".into()));
             }
         }
     }
@@ -213,7 +214,7 @@ impl Routes {
         slots.moved.get(&slot).or_else(|| range().map(|(_, _, node)| node)).cloned()
     }
 
-    /// The server that a redirection names.
+    /// Returns the server that a redirection names.
     fn named_in(&self, error: &RedisError) -> Option<Arc<Node>> {
         let (address, _) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
@@ -232,7 +233,7 @@ impl Routes {
         Ok(node)
     }
 
-    /// Has the map of servers read in the background, if nobody is at it and it was not just read.
+    /// Refreshes the topology in the background, unless that is under way or was just done.
     fn ask_for_map(self: &Arc<Self>) {
         if matches!(self.address.shape, Shape::One) {
             return;
@@ -250,7 +251,7 @@ impl Routes {
             let read = tokio::time::timeout(MAP_BUDGET, routes.read_map()).await;
             routes.is_asking.store(false, Ordering::Release);
             if !matches!(read, Ok(Ok(()))) {
-                tracing::warn!(address = %routes.address, "cannot read which server has which keys; keeping the previous map");
+                tracing::warn!(address = %routes.address, "cluster topology refresh failed; keeping the previous topology");
             }
         });
     }
@@ -263,11 +264,11 @@ impl Routes {
         }
     }
 
-    /// Asks the servers that are known, then those that were given, for the map of slots.
+    /// Reads the slots from the known servers, then from the configured ones.
     async fn read_slots(&self, seeds: &[(String, u16)]) -> Result<(), Failure> {
         let mut known: Vec<_> = lock(&self.nodes).keys().cloned().collect();
         known.extend(seeds.iter().cloned());
-        let mut last = Failure::NotSent("no server is known".into());
+        let mut last = Failure::NotSent("no server is configured".into());
         for (host, port) in known {
             let node = self.node(&host, port)?;
             let command = Arc::new(redis::cmd("CLUSTER").arg("SLOTS").take());
@@ -275,7 +276,7 @@ impl Routes {
                 Ok(reply) => {
                     let ranges = self.ranges(&reply, &host);
                     if !ranges.is_empty() {
-                        // Servers that have no slots any more are forgotten, and so is that they did not answer.
+                        // Servers without slots are dropped, together with their circuit breakers.
                         self.keep_nodes(|node| {
                             ranges.iter().any(|(_, _, other)| Arc::ptr_eq(node, other))
                         });
@@ -298,7 +299,7 @@ impl Routes {
             };
             let (host, port) = (text(primary.first()?)?, primary.get(1)?);
             let Value::Int(port) = port else { return None };
-            // An empty host means the one that was asked.
+            // An empty host means the server that was asked.
             let host = if host.is_empty() { asked.to_owned() } else { host };
             let node = self.node(&host, u16::try_from(*port).ok()?).ok()?;
             Some((u16::try_from(*from).ok()?, u16::try_from(*to).ok()?, node))
@@ -306,9 +307,9 @@ impl Routes {
         ranges.iter().filter_map(read).collect()
     }
 
-    /// Asks the sentinels in turn who the primary is.
+    /// Asks the sentinels in turn for the address of the primary.
     async fn find_primary(&self, sentinels: &[(String, u16)], name: &str) -> Result<(), Failure> {
-        let mut last = Failure::NotSent("no sentinel is known".into());
+        let mut last = Failure::NotSent("no sentinel is configured".into());
         for (host, port) in sentinels {
             let info = self.sentinel(host, *port);
             let sentinel =
@@ -336,7 +337,7 @@ impl Routes {
         Err(last)
     }
 
-    /// Sentinels have no databases, and their own passwords if any.
+    /// Returns how to connect to a sentinel, which has no databases and no password of the servers.
     fn sentinel(&self, host: &str, port: u16) -> ConnectionInfo {
         self.address.to(host, port).set_redis_settings(RedisConnectionInfo::default())
     }

@@ -1,8 +1,8 @@
-//! The keys of a policy in Redis.
+//! The store for the keys of a policy in Redis.
 //!
-//! A check is one call of the policy's script. What the script leaves is told in numbers, and the core reads
-//! the answer from them: so whatever is told is what the core would tell. Where a script does not decide, the
-//! value comes back instead, and is decided on here, by compare-and-set.
+//! A check is one call of the policy's script. The script returns the resulting state as numbers, and the core derives
+//! the decision from them, so the decision is the same as in memory. If a script cannot decide on a value, it returns
+//! the value, and this process decides by compare-and-set.
 
 mod checks;
 mod operation;
@@ -19,31 +19,33 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use futures_util::future::{join_all, ready};
-use tallygate::{
-    Answer, Ask, Charged, Cost, Decision, InvalidAsk, Lent, MAX_KEY_BYTES, NotWhole, Op, Policy,
-    Receipt, SettleError, Store, Tick, Ticks, Timed,
-};
+use tallygate::algorithm::{Answer, NotAMultiple, Op, Receipt, Timed};
+use tallygate::reservation::{Charged, SettleError};
+use tallygate::store::{InvalidAsk, MAX_KEY_BYTES, RuleRef, Store};
+use tallygate::{Ask, Cost, Decision, Policy, Quota, Tick, Ticks};
 
+#[cfg(test)]
+pub(crate) use self::operation::settle_receipt;
 pub(crate) use self::operation::{Lowering, changed, decide, lower, lowers, reserve_in, step};
 pub(crate) use self::reply::DecidedPart;
-pub(crate) use self::rule::{ByPolicy, Judge, Shareable};
+pub(crate) use self::rule::{PolicyCodec, RedisRule, StateCodec};
+use crate::brokers::{self, Brokers, LocalDecisions};
 use crate::client::Redis;
-use crate::desk::Terms;
 use crate::error::Error;
-use crate::failure::{Local, OnFailure, Seldom};
+use crate::failure::{LocalLimiter, LogThrottle, OnFailure};
 use crate::key::Key;
+use crate::key_broker::Terms;
 use crate::lease::Leases;
-use crate::near::{self, Habits, Near};
 use crate::script::Scripted;
-use crate::transaction::Seen;
+use crate::transaction::ReadValues;
 use crate::value;
 
-/// How an answer comes from Redis.
+/// The reply of a store in Redis: a future.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
-/// A store for the keys of a policy, or of [tiers](tallygate::Tiers), in Redis.
+/// Keeps the keys of a policy, or of [tiers](tallygate::Tiers), in Redis.
 ///
-/// It is cheap to clone, and all clones are one.
+/// Cloning is cheap, and all clones are the same store. [`Redis::store`] makes one.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Shared>,
@@ -53,177 +55,205 @@ struct Shared {
     redis: Redis,
     name: Arc<str>,
     on_failure: ArcSwap<OnFailure>,
-    local: Local,
-    /// How many of the caller's ticks are one in Redis.
+    local: LocalLimiter,
+    /// How many of the caller's ticks are one microsecond.
     scale: u64,
-    /// What was found out about the policies that are in use.
+    /// The policies that are in use, prepared for Redis.
     prepared: ArcSwap<Vec<(Arc<Policy>, Arc<Prepared>)>>,
-    said: Seldom,
-    is_returning: AtomicBool,
-    habits: ArcSwap<Habits>,
-    near: Near,
+    log_throttle: LogThrottle,
+    is_paying_debts: AtomicBool,
+    local_decisions: ArcSwap<LocalDecisions>,
+    brokers: Brokers,
 }
 
-/// A policy as Redis takes it.
+/// A policy prepared for Redis.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// In microseconds.
     pub(crate) policy: Arc<Policy>,
-    /// How a value begins that was left under it.
+    /// The first bytes of a value that was written under it.
     pub(crate) head: Vec<u8>,
     /// Its scripts; `None` if its numbers are not exact in doubles.
     pub(crate) scripted: Option<Scripted>,
-    /// What is done without asking.
+    /// Which checks are decided without a call.
     pub(crate) terms: Terms,
-    pub(crate) earlier: Earlier,
+    pub(crate) policy_change: PolicyChange,
 }
 
-/// What a check does with a state that was left under another policy.
+/// What a check does with a state that was written under another policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Earlier {
-    /// It is taken over, and only the new state is kept.
-    Replaced,
-    /// Both are listed.
-    Listed,
-    /// The script leaves the key to the client.
-    Left,
+pub(crate) enum PolicyChange {
+    /// Carries the usage over, and keeps only the new state.
+    Replace,
+    /// Keeps both states.
+    KeepBoth,
+    /// Does not decide in the script, but leaves the key to the client.
+    LeaveToClient,
 }
 
-impl Earlier {
-    /// The argument of a script.
+impl PolicyChange {
+    /// Returns the argument for a script.
     const fn argument(self) -> &'static [u8] {
         match self {
-            Self::Replaced => b"r",
-            Self::Listed => b"",
-            Self::Left => b"l",
+            Self::Replace => b"r",
+            Self::KeepBoth => b"",
+            Self::LeaveToClient => b"l",
         }
     }
 }
 
-/// How many policies are remembered: tiers, overrides and what changed lately.
+/// How many prepared policies are kept: tiers, overrides and recent changes.
 const MAX_PREPARED: usize = 64;
+
+impl Redis {
+    /// Makes a store for the keys of a policy, by its name. Limiters with the same name share the quotas of their
+    /// clients, in all processes.
+    #[must_use]
+    pub fn store(&self, name: impl Into<Arc<str>>) -> RedisStore {
+        RedisStore::new(self.clone(), name.into(), OnFailure::default())
+    }
+}
 
 impl RedisStore {
     pub(crate) fn new(redis: Redis, name: Arc<str>, on_failure: OnFailure) -> Self {
-        Self::made(redis, name, on_failure, 1000, Habits::default())
+        Self::with_settings(redis, name, on_failure, 1000, LocalDecisions::default())
     }
 
-    fn made(
+    fn with_settings(
         redis: Redis,
         name: Arc<str>,
         on_failure: OnFailure,
         scale: u64,
-        habits: Habits,
+        local_decisions: LocalDecisions,
     ) -> Self {
         let shared = Shared {
             redis,
             name,
             on_failure: ArcSwap::from_pointee(on_failure),
-            local: Local::new(on_failure),
+            local: LocalLimiter::new(on_failure),
             scale,
             prepared: ArcSwap::default(),
-            said: Seldom::new(),
-            is_returning: AtomicBool::new(false),
-            habits: ArcSwap::from_pointee(habits),
-            near: Near::new(),
+            log_throttle: LogThrottle::new(),
+            is_paying_debts: AtomicBool::new(false),
+            local_decisions: ArcSwap::from_pointee(local_decisions),
+            brokers: Brokers::new(),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// The same store with another failure policy.
+    /// Sets the failure policy, and returns a store that shares nothing with its clones before.
     #[must_use]
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
-        let Shared { redis, name, scale, habits, .. } = &*self.shared;
-        Self::made(redis.clone(), name.clone(), on_failure, *scale, **habits.load())
+        let Shared { redis, name, scale, local_decisions, .. } = &*self.shared;
+        Self::with_settings(
+            redis.clone(),
+            name.clone(),
+            on_failure,
+            *scale,
+            **local_decisions.load(),
+        )
     }
 
-    /// The same store with leases: of a key that is asked for often, this process takes a slice of the quota in one
-    /// call, and serves from it without asking.
+    /// Turns on leases: for a key with many requests, this process takes a slice of the quota in one call, and serves
+    /// from it without further calls.
     ///
-    /// For policies of one bucket or one fixed window, without options; others are asked for plainly. What is
-    /// admitted in any time is at most what the policy admits in that time and a lease's life; a window admits
-    /// no more than ever. Before the process ends, [give them back](Self::give_back_leases).
+    /// Leases work for policies of one bucket or one fixed window, without options; other policies are checked by plain
+    /// calls. In any interval, a bucket allows at most what the policy allows in that interval and the life of a lease;
+    /// a window allows no more than without leases. [Return the leases](Self::give_back_leases) before the process
+    /// ends.
     #[must_use]
     pub fn leases(self, leases: Leases) -> Self {
         self.set_leases(Some(leases));
         self
     }
 
-    /// Takes leases from now on, or none any more, for this store and all its clones.
+    /// Turns leases on or off, for this store and all its clones.
     pub fn set_leases(&self, leases: Option<Leases>) {
-        self.set_habits(|habits| Habits { leases, ..habits });
+        self.set_local_decisions(|local_decisions| LocalDecisions { leases, ..local_decisions });
     }
 
-    /// Whether a refusal is remembered, which it is if nothing is said: until the time it told, for at most a second,
-    /// what was refused is refused without asking. A refund, a reset or a change elsewhere shows within that second;
-    /// one through this store shows at once. Decisions at a given time, and policies with a penalty, are always asked
-    /// for.
+    /// Turns the cache of denials on (the default) or off.
+    ///
+    /// While it is on, a denial is repeated without a call until the retry time that Redis returned, for at most one
+    /// second. A refund, a reset or a change by another process takes effect within that second; one through this store
+    /// takes effect at once. Decisions at a given time, and policies with a penalty, always make a call.
     #[must_use]
     pub fn deny_cache(self, is_on: bool) -> Self {
         self.set_deny_cache(is_on);
         self
     }
 
-    /// Remembers refusals from now on, or does not, for this store and all its clones.
+    /// Turns the cache of denials on or off, for this store and all its clones.
     pub fn set_deny_cache(&self, is_on: bool) {
-        self.set_habits(|habits| Habits { caches_refusals: is_on, ..habits });
+        self.set_local_decisions(|local_decisions| LocalDecisions {
+            caches_denials: is_on,
+            ..local_decisions
+        });
     }
 
-    fn set_habits(&self, change: impl Fn(Habits) -> Habits) {
-        let before = **self.shared.habits.load();
+    fn set_local_decisions(&self, change: impl Fn(LocalDecisions) -> LocalDecisions) {
+        let before = **self.shared.local_decisions.load();
         if change(before) != before {
-            self.shared.habits.rcu(|habits| Arc::new(change(**habits)));
-            // Whoever was prepared for other habits is prepared anew.
+            self.shared.local_decisions.rcu(|local_decisions| Arc::new(change(**local_decisions)));
+            // Prepared policies hold the previous settings.
             self.shared.prepared.store(Arc::default());
         }
     }
 
-    /// Gives back what this process holds on lease, so that others can use it: before the process ends.
+    /// Returns the leases of this process, so that other processes can use their units. Call it before the process
+    /// ends.
     pub async fn give_back_leases(&self) {
         let counters = &self.shared.redis.inner().counters;
-        let (back, _) = self.shared.near.sweep(true, counters);
-        near::give_back_all(self, back).await;
+        let (back, _) = self.shared.brokers.sweep(true, counters);
+        brokers::return_slices(self, back).await;
     }
 
-    /// Gives this store, and all its clones, another failure policy. What was used in this process stays used.
+    /// Sets the failure policy of this store and all its clones. Units that were used in this process stay used.
     pub fn set_on_failure(&self, on_failure: OnFailure) {
         self.shared.local.share_as(on_failure);
         self.shared.on_failure.store(Arc::new(on_failure));
     }
 
-    /// The same store for those who give the time with every call, in ticks of their own: tests, replays.
-    /// Without, a tick is a nanosecond, and what is given is cut off to microseconds.
+    /// Makes the store count in ticks of any length, for callers that give the time with every call: tests and replays.
+    ///
+    /// By default, a tick is a nanosecond, and given times are truncated to microseconds.
     #[must_use]
     pub fn in_ticks(self) -> Self {
-        let Shared { redis, name, on_failure, habits, .. } = &*self.shared;
-        Self::made(redis.clone(), name.clone(), **on_failure.load(), 1, **habits.load())
+        let Shared { redis, name, on_failure, local_decisions, .. } = &*self.shared;
+        Self::with_settings(
+            redis.clone(),
+            name.clone(),
+            **on_failure.load(),
+            1,
+            **local_decisions.load(),
+        )
     }
 
-    /// The Redis it is in.
+    /// Returns the connection to Redis.
     #[must_use]
     pub fn redis(&self) -> &Redis {
         &self.shared.redis
     }
 
-    /// The name of its policy.
+    /// Returns the name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Removes whatever is kept of some clients, as if they had never come.
+    /// Removes all state of some clients, as if they had never made a request.
     ///
     /// # Errors
-    /// A key is too long, or Redis could not be asked; some may be gone then.
+    /// Fails if a key is too long or Redis is unavailable. Some clients may be removed already.
     pub async fn forget(&self, clients: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<(), Error> {
         let mut keys = Vec::new();
         for client in clients {
             let client = client.as_ref();
             keys.push(self.key(client)?);
-            if self.shared.habits.load().leases.is_some() {
+            if self.shared.local_decisions.load().leases.is_some() {
                 keys.push(self.shared.redis.key_of_leases(&self.shared.name, client)?);
             }
-            self.shared.near.changed(client, true);
+            self.shared.brokers.changed(client, true);
         }
         self.shared.redis.remove(&keys).await
     }
@@ -236,24 +266,24 @@ impl RedisStore {
         self.shared.scale
     }
 
-    /// A policy in Redis's ticks, and all that is needed to decide by it.
+    /// Prepares a policy for Redis: converts it to microseconds, and finds its scripts.
     pub(crate) fn prepare(
         &self,
         policy: &Policy,
-        earlier: Earlier,
-    ) -> Result<Arc<Prepared>, NotWhole> {
+        policy_change: PolicyChange,
+    ) -> Result<Arc<Prepared>, NotAMultiple> {
         let known = self.shared.prepared.load();
-        let is_asked = |(known, prepared): &&(Arc<Policy>, Arc<Prepared>)| {
-            **known == *policy && prepared.earlier == earlier
+        let is_same = |(known, prepared): &&(Arc<Policy>, Arc<Prepared>)| {
+            **known == *policy && prepared.policy_change == policy_change
         };
-        if let Some((_, prepared)) = known.iter().find(is_asked) {
+        if let Some((_, prepared)) = known.iter().find(is_same) {
             return Ok(prepared.clone());
         }
-        let in_redis = Arc::new(policy.with_ticks_of(self.shared.scale)?);
-        let habits = **self.shared.habits.load();
+        let in_redis = Arc::new(policy.with_coarser_ticks(self.shared.scale)?);
+        let local_decisions = **self.shared.local_decisions.load();
         let scripted = Scripted::new(&in_redis);
         let is_leased = scripted.as_ref().is_some_and(|scripted| scripted.lease.is_some());
-        let leases = habits.leases.filter(|_| is_leased);
+        let leases = local_decisions.leases.filter(|_| is_leased);
         if let Some(asked) = leases {
             let shortened = asked.shortened_for(&in_redis);
             if shortened != Some(asked) {
@@ -261,17 +291,17 @@ impl RedisStore {
                     policy = &*self.shared.name,
                     lease = ?asked.lives_for(),
                     used = ?shortened.map(Leases::lives_for),
-                    "the lease is longer than a tenth of a fixed window, which would starve other servers; shortened"
+                    "the lease is longer than a tenth of a fixed window, which would starve other servers; shortening it"
                 );
             }
         }
         let prepared = Arc::new(Prepared {
             head: value::head(&in_redis),
             scripted,
-            terms: Terms::new(in_redis.clone(), habits.caches_refusals, leases)
+            terms: Terms::new(in_redis.clone(), local_decisions.caches_denials, leases)
                 .within(self.shared.redis.budget()),
             policy: in_redis,
-            earlier,
+            policy_change,
         });
         let entry = (Arc::new(policy.clone()), prepared.clone());
         self.shared.prepared.rcu(|known| {
@@ -284,95 +314,96 @@ impl RedisStore {
         Ok(prepared)
     }
 
-    /// A time in Redis's ticks.
-    pub(crate) fn in_redis(&self, time: Tick) -> Tick {
+    /// Converts a time to microseconds.
+    pub(crate) fn to_redis_time(&self, time: Tick) -> Tick {
         Tick(time.0.div_euclid(i64::try_from(self.shared.scale).unwrap_or(1)))
     }
 
-    /// A time in the caller's ticks.
-    fn outside(&self, time: Tick) -> Tick {
+    /// Converts a time to the caller's ticks.
+    fn to_caller_time(&self, time: Tick) -> Tick {
         Tick(time.0.saturating_mul(i64::try_from(self.shared.scale).unwrap_or(1)))
     }
 
-    /// About what time the server has, in the caller's ticks.
+    /// Estimates the time of the server, in the caller's ticks.
     fn server_time(&self) -> Tick {
-        self.outside(Tick(self.shared.redis.now()))
+        self.to_caller_time(Tick(self.shared.redis.now()))
     }
 
-    /// A decision in the caller's ticks.
-    pub(crate) fn told(&self, Timed { decision, at }: Timed) -> Timed {
+    /// Converts a decision to the caller's ticks.
+    pub(crate) fn in_caller_ticks(&self, Timed { decision, at }: Timed) -> Timed {
         let span = |span: Ticks| Ticks(span.0.saturating_mul(self.shared.scale));
         let decision = Decision {
             retry_after: decision.retry_after.map(span),
             reset_after: span(decision.reset_after),
             delay: span(decision.delay),
+            quota: decision.quota.map(|quota| Quota { window: span(quota.window), ..quota }),
             ..decision
         };
-        Timed { decision, at: self.outside(at) }
+        Timed { decision, at: self.to_caller_time(at) }
     }
 
-    /// Decides on a key, in the caller's ticks; the error is that of the server or of the caller.
-    pub(crate) async fn ask<J: Judge + Clone + 'static>(
+    /// Decides on a key in Redis, in the caller's ticks.
+    pub(crate) async fn ask<J: StateCodec + Clone + 'static>(
         &self,
-        judge: &J,
+        codec: &J,
         key: &Key,
         op: Op,
         now: Option<Tick>,
         deadline: Instant,
     ) -> Result<Timed, Error> {
-        let given = now.map(|now| self.in_redis(now).0);
-        let timed = decide(&self.shared.redis, judge, key, op, given, deadline).await?;
-        Ok(self.told(timed))
+        let given = now.map(|now| self.to_redis_time(now).0);
+        let timed = decide(&self.shared.redis, codec, key, op, given, deadline).await?;
+        Ok(self.in_caller_ticks(timed))
     }
 
-    /// Decides on a key that no script decides on, together with all others in this process who do.
-    async fn ask_without_script<J: Judge + Clone + 'static>(
+    /// Decides on a key that no script can decide on, together with all other callers of this process.
+    async fn ask_without_script<J: StateCodec + Clone + 'static>(
         &self,
-        judge: &J,
+        codec: &J,
         client: &[u8],
         key: &Key,
         op: Op,
         deadline: Instant,
     ) -> Result<Timed, Error> {
-        let judge = judge.clone();
-        let decide = move |seen: &Seen| step(&judge, op, seen);
+        let codec = codec.clone();
+        let decide = move |seen: &ReadValues| step(&codec, op, seen);
         let (timed, several) = self.shared.redis.commit(key, None, deadline, decide).await?;
         if several {
-            self.shared.near.leave_alone(client);
+            self.shared.brokers.skip_scripts(client);
         }
-        Ok(self.told(timed))
+        Ok(self.in_caller_ticks(timed))
     }
 
-    /// Decides on a key, by the failure policy if Redis cannot.
-    async fn decide<A: Shareable>(
+    /// Decides on a key. The failure policy decides if Redis does not.
+    async fn decide<A: RedisRule>(
         &self,
         rule: &A,
         client: &[u8],
         key: &Key,
         op: Op,
         now: Option<Tick>,
-        by: (Way, Instant),
+        by: (ScriptUse, Instant),
     ) -> Result<Timed, Error> {
         match op {
             Op::Check(_) | Op::Peek(_) => {}
-            Op::Force(_) => self.shared.near.changed(client, false),
-            Op::Reset => self.shared.near.changed(client, true),
+            Op::Force(_) => self.shared.brokers.changed(client, false),
+            Op::Reset => self.shared.brokers.changed(client, true),
         }
-        let judge = rule.judge(self, now)?;
-        let (way, deadline) = by;
-        let given_in = self.give_in(rule, client, now, deadline).await;
-        let share = match (&given_in, op) {
+        let codec = rule.codec(self, now)?;
+        let (script_use, deadline) = by;
+        let paid_debt = self.pay_debt(rule, client, now, deadline).await;
+        let share = match (&paid_debt, op) {
             (Ok(()), Op::Check(cost)) => match self.charge_share(rule, client, cost, now) {
                 Ok(share) => share,
                 Err(denial) => return Ok(denial),
             },
             _ => None,
         };
-        let result = match given_in {
-            Ok(()) if way == Way::WithoutScript => {
-                self.ask_without_script(&judge, client, key, op, deadline).await
+        let result = match paid_debt {
+            Ok(()) if script_use == ScriptUse::Never => {
+                self.ask_without_script(&codec, client, key, op, deadline).await
             }
-            Ok(()) => self.ask(&judge, key, op, now, deadline).await,
+            Ok(()) => self.ask(&codec, key, op, now, deadline).await,
             Err(error) => Err(error),
         };
         match result {
@@ -380,7 +411,7 @@ impl RedisStore {
                 if let Some(share) = share.filter(|_| timed.decision.allowed) {
                     share.keep();
                 }
-                self.return_others();
+                self.pay_debts_in_background();
                 Ok(timed)
             }
             Err(error) => {
@@ -390,13 +421,13 @@ impl RedisStore {
         }
     }
 
-    /// What tells this store from those of other policies and other prefixes.
+    /// Returns a hash that distinguishes this store from stores of other policies and prefixes.
     pub(crate) fn identity(&self) -> Result<u64, Error> {
         Ok(xxhash_rust::xxh3::xxh3_64(&self.key(b"")?.name))
     }
 
-    /// Checks an estimate in Redis; by the failure policy, and without a receipt, if Redis cannot.
-    async fn reserve_estimate<A: Shareable>(
+    /// Checks an estimate in Redis. If Redis does not decide, the failure policy does, and there is no receipt.
+    async fn reserve_estimate<A: RedisRule>(
         &self,
         rule: &A,
         client: &[u8],
@@ -404,10 +435,10 @@ impl RedisStore {
         now: Option<Tick>,
     ) -> Result<Charged, Error> {
         let (key, store) = (self.key(client)?, self.identity()?);
-        let judge = rule.judge(self, now)?;
+        let codec = rule.codec(self, now)?;
         let deadline = self.shared.redis.deadline();
         let mut share = None;
-        let result = match self.give_in(rule, client, now, deadline).await {
+        let result = match self.pay_debt(rule, client, now, deadline).await {
             Ok(()) => {
                 share = match self.charge_share(rule, client, estimate, now) {
                     Ok(share) => share,
@@ -420,8 +451,8 @@ impl RedisStore {
                         });
                     }
                 };
-                let given = now.map(|now| self.in_redis(now).0);
-                reserve_in(&self.shared.redis, &judge, &key, estimate, given, deadline).await
+                let given = now.map(|now| self.to_redis_time(now).0);
+                reserve_in(&self.shared.redis, &codec, &key, estimate, given, deadline).await
             }
             Err(error) => Err(error),
         };
@@ -430,10 +461,10 @@ impl RedisStore {
                 if let Some(share) = share.filter(|_| timed.decision.allowed) {
                     share.keep();
                 }
-                self.return_others();
-                // A return at the very time of the charge counts as one after it.
+                self.pay_debts_in_background();
+                // A return at the same time as the charge counts as later.
                 let number = timed.at.0.saturating_sub(1);
-                Ok(Charged { timed: self.told(timed), receipt, number, store })
+                Ok(Charged { timed: self.in_caller_ticks(timed), receipt, number, store })
             }
             Err(error) => {
                 drop(share);
@@ -443,8 +474,8 @@ impl RedisStore {
         }
     }
 
-    /// Settles in Redis.
-    async fn settle_charge<A: Shareable>(
+    /// Settles a charge in Redis.
+    async fn settle_charge<A: RedisRule>(
         &self,
         rule: &A,
         client: &[u8],
@@ -452,24 +483,24 @@ impl RedisStore {
         (receipt, number): (&Receipt, i64),
         now: Option<Tick>,
     ) -> Result<Decision, Error> {
-        self.shared.near.changed(client, false);
-        let (key, judge) = (self.key(client)?, rule.judge(self, now)?);
+        self.shared.brokers.changed(client, false);
+        let (key, codec) = (self.key(client)?, rule.codec(self, now)?);
         let deadline = self.shared.redis.deadline();
-        let result = match self.give_in(rule, client, now, deadline).await {
+        let result = match self.pay_debt(rule, client, now, deadline).await {
             Ok(()) => {
                 let what = Lowering::Settle { change, receipt, number };
-                let given = now.map(|now| self.in_redis(now).0);
-                lower(&self.shared.redis, &judge, &key, &what, given, deadline).await
+                let given = now.map(|now| self.to_redis_time(now).0);
+                lower(&self.shared.redis, &codec, &key, &what, given, deadline).await
             }
             Err(error) => Err(error),
         };
         match result {
             Ok(timed) => {
-                self.return_others();
-                Ok(self.told(timed).decision)
+                self.pay_debts_in_background();
+                Ok(self.in_caller_ticks(timed).decision)
             }
             Err(error @ Error::Settle(_)) => Err(error),
-            // Without Redis, nothing of its own can be returned. It may be settled later.
+            // Units in Redis cannot be returned now. The reservation can be settled later.
             Err(error) if change < 0 && *receipt != Receipt::Nothing => {
                 self.fall_back(error, rule, client, Op::Reset, now).map(|timed| timed.decision)
             }
@@ -481,56 +512,44 @@ impl RedisStore {
     }
 }
 
-/// How a key is decided on.
+/// Whether a script decides on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// By a script, if there is one.
-    AnyScript,
-    /// In this process, since no script decides on what the key holds.
-    WithoutScript,
+pub(crate) enum ScriptUse {
+    /// A script decides, if there is one.
+    IfPossible,
+    /// This process decides, because no script can decide on the value of the key.
+    Never,
 }
 
-impl<A: Shareable> Store<A> for RedisStore {
+impl<A: RedisRule> Store<A> for RedisStore {
     type Reply<'a, T: 'a> = Reply<'a, T>;
-
-    fn apply<'a, T: Answer>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        key: &[u8],
-        op: Op,
-        now: Option<Tick>,
-    ) -> Reply<'a, T> {
-        self.apply_with(rule, key, op, now, |_, Timed { decision, at }| {
-            T::of_decision(decision, at)
-        })
-    }
 
     fn apply_with<'a, T: Send + 'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
         make: impl FnOnce(&A, Timed) -> T + Send + 'a,
     ) -> Reply<'a, T> {
-        let asked = self.asked_near(&*rule, key, op, now);
+        let asked = self.prepare_check(&*rule, key, op, now);
         if let Some((prepared, cost)) = &asked
-            && let Some(told) = self.shared.near.answer_at_once(prepared, key, *cost)
+            && let Some(decision) = self.shared.brokers.answer_at_once(prepared, key, *cost)
         {
-            return Box::pin(ready(Ok(make(&*rule, self.told(told)))));
+            return Box::pin(ready(Ok(make(&*rule, self.in_caller_ticks(decision)))));
         }
         let client: Box<[u8]> = key.into();
         Box::pin(async move {
-            let timed = self.decide_asked(&*rule, &client, op, now, asked).await?;
+            let timed = self.decide_prepared(&*rule, &client, op, now, asked).await?;
             Ok(make(&*rule, timed))
         })
     }
 
-    /// All keys are asked for before the first is answered: one round trip to each server. A key that comes
-    /// several times is asked for one time after the other, or its answers would be in any order.
+    /// Sends the calls for all keys before the first reply: one round trip per server. Checks of the same key are made
+    /// one after the other, to keep their order.
     fn check_many<'a, T: Answer, K>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         asks: &'a [K],
     ) -> Reply<'a, Vec<T>>
     where
@@ -547,14 +566,14 @@ impl<A: Shareable> Store<A> for RedisStore {
             };
             let each = asks.iter().map(decide);
             let decided = in_order(each.collect()).await?.into_iter();
-            Ok(decided.map(|timed| T::of_decision(timed.decision, timed.at)).collect())
+            Ok(decided.map(|timed| T::from_decision(timed.decision, timed.at)).collect())
         })
     }
 
-    /// Goes past leases and remembered denials: one call of the policy's script.
+    /// Makes one call of the policy's script, without leases and cached denials.
     fn reserve<'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         estimate: Cost,
         _: Ticks,
@@ -564,10 +583,10 @@ impl<A: Shareable> Store<A> for RedisStore {
         Box::pin(async move { self.reserve_estimate(&*rule, &client, estimate, now).await })
     }
 
-    /// Fails with [`Error::Settle`] if the client was reset meanwhile.
+    /// Fails with [`Error::Settle`] if the client was reset since the reservation.
     fn settle<'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         change: i128,
         charged: &Charged,
@@ -584,7 +603,7 @@ impl<A: Shareable> Store<A> for RedisStore {
     }
 
     fn now(&self) -> Tick {
-        self.outside(Tick(self.shared.redis.now()))
+        self.to_caller_time(Tick(self.shared.redis.now()))
     }
 
     fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Reply<'a, T> {
@@ -605,7 +624,7 @@ impl<A: Shareable> Store<A> for RedisStore {
     }
 }
 
-/// Waits for many answers at once, but for those of one key one after the other: else they would be in any order.
+/// Waits for many replies at once, but for replies of the same key one after the other, to keep their order.
 pub(crate) async fn in_order<T>(
     replies: Vec<(&[u8], impl Future<Output = Result<T, Error>>)>,
 ) -> Result<Vec<T>, Error> {

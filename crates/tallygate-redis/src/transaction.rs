@@ -1,9 +1,9 @@
-//! Reading some keys, deciding on them here, and writing them if nobody else has meanwhile.
+//! Reads some keys, decides on them in this process, and writes them unless another process has written meanwhile.
 //!
-//! For what a script does not decide: numbers beyond doubles, several keys, a policy that has changed, an
-//! algorithm of one's own. All keys are of one slot, so it is all or nothing. Somebody else's write in between
-//! means to decide again, until the caller's time is over. Callers in one process take turns, so that only processes
-//! race; callers of one key are decided on together in `commit.rs`.
+//! This is for decisions that no script makes: numbers beyond doubles, several keys, a policy that has changed, a
+//! user-defined algorithm. All keys are in one slot, so the write is all or nothing. If another process has written,
+//! this process decides again, until the deadline of the caller. Callers in one process take turns, so that only
+//! processes race; `commit.rs` decides for all callers of one key together.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,67 +15,68 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::script::COMPARE_AND_SET;
 
-/// How long a key lives whose time is given, in milliseconds: whoever gives it may take longer than it says.
+/// How long a key lives if the caller gives the time, in milliseconds: the given time may pass more slowly than the
+/// real one.
 const GIVEN_TIME_TO_LIVE: i64 = 86_400_000;
-/// The latest expiry there is, in milliseconds.
+/// The latest possible expiry, in milliseconds.
 const LATEST: i64 = 1 << 52;
 
-/// What some keys hold, and when that was read, in microseconds.
+/// The values of some keys, and when they were read, in microseconds.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReadValues {
     pub(crate) now: i64,
-    /// Of each key; nothing where there is none.
+    /// One per key; empty if the key does not exist.
     pub(crate) values: Vec<Vec<u8>>,
 }
 
-/// What a key is to hold.
+/// The new value of a key.
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) value: Vec<u8>,
-    /// From when on it has used nothing, in microseconds; `None` beyond the end of time.
+    /// When the key will be fresh, in microseconds; `None` beyond the end of time.
     pub(crate) fresh_at: Option<i64>,
 }
 
-/// What was decided: what to write of each key, if anything, and the answer.
+/// The result of a decision: the writes for all keys, if any, and the answer.
 pub(crate) type Step<R> = (Option<Vec<Write>>, R);
 
-/// Whose time counts.
+/// Which time a write uses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum At {
-    /// The caller's.
+pub(crate) enum WriteTime {
+    /// The time that the caller gave.
     Given(i64),
-    /// The server's.
+    /// The time of the server.
     Server,
-    /// The server's, if it has reached the time of what was seen: that was an estimate.
-    Reached,
+    /// The time of the server, if it has reached the time of the values, which is an estimate.
+    ServerIfReached,
 }
 
-impl At {
+impl WriteTime {
     fn of(given: Option<i64>) -> Self {
         given.map_or(Self::Server, Self::Given)
     }
 }
 
-/// What came of writing.
+/// The result of a write.
 #[derive(Debug)]
-pub(crate) enum Written {
+pub(crate) enum WriteResult {
     Done {
-        /// By the server's clock, in microseconds.
+        /// The time of the server, in microseconds.
         now: i64,
     },
-    /// The keys were changed meanwhile; this is what they hold.
-    Changed(Seen),
+    /// Another process has changed the keys; these are their values.
+    Changed(ReadValues),
 }
 
 impl Redis {
-    /// Decides on some keys of one slot. `seen` is what a script has read of them already.
+    /// Decides on some keys of one slot. `seen` are values that a script has read already.
     pub(crate) async fn transact<R: Send>(
         &self,
         keys: &[&Key],
         given: Option<i64>,
-        seen: Option<Seen>,
+        seen: Option<ReadValues>,
         deadline: Instant,
-        mut decide: impl FnMut(&Seen) -> Result<Step<R>, Error> + Send,
+        mut decide: impl FnMut(&ReadValues) -> Result<Step<R>, Error> + Send,
     ) -> Result<R, Error> {
         let mut seen = match seen {
             Some(seen) => seen,
@@ -87,14 +88,14 @@ impl Redis {
             let (writes, answer) = decide(&seen)?;
             let Some(writes) = writes else { return Ok(answer) };
             let sent = Instant::now();
-            match self.write(keys, At::of(given), &seen, &writes, deadline).await? {
-                Written::Done { .. } => return Ok(answer),
-                Written::Changed(changed) => seen = changed,
+            match self.write(keys, WriteTime::of(given), &seen, &writes, deadline).await? {
+                WriteResult::Done { .. } => return Ok(answer),
+                WriteResult::Changed(changed) => seen = changed,
             }
             tries += 1;
             self.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
             if turn.is_none() {
-                // From now on only other processes are in the way.
+                // From now on, only other processes race.
                 turn = self.inner().commits.turn(keys, deadline).await;
                 if turn.is_some() {
                     continue;
@@ -113,27 +114,27 @@ impl Redis {
         keys: &[&Key],
         given: Option<i64>,
         deadline: Instant,
-    ) -> Result<Seen, Error> {
+    ) -> Result<ReadValues, Error> {
         let time = given.map(|now| now.to_string()).unwrap_or_default();
         match self.compare_and_set(keys, &[time.as_bytes()], deadline).await? {
-            Written::Changed(seen) => Ok(seen),
-            Written::Done { .. } => Err(unexpected()),
+            WriteResult::Changed(seen) => Ok(seen),
+            WriteResult::Done { .. } => Err(unexpected()),
         }
     }
 
-    /// Writes some keys, if they still hold what was seen.
+    /// Writes some keys, if their values have not changed.
     pub(crate) async fn write(
         &self,
         keys: &[&Key],
-        at: At,
-        seen: &Seen,
+        at: WriteTime,
+        seen: &ReadValues,
         writes: &[Write],
         deadline: Instant,
-    ) -> Result<Written, Error> {
+    ) -> Result<WriteResult, Error> {
         let (time, given) = match at {
-            At::Given(now) => (now.to_string(), Some(now)),
-            At::Server => (String::new(), None),
-            At::Reached => (format!(">{}", seen.now), None),
+            WriteTime::Given(now) => (now.to_string(), Some(now)),
+            WriteTime::Server => (String::new(), None),
+            WriteTime::ServerIfReached => (format!(">{}", seen.now), None),
         };
         let ends: Vec<String> =
             writes.iter().map(|write| expiry(write, given).to_string()).collect();
@@ -146,13 +147,13 @@ impl Redis {
         self.compare_and_set(keys, &arguments, deadline).await
     }
 
-    /// Writes, if the keys are what they were; else says what they are.
+    /// Writes the keys if their values have not changed; otherwise returns their values.
     async fn compare_and_set(
         &self,
         keys: &[&Key],
         arguments: &[&[u8]],
         deadline: Instant,
-    ) -> Result<Written, Error> {
+    ) -> Result<WriteResult, Error> {
         let reply = self.run(&COMPARE_AND_SET, keys, arguments, deadline).await?;
         let Value::Array(reply) = reply else { return Err(unexpected()) };
         let mut values = reply.into_iter();
@@ -163,21 +164,22 @@ impl Redis {
         let time = std::str::from_utf8(&time).ok().and_then(|time| time.parse().ok());
         let now = time.ok_or_else(unexpected)?;
         if arguments.first().is_some_and(|time| time.is_empty() || time.starts_with(b">")) {
-            self.heard(now);
+            self.note_server_time(now);
         }
         if is_written == 1 {
-            return Ok(Written::Done { now });
+            return Ok(WriteResult::Done { now });
         }
         let values = values.map(|value| match value {
             Value::BulkString(value) => Ok(value),
             _ => Err(unexpected()),
         });
-        Ok(Written::Changed(Seen { now, values: values.collect::<Result<_, _>>()? }))
+        Ok(WriteResult::Changed(ReadValues { now, values: values.collect::<Result<_, _>>()? }))
     }
 }
 
-/// Waits after a race was lost for the second time or more: a random part of a round trip, which grows, so that processes
-/// do not meet again and again. The reply of a lost race brings what is there, so trying again at once is often best.
+/// Waits after a race was lost for the second time or more: a random part of a round trip, which grows, so that
+/// processes do not collide again and again. The reply of a lost race has the current value, so an immediate retry is
+/// often best.
 pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
     if tries > 1 {
         let longest = (round_trip / 2).saturating_mul(tries / 2).min(Duration::from_millis(10));
@@ -186,7 +188,7 @@ pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
     }
 }
 
-/// When a key goes, in milliseconds: after it is fresh, never before.
+/// Returns the expiry of a key, in milliseconds: after it is fresh, never before.
 fn expiry(write: &Write, given: Option<i64>) -> i64 {
     match (given, write.fresh_at) {
         (Some(_), _) => GIVEN_TIME_TO_LIVE,
@@ -196,5 +198,5 @@ fn expiry(write: &Write, given: Option<i64>) -> i64 {
 }
 
 pub(crate) fn unexpected() -> Error {
-    Error::Server { message: "the reply is not what the script sends".into() }
+    Error::Server { message: "unexpected reply to a script".into() }
 }

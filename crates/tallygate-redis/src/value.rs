@@ -1,34 +1,38 @@
-//! What is kept under a key: the state, and the policy it was left under. `docs/redis-format.md` has it in full.
+//! The format of values: the state, and the policy that it was written under. `docs/redis-format.md` describes it in
+//! full.
 //!
-//! A value can be read by whoever finds it, whatever policies they have by then: so a change of policy keeps
-//! what clients have used, and two versions of a program can share a server.
+//! Every process can read a value, whatever policies it has. So a change of policy keeps the usage of clients, and two
+//! versions of a program can share a server.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use tallygate::{Algorithm as _, Allowance, DecodeError, Policy, Returns, Standing, Tick};
+use tallygate::algorithm::{Algorithm as _, DecodeError, LimitRecord, Returns};
+use tallygate::store::Allowance;
+use tallygate::{Policy, Tick};
 
 use crate::script::{double, whole};
 
-/// The version of the format. Whoever changes it reads this one as well.
+/// The version of the format. A later version has to read this one as well.
 const VERSION: u8 = 1;
-/// A policy and its state in doubles: the scripts decide on these.
+/// A policy and its state in doubles, which scripts can decide on.
 const NUMBERS: u8 = b'n';
-/// A policy and its state as the core encodes it: numbers that are not exact in doubles.
+/// A policy and its state as the core encodes it, for numbers that are not exact in doubles.
 const WIDE: u8 = b'w';
-/// What a key used under several policies.
+/// The states of a key under several policies.
 const SEVERAL: u8 = b's';
-/// The state of an algorithm of a user's own.
+/// The state of a user-defined algorithm.
 pub(crate) const OWN: [u8; 2] = [VERSION, b'o'];
 
 /// The returns and resets that reservations have to know of.
 const RETURNS: u8 = b'r';
-/// As a double, a time before all others.
+/// A time before all others, exact in doubles.
 const NO_TIME: i128 = -(1 << 53);
 
-/// Appends the returns and resets of a client; nothing if there are none.
+/// Writes the returns and resets of a client; returns nothing if there are none.
 ///
-/// A time comes first, up to which every charge returns nothing. Scripts that return units of a slice write only that.
+/// A time comes first: charges up to that time return nothing. Scripts that return units of a slice write only that
+/// time.
 pub(crate) fn write_returns(returns: &Returns) -> Vec<u8> {
     if *returns == Returns::default() {
         return Vec::new();
@@ -39,7 +43,7 @@ pub(crate) fn write_returns(returns: &Returns) -> Vec<u8> {
     out
 }
 
-/// Reads the returns and resets of a client. Of what cannot be read, nothing is returned.
+/// Reads the returns and resets of a client. If they cannot be read, no earlier charge returns anything.
 pub(crate) fn read_returns(value: &[u8], now: Tick) -> Returns {
     let read = || {
         let [VERSION, RETURNS, rest @ ..] = value else { return None };
@@ -63,9 +67,9 @@ pub(crate) fn read_returns(value: &[u8], now: Tick) -> Returns {
 }
 
 /// The states of a key, each with its policy.
-pub(crate) type Under = (Arc<Policy>, Box<[Standing]>);
+pub(crate) type PolicyRecords = (Arc<Policy>, Box<[LimitRecord]>);
 
-/// How a value begins that was left under a policy.
+/// Returns the first bytes of a value that was written under a policy.
 pub(crate) fn head(policy: &Policy) -> Vec<u8> {
     beginning(NUMBERS, policy)
 }
@@ -83,10 +87,10 @@ fn length(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes()
 }
 
-/// A value for a state, which scripts can decide on if it has numbers for them.
+/// Writes a state. Scripts can decide on the value if its numbers are exact in doubles.
 #[expect(clippy::borrowed_box, reason = "it is the policy's state")]
-pub(crate) fn write(policy: &Policy, state: &Box<[Standing]>) -> Vec<u8> {
-    let numbers = policy.numbers_of_state(state);
+pub(crate) fn write(policy: &Policy, state: &Box<[LimitRecord]>) -> Vec<u8> {
+    let numbers = policy.state_to_numbers(state);
     if policy.script().is_some() && numbers.iter().all(|number| number.unsigned_abs() <= 1 << 53) {
         let mut out = head(policy);
         out.extend(numbers.into_iter().flat_map(double));
@@ -97,9 +101,9 @@ pub(crate) fn write(policy: &Policy, state: &Box<[Standing]>) -> Vec<u8> {
     out
 }
 
-/// A value for a key that was asked for under some policies.
+/// Writes the states of a key that was checked under some policies.
 pub(crate) fn write_all<'a>(
-    under: impl Iterator<Item = (&'a Arc<Policy>, Cow<'a, Box<[Standing]>>)>,
+    under: impl Iterator<Item = (&'a Arc<Policy>, Cow<'a, Box<[LimitRecord]>>)>,
     allowances: impl Iterator<Item = Allowance>,
 ) -> Vec<u8> {
     let mut values: Vec<_> = under.map(|(policy, state)| write(policy, &state)).collect();
@@ -116,14 +120,13 @@ pub(crate) fn write_all<'a>(
     out
 }
 
-/// Whether a value is of a key that was asked for under several policies.
+/// Returns whether a value has the states of several policies.
 pub(crate) fn is_of_several(value: &[u8]) -> bool {
     value.starts_with(&[VERSION, SEVERAL])
 }
 
-/// Reads a value that any version of a program has left: the state under each policy, and the allowance of each if
-/// there are several.
-pub(crate) fn read(value: &[u8]) -> Result<(Vec<Under>, Vec<Allowance>), DecodeError> {
+/// Reads a value of any version: the state under each policy, and the allowance of each if there are several.
+pub(crate) fn read(value: &[u8]) -> Result<(Vec<PolicyRecords>, Vec<Allowance>), DecodeError> {
     let [VERSION, SEVERAL, rest @ ..] = value else {
         return Ok((vec![read_one(value)?], Vec::new()));
     };
@@ -135,17 +138,17 @@ pub(crate) fn read(value: &[u8]) -> Result<(Vec<Under>, Vec<Allowance>), DecodeE
     Ok((under, allowances))
 }
 
-fn read_one(value: &[u8]) -> Result<Under, DecodeError> {
+fn read_one(value: &[u8]) -> Result<PolicyRecords, DecodeError> {
     let [VERSION, format, rest @ ..] = value else {
         return Err(DecodeError::Field { name: "version" });
     };
     let mut rest = rest;
     let (NUMBERS | WIDE) = *format else { return Err(DecodeError::Field { name: "format" }) };
-    let policy = Policy::of_description(take(&mut rest)?)?;
+    let policy = Policy::from_description(take(&mut rest)?)?;
     let state = if *format == WIDE {
         policy.decode(rest)?
     } else {
-        policy.state_of_numbers(&numbers(rest)?)?
+        policy.state_from_numbers(&numbers(rest)?)?
     };
     Ok((Arc::new(policy), state))
 }
@@ -157,13 +160,13 @@ fn take_allowance(bytes: &mut &[u8]) -> Result<Allowance, DecodeError> {
     Ok(Allowance { last: Tick(i64::from_be_bytes(*last)), level: u128::from_be_bytes(*level) })
 }
 
-/// The numbers that some doubles are.
+/// Converts doubles to whole numbers.
 pub(crate) fn numbers(bytes: &[u8]) -> Result<Vec<i128>, DecodeError> {
     let (doubles, extra) = bytes.as_chunks::<8>();
     if !extra.is_empty() {
         return Err(DecodeError::Trailing { extra: extra.len() });
     }
-    // With its room from the start, which `collect` into an option does not know.
+    // `collect` into a `Result` would not reserve the capacity.
     let mut numbers = Vec::with_capacity(doubles.len());
     for double in doubles {
         numbers.push(whole(*double).ok_or(DecodeError::Field { name: "number" })?);
@@ -171,7 +174,7 @@ pub(crate) fn numbers(bytes: &[u8]) -> Result<Vec<i128>, DecodeError> {
     Ok(numbers)
 }
 
-/// Takes bytes with their length before them.
+/// Takes bytes that are preceded by their length.
 fn take<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], DecodeError> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or(DecodeError::Truncated)?;
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);

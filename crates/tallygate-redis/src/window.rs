@@ -1,9 +1,9 @@
-//! How many calls may be in flight on one connection.
+//! Limits the number of calls in flight on one connection.
 //!
-//! Calls that a server has not reached yet only wait there, and a reply that is late is of no use. So a connection takes
-//! no more calls at once than the server answers within the time budget: while replies come quickly, more are
-//! allowed; while they come late, fewer. Calls beyond that wait here, in the order in which they came, and give up while
-//! there is still time for a reply. The time that a call waits here is not the server's fault.
+//! Calls that a server has not reached yet only wait there, and a late reply is useless. So a connection has no more
+//! calls in flight than the server answers within the time budget: the limit grows while replies are fast, and shrinks
+//! while they are late. Further calls wait in this process, in order of arrival, and give up while there is still time
+//! for a reply. The server is not blamed for that wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,9 +19,9 @@ pub(crate) struct CallWindow {
     budget: Duration,
     fewest: usize,
     in_flight: AtomicUsize,
-    /// How many arguments they have.
+    /// The number of their arguments.
     arguments: AtomicUsize,
-    /// How many places are to go as soon as they are free. Changed under the lock of the state.
+    /// How many places are to be removed as soon as they are free. Changed under the lock of the state.
     excess: AtomicUsize,
     state: Mutex<State>,
 }
@@ -29,15 +29,15 @@ pub(crate) struct CallWindow {
 #[derive(Debug)]
 struct State {
     size: usize,
-    /// The fastest reply of late, which is about the distance to the server.
+    /// The time of the fastest recent reply, and when it arrived.
     fastest: Option<(Duration, Instant)>,
-    /// What a reply takes on average.
+    /// The average time of a reply.
     average: Duration,
     shrunk: Option<Instant>,
 }
 
-/// A place among the calls in flight. It is kept until the reply has come, also if the caller has given up: the server
-/// still has the call before it.
+/// A place among the calls in flight. It is kept until the reply arrives, even if the caller has given up: the server
+/// still has to carry out the call.
 #[derive(Debug)]
 pub(crate) struct InWindow {
     window: Arc<CallWindow>,
@@ -45,13 +45,14 @@ pub(crate) struct InWindow {
     arguments: usize,
 }
 
-/// Never fewer places than this: a process that is short of processor time sees late replies however few calls it makes.
+/// The minimum number of places: a process that is short of processor time sees late replies however few calls it
+/// makes.
 pub(crate) const FEWEST: usize = 256;
-/// The same for calls that decide on several keys, which take the server several times as long: it answers none of the
-/// calls that it reads together before it has carried out all of them.
+/// The minimum for calls that decide on several keys, which take the server several times as long: it answers none of
+/// the calls that it reads together before it has carried out all of them.
 pub(crate) const FEWEST_OF_SEVERAL_KEYS: usize = 32;
 const MOST: usize = 4096;
-/// The time that an argument of a call stands for: a check has about ten, and takes some tens of microseconds.
+/// The estimated time per argument of a call: a check has about ten, and takes some tens of microseconds.
 const TIME_PER_ARGUMENT: Duration = Duration::from_micros(10);
 /// How long the fastest reply counts as the distance to the server.
 const DISTANCE_HOLDS: Duration = Duration::from_secs(10);
@@ -74,7 +75,7 @@ impl CallWindow {
         })
     }
 
-    /// Waits for a place; `None` if there is none while a reply could still come before the deadline.
+    /// Waits for a place. Returns `None` if there is none while a reply could still arrive before the deadline.
     pub(crate) async fn enter(self: &Arc<Self>, deadline: Instant) -> Option<InWindow> {
         let permit = match self.places.clone().try_acquire_owned() {
             Ok(permit) => permit,
@@ -92,26 +93,31 @@ impl CallWindow {
         self.places.available_permits() == 0
     }
 
-    /// How many calls are in flight.
+    /// Returns the number of calls in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// How long the server may take for the calls in flight, by an estimate from above: it carries out a call on many keys
-    /// in one go, and a call has a few arguments per key.
+    /// Returns an upper estimate of the time that the server needs for the calls in flight: it carries out a call on
+    /// many keys in one go, and a call has a few arguments per key.
     pub(crate) fn work(&self) -> Duration {
         let arguments = self.arguments.load(Ordering::Relaxed);
         TIME_PER_ARGUMENT.saturating_mul(u32::try_from(arguments).unwrap_or(u32::MAX))
     }
 
-    /// Whether replies of late took much longer than the distance to the server explains.
-    pub(crate) fn is_slow(&self) -> bool {
-        let state = self.state();
-        let fastest = state.fastest.map_or(Duration::ZERO, |(fastest, _)| fastest);
-        state.average.saturating_sub(fastest) > self.budget.saturating_sub(fastest) / 4
+    /// Returns the time of the fastest recent reply, which is about the distance to the server.
+    pub(crate) fn distance(&self) -> Duration {
+        self.state().distance()
     }
 
-    /// Notes how long a reply took.
+    /// Returns whether recent replies took much longer than the distance to the server explains.
+    pub(crate) fn is_slow(&self) -> bool {
+        let state = self.state();
+        let distance = state.distance();
+        state.average.saturating_sub(distance) > self.budget.saturating_sub(distance) / 4
+    }
+
+    /// Records how long a reply took.
     pub(crate) fn replied(&self, took: Duration, now: Instant) {
         let mut state = self.state();
         state.average = (state.average * 7 + took) / 8;
@@ -146,13 +152,19 @@ impl CallWindow {
     }
 }
 
+impl State {
+    fn distance(&self) -> Duration {
+        self.fastest.map_or(Duration::ZERO, |(fastest, _)| fastest)
+    }
+}
+
 impl InWindow {
     fn new(window: &Arc<CallWindow>, permit: OwnedSemaphorePermit) -> Self {
         window.in_flight.fetch_add(1, Ordering::Relaxed);
         Self { window: window.clone(), permit: Some(permit), arguments: 0 }
     }
 
-    /// Notes the arguments of its call, which say how much work it is.
+    /// Records the number of arguments of the call, which measures its work.
     pub(crate) fn weigh(&mut self, arguments: usize) {
         self.arguments += arguments;
         self.window.arguments.fetch_add(arguments, Ordering::Relaxed);

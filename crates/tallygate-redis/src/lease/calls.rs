@@ -1,39 +1,40 @@
-//! The calls that take a slice and give it back.
+//! The calls that take a slice, and that return its unused rest.
 
 use std::time::Instant;
 
 use redis::Value;
-use tallygate::{Cost, Receipt, Script as Numbers, Standing, Tick, Ticks};
+use tallygate::algorithm::{LimitRecord, Receipt, Script as Numbers};
+use tallygate::{Cost, Tick, Ticks};
 
 use super::slice::{self, Slice};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::script::{RETURN_BUCKET, double};
-use crate::store::{ByPolicy, Lowering, Prepared, lower};
+use crate::store::{Lowering, PolicyCodec, Prepared, lower};
 use crate::transaction::unexpected;
 use crate::value;
 
-/// A key, and the key of what is out on lease of it.
+/// The key of a client, and the key of its outstanding leases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a> {
     pub(crate) client: &'a Key,
     pub(crate) leases: &'a Key,
 }
 
-/// A slice that was taken, and what is left in the store.
+/// A slice that was taken, and the state in the store after that.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct TakenSlice {
     pub(crate) amount: Cost,
     pub(crate) at: Tick,
-    pub(crate) state: Box<[Standing]>,
+    pub(crate) state: Box<[LimitRecord]>,
 }
 
-/// The largest amount that a script is given: more than this there never is.
+/// The largest amount that a script gets. No state is larger.
 const MOST: Cost = 1 << 52;
 
 impl Redis {
-    /// Takes a slice; `None` if no script can decide on what is there, or none is for this policy.
+    /// Takes a slice. Returns `None` if no script can decide on the value, or there is none for this policy.
     pub(crate) async fn take_slice(
         &self,
         prepared: &Prepared,
@@ -42,7 +43,7 @@ impl Redis {
         life: Ticks,
         given: Option<i64>,
         deadline: Instant,
-    ) -> Result<Option<Taken>, Error> {
+    ) -> Result<Option<TakenSlice>, Error> {
         let Some(scripted) = &prepared.scripted else { return Ok(None) };
         let Some(script) = &scripted.lease else { return Ok(None) };
         let need = scripted.numbers(slice.need.min(MOST).cast_signed());
@@ -58,17 +59,17 @@ impl Redis {
         let [amount, now, state @ ..] = &numbers[..] else { return Err(unexpected()) };
         let now = i64::try_from(*now).map_err(|_| unexpected())?;
         if given.is_none() {
-            self.heard(now);
+            self.note_server_time(now);
         }
-        Ok(Some(Taken {
+        Ok(Some(TakenSlice {
             amount: Cost::try_from(*amount).map_err(|_| unexpected())?,
             at: Tick(now),
-            state: prepared.policy.state_of_numbers(state)?,
+            state: prepared.policy.state_from_numbers(state)?,
         }))
     }
 
-    /// Gives back what is left of a slice that was taken at a time.
-    pub(crate) async fn give_back_slice(
+    /// Returns the unused rest of a slice that was taken at a time.
+    pub(crate) async fn return_slice(
         &self,
         prepared: &std::sync::Arc<Prepared>,
         keys: Keys<'_>,
@@ -78,18 +79,19 @@ impl Redis {
         deadline: Instant,
     ) -> Result<(), Error> {
         let ends = slice::end_of_lease(taken, life);
-        if !slice::notes_what_is_out(&prepared.policy) {
-            let judge = ByPolicy(prepared.clone());
+        if !slice::tracks_outstanding(&prepared.policy) {
+            let codec = PolicyCodec(prepared.clone());
             let (change, receipt) = (-i128::from(amount), Receipt::of_window(taken));
             let number = taken.0.saturating_sub(1);
             let what = Lowering::Settle { change, receipt: &receipt, number };
-            return match lower(self, &judge, keys.client, &what, given, deadline).await {
-                // The client was reset: the slice is gone with everything else.
+            return match lower(self, &codec, keys.client, &what, given, deadline).await {
+                // A reset has removed the slice with everything else.
                 Ok(_) | Err(Error::Settle(_)) => Ok(()),
                 Err(error) => Err(error),
             };
         }
-        let Some(scripted) = prepared.scripted.as_ref().filter(|_| Numbers::takes(ends.0)) else {
+        let Some(scripted) = prepared.scripted.as_ref().filter(|_| Numbers::is_exact(ends.0))
+        else {
             return Ok(());
         };
         let amount = scripted.numbers(amount.min(MOST).cast_signed());
@@ -105,33 +107,35 @@ impl Redis {
 
 #[cfg(test)]
 mod tests {
-    use tallygate::{Algorithm as _, Anchor, Kind, Op, Policy};
+    use tallygate::algorithm::{Algorithm as _, Op};
+    use tallygate::policy::Anchor;
+    use tallygate::{Kind, Policy};
     use tallygate_testkit::servers::{Flavor, Server};
 
     use super::*;
-    use crate::lease::ledger::{self, Out};
-    use crate::store::{Earlier, decide};
+    use crate::lease::ledger::{self, OutstandingLeases};
+    use crate::store::{PolicyChange, decide};
     use crate::{OnFailure, Options};
 
-    /// The same random histories by the scripts and by the ledger: plain checks, slices, give-backs in time and
-    /// late, clocks that go back a little and far, several clients, lives and policies.
+    /// Runs the same random histories by the scripts and by the ledger: plain checks, slices, returns in time and late,
+    /// clocks that go back a little and far, several clients, lives and policies.
     async fn compare(flavor: Flavor) {
         let server = Server::start(flavor);
         let options = Options::default().budget(std::time::Duration::from_secs(20));
         let redis = Redis::with(&server.url(), options).unwrap();
         let store = redis.store("api").on_failure(OnFailure::Deny).in_ticks();
         let mut random = fastrand::Rng::with_seed(7);
-        let (mut lifted, mut late, mut refused) = (0, 0, 0);
+        let (mut lifted, mut late, mut rejected) = (0, 0, 0);
         for round in 0..120 {
             let client = format!("client {round}");
             let policy = policy(&mut random);
-            let prepared = store.prepare(&policy, Earlier::Replaced).unwrap();
+            let prepared = store.prepare(&policy, PolicyChange::Replace).unwrap();
             let key = store.key(client.as_bytes()).unwrap();
             let leases = Key::of_leases("tallygate:", None, "api", client.as_bytes()).unwrap();
             let keys = Keys { client: &key, leases: &leases };
             let mut now = 1_700_000_000_000_000 + random.i64(0..1_000_000);
             let mut state = None;
-            let mut out = Out::default();
+            let mut out = OutstandingLeases::default();
             let mut held: Vec<(Cost, Tick, Ticks)> = Vec::new();
             let lives = [1, 50, random.u64(8..5000)].map(Ticks);
             for step in 0..60 {
@@ -139,15 +143,16 @@ mod tests {
                 let life = lives[random.usize(0..lives.len())];
                 let deadline = redis.deadline();
                 let at = Tick(now);
-                let model = state.get_or_insert_with(|| policy.first(at));
+                let model = state.get_or_insert_with(|| policy.initial(at));
                 match random.u8(0..4) {
                     0 => {
                         let op = Op::Check(random.u64(1..9));
-                        let judge = ByPolicy(prepared.clone());
-                        let told = decide(&redis, &judge, &key, op, Some(now), deadline).await;
+                        let codec = PolicyCodec(prepared.clone());
+                        let decision = decide(&redis, &codec, &key, op, Some(now), deadline).await;
                         let Op::Check(cost) = op else { unreachable!() };
-                        let expected = policy.decide::<tallygate::Timed>(model, at, cost);
-                        assert_eq!(told.unwrap(), expected, "{round} {step} {policy:?}");
+                        let expected =
+                            policy.decide::<tallygate::algorithm::Timed>(model, at, cost);
+                        assert_eq!(decision.unwrap(), expected, "{round} {step} {policy:?}");
                     }
                     1 if !held.is_empty() => {
                         let (amount, taken, life) = held.swap_remove(random.usize(0..held.len()));
@@ -155,7 +160,7 @@ mod tests {
                         let back = (amount, taken);
                         let given = Some(now);
                         redis
-                            .give_back_slice(&prepared, keys, back, life, given, deadline)
+                            .return_slice(&prepared, keys, back, life, given, deadline)
                             .await
                             .unwrap();
                         let again = ledger::give_back(&policy, model, &mut out, at, back, life);
@@ -165,8 +170,8 @@ mod tests {
                     _ => {
                         let need = random.u64(0..9);
                         let slice = Slice { need, want: need + random.u64(0..40) };
-                        // A clock that was set back is for another way to decide.
-                        let is_left = policy.set_back(model, at);
+                        // No script decides after the clock was set back.
+                        let is_left = policy.clock_was_set_back(model, at);
                         let found = redis
                             .take_slice(&prepared, keys, slice, life, Some(now), deadline)
                             .await
@@ -178,7 +183,7 @@ mod tests {
                         let amount = ledger::take(&policy, model, &mut out, at, slice, life);
                         let found = found.unwrap();
                         assert_eq!((found.amount, found.at), (amount, at), "{round} {step}");
-                        refused += u64::from(amount == 0);
+                        rejected += u64::from(amount == 0);
                         if amount > 0 {
                             held.push((amount, at, life));
                         }
@@ -188,7 +193,7 @@ mod tests {
                 }
             }
         }
-        assert!(lifted > 500 && late > 100 && refused > 100, "{lifted} {late} {refused}");
+        assert!(lifted > 500 && late > 100 && rejected > 100, "{lifted} {late} {rejected}");
         assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
     }
 
@@ -205,12 +210,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn redis_takes_and_gives_back_as_the_ledger_does() {
+    async fn redis_leases_and_returns_as_the_ledger_does() {
         compare(Flavor::Redis).await;
     }
 
     #[tokio::test]
-    async fn valkey_takes_and_gives_back_as_the_ledger_does() {
+    async fn valkey_leases_and_returns_as_the_ledger_does() {
         compare(Flavor::Valkey).await;
     }
 }

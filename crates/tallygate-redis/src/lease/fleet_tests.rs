@@ -1,30 +1,32 @@
-//! A fleet in virtual time: many processes, many keys, messages that are late or lost, processes that crash or are
-//! cut off, a store that fails over; and what was admitted held against the bound, on every key of every history.
+//! Simulates a fleet in virtual time: many processes and keys, messages that are late or lost, processes that crash or
+//! lose their connection, and a store that fails over. Every key of every history is compared with the bound.
 //!
-//! Nothing here knows the real time, and all chance is of one seed: a seed that fails fails again. The processes run
-//! the very [`Desk`], breaker and failure policy that serve, the store runs the [ledger](super::ledger) that the
-//! scripts are a port of. `scripts/fleet` runs a campaign at full scale; `TALLYGATE_FLEET_SEED` replays one seed.
+//! Nothing here reads the real time, and all randomness comes from one seed: a seed that fails fails again. The processes
+//! run the real [`KeyBroker`], breaker and failure policy, and the store runs the [ledger](super::ledger), of which the
+//! scripts are a port. `scripts/fleet` runs a campaign at full scale; `TALLYGATE_FLEET_SEED` replays one seed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tallygate::{
-    Algorithm as _, Bounds, Cost, Decision, Kind, Op, Plan, Policy, Source, Standing, Tick, Ticks,
-    Timed,
-};
+use tallygate::algorithm::{Algorithm as _, LimitRecord, Op, Timed};
+use tallygate::store::Bounds;
+use tallygate::tiers::ClientRule;
+use tallygate::{Cost, Decision, Kind, Policy, Source, Tick, Ticks};
 
 use super::Leases;
-use super::calls::Taken;
-use super::ledger::{self, Out};
-use super::slice::{Slice, notes_what_is_out};
+use super::calls::TakenSlice;
+use super::ledger::{self, OutstandingLeases};
+use super::slice::{Slice, tracks_outstanding};
 use crate::OnFailure;
 use crate::breaker::{Breaker, Pass};
-use crate::desk::{Call, Came, Checked, Desk, GivenBack, Number, Terms, Verdict, What};
-use crate::failure::{self, Local};
+use crate::failure::{self, LocalLimiter};
+use crate::key_broker::{
+    Call, CallKind, CallResult, CostDecision, KeyBroker, Number, Terms, UnusedSlice, Verdict,
+};
 
-/// How large a fleet is.
+/// The size of a fleet.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     instances: usize,
@@ -53,7 +55,7 @@ enum Event {
         to: Sender,
         key: u32,
         number: Number,
-        came: Came,
+        result: CallResult,
     },
     TimedOut {
         of: Sender,
@@ -66,37 +68,37 @@ enum Event {
     Crash {
         instance: usize,
     },
-    /// The store is from now on what it was a while before.
+    /// The store loses its last writes.
     Failover,
     Snapshot,
-    /// Somebody takes all there is, holds it, and gives it back before it ends: all that the protocol allows.
-    Hoard {
+    /// A greedy process takes as much as possible, holds it, and returns it before it ends: the worst that the protocol allows.
+    TakeAll {
         key: u32,
     },
-    Hoarded {
+    AllTaken {
         key: u32,
-        hoard: Hoard,
+        lease: HeldLease,
     },
-    GiveUp {
+    ReturnAll {
         key: u32,
         number: u64,
     },
-    /// Whoever hoards serves all they hold, at once.
-    Strike {
+    /// A greedy process serves all its units at once.
+    ServeAll {
         key: u32,
     },
 }
 
-/// What somebody holds who serves nothing.
+/// The lease of a greedy process.
 #[derive(Clone, Copy, Debug)]
-struct Hoard {
+struct HeldLease {
     number: u64,
     amount: Cost,
     taken: Tick,
     until_us: i64,
 }
 
-/// A process, in one of its lives.
+/// A process, between two of its crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sender {
     instance: usize,
@@ -106,23 +108,23 @@ struct Sender {
 #[derive(Clone, Debug)]
 enum Message {
     Call(Call),
-    GiveBack(GivenBack),
-    /// What was used while the store was away.
+    GiveBack(UnusedSlice),
+    /// The units that were used while the store was unavailable.
     Charge(Cost),
-    Hoard {
+    TakeAll {
         sent_us: i64,
     },
 }
 
 struct Instance {
-    desks: HashMap<u32, (Desk, HashMap<u64, Cost>)>,
-    local: Local,
+    brokers: HashMap<u32, (KeyBroker, HashMap<u64, Cost>)>,
+    local: LocalLimiter,
     breaker: Breaker,
     life: u32,
-    /// Its clock: ahead by so much, and faster by so many millionths.
+    /// How far its clock is ahead, and how much faster it is in millionths.
     ahead_ns: i64,
     faster_ppm: i64,
-    /// An older program, which asks for each.
+    /// Some processes have no leases, and make a call for each check.
     terms: Arc<Terms>,
     waiters: u64,
 }
@@ -135,12 +137,12 @@ impl Instance {
 
 #[derive(Clone, Default)]
 struct Store {
-    keys: HashMap<u32, (Box<[Standing]>, Out)>,
-    /// Keys of which something was given back.
+    keys: HashMap<u32, (Box<[LimitRecord]>, OutstandingLeases)>,
+    /// The units that were returned, by key.
     lifted: HashMap<u32, Cost>,
 }
 
-/// What was admitted of one key, as a bucket of the bound's size would count it.
+/// The allowed units of one key, counted by a bucket of the size of the bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter {
     level: i128,
@@ -148,7 +150,7 @@ struct Meter {
     window: i64,
 }
 
-/// What is counted of a run.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     requests: u64,
@@ -162,7 +164,7 @@ struct Tally {
     lifted: u64,
     lost: u64,
     failovers: u64,
-    /// A digest of every answer and its time.
+    /// A digest of every decision and its time.
     digest: u64,
 }
 
@@ -170,7 +172,7 @@ struct Fleet {
     scale: Scale,
     random: fastrand::Rng,
     policy: Arc<Policy>,
-    plan: Plan,
+    plan: ClientRule,
     life: Leases,
     on_failure: OnFailure,
     now_us: i64,
@@ -180,12 +182,12 @@ struct Fleet {
     store: Store,
     replica: Store,
     instances: Vec<Instance>,
-    /// When what was admitted of each key: by the store when it decided, from a lease when it was served.
+    /// The allowed units of each key, at the time of the store's decision or when a lease served them.
     admitted: BTreeMap<u32, Vec<(i64, Cost)>>,
     local_meters: HashMap<(usize, u32), Meter>,
-    hoards: BTreeMap<u32, Vec<Hoard>>,
+    held_leases: BTreeMap<u32, Vec<HeldLease>>,
     failed_over_us: Option<i64>,
-    /// From when to when some of the instances are cut off.
+    /// When some of the instances have no connection.
     cut: Option<(i64, i64, usize)>,
     loss_per_mille: u32,
     slowest_us: i64,
@@ -196,7 +198,7 @@ struct Fleet {
 
 impl Fleet {
     fn new(scale: Scale, seed: u64) -> Self {
-        // The breaker's pauses are of the thread's own chance.
+        // The pauses of the breaker use the random generator of the thread.
         fastrand::seed(seed);
         let mut random = fastrand::Rng::with_seed(seed);
         let kind = [Kind::TokenBucket, Kind::Gcra, Kind::LeakyBucket, Kind::FixedWindow]
@@ -218,8 +220,8 @@ impl Fleet {
         let leasing = Arc::new(Terms::new(policy.clone(), caches, Some(life)));
         let plain = Arc::new(Terms::new(policy.clone(), false, None));
         let instances = (0..scale.instances).map(|_| Instance {
-            desks: HashMap::new(),
-            local: Local::new(on_failure),
+            brokers: HashMap::new(),
+            local: LocalLimiter::new(on_failure),
             breaker: Breaker::new(),
             life: 0,
             ahead_ns: random.i64(0..1 << 50),
@@ -229,7 +231,7 @@ impl Fleet {
         });
         let mut fleet = Self {
             scale,
-            plan: Plan::of((*policy).clone()),
+            plan: ClientRule::of((*policy).clone()),
             instances: instances.collect(),
             policy,
             life,
@@ -242,7 +244,7 @@ impl Fleet {
             replica: Store::default(),
             admitted: BTreeMap::new(),
             local_meters: HashMap::new(),
-            hoards: BTreeMap::new(),
+            held_leases: BTreeMap::new(),
             failed_over_us: None,
             cut: None,
             loss_per_mille: [0, 0, 2, 20, 200][random.usize(0..5)],
@@ -256,11 +258,11 @@ impl Fleet {
         fleet
     }
 
-    /// What happens whatever is decided.
+    /// Schedules the events that do not depend on decisions.
     fn plan(&mut self) {
         let Scale { instances, keys, requests, lasts_us } = self.scale;
         for _ in 0..requests {
-            // Few are popular: half of all are of half of them, and so on.
+            // Few keys are popular.
             let (of_keys, of_instances) = (self.random.u32(0..17), self.random.u32(0..10));
             let key = self.random.u32(0..(keys >> of_keys).max(1));
             let instance = self.random.usize(0..(instances >> of_instances).max(1));
@@ -288,15 +290,15 @@ impl Fleet {
                 Some((from, from + self.random.i64(0..400_000), self.random.usize(1..=instances)));
         }
         if self.random.bool() {
-            // Of keys that nobody else asks for, so that nothing but what they do decides.
+            // Greedy processes have their own keys, so that only their actions matter.
             for key in [keys, keys + 1] {
                 for _ in 0..self.random.u32(0..400) {
                     let at = self.random.i64(0..lasts_us);
-                    self.at(at, Event::Hoard { key });
+                    self.at(at, Event::TakeAll { key });
                 }
                 for _ in 0..3 {
                     let at = self.random.i64(0..lasts_us);
-                    self.at(at, Event::Strike { key });
+                    self.at(at, Event::ServeAll { key });
                 }
             }
         }
@@ -331,54 +333,58 @@ impl Fleet {
         match event {
             Event::Request { instance, key, cost } => self.request(instance, key, cost),
             Event::AtStore { from, key, message } => self.at_store(from, key, message),
-            Event::Reply { to, key, number, came } => {
+            Event::Reply { to, key, number, result } => {
                 if self.instances[to.instance].life == to.life {
                     self.instances[to.instance].breaker.succeeded();
-                    self.hear(to.instance, key, number, came);
+                    self.handle_reply(to.instance, key, number, result);
                 }
             }
             Event::TimedOut { of, key, number } => {
                 let instance = &mut self.instances[of.instance];
                 let waits = instance.life == of.life
-                    && instance.desks.get(&key).is_some_and(|(desk, _)| desk.waits_for(number));
+                    && instance
+                        .brokers
+                        .get(&key)
+                        .is_some_and(|(broker, _)| broker.waits_for(number));
                 if waits {
                     let now = self.base + Duration::from_micros(self.now_us.cast_unsigned());
                     instance.breaker.failed(now);
-                    self.hear(of.instance, key, number, Came::Nothing);
+                    self.handle_reply(of.instance, key, number, CallResult::NoReply);
                 }
             }
             Event::Sweep { instance } => self.sweep(instance),
             Event::Crash { instance } => {
                 let crashed = &mut self.instances[instance];
-                crashed.desks.clear();
-                crashed.local = Local::new(self.on_failure);
+                crashed.brokers.clear();
+                crashed.local = LocalLimiter::new(self.on_failure);
                 crashed.breaker = Breaker::new();
                 crashed.life += 1;
             }
-            Event::Hoard { key } => {
+            Event::TakeAll { key } => {
                 let from = Sender { instance: 0, life: 0 };
-                self.send(from, key, Message::Hoard { sent_us: self.now_us });
+                self.send(from, key, Message::TakeAll { sent_us: self.now_us });
             }
-            Event::Hoarded { key, hoard } => {
-                if self.now_us < hoard.until_us {
-                    self.hoards.entry(key).or_default().push(hoard);
-                    let at = self.random.i64(self.now_us..hoard.until_us);
-                    self.at(at, Event::GiveUp { key, number: hoard.number });
+            Event::AllTaken { key, lease } => {
+                if self.now_us < lease.until_us {
+                    self.held_leases.entry(key).or_default().push(lease);
+                    let at = self.random.i64(self.now_us..lease.until_us);
+                    self.at(at, Event::ReturnAll { key, number: lease.number });
                 }
             }
-            Event::GiveUp { key, number } => {
-                let hoards = self.hoards.entry(key).or_default();
-                let Some(place) = hoards.iter().position(|hoard| hoard.number == number) else {
+            Event::ReturnAll { key, number } => {
+                let held_leases = self.held_leases.entry(key).or_default();
+                let Some(place) = held_leases.iter().position(|lease| lease.number == number)
+                else {
                     return;
                 };
-                let Hoard { amount, taken, .. } = hoards.swap_remove(place);
-                let back = Message::GiveBack(GivenBack { amount, taken });
+                let HeldLease { amount, taken, .. } = held_leases.swap_remove(place);
+                let back = Message::GiveBack(UnusedSlice { amount, taken });
                 self.send(Sender { instance: 0, life: 0 }, key, back);
             }
-            Event::Strike { key } => {
-                for hoard in self.hoards.remove(&key).unwrap_or_default() {
-                    if self.now_us < hoard.until_us {
-                        self.admitted.entry(key).or_default().push((self.now_us, hoard.amount));
+            Event::ServeAll { key } => {
+                for lease in self.held_leases.remove(&key).unwrap_or_default() {
+                    if self.now_us < lease.until_us {
+                        self.admitted.entry(key).or_default().push((self.now_us, lease.amount));
                     }
                 }
             }
@@ -396,14 +402,14 @@ impl Fleet {
         let now_us = self.now_us;
         let instance = &mut self.instances[index];
         if instance.local.is_due(&key.to_be_bytes(), Tick(now_us)) {
-            // What was used meanwhile is charged before the store is asked again.
+            // Units that were used meanwhile are charged before the next call.
             let now = self.base + Duration::from_micros(now_us.cast_unsigned());
             if instance.breaker.ask(now) == Pass::Stop {
                 return self.fall_back(index, key, cost);
             }
             let client = key.to_be_bytes();
             let owed = match instance.local.take(&self.plan, &client, Tick(now_us)) {
-                failure::Taken::Charge(mut charge) => {
+                failure::TakenDebt::Charge(mut charge) => {
                     charge.is_used_charged = true;
                     let pay: Cost = charge.payments.iter().map(|payment| payment.pay).sum();
                     charge.payments.iter_mut().for_each(|payment| payment.paid = payment.pay);
@@ -421,10 +427,10 @@ impl Fleet {
         instance.waiters += 1;
         let waiter = instance.waiters;
         let terms = instance.terms.clone();
-        let (desk, waiting) = instance.desks.entry(key).or_default();
-        let asked = desk.ask(&terms, waiter, cost, (now, Tick(i64::MAX)));
+        let (broker, waiting) = instance.brokers.entry(key).or_default();
+        let asked = broker.ask(&terms, waiter, cost, (now, Tick(i64::MAX)));
         match asked.answer {
-            Some(told) => self.answered(index, key, cost, &told),
+            Some(timed) => self.answered(index, key, cost, &timed),
             None => {
                 waiting.insert(waiter, cost);
             }
@@ -438,7 +444,7 @@ impl Fleet {
         let now = self.base + Duration::from_micros(self.now_us.cast_unsigned());
         let instance = &mut self.instances[index];
         if instance.breaker.ask(now) == Pass::Stop {
-            return self.hear(index, key, call.number, Came::Nothing);
+            return self.handle_reply(index, key, call.number, CallResult::NoReply);
         }
         let from = Sender { instance: index, life: instance.life };
         self.at(self.now_us + BUDGET_US, Event::TimedOut { of: from, key, number: call.number });
@@ -452,7 +458,7 @@ impl Fleet {
         }
     }
 
-    /// When a message between an instance and the store arrives, if it does.
+    /// Returns when a message between an instance and the store arrives; `None` if it is lost.
     fn arrives(&mut self, instance: usize) -> Option<i64> {
         let is_cut = self
             .cut
@@ -467,45 +473,45 @@ impl Fleet {
 
     fn at_store(&mut self, from: Sender, key: u32, message: Message) {
         let (now, policy) = (Tick(self.now_us), self.policy.clone());
-        let (state, out) =
-            (self.store.keys.entry(key)).or_insert_with(|| (policy.first(now), Out::default()));
+        let (state, out) = (self.store.keys.entry(key))
+            .or_insert_with(|| (policy.initial(now), OutstandingLeases::default()));
         let life = self.life.in_store();
-        let (number, came) = match message {
-            Message::Call(Call { number, what: What::Check(costs), .. }) => {
+        let (number, result) = match message {
+            Message::Call(Call { number, kind: CallKind::Check(costs), .. }) => {
                 let answers = costs.iter().map(|cost| {
                     let is_allowed = policy.decide::<Decision>(state, now, *cost).allowed;
-                    Checked {
+                    CostDecision {
                         is_allowed,
                         state: state.clone(),
                         shadow: None,
                         bounds: Bounds::default(),
                     }
                 });
-                (number, Came::Checked { at: now, answers: answers.collect() })
+                (number, CallResult::Checked { at: now, answers: answers.collect() })
             }
-            Message::Call(Call { number, what: What::Take(slice), .. }) => {
+            Message::Call(Call { number, kind: CallKind::Take(slice), .. }) => {
                 let amount = ledger::take(&policy, state, out, now, slice, life);
-                (number, Came::Taken(Taken { amount, at: now, state: state.clone() }))
+                (number, CallResult::Taken(TakenSlice { amount, at: now, state: state.clone() }))
             }
-            Message::GiveBack(GivenBack { amount, taken }) => {
+            Message::GiveBack(UnusedSlice { amount, taken }) => {
                 let lifted = ledger::give_back(&policy, state, out, now, (amount, taken), life);
                 *self.store.lifted.entry(key).or_default() += lifted;
                 self.tally.given_back += amount;
                 self.tally.lifted += lifted;
                 return;
             }
-            Message::Hoard { sent_us } => {
+            Message::TakeAll { sent_us } => {
                 let all = Slice { need: Cost::MAX, want: Cost::MAX };
                 let amount = ledger::take(&policy, state, out, now, all, life);
                 let mut until_us = sent_us + life.0.cast_signed();
-                if !notes_what_is_out(&policy) {
+                if !tracks_outstanding(&policy) {
                     let window = policy.facts(state, now, None).reset_after;
                     until_us = until_us.min(now.0 + window.0.cast_signed());
                 }
                 self.sequence += 1;
-                let hoard = Hoard { number: self.sequence, amount, taken: now, until_us };
+                let lease = HeldLease { number: self.sequence, amount, taken: now, until_us };
                 if let Some(arrives) = self.arrives(from.instance) {
-                    self.at(arrives, Event::Hoarded { key, hoard });
+                    self.at(arrives, Event::AllTaken { key, lease });
                 }
                 return;
             }
@@ -515,29 +521,29 @@ impl Fleet {
             }
         };
         if let Some(arrives) = self.arrives(from.instance) {
-            self.at(arrives, Event::Reply { to: from, key, number, came });
+            self.at(arrives, Event::Reply { to: from, key, number, result });
         }
     }
 
-    fn hear(&mut self, index: usize, key: u32, number: Number, came: Came) {
+    fn handle_reply(&mut self, index: usize, key: u32, number: Number, result: CallResult) {
         let instance = &mut self.instances[index];
         let now = instance.clock(self.now_us);
         let terms = instance.terms.clone();
-        let Some((desk, waiting)) = instance.desks.get_mut(&key) else { return };
-        let heard = desk.hear(&terms, number, came, now);
-        let verdicts: Vec<_> = heard
+        let Some((broker, waiting)) = instance.brokers.get_mut(&key) else { return };
+        let outcome = broker.handle_reply(&terms, number, result, now);
+        let verdicts: Vec<_> = outcome
             .verdicts
             .into_iter()
             .map(|(waiter, verdict)| (waiting.remove(&waiter).expect("it waits"), verdict))
             .collect();
         for (cost, verdict) in verdicts {
             match verdict {
-                Verdict::Told(told) => self.answered(index, key, cost, &told),
-                Verdict::Nothing | Verdict::Alone => self.fall_back(index, key, cost),
-                Verdict::Overloaded => unreachable!("everybody has time"),
+                Verdict::Decided(timed) => self.answered(index, key, cost, &timed),
+                Verdict::NoReply | Verdict::AskAlone => self.fall_back(index, key, cost),
+                Verdict::Overloaded => unreachable!("no check times out"),
             }
         }
-        if let Some(call) = heard.call {
+        if let Some(call) = outcome.call {
             self.call(index, key, call);
         }
     }
@@ -548,23 +554,23 @@ impl Fleet {
         let now = instance.clock(self.now_us);
         let (terms, from) =
             (instance.terms.clone(), Sender { instance: index, life: instance.life });
-        let mut keys: Vec<u32> = instance.desks.keys().copied().collect();
+        let mut keys: Vec<u32> = instance.brokers.keys().copied().collect();
         keys.sort_unstable();
         let mut back = Vec::new();
         for key in keys {
-            let Some((desk, waiting)) = instance.desks.get_mut(&key) else { continue };
-            back.extend(desk.sweep(&terms, now).into_iter().map(|given| (key, given)));
-            desk.lapsed = 0;
-            if desk.is_idle(&terms, now) {
-                assert!(waiting.is_empty(), "somebody waits at a desk that is given up");
-                instance.desks.remove(&key);
+            let Some((broker, waiting)) = instance.brokers.get_mut(&key) else { continue };
+            back.extend(broker.sweep(&terms, now).into_iter().map(|given| (key, given)));
+            broker.lapsed = 0;
+            if broker.is_idle(&terms, now) {
+                assert!(waiting.is_empty(), "a check waits at a broker that was dropped");
+                instance.brokers.remove(&key);
             }
         }
-        let has_desks = !instance.desks.is_empty();
+        let has_brokers = !instance.brokers.is_empty();
         for (key, given) in back {
             self.send(from, key, Message::GiveBack(given));
         }
-        if has_desks || self.now_us < self.scale.lasts_us {
+        if has_brokers || self.now_us < self.scale.lasts_us {
             self.at(self.now_us + every, Event::Sweep { instance: index });
         }
     }
@@ -572,8 +578,8 @@ impl Fleet {
     fn fall_back(&mut self, index: usize, key: u32, cost: Cost) {
         let now = Tick(self.now_us);
         let decision = match self.on_failure {
-            OnFailure::Allow => failure::allowed(&self.plan, now),
-            OnFailure::Deny => failure::refused(&self.plan, now),
+            OnFailure::Allow => failure::failed_open(&self.plan, now),
+            OnFailure::Deny => failure::failed_closed(&self.plan, now),
             OnFailure::Local { .. } => {
                 let client = key.to_be_bytes();
                 let local = &self.instances[index].local;
@@ -583,11 +589,11 @@ impl Fleet {
         self.answered(index, key, cost, &Timed { decision, at: now });
     }
 
-    fn answered(&mut self, index: usize, key: u32, cost: Cost, told: &Timed) {
-        let Timed { decision, at } = told;
-        let said =
+    fn answered(&mut self, index: usize, key: u32, cost: Cost, timed: &Timed) {
+        let Timed { decision, at } = timed;
+        let answer =
             (u64::from(key) << 32) ^ (cost << 8) ^ decision.source as u64 ^ decision.remaining;
-        self.tally.digest = (self.tally.digest ^ said ^ self.now_us.cast_unsigned())
+        self.tally.digest = (self.tally.digest ^ answer ^ self.now_us.cast_unsigned())
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(23);
         match decision.source {
@@ -611,13 +617,13 @@ impl Fleet {
         }
         if decision.allowed {
             self.tally.admitted += cost;
-            // What is served from a lease is told a time that lies ahead by what the call took.
+            // A decision from a lease has a time that is ahead by the duration of the call.
             let when = at.0.min(self.now_us);
             self.admitted.entry(key).or_default().push((when, cost));
         }
     }
 
-    /// What is refused here would be refused in the store, unless something was given back there since.
+    /// Requires that the store would deny every locally denied check as well, unless units were returned since.
     fn must_be_refused(&mut self, key: u32, cost: Cost) {
         if self.failed_over_us.is_some()
             || self.store.lifted.get(&key).is_some_and(|lifted| *lifted > 0)
@@ -625,15 +631,15 @@ impl Fleet {
             return;
         }
         let Some((state, _)) = self.store.keys.get(&key) else { return };
-        // Clocks that differ by 300 millionths differ by as many microseconds within a second.
-        if self.policy.admits(state, Tick(self.now_us - 400), cost) {
-            let wrong = format!("{key} at {}: {cost} is refused, and would fit", self.now_us);
+        // Clocks whose rates differ by 300 millionths differ by 300 microseconds after one second.
+        if self.policy.allows(state, Tick(self.now_us - 400), cost) {
+            let wrong = format!("{key} at {}: {cost} is denied, and would fit", self.now_us);
             self.wrong.push(wrong);
         }
     }
 
-    /// Holds what was admitted against the bound: A[s, t] ≤ B + floor((t − s + life)·L/W), and one burst more in
-    /// stretches that end after a failover, and were begun before the last lease from before it was over.
+    /// Compares the allowed units with the bound: A[s, t] ≤ B + floor((t − s + life)·L/W), and one burst more in intervals
+    /// that end after a failover and begin before the last lease from before it has ended.
     fn hold_against_the_bound(&mut self, key: u32, admitted: &[(i64, Cost)]) {
         let numbers = *self.policy.limits()[0].numbers();
         let life = i64::try_from(self.life.in_store().0).unwrap();
@@ -660,7 +666,7 @@ impl Fleet {
         }
     }
 
-    /// A process that decides for its share admits no more than the share.
+    /// Requires that a process that decides by its share allows no more than the share.
     fn meter_local(&mut self, index: usize, key: u32, cost: Cost) {
         let numbers = *self.policy.limits()[0].numbers();
         if numbers.kind == Kind::FixedWindow {
@@ -679,7 +685,7 @@ impl Fleet {
 }
 
 impl Meter {
-    /// The level after a cost: the most by which any stretch until now exceeds what flows in meanwhile.
+    /// Returns the level after a cost: by how many units the worst interval until now exceeds the units earned in it.
     fn with(&mut self, now_us: i64, cost: Cost, limit: i128, window: i128) -> i128 {
         let drained = i128::from(now_us - self.last_us) * limit;
         self.level = (self.level - drained).max(0) + i128::from(cost) * window;
@@ -687,7 +693,7 @@ impl Meter {
         self.level
     }
 
-    /// What is admitted in a window, with a cost.
+    /// Returns the allowed units of a window, including a cost.
     fn window_with(&mut self, window: i64, cost: Cost) -> i128 {
         if window != self.window {
             (self.window, self.level) = (window, 0);
@@ -697,7 +703,7 @@ impl Meter {
     }
 }
 
-/// A number of any size below so many bits: small ones are as likely as large ones.
+/// Returns a number of up to so many bits: small numbers are as likely as large ones.
 fn up_to(random: &mut fastrand::Rng, bits: u32) -> u64 {
     let bits = random.u32(1..bits);
     random.u64(1..=1 << bits)
@@ -745,7 +751,7 @@ fn a_seed_replays_exactly() {
     }
 }
 
-/// Many seeds at full scale, as long as it is told to; prints what it found.
+/// Runs many seeds at full scale for a given time, and prints the results.
 #[test]
 #[ignore = "a campaign: scripts/fleet"]
 fn campaign() {

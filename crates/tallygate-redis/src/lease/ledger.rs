@@ -1,33 +1,37 @@
-//! What the store does when a slice is taken and when it is given back.
+//! Defines how the store takes slices and accepts returns.
 //!
-//! This is the definition: the scripts are a port of it, compared with it step by step, and the simulated fleet pays
-//! here. Only tests use it. Times are microseconds by the store's clock.
+//! The scripts are a port of this definition, compared with it step by step, and the simulated fleet uses it as its
+//! store. Only tests use it. Times are microseconds by the clock of the store.
 
-use tallygate::{Algorithm as _, Cost, Policy, Receipt, Standing, Tick, Ticks};
+use tallygate::algorithm::{Algorithm as _, LimitRecord, Receipt, Returns};
+use tallygate::{Cost, Policy, Tick, Ticks};
 
-use super::slice::{Slice, end_of_lease, notes_what_is_out};
+use super::slice::{Slice, end_of_lease, tracks_outstanding};
+use crate::store::settle_receipt;
 
-/// What is out on lease of one key, by when it ends.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Out {
-    /// The first to end first.
+/// The outstanding leases of one key, by when they end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutstandingLeases {
+    /// In the order in which they end.
     ending: Vec<(Tick, Cost)>,
+    /// The units that were returned to a window.
+    returns: Returns,
 }
 
-/// In how many steps a life is counted. What is out counts as out for up to one of them longer.
+/// In how many steps a life is counted. A lease may count as outstanding for up to one step longer.
 const STEPS: u64 = 8;
-/// How many ends are told apart. More than there are steps: processes may lease for different times.
+/// How many different ends are tracked. That is more than there are steps: processes may lease for different times.
 const MOST_ENDS: usize = 16;
-/// Which part of what is there one slice may be, unless more is needed now: others come, too.
+/// Which fraction of the available units one slice may take, beyond the units that are needed now.
 const SHARE: u64 = 4;
 
-impl Out {
-    /// All that is out.
+impl OutstandingLeases {
+    /// Returns all outstanding units.
     pub(crate) fn total(&self) -> Cost {
         self.ending.iter().fold(0, |total: Cost, (_, amount)| total.saturating_add(*amount))
     }
 
-    /// Forgets what has ended.
+    /// Drops leases that have ended.
     fn bring_to(&mut self, now: Tick) {
         self.ending.retain(|(ends, _)| *ends > now);
     }
@@ -38,14 +42,14 @@ impl Out {
             Some((other, out)) if *other == ends => *out += amount,
             _ => self.ending.insert(place, (ends, amount)),
         }
-        // The first to end counts as ending with the next: what is out is never taken for less.
+        // The first lease counts as ending with the next one: outstanding units are never underestimated.
         while self.ending.len() > MOST_ENDS {
             let (_, first) = self.ending.remove(0);
             self.ending[0].1 += first;
         }
     }
 
-    /// Takes away what is given back; how much of it was known to be out.
+    /// Removes returned units. Returns how many of them were outstanding.
     fn remove(&mut self, ends: Tick, amount: Cost) -> Cost {
         let place = self.ending.partition_point(|(other, _)| *other < ends);
         let Some((_, out)) = self.ending.get_mut(place) else { return 0 };
@@ -58,19 +62,19 @@ impl Out {
     }
 }
 
-/// When a lease counts as ended that ends at a time: at the end of a step, never before.
+/// Returns when a lease counts as ended: at the end of a step, never before its own end.
 fn end_of_step(ends: Tick, life: Ticks) -> Tick {
     let step = (life.0 / STEPS).max(1);
     let step = i64::try_from(step).unwrap_or(i64::MAX);
     Tick((ends.0.div_euclid(step) + 1).saturating_mul(step))
 }
 
-/// Charges a slice, and notes that it is out: all that is needed now if that is there, else what is there; more only
-/// up to a part of what is there. How much was taken.
+/// Charges a slice, and records it as outstanding. Takes all units that are needed now, if available; more only up to a
+/// fraction of the available units. Returns how many units were taken.
 pub(crate) fn take(
     policy: &Policy,
-    state: &mut Box<[Standing]>,
-    out: &mut Out,
+    state: &mut Box<[LimitRecord]>,
+    out: &mut OutstandingLeases,
     now: Tick,
     slice: Slice,
     life: Ticks,
@@ -81,25 +85,26 @@ pub(crate) fn take(
         return 0;
     }
     policy.charge(state, now, taken.into());
-    if notes_what_is_out(policy) {
+    if tracks_outstanding(policy) {
         out.bring_to(now);
         out.add(end_of_step(end_of_lease(now, life), life), taken);
     }
     taken
 }
 
-/// Gives back what is left of a slice. How much of it can be used again.
+/// Returns the unused rest of a slice to the quota. Returns how many units can be used again.
 pub(crate) fn give_back(
     policy: &Policy,
-    state: &mut Box<[Standing]>,
-    out: &mut Out,
+    state: &mut Box<[LimitRecord]>,
+    out: &mut OutstandingLeases,
     now: Tick,
     (amount, taken): (Cost, Tick),
     life: Ticks,
 ) -> Cost {
-    if !notes_what_is_out(policy) {
+    if !tracks_outstanding(policy) {
         let receipt = Receipt::of_window(taken);
-        let lost = policy.settle(state, now, -i128::from(amount), &receipt);
+        let (change, slice) = (-i128::from(amount), (&receipt, taken.0.saturating_sub(1)));
+        let (_, lost) = settle_receipt(policy, (state, &mut out.returns), now, change, slice);
         return amount - Cost::try_from(lost).unwrap_or(amount);
     }
     let ends = end_of_lease(taken, life);
@@ -108,7 +113,7 @@ pub(crate) fn give_back(
     }
     out.bring_to(now);
     let known = out.remove(end_of_step(ends, life), amount);
-    if policy.set_back(state, now) {
+    if policy.clock_was_set_back(state, now) {
         return 0;
     }
     let used = policy.used(state, now).whole;
@@ -123,7 +128,7 @@ mod tests {
 
     const LIFE: Ticks = Ticks(100);
 
-    /// Earns one a tick, 20 at most.
+    /// Returns a bucket of 20 that earns one unit per tick.
     fn bucket() -> Policy {
         Policy::token_bucket(20).per(Ticks(20)).build().expect("valid")
     }
@@ -133,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_what_is_needed_and_else_a_part_of_what_is_there() {
+    fn a_slice_covers_the_need_or_a_part_of_the_quota() {
         let policy = bucket();
-        let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
+        let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         let mut take =
             |need, want| take(&policy, &mut state, &mut out, Tick(0), Slice { need, want }, LIFE);
         assert_eq!(take(1, 100), 5, "a quarter of 20");
@@ -146,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn give_backs_never_lift_the_bucket_and_what_is_out_above_the_burst() {
+    fn returned_units_never_raise_the_bucket_and_its_leases_above_the_burst() {
         let policy = bucket();
-        let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
+        let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         let (mut now, mut held) = (Tick(0), Vec::new());
         let mut most = 0;
         for step in 0..50 {
@@ -161,7 +166,7 @@ mod tests {
             }
             now = Tick(now.0 + 20);
         }
-        // What is earned within a lease's life is not given back, and adds up by itself.
+        // Units that are earned within the life of a lease are not returned, and add up by themselves.
         assert!(most <= 20 + 100, "{most}");
         assert_eq!(held.len(), 3);
         let last = held.pop().expect("there are three");
@@ -174,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_late_or_twice_lifts_nothing() {
+    fn returning_units_late_or_twice_has_no_effect() {
         let policy = bucket();
-        let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
+        let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         let taken = take(&policy, &mut state, &mut out, Tick(0), all(20), LIFE);
         let mut back = |now, amount| {
             give_back(&policy, &mut state, &mut out, Tick(now), (amount, Tick(0)), LIFE)
@@ -186,7 +191,7 @@ mod tests {
         assert_eq!(back(1, taken), 0);
 
         let slow = Policy::token_bucket(1).per(Ticks(1000)).burst(20).build().expect("valid");
-        let (mut state, mut out) = (slow.first(Tick(0)), Out::default());
+        let (mut state, mut out) = (slow.initial(Tick(0)), OutstandingLeases::default());
         take(&slow, &mut state, &mut out, Tick(0), all(20), LIFE);
         let late = |now| {
             let (mut state, mut out) = (state.clone(), out.clone());
@@ -196,9 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_is_forgotten_when_it_has_ended_and_never_before() {
+    fn a_lease_is_forgotten_when_it_has_ended_and_never_before() {
         let policy = Policy::token_bucket(1).per(Ticks(1000)).burst(100).build().expect("valid");
-        let (mut state, mut out) = (policy.first(Tick(3)), Out::default());
+        let (mut state, mut out) = (policy.initial(Tick(3)), OutstandingLeases::default());
         take(&policy, &mut state, &mut out, Tick(3), all(40), LIFE);
         for (now, expected) in [(103, 40), (103 + 100 / 8, 0)] {
             out.bring_to(Tick(now));
@@ -207,8 +212,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_takes_bounded_room_whatever_the_lives_are() {
-        let mut out = Out::default();
+    fn the_list_of_leases_is_bounded_for_any_lease_life() {
+        let mut out = OutstandingLeases::default();
         for end in 0..1000 {
             out.add(Tick(end), 1);
         }
@@ -217,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_takes_back_only_what_was_taken_in_it() {
+    fn a_window_accepts_returns_of_its_own_units_only() {
         let policy = Policy::fixed_window(10).per(Ticks(50)).build().expect("valid");
-        let (mut state, mut out) = (policy.first(Tick(0)), Out::default());
+        let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         assert_eq!(take(&policy, &mut state, &mut out, Tick(40), all(10), LIFE), 10);
         let mut other = state.clone();
         assert_eq!(give_back(&policy, &mut state, &mut out, Tick(49), (4, Tick(40)), LIFE), 4);
         assert_eq!(take(&policy, &mut other, &mut out, Tick(50), all(10), LIFE), 10);
         assert_eq!(give_back(&policy, &mut other, &mut out, Tick(51), (4, Tick(40)), LIFE), 0);
-        assert_eq!(out, Out::default());
+        assert_eq!(out.total(), 0);
     }
 }

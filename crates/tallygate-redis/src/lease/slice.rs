@@ -1,27 +1,27 @@
-//! What a slice of a quota is, when its lease ends, and what is done with the rest of it.
+//! Slices of a quota: when their lease ends, and how the unused rest is returned.
 
 use tallygate::{Cost, Kind, Policy, Tick, Ticks};
 
-/// How much is taken.
+/// The size of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
-    /// What is needed now.
+    /// The units that are needed now.
     pub(crate) need: Cost,
-    /// What would be used within a lease's life.
+    /// The units that would be used within the life of a lease.
     pub(crate) want: Cost,
 }
 
-/// When a lease ends by the store's clock.
+/// Returns when a lease ends, by the clock of the store.
 pub(crate) fn end_of_lease(taken: Tick, life: Ticks) -> Tick {
     taken.after(life).unwrap_or(Tick(i64::MAX))
 }
 
-/// Whether it matters what is out: where something is earned back meanwhile.
-pub(crate) fn notes_what_is_out(policy: &Policy) -> bool {
+/// Returns whether outstanding leases are tracked: for limits that earn units back meanwhile.
+pub(crate) fn tracks_outstanding(policy: &Policy) -> bool {
     policy.plain().is_some_and(|limit| limit.numbers().kind.is_bucket())
 }
 
-/// Whether what is left of a slice is given back. The turns of a leaky bucket are told already.
-pub(crate) fn gives_back(policy: &Policy) -> bool {
+/// Returns whether the unused rest of a slice is returned. The departure times of a leaky bucket are assigned already.
+pub(crate) fn returns_unused(policy: &Policy) -> bool {
     policy.plain().is_some_and(|limit| limit.numbers().kind != Kind::LeakyBucket)
 }

@@ -13,11 +13,11 @@ kinds[1] = {
   rebase = function(_, s)
     s[1] = now
   end,
-  -- Whether a cost fits, and the level it would come on top of.
+  -- Returns whether a cost fits, and the level before it.
   admits = function(c, s, cost)
     local level = s[2]
     if now > s[1] then
-      -- Beyond 2^53 the product is rounded, but every level is less than that.
+      -- A product above 2^53 is rounded, but every level is below that.
       local drained = (now - s[1]) * c[7]
       level = drained < level and level - drained or 0
     end
@@ -35,7 +35,7 @@ kinds[1] = {
     local new
     if amount < 0 then
       new = level + amount * unit
-      -- An amount that is cut off to a product of more than 2^53 is more than any level.
+      -- A product above 2^53 is larger than any level, even if it is rounded.
       if new < 0 then
         new = 0
       end

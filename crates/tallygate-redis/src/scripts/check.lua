@@ -1,7 +1,7 @@
--- Asks all limits, and charges all or none.
+-- Checks all limits, and charges all or none.
 --
--- Replies, in doubles, whether it was allowed, the time, the first shadow limit that would have refused (-1 if
--- none), and the state; or a list of -1, the time and the value, if the value is not one that it can decide on.
+-- Returns as doubles whether the check is allowed, the time, the first shadow limit that would have denied it (-1 if
+-- none), and the state; or a list of -1, the time and the value, if it cannot decide on the value.
 local lets, found = {}, {}
 local allowed, shadow = true, -1
 for i = 1, limits do
@@ -24,6 +24,11 @@ end
 local changed = allowed or rebased
 for i = 1, limits do
   local c, s = C[i], S[i]
+  --[[shadow
+  if allowed and c[8] == 1 then
+    note_request(s, cost, lets[i])
+  end
+  shadow]]
   if allowed and lets[i] then
     kinds[c[1]].charge(c, s, cost, found[i])
   --[[penalty

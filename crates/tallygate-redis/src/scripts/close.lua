@@ -1,4 +1,4 @@
--- Writes what changed, with an expiry, and replies.
+-- Writes the changed state with an expiry, and returns the reply.
 if changed then
   local new, fresh_at = head, now
   for i = 1, limits do
@@ -13,10 +13,15 @@ if changed then
       over = ends > over and ends or over
     end
     penalty]]
+    --[[shadow
+    if c[8] == 1 then
+      new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 1), #s.runs / 2, unpack(s.runs))
+    end
+    shadow]]
     fresh_at = over > fresh_at and over or fresh_at
   end
   if given then
-    -- Whoever gives the time may take longer than it says.
+    -- If the caller gives the time, more real time may pass before its next call.
     redis.call('SET', KEYS[1], new, 'PX', 86400000)
   elseif fresh_at > now then
     redis.call('SET', KEYS[1], new, 'PXAT', math.floor(fresh_at / 1000) + 1)
@@ -33,6 +38,14 @@ for i = 1, limits do
     reply[#reply + 1], reply[#reply + 2] = s.time, s.refusals
   end
   penalty]]
+  --[[shadow
+  if c[8] == 1 then
+    reply[#reply + 1] = #s.runs / 2
+    for j = 1, #s.runs do
+      reply[#reply + 1] = s.runs[j]
+    end
+  end
+  shadow]]
 end
--- As one string: whoever reads it has one thing to read.
+-- One string is the fastest reply to read.
 return pack_numbers('>' .. string.rep('d', #reply), unpack(reply))

@@ -1,10 +1,10 @@
--- Reads some keys, or writes them if they are still what they were.
+-- Reads some keys, or writes them if their values have not changed.
 --
 -- KEYS     the keys, all of one slot
--- ARGV[1]  the time, or nothing if it is the server's; or > and a time that the server must have reached to write
--- then of each key, to write: what it was, what it is to be (nothing: gone), when it is to expire in ms
+-- ARGV[1]  the time, or empty to use the server's clock; or > and a time that the server must have reached to write
+-- to write, then per key: the previous value, the new value (empty: delete), and the expiry in ms
 --
--- Replies 1 and the time if it was written; else 0, the time, and of each key what it is (nothing: none).
+-- Returns 1 and the time if it wrote; otherwise 0, the time, and the value of each key (empty: none).
 local time = ARGV[1]
 local is_given = time ~= '' and string.sub(time, 1, 1) ~= '>'
 local reached = true

@@ -1,4 +1,4 @@
--- A bucket whose levels pass 2^52: {last change, high, low}, the level being high * 2^52 + low.
+-- A bucket whose levels exceed 2^52: {last change, high, low}; the level is high * 2^52 + low.
 kinds[2] = {
   width = 3,
   read = function(at)
@@ -44,7 +44,7 @@ kinds[2] = {
     end
     s[2], s[3] = high, low
   end,
-  -- Divided in floating point, so a little is added: a key may go a little late, never early.
+  -- The division is inexact, so a little is added: a key may expire a little late, never early.
   fresh_at = function(c, s)
     return s[1] + math.ceil((s[2] * LIMB + s[3]) / c[7] * (1 + 1e-15)) + 2
   end,

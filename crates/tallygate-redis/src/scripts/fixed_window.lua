@@ -1,4 +1,4 @@
--- Fixed window: {last change, how far into its window that was, count}.
+-- Fixed window: {last change, its offset in the window, count}.
 local function fixed_count(c, s)
   local elapsed = now > s[1] and now - s[1] or 0
   return elapsed < c[3] - s[2] and s[3] or 0
@@ -27,7 +27,7 @@ kinds[3] = {
   rebase = function(c, s)
     s[1], s[2] = now, 0
     if c[6] == 0 then
-      -- Not %, which is not exact for large numbers.
+      -- The operator % is not exact for large numbers.
       local into = math.fmod(now, c[3])
       s[2] = into < 0 and into + c[3] or into
     end

@@ -1,8 +1,13 @@
--- Charges all limits without asking, or refunds.
+-- Charges all limits without a check.
 --
--- Replies as a check that was allowed.
+-- Returns the same reply as an allowed check. Refunds are decided by compare-and-set.
 local amount = cost
 for i = 1, limits do
+  --[[shadow
+  if C[i][8] == 1 then
+    note_request(S[i], amount, true)
+  end
+  shadow]]
   kinds[C[i][1]].force(C[i], S[i], amount)
 end
 local allowed, shadow, changed = true, -1, true

@@ -1,13 +1,13 @@
--- Takes a slice of one bucket without options, and notes what is out on lease; `take` of lease/ledger.rs.
+-- Takes a slice of one bucket without options, and records its lease; a port of `take` of lease/ledger.rs.
 --
 -- KEYS[1]  the key
--- KEYS[2]  what of it is out on lease
--- ARGV[1]  how a value begins that was left under this policy
--- ARGV[2]  what is needed now, then the constants of the limit, as doubles
--- ARGV[3]  what is wanted, and how long a lease lives, as doubles
--- ARGV[4]  the time; none if it is the server's
+-- KEYS[2]  its outstanding leases
+-- ARGV[1]  the first bytes of a value that was written under this policy
+-- ARGV[2]  the units that are needed now, then the constants of the limit, as doubles
+-- ARGV[3]  the units that are wanted, and the life of the lease, as doubles
+-- ARGV[4]  the time; absent to use the server's clock
 --
--- Replies, in doubles, what was taken, the time, and the state; or a list as a check does.
+-- Returns the units that were taken, the time, and the state, as doubles; or a list, as a check does.
 --plain_bucket--
 local want, life = struct.unpack('>dd', ARGV[3])
 local room = capacity * unit - level

@@ -1,5 +1,5 @@
--- Takes a slice of one fixed window without options; `take` of lease/ledger.rs. Nothing comes back within a
--- window but what is given back, so nobody has to know what is out.
+-- Takes a slice of one fixed window without options; a port of `take` of lease/ledger.rs. A window earns nothing back
+-- before it ends, so outstanding leases are not recorded.
 --
 -- Arguments and reply are those of lease_bucket.
 --plain_window--

@@ -15,7 +15,7 @@ for k = 1, #KEYS do
     if value then
       s = kind.read(at)
       at = at + 8 * (s.width or kind.width)
-      -- What is no number, or none that is whole and exact, is not decided on here. Only the first is a time.
+      -- A value with a number that is not whole or not exact is not decided here. Only the first number is a time.
       for j = 1, #s do
         if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) or s[j] % 1 > 0 then
           return leave()
@@ -54,6 +54,25 @@ for k = 1, #KEYS do
       s.time, s.refusals = time, refusals
     end
     penalty]]
+    --[[shadow
+    if c[8] == 1 then
+      s.runs = {}
+      if value then
+        local runs = unpack_numbers('>d', value, at)
+        if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+          return leave()
+        end
+        for j = 1, 2 * runs do
+          local units = unpack_numbers('>d', value, at + 8 * j)
+          if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
+            return leave()
+          end
+          s.runs[j] = units
+        end
+        at = at + 8 + 16 * runs
+      end
+    end
+    shadow]]
   end
   if value and at ~= #value + 1 then
     error('the value has another length')
@@ -95,9 +114,14 @@ while at <= #requests do
     local part = asked[p]
     local k, cost = part.k, part.cost
     changed[k] = changed[k] or all
-    local told = {}
+    local numbers = {}
     for i = 1, #C[k] do
       local c, s = C[k][i], S[k][i]
+      --[[shadow
+      if all and c[8] == 1 then
+        note_request(s, cost, part.lets[i])
+      end
+      shadow]]
       if all and part.lets[i] then
         kinds[c[1]].charge(c, s, cost, part.found[i])
       --[[penalty
@@ -113,15 +137,23 @@ while at <= #requests do
         end
       penalty]]
       end
-      kinds[c[1]].tell(c, s, told, cost)
+      kinds[c[1]].tell(c, s, numbers, cost)
       --[[penalty
       if c[9] > 0 then
-        told[#told + 1], told[#told + 2] = s.time, s.refusals
+        numbers[#numbers + 1], numbers[#numbers + 2] = s.time, s.refusals
       end
       penalty]]
+      --[[shadow
+      if c[8] == 1 then
+        numbers[#numbers + 1] = #s.runs / 2
+        for j = 1, #s.runs do
+          numbers[#numbers + 1] = s.runs[j]
+        end
+      end
+      shadow]]
     end
-    replies[#replies + 1] = pack_numbers('>ddd', #told, part.allowed and 1 or 0, part.shadow)
-      .. pack_numbers('>' .. string.rep('d', #told), unpack(told))
+    replies[#replies + 1] = pack_numbers('>ddd', #numbers, part.allowed and 1 or 0, part.shadow)
+      .. pack_numbers('>' .. string.rep('d', #numbers), unpack(numbers))
   end
 end
 
@@ -140,10 +172,15 @@ for k = 1, #KEYS do
         over = ends > over and ends or over
       end
       penalty]]
+      --[[shadow
+      if c[8] == 1 then
+        new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 1), #s.runs / 2, unpack(s.runs))
+      end
+      shadow]]
       fresh_at = over > fresh_at and over or fresh_at
     end
     if given then
-      -- Whoever gives the time may take longer than it says.
+      -- If the caller gives the time, more real time may pass before its next call.
       redis.call('SET', KEYS[k], new, 'PX', 86400000)
     elseif fresh_at > now then
       redis.call('SET', KEYS[k], new, 'PXAT', math.floor(fresh_at / 1000) + 1)

@@ -1,14 +1,14 @@
 -- Several checks in one call: of one key, one after the other; or of several keys, each of them all or nothing.
 --
 -- KEYS       the keys
--- ARGV[1]    the time, or nothing if it is the server's
--- ARGV[2]    the requests, in doubles: of each how many parts it has, then of each part its key and its cost
--- then of each key: how a value begins that was left under its policy, the constants of its limits, ten each, and r
--- if what was left under another policy is replaced, or nothing if both are listed
+-- ARGV[1]    the time, or empty to use the server's clock
+-- ARGV[2]    the requests, as doubles: per request the number of its parts, then per part its key and its cost
+-- then per key: the first bytes of a value that was written under its policy, the constants of its limits, ten each,
+-- and r to replace the state of another policy, or empty to keep both
 --
--- Replies, in doubles, the time, then of each part of each request: how many numbers follow after the next two,
--- whether its limits allow it, the first shadow limit that would have refused (-1 if none), and the state. If there is
--- a value that it cannot decide on, nothing is written, and the reply is a list of -1, the time and all values.
+-- Returns as doubles the time, then per part of each request: the number of numbers after the next two, whether its
+-- limits allow it, the first shadow limit that would have denied it (-1 if none), and the state. If it cannot decide on
+-- a value, it writes nothing, and returns a list of -1, the time and all values.
 local EXACT = 9007199254740992
 local given = ARGV[1] ~= '' and ARGV[1] or nil
 local unpack_numbers, pack_numbers = struct.unpack, struct.pack

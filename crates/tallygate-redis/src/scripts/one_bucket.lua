@@ -1,5 +1,4 @@
--- A check of one bucket without options, in one go: what open, bucket, read, check and close do together, at
--- half the cost.
+-- Checks one bucket without options: does the same as open, bucket, read, check and close together, at half the cost.
 --plain_bucket--
 if amount > capacity or level > (capacity - amount) * unit then
   return struct.pack('>ddddd', 0, now, -1, last, level)

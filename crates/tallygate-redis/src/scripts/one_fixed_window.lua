@@ -1,5 +1,5 @@
--- A check of one fixed window without options, in one go: what open, fixed_window, read, check and close do
--- together, at half the cost.
+-- Checks one fixed window without options: does the same as open, fixed_window, read, check and close together, at
+-- half the cost.
 --plain_window--
 if count > limit - amount then
   return struct.pack('>dddddd', 0, now, -1, last, into, count)

@@ -1,5 +1,5 @@
--- A check of one sliding window counter without options, in one go: what open, sliding_window_counter, read,
--- check and close do together, at half the cost.
+-- Checks one sliding window counter without options: does the same as open, sliding_window_counter, read, check and
+-- close together, at half the cost.
 --prelude--
 local cost, _, limit, window, start = struct.unpack('>ddddd', ARGV[2])
 local last, count, previous = now, start, 0
@@ -10,7 +10,7 @@ if value then
     return {-1, now, value}
   end
   last, count, previous = struct.unpack('>ddd', value, length + 1)
-  -- What is no number, or none that is whole and exact, is not decided on here.
+  -- A value with a number that is not whole or not exact is not decided here.
   if not (count >= 0 and count <= EXACT and previous >= 0 and previous <= EXACT and last >= -EXACT and last <= EXACT)
     or count % 1 + previous % 1 + last % 1 > 0 then
     return {-1, now, value}
@@ -19,7 +19,7 @@ if value then
     return {-1, now, value}
   end
 end
--- How far into its window it is. Not %, which is not exact for large numbers.
+-- The offset in its window. Not %, which is not exact for large numbers.
 local into = math.fmod(last, window)
 into = into < 0 and into + window or into
 if now > last then
@@ -37,7 +37,7 @@ elseif count + previous == 0 then
 end
 local room = limit - cost - count
 -- floor(previous * (W - e) / W) <= room, without the division. Rounding keeps the order of products: only two
--- that seem equal have to be looked at in full.
+-- products that seem equal are computed exactly.
 local weighted, allowed = previous * (window - into), (room + 1) * window
 local fits = room >= 0 and weighted < allowed
 if room >= 0 and weighted == allowed and weighted > 0 then

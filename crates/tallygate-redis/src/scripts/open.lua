@@ -1,14 +1,13 @@
 -- Reads the key and the time.
 --
 -- KEYS[1]  the key
--- ARGV[1]  how a value begins that was left under this policy
--- ARGV[2]  the cost or amount, then the constants of its limits, ten each, all as doubles
--- ARGV[3]  r if what was left under another policy is replaced, l if it is left to the client; nothing or none if
---          both are listed
--- ARGV[4]  the time; none if it is the server's
+-- ARGV[1]  the first bytes of a value that was written under this policy
+-- ARGV[2]  the cost or amount, then the constants of its limits, ten each, as doubles
+-- ARGV[3]  r to replace the state of another policy, l to leave it to the client; empty or absent to keep both
+-- ARGV[4]  the time; absent to use the server's clock
 --
--- A limit is decided on by its kind, with its constants c and its state s, two lists of numbers.
--- All of them are whole and at most 2^52, so that sums are exact; products are taken with care.
+-- Each kind of limit decides by its constants c and its state s, two lists of numbers. All of them are whole and at
+-- most 2^52, so that sums are exact. Products may not be.
 --prelude--
 local numbers = ARGV[2]
 local unpack_numbers, pack_numbers = struct.unpack, struct.pack

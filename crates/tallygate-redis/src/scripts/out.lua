@@ -1,4 +1,4 @@
--- What is out on lease: a list of when something ends and how much, the first to end first.
+-- The outstanding leases: a list of ends and units, in the order of their ends.
 local OUT_HEAD = '\001l'
 local out = {}
 do
@@ -13,7 +13,7 @@ do
   end
 end
 local function keep(list)
-  -- The first to end counts as ending with the next: what is out is never taken for less.
+  -- The first lease counts as ending with the next one: outstanding units are never underestimated.
   while #list > 16 do
     list[2][2] = list[1][2] + list[2][2]
     table.remove(list, 1)

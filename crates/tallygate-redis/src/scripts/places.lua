@@ -1,13 +1,13 @@
--- Places of requests in flight: a sorted set of who has one, by when it lapses.
+-- Places of requests in flight: a sorted set of their holders, by when each place lapses.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  take, keep, leave or count
--- ARGV[2]  who
--- ARGV[3]  how many places there are
--- ARGV[4]  how long one is kept, in microseconds
--- ARGV[5]  the time, or nothing if it is the server's
+-- ARGV[2]  the holder
+-- ARGV[3]  the number of places
+-- ARGV[4]  how long a place is kept, in microseconds
+-- ARGV[5]  the time, or empty to use the server's clock
 --
--- Replies whether it has a place, and how many are taken.
+-- Returns whether the holder has a place, and how many are taken.
 local now
 if ARGV[5] == '' then
   local time = redis.call('TIME')
@@ -30,7 +30,7 @@ elseif verb == 'count' or verb == 'leave' or verb == 'take' or not has then
 end
 local lapses = now + tonumber(ARGV[4])
 redis.call('ZADD', key, string.format('%.0f', lapses), who)
--- All are kept equally long, so the last to lapse is the one just kept.
+-- All places are kept for the same time, so the one that was just kept lapses last.
 if ARGV[5] == '' then
   redis.call('PEXPIREAT', key, string.format('%.0f', math.floor(lapses / 1000) + 1))
 else

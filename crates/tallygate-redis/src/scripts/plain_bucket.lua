@@ -1,5 +1,5 @@
 --prelude--
--- The level of one bucket without options, brought to now.
+-- Computes the present level of one bucket without options.
 local amount, _, capacity, window, start, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
 local last, level = now, start * unit
 if value then
@@ -9,12 +9,12 @@ if value then
     return {-1, now, value}
   end
   last, level = struct.unpack('>dd', value, length + 1)
-  -- What is no number, or none that is whole and exact, is not decided on here.
+  -- A value with a number that is not whole or not exact is not decided here.
   if not (level >= 0 and level <= EXACT and last >= -EXACT and last <= EXACT) or level % 1 + last % 1 > 0 then
     return {-1, now, value}
   end
   if now > last then
-    -- Beyond 2^53 the product is rounded, but every level is less than that.
+    -- A product above 2^53 is rounded, but every level is below that.
     local drained = (now - last) * drain
     level = drained < level and level - drained or 0
     last = now

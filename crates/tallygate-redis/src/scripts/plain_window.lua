@@ -1,5 +1,5 @@
 --prelude--
--- The count of one fixed window without options, brought to now.
+-- Computes the present count of one fixed window without options.
 local amount, _, limit, window, start, _, anchor = struct.unpack('>ddddddd', ARGV[2])
 local last, into, count
 if value then
@@ -9,7 +9,7 @@ if value then
     return {-1, now, value}
   end
   last, into, count = struct.unpack('>ddd', value, length + 1)
-  -- What is no number, or none that is whole and exact, is not decided on here.
+  -- A value with a number that is not whole or not exact is not decided here.
   if not (count >= 0 and count <= EXACT and into >= 0 and into <= EXACT and last >= -EXACT and last <= EXACT)
     or count % 1 + into % 1 + last % 1 > 0 then
     return {-1, now, value}
@@ -25,7 +25,7 @@ if not value or into >= window or count == 0 then
   -- A new window.
   last, into, count = now, 0, value and 0 or start
   if anchor == 0 then
-    -- Not %, which is not exact for large numbers.
+    -- The operator % is not exact for large numbers.
     into = math.fmod(now, window)
     into = into < 0 and into + window or into
   end

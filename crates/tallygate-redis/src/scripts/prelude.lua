@@ -1,8 +1,8 @@
--- The key and the time, which every script for one key begins with.
+-- Reads the key and the time: every script for one key begins with this.
 --
 -- KEYS[1]  the key
--- ARGV[1]  how a value begins that was left under this policy
--- ARGV[4]  the time; none if it is the server's
+-- ARGV[1]  the first bytes of a value that was written under this policy
+-- ARGV[4]  the time; absent to use the server's clock
 local EXACT = 9007199254740992
 local head, given = ARGV[1], ARGV[4]
 local value = redis.call('GET', KEYS[1])

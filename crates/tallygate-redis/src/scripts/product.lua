@@ -1,6 +1,6 @@
--- The product of two whole numbers up to 2^53, exactly, as high * 2^52 + low.
+-- Returns the exact product of two whole numbers up to 2^53, as high * 2^52 + low.
 --
--- What a * b loses to rounding is found by splitting both into halves whose products are exact.
+-- The rounding error of a * b follows from halves of both, whose products are exact.
 local LIMB = 4503599627370496
 local function product(a, b)
   local p = a * b

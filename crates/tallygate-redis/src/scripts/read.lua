@@ -1,4 +1,4 @@
--- Reads the state of every limit, and brings it to the present if the clock was set back.
+-- Reads the state of every limit, and rebases it if the clock was set back.
 local cost = unpack_numbers('>d', numbers)
 local limits = (#numbers - 8) / 80
 local C, S = {}, {}
@@ -11,7 +11,7 @@ for i = 1, limits do
   if value then
     s = kind.read(at)
     at = at + 8 * (s.width or kind.width)
-    -- What is no number, or none that is whole and exact, is not decided on here. Only the first is a time.
+    -- A value with a number that is not whole or not exact is not decided here. Only the first number is a time.
     for j = 1, #s do
       if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) or s[j] % 1 > 0 then
         return {-1, now, value}
@@ -53,6 +53,25 @@ for i = 1, limits do
     s.time, s.refusals = time, refusals
   end
   penalty]]
+  --[[shadow
+  if c[8] == 1 then
+    s.runs = {}
+    if value then
+      local runs = unpack_numbers('>d', value, at)
+      if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+        return {-1, now, value}
+      end
+      for j = 1, 2 * runs do
+        local units = unpack_numbers('>d', value, at + 8 * j)
+        if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
+          return {-1, now, value}
+        end
+        s.runs[j] = units
+      end
+      at = at + 8 + 16 * runs
+    end
+  end
+  shadow]]
 end
 if value and at ~= #value + 1 then
   error('the value has another length')

@@ -1,14 +1,14 @@
--- Gives back what is left of a slice of one bucket without options; `give_back` of lease/ledger.rs.
+-- Returns the unused rest of a slice of one bucket without options; a port of `give_back` of lease/ledger.rs.
 --
 -- KEYS[1]  the key
--- KEYS[2]  what of it is out on lease
+-- KEYS[2]  its outstanding leases
 -- KEYS[3]  its returns and resets
--- ARGV[1]  how a value begins that was left under this policy
--- ARGV[2]  how much, then the constants of the limit, as doubles
--- ARGV[3]  when the lease ends, and how long it lived, as doubles
--- ARGV[4]  the time; none if it is the server's
+-- ARGV[1]  the first bytes of a value that was written under this policy
+-- ARGV[2]  the unused units, then the constants of the limit, as doubles
+-- ARGV[3]  the end of the lease, and its life, as doubles
+-- ARGV[4]  the time; absent to use the server's clock
 --
--- Replies what of it is in the bucket again.
+-- Returns how many units are in the bucket again.
 --prelude--
 local amount, _, _, window, _, _, unit, drain = struct.unpack('>dddddddd', ARGV[2])
 local lease_ends, life = struct.unpack('>dd', ARGV[3])
@@ -46,8 +46,7 @@ if now > last then
 elseif level == 0 or last - now > window then
   return 0
 end
--- What is in the bucket and what is out on lease are together never more than the burst: what is used stays
--- at least what is out.
+-- The available and the leased units are together never more than the burst: at least the leased units stay used.
 local total = 0
 for _, entry in ipairs(out) do
   total = total + entry[2]
@@ -57,7 +56,7 @@ local lifted = math.min(known, math.max(0, used - total))
 if lifted == 0 then
   return 0
 end
--- Reservations that were charged before return nothing after this: until all of them have drained.
+-- Earlier reservations return nothing after this, until all of them have drained.
 local returns = redis.call('GET', KEYS[3])
 local drained_after = math.floor((last - now + math.ceil(level / drain)) / 1000) + 1
 local lives = math.max(drained_after, given and 86400000 or redis.call('PTTL', KEYS[3]))

@@ -1,11 +1,11 @@
--- Decides on keys that were left under other policies than those that are asked for now; a port of kept.rs and
--- allowance.rs. It stands where a script finds such a value: all other checks do not run it.
+-- Decides on keys whose value was written under other policies than those of the check; a port of client_state.rs and
+-- allowance.rs. A script runs it only if it finds such a value.
 --
--- It decides where every limit of every policy is a bucket, a fixed window or a sliding window counter without a penalty,
--- all numbers are exact, and no clock was set back. What it does not decide on is left to the client.
+-- It decides if every limit of every policy is a bucket, a fixed window or a sliding window counter without a penalty,
+-- all numbers are exact, and no clock was set back. It leaves all other values to the client.
 --
--- Given the heads of the policies that are asked for, whether each replaces what was left under others ('r') or is listed
--- with them, and the requests as many_open has them, it returns the parts and the values, or nothing.
+-- Its arguments are the heads of the policies of the check, whether each replaces the state of other policies ('r') or is
+-- kept with them, and the requests in the format of many_open. It returns the parts and the values, or nothing.
 local function decide_several(heads, replaces, requests)
   local EXACT, LARGEST = 9007199254740992, 4503599627370496
   local MOST_POLICIES = 8
@@ -15,8 +15,8 @@ local function decide_several(heads, replaces, requests)
   local function leave()
     error('not decided here')
   end
-  -- Compares a * b with c * d: below 0, 0 or above 0. Rounding keeps the order of products: only two that seem equal
-  -- have to be looked at in full.
+  -- Compares a * b with c * d: below 0, 0 or above 0. Rounding keeps the order of products: only two products
+  -- that seem equal are computed exactly.
   local function compare(a, b, c, d)
     local left, right = a * b, c * d
     if left ~= right or left < EXACT then
@@ -26,7 +26,7 @@ local function decide_several(heads, replaces, requests)
     local right_high, right_low = product(c, d)
     return left_high ~= right_high and left_high - right_high or left_low - right_low
   end
-  -- a * b / c, rounded down, where b is at most c.
+  -- Returns a * b / c, rounded down; b is at most c.
   local function divide(a, b, c)
     local quotient = math.floor(a * b / c)
     while compare(quotient, c, a, b) > 0 do
@@ -42,7 +42,7 @@ local function decide_several(heads, replaces, requests)
     return compare(quotient, c, a, b) < 0 and quotient + 1 or quotient
   end
 
-  -- An amount that is used is a number of whole units and a part of one: {whole, numerator, denominator}.
+  -- A used amount has whole units and a fraction of a unit: {whole, numerator, denominator}.
   local function used(c, s)
     if c[1] == 1 then
       local _, level = kinds[1].admits(c, s, 0)
@@ -98,7 +98,7 @@ local function decide_several(heads, replaces, requests)
   local function is_at_most(one, other)
     return compare(one.limit, other.window, other.limit, one.window) <= 0
   end
-  -- A policy from the description in its head: its limits, and its rate, which is that of its slowest limit.
+  -- Reads a policy from the description in its head: its limits, and its rate, which is that of its slowest limit.
   local policies = {}
   local function parse(head)
     local policy, bytes = {}, {string.byte(head, 7, #head)}
@@ -110,8 +110,8 @@ local function decide_several(heads, replaces, requests)
       end
       local name, tag = string.sub(head, at + 7, at + 6 + length), bytes[at + length + 1]
       at = at + length + 2
-      -- The limit, the window, the capacity, the debt, what a new key may use, flags, and the penalty: numbers of which
-      -- seven bits are in a byte.
+      -- The limit, the window, the capacity, the debt, the initial quota of a new key, flags, and the penalty, as
+      -- numbers with seven bits per byte.
       local n, found, number, weight = {}, 0, 0, 1
       while found < 8 do
         local byte = bytes[at]
@@ -154,7 +154,7 @@ local function decide_several(heads, replaces, requests)
     policies[head] = known
     return {head = head, rate = known.rate, unpack(known)}
   end
-  -- Whether one limit takes over the state of the other as it is.
+  -- Returns whether one limit can use the state of the other without a change.
   local function has_same_state(one, other)
     return one.tag == other.tag and one.limit == other.limit and one.c[2] == other.c[2]
       and one.c[3] == other.c[3] and one.c[5] == other.c[5] and one.c[6] == other.c[6]
@@ -170,7 +170,7 @@ local function decide_several(heads, replaces, requests)
       leave()
     end
   end
-  -- An entry is a policy with its states; where there are several, also with its allowance: last and level.
+  -- An entry is a policy with its states. If there are several entries, each also has an allowance: last and level.
   local function entry_of(text)
     if string.sub(text, 1, 2) ~= '\001n' then
       leave()
@@ -187,6 +187,21 @@ local function decide_several(heads, replaces, requests)
         if not (s[j] <= EXACT and s[j] >= (j == 1 and -EXACT or 0)) or s[j] % 1 > 0 then
           leave()
         end
+      end
+      if entry[i].c[8] == 1 then
+        s.runs = {}
+        local runs = unpack_numbers('>d', text, at)
+        if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+          leave()
+        end
+        for j = 1, 2 * runs do
+          local units = unpack_numbers('>d', text, at + 8 * j)
+          if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
+            leave()
+          end
+          s.runs[j] = units
+        end
+        at = at + 8 + 16 * runs
       end
       entry.states[i] = s
     end
@@ -226,7 +241,7 @@ local function decide_several(heads, replaces, requests)
     end
     return most
   end
-  -- Takes over the states of an entry to a policy: what was used stays used.
+  -- Converts the states of an entry to another policy: used units stay used.
   local function carry(policy, entry)
     local states, is_alone = {}, #policy == 1 and #entry == 1
     for i = 1, #policy do
@@ -241,6 +256,9 @@ local function decide_several(heads, replaces, requests)
       else
         local s = entry.states[from]
         states[i] = with_used(limit.c, used(entry[from].c, s), math.max(now, s[1]))
+      end
+      if limit.c[8] == 1 then
+        states[i].runs = {unpack(from and entry.states[from].runs or {})}
       end
     end
     return states
@@ -283,7 +301,7 @@ local function decide_several(heads, replaces, requests)
     policy.states = carry(policy, most)
     return {policy}
   end
-  -- Puts a policy first. One that is not listed yet takes over the most that is used under any other.
+  -- Moves a policy to the front. A new policy takes over the largest usage of all others.
   local function bring_under(entries, policy)
     local was_fresh = is_fresh(entries)
     if #entries == 1 then
@@ -324,7 +342,7 @@ local function decide_several(heads, replaces, requests)
     table.insert(entries, 1, policy)
     return entries
   end
-  -- The allowances that a request under the first policy must fit into.
+  -- Returns the allowances that a request under the first policy must fit into.
   local function bounds_of(entries)
     local bounds = {}
     for _, entry in ipairs(entries) do
@@ -355,6 +373,7 @@ local function decide_several(heads, replaces, requests)
       policy.states = {}
       for i = 1, #policy do
         policy.states[i] = kinds[policy[i].c[1]].first(policy[i].c)
+        policy.states[i].runs = {}
       end
       key.entries = {policy}
     else
@@ -414,6 +433,9 @@ local function decide_several(heads, replaces, requests)
         for e, entry in ipairs(key.entries) do
           for i = 1, #entry do
             local c, s = entry[i].c, entry.states[i]
+            if c[8] == 1 then
+              note_request(s, cost, e > 1 or part.lets[i])
+            end
             if e > 1 then
               kinds[c[1]].force(c, s, cost)
             elseif part.lets[i] then
@@ -427,18 +449,25 @@ local function decide_several(heads, replaces, requests)
           entry.level = level + cost * entry.rate.window
         end
       end
-      local told = {}
+      local state_numbers = {}
       for i = 1, #first do
-        kinds[first[i].c[1]].tell(first[i].c, first.states[i], told, cost)
+        kinds[first[i].c[1]].tell(first[i].c, first.states[i], state_numbers, cost)
+        if first[i].c[8] == 1 then
+          local runs = first.states[i].runs
+          state_numbers[#state_numbers + 1] = #runs / 2
+          for j = 1, #runs do
+            state_numbers[#state_numbers + 1] = runs[j]
+          end
+        end
       end
-      local numbers = #told
+      local numbers = #state_numbers
       for _, entry in ipairs(key.bounds) do
         for _, number in ipairs({entry.last, entry.level, entry.rate.limit, entry.rate.window, entry.capacity}) do
-          told[#told + 1] = number
+          state_numbers[#state_numbers + 1] = number
         end
       end
       replies[#replies + 1] = pack_numbers('>dddd', numbers, #key.bounds, part.allowed and 1 or 0, part.shadow)
-        .. pack_numbers('>' .. string.rep('d', #told), unpack(told))
+        .. pack_numbers('>' .. string.rep('d', #state_numbers), unpack(state_numbers))
     end
   end
 
@@ -451,6 +480,10 @@ local function decide_several(heads, replaces, requests)
       for i = 1, #entry do
         local kind = kinds[entry[i].c[1]]
         text = text .. kind.write(entry.states[i])
+        if entry[i].c[8] == 1 then
+          local runs = entry.states[i].runs
+          text = text .. pack_numbers('>' .. string.rep('d', #runs + 1), #runs / 2, unpack(runs))
+        end
         fresh_at = math.max(fresh_at, kind.fresh_at(entry[i].c, entry.states[i]))
       end
       if is_several then
@@ -465,7 +498,7 @@ local function decide_several(heads, replaces, requests)
   end
   return table.concat(replies), values
 end
--- What cannot be read raises an error, and is left to the client. Nothing was written by then.
+-- A value that cannot be read raises an error, and is left to the client. Nothing was written before that.
 local function try_several(heads, replaces, requests)
   local is_decided, parts, values = pcall(decide_several, heads, replaces, requests)
   if not is_decided then
@@ -474,7 +507,7 @@ local function try_several(heads, replaces, requests)
   for k, written in ipairs(values) do
     local new, is_changed, fresh_at = unpack(written)
     if is_changed and given then
-      -- A caller that gives the time may take longer than it says.
+      -- If the caller gives the time, more real time may pass before its next call.
       redis.call('SET', KEYS[k], new, 'PX', 86400000)
     elseif is_changed and fresh_at > now then
       redis.call('SET', KEYS[k], new, 'PXAT', math.floor(fresh_at / 1000) + 1)

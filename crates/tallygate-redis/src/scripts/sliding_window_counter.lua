@@ -1,10 +1,10 @@
 -- Sliding window counter: {last change, count, previous count}.
 local function counter_into(c, at)
-  -- Not %, which is not exact for large numbers.
+  -- The operator % is not exact for large numbers.
   local into = math.fmod(at, c[3])
   return into < 0 and into + c[3] or into
 end
--- How far into its window it is, and both counts, as they stand now.
+-- Returns the offset in the window, and both counts, at the present time.
 local function counter_at(c, s)
   local into = counter_into(c, s[1]) + (now > s[1] and now - s[1] or 0)
   if into < c[3] then
@@ -31,7 +31,7 @@ kinds[4] = {
   set_back = function(c, s)
     return (s[2] > 0 or s[3] > 0) and s[1] - now > c[3]
   end,
-  -- The estimate takes a division that is not exact here.
+  -- The estimate needs a division, which is not exact here.
   rebase = nil,
   admits = function(c, s, cost)
     local into, count, previous = counter_at(c, s)
@@ -40,7 +40,7 @@ kinds[4] = {
       return false
     end
     -- floor(previous * (W - e) / W) <= room, without the division. Rounding keeps the order of products:
-    -- only two that seem equal have to be looked at in full.
+    -- only two products that seem equal are computed exactly.
     local weighted, allowed = previous * (c[3] - into), (room + 1) * c[3]
     if weighted ~= allowed then
       return weighted < allowed, {count, previous}

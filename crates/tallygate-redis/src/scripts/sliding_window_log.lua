@@ -1,5 +1,5 @@
--- Sliding window log: {last change, total before the first entry, number of entries}, then of each entry its
--- time and the total after it, the oldest first. The entries stay in their string, s.entries.
+-- Sliding window log: {last change, total before the first entry, number of entries}, then per entry its time and the
+-- total after it, the oldest first. The entries stay in their string, s.entries.
 local function log_entry(s, index)
   local tick, total = unpack_numbers('>dd', s.entries, index * 16 - 15)
   if not (tick >= -EXACT and tick <= EXACT and total >= 0 and total <= EXACT) or tick % 1 + total % 1 > 0 then
@@ -14,7 +14,7 @@ local function log_total(s, index)
   local _, total = log_entry(s, index)
   return total
 end
--- How many entries have left: a search from the oldest, twice as far each time, then between.
+-- Returns how many entries have expired: an exponential search from the oldest, then a binary search.
 local function log_expired(c, s)
   local function gone(index)
     return index <= s[3] and now - log_entry(s, index) >= c[3]
@@ -54,7 +54,7 @@ kinds[5] = {
   set_back = function(c, s)
     return s[3] > 0 and s[1] - now > c[3]
   end,
-  -- Every entry would have to be moved.
+  -- A rebase would change every entry.
   rebase = nil,
   admits = function(c, s, cost)
     local expired = log_expired(c, s)
@@ -77,7 +77,7 @@ kinds[5] = {
     s.entries = entries .. pack_numbers('>dd', s[1], total)
     s.expired, s.count = 0, s.count + cost
   end,
-  -- Totals only grow; where they would no longer be exact, they are to start again.
+  -- Totals only grow. Before they become inexact, the client restarts them.
   is_full = function(s)
     return log_total(s, s[3]) > 2251799813685248
   end,
@@ -91,8 +91,7 @@ kinds[5] = {
   write = function(s)
     return pack_numbers('>ddd', s[1], s[2], s[3]) .. s.entries
   end,
-  -- Not the whole log, but one that tells the same: the entry after whose leaving the cost fits, and the
-  -- newest one.
+  -- The reply needs only two entries for the same decision: the one after whose expiry the cost fits, and the newest.
   tell = function(c, s, reply, cost)
     local at = #reply
     reply[at + 1], reply[at + 2], reply[at + 3] = s[1], 0, 0

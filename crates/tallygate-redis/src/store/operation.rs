@@ -1,87 +1,91 @@
-//! Carries out one operation on a key: by a script, or here by compare-and-set where no script does.
+//! Carries out one operation on a key: by a script, or by compare-and-set where no script can.
 
 use std::time::Instant;
 
-use tallygate::{
-    Algorithm, Answer as _, Cost, Op, Outcome, Part, Receipt, Script as Numbers, SettleError, Tick,
+use tallygate::algorithm::{
+    Algorithm, Answer as _, Op, Outcome, Part, Receipt, Returns, Script as Numbers, Settlement,
     Timed,
 };
+use tallygate::reservation::SettleError;
+use tallygate::{Cost, Tick};
 
-use super::reply::{Scripts, read_reply};
-use super::rule::Judge;
-use super::{Earlier, Prepared};
+use super::reply::{ScriptReply, read_reply};
+use super::rule::StateCodec;
+use super::{PolicyChange, Prepared};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::script::Script;
-use crate::transaction::{Seen, Step, Write};
+use crate::transaction::{ReadValues, Step, Write};
 use crate::value;
 
-/// Decides on a key in Redis's ticks: by a script if there is one for it.
-pub(crate) async fn decide<J: Judge + Clone + 'static>(
+/// Decides on a key, in microseconds: by a script, if there is one for it.
+pub(crate) async fn decide<J: StateCodec + Clone + 'static>(
     redis: &Redis,
-    judge: &J,
+    codec: &J,
     key: &Key,
     op: Op,
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Timed, Error> {
-    if lowers(judge, op) {
-        return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
+    if lowers(codec, op) {
+        return lower(redis, codec, key, &Lowering::Op(op), given, deadline).await;
     }
     let sent = Instant::now();
-    let seen = match run_script(redis, judge, key, op, given, deadline, None).await? {
-        Ran::Decided(Left { timed, .. }) => return Ok(timed),
-        Ran::Not(seen) => seen,
+    let seen = match run_script(redis, codec, key, op, given, deadline, None).await? {
+        ScriptOutcome::Decided(ScriptDecision { timed, .. }) => return Ok(timed),
+        ScriptOutcome::Undecided(seen) => seen,
     };
     let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
     if given.is_some() || looks {
-        return redis.transact(&[key], given, seen, deadline, |seen| step(judge, op, seen)).await;
+        return redis.transact(&[key], given, seen, deadline, |seen| step(codec, op, seen)).await;
     }
-    let judge = judge.clone();
+    let codec = codec.clone();
     let seen = seen.map(|seen| (seen, sent));
-    let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&judge, op, seen)).await?;
+    let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&codec, op, seen)).await?;
     Ok(timed)
 }
 
-/// Returns whether an operation lowers what a client has used in a way that outstanding reservations must know of.
-pub(crate) fn lowers<J: Judge>(judge: &J, op: Op) -> bool {
-    matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && judge.has_levels()
+/// Returns whether an operation lowers the usage of a client in a way that outstanding reservations must know of.
+pub(crate) fn lowers<J: StateCodec>(codec: &J, op: Op) -> bool {
+    matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && codec.has_usage()
 }
 
-/// Decides on an estimate in Redis's ticks; with the receipt of what was charged.
-pub(crate) async fn reserve_in<J: Judge>(
+/// Decides on an estimate, in microseconds. Returns the receipt of the charge as well.
+pub(crate) async fn reserve_in<J: StateCodec>(
     redis: &Redis,
-    judge: &J,
+    codec: &J,
     key: &Key,
     estimate: Cost,
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<(Timed, Receipt), Error> {
     let op = Op::Check(estimate);
-    // A script tells only the first shadow limit that would have denied.
+    // A script returns only the first shadow limit that would have denied.
     let shadows = |prepared: &Prepared| {
         prepared.policy.limits().iter().filter(|limit| limit.is_shadow()).count()
     };
     let mut seen = None;
-    if estimate > 0 && judge.script().is_some_and(|prepared| shadows(prepared) < 2) {
-        // A script does not return what other policies of the client did not charge, which the receipt has to know.
-        match run_script(redis, judge, key, op, given, deadline, Some(Earlier::Left)).await? {
-            Ran::Decided(Left { timed, state }) => {
+    if estimate > 0 && codec.script().is_some_and(|prepared| shadows(prepared) < 2) {
+        // A script does not return which units the other policies of the client did not charge; the receipt needs them.
+        match run_script(redis, codec, key, op, given, deadline, Some(PolicyChange::LeaveToClient))
+            .await?
+        {
+            ScriptOutcome::Decided(ScriptDecision { timed, state }) => {
                 let receipt = match timed.decision.allowed {
-                    true => judge.rule().receipt(&state),
+                    true => codec.rule().receipt(&state),
                     false => Receipt::Nothing,
                 };
-                let uncharged = timed.decision.shadow_refused_by;
+                let uncharged = timed.decision.shadow_denied_by;
                 return Ok((timed, receipt.without(uncharged.as_slice())));
             }
-            Ran::Not(found) => seen = found,
+            ScriptOutcome::Undecided(found) => seen = found,
         }
     }
-    let decide = |seen: &Seen| {
+    let decide = |seen: &ReadValues| {
         let mut receipt = Receipt::Nothing;
-        let (writes, timed) = step_by(judge, op, seen, |rule, state, now| {
-            let (timed, left) = tallygate::reserve(rule, state, now, estimate);
+        let (writes, timed) = step_by(codec, op, seen, |rule, state, now| {
+            let (timed, left) = tallygate::algorithm::reserve(rule, state, now, estimate);
             receipt = left;
             timed
         })?;
@@ -90,7 +94,7 @@ pub(crate) async fn reserve_in<J: Judge>(
     redis.transact(&[key], given, seen, deadline, decide).await
 }
 
-/// An operation that lowers what a client has used other than by draining, or that has to know of those.
+/// An operation that lowers the usage of a client, or that depends on earlier such operations.
 pub(crate) enum Lowering<'a> {
     /// A refund or a reset.
     Op(Op),
@@ -98,13 +102,13 @@ pub(crate) enum Lowering<'a> {
     Settle { change: i128, receipt: &'a Receipt, number: i64 },
 }
 
-/// How long after a reset reservations are told that they are void, at least, in microseconds.
+/// How long after a reset earlier reservations are void, at least, in microseconds.
 const RESET_LIFE: i64 = 86_400_000_000;
 
-/// Carries out an operation on a key and on what is known of its returns, in Redis's ticks.
-pub(crate) async fn lower<J: Judge>(
+/// Carries out an operation on a key and on the record of its returns, in microseconds.
+pub(crate) async fn lower<J: StateCodec>(
     redis: &Redis,
-    judge: &J,
+    codec: &J,
     key: &Key,
     what: &Lowering<'_>,
     given: Option<i64>,
@@ -112,13 +116,13 @@ pub(crate) async fn lower<J: Judge>(
 ) -> Result<Timed, Error> {
     let returns = key.of_returns();
     let mut was_read = false;
-    let step = |seen: &Seen| {
+    let step = |seen: &ReadValues| {
         was_read = true;
-        step_lowering(judge, what, seen)
+        step_lowering(codec, what, seen)
     };
     match redis.transact(&[key, &returns], given, None, deadline, step).await {
         Ok(lowered) => lowered.map_err(Error::Settle),
-        // Reading changes nothing: it is as if nothing had been sent.
+        // Reading changes nothing, so this counts as not sent.
         Err(Error::Unavailable { reason, .. }) if !was_read => {
             Err(Error::Unavailable { reason, sent: false })
         }
@@ -126,15 +130,15 @@ pub(crate) async fn lower<J: Judge>(
     }
 }
 
-fn step_lowering<J: Judge>(
-    judge: &J,
+fn step_lowering<J: StateCodec>(
+    codec: &J,
     what: &Lowering<'_>,
-    seen: &Seen,
+    seen: &ReadValues,
 ) -> Result<Step<Result<Timed, SettleError>>, Error> {
-    let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
-    let (rule, now) = (judge.rule(), Tick(seen.now.saturating_mul(scale)));
+    let scale = i64::try_from(codec.scale()).unwrap_or(i64::MAX);
+    let (rule, now) = (codec.rule(), Tick(seen.now.saturating_mul(scale)));
     let before = &seen.values[0];
-    let mut state = if before.is_empty() { rule.first(now) } else { judge.read(before, now)? };
+    let mut state = if before.is_empty() { rule.initial(now) } else { codec.read(before, now)? };
     let mut returns = value::read_returns(&seen.values[1], now);
     let fresh = rule.fresh_at(&state).unwrap_or(Tick(i64::MAX));
     let timed = match what {
@@ -146,10 +150,8 @@ fn step_lowering<J: Judge>(
             return Ok((None, Err(SettleError::Reset)));
         }
         Lowering::Settle { change, receipt, number } => {
-            let mut receipt = (*receipt).clone();
-            returns.lower(*number, &mut receipt);
-            let (timed, _) = tallygate::settle(rule, &mut state, now, *change, &receipt);
-            timed
+            let reservation = (*receipt, *number);
+            settle_receipt(rule, (&mut state, &mut returns), now, *change, reservation).0
         }
     };
     match what {
@@ -157,7 +159,7 @@ fn step_lowering<J: Judge>(
             let until = Tick(now.0.saturating_add(RESET_LIFE.saturating_mul(scale)));
             returns.reset(now.0, until.max(fresh));
         }
-        Lowering::Op(Op::Force(..0)) | Lowering::Settle { change: ..0, .. } => {
+        Lowering::Op(Op::Force(..0)) => {
             returns.note(now.0, rule.receipt(&state), now, fresh);
         }
         Lowering::Settle { change: 0, .. } => return Ok((None, Ok(timed))),
@@ -165,7 +167,7 @@ fn step_lowering<J: Judge>(
     }
     let fresh_at = rule.fresh_at(&state).map(|fresh| in_micros(fresh, scale));
     let writes = vec![
-        Write { value: judge.write(&state), fresh_at },
+        Write { value: codec.write(&state), fresh_at },
         Write {
             value: value::write_returns(&returns),
             fresh_at: Some(in_micros(returns.until(), scale)),
@@ -174,61 +176,88 @@ fn step_lowering<J: Judge>(
     Ok((Some(writes), Ok(timed)))
 }
 
-/// A time in microseconds, rounded up: a key may expire a little late, never early.
+/// Changes the charge of a reservation, as far as it still counts, and records the returned units. Returns the answer, and
+/// how many units had no effect.
+pub(crate) fn settle_receipt<A: Algorithm>(
+    rule: &A,
+    (state, returns): (&mut A::State, &mut Returns),
+    now: Tick,
+    change: i128,
+    (receipt, number): (&Receipt, i64),
+) -> (Timed, u128) {
+    let mut receipt = receipt.clone();
+    let is_lowered = returns.lower(number, &mut receipt);
+    let before = (is_lowered && change < 0).then(|| rule.receipt(state));
+    let fresh = rule.fresh_at(state).unwrap_or(Tick(i64::MAX));
+    let settled = tallygate::algorithm::settle(rule, state, now, change, &receipt);
+    if change < 0 {
+        let after = rule.receipt(state);
+        if let Some(before) = &before {
+            let settlement = Settlement { reservation: &receipt, before, after: &after };
+            returns.settled(number, &settlement);
+        }
+        returns.note(now.0, after, now, fresh);
+    }
+    settled
+}
+
+/// Converts a time to microseconds, rounded up: a key may expire a little late, never early.
 const fn in_micros(time: Tick, scale: i64) -> i64 {
     time.0.div_euclid(scale).saturating_add((scale > 1) as i64)
 }
 
-/// What came of a script.
-enum Ran<S> {
-    Decided(Left<S>),
-    /// It did not decide, perhaps because of what it has read.
-    Not(Option<Seen>),
+/// The outcome of running a script.
+enum ScriptOutcome<S> {
+    Decided(ScriptDecision<S>),
+    /// The script did not decide. It may have returned the values that it read.
+    Undecided(Option<ReadValues>),
 }
 
-/// What a script has decided and left.
-struct Left<S> {
+/// The decision of a script, and the state after it.
+struct ScriptDecision<S> {
     timed: Timed,
     state: S,
 }
 
-/// Runs the script of an operation, if there is one. `earlier` says what it does with a state that was left under another
-/// policy, if that is not what the policy itself says.
-async fn run_script<J: Judge>(
+/// Runs the script of an operation, if there is one. `policy_change` overrides what it does with a state of another
+/// policy.
+async fn run_script<J: StateCodec>(
     redis: &Redis,
-    judge: &J,
+    codec: &J,
     key: &Key,
     op: Op,
     given: Option<i64>,
     deadline: Instant,
-    earlier: Option<Earlier>,
-) -> Result<Ran<<J::Rule as Algorithm>::State>, Error> {
-    let Some(ScriptCall { prepared, script, numbers }) = call_of(judge, op, given) else {
-        return Ok(Ran::Not(None));
+    policy_change: Option<PolicyChange>,
+) -> Result<ScriptOutcome<<J::Rule as Algorithm>::State>, Error> {
+    let Some(ScriptCall { prepared, script, numbers }) = call_of(codec, op, given) else {
+        return Ok(ScriptOutcome::Undecided(None));
     };
     let time = given.map(|given| given.to_string());
-    let earlier = earlier.unwrap_or(prepared.earlier);
-    let mut arguments = vec![&prepared.head[..], &numbers, earlier.argument()];
+    let policy_change = policy_change.unwrap_or(prepared.policy_change);
+    let mut arguments = vec![&prepared.head[..], &numbers, policy_change.argument()];
     arguments.extend(time.as_ref().map(String::as_bytes));
     let reply = redis.run(script, &[key], &arguments, deadline).await?;
     let (now, part, state) = match read_reply(reply)? {
-        Scripts::Decided { now, part } => {
-            let state = judge.state_under(prepared.policy.state_of_numbers(&part.numbers)?);
+        ScriptReply::Decided { now, part } => {
+            let state = codec.state_under(prepared.policy.state_from_numbers(&part.numbers)?);
             (now, part, state)
         }
-        Scripts::Several { now, part, value } => (now, part, judge.read(&value, Tick(now))?),
-        Scripts::Left(value) => return Ok(Ran::Not(Some(value))),
+        ScriptReply::SeveralPolicies { now, part, value } => {
+            (now, part, codec.read(&value, Tick(now))?)
+        }
+        ScriptReply::Undecided(value) => return Ok(ScriptOutcome::Undecided(Some(value))),
     };
     if given.is_none() {
-        redis.heard(now);
+        redis.note_server_time(now);
     }
     let outcome = match op {
-        Op::Check(cost) if part.is_allowed => Outcome::Admitted(cost),
-        Op::Check(cost) => Outcome::Refused(cost),
-        _ => Outcome::Spared(0),
+        Op::Check(cost) if part.is_allowed => Outcome::Charged(cost),
+        Op::Check(cost) => Outcome::Denied(cost),
+        _ => Outcome::NotCharged(0),
     };
-    let timed = Timed::of(judge.rule(), &state, Tick(now), outcome, part.shadow);
-    Ok(Ran::Decided(Left { timed, state }))
+    let timed = Timed::from_outcome(codec.rule(), &state, Tick(now), outcome, part.shadow);
+    Ok(ScriptOutcome::Decided(ScriptDecision { timed, state }))
 }
 
 /// A call of a script.
@@ -238,18 +267,18 @@ struct ScriptCall<'a> {
     numbers: Vec<u8>,
 }
 
-/// The call for an operation, if it is one that a script does.
-fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall<'_>> {
-    // More than the greatest number is more than there ever is.
+/// Returns the call for an operation, if a script can carry it out.
+fn call_of<J: StateCodec>(codec: &J, op: Op, given: Option<i64>) -> Option<ScriptCall<'_>> {
+    // No state is larger than this.
     const MOST: i64 = 1 << 52;
-    let prepared = judge.script()?;
+    let prepared = codec.script()?;
     let scripted = prepared.scripted.as_ref()?;
-    if !given.is_none_or(Numbers::takes) {
+    if !given.is_none_or(Numbers::is_exact) {
         return None;
     }
     let (script, amount) = match op {
         Op::Check(cost @ 1..) => {
-            (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::takes(*cost))?)
+            (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::is_exact(*cost))?)
         }
         Op::Force(amount) if amount != 0 => {
             let amount = i64::try_from(amount.clamp(-i128::from(MOST), MOST.into())).ok()?;
@@ -260,44 +289,48 @@ fn call_of<J: Judge>(judge: &J, op: Op, given: Option<i64>) -> Option<ScriptCall
     Some(ScriptCall { prepared, script, numbers: scripted.numbers(amount) })
 }
 
-/// Decides here on what was read.
-pub(crate) fn step<J: Judge>(judge: &J, op: Op, seen: &Seen) -> Result<Step<Timed>, Error> {
-    step_by(judge, op, seen, |rule, state, now| {
+/// Decides in this process on values that were read.
+pub(crate) fn step<J: StateCodec>(
+    codec: &J,
+    op: Op,
+    seen: &ReadValues,
+) -> Result<Step<Timed>, Error> {
+    step_by(codec, op, seen, |rule, state, now| {
         let mut part = Part { rule, state, op };
-        let agrees = part.admits(now);
+        let agrees = part.allows(now);
         part.step::<Timed>(now, agrees).0
     })
 }
 
-/// The same, carried out by a function.
-fn step_by<J: Judge>(
-    judge: &J,
+/// Applies a function to the state in values that were read.
+fn step_by<J: StateCodec>(
+    codec: &J,
     op: Op,
-    seen: &Seen,
+    seen: &ReadValues,
     carry_out: impl FnOnce(&J::Rule, &mut <J::Rule as Algorithm>::State, Tick) -> Timed,
 ) -> Result<Step<Timed>, Error> {
-    let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
-    let (rule, now) = (judge.rule(), Tick(seen.now.saturating_mul(scale)));
+    let scale = i64::try_from(codec.scale()).unwrap_or(i64::MAX);
+    let (rule, now) = (codec.rule(), Tick(seen.now.saturating_mul(scale)));
     let before = &seen.values[0];
-    let mut state = if before.is_empty() { rule.first(now) } else { judge.read(before, now)? };
+    let mut state = if before.is_empty() { rule.initial(now) } else { codec.read(before, now)? };
     let is_check = matches!(op, Op::Check(_));
-    let as_new = (before.is_empty() && is_check).then(|| judge.write(&state));
+    let as_new = (before.is_empty() && is_check).then(|| codec.write(&state));
     let answer = carry_out(rule, &mut state, now);
     let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
-    // A refusal leaves nothing of a client that nobody knows.
+    // A denial of a new client writes nothing.
     let unchanged = as_new.as_ref().filter(|_| !answer.decision.allowed).unwrap_or(before);
-    Ok((if looks { None } else { changed(judge, &state, unchanged) }, answer))
+    Ok((if looks { None } else { changed(codec, &state, unchanged) }, answer))
 }
 
-/// What is to be written, if anything is.
-pub(crate) fn changed<J: Judge>(
-    judge: &J,
+/// Returns the write for a state, if it differs from the value before.
+pub(crate) fn changed<J: StateCodec>(
+    codec: &J,
     state: &<J::Rule as Algorithm>::State,
     before: &[u8],
 ) -> Option<Vec<Write>> {
-    let value = judge.write(state);
-    let scale = i64::try_from(judge.scale()).unwrap_or(i64::MAX);
-    let fresh_at = judge.rule().fresh_at(state);
+    let value = codec.write(state);
+    let scale = i64::try_from(codec.scale()).unwrap_or(i64::MAX);
+    let fresh_at = codec.rule().fresh_at(state);
     let fresh_at = fresh_at.map(|fresh| in_micros(fresh, scale));
     (value != before).then(|| vec![Write { value, fresh_at }])
 }

@@ -1,62 +1,78 @@
-//! What the scripts that check reply, and the call that decides on several requests.
+//! Reads the replies of check scripts, and makes the call that decides on several requests.
 
 use std::time::Instant;
 
 use redis::Value;
-use tallygate::{Bounds, Cost};
+use tallygate::Cost;
+use tallygate::store::Bounds;
 
 use super::Prepared;
 use crate::client::Redis;
-use crate::desk::Checked;
 use crate::error::Error;
 use crate::key::Key;
+use crate::key_broker::CostDecision;
 use crate::script::{Script, double};
-use crate::transaction::{Seen, unexpected};
+use crate::transaction::{ReadValues, unexpected};
 use crate::value;
 
-/// What a script decided on one part of a request.
+/// A script's decision on one part of a request.
 pub(crate) struct DecidedPart {
     pub(crate) is_allowed: bool,
     pub(crate) shadow: Option<usize>,
     pub(crate) numbers: Vec<i128>,
-    /// What else it has to fit into, where the key was asked for under several policies.
+    /// The bounds of the other policies that the key was checked under.
     pub(crate) bounds: Bounds,
 }
 
 impl DecidedPart {
-    pub(super) fn checked(self, prepared: &Prepared) -> Result<Checked, Error> {
+    pub(super) fn checked(self, prepared: &Prepared) -> Result<CostDecision, Error> {
         let Self { is_allowed, shadow, numbers, bounds } = self;
-        let state = prepared.policy.state_of_numbers(&numbers)?;
-        Ok(Checked { is_allowed, state, shadow, bounds })
+        let state = prepared.policy.state_from_numbers(&numbers)?;
+        Ok(CostDecision { is_allowed, state, shadow, bounds })
     }
 }
 
-/// Reads what a script decided on keys under several policies: the time, and all parts in order.
-fn read_parts(bytes: &[u8]) -> Result<(i64, Vec<DecidedPart>), Error> {
+/// Reads the decisions of a script: the time, and all parts in order. Only the parts of keys under several policies have
+/// bounds.
+fn read_parts(bytes: &[u8], have_bounds: bool) -> Result<(i64, Vec<DecidedPart>), Error> {
     let numbers = value::numbers(bytes)?;
-    let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
-    let now = i64::try_from(*now).map_err(|_| unexpected())?;
-    let (mut rest, mut parts) = (rest, Vec::new());
-    while let [count, bounds, is_allowed, shadow, more @ ..] = rest {
-        let count = usize::try_from(*count).map_err(|_| unexpected())?;
-        let (numbers, more) = more.split_at_checked(count).ok_or_else(unexpected)?;
-        let count = usize::try_from(*bounds).map_err(|_| unexpected())?;
-        let (bounds, more) = more.split_at_checked(5 * count).ok_or_else(unexpected)?;
+    let mut numbers = Numbers(&numbers);
+    let now = i64::try_from(numbers.next()?).map_err(|_| unexpected())?;
+    let mut parts = Vec::new();
+    while !numbers.0.is_empty() {
+        let count = numbers.next()?;
+        let bounds = if have_bounds { numbers.next()? } else { 0 };
+        let (is_allowed, shadow) = (numbers.next()? == 1, numbers.next()?);
         parts.push(DecidedPart {
-            is_allowed: *is_allowed == 1,
-            shadow: usize::try_from(*shadow).ok(),
-            numbers: numbers.into(),
-            bounds: Bounds::of_numbers(bounds).ok_or_else(unexpected)?,
+            is_allowed,
+            shadow: usize::try_from(shadow).ok(),
+            numbers: numbers.take(count)?.into(),
+            bounds: Bounds::of_numbers(numbers.take(5 * bounds)?).ok_or_else(unexpected)?,
         });
-        rest = more;
     }
     Ok((now, parts))
 }
 
+/// The numbers of a reply that were not read yet.
+struct Numbers<'a>(&'a [i128]);
+
+impl<'a> Numbers<'a> {
+    fn next(&mut self) -> Result<i128, Error> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn take(&mut self, count: i128) -> Result<&'a [i128], Error> {
+        let count = usize::try_from(count).map_err(|_| unexpected())?;
+        let (taken, rest) = self.0.split_at_checked(count).ok_or_else(unexpected)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+}
+
 impl Redis {
     /// Decides on requests over some keys, one after the other, each of them all or nothing. A request is a list of
-    /// places among the keys, each with a cost. Returns the time and all parts in order; `None` if no script decides on
-    /// what the keys hold: nothing was done then.
+    /// indices of keys, each with a cost. Returns the time and all parts in order; `None` if no script can decide on
+    /// the values, in which case nothing is changed.
     pub(crate) async fn run_many(
         &self,
         script: &Script,
@@ -77,8 +93,8 @@ impl Redis {
         let mut arguments = vec![time.as_bytes(), &list];
         for (_, prepared) in keys {
             let Some(scripted) = &prepared.scripted else { return Ok(None) };
-            let earlier = prepared.earlier.argument();
-            arguments.extend([&prepared.head[..], scripted.constants(), earlier]);
+            let policy_change = prepared.policy_change.argument();
+            arguments.extend([&prepared.head[..], scripted.constants(), policy_change]);
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
         let window = (keys.len() > 1).then_some(&self.inner().several_keys);
@@ -86,9 +102,12 @@ impl Redis {
             self.inner().counters.note_queue();
         }
         let place = match window {
-            Some(window) => Some(window.enter(deadline).await.ok_or_else(|| {
-                Error::Overloaded { reason: "many decide on several keys".into(), sent: false }
-            })?),
+            Some(window) => {
+                Some(window.enter(deadline).await.ok_or_else(|| Error::Overloaded {
+                    reason: "too many decisions over several keys are in flight".into(),
+                    sent: false,
+                })?)
+            }
             None => None,
         };
         let sent = Instant::now();
@@ -101,66 +120,45 @@ impl Redis {
             window.replied(sent.elapsed(), Instant::now());
         }
         if let Some(place) = place.filter(|_| may_be_under_way) {
-            // The server may not have carried it out yet, so the place stays taken for another budget.
+            // The server may still carry it out, so its place stays taken for another budget.
             let budget = self.inner().options.budget;
             tokio::spawn(async move {
                 tokio::time::sleep(budget).await;
                 drop(place);
             });
         }
-        let bytes = match reply? {
-            Value::BulkString(bytes) => bytes,
-            Value::Array(reply) => {
-                let [Value::Int(1), Value::Int(now), Value::BulkString(parts), _] = &reply[..]
-                else {
-                    return Ok(None);
-                };
-                if given.is_none() {
-                    self.heard(*now);
-                }
-                return read_parts(parts).map(Some);
-            }
+        let (now, parts) = match reply? {
+            Value::BulkString(bytes) => read_parts(&bytes, false)?,
+            Value::Array(reply) => match &reply[..] {
+                [Value::Int(1), _, Value::BulkString(parts), _] => read_parts(parts, true)?,
+                _ => return Ok(None),
+            },
             _ => return Err(unexpected()),
         };
-        let numbers = value::numbers(&bytes)?;
-        let [now, rest @ ..] = &numbers[..] else { return Err(unexpected()) };
-        let now = i64::try_from(*now).map_err(|_| unexpected())?;
         if given.is_none() {
-            self.heard(now);
-        }
-        let (mut rest, mut parts) = (rest, Vec::new());
-        while let [count, is_allowed, shadow, more @ ..] = rest {
-            let count = usize::try_from(*count).map_err(|_| unexpected())?;
-            let (numbers, more) = more.split_at_checked(count).ok_or_else(unexpected)?;
-            parts.push(DecidedPart {
-                is_allowed: *is_allowed == 1,
-                shadow: usize::try_from(*shadow).ok(),
-                numbers: numbers.into(),
-                bounds: Bounds::default(),
-            });
-            rest = more;
+            self.note_server_time(now);
         }
         Ok(Some((now, parts)))
     }
 }
 
-/// What a script replied.
-pub(super) enum Scripts {
+/// The reply of a script.
+pub(super) enum ScriptReply {
     Decided {
         now: i64,
         part: DecidedPart,
     },
-    /// It decided on a key that was left under another policy, and left this value.
-    Several {
+    /// It decided on a key that was written under another policy, and wrote this value.
+    SeveralPolicies {
         now: i64,
         part: DecidedPart,
         value: Vec<u8>,
     },
-    /// It could not decide on what it found.
-    Left(Seen),
+    /// It could not decide on this value.
+    Undecided(ReadValues),
 }
 
-pub(super) fn read_reply(reply: Value) -> Result<Scripts, Error> {
+pub(super) fn read_reply(reply: Value) -> Result<ScriptReply, Error> {
     match reply {
         Value::BulkString(bytes) => {
             let mut numbers = value::numbers(&bytes)?;
@@ -174,18 +172,18 @@ pub(super) fn read_reply(reply: Value) -> Result<Scripts, Error> {
                 numbers,
                 bounds: Bounds::default(),
             };
-            Ok(Scripts::Decided { now: i64::try_from(now).map_err(|_| unexpected())?, part })
+            Ok(ScriptReply::Decided { now: i64::try_from(now).map_err(|_| unexpected())?, part })
         }
         Value::Array(reply) => match <[Value; 4]>::try_from(reply) {
             Ok([Value::Int(1), _, Value::BulkString(parts), Value::BulkString(value)]) => {
-                let (now, mut parts) = read_parts(&parts)?;
+                let (now, mut parts) = read_parts(&parts, true)?;
                 let part = parts.pop().ok_or_else(unexpected)?;
-                Ok(Scripts::Several { now, part, value })
+                Ok(ScriptReply::SeveralPolicies { now, part, value })
             }
             Ok(_) => Err(unexpected()),
             Err(mut left) => match (left.pop(), left.pop()) {
                 (Some(Value::BulkString(value)), Some(Value::Int(now))) => {
-                    Ok(Scripts::Left(Seen { now, values: vec![value] }))
+                    Ok(ScriptReply::Undecided(ReadValues { now, values: vec![value] }))
                 }
                 _ => Err(unexpected()),
             },

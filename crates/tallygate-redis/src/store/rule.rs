@@ -1,123 +1,126 @@
-//! How a rule is decided by in Redis, and how its states are kept there.
+//! How Redis decides by a rule, and how the states of a rule are stored.
 
 use std::sync::Arc;
 
-use tallygate::{Access, Algorithm, Kept, Plan, Policy, Standing, Tick};
+use tallygate::algorithm::{Algorithm, LimitRecord};
+use tallygate::store::ClientState;
+use tallygate::tiers::{Access, ClientRule};
+use tallygate::{Kind, Policy, Tick};
 
-use super::{Earlier, Prepared, RedisStore};
+use super::{PolicyChange, Prepared, RedisStore};
 use crate::error::Error;
 use crate::value;
 
-/// A rule that processes can share. Not exported: how it is kept is this crate's own affair.
-pub trait Shareable: Algorithm + Sync {
-    /// How it is decided by.
-    #[expect(private_bounds, reason = "nobody else decides by it")]
-    type Judge: Judge + Clone + 'static;
+/// A rule that processes can share through Redis. Not exported: how its states are stored is private to this crate.
+pub trait RedisRule: Algorithm + Sync {
+    /// How its states are read and written.
+    #[expect(private_bounds, reason = "only this crate decides by it")]
+    type StateCodec: StateCodec + Clone + 'static;
 
-    /// The rule in Redis's ticks, for a decision at a time.
+    /// Converts the rule to microseconds, for a decision at a time.
     ///
     /// # Errors
-    /// It is not in microseconds.
-    fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<Self::Judge, Error>;
+    /// Fails if a window is not a whole number of microseconds.
+    fn codec(&self, store: &RedisStore, now: Option<Tick>) -> Result<Self::StateCodec, Error>;
 
-    /// The policy that decides now, as Redis takes it, if there is one.
-    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    /// Returns the policy that decides now, prepared for Redis, if there is one.
+    #[expect(private_interfaces, reason = "only this crate decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>>;
 
-    /// The same as a plan.
-    fn plan(&self) -> Plan;
+    /// Returns the same rule as a rule for one client.
+    fn plan(&self) -> ClientRule;
 }
 
-impl Shareable for Policy {
-    type Judge = ByPolicy;
+impl RedisRule for Policy {
+    type StateCodec = PolicyCodec;
 
-    fn judge(&self, store: &RedisStore, _: Option<Tick>) -> Result<ByPolicy, Error> {
-        Ok(ByPolicy(store.prepare(self, Earlier::Replaced)?))
+    fn codec(&self, store: &RedisStore, _: Option<Tick>) -> Result<PolicyCodec, Error> {
+        Ok(PolicyCodec(store.prepare(self, PolicyChange::Replace)?))
     }
 
-    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    #[expect(private_interfaces, reason = "only this crate decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
-        store.prepare(self, Earlier::Replaced).ok()
+        store.prepare(self, PolicyChange::Replace).ok()
     }
 
-    fn plan(&self) -> Plan {
-        Plan::of(self.clone())
+    fn plan(&self) -> ClientRule {
+        ClientRule::of(self.clone())
     }
 }
 
-impl Shareable for Plan {
-    type Judge = ByPlan;
+impl RedisRule for ClientRule {
+    type StateCodec = ClientRuleCodec;
 
-    /// If the server's time rules, an override that ends just now may still be taken as in force, or not any more.
-    fn judge(&self, store: &RedisStore, now: Option<Tick>) -> Result<ByPlan, Error> {
+    /// If the server's time decides, an override that ends just now may or may not count.
+    fn codec(&self, store: &RedisStore, now: Option<Tick>) -> Result<ClientRuleCodec, Error> {
         let in_redis = |policy: &Arc<Policy>| {
-            store.prepare(policy, Earlier::Listed).map(|prepared| prepared.policy.clone())
+            store.prepare(policy, PolicyChange::KeepBoth).map(|prepared| prepared.policy.clone())
         };
-        let plan = self.with(in_redis, |time| store.in_redis(time))?;
-        let now = now.unwrap_or_else(|| store.outside(Tick(store.shared.redis.now())));
+        let plan = self.with(in_redis, |time| store.to_redis_time(time))?;
+        let now = now.unwrap_or_else(|| store.to_caller_time(Tick(store.shared.redis.now())));
         let script = match self.access(now) {
-            Access::Limited(policy) => Some(store.prepare(policy, Earlier::Listed)?),
+            Access::Limited(policy) => Some(store.prepare(policy, PolicyChange::KeepBoth)?),
             Access::Unlimited | Access::Blocked => None,
         };
-        Ok(ByPlan { plan, script })
+        Ok(ClientRuleCodec { plan, script })
     }
 
-    #[expect(private_interfaces, reason = "nobody else decides by it")]
+    #[expect(private_interfaces, reason = "only this crate decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
-        match self.access(store.outside(Tick(store.shared.redis.now()))) {
-            Access::Limited(policy) => store.prepare(policy, Earlier::Listed).ok(),
+        match self.access(store.to_caller_time(Tick(store.shared.redis.now()))) {
+            Access::Limited(policy) => store.prepare(policy, PolicyChange::KeepBoth).ok(),
             Access::Unlimited | Access::Blocked => None,
         }
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> ClientRule {
         self.clone()
     }
 }
 
-/// A rule in Redis's ticks, and how its states are kept.
-pub(crate) trait Judge: Send + Sync {
+/// A rule in microseconds, and how its states are stored.
+pub(crate) trait StateCodec: Send + Sync {
     type Rule: Algorithm;
 
     fn rule(&self) -> &Self::Rule;
 
-    /// How many of the rule's ticks are a microsecond.
+    /// Returns how many of the rule's ticks are one microsecond.
     fn scale(&self) -> u64 {
         1
     }
 
-    /// The policy whose script decides, if there is one.
+    /// Returns the policy whose script decides, if there is one.
     fn script(&self) -> Option<&Prepared>;
 
-    /// Whether a state may hold levels, which reservations have to know of when units are returned.
-    fn has_levels(&self) -> bool {
+    /// Returns whether a state may hold levels or counts, which reservations have to know of when units are returned.
+    fn has_usage(&self) -> bool {
         true
     }
 
-    /// The state that the script of that policy left.
-    fn state_under(&self, standings: Box<[Standing]>) -> <Self::Rule as Algorithm>::State;
+    /// Returns the state that the script of that policy has written.
+    fn state_under(&self, standings: Box<[LimitRecord]>) -> <Self::Rule as Algorithm>::State;
 
-    /// Changes how a key stands under the limits of the policy whose script decides.
+    /// Changes the records of the limits of the policy whose script decides.
     fn change_limits(
         &self,
         _: &mut <Self::Rule as Algorithm>::State,
         _: Tick,
-        _: &mut dyn FnMut(&mut [Standing]),
+        _: &mut dyn FnMut(&mut [LimitRecord]),
     ) {
     }
 
-    /// The state in a value.
+    /// Reads the state from a value.
     fn read(&self, value: &[u8], now: Tick) -> Result<<Self::Rule as Algorithm>::State, Error>;
 
-    /// A value for a state.
+    /// Writes a state as a value.
     fn write(&self, state: &<Self::Rule as Algorithm>::State) -> Vec<u8>;
 }
 
-/// One policy for everybody.
+/// The codec of one policy for all clients.
 #[derive(Clone, Debug)]
-pub struct ByPolicy(pub(crate) Arc<Prepared>);
+pub struct PolicyCodec(pub(crate) Arc<Prepared>);
 
-impl Judge for ByPolicy {
+impl StateCodec for PolicyCodec {
     type Rule = Policy;
 
     fn rule(&self) -> &Policy {
@@ -128,25 +131,26 @@ impl Judge for ByPolicy {
         Some(&self.0)
     }
 
-    fn has_levels(&self) -> bool {
-        self.0.policy.limits().iter().any(|limit| limit.numbers().kind.is_bucket())
+    fn has_usage(&self) -> bool {
+        let mut kinds = self.0.policy.limits().iter().map(|limit| limit.numbers().kind);
+        kinds.any(|kind| kind != Kind::SlidingWindowLog)
     }
 
-    fn state_under(&self, standings: Box<[Standing]>) -> Box<[Standing]> {
+    fn state_under(&self, standings: Box<[LimitRecord]>) -> Box<[LimitRecord]> {
         standings
     }
 
     fn change_limits(
         &self,
-        state: &mut Box<[Standing]>,
+        state: &mut Box<[LimitRecord]>,
         _: Tick,
-        change: &mut dyn FnMut(&mut [Standing]),
+        change: &mut dyn FnMut(&mut [LimitRecord]),
     ) {
         change(state);
     }
 
-    /// What was left under another policy is carried over: what was used stays used.
-    fn read(&self, value: &[u8], now: Tick) -> Result<Box<[Standing]>, Error> {
+    /// Reads the state. Usage under another policy is carried over.
+    fn read(&self, value: &[u8], now: Tick) -> Result<Box<[LimitRecord]>, Error> {
         let policy = &self.0.policy;
         let (mut under, _) = value::read(value)?;
         if under.iter().any(|(other, _)| other.limits() == policy.limits()) {
@@ -157,26 +161,26 @@ impl Judge for ByPolicy {
         Ok(match most {
             Some((other, state)) if other.limits() == policy.limits() => state,
             Some((other, state)) => policy.carry(&other, &state, now),
-            None => policy.first(now),
+            None => policy.initial(now),
         })
     }
 
-    fn write(&self, state: &Box<[Standing]>) -> Vec<u8> {
+    fn write(&self, state: &Box<[LimitRecord]>) -> Vec<u8> {
         value::write(&self.0.policy, state)
     }
 }
 
-/// What one client gets by its tier and override.
+/// The codec of the rule of one client, by its tier and override.
 #[derive(Clone, Debug)]
-pub struct ByPlan {
-    plan: Plan,
+pub struct ClientRuleCodec {
+    plan: ClientRule,
     script: Option<Arc<Prepared>>,
 }
 
-impl Judge for ByPlan {
-    type Rule = Plan;
+impl StateCodec for ClientRuleCodec {
+    type Rule = ClientRule;
 
-    fn rule(&self) -> &Plan {
+    fn rule(&self) -> &ClientRule {
         &self.plan
     }
 
@@ -184,14 +188,22 @@ impl Judge for ByPlan {
         self.script.as_deref()
     }
 
-    fn state_under(&self, standings: Box<[Standing]>) -> Kept {
-        Kept::of(self.script.iter().map(|script| (script.policy.clone(), standings.clone())), &[])
+    fn state_under(&self, standings: Box<[LimitRecord]>) -> ClientState {
+        ClientState::of(
+            self.script.iter().map(|script| (script.policy.clone(), standings.clone())),
+            &[],
+        )
     }
 
-    /// Only under the policy that the client has now: the others do not know of outages.
-    fn change_limits(&self, state: &mut Kept, now: Tick, change: &mut dyn FnMut(&mut [Standing])) {
+    /// Changes only the records of the client's current policy: other policies do not know of outages.
+    fn change_limits(
+        &self,
+        state: &mut ClientState,
+        now: Tick,
+        change: &mut dyn FnMut(&mut [LimitRecord]),
+    ) {
         let Some(script) = &self.script else { return };
-        let mut under: Vec<(Arc<Policy>, Box<[Standing]>)> = state
+        let mut under: Vec<(Arc<Policy>, Box<[LimitRecord]>)> = state
             .policies()
             .map(|(policy, standings)| (policy.clone(), standings.into_owned()))
             .collect();
@@ -200,25 +212,25 @@ impl Judge for ByPlan {
         match under.iter_mut().find(|(policy, _)| policy.limits() == own) {
             Some((_, standings)) => change(standings),
             None => {
-                let mut standings = script.policy.first(now);
+                let mut standings = script.policy.initial(now);
                 change(&mut standings);
                 under.push((script.policy.clone(), standings));
             }
         }
-        *state = Kept::of(under, &allowances);
+        *state = ClientState::of(under, &allowances);
     }
 
-    /// Policies that are the plan's own are known by their limits: in the value they have no names.
-    fn read(&self, value: &[u8], _: Tick) -> Result<Kept, Error> {
+    /// Matches policies of the rule by their limits: values do not contain names.
+    fn read(&self, value: &[u8], _: Tick) -> Result<ClientState, Error> {
         let (under, allowances) = value::read(value)?;
         let under = under.into_iter().map(|(policy, standings)| {
             let own = self.plan.policies().find(|own| own.limits() == policy.limits());
             (own.unwrap_or(&policy).clone(), standings)
         });
-        Ok(Kept::of(under, &allowances))
+        Ok(ClientState::of(under, &allowances))
     }
 
-    fn write(&self, kept: &Kept) -> Vec<u8> {
+    fn write(&self, kept: &ClientState) -> Vec<u8> {
         value::write_all(kept.policies(), kept.allowances())
     }
 }

@@ -1,12 +1,12 @@
-//! The observer of histories: whether what was admitted is what a quota allows.
+//! Checks histories: whether a quota allows all the requests that were allowed.
 //!
-//! A bucket admits at most its burst and what flows in, in every stretch of time. An admission happened
-//! somewhere between its call and its reply, so a stretch is held against those alone that lie in it whole:
-//! whatever is found too much is too much, whenever each of them was decided.
+//! In every interval, a bucket allows at most its burst and the units that it earns. A request was decided at some time
+//! between its call and its reply, so an interval is compared only with requests that lie in it completely. An excess
+//! that is found is an excess whenever each of them was decided.
 
 use std::time::Duration;
 
-/// What a bucket may admit.
+/// The quota of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quota {
     pub(crate) burst: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Quota {
     pub(crate) window: Duration,
 }
 
-/// Something that was admitted. Times are those since the load began.
+/// An allowed request. Its times are counted from the start of the load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admission {
     pub(crate) call: Duration,
@@ -22,20 +22,20 @@ pub(crate) struct Admission {
     pub(crate) cost: u64,
 }
 
-/// A time at which a fault excuses that more was admitted: one more burst, in every stretch that touches it.
+/// The time of a fault, which excuses one more burst in every interval that touches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Excuse {
     pub(crate) from: Duration,
     pub(crate) to: Duration,
-    /// Whether a second bucket is filled meanwhile: what flows into that is excused as well.
+    /// Whether there is a second bucket meanwhile: the units that it earns are excused as well.
     pub(crate) refills: bool,
 }
 
-/// Servers tell the time in microseconds, cut off: two times may be one further apart than they were.
+/// Servers truncate the time to microseconds: two times may differ by one more than the real times.
 const CLOCK_STEP: Duration = Duration::from_micros(1);
 
 impl Quota {
-    /// By how much the worst stretch of all exceeds what it may have.
+    /// Returns by how many units the worst of all intervals exceeds its bound.
     pub(crate) fn over(&self, admissions: &[Admission], excuses: &[Excuse]) -> u64 {
         let mut by_reply = admissions.to_vec();
         by_reply.sort_by_key(|admission| admission.reply);
@@ -48,7 +48,7 @@ impl Quota {
                 }
                 admitted += cost;
                 let bound = self.burst + self.inflow(*to + CLOCK_STEP - *from);
-                // The excuses are counted only where one is needed: there are millions of stretches.
+                // Excuses are counted only where one is needed: there are millions of intervals.
                 if admitted > bound + worst {
                     let excused = self.excused(*from, *to, excuses);
                     worst = worst.max(admitted.saturating_sub(bound + excused));
@@ -67,14 +67,14 @@ impl Quota {
         each.sum()
     }
 
-    /// What flows in, rounded down.
+    /// Returns the units that are earned in a time, rounded down.
     fn inflow(&self, time: Duration) -> u64 {
         let inflow = time.as_nanos() * u128::from(self.limit) / self.window.as_nanos();
         u64::try_from(inflow).expect("a load of seconds")
     }
 }
 
-/// The longest time without one of these, from the first to the end.
+/// Returns the longest time between two of these times, or between the last one and the end.
 pub(crate) fn longest_gap(times: &[Duration], end: Duration) -> Duration {
     let mut times = times.to_vec();
     times.sort();
@@ -87,14 +87,14 @@ pub(crate) fn longest_gap(times: &[Duration], end: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// Three at once, and one each 10 ms.
+    /// Three at once, and one per 10 ms.
     const QUOTA: Quota = Quota { burst: 3, limit: 1, window: ms(10) };
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
-    /// Admissions that took no time.
+    /// Returns requests that were decided at once.
     fn at(times: &[(u64, u64)]) -> Vec<Admission> {
         let each = times.iter();
         each.map(|&(at, cost)| Admission { call: ms(at), reply: ms(at), cost }).collect()
@@ -105,22 +105,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bucket_admits_is_not_too_much() {
+    fn a_history_within_the_bound_is_accepted() {
         assert_eq!(QUOTA.over(&at(&[(5, 3), (15, 1), (25, 1), (95, 3), (105, 1)]), &[]), 0);
         assert_eq!(QUOTA.over(&[], &[]), 0);
     }
 
     #[test]
-    fn one_too_many_is_found_in_whatever_stretch_it_is() {
+    fn one_unit_too_many_is_found_in_any_interval() {
         assert_eq!(QUOTA.over(&at(&[(5, 4)]), &[]), 1);
         assert_eq!(QUOTA.over(&at(&[(5, 3), (14, 1)]), &[]), 1);
-        // All of it would be within the bound: the last three with what came just before are not.
+        // The whole history is within the bound, but its last part is not.
         assert_eq!(QUOTA.over(&at(&[(0, 1), (500, 2), (509, 2)]), &[]), 1);
         assert_eq!(QUOTA.over(&at(&[(5, 3), (14, 2), (200, 5)]), &[]), 2);
     }
 
     #[test]
-    fn an_admission_counts_where_it_certainly_was() {
+    fn an_allowed_request_counts_only_in_intervals_that_contain_it() {
         let late = Admission { call: ms(5), reply: ms(15), cost: 1 };
         assert_eq!(QUOTA.over(&[at(&[(5, 3)]), vec![late]].concat(), &[]), 0);
         let soon = Admission { call: ms(5), reply: ms(14), cost: 1 };
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_second_bucket_excuses_its_burst_and_its_inflow_while_it_is_there() {
         let split = Excuse { refills: true, ..loss(0, 100) };
-        // Two buckets: three each, and each one more by 10, and by 20.
+        // Two buckets: three units each, and one more each after 10 ms and after 20 ms.
         let both = at(&[(0, 6), (10, 2), (20, 2)]);
         assert_eq!(QUOTA.over(&both, &[split]), 0);
         assert_eq!(QUOTA.over(&both, &[loss(0, 100)]), 2);

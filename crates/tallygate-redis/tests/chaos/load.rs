@@ -1,4 +1,4 @@
-//! The load: a fleet that asks for a handful of keys as fast as it can, and writes down what it was told.
+//! The load: a fleet that checks a few keys as fast as it can, and records every decision.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,25 +13,25 @@ use tokio::task::JoinHandle;
 
 use crate::history::{Admission, Excuse, Quota, longest_gap};
 
-/// How many ask at once.
+/// The number of tasks that check.
 const TASKS: usize = 8;
-/// How many clients of Redis they have: as many processes would.
+/// The number of Redis clients that they share: each stands for a process.
 const PROCESSES: usize = 4;
-/// How many keys they ask for.
+/// The number of keys that they check.
 pub(crate) const KEYS: usize = 4;
-/// How long a decision may take beyond its time budget, on a machine that builds meanwhile.
+/// How long a decision may take beyond its time budget, on a busy machine.
 const SLACK: Duration = Duration::from_millis(500);
 /// How long it may take until the store decides again.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What is asked for besides, so that what was charged can be counted afterwards to the unit: a quota that
-/// is never used up, and does not flow back while anybody looks.
+/// An additional key whose charged units can be counted exactly afterwards: its quota is never used up, and nothing is
+/// earned back while a test runs.
 pub(crate) const METER: &str = "meter";
 
-/// A fleet at work.
+/// A running fleet.
 pub(crate) struct Load {
     begin: Instant,
     runtime: Runtime,
-    tasks: Vec<JoinHandle<Vec<Told>>>,
+    tasks: Vec<JoinHandle<Vec<Observed>>>,
     processes: Vec<Process>,
     shared: Arc<Shared>,
     quota: Quota,
@@ -40,7 +40,7 @@ pub(crate) struct Load {
     random: fastrand::Rng,
 }
 
-/// What it is made of.
+/// One process of the fleet.
 #[derive(Clone)]
 struct Process {
     redis: Redis,
@@ -51,12 +51,12 @@ struct Process {
 #[derive(Default)]
 struct Shared {
     is_over: AtomicBool,
-    /// When the store last decided on each key, in nanoseconds since the beginning.
+    /// When the store last decided on each key, in nanoseconds since the load began.
     decided: [AtomicU64; KEYS],
 }
 
-/// What somebody was told.
-struct Told {
+/// One decision.
+struct Observed {
     /// `None` for the meter.
     key: Option<usize>,
     cost: u64,
@@ -65,23 +65,23 @@ struct Told {
     decision: Decision,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// By how much the worst stretch of any key exceeds its bound.
+    /// By how many units the worst interval of any key exceeds its bound.
     pub(crate) over: u64,
     /// The longest time in which the store decided nothing on a key.
     pub(crate) gap: Duration,
-    /// The longest decision.
+    /// The time of the slowest decision.
     pub(crate) slowest: Duration,
     pub(crate) admitted: usize,
     /// Decisions that the store did not make.
     pub(crate) failed: usize,
-    /// What the meter says was charged, less what was admitted.
+    /// The units that were charged to the meter, less the allowed units.
     pub(crate) charged_too_much: i64,
-    /// Of each process.
+    /// The counts of each process.
     pub(crate) counts: Vec<Counts>,
-    /// What should have been, and was not.
+    /// Expectations that were not met.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -92,10 +92,10 @@ impl Outcome {
         }
     }
 
-    /// Nobody can have noticed the fault: the store decided everything, and charged what it admitted.
+    /// Requires that the fault was invisible: the store made every decision, and charged exactly what it allowed.
     pub(crate) fn must_not_show(&mut self) {
         self.must(self.failed == 0, "the store decides everything");
-        self.must(self.charged_too_much == 0, "what was charged is what was admitted");
+        self.must(self.charged_too_much == 0, "exactly the allowed units were charged");
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn key(index: usize) -> String {
 }
 
 impl Load {
-    /// Starts asking. The addresses are given out in turn.
+    /// Starts the fleet. Its processes use the addresses in turn.
     pub(crate) fn start(
         addresses: &[String],
         budget: Duration,
@@ -149,18 +149,18 @@ impl Load {
         }
     }
 
-    /// Lets it run until every key is known, and a while.
+    /// Runs until the store has decided on every key, and a random time longer.
     pub(crate) fn until_some_moment(&mut self) {
         self.until_all_are_decided_again();
         self.run_for(200, 600);
     }
 
-    /// Lets it run for some time between two, in milliseconds.
+    /// Runs for a random time between two bounds, in milliseconds.
     pub(crate) fn run_for(&mut self, least: u64, most: u64) {
         thread::sleep(Duration::from_millis(self.random.u64(least..=most)));
     }
 
-    /// Lets it run until the store has decided on every key since now.
+    /// Runs until the store has decided on every key since now.
     pub(crate) fn until_all_are_decided_again(&self) {
         let now = self.begin.elapsed();
         wait_until("the store decides on every key", PATIENCE, || {
@@ -171,12 +171,12 @@ impl Load {
         });
     }
 
-    /// Does something that may cost one burst of all keys.
+    /// Causes a fault that may cost one burst of all keys.
     pub(crate) fn losing_a_burst<T>(&mut self, fault: impl FnOnce() -> T) -> T {
         self.losing_a_burst_of(&(0..KEYS).collect::<Vec<_>>(), fault)
     }
 
-    /// Does something that may cost one burst of some keys.
+    /// Causes a fault that may cost one burst of some keys.
     pub(crate) fn losing_a_burst_of<T>(&mut self, keys: &[usize], fault: impl FnOnce() -> T) -> T {
         let from = self.begin.elapsed();
         let done = fault();
@@ -185,7 +185,7 @@ impl Load {
         done
     }
 
-    /// Does something during which there are two buckets of every key.
+    /// Causes a fault during which every key has two buckets.
     pub(crate) fn splitting(&mut self, fault: impl FnOnce(&mut Self)) {
         let from = self.begin.elapsed();
         fault(self);
@@ -193,39 +193,47 @@ impl Load {
         self.excuses.push((excuse, (0..KEYS).collect()));
     }
 
-    /// Lets it run until it is served again and a while, ends it, and looks at what was told.
+    /// Runs until the store decides again and a random time longer, stops the fleet, and checks the decisions.
     pub(crate) fn end(mut self) -> Outcome {
         self.until_all_are_decided_again();
         self.run_for(200, 400);
         self.shared.is_over.store(true, Ordering::Relaxed);
         let Self { runtime, tasks, processes, quota, budget, excuses, .. } = self;
         let ended = tasks.into_iter().map(|task| runtime.block_on(task));
-        let told: Vec<Told> = ended.flat_map(|told| told.expect("nothing panics")).collect();
+        let decisions: Vec<Observed> =
+            ended.flat_map(|observed| observed.expect("nothing panics")).collect();
         let end = self.begin.elapsed();
 
         let (mut over, mut gap) = (0, Duration::ZERO);
         for key in 0..KEYS {
-            let of_key = || told.iter().filter(|told| told.key == Some(key));
-            let admissions: Vec<_> = of_key().filter_map(Told::admission).collect();
+            let of_key = || decisions.iter().filter(|observed| observed.key == Some(key));
+            let admissions: Vec<_> = of_key().filter_map(Observed::admission).collect();
             let excuses = excuses.iter().filter(|(_, keys)| keys.contains(&key));
             let excuses: Vec<_> = excuses.map(|(excuse, _)| *excuse).collect();
             over = over.max(quota.over(&admissions, &excuses));
-            let decided: Vec<_> =
-                of_key().filter(|told| told.is_decided()).map(|told| told.reply).collect();
+            let decided: Vec<_> = of_key()
+                .filter(|observed| observed.is_decided())
+                .map(|observed| observed.reply)
+                .collect();
             gap = gap.max(longest_gap(&decided, end));
         }
-        let slowest = told.iter().map(|told| told.reply - told.call).max().expect("some asked");
+        let slowest = decisions
+            .iter()
+            .map(|observed| observed.reply - observed.call)
+            .max()
+            .expect("at least one decision");
         let meter = runtime
             .block_on(processes[0].meter.peek(Ask::new(METER).cost(0)))
             .expect("a short key");
-        let of_meter = told.iter().filter(|told| told.key.is_none() && told.decision.allowed);
-        let on_meter: u64 = of_meter.map(|told| told.cost).sum();
+        let of_meter =
+            decisions.iter().filter(|observed| observed.key.is_none() && observed.decision.allowed);
+        let on_meter: u64 = of_meter.map(|observed| observed.cost).sum();
         let mut outcome = Outcome {
             over,
             gap,
             slowest,
-            admitted: told.iter().filter(|told| told.decision.allowed).count(),
-            failed: told.iter().filter(|told| !told.is_decided()).count(),
+            admitted: decisions.iter().filter(|observed| observed.decision.allowed).count(),
+            failed: decisions.iter().filter(|observed| !observed.is_decided()).count(),
             charged_too_much: (meter.limit - meter.remaining).cast_signed()
                 - on_meter.cast_signed(),
             counts: processes.iter().map(|process| process.redis.counts()).collect(),
@@ -236,7 +244,7 @@ impl Load {
     }
 }
 
-impl Told {
+impl Observed {
     fn is_decided(&self) -> bool {
         self.decision.source == Source::Store
     }
@@ -247,7 +255,7 @@ impl Told {
     }
 }
 
-/// A bucket of some kind, alone or beside a limit that never refuses: another script decides then.
+/// Returns a bucket of a random kind, alone or beside a limit that never denies, which uses another script.
 fn policy(quota: Quota, random: &mut fastrand::Rng) -> Policy {
     let window = Ticks(nanoseconds(quota.window));
     let kind = [Kind::TokenBucket, Kind::Gcra, Kind::LeakyBucket][random.usize(0..3)];
@@ -264,7 +272,7 @@ async fn ask(
     shared: Arc<Shared>,
     begin: Instant,
     mut random: fastrand::Rng,
-) -> Vec<Told> {
+) -> Vec<Observed> {
     let mut all = Vec::new();
     while !shared.is_over.load(Ordering::Relaxed) {
         let key_index = Some(random.usize(0..=KEYS)).filter(|key| *key < KEYS);
@@ -281,10 +289,10 @@ async fn ask(
                 shared.decided[key].store(nanoseconds(reply), Ordering::Relaxed);
             }
         } else {
-            // Refused without a round trip: nobody else would get a turn.
+            // It was denied without a round trip: without a pause, no other task would run.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        all.push(Told { key: key_index, cost, call, reply, decision });
+        all.push(Observed { key: key_index, cost, call, reply, decision });
     }
     all
 }

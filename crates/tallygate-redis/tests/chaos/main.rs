@@ -1,20 +1,20 @@
-//! The chaos campaign: a fleet asks real servers while they fail, and no stretch of time may have admitted
-//! more than the row says.
+//! The chaos campaign: a fleet uses real servers while they fail, and no interval may have allowed more than the bound of
+//! the row.
 //!
-//! Each row is a test, and prints a line a seed:
+//! Each row is a test, and prints one line per seed:
 //!
 //! ```text
 //! chaos ROW SEED over=N gap_ms=N slowest_ms=N admitted=N failed=N on=SERVER
 //! ```
 //!
-//! `over` is by how much the worst stretch exceeds its bound, `gap_ms` the longest time in which the store
-//! decided nothing on some key. Failures are denied here, so whatever is admitted the store has admitted.
-//! `TALLYGATE_CHAOS_SEEDS` says how many seeds; `scripts/chaos` runs twenty.
+//! `over` is by how many units the worst interval exceeds its bound, `gap_ms` the longest time in which the store decided
+//! nothing on some key. The failure policy denies here, so every allowed request was allowed by the store.
+//! `TALLYGATE_CHAOS_SEEDS` sets the number of seeds; `scripts/chaos` runs twenty.
 //!
-//! | file | what |
+//! | file | contains |
 //! |---|---|
-//! | `load.rs` | the fleet, and what it was told |
-//! | `history.rs` | whether that is too much |
+//! | `load.rs` | the fleet, and its decisions |
+//! | `history.rs` | the check of its decisions against the bound |
 
 mod history;
 mod load;
@@ -27,12 +27,12 @@ use load::{KEYS, Load, METER, Outcome, key};
 
 /// The usual time budget.
 const BUDGET: Duration = Duration::from_millis(50);
-/// For faults that nobody may notice: a machine that builds meanwhile is none.
+/// The time budget for faults that must be invisible, also on a busy machine.
 const PATIENT: Duration = Duration::from_secs(2);
 /// How long a failover may take.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A crash of a server that keeps what it was told: nothing is lost.
+/// A crash of a server that writes everything to disk: nothing is lost.
 #[test]
 fn killed() {
     campaign("killed", |flavor, random| {
@@ -43,13 +43,13 @@ fn killed() {
         load.run_for(100, 500);
         server.restart();
         let mut outcome = load.end();
-        outcome.must(outcome.failed > 0, "somebody notices");
+        outcome.must(outcome.failed > 0, "the fault is noticed");
         outcome.must(outcome.charged_too_much >= 0, "no charge is lost");
         (outcome, server.keys_without_ttl())
     });
 }
 
-/// A server that stops where it is and goes on later, with what it was sent meanwhile.
+/// A server that is suspended, and later carries out the calls that it received meanwhile.
 #[test]
 fn frozen() {
     campaign("frozen", |flavor, random| {
@@ -61,13 +61,13 @@ fn frozen() {
         server.thaw();
         let mut outcome = load.end();
         let opened = outcome.counts.iter().all(|counts| counts.breaker_opened > 0);
-        outcome.must(opened, "nobody goes on asking");
+        outcome.must(opened, "every breaker opens");
         outcome.must(outcome.charged_too_much >= 0, "no charge is lost");
         (outcome, server.keys_without_ttl())
     });
 }
 
-/// A crash of a server that keeps nothing: one burst.
+/// A crash of a server that keeps nothing on disk: one burst.
 #[test]
 fn restarted_empty() {
     campaign("restarted-empty", |flavor, random| {
@@ -79,7 +79,7 @@ fn restarted_empty() {
     });
 }
 
-/// A server that forgets its scripts, again and again: nobody notices.
+/// A server that forgets its scripts repeatedly: the fault is invisible.
 #[test]
 fn script_flush() {
     campaign("script-flush", |flavor, random| {
@@ -92,7 +92,7 @@ fn script_flush() {
         }
         let mut outcome = load.end();
         let reloaded = outcome.counts.iter().all(|counts| counts.reloads > 0);
-        outcome.must(reloaded, "scripts are missed");
+        outcome.must(reloaded, "scripts are sent again");
         outcome.must_not_show();
         (outcome, server.keys_without_ttl())
     });
@@ -114,8 +114,8 @@ fn flushall() {
     });
 }
 
-/// A replica takes over, and connections to the old primary stay open: it says that it is one no longer. For
-/// the moment in which both are primaries the bound is that of [`split_brain`].
+/// A replica takes over, and connections to the old primary stay open, which then returns READONLY. For the moment in
+/// which both are primaries, the bound is that of [`split_brain`].
 #[test]
 fn demoted() {
     campaign("demoted", |flavor, random| {
@@ -131,13 +131,13 @@ fn demoted() {
         });
         let mut outcome = load.end();
         let reconnected = outcome.counts.iter().all(|counts| counts.connections > 1);
-        outcome.must(reconnected, "all leave the old primary");
+        outcome.must(reconnected, "every process leaves the old primary");
         first.wait_until_linked();
         (outcome, [first.keys_without_ttl(), second.keys_without_ttl()].concat())
     });
 }
 
-/// Two servers change places in good order: writes wait until both have the same. Nothing is lost.
+/// Two servers change roles by FAILOVER: writes wait until both have the same data. Nothing is lost.
 #[test]
 fn handed_over() {
     campaign("handed-over", |flavor, random| {
@@ -151,21 +151,21 @@ fn handed_over() {
             proxy.point_to(&second.address());
         }
         first.ask::<()>(&["FAILOVER", "TO", "127.0.0.1", &second.port().to_string()]);
-        wait_until("both have changed places", SOON, || {
+        wait_until("both have changed roles", SOON, || {
             role(&first) == "slave" && role(&second) == "master"
         });
         proxy.point_to(&second.address());
         let mut outcome = load.end();
         let reconnected = outcome.counts.iter().all(|counts| counts.connections > 1);
-        outcome.must(reconnected, "all leave the old primary");
+        outcome.must(reconnected, "every process leaves the old primary");
         outcome.must(outcome.charged_too_much >= 0, "no charge is lost");
         first.wait_until_linked();
         (outcome, [first.keys_without_ttl(), second.keys_without_ttl()].concat())
     });
 }
 
-/// A primary of a cluster crashes, and its replica takes over, perhaps without the last writes: one burst of
-/// the keys it had.
+/// A primary of a cluster crashes, and its replica takes over, perhaps without the last writes: one burst of the keys of
+/// that primary.
 #[test]
 fn cluster_primary_lost() {
     campaign("cluster-primary-lost", |flavor, random| {
@@ -182,7 +182,7 @@ fn cluster_primary_lost() {
     });
 }
 
-/// Slots move between the servers of a cluster and back: nobody notices, and nothing is charged twice.
+/// Slots move between the servers of a cluster and back: the fault is invisible, and nothing is charged twice.
 #[test]
 fn reshard() {
     campaign("reshard", |flavor, random| {
@@ -204,14 +204,13 @@ fn reshard() {
         }
         let mut outcome = load.end();
         let redirected = outcome.counts.iter().all(|counts| counts.redirections > 0);
-        outcome.must(redirected, "all are sent on");
+        outcome.must(redirected, "every process is redirected");
         outcome.must_not_show();
         (outcome, cluster.keys_without_ttl())
     });
 }
 
-/// A primary crashes, and a replica takes over that had not heard of it for a while: one burst, whatever the
-/// while.
+/// A primary crashes, and a replica takes over that had stopped replicating: one burst, however long ago it stopped.
 #[test]
 fn unreplicated() {
     campaign("unreplicated", |flavor, random| {
@@ -229,11 +228,11 @@ fn unreplicated() {
     });
 }
 
-/// For a while there are two primaries, and each serves half of the fleet; then one of them gives way.
+/// For a while there are two primaries, and each serves half of the fleet; then one of them becomes a replica.
 ///
-/// The bound: each side is a bucket of its own, so there is one more burst, and while there are two, one more
-/// inflow. Afterwards there is one bucket again, and what the other side admitted is forgotten: that is no
-/// further burst, since the bucket that stays was never more than full.
+/// The bound: each side has its own bucket, so there is one more burst, and the rate counts twice while there are two.
+/// Afterwards there is one bucket again, and the usage of the other side is forgotten. That costs no further burst, since
+/// the remaining bucket was never more than full.
 #[test]
 fn split_brain() {
     campaign("split-brain", |flavor, random| {
@@ -259,7 +258,7 @@ fn split_brain() {
     });
 }
 
-/// A server without memory refuses to write: nothing is admitted, and nothing is lost.
+/// A server that is out of memory rejects writes: nothing is allowed, and nothing is lost.
 #[test]
 fn oom() {
     campaign("oom", |flavor, random| {
@@ -271,14 +270,14 @@ fn oom() {
         load.run_for(200, 800);
         maxmemory("0");
         let mut outcome = load.end();
-        outcome.must(outcome.failed > 0, "somebody notices");
+        outcome.must(outcome.failed > 0, "the fault is noticed");
         outcome.must(outcome.charged_too_much >= 0, "no charge is lost");
         (outcome, server.keys_without_ttl())
     });
 }
 
-/// Somebody writes garbage over keys. Nothing is admitted by it; when it expires the key is new: one burst
-/// each time. Garbage that looks like a state costs no more.
+/// Garbage is written over keys. It allows nothing. When it expires, the key is new: one burst each time. Garbage that
+/// looks like a state costs no more.
 #[test]
 fn poisoned() {
     campaign("poisoned", |flavor, random| {
@@ -298,20 +297,20 @@ fn poisoned() {
             load.run_for(0, 100);
         }
         let mut outcome = load.end();
-        outcome.must(outcome.failed > 0, "somebody notices");
+        outcome.must(outcome.failed > 0, "the fault is noticed");
         let heals = outcome.gap < Duration::from_secs(2);
-        outcome.must(heals, "the garbage is kept alive by nobody");
+        outcome.must(heals, "no call renews the garbage");
         (outcome, server.keys_without_ttl())
     });
 }
 
-/// What was written over a key.
+/// The garbage that was written over a key.
 enum Poison {
     Text(Vec<u8>),
     OtherType,
 }
 
-/// Writes something over a key that is none of ours, for a while.
+/// Writes garbage over a key, which expires soon.
 fn poison(server: &Server, name: &[u8], round: usize, random: &mut fastrand::Rng) -> Poison {
     const LASTS_MS: &[u8] = b"150";
     let was: Option<Vec<u8>> = server.ask(&[b"GET", name]);
@@ -328,7 +327,7 @@ fn poison(server: &Server, name: &[u8], round: usize, random: &mut fastrand::Rng
             }
             was
         }
-        // A number that is hardly another, and not whole: the scripts must not go on with it.
+        // A number that is slightly off and not whole: the scripts must reject it.
         3 => {
             if let Some(byte) = was.last_mut() {
                 *byte ^= 4;
@@ -357,14 +356,14 @@ impl Poison {
     }
 }
 
-/// Runs a row for each seed. What it returns is what came of it, and the keys that would stay for ever.
-#[expect(clippy::print_stdout, reason = "the lines are what the campaign is for")]
+/// Runs a row for each seed. The row returns its outcome, and the keys without an expiry.
+#[expect(clippy::print_stdout, reason = "the lines are the result of the campaign")]
 fn campaign(row: &str, run: impl Fn(Flavor, &mut fastrand::Rng) -> (Outcome, Vec<Vec<u8>>)) {
     let asked = std::env::var("TALLYGATE_CHAOS_SEEDS");
     let seeds: u64 = asked.map_or(1, |seeds| seeds.parse().expect("a number of seeds"));
     let mut too_much = Vec::new();
     for seed in 1..=seeds {
-        // Each row has its own randomness, and its seeds take turns with the servers.
+        // Each row has its own randomness, and its seeds alternate between Redis and Valkey.
         let of_row = row.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(31) + u64::from(byte));
         let mut random = fastrand::Rng::with_seed(of_row.wrapping_add(seed));
         let flavor = Flavor::ALL[usize::from(of_row.wrapping_add(seed) % 2 == 0)];
@@ -377,22 +376,22 @@ fn campaign(row: &str, run: impl Fn(Flavor, &mut fastrand::Rng) -> (Outcome, Vec
             slowest.as_millis(),
             flavor.name()
         );
-        assert!(complaints.is_empty(), "{row} {seed}: not so: {complaints:?} in {outcome:?}");
-        assert_eq!(without_ttl, Vec::<Vec<u8>>::new(), "{row} {seed}: keys that would stay");
+        assert!(complaints.is_empty(), "{row} {seed}: not met: {complaints:?} in {outcome:?}");
+        assert_eq!(without_ttl, Vec::<Vec<u8>>::new(), "{row} {seed}: keys without an expiry");
         if *over > 0 {
             too_much.push((seed, *over));
         }
     }
-    assert!(too_much.is_empty(), "{row}: admitted too much, by seed: {too_much:?}");
+    assert!(too_much.is_empty(), "{row}: allowed too much, by seed: {too_much:?}");
 }
 
-/// The names of a client's keys on some servers.
+/// Returns the names of a client's keys on some servers.
 fn names(servers: &[Server], client: &str) -> Vec<Vec<u8>> {
     let pattern = format!("*={client}");
     servers.iter().flat_map(|server| server.ask::<Vec<Vec<u8>>>(&["KEYS", &pattern])).collect()
 }
 
-/// The slots of the keys, in their order.
+/// Returns the slots of the keys, in their order.
 fn slots(cluster: &Cluster) -> impl Iterator<Item = u16> {
     (0..KEYS).map(|index| {
         let name = || names(cluster.nodes(), &key(index)).into_iter().next();

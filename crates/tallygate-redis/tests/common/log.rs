@@ -1,4 +1,4 @@
-//! What is logged on this thread, in lines.
+//! Collects the log of a thread.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Subscriber};
 
-/// Collects what is logged on the thread that started it, until it is dropped. For tests on one thread.
+/// Collects the log of the thread that started it, until it is dropped. For tests on one thread.
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
@@ -22,7 +22,7 @@ impl Log {
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.lines.lock().expect("nobody panics here").clone()
+        self.lines.lock().expect("no thread panics here").clone()
     }
 }
 
@@ -36,14 +36,14 @@ impl Subscriber for Lines {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let mut line = span.metadata().name().to_owned();
         span.record(&mut Line(&mut line));
-        self.0.lock().expect("nobody panics here").push(line);
+        self.0.lock().expect("no thread panics here").push(line);
         Id::from_u64(1)
     }
 
     fn record(&self, _: &Id, values: &Record<'_>) {
         let mut line = String::new();
         values.record(&mut Line(&mut line));
-        self.0.lock().expect("nobody panics here").push(line);
+        self.0.lock().expect("no thread panics here").push(line);
     }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
@@ -51,7 +51,7 @@ impl Subscriber for Lines {
     fn event(&self, event: &Event<'_>) {
         let mut line = event.metadata().level().to_string();
         event.record(&mut Line(&mut line));
-        self.0.lock().expect("nobody panics here").push(line);
+        self.0.lock().expect("no thread panics here").push(line);
     }
 
     fn enter(&self, _: &Id) {}

@@ -1,51 +1,45 @@
-//! Clients that are checked under several policies: a server answers as the core does in every field, and where its script
-//! decides, a check is one call.
+//! Clients under several policies: a server decides as the core does in every field, and a check that its script decides is
+//! one call.
 //!
-//! `TALLYGATE_IDENTITY_STEPS` says how many steps; `scripts/identity` runs a million.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test, also where it is no #[test]"
-)]
+//! `TALLYGATE_IDENTITY_STEPS` sets the number of steps; `scripts/identity` runs a million.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tallygate::{
-    Algorithm, Anchor, Cost, Decision, Kept, Kind, LimitBuilder, Op, Part, Plan, Policy,
-    Store as _, Tick, Ticks, Timed,
-};
+use tallygate::algorithm::{Algorithm, Op, Part, Timed};
+use tallygate::policy::{Anchor, LimitBuilder};
+use tallygate::store::{ClientState, Store as _};
+use tallygate::tiers::ClientRule;
+use tallygate::{Cost, Decision, Kind, Policy, Tick, Ticks};
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
-/// How many clients are asked for at once. Each has a history of its own.
+/// The number of concurrent clients. Each has its own history.
 const CLIENTS: usize = 64;
-/// The largest number that a script takes.
+/// The largest number that a script accepts.
 const LARGEST: u128 = 1 << 52;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_under_several_policies_is_answered_as_by_the_core_in_one_call() {
+async fn a_client_under_several_policies_is_decided_as_by_the_core_in_one_call() {
     for flavor in Flavor::ALL {
         compare(flavor, Range::OfScripts).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_under_policies_that_no_script_decides_on_is_answered_as_by_the_core() {
+async fn a_client_under_policies_without_a_script_is_decided_as_by_the_core() {
     for flavor in Flavor::ALL {
         compare(flavor, Range::Any).await;
     }
 }
 
-/// Which policies and times there are.
+/// The policies and times of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Range {
-    /// Only those that the scripts decide on.
+    /// Policies and times that the scripts can decide on.
     OfScripts,
-    /// Logs, numbers beyond doubles and clocks that were set back, too.
+    /// Also logs, numbers beyond doubles, and clocks that were set back.
     Any,
 }
 
@@ -78,21 +72,21 @@ struct Campaign {
     clients: Vec<Client>,
     named: usize,
     steps: usize,
-    /// Steps under another policy than that of the step before.
+    /// Steps under another policy than the previous step.
     changes: usize,
     allowed: usize,
 }
 
-/// What the core knows of a client.
+/// The state of a client in the core.
 struct Client {
     name: String,
-    plans: Vec<Plan>,
+    plans: Vec<ClientRule>,
     policies: Vec<Policy>,
-    state: Option<Kept>,
+    state: Option<ClientState>,
     asked: usize,
     now: i64,
     last: Option<Decision>,
-    /// The last steps, to find out what went wrong.
+    /// The last steps, for the message of a failure.
     history: VecDeque<String>,
     left: usize,
 }
@@ -112,14 +106,14 @@ impl Campaign {
         }
     }
 
-    /// One step of every client, all in flight at once.
+    /// Makes one step of every client, all of them in flight at once.
     async fn round(&mut self) {
         self.clients.retain(|client| client.left > 0);
         while self.clients.len() < CLIENTS {
             let client = self.client();
             self.clients.push(client);
         }
-        // All check, or all do something else: so it is known how many calls there have to be.
+        // All check, or all make another operation, so that the number of calls is known.
         let checks = self.random.u8(0..8) > 0;
         let mut asked = Vec::with_capacity(CLIENTS);
         for index in 0..self.clients.len() {
@@ -193,7 +187,7 @@ impl Campaign {
         };
         Client {
             name: format!("client {}", self.named),
-            plans: policies.iter().cloned().map(Plan::of).collect(),
+            plans: policies.iter().cloned().map(ClientRule::of).collect(),
             policies,
             state: None,
             asked: 0,
@@ -209,7 +203,7 @@ impl Campaign {
         let names = ["requests", "bytes", "writes"];
         let limits: Vec<_> = (0..=others)
             .map(|place| {
-                // Some of one name, some not: a limit takes over from its namesake.
+                // Some limits have the same name: a limit takes over the usage of its namesake.
                 let name = names[(place + self.random.usize(0..2)) % 3];
                 self.limit(limit_bits, window_bits).named(name)
             })
@@ -251,7 +245,7 @@ impl Campaign {
         builder
     }
 
-    /// Mostly on, a little; to the ticks at which something happens; seldom far, seldom back.
+    /// Advances the time: usually a little, or to the tick of the next event; rarely far, and rarely back.
     fn time(&mut self, index: usize) -> i64 {
         let Client { now, last, policies, asked, .. } = &self.clients[index];
         let (now, last) = (*now, *last);
@@ -310,7 +304,7 @@ impl Campaign {
     }
 }
 
-/// Whether every number that a script computes with is exact, also those of the allowances that the policies share.
+/// Returns whether a script computes exactly with every number, including those of shared allowances.
 fn are_scripted(policies: &[Policy]) -> bool {
     let limits = || policies.iter().flat_map(Policy::limits).map(|limit| *limit.numbers());
     let capacity: u128 = limits().map(|numbers| u128::from(numbers.burst + numbers.debt)).sum();
@@ -319,15 +313,15 @@ fn are_scripted(policies: &[Policy]) -> bool {
 }
 
 impl Client {
-    /// What the core says, and what it keeps: what a look finds is not kept.
+    /// Decides by the core, and keeps the new state, except after a peek.
     fn step(&mut self, op: Op) -> Timed {
         let (now, plan) = (Tick(self.now), &self.plans[self.asked]);
-        let mut state = self.state.clone().unwrap_or_else(|| plan.first(now));
+        let mut state = self.state.clone().unwrap_or_else(|| plan.initial(now));
         let mut part = Part { rule: plan, state: &mut state, op };
-        let agrees = part.admits(now);
+        let agrees = part.allows(now);
         let (timed, _) = part.step::<Timed>(now, agrees);
         let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
-        // A denial of a new client leaves nothing behind.
+        // A denial of a new client leaves no state behind.
         let is_denied = matches!(op, Op::Check(_)) && !timed.decision.allowed;
         let leaves_nothing = self.state.is_none() && is_denied;
         if !looks && !leaves_nothing {

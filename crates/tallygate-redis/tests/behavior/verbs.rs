@@ -1,27 +1,26 @@
-//! What can be asked for beyond a check, on a real server and by its clock.
-
-mod common;
+//! Operations other than checks, on a real server and by its clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until};
+use crate::common::{AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until};
 use futures_util::future::join_all;
-use tallygate::{
-    Access, Algorithm, Ask, Cost, Decision, DecodeError, Facts, Fit, Penalty, Policy, RateLimiter,
-    SettleError, Source, Tick, Ticks, Tiers, Used,
-};
+use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Used};
+use tallygate::policy::Penalty;
+use tallygate::reservation::SettleError;
+use tallygate::tiers::Access;
+use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Source, Tick, Ticks, Tiers};
 use tallygate_redis::{
-    AnyLimiter, Error, InFlight, JointAsk, OnFailure, Options, OwnStore, Redis, Stores,
+    AnyLimiter, CustomStore, Error, InFlight, JointAsk, OnFailure, Options, Redis, Stores,
     Waiting as _, check_all, open,
 };
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
-/// An algorithm of a user's own: so many coins, all of them back an hour after the last was taken.
+/// A user-defined algorithm: a number of coins, which all return an hour after the last one was taken.
 struct Coins {
     coins: Cost,
-    /// Told of every question, in the moment between reading and writing.
+    /// Called at every decision, between reading and writing.
     between: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -34,7 +33,7 @@ impl Coins {
 const HOUR: Ticks = Ticks(3_600_000_000_000);
 
 impl Algorithm for Coins {
-    /// How many are taken, and when the last was.
+    /// How many coins are taken, and when the last one was.
     type State = (Cost, Tick);
 
     fn capacity(&self) -> Cost {
@@ -49,7 +48,7 @@ impl Algorithm for Coins {
         Tick(i64::MIN)
     }
 
-    fn set_back(&self, _: &Self::State, _: Tick) -> bool {
+    fn clock_was_set_back(&self, _: &Self::State, _: Tick) -> bool {
         false
     }
 
@@ -103,11 +102,11 @@ impl Algorithm for Coins {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
+async fn a_custom_algorithm_is_exact_under_contention() {
     const COINS: Cost = 60;
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
-    let store = OwnStore::new(&redis, "coins");
+    let store = CustomStore::new(&redis, "coins");
     let limiter = Arc::new(RateLimiter::in_store("coins", Coins::new(COINS), store));
     let asking = (0..8).map(|_| {
         let limiter = limiter.clone();
@@ -115,9 +114,9 @@ async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
             let mut admitted = 0;
             loop {
                 match limiter.check("alice").await {
-                    Ok(told) if told.allowed => admitted += 1,
+                    Ok(decision) if decision.allowed => admitted += 1,
                     Ok(_) => return admitted,
-                    // Nothing was taken: it is honest to ask again.
+                    // Nothing was charged, so the caller retries.
                     Err(error) => assert!(matches!(error, Error::Contended { .. }), "{error}"),
                 }
             }
@@ -125,7 +124,7 @@ async fn an_algorithm_of_one_s_own_is_exact_under_contention() {
     });
     let admitted: Cost = join_all(asking).await.into_iter().map(|one| one.expect("no panic")).sum();
     assert_eq!(admitted, COINS);
-    assert!(redis.counts().contended > 0, "they did get in each other's way");
+    assert!(redis.counts().contended > 0, "there were races");
     assert_eq!(limiter.refund(Ask::new("alice").cost(2)).await.unwrap().remaining, 2);
     assert_eq!(limiter.reset("alice").await.unwrap().remaining, COINS);
     assert_all_expire(&server);
@@ -136,29 +135,29 @@ async fn a_caller_that_loses_every_race_gets_an_error_when_its_time_is_over() {
     let server = Server::start(Flavor::Redis);
     let options = Options::default().budget(Duration::from_millis(300));
     let redis = Redis::with(&server.url(), options).unwrap();
-    let store = OwnStore::new(&redis, "coins");
+    let store = CustomStore::new(&redis, "coins");
     let first = RateLimiter::in_store("coins", Coins::new(1_000_000), store.clone());
     assert!(first.check("alice").await.unwrap().allowed);
     let key = only_key(&server);
-    let (mut somebody, taken) = (server.connection().unwrap(), AtomicU64::new(1));
+    let (mut other, taken) = (server.connection().unwrap(), AtomicU64::new(1));
     let value: Vec<u8> = server.ask(&[b"GET", &key[..]]);
-    let somebody = Mutex::new(move || {
+    let other = Mutex::new(move || {
         let mut value = value.clone();
         let taken = taken.fetch_add(1, Ordering::Relaxed) + 1;
         value[2..10].copy_from_slice(&taken.to_be_bytes());
         let mut set = redis::cmd("SET");
         set.arg(&key).arg(value).arg("EX").arg(1000);
-        set.query::<()>(&mut somebody).expect("SET succeeds");
+        set.query::<()>(&mut other).expect("SET succeeds");
     });
-    let between = Box::new(move || (somebody.lock().expect("no panic"))());
+    let between = Box::new(move || (other.lock().expect("no panic"))());
     let late = RateLimiter::in_store("coins", Coins { coins: 1_000_000, between }, store);
     let before = redis.counts();
-    let told = late.check("alice").await;
-    let Err(Error::Contended { tries }) = told else { panic!("{told:?}") };
-    assert!(tries > 4, "it tries until its time is over: {tries}");
+    let decision = late.check("alice").await;
+    let Err(Error::Contended { tries }) = decision else { panic!("{decision:?}") };
+    assert!(tries > 4, "it retries until its time budget ends: {tries}");
     assert_eq!(redis.counts().contended - before.contended, u64::from(tries));
     assert_eq!(redis.counts().calls - before.calls, u64::from(tries) + 1);
-    // Only what the others wrote is there: nothing was taken for who came too late.
+    // Only the writes of the other client are there: the late caller was charged nothing.
     let coins = first.peek(Ask::new("alice").cost(0)).await.unwrap();
     let written: Vec<u8> = server.ask(&[b"GET", &only_key(&server)[..]]);
     let taken = u64::from_be_bytes(written[2..10].try_into().unwrap());
@@ -168,7 +167,7 @@ async fn a_caller_that_loses_every_race_gets_an_error_when_its_time_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_keys_on_one_server_are_one_step() {
+async fn several_keys_on_one_server_are_decided_in_one_step() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let make = |name: &'static str, limit| {
@@ -185,17 +184,17 @@ async fn several_keys_on_one_server_are_one_step() {
                     JointAsk::of(&limiters.0, Ask::new("alice").cost(2)).expect("valid"),
                     JointAsk::of(&limiters.1, "192.0.2.1").expect("valid"),
                 ];
-                let told = check_all(asks).await.expect("a decision");
-                // What is refused takes nothing, not even for a moment.
+                let joint = check_all(asks).await.expect("a decision");
+                // A denial charges nothing, not even for a moment.
                 let left = limiters.0.peek(Ask::new("alice").cost(0)).await.expect("a decision");
                 seen = seen.max(100 - left.remaining);
-                match told.decision.source {
-                    Source::Store if told.decision.allowed => admitted += 1,
+                match joint.decision.source {
+                    Source::Store if joint.decision.allowed => admitted += 1,
                     Source::Store => {
-                        assert_eq!(told.refused_ask, Some(1));
+                        assert_eq!(joint.denied_ask, Some(1));
                         return (admitted, seen);
                     }
-                    // Others were faster too often: nothing was taken.
+                    // It lost too many races: nothing was charged.
                     _ => {}
                 }
             }
@@ -208,20 +207,20 @@ async fn several_keys_on_one_server_are_one_step() {
         seen = seen.max(saw);
     }
     assert_eq!(admitted, 40);
-    assert_eq!(seen, 80, "never more than was admitted");
+    assert_eq!(seen, 80, "never more than the allowed units");
     assert_eq!(limiters.0.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 20);
     assert_eq!(limiters.1.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
-    // The same key twice is asked for both.
+    // The same key twice is charged twice.
     let twice = || {
         ["bob", "bob"].map(|key| JointAsk::of(&limiters.1, Ask::new(key).cost(25)).expect("valid"))
     };
-    let told = check_all(twice()).await.unwrap();
-    assert_eq!((told.decision.allowed, told.refused_ask), (false, Some(0)));
+    let joint = check_all(twice()).await.unwrap();
+    assert_eq!((joint.decision.allowed, joint.denied_ask), (false, Some(0)));
     assert_all_expire(&server);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_are_limited_given_back_and_kept() {
+async fn places_are_limited_returned_and_renewed() {
     const LEASE: Duration = Duration::from_millis(300);
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
@@ -229,14 +228,16 @@ async fn places_are_limited_given_back_and_kept() {
     let first = in_flight.enter("alice").await.unwrap().expect("there are two");
     let second = in_flight.enter("alice").await.unwrap().expect("there is another");
     assert!(in_flight.enter("alice").await.unwrap().is_none());
-    assert!(in_flight.enter("bob").await.unwrap().is_some(), "everybody has their own");
+    assert!(in_flight.enter("bob").await.unwrap().is_some(), "every key has its own places");
     second.leave().await.unwrap();
     assert_eq!(in_flight.count("alice").await.unwrap(), 1);
-    let second = in_flight.enter("alice").await.unwrap().expect("it was given back");
+    let second = in_flight.enter("alice").await.unwrap().expect("it was returned");
     drop(second);
-    until("it is given back", async || (in_flight.count("alice").await.ok()? == 1).then_some(()))
-        .await;
-    // Renewed for as long as it is held.
+    until("the place is returned", async || {
+        (in_flight.count("alice").await.ok()? == 1).then_some(())
+    })
+    .await;
+    // A place is renewed while it is held.
     let start = Instant::now();
     while start.elapsed() < 3 * LEASE {
         assert_eq!(in_flight.count("alice").await.unwrap(), 1, "after {:?}", start.elapsed());
@@ -256,7 +257,7 @@ async fn a_place_lapses_when_its_holder_dies() {
         let process = tokio::runtime::Runtime::new().expect("a runtime");
         let in_flight = InFlight::new(&patient(&url), "uploads", 1, LEASE);
         let place = process.block_on(in_flight.enter("alice")).expect("asked").expect("free");
-        // As if it were killed: nobody says goodbye, and nobody renews.
+        // As after a crash: the place is neither returned nor renewed.
         process.shutdown_background();
         std::mem::forget(place);
         Instant::now()
@@ -265,7 +266,7 @@ async fn a_place_lapses_when_its_holder_dies() {
     let in_flight = InFlight::new(&patient(&server.url()), "uploads", 1, LEASE);
     let place = until("it lapses", async || in_flight.enter("alice").await.ok()?).await;
     let after = entered.elapsed();
-    // The lease began a moment before it was told.
+    // The lease began a moment before the reply.
     assert!(after >= LEASE - Duration::from_millis(100), "{after:?}");
     assert!(after < LEASE + Duration::from_secs(2), "{after:?}");
     place.leave().await.unwrap();
@@ -273,7 +274,7 @@ async fn a_place_lapses_when_its_holder_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_served_in_order() {
+async fn waiting_callers_are_served_in_order() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let policy = Policy::token_bucket(20).per_second().burst(1).build().unwrap();
@@ -282,8 +283,8 @@ async fn who_waits_is_served_in_order() {
     let (served, start) = (Mutex::new(Vec::new()), Instant::now());
     let (limiter, served) = (&limiter, &served);
     let waiting = (0..6).map(|place| async move {
-        let told = limiter.until_ready("alice", AMPLE).await.expect("a decision");
-        assert!(told.allowed);
+        let decision = limiter.until_ready("alice", AMPLE).await.expect("a decision");
+        assert!(decision.allowed);
         served.lock().expect("no panic").push(place);
     });
     join_all(waiting).await;
@@ -293,23 +294,23 @@ async fn who_waits_is_served_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
+async fn a_caller_that_would_wait_too_long_is_denied_and_one_that_leaves_is_charged_nothing() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, burst(2), OnFailure::Deny);
-    // A caller that does not wait at all does not wait for the first connection either.
+    // A caller that does not wait does not wait for the first connection, either.
     until("the connection is made", async || redis.ping().await.ok()).await;
     assert!(limiter.until_ready(Ask::new("alice").cost(2), Duration::ZERO).await.unwrap().allowed);
     let start = Instant::now();
-    let told = limiter.until_ready("alice", Duration::from_secs(60)).await.unwrap();
-    assert!(!told.allowed, "it would take an hour");
-    assert!(told.retry_after.unwrap().as_duration() > Duration::from_secs(3500));
+    let decision = limiter.until_ready("alice", Duration::from_secs(60)).await.unwrap();
+    assert!(!decision.allowed, "it would take an hour");
+    assert!(decision.retry_after.unwrap().as_duration() > Duration::from_secs(3500));
     assert!(start.elapsed() < Duration::from_secs(5), "at once");
     let never =
         limiter.until_ready(Ask::new("alice").cost(3), Duration::from_secs(60)).await.unwrap();
     assert_eq!((never.allowed, never.retry_after), (false, None));
 
-    // One waits, another behind it, and both go before their turn.
+    // One caller waits, another behind it, and both leave before their turn.
     let used = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     let day = Duration::from_secs(86_400);
     for _ in 0..2 {
@@ -318,7 +319,7 @@ async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
     }
     let still = limiter.peek(Ask::new("alice").cost(0)).await.unwrap();
     assert!(still.remaining == used.remaining && still.reset_after <= used.reset_after);
-    // Who is behind somebody who waits is told how long it would take, and uses nothing.
+    // A caller behind a waiting one gets the wait, and is charged nothing.
     let (first, second) = (
         limiter.until_ready("alice", day),
         limiter.until_ready("alice", Duration::from_millis(30)),
@@ -330,7 +331,7 @@ async fn who_would_wait_too_long_is_refused_and_who_leaves_uses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_used_stays_used_when_tiers_change() {
+async fn used_units_stay_used_when_tiers_change() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let tiers = Tiers::new(burst(10))
@@ -345,13 +346,13 @@ async fn what_was_used_stays_used_when_tiers_change() {
         admitted += u64::from(limiter.check("alice").await.unwrap().allowed);
         admitted += u64::from(limiter.check(pro).await.unwrap().allowed);
     }
-    assert_eq!(admitted, 100, "the greater of the two, once");
+    assert_eq!(admitted, 100, "the larger of the two quotas, once");
     for _ in 0..50 {
-        let told = limiter.check(free).await.unwrap();
-        assert_eq!((told.allowed, told.remaining), (true, Cost::MAX));
-        let told = limiter.check(gone).await.unwrap();
-        assert_eq!((told.allowed, told.limit, told.retry_after), (false, 0, None));
-        assert_eq!(told.source, Source::Store, "{:?}", redis.last_error());
+        let decision = limiter.check(free).await.unwrap();
+        assert_eq!((decision.allowed, decision.remaining), (true, Cost::MAX));
+        let decision = limiter.check(gone).await.unwrap();
+        assert_eq!((decision.allowed, decision.limit, decision.retry_after), (false, 0, None));
+        assert_eq!(decision.source, Source::Store, "{:?}", redis.last_error());
     }
     assert!(!limiter.check(pro).await.unwrap().allowed);
 
@@ -365,7 +366,7 @@ async fn what_was_used_stays_used_when_tiers_change() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reservations_are_settled_by_what_was_used() {
+async fn a_reservation_settles_the_units_that_were_used() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     for kind in tallygate::Kind::ALL {
@@ -381,35 +382,38 @@ async fn reservations_are_settled_by_what_was_used() {
         };
         let mut less = reserve(4).await.expect("granted");
         assert_eq!(left().await, 6, "{kind}");
-        assert_eq!(limiter.settle(&mut less, 1).unwrap().await.unwrap().remaining, 9, "{kind}");
-        let again = limiter.settle(&mut less, 1).map(|_| ());
-        assert_eq!(again, Err(SettleError::AlreadySettled));
+        assert_eq!(limiter.settle(&mut less, 1).await.unwrap().remaining, 9, "{kind}");
+        let again = limiter.settle(&mut less, 1).await;
+        assert_eq!(again, Err(Error::Settle(SettleError::AlreadySettled)));
 
         let mut more = reserve(2).await.expect("granted");
-        assert_eq!(limiter.settle(&mut more, 5).unwrap().await.unwrap().remaining, 4, "{kind}");
+        assert_eq!(limiter.settle(&mut more, 5).await.unwrap().remaining, 4, "{kind}");
         let mut none = reserve(3).await.expect("granted");
-        assert_eq!(limiter.cancel(&mut none).unwrap().await.unwrap().remaining, 4, "{kind}");
+        assert_eq!(limiter.cancel(&mut none).await.unwrap().remaining, 4, "{kind}");
         assert!(reserve(5).await.is_none(), "{kind}");
 
-        // Into debt, and not below its bound.
+        // The client goes into debt, up to the bound.
         let mut debt = reserve(4).await.expect("granted");
-        let told = limiter.settle(&mut debt, 100).unwrap().await.unwrap();
-        assert_eq!((told.remaining, told.source), (0, Source::Store), "{kind}");
+        let decision = limiter.settle(&mut debt, 100).await.unwrap();
+        assert_eq!((decision.remaining, decision.source), (0, Source::Store), "{kind}");
         let owed = limiter.refund(Ask::new("alice").cost(5)).await.unwrap();
         assert_eq!(owed.remaining, 0, "{kind}: five were owed");
         assert_eq!(limiter.refund(Ask::new("alice").cost(3)).await.unwrap().remaining, 3, "{kind}");
         let late = limiter.reserve("alice", Ticks(0)).await.unwrap();
         let mut late = late.granted().unwrap();
         until("its time is over", async || (limiter.now() > late.until()).then_some(())).await;
-        let settled = limiter.settle(&mut late, 0).map(|_| ());
-        assert!(matches!(settled, Err(SettleError::Expired { .. })), "{kind}: {settled:?}");
+        let settled = limiter.settle(&mut late, 0).await;
+        assert!(
+            matches!(settled, Err(Error::Settle(SettleError::Expired { .. }))),
+            "{kind}: {settled:?}"
+        );
         assert_eq!(left().await, 2, "{kind}: it stays charged");
     }
     assert_all_expire(&server);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_keys_are_one_round_trip_and_come_in_order() {
+async fn many_keys_take_one_round_trip_and_stay_in_order() {
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     let redis = patient(&proxy.url());
@@ -430,15 +434,15 @@ async fn many_keys_are_one_round_trip_and_come_in_order() {
     })
     .await;
     proxy.stall(false);
-    let told = asking.await.unwrap().unwrap();
-    let left: Vec<Cost> = told.iter().map(|told| told.remaining).collect();
+    let decisions = asking.await.unwrap().unwrap();
+    let left: Vec<Cost> = decisions.iter().map(|decision| decision.remaining).collect();
     assert_eq!(left, (59..99).rev().collect::<Vec<Cost>>());
     assert_eq!(redis.counts().calls - before, 40);
     assert_all_expire(&server);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn penalties_and_shadows_are_kept_on_the_server() {
+async fn penalties_and_shadow_limits_work_on_the_server() {
     let server = Server::start(Flavor::Redis);
     let (here, there) = (patient(&server.url()), patient(&server.url()));
     let policy = || {
@@ -449,27 +453,27 @@ async fn penalties_and_shadows_are_kept_on_the_server() {
     };
     let here = limiter(&here, policy(), OnFailure::Deny);
     let there = limiter(&there, policy(), OnFailure::Deny);
-    let told = here.check(Ask::new("alice").cost(2)).await.unwrap();
-    assert_eq!((told.allowed, told.shadow_refused_by), (true, Some(1)), "only as a shadow");
-    // Refusals count wherever they are made; the third is punished.
+    let decision = here.check(Ask::new("alice").cost(2)).await.unwrap();
+    assert_eq!((decision.allowed, decision.shadow_denied_by), (true, Some(1)), "only as a shadow");
+    // Denials by all processes count; the third one starts the penalty.
     for limiter in [&here, &there, &here] {
         assert!(!limiter.check(Ask::new("alice").cost(2)).await.unwrap().allowed);
     }
-    let told = there.check("alice").await.unwrap();
-    assert_eq!((told.allowed, told.refused_by), (false, Some(0)));
-    let wait = told.retry_after.unwrap().as_duration();
+    let decision = there.check("alice").await.unwrap();
+    assert_eq!((decision.allowed, decision.denied_by), (false, Some(0)));
+    let wait = decision.retry_after.unwrap().as_duration();
     assert!(wait > Duration::from_millis(100), "more than a token takes: {wait:?}");
     let start = Instant::now();
-    let told = until("the penalty is over", async || {
-        there.check("alice").await.ok().filter(|told| told.allowed)
+    let decision = until("the penalty is over", async || {
+        there.check("alice").await.ok().filter(|decision| decision.allowed)
     })
     .await;
-    assert_eq!(told.source, Source::Store);
+    assert_eq!(decision.source, Source::Store);
     assert!(start.elapsed() + Duration::from_millis(5) >= wait, "{:?}", start.elapsed());
     assert_all_expire(&server);
 }
 
-/// Asks one history of a limiter, whatever its store is.
+/// Runs one history on a limiter with any store.
 async fn history(limiter: &AnyLimiter) -> Vec<(bool, u64)> {
     let short = |decision: Decision| (decision.allowed, decision.remaining);
     let pro = Ask::new("alice").tier("pro");
@@ -489,12 +493,15 @@ async fn history(limiter: &AnyLimiter) -> Vec<(bool, u64)> {
         .await
         .expect("an answer");
     let mut reservation = reserved.granted().expect("enough is left");
-    all.push(short(
-        limiter.settle(&mut reservation, 1).expect("an answer").await.expect("an answer"),
-    ));
+    all.push(short(limiter.settle(&mut reservation, 1).await.expect("an answer")));
     let parts = ["dave", "carol"].map(|key| JointAsk::of_any(limiter, key).expect("an answer"));
     all.push(short(check_all(parts).await.expect("an answer").decision));
     all.push(short(limiter.reset("dave").await.expect("an answer")));
+    let until_ready = limiter.until_ready(Ask::new("erin").cost(3), AMPLE);
+    all.push(short(until_ready.await.expect("an answer")));
+    let too_long = limiter.until_ready(Ask::new("erin").cost(3), Duration::from_millis(1));
+    all.push(short(too_long.await.expect("an answer")));
+    all.push(short(limiter.shape("frank").await.expect("an answer")));
     all
 }
 
@@ -517,7 +524,15 @@ async fn a_store_that_is_chosen_by_its_address_decides_the_same() {
         let long = limiter.check(&[b'x'; 5000]).await.unwrap_err();
         assert_eq!(long, Error::KeyTooLong { bytes: 5000 });
     }
+    for stores in [open("memory").unwrap(), Stores::Redis(patient(&server.url()))] {
+        let uploads = stores.in_flight("uploads", 1, Duration::from_secs(60));
+        let place = uploads.enter("alice").await.unwrap().expect("no request is in flight");
+        assert!(uploads.enter("alice").await.unwrap().is_none());
+        assert!(uploads.enter("bob").await.unwrap().is_some());
+        place.leave().await.unwrap();
+        assert_eq!(uploads.count("alice").await.unwrap(), 0);
+    }
     let parts = [&in_memory, &in_redis].map(|limiter| JointAsk::of_any(limiter, "erin").unwrap());
-    assert_eq!(check_all(parts).await, Err(Error::MixedStores));
+    assert_eq!(check_all(parts).await.unwrap_err(), Error::MixedStores);
     assert_all_expire(&server);
 }

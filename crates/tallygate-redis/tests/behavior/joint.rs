@@ -1,21 +1,13 @@
-//! Several keys in one decision on Redis: the same result as in memory, also if a key comes several times.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test, also where it is no #[test]"
-)]
-
-mod common;
+//! Several keys in one decision on Redis: the same result as in memory, also if a key appears several times.
 
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, assert_all_expire, cluster_url, count, patient, until};
-use tallygate::{
-    Access, Ask, Capacity, Cost, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter,
-    Source, Tick, Ticks, Tiers,
-};
+use crate::common::{AMPLE, assert_all_expire, cluster_url, count, patient, until};
+use tallygate::clock::ManualClock;
+use tallygate::policy::Penalty;
+use tallygate::store::{Capacity, MemoryStore};
+use tallygate::tiers::{Access, ClientRule};
+use tallygate::{Ask, Cost, Policy, RateLimiter, Source, Tick, Ticks, Tiers};
 use tallygate_redis::{JointAsk, OnFailure, Options, Redis, RedisStore, check_all};
 use tallygate_testkit::servers::{Cluster, Flavor, Proxy, Server};
 
@@ -37,12 +29,12 @@ fn tiered(redis: &Redis, name: &'static str, on_failure: OnFailure) -> Tiered {
     RateLimiter::in_store(name, rules(), redis.store(name).on_failure(on_failure))
 }
 
-/// The tier of a name; "" is the base.
+/// Returns the tier of a name; "" is the base.
 fn of_name(tier: &str) -> Option<&str> {
     Some(tier).filter(|tier| !tier.is_empty())
 }
 
-/// Asks for one key under each of some tiers; "" is the base.
+/// Checks one key under each of some tiers; "" is the base.
 async fn ask_tiers(
     limiter: &Tiered,
     key: &str,
@@ -53,11 +45,12 @@ async fn ask_tiers(
     });
     let asked = check_all(asks.collect::<Vec<_>>()).await.unwrap();
     let decision = asked.decision;
-    (decision.allowed, asked.refused_ask, decision.retry_after, decision.source)
+    (decision.allowed, asked.denied_ask, decision.retry_after, decision.source)
 }
 
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_every_rule_that_a_key_is_asked_under_counts() {
+async fn every_rule_that_a_key_is_asked_under_counts() {
     let server = Server::start(Flavor::Redis);
     let limiter = tiered(&patient(&server.url()), "api", OnFailure::Deny);
     let ask = |parts: &'static [(&str, Cost)]| ask_tiers(&limiter, "alice", parts);
@@ -71,12 +64,13 @@ async fn k8_every_rule_that_a_key_is_asked_under_counts() {
     assert_all_expire(&server);
 }
 
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_costs_of_one_key_are_added_up_exactly() {
+async fn costs_of_one_key_are_added_up_exactly() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let most = Cost::MAX;
-    // A limit that allows the largest cost there is.
+    // A limit that allows the largest cost.
     let largest = Policy::token_bucket(most).per(Ticks(1000)).build().unwrap();
     let largest =
         RateLimiter::with_store(largest, redis.store("largest").on_failure(OnFailure::Deny));
@@ -85,8 +79,8 @@ async fn k8_costs_of_one_key_are_added_up_exactly() {
             costs.map(|cost| JointAsk::of(&largest, Ask::new("alice").cost(cost)).unwrap()),
         );
         let asked = asked.await.unwrap();
-        assert_eq!((asked.refused_ask, asked.decision.source), (Some(0), Source::Store));
-        assert_eq!(asked.decision.retry_after, None, "no time is enough");
+        assert_eq!((asked.denied_ask, asked.decision.source), (Some(0), Source::Store));
+        assert_eq!(asked.decision.retry_after, None, "no wait is long enough");
     }
     let asked = [most, 0].map(|cost| JointAsk::of(&largest, Ask::new("alice").cost(cost)).unwrap());
     assert!(check_all(asked).await.unwrap().decision.allowed);
@@ -101,8 +95,9 @@ async fn k8_costs_of_one_key_are_added_up_exactly() {
     assert_all_expire(&server);
 }
 
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
+async fn all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let limiter = tiered(&redis, "api", OnFailure::Deny);
@@ -116,7 +111,7 @@ async fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
         ];
         check_all(asks).await.unwrap()
     };
-    assert_eq!(ask(3).await.refused_ask, Some(2), "4 are more than 3");
+    assert_eq!(ask(3).await.denied_ask, Some(2), "4 are more than 3");
     assert_eq!(routes.peek(Ask::new("/login").cost(0)).await.unwrap().remaining, 5);
     assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 10);
     assert!(ask(2).await.decision.allowed);
@@ -125,7 +120,7 @@ async fn k8_all_tiers_of_a_key_allow_the_sum_or_nothing_is_charged() {
     assert_all_expire(&server);
 }
 
-/// Policies of every kind, with all that can make rules differ.
+/// Policies of every kind, with every option.
 fn any_rules(random: &mut fastrand::Rng) -> Tiers {
     let any = |random: &mut fastrand::Rng| -> Access {
         let (limit, window) = (random.u64(1..12), Ticks(random.u64(5..80)));
@@ -155,9 +150,11 @@ fn any_rules(random: &mut fastrand::Rng) -> Tiers {
     Tiers::new(base).tier("b", any(random)).tier("c", any(random)).tier("d", any(random))
 }
 
-/// The same random parts in memory and on Redis.
+/// Compares random parts in memory and on Redis.
+///
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_the_same_parts_are_decided_alike_in_memory_and_on_redis() {
+async fn the_same_parts_are_decided_alike_in_memory_and_on_redis() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let redis = patient(&server.url());
@@ -179,7 +176,7 @@ async fn one_history(redis: &Redis, seed: u64) -> (u32, u32) {
     let clock = ManualClock::new(Tick(0));
     let name = |limiter: usize| format!("{seed}/{limiter}");
     let rules: Vec<Tiers> = (0..2).map(|_| any_rules(&mut random)).collect();
-    let here: Vec<RateLimiter<Tiers, MemoryStore<Plan, &ManualClock>>> = (0..2)
+    let here: Vec<RateLimiter<Tiers, MemoryStore<ClientRule, &ManualClock>>> = (0..2)
         .map(|limiter| {
             let store = MemoryStore::new(Capacity::of(1000), &clock);
             RateLimiter::in_store(name(limiter), rules[limiter].copy(), store)
@@ -215,8 +212,8 @@ async fn one_history(redis: &Redis, seed: u64) -> (u32, u32) {
             .collect();
         let found = check_all(joint).await.unwrap();
         assert_eq!(
-            (found.decision, found.refused_ask),
-            (expected.decision, expected.refused_ask),
+            (found.decision, found.denied_ask),
+            (expected.decision, expected.denied_ask),
             "seed {seed}, step {step} at {now}: {parts:?} under {:?}; {:?}",
             rules.iter().map(|rules| (rules.base(), rules.by_name())).collect::<Vec<_>>(),
             redis.last_error()
@@ -226,9 +223,11 @@ async fn one_history(redis: &Redis, seed: u64) -> (u32, u32) {
     (allowed, denied)
 }
 
-/// In different slots the keys are charged one after the other, each by all its rules.
+/// Keys in different slots are charged one after the other, each under all its rules.
+///
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_every_rule_counts_also_for_keys_in_different_slots() {
+async fn every_rule_counts_also_for_keys_in_different_slots() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
     let users = tiered(&redis, "users", OnFailure::Deny);
@@ -247,8 +246,8 @@ async fn k8_every_rule_counts_also_for_keys_in_different_slots() {
         check_all(asks).await.unwrap()
     };
     let left = async || users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
-    assert_eq!(ask(3, false).await.refused_ask, Some(2), "4 are more than 3");
-    assert_eq!(ask(1, true).await.refused_ask, Some(3), "it is blocked");
+    assert_eq!(ask(3, false).await.denied_ask, Some(2), "4 are more than 3");
+    assert_eq!(ask(1, true).await.denied_ask, Some(3), "it is blocked");
     assert_eq!(ask(Cost::MAX, false).await.decision.retry_after, None);
     assert_eq!(
         (left().await, addresses.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining),
@@ -257,15 +256,16 @@ async fn k8_every_rule_counts_also_for_keys_in_different_slots() {
     assert!(ask(0, false).await.decision.allowed && ask(0, false).await.decision.allowed);
     assert_eq!(left().await, 8);
     let denied = ask(0, false).await;
-    assert_eq!(denied.refused_ask, Some(1), "the address has used its 2");
-    assert_eq!(left().await, 8, "given back by the receipt of both rules");
+    assert_eq!(denied.denied_ask, Some(1), "the address has used its 2");
+    assert_eq!(left().await, 8, "refunded by the receipts of both rules");
     assert_eq!(users.peek(small.cost(0)).await.unwrap().remaining, 1);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
-    assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "these never expire");
+    assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "keys without an expiry");
 }
 
+/// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn k8_every_rule_counts_also_without_redis() {
+async fn every_rule_counts_also_without_redis() {
     let server = Server::start(Flavor::Redis);
     server.kill();
     let redis = Redis::open(&server.url()).unwrap();
@@ -281,7 +281,7 @@ async fn k8_every_rule_counts_also_without_redis() {
         7,
         "a denial charges nothing"
     );
-    // What needs no store to be decided is not left to the failure policy.
+    // Decisions that need no store are not left to the failure policy.
     let open = tiered(&redis, "open", OnFailure::Allow);
     assert!(ask_tiers(&open, "alice", &[("", 1), ("small", 1)]).await.0);
     assert_eq!(ask_tiers(&open, "alice", &[("all", 1), ("none", 1)]).await.1, Some(1));
@@ -325,9 +325,9 @@ impl TwoServers {
     }
 }
 
-/// Charging takes one round trip and giving back two: longer than the budget together.
+/// Charging takes one round trip and a refund two, together longer than the budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_the_background() {
+async fn one_budget_covers_a_joint_decision_and_late_charges_are_refunded_in_the_background() {
     const ROUND_TRIP: Duration = Duration::from_millis(300);
     const BUDGET: Duration = Duration::from_millis(500);
     let servers = TwoServers::start();
@@ -340,10 +340,10 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_t
     ];
     let asked = check_all(asks).await.unwrap();
     let took = start.elapsed();
-    assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)));
+    assert_eq!((asked.decision.allowed, asked.denied_ask), (false, Some(1)));
     assert!(took < BUDGET + ROUND_TRIP / 2, "{took:?}");
     servers.to_first.delay(Duration::ZERO);
-    until("it is given back", async || {
+    until("the charge is refunded", async || {
         (first.peek(Ask::new("alice").cost(0)).await.ok()?.remaining == 5).then_some(())
     })
     .await;
@@ -352,9 +352,9 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_given_back_in_t
     assert_all_expire(&servers.second);
 }
 
-/// The failure policy of the first allows: a denial of the second stays one.
+/// The failure policy of the first allows, and the denial of the second stays a denial.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
+async fn a_charge_that_cannot_be_refunded_is_counted_and_the_denial_stands() {
     const BUDGET: Duration = Duration::from_secs(2);
     let servers = TwoServers::start();
     let [first, second] = servers.limiters(BUDGET, OnFailure::Allow).await;
@@ -376,12 +376,12 @@ async fn a_charge_that_cannot_be_given_back_is_counted_and_the_denial_stands() {
     };
     let (asked, ()) = tokio::join!(check_all(asks), cut);
     let asked = asked.unwrap();
-    assert_eq!((asked.decision.allowed, asked.refused_ask), (false, Some(1)), "{asked:?}");
+    assert_eq!((asked.decision.allowed, asked.denied_ask), (false, Some(1)), "{asked:?}");
     let redis = first.store().redis();
     until("it is counted", async || (redis.counts().unreturned == 2).then_some(())).await;
 }
 
-/// A server that is down leaves its own keys to their failure policy, and takes no limit of another server away.
+/// If a server is down, the failure policy decides on its keys only. The limits of other servers still hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
     for on_failure in [OnFailure::Allow, OnFailure::Local { instances: 1 }] {
@@ -396,9 +396,9 @@ async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
         for _ in 0..3 {
             let denied = ask(5, "bob").await;
             let decision = denied.decision;
-            assert_eq!((decision.allowed, denied.refused_ask), (false, Some(1)), "{on_failure:?}");
+            assert_eq!((decision.allowed, denied.denied_ask), (false, Some(1)), "{on_failure:?}");
         }
-        // The denials charged nothing in this process either.
+        // The denials charged nothing in this process, either.
         let allowed = ask(5, "carol").await.decision;
         assert!(allowed.allowed, "{on_failure:?}: {allowed:?}");
         assert_ne!(allowed.source, Source::Store);

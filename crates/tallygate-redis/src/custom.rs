@@ -1,71 +1,75 @@
-//! The keys of an algorithm of a user's own, in Redis, by compare-and-set.
+//! Keeps the states of a user-defined algorithm in Redis, by compare-and-set.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use tallygate::{
-    Algorithm, Answer, Ask, Charged, Cost, Decision, DecodeError, InvalidAsk, Lent, Op, Policy,
-    SettleError, Standing, Store, Tick, Ticks, Timed,
-};
+use tallygate::algorithm::{Algorithm, Answer, DecodeError, LimitRecord, Op, Timed};
+use tallygate::reservation::{Charged, SettleError};
+use tallygate::store::{InvalidAsk, RuleRef, Store};
+use tallygate::{Ask, Cost, Decision, Policy, Tick, Ticks};
 
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::store::{Judge, Lowering, Prepared, RedisStore, Reply, lower, lowers, reserve_in, step};
+use crate::store::{
+    Lowering, Prepared, RedisStore, Reply, StateCodec, lower, lowers, reserve_in, step,
+};
 use crate::value;
 
-/// A store for any [`Algorithm`]. A decision reads the state, is made here, and is written if nobody else has
-/// written meanwhile: two calls, and more where many ask for one key at once. Past a bound it is an error.
+/// Keeps the states of any [`Algorithm`] in Redis.
 ///
-/// There is no failure policy: who wrote the algorithm knows what to do without it.
+/// A decision reads the state, decides in this process, and writes the state unless another process has written meanwhile.
+/// It takes two calls, and more if several processes check one key at the same time. It fails at the end of the time budget.
+///
+/// There is no failure policy: the application handles errors.
 ///
 /// ```no_run
 /// use tallygate::{Policy, RateLimiter};
-/// use tallygate_redis::{OwnStore, Redis};
+/// use tallygate_redis::{CustomStore, Redis};
 ///
 /// # tokio::runtime::Runtime::new()?.block_on(async {
-/// // Any algorithm; a limit of the library's own is one.
+/// // Any algorithm; here, a limit of the library.
 /// let rule = Policy::token_bucket(5).per_minute().limit()?;
 /// let redis = Redis::open("redis://127.0.0.1:6379")?;
-/// let limiter = RateLimiter::in_store("mine", rule, OwnStore::new(&redis, "mine"));
+/// let limiter = RateLimiter::in_store("mine", rule, CustomStore::new(&redis, "mine"));
 /// assert!(limiter.check("alice").await?.allowed);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct OwnStore(RedisStore);
+pub struct CustomStore(RedisStore);
 
-impl OwnStore {
-    /// A store for the keys of an algorithm, by a name of its own.
+impl CustomStore {
+    /// Makes a store for the keys of an algorithm. Each algorithm needs its own name.
     #[must_use]
     pub fn new(redis: &Redis, name: &str) -> Self {
         Self(redis.store(name))
     }
 
-    /// Removes whatever is kept of some clients, as if they had never come.
+    /// Removes all state of some clients, as if they had never made a request.
     ///
     /// # Errors
-    /// A key is too long, or Redis could not be asked; some may be gone then.
+    /// Fails if a key is too long or Redis is unavailable. Some clients may be removed already.
     pub async fn forget(&self, clients: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<(), Error> {
         self.0.forget(clients).await
     }
 
-    /// The same for those who give the time with every call, in ticks of their own.
+    /// Makes the store count in ticks of any length, for callers that give the time with every call.
     #[must_use]
     pub fn in_ticks(self) -> Self {
         Self(self.0.in_ticks())
     }
 }
 
-/// A rule of one's own, which counts in the caller's ticks.
-struct ByOwn<A, L> {
+/// The codec of a user-defined rule, which counts in the caller's ticks.
+struct CustomCodec<A, L> {
     rule: L,
     scale: u64,
     of: PhantomData<fn() -> A>,
 }
 
-impl<A: Algorithm + Sync, L: Lent<A>> Judge for ByOwn<A, L> {
+impl<A: Algorithm + Sync, L: RuleRef<A>> StateCodec for CustomCodec<A, L> {
     type Rule = A;
 
     fn rule(&self) -> &A {
@@ -80,8 +84,8 @@ impl<A: Algorithm + Sync, L: Lent<A>> Judge for ByOwn<A, L> {
         None
     }
 
-    fn state_under(&self, _: Box<[Standing]>) -> A::State {
-        unreachable!("it has no script")
+    fn state_under(&self, _: Box<[LimitRecord]>) -> A::State {
+        unreachable!("a user-defined rule has no script")
     }
 
     fn read(&self, value: &[u8], _: Tick) -> Result<A::State, Error> {
@@ -97,42 +101,30 @@ impl<A: Algorithm + Sync, L: Lent<A>> Judge for ByOwn<A, L> {
     }
 }
 
-impl OwnStore {
+impl CustomStore {
     async fn decide<A: Algorithm + Sync>(
         &self,
-        judge: &ByOwn<A, impl Lent<A>>,
+        codec: &CustomCodec<A, impl RuleRef<A>>,
         key: &Key,
         op: Op,
         now: Option<Tick>,
     ) -> Result<Timed, Error> {
         let redis = self.0.redis();
-        let given = now.map(|now| self.0.in_redis(now).0);
+        let given = now.map(|now| self.0.to_redis_time(now).0);
         let deadline = redis.deadline();
-        if lowers(judge, op) {
-            return lower(redis, judge, key, &Lowering::Op(op), given, deadline).await;
+        if lowers(codec, op) {
+            return lower(redis, codec, key, &Lowering::Op(op), given, deadline).await;
         }
-        redis.transact(&[key], given, None, deadline, |seen| step(judge, op, seen)).await
+        redis.transact(&[key], given, None, deadline, |seen| step(codec, op, seen)).await
     }
 }
 
-impl<A: Algorithm + Sync> Store<A> for OwnStore {
+impl<A: Algorithm + Sync> Store<A> for CustomStore {
     type Reply<'a, T: 'a> = Reply<'a, T>;
-
-    fn apply<'a, T: Answer>(
-        &'a self,
-        rule: impl Lent<A> + 'a,
-        key: &[u8],
-        op: Op,
-        now: Option<Tick>,
-    ) -> Reply<'a, T> {
-        self.apply_with(rule, key, op, now, |_, Timed { decision, at }| {
-            T::of_decision(decision, at)
-        })
-    }
 
     fn apply_with<'a, T: Send + 'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         op: Op,
         now: Option<Tick>,
@@ -140,15 +132,15 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
     ) -> Reply<'a, T> {
         let key = self.0.key(key);
         Box::pin(async move {
-            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
-            let timed = self.decide(&judge, &key?, op, now).await?;
-            Ok(make(&*judge.rule, timed))
+            let codec = CustomCodec { rule, scale: self.0.scale(), of: PhantomData };
+            let timed = self.decide(&codec, &key?, op, now).await?;
+            Ok(make(&*codec.rule, timed))
         })
     }
 
     fn check_many<'a, T: Answer, K>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         asks: &'a [K],
     ) -> Reply<'a, Vec<T>>
     where
@@ -157,12 +149,12 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
         let asks: Vec<Ask<'a>> = asks.iter().map(Into::into).collect();
         let keys = asks.iter().map(|ask| self.0.key(ask.key)).collect::<Result<Vec<_>, _>>();
         Box::pin(async move {
-            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
+            let codec = CustomCodec { rule, scale: self.0.scale(), of: PhantomData };
             let mut answers = Vec::new();
             for (ask, key) in asks.iter().zip(keys?) {
                 let Timed { decision, at } =
-                    self.decide(&judge, &key, Op::Check(ask.cost), ask.at).await?;
-                answers.push(T::of_decision(decision, at));
+                    self.decide(&codec, &key, Op::Check(ask.cost), ask.at).await?;
+                answers.push(T::from_decision(decision, at));
             }
             Ok(answers)
         })
@@ -170,7 +162,7 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
 
     fn reserve<'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         estimate: Cost,
         _: Ticks,
@@ -178,11 +170,11 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
     ) -> Reply<'a, Charged> {
         let key = self.0.key(key);
         Box::pin(async move {
-            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
-            let (redis, given) = (self.0.redis(), now.map(|now| self.0.in_redis(now).0));
+            let codec = CustomCodec { rule, scale: self.0.scale(), of: PhantomData };
+            let (redis, given) = (self.0.redis(), now.map(|now| self.0.to_redis_time(now).0));
             let deadline = redis.deadline();
             let (timed, receipt) =
-                reserve_in(redis, &judge, &key?, estimate, given, deadline).await?;
+                reserve_in(redis, &codec, &key?, estimate, given, deadline).await?;
             let (number, store) = (timed.at.0.saturating_sub(1), self.0.identity()?);
             Ok(Charged { timed, receipt, number, store })
         })
@@ -190,7 +182,7 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
 
     fn settle<'a>(
         &'a self,
-        rule: impl Lent<A> + 'a,
+        rule: impl RuleRef<A> + 'a,
         key: &[u8],
         change: i128,
         charged: &Charged,
@@ -201,10 +193,10 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
         }
         let (key, receipt, number) = (self.0.key(key), charged.receipt.clone(), charged.number);
         Ok(Box::pin(async move {
-            let judge = ByOwn { rule, scale: self.0.scale(), of: PhantomData };
-            let (redis, given) = (self.0.redis(), now.map(|now| self.0.in_redis(now).0));
+            let codec = CustomCodec { rule, scale: self.0.scale(), of: PhantomData };
+            let (redis, given) = (self.0.redis(), now.map(|now| self.0.to_redis_time(now).0));
             let what = Lowering::Settle { change, receipt: &receipt, number };
-            let timed = lower(redis, &judge, &key?, &what, given, redis.deadline()).await?;
+            let timed = lower(redis, &codec, &key?, &what, given, redis.deadline()).await?;
             Ok(timed.decision)
         }))
     }
@@ -231,8 +223,8 @@ impl<A: Algorithm + Sync> Store<A> for OwnStore {
     }
 }
 
-impl fmt::Debug for OwnStore {
+impl fmt::Debug for CustomStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OwnStore").field(&self.0).finish()
+        f.debug_tuple("CustomStore").field(&self.0).finish()
     }
 }

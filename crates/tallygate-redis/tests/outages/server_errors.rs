@@ -1,6 +1,4 @@
-//! A server that answers, but not as it should: forgotten scripts, lost replies, no memory, foreign values.
-
-mod common;
+//! Servers that return errors or unexpected values: forgotten scripts, lost replies, no memory, foreign values.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -9,19 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::log::Log;
-use common::{
+use crate::common::log::Log;
+use crate::common::{
     AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until,
     until_the_store_answers,
 };
 use futures_util::future::join_all;
-use tallygate::{Ask, Decision, Kind, Op, Penalty, Policy, Source, Store as _, Tick, Ticks};
+use tallygate::algorithm::Op;
+use tallygate::policy::Penalty;
+use tallygate::store::Store as _;
+use tallygate::{Ask, Decision, Kind, Policy, Source, Tick, Ticks};
 use tallygate_redis::{Error, OnFailure, Options, Redis};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
-/// Runs a load of checks by several tasks until told to stop; says how many were admitted.
+/// Checks by several tasks while a function runs. Returns all decisions.
 async fn under_load(
-    limiter: &Arc<common::Limiter>,
+    limiter: &Arc<crate::common::Limiter>,
     meanwhile: impl AsyncFnOnce(),
 ) -> Vec<(Decision, Instant)> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -29,43 +30,46 @@ async fn under_load(
         .map(|_| {
             let (limiter, stop) = (limiter.clone(), stop.clone());
             tokio::spawn(async move {
-                let mut told = Vec::new();
+                let mut decisions = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     let decision = limiter.check("alice").await.expect("a decision");
-                    told.push((decision, Instant::now()));
+                    decisions.push((decision, Instant::now()));
                 }
-                told
+                decisions
             })
         })
         .collect();
     meanwhile().await;
     stop.store(true, Ordering::Relaxed);
-    join_all(asking).await.into_iter().flat_map(|told| told.expect("no panic")).collect()
+    join_all(asking).await.into_iter().flat_map(|decision| decision.expect("no panic")).collect()
 }
 
+/// Fault F10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f10_scripts_that_a_server_forgets_are_told_again() {
+async fn scripts_that_a_server_forgot_are_sent_again() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let limiter = Arc::new(limiter(&redis, count(1_000_000), OnFailure::Deny));
-    let told = under_load(&limiter, async || {
+    let decisions = under_load(&limiter, async || {
         for _ in 0..50 {
             server.ask::<()>(&["SCRIPT", "FLUSH"]);
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })
     .await;
-    let from_store = told.iter().filter(|(told, _)| told.source == Source::Store).count();
-    assert_eq!(from_store, told.len(), "{:?}", redis.last_error());
+    let from_store =
+        decisions.iter().filter(|(decision, _)| decision.source == Source::Store).count();
+    assert_eq!(from_store, decisions.len(), "{:?}", redis.last_error());
     let used = 1_000_000 - limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
-    assert_eq!(used, told.len() as u64, "each is charged once");
+    assert_eq!(used, decisions.len() as u64, "each is charged once");
     assert!(redis.counts().reloads > 1, "{:?}", redis.counts());
     assert_eq!(redis.counts().errors, 0);
     assert_all_expire(&server);
 }
 
+/// Fault F11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f11_a_reply_that_is_lost_is_not_asked_for_again() {
+async fn a_call_whose_reply_was_lost_is_not_repeated() {
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
     let redis = patient(&proxy.url());
@@ -80,7 +84,7 @@ async fn f11_a_reply_that_is_lost_is_not_asked_for_again() {
     assert!(matches!(&*error, Error::Unavailable { sent: true, .. }), "{error:?}");
     assert_eq!(until_the_store_answers(&limiter, "alice").await, 5, "charged once");
 
-    // By compare-and-set as well. Only the call that writes has the beginning of a value in it.
+    // By compare-and-set as well. Only the call that writes contains the start of a value.
     proxy.lose_next_reply_to("\u{1}n");
     let refund = limiter.reset("alice").await;
     assert!(matches!(refund, Err(Error::Unavailable { sent: true, .. })), "{refund:?}");
@@ -88,21 +92,24 @@ async fn f11_a_reply_that_is_lost_is_not_asked_for_again() {
     assert_all_expire(&server);
 }
 
+/// Fault F12.
 #[tokio::test]
-async fn f12_an_eviction_policy_that_drops_keys_is_warned_of_once() {
+async fn the_client_warns_once_about_an_eviction_policy_that_drops_keys() {
     for (policy, warnings) in [("allkeys-lru", 1), ("volatile-ttl", 1), ("noeviction", 0)] {
         let log = Log::start();
         let server = Server::with(Flavor::Redis, &["--maxmemory-policy", policy]);
         let redis = patient(&server.url());
         let limiter = limiter(&redis, burst(100), OnFailure::Deny);
-        // The first decision has it looked up, on the same connection: it is answered before the last.
+        // The first decision starts the lookup on the same connection, so it is answered before the last decision.
         for _ in 0..20 {
             assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
             tokio::task::yield_now().await;
         }
         if warnings > 0 {
-            until("it is looked up", async || (redis.counts().eviction_warnings > 0).then_some(()))
-                .await;
+            until("the eviction policy is read", async || {
+                (redis.counts().eviction_warnings > 0).then_some(())
+            })
+            .await;
         }
         assert_eq!(redis.counts().eviction_warnings, warnings, "{policy}");
         let said = log.lines().iter().filter(|line| line.contains("maxmemory-policy")).count();
@@ -112,8 +119,9 @@ async fn f12_an_eviction_policy_that_drops_keys_is_warned_of_once() {
     }
 }
 
+/// Fault F13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f13_a_server_without_memory_leaves_it_to_the_failure_policy() {
+async fn the_failure_policy_decides_while_the_server_is_out_of_memory() {
     let server = Server::with(Flavor::Redis, &["--maxmemory", "100mb"]);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, count(10), OnFailure::Deny);
@@ -125,11 +133,11 @@ async fn f13_a_server_without_memory_leaves_it_to_the_failure_policy() {
     assert!(error.contains("OOM"), "{error}");
     server.ask::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(limiter.check("alice").await.unwrap().remaining, 8, "nothing was charged");
-    assert!(!redis.counts().is_open, "an answer is an answer");
+    assert!(!redis.counts().is_open, "a server that returns errors is available");
     assert_all_expire(&server);
 }
 
-/// Every kind, with options and without: each has scripts of its own.
+/// Policies of every kind, with and without options: each uses other scripts.
 fn policies() -> Vec<Policy> {
     let mut policies: Vec<Policy> = Kind::ALL
         .into_iter()
@@ -147,9 +155,11 @@ fn policies() -> Vec<Policy> {
     policies
 }
 
-/// A value under our key that is none of ours, or no more.
+/// A foreign or damaged value under a key of the limiter.
+///
+/// Fault F14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f14_a_corrupt_value_is_nobody_s_state() {
+async fn a_corrupt_value_is_not_used_as_a_state() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let mut connection = server.connection().unwrap();
@@ -188,7 +198,7 @@ async fn f14_a_corrupt_value_is_nobody_s_state() {
                         .push((format!("{wrong} {place} from the end"), number(place * 8, wrong)));
                 }
             }
-            // The last one is a count, a level or a total: never less than nothing.
+            // The last number is a count, a level or a total, which is never negative.
             if policy.limits()[0].penalty().is_none() {
                 values.push(("a negative count".into(), number(8, -5.0)));
             }
@@ -198,9 +208,13 @@ async fn f14_a_corrupt_value_is_nobody_s_state() {
             set(&mut connection, &key, &value);
             for (op, after) in [(Op::Check(2), 0), (Op::Check(2), 10), (Op::Peek(2), 0)] {
                 let then = now.map(|now| Tick(now.0 + after));
-                let told = store.apply::<Decision>(&policy, b"alice", op, then).await.unwrap();
+                let decision = store.apply::<Decision>(&policy, b"alice", op, then).await.unwrap();
                 let value = value.escape_ascii();
-                assert_eq!(told.source, Source::FailedClosed, "{op:?} {what} {policy:?}: {value}");
+                assert_eq!(
+                    decision.source,
+                    Source::FailedClosed,
+                    "{op:?} {what} {policy:?}: {value}"
+                );
                 let error = redis.last_error().expect("it says why");
                 let says = matches!(*error, Error::Corrupt { .. } | Error::Server { .. });
                 assert!(says, "{what}: {error:?}");
@@ -213,12 +227,12 @@ async fn f14_a_corrupt_value_is_nobody_s_state() {
             assert_eq!(kept, value, "{what}: whatever it is, it is not ours to overwrite");
         }
         assert_eq!(redis.counts().errors - before, asked, "counted");
-        assert_eq!(check(b"bob").await.remaining, other - 2, "nobody else is disturbed");
+        assert_eq!(check(b"bob").await.remaining, other - 2, "other clients are not affected");
         assert!(!redis.counts().is_open);
     }
 }
 
-/// Where the numbers begin in a value: after two bytes, a length, and the description of the policy.
+/// Returns where the numbers of a value begin: after two bytes, a length, and the description of the policy.
 fn numbers_begin(value: &[u8]) -> usize {
     let length = value[2..6].try_into().expect("four bytes");
     6 + u32::from_be_bytes(length) as usize
@@ -230,8 +244,9 @@ fn set(connection: &mut redis::Connection, key: &[u8], value: &[u8]) {
     command.query::<()>(connection).expect("SET succeeds");
 }
 
+/// Fault F14.
 #[tokio::test]
-async fn f14_a_value_of_another_type_is_left_alone_and_logged() {
+async fn a_value_of_another_type_is_not_changed_and_is_logged() {
     let log = Log::start();
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
@@ -241,9 +256,9 @@ async fn f14_a_value_of_another_type_is_left_alone_and_logged() {
         assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
         let key = only_key(&server);
         server.ask::<()>(&[b"DEL", &key[..]]);
-        server.ask::<()>(&[b"RPUSH", &key[..], b"somebody", b"else"]);
-        for told in [limiter.check("alice").await, limiter.peek("alice").await] {
-            assert_eq!(told.unwrap().source, Source::FailedClosed);
+        server.ask::<()>(&[b"RPUSH", &key[..], b"a", b"b"]);
+        for decision in [limiter.check("alice").await, limiter.peek("alice").await] {
+            assert_eq!(decision.unwrap().source, Source::FailedClosed);
             let error = redis.last_error().expect("it says why").to_string();
             assert!(error.contains("WRONGTYPE"), "{error}");
         }
@@ -254,8 +269,9 @@ async fn f14_a_value_of_another_type_is_left_alone_and_logged() {
     assert!(log.lines().iter().any(|line| line.contains("WRONGTYPE")), "{:?}", log.lines());
 }
 
+/// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_a_server_that_is_busy_with_a_script_leaves_it_to_the_failure_policy() {
+async fn the_failure_policy_decides_while_a_script_keeps_the_server_busy() {
     let server = Server::with(Flavor::Redis, &["--busy-reply-threshold", "1"]);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, count(10), OnFailure::Deny);
@@ -264,18 +280,18 @@ async fn f17_a_server_that_is_busy_with_a_script_leaves_it_to_the_failure_policy
     let busy = thread::spawn(move || {
         redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut connection)
     });
-    let told = until("it is busy", async || {
-        let told = limiter.check("alice").await.expect("a decision");
-        (told.source != Source::Store).then_some(told)
+    let decision = until("it is busy", async || {
+        let decision = limiter.check("alice").await.expect("a decision");
+        (decision.source != Source::Store).then_some(decision)
     })
     .await;
-    assert_eq!((told.allowed, told.source), (false, Source::FailedClosed));
+    assert_eq!((decision.allowed, decision.source), (false, Source::FailedClosed));
     let error = redis.last_error().expect("it says why").to_string();
     assert!(error.to_lowercase().contains("busy"), "{error}");
     server.ask::<()>(&["SCRIPT", "KILL"]);
     assert!(busy.join().expect("no panic").is_err());
     assert_eq!(limiter.check("alice").await.unwrap().source, Source::Store);
-    assert!(!redis.counts().is_open, "an answer is an answer");
+    assert!(!redis.counts().is_open, "a server that returns errors is available");
     assert_all_expire(&server);
 }
 
@@ -291,7 +307,7 @@ fn answering(line: &'static str) -> (u16, Arc<AtomicU64>) {
             thread::spawn(move || {
                 let mut writer = connection.try_clone().expect("a socket");
                 let mut reader = BufReader::new(connection);
-                // An array of bulk strings: `*n`, then `$length` and so many bytes each.
+                // An array of bulk strings: `*n`, then `$length` and the bytes of each.
                 loop {
                     let number = |reader: &mut BufReader<_>, sign| -> Option<usize> {
                         let mut line = String::new();
@@ -317,8 +333,9 @@ fn answering(line: &'static str) -> (u16, Arc<AtomicU64>) {
     (port, commands)
 }
 
+/// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_every_error_of_a_server_is_the_failure_policy_s_affair() {
+async fn the_failure_policy_decides_after_every_error_of_a_server() {
     for line in [
         "-LOADING Redis is loading the dataset in memory",
         "-CLUSTERDOWN The cluster is down",
@@ -346,13 +363,17 @@ async fn f17_every_error_of_a_server_is_the_failure_policy_s_affair() {
         let options = Options::default().budget(AMPLE);
         let redis = Redis::with(&format!("redis://127.0.0.1:{port}"), options).unwrap();
         let limiter = limiter(&redis, count(10), OnFailure::Deny);
-        let told = until("the error is seen", async || {
-            let told = limiter.check("alice").await.expect("a decision");
-            assert_eq!((told.allowed, told.source), (false, Source::FailedClosed), "{line}");
-            (commands.load(Ordering::Relaxed) > 0).then_some(told)
+        let decision = until("the error is seen", async || {
+            let decision = limiter.check("alice").await.expect("a decision");
+            assert_eq!(
+                (decision.allowed, decision.source),
+                (false, Source::FailedClosed),
+                "{line}"
+            );
+            (commands.load(Ordering::Relaxed) > 0).then_some(decision)
         })
         .await;
-        assert!(told.retry_after.is_some());
+        assert!(decision.retry_after.is_some());
         assert!(redis.last_error().is_some(), "{line}");
         let peeked = limiter.peek("alice").await.unwrap();
         assert_eq!(peeked.source, Source::FailedClosed, "{line}");
@@ -360,13 +381,14 @@ async fn f17_every_error_of_a_server_is_the_failure_policy_s_affair() {
     }
 }
 
+/// Fault F20.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f20_keys_that_are_all_lost_are_at_most_one_burst_extra() {
+async fn losing_all_keys_costs_at_most_one_extra_burst() {
     const BURST: u64 = 50;
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let limiter = Arc::new(limiter(&redis, burst(BURST), OnFailure::Deny));
-    let told = under_load(&limiter, async || {
+    let decisions = under_load(&limiter, async || {
         until("the burst is used", async || {
             (limiter.peek(Ask::new("alice").cost(0)).await.ok()?.remaining == 0).then_some(())
         })
@@ -378,15 +400,17 @@ async fn f20_keys_that_are_all_lost_are_at_most_one_burst_extra() {
         .await;
     })
     .await;
-    let admitted = told.iter().filter(|(told, _)| told.allowed).count() as u64;
-    assert_eq!(admitted, 2 * BURST, "one extra, exactly");
-    assert!(told.iter().all(|(told, _)| told.source == Source::Store));
+    let admitted = decisions.iter().filter(|(decision, _)| decision.allowed).count() as u64;
+    assert_eq!(admitted, 2 * BURST, "exactly one extra burst");
+    assert!(decisions.iter().all(|(decision, _)| decision.source == Source::Store));
     assert_all_expire(&server);
 }
 
-/// Whatever is written by whichever way goes away by itself, and not long after it is of no use.
+/// Every value that any operation writes expires, soon after it is fresh.
+///
+/// Fault F21.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f21_every_key_expires_when_it_is_fresh_again() {
+async fn every_key_expires_when_it_is_fresh_again() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     for kind in Kind::ALL {
@@ -399,8 +423,8 @@ async fn f21_every_key_expires_when_it_is_fresh_again() {
             for (client, verb) in ["check", "refuse", "force", "refund"].iter().enumerate() {
                 server.ask::<()>(&["FLUSHALL"]);
                 let key = format!("client {client}");
-                let told = limiter.check(Ask::new(&key).cost(5)).await.unwrap();
-                assert_eq!(told.source, Source::Store);
+                let decision = limiter.check(Ask::new(&key).cost(5)).await.unwrap();
+                assert_eq!(decision.source, Source::Store);
                 let reset_after = match *verb {
                     "check" => limiter.check(&key).await.unwrap().reset_after,
                     "refuse" => {
@@ -410,7 +434,7 @@ async fn f21_every_key_expires_when_it_is_fresh_again() {
                     "force" => {
                         let more = limiter.reserve(&key, Ticks(60_000_000_000)).await.unwrap();
                         let mut more = more.granted().unwrap();
-                        limiter.settle(&mut more, 3).unwrap().await.unwrap().reset_after
+                        limiter.settle(&mut more, 3).await.unwrap().reset_after
                     }
                     _ => limiter.refund(Ask::new(&key).cost(2)).await.unwrap().reset_after,
                 };
@@ -419,7 +443,7 @@ async fn f21_every_key_expires_when_it_is_fresh_again() {
                 let left = Duration::from_millis(left.try_into().unwrap());
                 let fresh = reset_after.as_duration();
                 let what = format!("{kind} {verb} {penalty}: {left:?} for {fresh:?}");
-                // The server took a moment between the two.
+                // Some time passed between the two calls.
                 assert!(left + Duration::from_secs(1) > fresh, "too early: {what}");
                 assert!(left <= fresh.max(Duration::from_secs(120)), "too late: {what}");
             }

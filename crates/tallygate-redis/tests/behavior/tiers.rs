@@ -1,16 +1,10 @@
-//! Tiers and overrides on Redis: the same answers as in memory, whoever moves where.
+//! Tiers and overrides on Redis: the same decisions as in memory after every change.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test, also where it is no #[test]"
-)]
-
-use tallygate::{
-    Access, Ask, Capacity, Decision, ManualClock, MemoryStore, Penalty, Plan, Policy, RateLimiter,
-    Store, Tick, Ticks, Tiers,
-};
+use tallygate::clock::ManualClock;
+use tallygate::policy::Penalty;
+use tallygate::store::{Capacity, MemoryStore, Store};
+use tallygate::tiers::{Access, ClientRule};
+use tallygate::{Ask, Decision, Policy, RateLimiter, Tick, Ticks, Tiers};
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
@@ -53,7 +47,7 @@ async fn tiers_overrides_and_changes_are_answered_as_in_memory() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_several_times_among_many_is_answered_in_order() {
+async fn a_client_that_appears_several_times_in_a_batch_is_decided_in_order() {
     let server = Server::start(Flavor::Redis);
     let redis = Redis::open(&server.url()).unwrap();
     let base = Policy::token_bucket(100).per_hour().build().unwrap();
@@ -94,8 +88,8 @@ async fn one_history(redis: &Redis, seed: u64) {
     }
 }
 
-/// The same question to either limiter.
-fn ask<'a, S: Store<Plan>>(
+/// Makes the same check with both limiters.
+fn ask<'a, S: Store<ClientRule>>(
     limiter: &'a RateLimiter<Tiers, S>,
     question: Ask<'a>,
     verb: u8,
@@ -108,12 +102,12 @@ fn ask<'a, S: Store<Plan>>(
     }
 }
 
-/// The same change of rules in both.
+/// Makes the same change of rules in both.
 fn change(
     random: &mut fastrand::Rng,
     key: &str,
     now: i64,
-    here: &RateLimiter<Tiers, MemoryStore<Plan, &ManualClock>>,
+    here: &RateLimiter<Tiers, MemoryStore<ClientRule, &ManualClock>>,
     there: &RateLimiter<Tiers, RedisStore>,
 ) {
     let access = match random.u8(0..4) {

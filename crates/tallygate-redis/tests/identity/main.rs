@@ -1,6 +1,6 @@
-//! The same questions to the core and to a server: every answer must be the same in every field.
+//! Sends the same operations to the core and to a server: every decision must be equal in every field.
 //!
-//! `TALLYGATE_IDENTITY_STEPS` says how many steps an algorithm; `scripts/identity` runs a million.
+//! `TALLYGATE_IDENTITY_STEPS` sets the number of steps per algorithm; `scripts/identity` runs a million.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,31 +9,33 @@
     reason = "a test, also where it is no #[test]"
 )]
 
+mod several_policies;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use tallygate::{
-    Algorithm as _, Anchor, Decision, Kind, Op, Part, Penalty, Policy, Standing, Store as _, Tick,
-    Ticks, Timed,
-};
+use tallygate::algorithm::{Algorithm as _, LimitRecord, Op, Part, Timed};
+use tallygate::policy::{Anchor, Penalty};
+use tallygate::store::Store as _;
+use tallygate::{Decision, Kind, Policy, Tick, Ticks};
 use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
-/// How many clients are asked for at once. Each has a history of its own.
+/// The number of concurrent clients. Each has its own history.
 const CLIENTS: usize = 128;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_answers_as_the_core_does() {
+async fn redis_decides_as_the_core_does() {
     compare(Flavor::Redis).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn valkey_answers_as_the_core_does() {
+async fn valkey_decides_as_the_core_does() {
     compare(Flavor::Valkey).await;
 }
 
-/// Found by a long run: a new key whose log has more than a script counts exactly.
+/// Found by a long run: a new key with a log of more entries than a script counts exactly.
 #[tokio::test]
 async fn a_new_key_that_a_script_cannot_decide_on_is_decided() {
     let server = Server::start(Flavor::Redis);
@@ -41,9 +43,14 @@ async fn a_new_key_that_a_script_cannot_decide_on_is_decided() {
     let store = redis.store("log").on_failure(OnFailure::Deny).in_ticks();
     let log = Policy::sliding_window_log(1 << 52).per(Ticks(24)).debt(0).starting_with(1 << 50);
     let policy = log.build().unwrap();
-    let told =
+    let decision =
         store.apply::<Decision>(&policy, b"alice", Op::Check(1), Some(Tick(0))).await.unwrap();
-    assert_eq!((told.allowed, told.remaining), (true, (1 << 50) - 1), "{:?}", redis.last_error());
+    assert_eq!(
+        (decision.allowed, decision.remaining),
+        (true, (1 << 50) - 1),
+        "{:?}",
+        redis.last_error()
+    );
 }
 
 async fn compare(flavor: Flavor) {
@@ -78,15 +85,15 @@ struct Campaign {
     by_verb: HashMap<&'static str, usize>,
 }
 
-/// What the core knows of a client.
+/// The state of a client in the core.
 struct Client {
     name: String,
     policy: Arc<Policy>,
-    /// The state, and the policy it was left under.
-    state: Option<(Arc<Policy>, Box<[Standing]>)>,
+    /// The state, and the policy that it was written under.
+    state: Option<(Arc<Policy>, Box<[LimitRecord]>)>,
     now: i64,
     last: Option<Decision>,
-    /// The last steps, for whoever must find out what went wrong.
+    /// The last steps, for the message of a failure.
     history: VecDeque<String>,
     left: usize,
 }
@@ -106,7 +113,7 @@ impl Campaign {
         }
     }
 
-    /// One step of every client, all in flight at once.
+    /// Makes one step of every client, all of them in flight at once.
     async fn round(&mut self) {
         self.clients.retain(|client| client.left > 0);
         while self.clients.len() < CLIENTS {
@@ -179,7 +186,7 @@ impl Campaign {
         self.random.u64(low..=((1_u128 << bits) - 1).try_into().unwrap()).max(1)
     }
 
-    /// Small, deep (products beyond doubles), or extreme (numbers beyond doubles).
+    /// Returns small, deep (products beyond doubles), or extreme (numbers beyond doubles) numbers.
     fn policy(&mut self) -> Policy {
         loop {
             let bits = match self.random.u8(0..10) {
@@ -202,10 +209,10 @@ impl Campaign {
         }
     }
 
-    fn limit(&mut self, kind: Kind, bits: u32) -> tallygate::LimitBuilder {
+    fn limit(&mut self, kind: Kind, bits: u32) -> tallygate::policy::LimitBuilder {
         let (mut limit, mut window) = (self.number(bits), self.number(bits));
         if kind == Kind::SlidingWindowLog {
-            // One of them must be small: it bounds the entries.
+            // One of them must be small, to bound the number of entries.
             match self.random.u8(0..3) {
                 0 => (limit, window) = (limit % 64 + 1, window % 1000 + 1),
                 1 => (limit, window) = (limit % 64 + 1, window << self.random.u32(0..(63 - bits))),
@@ -247,7 +254,7 @@ impl Campaign {
         }
     }
 
-    /// Mostly on, a little; to the ticks at which something happens; seldom far, seldom back.
+    /// Advances the time: usually a little, or to the tick of the next event; rarely far, and rarely back.
     fn time(&mut self, index: usize) -> i64 {
         let (now, last) = (self.clients[index].now, self.clients[index].last);
         let numbers = *self.clients[index].policy.limits()[0].numbers();
@@ -302,24 +309,24 @@ impl Campaign {
 }
 
 impl Client {
-    /// What the core says, and what it keeps: what a look finds is not kept.
+    /// Decides by the core, and keeps the new state, except after a peek.
     fn step(&mut self, policy: &Arc<Policy>, op: Op) -> Timed {
         let now = Tick(self.now);
         let mut state = match &self.state {
-            None => policy.first(now),
+            None => policy.initial(now),
             Some((same, state)) if same.limits() == policy.limits() => state.clone(),
             Some((other, state)) => policy.carry(other, state, now),
         };
         let mut part = Part { rule: &**policy, state: &mut state, op };
-        let agrees = part.admits(now);
+        let agrees = part.allows(now);
         let (timed, _) = part.step::<Timed>(now, agrees);
         let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
         let is_new = self.state.is_none();
-        // A refusal of a client that nobody knows leaves nothing behind, unless there is a penalty.
+        // A denial of a new client leaves no state behind, unless there is a penalty.
         let refused = matches!(op, Op::Check(_)) && !timed.decision.allowed;
         let kept = is_new
             && refused
-            && policy.numbers_of_state(&state) == policy.numbers_of_state(&policy.first(now));
+            && policy.state_to_numbers(&state) == policy.state_to_numbers(&policy.initial(now));
         if !looks && !kept {
             self.state = Some((policy.clone(), state));
         }

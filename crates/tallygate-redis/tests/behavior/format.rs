@@ -1,27 +1,25 @@
-//! What is kept in Redis, byte for byte: programs of other versions read it and write it.
+//! The values in Redis, byte for byte: programs of other versions read and write them.
 //!
-//! If one of these goes red, the format has changed. It must then have another version, and values of this one
-//! must still be read: `docs/redis-format.md`.
+//! If one of these tests fails, the format has changed. It then needs another version number, and values of this version
+//! must still be read: see `docs/redis-format.md`.
 
-mod common;
-
-use common::{only_key, patient};
-use tallygate::{
-    Algorithm as _, Ask, Decision, Op, Part, Penalty, Policy, RateLimiter, Source, Standing,
-    Store as _, Tick, Ticks, Tiers, Timed,
-};
-use tallygate_redis::{OnFailure, OwnStore, RedisStore};
+use crate::common::{only_key, patient};
+use tallygate::algorithm::{Algorithm as _, LimitRecord, Op, Part, Timed};
+use tallygate::policy::Penalty;
+use tallygate::store::Store as _;
+use tallygate::{Ask, Decision, Policy, RateLimiter, Source, Tick, Ticks, Tiers};
+use tallygate_redis::{CustomStore, OnFailure, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
 const NOW: i64 = 1_760_000_000_000_000;
 
-/// What is done to a client, each a thousand microseconds after the one before.
+/// The operations on a client, each a thousand microseconds after the previous one.
 const HISTORY: [Op; 3] = [Op::Check(2), Op::Check(1), Op::Check(60)];
 
-/// What this version leaves after that, in hexadecimal. Never change one: add one.
+/// The values of this version after these operations, in hexadecimal. Never change one: add one.
 fn golden() -> Vec<(Policy, &'static str)> {
     let per_minute = Ticks(60_000_000);
-    let one = |limit: tallygate::LimitBuilder| limit.named("x").build().expect("valid");
+    let one = |limit: tallygate::policy::LimitBuilder| limit.named("x").build().expect("valid");
     let penalty = Penalty::lasting(Ticks(9_000_000)).after(3);
     vec![
         (
@@ -52,12 +50,12 @@ fn golden() -> Vec<(Policy, &'static str)> {
             one(Policy::token_bucket(60).per(per_minute).penalty(penalty)),
             "016e00000012010178013c808ece1c3c3c3c0003c0a8a504431902d7bb380fa04146e16c00000000431902d7bb381f403ff0000000000000",
         ),
-        // Deep: its levels take two numbers.
+        // A deep bucket: its levels need two numbers.
         (
             one(Policy::token_bucket(1_000_003).per(Ticks(1 << 40)).burst(1_000_000)),
             "016e0000001901017801c3843d808080808020c0843dc0843dc0843d000000431902d7bb381f40000000000000000042cf7fc4652a4800",
         ),
-        // Wide: not exact in doubles.
+        // A wide bucket: it is not exact in doubles.
         (
             one(Policy::token_bucket(50).per(Ticks((1 << 58) + 1))),
             "0177000000140101780132818080808080808004323232000000100120013281808080808080800432320001d08ff0ecbdada006d7fe98b3e6cc99b30200",
@@ -71,7 +69,7 @@ fn golden() -> Vec<(Policy, &'static str)> {
                 ],
             )
             .expect("valid"),
-            "016e0000001d020161020a808ece1c0a0a0a00000001620464808ece1c646464020000431902d7bb380fa041712a4980000000431902d7bb380fa04173130e800000004008000000000000",
+            "016e0000001d020161020a808ece1c0a0a0a00000001620464808ece1c646464020000431902d7bb380fa041712a4980000000431902d7bb380fa04173130e8000000040080000000000000000000000000000",
         ),
     ]
 }
@@ -90,16 +88,16 @@ fn at(step: usize) -> Tick {
     Tick(NOW + 1000 * i64::try_from(step).expect("small"))
 }
 
-/// What the core does with an operation.
-fn core(policy: &Policy, state: &mut Box<[Standing]>, op: Op, now: Tick) -> Decision {
+/// Applies an operation by the core.
+fn core(policy: &Policy, state: &mut Box<[LimitRecord]>, op: Op, now: Tick) -> Decision {
     let mut part = Part { rule: policy, state, op };
-    let agrees = part.admits(now);
+    let agrees = part.allows(now);
     part.step::<Timed>(now, agrees).0.decision
 }
 
-/// The state after the history.
-fn state(policy: &Policy) -> Box<[Standing]> {
-    let mut state = policy.first(at(0));
+/// Returns the state after the history.
+fn state(policy: &Policy) -> Box<[LimitRecord]> {
+    let mut state = policy.initial(at(0));
     for (step, op) in HISTORY.into_iter().enumerate() {
         let _ = core(policy, &mut state, op, at(step));
     }
@@ -116,15 +114,16 @@ fn value(server: &Server) -> Vec<u8> {
 
 const KEY: &str = "tallygate:{16b0}3:api=alice";
 
+/// Fault I4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i4_what_this_version_writes_is_pinned() {
+async fn the_values_of_this_version_are_pinned() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let store = store(&server);
         for (policy, golden) in golden() {
             for (step, op) in HISTORY.into_iter().enumerate() {
-                let told = store.apply::<Decision>(&policy, b"alice", op, Some(at(step)));
-                assert_eq!(told.await.unwrap().source, Source::Store);
+                let decision = store.apply::<Decision>(&policy, b"alice", op, Some(at(step)));
+                assert_eq!(decision.await.unwrap().source, Source::Store);
             }
             assert_eq!(String::from_utf8_lossy(&only_key(&server)), KEY);
             assert_eq!(hex(&value(&server)), golden, "{policy:?}");
@@ -133,9 +132,11 @@ async fn i4_what_this_version_writes_is_pinned() {
     }
 }
 
-/// Another version has left it: by scripts, by compare-and-set, and under another policy it is read for what it is.
+/// Scripts, compare-and-set and a change of the policy all read the values of another version correctly.
+///
+/// Fault I4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i4_what_another_version_wrote_is_read_by_every_way() {
+async fn values_of_another_version_are_read_on_every_path() {
     let server = Server::start(Flavor::Redis);
     let store = store(&server);
     let now = at(50);
@@ -143,25 +144,26 @@ async fn i4_what_another_version_wrote_is_read_by_every_way() {
         for op in [Op::Check(3), Op::Check(60), Op::Peek(3), Op::Force(4), Op::Force(-1), Op::Reset]
         {
             server.ask::<()>(&[b"SET", KEY.as_bytes(), &unhex(golden), b"EX", b"1000"]);
-            let told = store.apply::<Decision>(&policy, b"alice", op, Some(now)).await.unwrap();
+            let decision = store.apply::<Decision>(&policy, b"alice", op, Some(now)).await.unwrap();
             let mut state = state(&policy);
-            assert_eq!(told, core(&policy, &mut state, op, now), "{op:?} {policy:?}");
-            // And what is left is what the next one reads.
+            assert_eq!(decision, core(&policy, &mut state, op, now), "{op:?} {policy:?}");
+            // The next operation reads the resulting value.
             let next = store.apply::<Decision>(&policy, b"alice", Op::Check(1), Some(at(51)));
             let expected = core(&policy, &mut state, Op::Check(1), at(51));
             assert_eq!(next.await.unwrap(), expected, "after {op:?} {policy:?}");
         }
         server.ask::<()>(&[b"SET", KEY.as_bytes(), &unhex(golden), b"EX", b"1000"]);
         let other = Policy::sliding_window_counter(40).per(Ticks(70_000_000)).build().unwrap();
-        let told = store.apply::<Decision>(&other, b"alice", Op::Check(3), Some(now)).await;
+        let decision = store.apply::<Decision>(&other, b"alice", Op::Check(3), Some(now)).await;
         let mut carried = other.carry(&policy, &state(&policy), now);
-        assert_eq!(told.unwrap(), core(&other, &mut carried, Op::Check(3), now), "{policy:?}");
+        assert_eq!(decision.unwrap(), core(&other, &mut carried, Op::Check(3), now), "{policy:?}");
         server.ask::<()>(&["FLUSHALL"]);
     }
 }
 
+/// Fault I4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i4_what_tiers_and_own_algorithms_leave_is_pinned() {
+async fn the_values_of_tiers_and_custom_algorithms_are_pinned() {
     let server = Server::start(Flavor::Redis);
     let policy = |limit| Policy::token_bucket(limit).per(Ticks(60_000_000)).named("x").build();
     let tiers = Tiers::new(policy(10).unwrap()).tier("pro", policy(20).unwrap());
@@ -170,11 +172,11 @@ async fn i4_what_tiers_and_own_algorithms_leave_is_pinned() {
     let pro = Ask::new("alice").cost(4).tier("pro").at(at(1));
     assert_eq!(limiter.check(pro).await.unwrap().source, Source::Store);
     assert_eq!(hex(&value(&server)), SEVERAL);
-    // What is read of it is what the first tier has left.
+    // A peek reads the state of the first tier.
     assert_eq!(limiter.peek(Ask::new("alice").cost(0).at(at(1))).await.unwrap().remaining, 3);
 
     server.ask::<()>(&["FLUSHALL"]);
-    let own = OwnStore::new(&patient(&server.url()), "api").in_ticks();
+    let own = CustomStore::new(&patient(&server.url()), "api").in_ticks();
     let rule = Policy::gcra(10).per(Ticks(60_000_000)).limit().unwrap();
     let limiter = RateLimiter::in_store("api", rule, own);
     assert_eq!(limiter.check(Ask::new("alice").cost(3).at(at(0))).await.unwrap().remaining, 7);
@@ -185,8 +187,9 @@ async fn i4_what_tiers_and_own_algorithms_leave_is_pinned() {
 const SEVERAL: &str = "017300000025016e0000000f0101780114808ece1c141414000000431902d7bb380fa0417406d4c0000000000640b5eece03e8000000000000000000000000190889f000000025016e0000000f010178010a808ece1c0a0a0a000000431902d7bb380fa0418406d4c0000000000640b5eece03e80000000000000000000000000aba6df0";
 const OWN: &str = "016f020a808ece1c0a0a00028080f0ecbdada00680d1ca08";
 
+/// Fault I4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i4_keys_are_pinned() {
+async fn keys_are_pinned() {
     let server = Server::start(Flavor::Redis);
     let long = "x".repeat(129);
     for (client, key) in [
@@ -200,16 +203,19 @@ async fn i4_keys_are_pinned() {
     ] {
         let store = store(&server);
         let policy = Policy::gcra(10).per(Ticks(60_000_000)).build().unwrap();
-        let told = store.apply::<Decision>(&policy, client.as_bytes(), Op::Check(1), Some(at(0)));
-        assert_eq!(told.await.unwrap().source, Source::Store);
+        let decision =
+            store.apply::<Decision>(&policy, client.as_bytes(), Op::Check(1), Some(at(0)));
+        assert_eq!(decision.await.unwrap().source, Source::Store);
         assert_eq!(String::from_utf8_lossy(&only_key(&server)), key);
         server.ask::<()>(&["FLUSHALL"]);
     }
 }
 
-/// A later version may write what this one cannot read. It is not this one's to decide on, or to overwrite.
+/// A later version may write values that this one cannot read. This version neither decides on them nor overwrites them.
+///
+/// Fault I4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i4_a_value_of_an_unknown_version_is_left_alone() {
+async fn a_value_of_an_unknown_version_is_not_changed() {
     let server = Server::start(Flavor::Redis);
     let store = store(&server);
     for (policy, golden) in golden() {
@@ -218,8 +224,8 @@ async fn i4_a_value_of_an_unknown_version_is_left_alone() {
             later[place] = byte;
             server.ask::<()>(&[b"SET", KEY.as_bytes(), &later, b"EX", b"1000"]);
             for op in [Op::Check(1), Op::Peek(1)] {
-                let told = store.apply::<Decision>(&policy, b"alice", op, Some(at(50))).await;
-                assert_eq!(told.unwrap().source, Source::FailedClosed, "{op:?}");
+                let decision = store.apply::<Decision>(&policy, b"alice", op, Some(at(50))).await;
+                assert_eq!(decision.unwrap().source, Source::FailedClosed, "{op:?}");
             }
             let reset = store.apply::<Decision>(&policy, b"alice", Op::Force(1), Some(at(50)));
             assert!(reset.await.is_err());
@@ -228,19 +234,21 @@ async fn i4_a_value_of_an_unknown_version_is_left_alone() {
     }
 }
 
-/// What is out on lease is beside the value, which is what it is without leases: who knows nothing of them goes on.
+/// Leases are stored beside the value, which is the same as without leases: a process without leases can use it.
+///
+/// Fault I4.
 #[tokio::test]
-async fn i4_what_is_out_on_lease_is_beside_a_value_that_is_what_it_was() {
+async fn leases_are_stored_beside_an_unchanged_value() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
-    let policy = common::burst(1000);
+    let policy = crate::common::burst(1000);
     let leases = tallygate_redis::Leases::default().life(std::time::Duration::from_secs(30));
     let leasing = redis.store("api").on_failure(OnFailure::Deny).leases(leases);
     let leasing = RateLimiter::with_store(policy.clone(), leasing);
     for _ in 0..20 {
         assert!(leasing.check("alice").await.unwrap().allowed);
     }
-    let plain = common::limiter(&redis, policy, OnFailure::Deny);
+    let plain = crate::common::limiter(&redis, policy, OnFailure::Deny);
     assert!(plain.check("bob").await.unwrap().allowed);
     let value = |client: &str| {
         let mut keys: Vec<Vec<u8>> = server.ask(&["KEYS", &format!("*}}3:api{client}")]);
@@ -251,12 +259,12 @@ async fn i4_what_is_out_on_lease_is_beside_a_value_that_is_what_it_was() {
     let numbers = bob.len() - 16;
     assert_eq!((alice.len(), &alice[..numbers]), (bob.len(), &bob[..numbers]));
     assert_eq!((&out[..2], (out.len() - 2) % 16), (&[1, b'l'][..], 0), "{out:?}");
-    // What it does not understand counts as nothing, and is written over.
+    // A list of leases that cannot be read counts as empty, and is overwritten.
     let key = server.ask::<Vec<Vec<u8>>>(&["KEYS", "*~=alice"]).remove(0);
     server.ask::<()>(&[b"SET", &key[..], b"garbage", b"PX", b"100000"]);
     for _ in 0..100 {
         assert!(leasing.check("alice").await.unwrap().allowed);
     }
     assert_eq!(value("~=alice")[..2], [1, b'l']);
-    common::assert_all_expire(&server);
+    crate::common::assert_all_expire(&server);
 }

@@ -1,9 +1,7 @@
-//! Eight processes, one Redis, one hot key, leases: what they are admitted together is within the bound, and hardly
-//! anything of the quota is left unused; also while processes are killed, and the server starts again.
+//! Eight processes with leases on one hot key: together they stay within the bound and use almost the whole quota, also
+//! while processes are killed and the server restarts.
 //!
-//! The processes are this test program itself, run again for [`one_of_the_processes`].
-
-#![allow(clippy::unwrap_used, reason = "a test, also where it is no #[test]")]
+//! The processes are this test binary itself, which runs [`one_of_the_processes`].
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,7 +16,7 @@ use tallygate_testkit::servers::{Flavor, Server};
 
 const PROCESSES: usize = 8;
 const LIMIT: u64 = 4000;
-/// A fifth of a second of it: a machine that builds meanwhile may let all of them wait so long.
+/// The quota of a fifth of a second: on a busy machine, all of them may wait for that long.
 const BURST: u64 = 800;
 const LIFE: Duration = Duration::from_millis(100);
 const LASTS: Duration = Duration::from_secs(3);
@@ -28,7 +26,7 @@ fn policy() -> Policy {
     Policy::token_bucket(LIMIT).per_second().burst(BURST).named("hot").build().unwrap()
 }
 
-/// How much was admitted in each millisecond since 1970.
+/// The units that were allowed in each millisecond since 1970.
 type Admitted = BTreeMap<u64, u64>;
 
 #[test]
@@ -45,7 +43,7 @@ fn eight_processes_use_the_quota_and_no_more() {
     let redis = Redis::open(&server.url()).unwrap();
     let limiter = RateLimiter::with_store(policy(), redis.store("hot"));
     let left = runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining;
-    // What flowed in while they asked, by the clock of this machine.
+    // The units that were earned meanwhile, by the clock of this machine.
     let (first, last) = (*admitted.keys().next().unwrap(), *admitted.keys().next_back().unwrap());
     assert!(first >= before);
     let there = BURST + (last - first) * LIMIT / 1000;
@@ -54,7 +52,7 @@ fn eight_processes_use_the_quota_and_no_more() {
 }
 
 #[test]
-fn killed_processes_and_a_server_that_starts_again_are_no_way_around_the_bound() {
+fn killed_processes_and_a_restarted_server_do_not_exceed_the_bound() {
     let server = Server::start(Flavor::Redis);
     let mut processes: Vec<Process> =
         (0..PROCESSES).map(|_| Process::start(&server.url())).collect();
@@ -67,13 +65,14 @@ fn killed_processes_and_a_server_that_starts_again_are_no_way_around_the_bound()
         restarts.push((from, now_ms()));
     }
     let (admitted, by_lease) = sum(processes);
-    // A server that keeps nothing forgets what was used: a burst each time.
+    // A server without persistence forgets all usage: one burst per restart.
     assert_eq!(over(&admitted, &restarts), 0);
     assert!(by_lease > 0);
     assert!(admitted.values().sum::<u64>() > LIMIT, "they went on");
 }
 
-/// By how much the worst stretch exceeds the bound: a burst, what flows in, and what flows in within a lease's life.
+/// Returns by how many units the worst interval exceeds the bound: a burst, the units that are earned in it, and those
+/// that are earned in the life of a lease.
 fn over(admitted: &Admitted, restarts: &[(u64, u64)]) -> u64 {
     let life = u64::try_from(LIFE.as_millis()).unwrap();
     let mut worst = 0;
@@ -82,7 +81,7 @@ fn over(admitted: &Admitted, restarts: &[(u64, u64)]) -> u64 {
         let mut sum = 0;
         for (to, count) in &slots[index..] {
             sum += count;
-            // A slot is a millisecond long.
+            // A slot is one millisecond.
             let excused =
                 restarts.iter().filter(|(begin, end)| *begin <= *to && *end + life >= *from);
             let bursts = 1 + u64::try_from(excused.count()).unwrap();
@@ -107,7 +106,7 @@ struct Process {
 impl Process {
     fn start(address: &str) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["one_of_the_processes", "--exact", "--ignored", "--nocapture", "-q"])
+            .args(["leases::one_of_the_processes", "--exact", "--ignored", "--nocapture", "-q"])
             .env(ADDRESS, address)
             .stdout(Stdio::piped())
             .spawn()
@@ -119,7 +118,7 @@ impl Process {
             for line in says.lines().map_while(Result::ok) {
                 let Some((_, said)) = line.split_once("says: ") else { continue };
                 let mut numbers = said.split(' ').map(str::parse::<u64>);
-                // What a killed process did not finish saying is not counted.
+                // The last line of a killed process may be incomplete, and is not counted.
                 while let (Some(Ok(slot)), Some(Ok(count)), Some(Ok(leased))) =
                     (numbers.next(), numbers.next(), numbers.next())
                 {
@@ -138,7 +137,7 @@ impl Process {
     }
 }
 
-/// What all of them were admitted, and how much of it from leases.
+/// The units that all processes were allowed, and how many of them came from leases.
 fn sum(processes: Vec<Process>) -> (Admitted, u64) {
     let (mut all, mut by_lease) = (Admitted::new(), 0);
     for mut process in processes {
@@ -150,7 +149,7 @@ fn sum(processes: Vec<Process>) -> (Admitted, u64) {
     (all, by_lease)
 }
 
-/// Asks for the key all the time, and says what it was admitted in each millisecond.
+/// Checks the key all the time, and prints the units that were allowed in each millisecond.
 #[test]
 #[ignore = "run by the tests above, as a process of its own"]
 fn one_of_the_processes() {

@@ -1,6 +1,6 @@
-//! Eight processes share one quota: together they are admitted exactly what one would be.
+//! Eight processes share one quota: together they are allowed exactly as much as one process.
 //!
-//! The processes are this test program itself, run again for [`one_of_the_processes`] or [`one_of_the_processes_with_tiers`].
+//! The processes are this test binary itself, which runs [`one_of_the_processes`] or [`one_of_the_processes_with_tiers`].
 
 use std::env;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,41 +13,42 @@ use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
 const PROCESSES: usize = 8;
-/// How many ask at once in each.
+/// The number of concurrent callers per process.
 const TASKS: usize = 4;
 const LIMIT: u64 = 1000;
-/// What a client gets under each of two tiers.
+/// The limits of a client under two tiers.
 const BASE_LIMIT: u64 = 100;
 const PRO_LIMIT: u64 = 150;
-/// So long that nothing comes back and no window ends while the test runs.
+/// Longer than the test runs: nothing is earned back, and no window ends.
 const WINDOW: Ticks = Ticks(1000 * 86_400 * 1_000_000_000);
-/// Where a process finds the server.
+/// The variable with the address of the server.
 const ADDRESS: &str = "TALLYGATE_PROCESSES_ADDRESS";
 
 #[test]
-fn on_redis_they_are_admitted_exactly_the_bound() {
+fn eight_processes_get_exactly_the_bound_on_redis() {
     share_one_quota(Flavor::Redis);
 }
 
 #[test]
-fn on_valkey_they_are_admitted_exactly_the_bound() {
+fn eight_processes_get_exactly_the_bound_on_valkey() {
     share_one_quota(Flavor::Valkey);
 }
 
+/// Fault J1.
 #[test]
-fn j1_callers_of_several_processes_under_alternating_tiers_get_exactly_the_quota() {
+fn callers_of_several_processes_under_alternating_tiers_get_exactly_the_quota() {
     for round_trip in [Duration::ZERO, Duration::from_millis(20)] {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         proxy.delay(round_trip);
         let mut processes: Vec<Process> = (0..PROCESSES)
-            .map(|_| Process::start("one_of_the_processes_with_tiers", &proxy.url()))
+            .map(|_| Process::start("processes::one_of_the_processes_with_tiers", &proxy.url()))
             .collect();
         processes.iter_mut().for_each(|process| assert_eq!(process.hear(), "ready"));
         processes.iter_mut().for_each(Process::go);
         let heard = processes.iter_mut().map(Process::hear);
         let allowed: u64 = heard.map(|said| said.parse::<u64>().expect("a number")).sum();
-        // A unit that is charged under one tier is charged under the other, too: the larger quota bounds both.
+        // A unit that is charged under one tier is charged under the other as well: the larger quota bounds both.
         assert_eq!(allowed, PRO_LIMIT, "at a round trip of {round_trip:?}");
         for mut process in processes {
             assert!(process.child.wait().expect("it is our child").success());
@@ -55,13 +56,13 @@ fn j1_callers_of_several_processes_under_alternating_tiers_get_exactly_the_quota
     }
 }
 
-/// Has 125 callers under alternating tiers, which are a thousand in all processes.
+/// Runs 125 callers under alternating tiers: a thousand in all processes.
 #[test]
 #[ignore = "run by the test above, as a process of its own"]
 fn one_of_the_processes_with_tiers() {
     let Ok(address) = env::var(ADDRESS) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    // Eight processes on one machine wait for a processor, too.
+    // Eight processes on one machine also wait for a processor.
     let options = Options::default().budget(Duration::from_secs(2));
     let redis = Redis::with(&address, options).unwrap();
     let policy = |limit| Policy::fixed_window(limit).per(WINDOW).build().unwrap();
@@ -75,21 +76,22 @@ fn one_of_the_processes_with_tiers() {
         let tier = (caller % 2 == 1).then_some("pro");
         limiter.check(Ask::new("everybody").tier(tier)).await.unwrap()
     });
-    let told = runtime.block_on(join_all(callers));
-    for told in &told {
-        // A denial of the server may be remembered by the time another caller comes.
+    let decisions = runtime.block_on(join_all(callers));
+    for decision in &decisions {
+        // A denial of the server may be cached when another caller checks.
         let is_denied =
-            matches!(told.source, Source::Overloaded | Source::DenyCache) && !told.allowed;
-        assert!(told.source == Source::Store || is_denied, "{told:?}");
+            matches!(decision.source, Source::Overloaded | Source::DenyCache) && !decision.allowed;
+        assert!(decision.source == Source::Store || is_denied, "{decision:?}");
     }
     assert_eq!(redis.counts().breaker_opened, 0);
-    println!("says: {}", told.iter().filter(|told| told.allowed).count());
+    println!("says: {}", decisions.iter().filter(|decision| decision.allowed).count());
 }
 
 fn share_one_quota(flavor: Flavor) {
     let server = Server::start(flavor);
-    let mut processes: Vec<Process> =
-        (0..PROCESSES).map(|_| Process::start("one_of_the_processes", &server.url())).collect();
+    let mut processes: Vec<Process> = (0..PROCESSES)
+        .map(|_| Process::start("processes::one_of_the_processes", &server.url()))
+        .collect();
     // All at once, for each algorithm.
     for kind in Kind::ALL {
         processes
@@ -112,7 +114,7 @@ fn share_one_quota(flavor: Flavor) {
     assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
 }
 
-/// One of the processes, as the test sees it.
+/// A child process.
 struct Process {
     child: Child,
     says: BufReader<std::process::ChildStdout>,
@@ -131,7 +133,7 @@ impl Process {
         Self { child, says }
     }
 
-    /// Waits for what it says next, behind what the test harness says.
+    /// Waits for its next line, and skips the lines of the test harness.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -150,7 +152,7 @@ impl Process {
     }
 }
 
-/// Asks for each algorithm's key until it is refused.
+/// Checks the key of each algorithm until it is denied.
 #[test]
 #[ignore = "run by the tests above, as a process of its own"]
 fn one_of_the_processes() {
@@ -161,7 +163,7 @@ fn one_of_the_processes() {
         let policy = Policy::of(kind, LIMIT).per(WINDOW).named(kind.name()).build().unwrap();
         let store = redis.store(kind.name()).on_failure(OnFailure::Deny).deny_cache(false);
         let limiter = RateLimiter::with_store(policy, store);
-        // It is connected then, and nobody has begun.
+        // It is connected then, and no process has started.
         assert_eq!(
             runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining,
             LIMIT

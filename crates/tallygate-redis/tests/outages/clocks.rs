@@ -1,13 +1,13 @@
-//! Clocks that differ: of a new primary, and of the processes that ask.
-
-mod common;
+//! Clocks that differ: of a new primary, and of the processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{PATIENCE, assert_all_expire, limiter, patient};
-use tallygate::{Ask, Cost, Decision, Kind, Op, Policy, Source, Store as _, Tick, Ticks, Timed};
+use crate::common::{PATIENCE, assert_all_expire, limiter, patient};
+use tallygate::algorithm::{Op, Timed};
+use tallygate::store::Store as _;
+use tallygate::{Ask, Cost, Decision, Kind, Policy, Source, Tick, Ticks};
 use tallygate_redis::{OnFailure, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
@@ -17,10 +17,10 @@ const START: i64 = 1_760_000_000_000_000;
 const BURST: Cost = 10;
 
 async fn check(store: &RedisStore, policy: &Policy, key: &str, cost: Cost, at: i64) -> Decision {
-    let told = store.apply::<Decision>(policy, key.as_bytes(), Op::Check(cost), Some(Tick(at)));
-    let told = told.await.expect("a decision");
-    assert_eq!(told.source, Source::Store, "{:?}", store.redis().last_error());
-    told
+    let decision = store.apply::<Decision>(policy, key.as_bytes(), Op::Check(cost), Some(Tick(at)));
+    let decision = decision.await.expect("a decision");
+    assert_eq!(decision.source, Source::Store, "{:?}", store.redis().last_error());
+    decision
 }
 
 /// Every kind, with windows shorter and longer than the clocks are apart.
@@ -34,8 +34,9 @@ fn policies() -> impl Iterator<Item = (Policy, i64)> {
     })
 }
 
+/// Fault B5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b5_a_new_primary_that_is_behind_locks_nobody_out() {
+async fn a_new_primary_whose_clock_is_behind_locks_no_client_out() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let behind = START - i64::try_from(5 * SECOND).unwrap();
@@ -45,19 +46,19 @@ async fn b5_a_new_primary_that_is_behind_locks_nobody_out() {
             assert!(check(&store, &policy, key, BURST, START).await.allowed);
             assert!(!check(&store, &policy, key, 1, START).await.allowed);
         }
-        // What was used takes a window to earn; one more is what the other clock may cost, from when it is
-        // first seen.
+        // It takes one window to earn the used units back, and the other clock may cost one more window from when it
+        // is first seen.
         for (key, first) in [("at once", behind), ("later", behind + 2 * window)] {
             let _ = check(&store, &policy, key, BURST, first).await;
-            let told = check(&store, &policy, key, BURST, first + 2 * window).await;
-            assert!(told.allowed, "{key}: {told:?} {policy:?}");
+            let decision = check(&store, &policy, key, BURST, first + 2 * window).await;
+            assert!(decision.allowed, "{key}: {decision:?} {policy:?}");
         }
         let (mut now, mut admitted, by) = (behind, 0, behind + 2 * window);
         while now < by {
-            let told = check(&store, &policy, "often", 1, now).await;
-            admitted += u64::from(told.allowed);
-            let wait = told.retry_after.expect("it will fit");
-            assert!(now.saturating_add_unsigned(wait.0) <= by, "{now}: {told:?} {policy:?}");
+            let decision = check(&store, &policy, "often", 1, now).await;
+            admitted += u64::from(decision.allowed);
+            let wait = decision.retry_after.expect("it will fit");
+            assert!(now.saturating_add_unsigned(wait.0) <= by, "{now}: {decision:?} {policy:?}");
             now += window / 8;
         }
         assert!(admitted > 0, "{policy:?}");
@@ -66,14 +67,15 @@ async fn b5_a_new_primary_that_is_behind_locks_nobody_out() {
     assert_all_expire(&server);
 }
 
+/// Fault B5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b5_a_new_primary_that_is_ahead_gives_at_most_one_burst() {
+async fn a_new_primary_whose_clock_is_ahead_allows_at_most_one_extra_burst() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let ahead = START + i64::try_from(5 * SECOND).unwrap();
     for (index, (policy, _)) in policies().enumerate() {
         let store = redis.store(format!("policy {index}")).on_failure(OnFailure::Deny).in_ticks();
-        // The old primary, the new one, and the old one again: all in one moment.
+        // The old primary, the new one, and the old one again, at the same time.
         let mut admitted = [0; 3];
         for (place, at) in [START, ahead, START].into_iter().enumerate() {
             for _ in 0..3 * BURST {
@@ -86,7 +88,7 @@ async fn b5_a_new_primary_that_is_ahead_gives_at_most_one_burst() {
     assert_all_expire(&server);
 }
 
-/// The clock of a process that is told by how many seconds it is ahead.
+/// A library that sets the clock of a process ahead by a number of seconds.
 const SHIFTED_CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -123,17 +125,18 @@ fn unix(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).expect("after 1970")
 }
 
-/// How many each of the nodes asks for, and what they get together.
+/// The number of checks per process, and the number that is allowed in all.
 const ASKED: u64 = 25;
 const SHARED: Cost = 30;
 
 fn shared_policy() -> Policy {
-    // One every two seconds: in thirty, half of the burst.
+    // One every two seconds: in thirty seconds, half of the burst.
     Policy::token_bucket(SHARED).per_minute().build().expect("valid")
 }
 
+/// Fault B6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b6_nodes_thirty_seconds_apart_share_the_clock_of_the_server() {
+async fn processes_whose_clocks_differ_by_thirty_seconds_use_the_clock_of_the_server() {
     let server = Server::start(Flavor::Redis);
     let clock = shifted_clock();
     let start = Instant::now();
@@ -141,7 +144,7 @@ async fn b6_nodes_thirty_seconds_apart_share_the_clock_of_the_server() {
     for ahead in [0, 30, -30, 30] {
         let before = unix(SystemTime::now());
         let node = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_node", "--ignored", "--nocapture"])
+            .args(["--exact", "clocks::a_node", "--ignored", "--nocapture"])
             .env("TALLYGATE_CLOCK_AHEAD", ahead.to_string())
             .env("TALLYGATE_NODE_URL", server.url())
             .env("LD_PRELOAD", &clock)
@@ -164,30 +167,30 @@ async fn b6_nodes_thirty_seconds_apart_share_the_clock_of_the_server() {
     std::fs::remove_file(&clock).unwrap();
     let earned = start.elapsed().as_secs() / 2 + 1;
     assert!((SHARED..=SHARED + earned).contains(&admitted), "{admitted} with {earned} earned");
-    assert!(start.elapsed() < PATIENCE, "or too much is earned to see anything");
+    assert!(start.elapsed() < PATIENCE, "the burst would be earned back");
     assert_all_expire(&server);
 }
 
-/// One of the nodes above, in a process of its own.
+/// One of these processes.
 #[tokio::test]
-#[ignore = "run by b6_nodes_thirty_seconds_apart_share_the_clock_of_the_server"]
+#[ignore = "run by processes_whose_clocks_differ_by_thirty_seconds_use_the_clock_of_the_server"]
 async fn a_node() {
     let redis = patient(&std::env::var("TALLYGATE_NODE_URL").expect("run by another test"));
     let limiter = limiter(&redis, shared_policy(), OnFailure::Deny);
     let mut admitted = 0;
     for _ in 0..ASKED {
-        let told = limiter.check("alice").await.unwrap();
-        assert_eq!(told.source, Source::Store);
-        admitted += u64::from(told.allowed);
+        let decision = limiter.check("alice").await.unwrap();
+        assert_eq!(decision.source, Source::Store);
+        admitted += u64::from(decision.allowed);
     }
     let (store, policy) = (limiter.store(), shared_policy());
     let looked = store.apply::<Timed>(&policy, b"alice", Op::Peek(1), None).await.unwrap();
-    // It may be settled for five seconds, by whose clock?
+    // It can be settled for five seconds, by the clock of the server.
     let client = format!("client {}", std::process::id());
     let reserved =
         limiter.reserve(Ask::new(&client).cost(5), Duration::from_secs(5)).await.unwrap();
-    let mut reservation = reserved.granted().expect("nobody else asks for it");
-    let settled = limiter.settle(&mut reservation, 2).expect("in time").await.unwrap();
+    let mut reservation = reserved.granted().expect("the quota is not used up");
+    let settled = limiter.settle(&mut reservation, 2).await.unwrap();
     assert_eq!(settled.remaining, SHARED - 2);
     let wall = unix(SystemTime::now()).as_secs();
     let at = looked.at.0 / 1_000_000_000;

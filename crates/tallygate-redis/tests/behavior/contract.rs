@@ -1,15 +1,17 @@
-//! The store in Redis and Valkey does what every store does.
+//! The store in Redis and Valkey fulfills the contract of every store.
 
 use std::time::Duration;
 
-use tallygate::{
-    Ask, Charged, Cost, Decision, Op, Plan, Policy, SettleError, Store as _, Tick, Ticks, Timed,
-};
+use tallygate::algorithm::{Op, Timed};
+use tallygate::reservation::{Charged, SettleError};
+use tallygate::store::Store as _;
+use tallygate::tiers::ClientRule;
+use tallygate::{Ask, Cost, Decision, Policy, Tick, Ticks};
 use tallygate_redis::{Error, OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::contract::Subject;
 use tallygate_testkit::servers::{Flavor, Server};
 
-/// Asked with a policy.
+/// The store under a policy.
 struct ByPolicy(RedisStore);
 
 impl Subject for ByPolicy {
@@ -59,12 +61,12 @@ impl Subject for ByPolicy {
     }
 }
 
-/// Asked with what a client gets by its tier.
-struct ByPlan(RedisStore);
+/// The store under the rule of a client.
+struct ByClientRule(RedisStore);
 
-impl Subject for ByPlan {
+impl Subject for ByClientRule {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
-        let plan = Plan::of(policy.clone());
+        let plan = ClientRule::of(policy.clone());
         self.0.apply(&plan, key, op, Some(now)).await.expect("the server answers")
     }
 
@@ -75,7 +77,7 @@ impl Subject for ByPlan {
         cost: Cost,
         now: Tick,
     ) -> Vec<Timed> {
-        let plan = Plan::of(policy.clone());
+        let plan = ClientRule::of(policy.clone());
         let ask = |key| Ask::new(key).cost(cost).at(now);
         let asks: Vec<_> = keys.iter().map(ask).collect();
         self.0.check_many(&plan, &asks).await.expect("the server answers")
@@ -90,7 +92,7 @@ impl Subject for ByPlan {
         cost: Cost,
         now: Tick,
     ) -> (Timed, Charged) {
-        let plan = Plan::of(policy.clone());
+        let plan = ClientRule::of(policy.clone());
         let charged = self.0.reserve(&plan, key, cost, Ticks(0), Some(now)).await;
         let charged = charged.expect("the server answers");
         (charged.timed, charged)
@@ -104,7 +106,7 @@ impl Subject for ByPlan {
         reservation: &Charged,
         now: Tick,
     ) -> Option<Decision> {
-        let plan = Plan::of(policy.clone());
+        let plan = ClientRule::of(policy.clone());
         let settled = self.0.settle(&plan, key, change, reservation, Some(now)).ok()?.await;
         match settled {
             Err(Error::Settle(SettleError::Reset)) => None,
@@ -113,18 +115,18 @@ impl Subject for ByPlan {
     }
 }
 
-/// Runs a behaviour on an empty server, and looks that nothing would stay there for ever.
+/// Runs a test of the contract on an empty server, and requires that every key expires.
 fn on_an_empty_server<S>(
     flavor: Flavor,
     subject: impl FnOnce(RedisStore) -> S,
-    behaviour: impl AsyncFnOnce(&S),
+    test: impl AsyncFnOnce(&S),
 ) {
     let server = Server::start(flavor);
     let options = Options::default().budget(Duration::from_secs(20));
     let redis = Redis::with(&server.url(), options).expect("a valid address");
     let subject = subject(redis.store("contract").on_failure(OnFailure::Deny).in_ticks());
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
-    runtime.block_on(behaviour(&subject));
+    runtime.block_on(test(&subject));
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
 }
@@ -135,8 +137,8 @@ macro_rules! mount {
             mod $name {
                 use super::*;
 
-                fn on_an_empty_store(behaviour: impl AsyncFnOnce(&$subject)) {
-                    on_an_empty_server(Flavor::$flavor, $subject, behaviour);
+                fn on_an_empty_store(test: impl AsyncFnOnce(&$subject)) {
+                    on_an_empty_server(Flavor::$flavor, $subject, test);
                 }
 
                 tallygate_testkit::store_contract!(on_an_empty_store $(, $of)?);
@@ -147,7 +149,7 @@ macro_rules! mount {
 
 mount! {
     redis_by_policy: ByPolicy on Redis;
-    redis_by_plan: ByPlan on Redis, plans;
+    redis_by_client_rule: ByClientRule on Redis, plans;
     valkey_by_policy: ByPolicy on Valkey;
-    valkey_by_plan: ByPlan on Valkey, plans;
+    valkey_by_client_rule: ByClientRule on Valkey, plans;
 }

@@ -1,14 +1,14 @@
-//! J16 for windows: outage after outage with `local`, on a real server, under limits that forget at the end of a window.
-
-#![allow(clippy::unwrap_used, reason = "a test, also where it is no #[test]")]
-
-mod common;
+//! Fault J16 for windows: repeated outages with `local` on a real server, under limits that forget at the end of a window.
 
 use std::time::{Duration, Instant};
 
-use common::{assert_all_expire, patient, until};
+use crate::common::{assert_all_expire, patient, until};
 use futures_util::future::join_all;
-use tallygate::{Anchor, Kind, Limit, Op, Plan, Policy, Source, Store as _, Tick, Ticks, Timed};
+use tallygate::algorithm::{Op, Timed};
+use tallygate::policy::Anchor;
+use tallygate::store::Store as _;
+use tallygate::tiers::ClientRule;
+use tallygate::{Kind, Limit, Policy, Source, Tick, Ticks};
 use tallygate_redis::{OnFailure, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
 
@@ -30,7 +30,7 @@ fn most_beyond_the_bound(policy: &Policy, allowed_at: Vec<i64>) -> i64 {
     most_beyond_the_bound_of(&policy.limits()[0], allowed_at)
 }
 
-/// The same of one limit, which is a window.
+/// Returns the same for one limit, which is a window.
 fn most_beyond_the_bound_of(limit: &Limit, mut allowed_at: Vec<i64>) -> i64 {
     let numbers = *limit.numbers();
     let (limit, window) = (numbers.limit.cast_signed(), numbers.window.0.cast_signed());
@@ -52,11 +52,11 @@ fn most_beyond_the_bound_of(limit: &Limit, mut allowed_at: Vec<i64>) -> i64 {
     most
 }
 
-/// One process of a fleet, whose policy has this store.
+/// One process of a fleet, with its store.
 struct Process {
     store: RedisStore,
     policy: Policy,
-    /// Whether it asks as for a client that has a tier.
+    /// Whether it checks under the rule of a client.
     is_tiered: bool,
 }
 
@@ -69,13 +69,22 @@ impl Process {
 
     async fn apply(&self, op: Op, now: Option<Tick>) -> Timed {
         if self.is_tiered {
-            let plan = Plan::of(self.policy.clone());
+            let plan = ClientRule::of(self.policy.clone());
             return self.store.apply::<Timed>(&plan, b"alice", op, now).await.unwrap();
         }
         self.store.apply::<Timed>(&self.policy, b"alice", op, now).await.unwrap()
     }
 
-    /// Asks until a request is denied; returns how many were allowed. All answers come from one source.
+    /// Waits until Redis answers this process, and has charged the units that the process allowed by itself.
+    async fn until_redis_answers(&self, now: Tick) {
+        until("the store answers", async || {
+            let timed = self.apply(Op::Peek(0), Some(now)).await;
+            (timed.decision.source == Source::Store).then_some(())
+        })
+        .await;
+    }
+
+    /// Checks until a request is denied. Returns how many were allowed. All decisions have the same source.
     async fn use_all(&self, now: Tick, source: Source) -> usize {
         let mut allowed = 0;
         loop {
@@ -89,10 +98,30 @@ impl Process {
     }
 }
 
-/// In every window, the client uses the quota in Redis, then the shares in an outage (or two), then asks Redis again. The
+/// Makes Redis available or unavailable, and lets every process use its whole quota. Returns the time of each unit.
+async fn use_all(proxy: &Proxy, processes: &[Process], is_down: bool, now: Tick) -> Vec<i64> {
+    proxy.refuse(is_down);
+    if is_down {
+        proxy.cut();
+    } else {
+        for process in processes {
+            process.until_redis_answers(now).await;
+        }
+    }
+    let source = if is_down { Source::Local } else { Source::Store };
+    let mut allowed = 0;
+    for process in processes {
+        allowed += process.use_all(now, source).await;
+    }
+    vec![now.0; allowed]
+}
+
+/// In every window, the client uses the quota in Redis, then the shares in an outage (or two), then Redis again. The
 /// times are given, so the test does not depend on how long it takes.
+///
+/// Fault J16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j16_an_outage_in_every_window_allows_one_burst_more_in_all() {
+async fn an_outage_in_every_window_allows_one_burst_more_in_all() {
     const WINDOW: i64 = 1_000_000_000;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
@@ -110,24 +139,7 @@ async fn j16_an_outage_in_every_window_allows_one_burst_more_in_all() {
                     for part in 0..2 * outages {
                         let now = Tick(window * WINDOW + part * WINDOW / (2 * outages) + 1);
                         let is_down = part % 2 == 1;
-                        if is_down {
-                            proxy.refuse(true);
-                            proxy.cut();
-                        } else {
-                            proxy.refuse(false);
-                            for process in &processes {
-                                until("the store answers", async || {
-                                    let timed = process.apply(Op::Peek(0), Some(now)).await;
-                                    (timed.decision.source == Source::Store).then_some(())
-                                })
-                                .await;
-                            }
-                        }
-                        let source = if is_down { Source::Local } else { Source::Store };
-                        for process in &processes {
-                            let allowed = process.use_all(now, source).await;
-                            allowed_at.extend(std::iter::repeat_n(now.0, allowed));
-                        }
+                        allowed_at.extend(use_all(&proxy, &processes, is_down, now).await);
                     }
                 }
                 proxy.refuse(false);
@@ -141,9 +153,11 @@ async fn j16_an_outage_in_every_window_allows_one_burst_more_in_all() {
     assert_all_expire(&server);
 }
 
-/// Outages that are shorter than the short window, longer than it, and longer than all windows. The times are given.
+/// Outages that are shorter than the short window, longer than it, and longer than all windows. The times are explicit.
+///
+/// Fault J16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j16_each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
+async fn each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
     const WINDOW: i64 = 1_000_000_000;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
@@ -168,24 +182,7 @@ async fn j16_each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
             // Four parts are one short window.
             let now = Tick(100 * WINDOW + part * WINDOW / 4 + 1);
             let is_down = matches!(part % 40, 3 | 6..12 | 15..20 | 22..39);
-            if is_down {
-                proxy.refuse(true);
-                proxy.cut();
-            } else {
-                proxy.refuse(false);
-                for process in &processes {
-                    until("the store answers", async || {
-                        let timed = process.apply(Op::Peek(0), Some(now)).await;
-                        (timed.decision.source == Source::Store).then_some(())
-                    })
-                    .await;
-                }
-            }
-            let source = if is_down { Source::Local } else { Source::Store };
-            for process in &processes {
-                let allowed = process.use_all(now, source).await;
-                allowed_at.extend(std::iter::repeat_n(now.0, allowed));
-            }
+            allowed_at.extend(use_all(&proxy, &processes, is_down, now).await);
         }
         proxy.refuse(false);
         for limit in policy.limits() {
@@ -203,9 +200,11 @@ async fn j16_each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
     assert_all_expire(&server);
 }
 
-/// The shares are there during a long outage, and the quota is there after it.
+/// The shares can be used during a long outage, and the quota after it.
+///
+/// Fault J16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j16_a_long_outage_locks_no_client_out() {
+async fn a_long_outage_locks_no_client_out() {
     const WINDOW: i64 = 1_000_000_000;
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());
@@ -220,11 +219,7 @@ async fn j16_a_long_outage_locks_no_client_out() {
                 let mut allowed = 0;
                 for process in &processes {
                     if source == Source::Store {
-                        until("the store answers", async || {
-                            let timed = process.apply(Op::Peek(0), Some(now)).await;
-                            (timed.decision.source == Source::Store).then_some(())
-                        })
-                        .await;
+                        process.until_redis_answers(now).await;
                     }
                     allowed += process.use_all(now, source).await as u64;
                 }
@@ -252,9 +247,11 @@ async fn j16_a_long_outage_locks_no_client_out() {
     assert_all_expire(&server);
 }
 
-/// The same by the server's clock: the client asks without end, and units are charged in the background.
+/// The same by the server's clock: the client checks all the time, and units are charged in the background.
+///
+/// Fault J16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j16_short_outages_of_a_fleet_allow_one_burst_more_in_all_by_the_servers_clock() {
+async fn short_outages_of_a_fleet_allow_one_burst_more_in_all_by_the_servers_clock() {
     let (window, lasts) = (Duration::from_millis(500), Duration::from_secs(7));
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&server.address());

@@ -1,37 +1,38 @@
-//! A cluster that moves slots, loses servers, and has more than one place for keys.
-
-mod common;
+//! A cluster that moves slots and loses servers, and decisions over keys of several slots.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use common::{PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers};
+use crate::common::{
+    PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers,
+};
 use futures_util::future::join_all;
 use tallygate::{Ask, RateLimiter, Source};
 use tallygate_redis::{Error, JointAsk, OnFailure, Options, Redis, check_all};
 use tallygate_testkit::servers::{Cluster, Flavor, Proxy};
 
 fn assert_all_expire(cluster: &Cluster) {
-    assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "these never expire");
+    assert_eq!(cluster.keys_without_ttl(), Vec::<Vec<u8>>::new(), "keys without an expiry");
 }
 
-/// The way to a cluster with a secret for its slots that is known to the tests, so that nothing of it is stored.
+/// Opens a cluster with a configured slot secret, so that no secret is stored in the cluster.
 fn open(cluster: &Cluster) -> Redis {
     let options = Options::default().slot_secret("of the tests");
     Redis::with(&cluster_url(cluster), options).expect("an address")
 }
 
-/// The slots of all keys of a cluster.
+/// Returns the slots of all keys of a cluster.
 fn slots(cluster: &Cluster) -> HashSet<u16> {
     let nodes = cluster.nodes().iter().filter(|node| node.is_running());
     let keys = nodes.flat_map(|node| node.ask::<Vec<Vec<u8>>>(&["KEYS", "*"]));
     keys.map(|key| cluster.slot_of(key)).collect()
 }
 
+/// Fault F6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f6_a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
+async fn a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
     let cluster = Cluster::start(Flavor::Redis, 3, 1);
     let redis = open(&cluster);
     let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
@@ -48,7 +49,7 @@ async fn f6_a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
     let start = Instant::now();
     let back = until_the_store_answers(&limiter, "alice").await;
     println!("cluster failover: decided by the failure policy for {:?}", start.elapsed());
-    assert_eq!(back, left, "the state went with it");
+    assert_eq!(back, left, "the replica has the state");
     assert_eq!(cluster.primary_of(slot), replica);
     assert!(redis.counts().denied > 0, "meanwhile the failure policy decides");
     let decision = until("it can be written", async || {
@@ -60,9 +61,11 @@ async fn f6_a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
     assert_all_expire(&cluster);
 }
 
-/// Clients whose keys are all in slots that are moved while they ask.
+/// All keys are in slots that move during the checks.
+///
+/// Fault F9.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
+async fn moving_slots_lose_no_decision_and_charge_no_unit_twice() {
     const CLIENTS: usize = 12;
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
@@ -80,8 +83,12 @@ async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
             tokio::spawn(async move {
                 let mut charged = 1;
                 while !stop.load(Ordering::Relaxed) {
-                    let told = limiter.check(&name).await.expect("a decision");
-                    assert_eq!((told.allowed, told.source), (true, Source::Store), "{name}");
+                    let decision = limiter.check(&name).await.expect("a decision");
+                    assert_eq!(
+                        (decision.allowed, decision.source),
+                        (true, Source::Store),
+                        "{name}"
+                    );
                     charged += 1;
                 }
                 charged
@@ -92,11 +99,11 @@ async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
         for slot in &slots {
             let to = (cluster.primary_of(*slot) + round) % 3;
             cluster.begin_migration(*slot, to);
-            // New clients of an open slot are sent on, those it has not moved yet are not.
+            // New keys of a moving slot are redirected; keys that have not moved yet are not.
             tokio::task::yield_now().await;
             cluster.migrate_keys(*slot, to);
             let before = redis.counts().redirections;
-            until("somebody is sent on", async || {
+            until("a check is redirected", async || {
                 (redis.counts().redirections > before).then_some(())
             })
             .await;
@@ -106,7 +113,7 @@ async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
     stop.store(true, Ordering::Relaxed);
     let charged = join_all(asking).await;
     for (name, charged) in names.iter().zip(charged) {
-        let charged: u64 = charged.expect("every decision is the store's");
+        let charged: u64 = charged.expect("the store makes every decision");
         let used = 1_000_000 - limiter.peek(Ask::new(name).cost(0)).await.unwrap().remaining;
         assert_eq!(used, charged, "{name}");
     }
@@ -116,11 +123,12 @@ async fn f9_slots_that_move_lose_no_decision_and_charge_nobody_twice() {
     assert_all_expire(&cluster);
 }
 
+/// Fault F11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
+async fn a_call_whose_reply_a_cluster_lost_is_not_repeated() {
     let cluster = Cluster::start(Flavor::Redis, 1, 0);
     let node = &cluster.nodes()[0];
-    // The cluster says where its servers are: this one is behind the proxy.
+    // The cluster announces the address of the proxy for this server.
     let proxy = Proxy::start(&node.address());
     let port = proxy.address().rsplit_once(':').unwrap().1.to_owned();
     node.ask::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
@@ -130,7 +138,7 @@ async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
 
     proxy.lose_next_reply_to("EVALSHA");
     let lost = limiter.check(Ask::new("alice").cost(4)).await.unwrap();
-    assert_eq!(proxy.replies_lost(), 1, "the cluster is asked through the proxy");
+    assert_eq!(proxy.replies_lost(), 1, "the calls go through the proxy");
     assert_eq!((lost.allowed, lost.source), (false, Source::FailedClosed));
     let error = redis.last_error().expect("it says why");
     assert!(matches!(&*error, Error::Unavailable { sent: true, .. }), "{error:?}");
@@ -138,25 +146,27 @@ async fn f11_a_reply_that_a_cluster_loses_is_not_asked_for_again() {
     assert_all_expire(&cluster);
 }
 
-/// All policies of a client are in one slot: they are decided on in one step. And a client cannot choose which.
+/// All policies of a client are in one slot, so they are decided in one step. A client cannot choose the slot.
+///
+/// Faults F15, F16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f15_f16_policies_of_a_client_are_together_and_clients_are_apart() {
+async fn policies_of_a_client_share_a_slot_and_clients_are_spread() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
     let make = |name: &'static str| {
         RateLimiter::with_store(count(5), redis.store(name).on_failure(OnFailure::Deny))
     };
     let limiters = ["second", "{minute}", "d}a{y"].map(make);
-    // One key a client: they would all be in the slot of `x` if braces counted.
+    // One key per client: all of them would be in the slot of `x` if braces counted.
     let clients: Vec<String> = (0..60).map(|client| format!("{{x}}{client}")).collect();
     for client in &clients {
         let asks = limiters.each_ref().map(|limiter| JointAsk::of(limiter, client).unwrap());
         let calls = redis.counts().calls;
-        let told = check_all(asks).await.unwrap();
-        assert!(told.decision.allowed);
-        assert_eq!(told.decision.source, Source::Store, "{:?}", redis.last_error());
-        assert_eq!(told.decision.remaining, 4);
-        // More only where a server was not known yet.
+        let joint = check_all(asks).await.unwrap();
+        assert!(joint.decision.allowed);
+        assert_eq!(joint.decision.source, Source::Store, "{:?}", redis.last_error());
+        assert_eq!(joint.decision.remaining, 4);
+        // More calls only where a server was not known yet.
         if client == "{x}59" {
             assert_eq!(redis.counts().calls - calls, 1, "one script");
         }
@@ -168,8 +178,9 @@ async fn f15_f16_policies_of_a_client_are_together_and_clients_are_apart() {
     assert_all_expire(&cluster);
 }
 
+/// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_slots_that_nobody_has_leave_it_to_the_failure_policy() {
+async fn the_failure_policy_decides_on_slots_without_a_server() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
     let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
@@ -178,13 +189,13 @@ async fn f17_slots_that_nobody_has_leave_it_to_the_failure_policy() {
         assert_eq!(limiter.check(client).await.unwrap().source, Source::Store);
     }
     cluster.kill(2);
-    // Those of the others work until the others find out, then nobody's do.
+    // Keys of the other servers work until these notice it; then none do.
     until("the cluster says that it is down", async || {
         let mut is_down = false;
         for client in &clients {
-            let told = limiter.check(client).await.expect("a decision");
+            let decision = limiter.check(client).await.expect("a decision");
             let expected = [Source::Store, Source::FailedClosed];
-            assert!(expected.contains(&told.source), "{told:?}");
+            assert!(expected.contains(&decision.source), "{decision:?}");
             let error = redis.last_error().map(|error| error.to_string());
             is_down |= error.is_some_and(|error| error.contains("luster is down"));
         }
@@ -194,8 +205,8 @@ async fn f17_slots_that_nobody_has_leave_it_to_the_failure_policy() {
     cluster.nodes()[2].restart();
     until("all are decided on again", async || {
         for client in &clients {
-            let told = limiter.check(client).await.expect("a decision");
-            if told.source != Source::Store {
+            let decision = limiter.check(client).await.expect("a decision");
+            if decision.source != Source::Store {
                 return None;
             }
         }
@@ -205,8 +216,9 @@ async fn f17_slots_that_nobody_has_leave_it_to_the_failure_policy() {
     assert_all_expire(&cluster);
 }
 
+/// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f17_several_keys_of_a_slot_that_moves_leave_it_to_the_failure_policy() {
+async fn the_failure_policy_decides_on_several_keys_of_a_moving_slot() {
     let cluster = Cluster::start(Flavor::Redis, 2, 0);
     let redis = patient(&cluster_url(&cluster));
     let make = |name: &'static str| {
@@ -217,28 +229,28 @@ async fn f17_several_keys_of_a_slot_that_moves_leave_it_to_the_failure_policy() 
     let slot = *slots(&cluster).iter().next().unwrap();
     let to = 1 - cluster.primary_of(slot);
     cluster.begin_migration(slot, to);
-    // One key is here, the other is nowhere: no server can decide on both.
+    // One key is here and the other does not exist: no server can decide on both.
     let both = || {
         [
             JointAsk::of(&first, "alice").expect("valid"),
             JointAsk::of(&second, "alice").expect("valid"),
         ]
     };
-    let told = check_all(both()).await.unwrap();
-    assert_eq!(told.decision.source, Source::FailedClosed);
+    let joint = check_all(both()).await.unwrap();
+    assert_eq!(joint.decision.source, Source::FailedClosed);
     let error = redis.last_error().expect("it says why").to_string();
     assert!(error.contains("TRYAGAIN") || error.contains("Multiple keys"), "{error}");
     cluster.migrate_keys(slot, to);
     cluster.end_migration(slot, to);
-    let told = check_all(both()).await.unwrap();
-    assert_eq!((told.decision.allowed, told.decision.source), (true, Source::Store));
-    assert_eq!(told.decision.remaining, 3, "nothing was charged meanwhile");
+    let joint = check_all(both()).await.unwrap();
+    assert_eq!((joint.decision.allowed, joint.decision.source), (true, Source::Store));
+    assert_eq!(joint.decision.remaining, 3, "nothing was charged meanwhile");
     assert_all_expire(&cluster);
 }
 
-/// Keys in different slots are taken one after the other, and given back if a later one refuses.
+/// Keys in different slots are charged one after the other, and refunded if a later one denies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_different_slots_are_all_charged_or_given_back() {
+async fn keys_of_different_slots_are_all_charged_or_all_refunded() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
     let make = |name: &'static str, limit| {
@@ -253,26 +265,28 @@ async fn keys_of_different_slots_are_all_charged_or_given_back() {
         check_all(asks).await.expect("a decision")
     };
     for left in [2, 1, 0] {
-        let told = ask().await;
-        assert!(told.decision.allowed && told.decision.remaining == left, "{told:?}");
+        let joint = ask().await;
+        assert!(joint.decision.allowed && joint.decision.remaining == left, "{joint:?}");
     }
     assert_eq!(slots(&cluster).len(), 2, "they are in different slots");
-    let told = ask().await;
-    assert_eq!((told.decision.allowed, told.refused_ask), (false, Some(1)));
+    let joint = ask().await;
+    assert_eq!((joint.decision.allowed, joint.denied_ask), (false, Some(1)));
     assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
-    // Many at once: never more than there is, and all that is not used is there again.
-    let told = join_all((0..30).map(|_| ask())).await;
-    assert!(told.iter().all(|told| !told.decision.allowed));
+    // Many at once: never more than the quota, and all unused units are available again.
+    let decisions = join_all((0..30).map(|_| ask())).await;
+    assert!(decisions.iter().all(|joint| !joint.decision.allowed));
     assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
     assert_eq!(addresses.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_all_expire(&cluster);
 }
 
-/// Servers that were told no secret share the one that the first of them stored: so they share quotas, and keys are where
-/// no client can foresee.
+/// Servers without a configured secret share the one that the first of them stored: so they share quotas, and a client
+/// cannot predict the slot of its key.
+///
+/// Fault J13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn j13_servers_share_a_secret_for_slots_that_the_first_of_them_stored() {
+async fn servers_share_a_secret_for_slots_that_the_first_of_them_stored() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let servers = [(); 3].map(|()| Redis::open(&cluster_url(&cluster)).unwrap());
     for (server, used) in servers.iter().zip(1..) {
@@ -288,7 +302,7 @@ async fn j13_servers_share_a_secret_for_slots_that_the_first_of_them_stored() {
     let stored = cluster.keys_without_ttl();
     assert_eq!(stored.len(), 1, "the secret stays");
     assert!(stored[0].ends_with(b"{slots}secret"), "{stored:?}");
-    // Another fleet, with another secret, has the same client elsewhere.
+    // Another fleet with another secret has the same client in another slot.
     let slots_of = async |secret: &str| {
         let other = Cluster::start(Flavor::Redis, 1, 0);
         let options = Options::default().slot_secret(secret);
