@@ -1,0 +1,410 @@
+//! Keys: what identifies the client of a request.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::header::{COOKIE, HeaderName};
+use http::request::Parts;
+use tallygate::joined_key;
+
+use crate::address::ClientAddress;
+
+/// Derives the key of a request.
+///
+/// | the client is | key |
+/// |---|---|
+/// | an address | [`Key::peer`], [`Key::client`] behind proxies |
+/// | a user that the application has authenticated | [`Key::extension`] |
+/// | an API key, a session | [`Key::header`], [`Key::cookie`] |
+/// | anything else | [`Key::from_fn`] |
+/// | everyone, with one common quota | [`Key::everyone`] |
+///
+/// Keys can be combined: [`and`](Self::and) separates clients by both, [`or`](Self::or) uses the second if the request
+/// does not have the first. Different values never make the same key.
+///
+/// A client that chooses its own key has as many quotas as it can invent keys. So check an API key before the layer (or
+/// use [`Key::extension`]), or limit the address as well.
+///
+/// ```
+/// use tallygate_tower::Key;
+///
+/// // Users have their own quota per method; requests without a user are limited by their address.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
+/// let user = Key::extension(|user: &UserId| user.0.to_string());
+/// let key = user.and(Key::method()).or(Key::peer());
+/// ```
+#[derive(Clone)]
+pub struct Key(Source);
+
+#[derive(Clone)]
+enum Source {
+    Everyone,
+    Client(ClientAddress),
+    Header(HeaderName),
+    Cookie(Box<str>),
+    #[cfg(feature = "axum")]
+    Route,
+    Path,
+    Method,
+    Custom {
+        name: &'static str,
+        extract: Extract,
+    },
+    All(Vec<Key>),
+    First(Vec<Key>),
+}
+
+type Extract = Arc<dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync>;
+
+impl Key {
+    /// One key for all requests.
+    #[must_use]
+    pub const fn everyone() -> Self {
+        Self(Source::Everyone)
+    }
+
+    /// The address of the connection, without regard to proxies. See [`ClientAddress::peer`].
+    ///
+    /// The server must provide the address: with axum, serve with
+    /// `into_make_service_with_connect_info::<SocketAddr>()`; with hyper, insert a [`Peer`](crate::Peer).
+    #[must_use]
+    pub fn peer() -> Self {
+        Self::client(ClientAddress::peer())
+    }
+
+    /// The address of the client behind trusted proxies.
+    #[must_use]
+    pub const fn client(address: ClientAddress) -> Self {
+        Self(Source::Client(address))
+    }
+
+    /// The value of a header field, such as an API key. A field that is empty or occurs twice counts as missing.
+    #[must_use]
+    pub const fn header(name: HeaderName) -> Self {
+        Self(Source::Header(name))
+    }
+
+    /// The value of a cookie. A cookie that is empty or occurs twice counts as missing.
+    #[must_use]
+    pub fn cookie(name: impl Into<Box<str>>) -> Self {
+        Self(Source::Cookie(name.into()))
+    }
+
+    /// The pattern of the route in axum, such as `/users/{id}`. All requests that match no route have the same key.
+    ///
+    /// Add the layer to a router that has its routes already.
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub const fn route() -> Self {
+        Self(Source::Route)
+    }
+
+    /// The path of the request, such as `/users/7`, or `/package.Service/Method` in gRPC.
+    ///
+    /// Clients can invent paths, and each has a quota of its own. So combine it with a rule that names the paths
+    /// ([`Rule::when`](crate::Rule::when)).
+    #[must_use]
+    pub const fn path() -> Self {
+        Self(Source::Path)
+    }
+
+    /// The method of the request.
+    #[must_use]
+    pub const fn method() -> Self {
+        Self(Source::Method)
+    }
+
+    /// A value that the application has put into the extensions of the request, such as the user that it has
+    /// authenticated. The layer that does that must come before this one.
+    #[must_use]
+    pub fn extension<T, K>(key: impl Fn(&T) -> K + Send + Sync + 'static) -> Self
+    where
+        T: Send + Sync + 'static,
+        K: Into<Vec<u8>>,
+    {
+        let extract =
+            move |parts: &Parts| parts.extensions.get::<T>().map(|value| key(value).into());
+        Self(Source::Custom { name: std::any::type_name::<T>(), extract: Arc::new(extract) })
+    }
+
+    /// A key of your own. `None` counts as missing.
+    #[must_use]
+    pub fn from_fn<K: Into<Vec<u8>>>(
+        key: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
+    ) -> Self {
+        let extract = move |parts: &Parts| key(parts).map(Into::into);
+        Self(Source::Custom { name: "the function of the key", extract: Arc::new(extract) })
+    }
+
+    /// Both keys: requests share a quota only if they agree in both. It is missing if one of them is.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(Source::All(match self.0 {
+            Source::All(mut keys) => {
+                keys.push(other);
+                keys
+            }
+            source => vec![Self(source), other],
+        }))
+    }
+
+    /// This key or, if the request does not have it, the other one. Keys of the two kinds are never equal.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self(Source::First(match self.0 {
+            Source::First(mut keys) => {
+                keys.push(other);
+                keys
+            }
+            source => vec![Self(source), other],
+        }))
+    }
+
+    /// Returns the key of a request.
+    ///
+    /// # Errors
+    /// Returns an error if the request does not have it.
+    pub fn of(&self, parts: &Parts) -> Result<Vec<u8>, MissingKey> {
+        match &self.0 {
+            Source::Everyone => Ok(Vec::new()),
+            Source::Client(address) => {
+                address.key(parts).map(String::into_bytes).ok_or(MissingKey::Address)
+            }
+            Source::Header(name) => header(parts, name),
+            Source::Cookie(name) => cookie(parts, name),
+            #[cfg(feature = "axum")]
+            Source::Route => Ok(route(parts).into()),
+            Source::Path => Ok(parts.uri.path().into()),
+            Source::Method => Ok(parts.method.as_str().into()),
+            Source::Custom { name, extract } => {
+                extract(parts).ok_or(MissingKey::Custom { source: name })
+            }
+            Source::All(keys) => {
+                let parts: Result<Vec<_>, _> = keys.iter().map(|key| key.of(parts)).collect();
+                Ok(joined_key(parts?))
+            }
+            Source::First(keys) => {
+                let mut missing = None;
+                for (index, key) in keys.iter().enumerate() {
+                    match key.of(parts) {
+                        // Without the index, an API key could be equal to an address.
+                        Ok(key) => return Ok(joined_key([index.to_string().as_bytes(), &key])),
+                        Err(error) => missing = missing.or(Some(error)),
+                    }
+                }
+                Err(missing.unwrap_or(MissingKey::Address))
+            }
+        }
+    }
+}
+
+fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, MissingKey> {
+    let mut values = parts.headers.get_all(name).iter();
+    match (values.next().filter(|value| !value.is_empty()), values.next()) {
+        (Some(value), None) => Ok(value.as_bytes().into()),
+        (None, None) => Err(MissingKey::Header { name: name.clone() }),
+        // The application might use another one of the values.
+        (_, Some(_)) => Err(MissingKey::RepeatedHeader { name: name.clone() }),
+    }
+}
+
+fn cookie(parts: &Parts, name: &str) -> Result<Vec<u8>, MissingKey> {
+    let lines = parts.headers.get_all(COOKIE).iter();
+    let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    let mut found = None;
+    for pair in pairs {
+        let pair = pair.trim_ascii();
+        let value = pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+        let Some(value) = value else { continue };
+        if found.replace(value).is_some() {
+            return Err(MissingKey::RepeatedCookie { name: name.into() });
+        }
+    }
+    let found = found.filter(|value| !value.is_empty());
+    found.map(Into::into).ok_or_else(|| MissingKey::Cookie { name: name.into() })
+}
+
+#[cfg(feature = "axum")]
+fn route(parts: &Parts) -> &str {
+    let matched = parts.extensions.get::<axum::extract::MatchedPath>();
+    matched.map_or("", axum::extract::MatchedPath::as_str)
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Everyone => f.write_str("everyone"),
+            Source::Client(address) => address.fmt(f),
+            Source::Header(name) => write!(f, "header {name}"),
+            Source::Cookie(name) => write!(f, "cookie {name}"),
+            #[cfg(feature = "axum")]
+            Source::Route => f.write_str("route"),
+            Source::Path => f.write_str("path"),
+            Source::Method => f.write_str("method"),
+            Source::Custom { name, .. } => f.write_str(name),
+            Source::All(keys) => f.debug_tuple("All").field(keys).finish(),
+            Source::First(keys) => f.debug_tuple("First").field(keys).finish(),
+        }
+    }
+}
+
+/// Why a request has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MissingKey {
+    /// The server did not provide the address of the connection.
+    Address,
+    /// The header field is missing or empty.
+    Header {
+        /// The name of the field.
+        name: HeaderName,
+    },
+    /// The header field occurs more than once.
+    RepeatedHeader {
+        /// The name of the field.
+        name: HeaderName,
+    },
+    /// The cookie is missing or empty.
+    Cookie {
+        /// The name of the cookie.
+        name: Box<str>,
+    },
+    /// The cookie occurs more than once.
+    RepeatedCookie {
+        /// The name of the cookie.
+        name: Box<str>,
+    },
+    /// The function of the key returned nothing, or the extension is missing.
+    Custom {
+        /// The type of the extension, or `the function of the key`.
+        source: &'static str,
+    },
+}
+
+impl MissingKey {
+    /// Returns whether the client can correct it by sending another request.
+    pub(crate) const fn is_correctable(&self) -> bool {
+        !matches!(self, Self::Address | Self::Custom { .. })
+    }
+}
+
+impl fmt::Display for MissingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address => f.write_str(
+                "the client address is unknown; serve with connection info, or insert a Peer into the request",
+            ),
+            Self::Header { name } => write!(f, "missing header field {name}"),
+            Self::RepeatedHeader { name } => {
+                write!(f, "header field {name} is given more than once; send it once")
+            }
+            Self::Cookie { name } => write!(f, "missing cookie {name}"),
+            Self::RepeatedCookie { name } => {
+                write!(f, "cookie {name} is given more than once; send it once")
+            }
+            Self::Custom { source } => write!(f, "the request has no key from {source}"),
+        }
+    }
+}
+
+impl std::error::Error for MissingKey {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Peer;
+    use http::Request;
+
+    fn parts(fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::get("/users/7?x=1");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn from(address: &str) -> Parts {
+        let mut parts = parts(&[]);
+        parts.extensions.insert(Peer::Address(address.parse().unwrap()));
+        parts
+    }
+
+    #[track_caller]
+    fn key(key: &Key, parts: &Parts) -> String {
+        String::from_utf8(key.of(parts).unwrap()).unwrap()
+    }
+
+    const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+    #[test]
+    fn a_header_or_cookie_that_is_missing_empty_or_repeated_is_no_key() {
+        let header = Key::header(API_KEY);
+        assert_eq!(key(&header, &parts(&[("x-api-key", "abc")])), "abc");
+        let name = API_KEY;
+        let missing = Err(MissingKey::Header { name: name.clone() });
+        assert_eq!(header.of(&parts(&[])), missing);
+        assert_eq!(header.of(&parts(&[("x-api-key", "")])), missing);
+        let twice = parts(&[("x-api-key", "a"), ("x-api-key", "b")]);
+        assert_eq!(header.of(&twice), Err(MissingKey::RepeatedHeader { name }));
+
+        let cookie = Key::cookie("sid");
+        let found = |line: &str| cookie.of(&parts(&[("cookie", line)]));
+        assert_eq!(found("a=1; sid=x=y;b=2").as_deref(), Ok(&b"x=y"[..]));
+        let missing = Err(MissingKey::Cookie { name: "sid".into() });
+        for line in ["", "sid", "xsid=1", "sid2=1", "sid=", "sid = 1"] {
+            assert_eq!(found(line), missing, "{line:?}");
+        }
+        let repeated = Err(MissingKey::RepeatedCookie { name: "sid".into() });
+        assert_eq!(found("sid=a; sid=b"), repeated);
+        let two_lines = parts(&[("cookie", "sid=a"), ("cookie", "sid=a")]);
+        assert_eq!(cookie.of(&two_lines), repeated);
+    }
+
+    /// Fault H8.
+    #[test]
+    fn combined_keys_never_meet() {
+        let both = Key::header(API_KEY).and(Key::header(HeaderName::from_static("x-b")));
+        let joined = |a, b| key(&both, &parts(&[("x-api-key", a), ("x-b", b)]));
+        assert_ne!(joined("a:b", "c"), joined("a", "b:c"));
+        assert_ne!(joined("1:a", "b"), joined("1", "a1:b"));
+        assert!(both.of(&parts(&[("x-api-key", "a")])).is_err());
+
+        // A client that sends an address as its API key does not get the quota of the address.
+        let either = Key::header(API_KEY).or(Key::peer());
+        let by_address = key(&either, &from("192.0.2.1"));
+        let mut forged = from("198.51.100.7");
+        forged.headers.insert(API_KEY, "192.0.2.1".parse().unwrap());
+        assert_ne!(key(&either, &forged), by_address);
+        forged.headers.insert(API_KEY, by_address.parse().unwrap());
+        assert_ne!(key(&either, &forged), by_address);
+    }
+
+    #[test]
+    fn keys_come_from_extensions_functions_methods_and_paths() {
+        #[derive(Clone)]
+        struct User(u32);
+        let user = Key::extension(|user: &User| user.0.to_string());
+        let mut with_user = parts(&[]);
+        with_user.extensions.insert(User(7));
+        assert_eq!(key(&user, &with_user), "7");
+        assert!(matches!(user.of(&parts(&[])), Err(MissingKey::Custom { .. })));
+        let query = Key::from_fn(|parts| parts.uri.query().map(str::to_owned));
+        assert_eq!(key(&query, &parts(&[])), "x=1");
+        assert_eq!(key(&Key::path().and(Key::method()), &parts(&[])), "8:/users/73:GET");
+        assert_eq!(key(&Key::everyone(), &parts(&[])), "");
+    }
+
+    /// Faults H2 and H3.
+    #[test]
+    fn an_address_has_the_key_that_the_server_gives_it() {
+        let peer = Key::peer();
+        assert_eq!(key(&peer, &from("192.0.2.1")), "192.0.2.1");
+        assert_eq!(key(&peer, &from("::ffff:192.0.2.1")), "192.0.2.1");
+        assert_eq!(key(&peer, &from("2001:db8:1:2:3::4")), "2001:db8:1:2::/64");
+        let wide = Key::client(ClientAddress::peer().ipv6_prefix(48));
+        assert_eq!(key(&wide, &from("2001:db8:1:2:3::4")), "2001:db8:1::/48");
+        assert_eq!(peer.of(&parts(&[])), Err(MissingKey::Address));
+    }
+}

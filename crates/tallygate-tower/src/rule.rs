@@ -1,0 +1,175 @@
+//! A rule: which requests a limiter decides on, by which key, for which cost.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use tallygate::Cost;
+
+use crate::key::{Key, MissingKey};
+use crate::limiter::Limiter;
+use crate::settle::Settle;
+
+/// One limiter, and how to use it for a request.
+///
+/// ```
+/// use http::{Method, StatusCode};
+/// use tallygate::Policy;
+/// use tallygate_tower::{Key, RateLimit, Rule, Settle};
+///
+/// let general = Rule::new(Policy::token_bucket(100).per_minute().named("api").build()?, Key::peer());
+/// // Only failed logins count.
+/// let login = Rule::new(Policy::sliding_window_log(5).per_minute().named("login").build()?, Key::peer())
+///     .when(|request| request.method == Method::POST && request.uri.path() == "/login")
+///     .settle(Settle::refund_if(|response| response.status != StatusCode::UNAUTHORIZED));
+/// let layer = RateLimit::all_of([general, login]);
+/// # Ok::<(), tallygate::PolicyError>(())
+/// ```
+#[derive(Clone)]
+pub struct Rule {
+    pub(crate) limiter: Limiter,
+    pub(crate) key: Key,
+    pub(crate) when_missing: WhenMissing,
+    pub(crate) applies: Option<Applies>,
+    pub(crate) cost: Option<CostOf>,
+    pub(crate) tier: Option<TierOf>,
+    pub(crate) settle: Option<Settle>,
+    pub(crate) settle_within: Duration,
+    pub(crate) is_shadow: bool,
+}
+
+pub(crate) type Applies = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type CostOf = Arc<dyn Fn(&Parts) -> Cost + Send + Sync>;
+type TierOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+/// What happens to a request that does not have the key of a rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenMissing {
+    /// The request is denied: with status 400 if the client can correct it, otherwise with 500.
+    #[default]
+    Deny,
+    /// The rule does not apply to the request.
+    Allow,
+    /// All such requests share one quota, that of the empty key.
+    Share,
+}
+
+/// How long a reservation can be settled, unless the rule says otherwise.
+const SETTLE_WITHIN: Duration = Duration::from_secs(600);
+
+impl Rule {
+    /// Applies a limiter to all requests, with a cost of 1 each.
+    #[must_use]
+    pub fn new(limiter: impl Into<Limiter>, key: Key) -> Self {
+        Self {
+            limiter: limiter.into(),
+            key,
+            when_missing: WhenMissing::default(),
+            applies: None,
+            cost: None,
+            tier: None,
+            settle: None,
+            settle_within: SETTLE_WITHIN,
+            is_shadow: false,
+        }
+    }
+
+    /// Sets what happens to requests without the key. Default: they are denied.
+    #[must_use]
+    pub const fn when_missing(mut self, when_missing: WhenMissing) -> Self {
+        self.when_missing = when_missing;
+        self
+    }
+
+    /// Applies the rule only to requests for which the function returns true, such as those of one route.
+    #[must_use]
+    pub fn when(mut self, applies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.applies = Some(Arc::new(applies));
+        self
+    }
+
+    /// Sets the cost of a request. With [`settle`](Self::settle) it is the estimate that is charged first.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Sets the tier of a request. The limiter must have [`Tiers`](tallygate::Tiers); a tier that it does not have is
+    /// an error of the application, and the request is denied with status 500.
+    #[must_use]
+    pub fn tier<T: Into<String>>(
+        mut self,
+        tier: impl Fn(&Parts) -> Option<T> + Send + Sync + 'static,
+    ) -> Self {
+        self.tier = Some(Arc::new(move |parts| tier(parts).map(Into::into)));
+        self
+    }
+
+    /// Corrects the charge when the response is known: the cost is reserved first, and settled then.
+    #[must_use]
+    pub fn settle(mut self, settle: Settle) -> Self {
+        self.settle = Some(settle);
+        self
+    }
+
+    /// Sets how long a request may take until it is settled. After that, the estimate stays charged. Default: 10
+    /// minutes.
+    #[must_use]
+    pub const fn settle_within(mut self, time: Duration) -> Self {
+        self.settle_within = time;
+        self
+    }
+
+    /// Makes the rule a shadow: it decides and charges as if it were enforced, but a request that it would deny is
+    /// only reported, in an event with `shadow = true`. Use it to try out a limit.
+    #[must_use]
+    pub const fn shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
+    }
+
+    /// Returns the question that the rule has about a request; `None` if it does not apply.
+    pub(crate) fn question(
+        &self,
+        index: usize,
+        parts: &Parts,
+    ) -> Option<Result<Question, MissingKey>> {
+        if self.applies.as_ref().is_some_and(|applies| !applies(parts)) {
+            return None;
+        }
+        let key = match (self.key.of(parts), self.when_missing) {
+            (Ok(key), _) => key,
+            (Err(_), WhenMissing::Share) => Vec::new(),
+            (Err(_), WhenMissing::Allow) => return None,
+            (Err(missing), WhenMissing::Deny) => return Some(Err(missing)),
+        };
+        let cost = self.cost.as_ref().map_or(1, |cost| cost(parts));
+        let tier = self.tier.as_ref().and_then(|tier| tier(parts));
+        Some(Ok(Question { rule: index, key, cost, tier }))
+    }
+}
+
+/// A question to the limiter of a rule.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// The index of the rule.
+    pub(crate) rule: usize,
+    pub(crate) key: Vec<u8>,
+    pub(crate) cost: Cost,
+    pub(crate) tier: Option<String>,
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("limiter", &self.limiter)
+            .field("key", &self.key)
+            .field("when_missing", &self.when_missing)
+            .field("settle", &self.settle)
+            .field("is_shadow", &self.is_shadow)
+            .finish_non_exhaustive()
+    }
+}

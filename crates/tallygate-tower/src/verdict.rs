@@ -1,0 +1,402 @@
+//! The verdict on a request, and what is left to do until its response has ended.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use http::{Response, response};
+use tallygate::headers::NamedLimits;
+use tallygate::reservation::Reservation;
+use tallygate::tiers::Access;
+use tallygate::{Cost, Decision, Limit, Ticks};
+
+use crate::in_flight::Place;
+use crate::key::MissingKey;
+use crate::limiter::{Backend, Checked, LimiterError};
+use crate::rate_limit::RateLimit;
+use crate::respond::{self, Denial};
+use crate::rule::Rule;
+use crate::settle::{Meter, When};
+
+/// Whether a request is allowed, and what to do with its response.
+#[must_use = "ignoring a verdict limits nothing"]
+pub struct Verdict {
+    pub(crate) limit: RateLimit,
+    pub(crate) is_grpc: bool,
+    reason: Option<Reason>,
+    /// The decisions of the rules that are enforced, by the index of their rule.
+    checked: Vec<(usize, Checked)>,
+    /// The charges that the response will correct.
+    pub(crate) charges: Vec<Charge>,
+    pub(crate) places: Vec<Place>,
+}
+
+/// Why a request is denied.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A limit denied it, or the failure setting of an unavailable store.
+    Limited,
+    /// All places for requests in flight are taken.
+    InFlight,
+    /// It does not have the key of a rule.
+    MissingKey(MissingKey),
+    /// There is no decision.
+    Failed(LimiterError),
+}
+
+impl Verdict {
+    pub(crate) const fn new(limit: RateLimit, is_grpc: bool) -> Self {
+        Self {
+            limit,
+            is_grpc,
+            reason: None,
+            checked: Vec::new(),
+            charges: Vec::new(),
+            places: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, rule: usize, checked: Checked) {
+        self.checked.push((rule, checked));
+    }
+
+    pub(crate) fn denied(mut self, reason: Reason) -> Self {
+        match &reason {
+            Reason::InFlight => {
+                tracing::info!(policy = "in flight", source = "store", "request denied");
+            }
+            Reason::MissingKey(missing) if missing.is_correctable() => {
+                tracing::info!(reason = %missing, "request denied");
+            }
+            Reason::MissingKey(missing) => tracing::error!(reason = %missing, "request denied"),
+            // These are logged where they happen.
+            Reason::Limited | Reason::Failed(_) => {}
+        }
+        self.reason = Some(reason);
+        self.places.clear();
+        self
+    }
+
+    /// Denies a request that was allowed with a delay above the bound.
+    pub(crate) fn too_slow(mut self, delay: Ticks, max_delay: Ticks) -> Self {
+        for (_, checked) in &mut self.checked {
+            let decision = &mut checked.decision;
+            if decision.delay == delay {
+                decision.allowed = false;
+                decision.retry_after = Some(Ticks(delay.0 - max_delay.0));
+            }
+        }
+        self.denied(Reason::Limited)
+    }
+
+    /// Returns whether the request is allowed.
+    #[must_use]
+    pub const fn is_allowed(&self) -> bool {
+        self.reason.is_none()
+    }
+
+    /// Returns how long the request must wait before it is served, by its leaky bucket. It is 0 without
+    /// [`delay_up_to`](RateLimit::delay_up_to).
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        if self.is_allowed() && self.limit.delays() {
+            self.longest_delay().as_duration()
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Waits for the [delay](Self::delay).
+    pub async fn delayed(&self) {
+        let delay = self.delay();
+        if delay > Duration::ZERO {
+            let timer = &self.limit.settings.timer;
+            timer.sleep_until(timer.after(delay)).await;
+        }
+    }
+
+    pub(crate) fn longest_delay(&self) -> Ticks {
+        let delays = self.checked.iter().map(|(_, checked)| checked.decision.delay);
+        delays.max().unwrap_or(Ticks::ZERO)
+    }
+
+    /// Returns the decision that matters most: the denial, or the one with the least share of its quota left. `None` if
+    /// no rule applied.
+    #[must_use]
+    pub fn decision(&self) -> Option<&Decision> {
+        self.deciding().map(|(_, checked)| &checked.decision)
+    }
+
+    /// Returns the denial, if the request is denied.
+    #[must_use]
+    pub const fn denial(&self) -> Option<Denial<'_>> {
+        match &self.reason {
+            Some(reason) => Some(Denial { verdict: self, reason }),
+            None => None,
+        }
+    }
+
+    /// Returns the response to send if the request is denied.
+    #[must_use]
+    pub fn response(&self) -> Option<Response<Bytes>> {
+        self.denial().map(|denial| respond::response(&denial))
+    }
+
+    /// Returns the meter that the handler counts the actual cost in, if a rule [settles by
+    /// it](crate::Settle::by_meter). The layer puts it into the extensions of the request.
+    #[must_use]
+    pub fn meter(&self) -> Option<&Meter> {
+        self.charges.iter().find_map(|charge| charge.meter.as_ref())
+    }
+
+    /// Settles the charges that depend on the head of the response, adds the header fields of the quota to it, and
+    /// returns the guard to keep until the body has ended.
+    pub async fn respond(mut self, response: &mut response::Parts) -> BodyGuard {
+        self.settle(response).await;
+        self.write_headers(&mut response.headers);
+        self.into_guard()
+    }
+
+    /// Settles the charges that depend on the head of the response.
+    pub async fn settle(&mut self, response: &response::Parts) {
+        for charge in &mut self.charges {
+            let Some(actual) = charge.actual(response) else { continue };
+            let Some(mut reservation) = charge.reservation.take() else { continue };
+            match charge.backend.settle(&mut reservation, actual).await {
+                Ok(decision) => {
+                    let shown = self.checked.iter_mut().find(|(rule, _)| *rule == charge.rule);
+                    if let Some((_, shown)) = shown {
+                        shown.decision.remaining = decision.remaining;
+                        shown.decision.reset_after = decision.reset_after;
+                    }
+                }
+                Err(error) => {
+                    let policy = charge.backend.name();
+                    tracing::warn!(policy, %error, "settlement failed; the estimate stays charged");
+                }
+            }
+        }
+    }
+
+    /// Returns whether [`settle`](Self::settle) is ready at once or has nothing to do.
+    pub(crate) fn settles_at_once(&self) -> bool {
+        self.limit.is_immediate()
+            || !self.charges.iter().any(|charge| matches!(charge.when, Some(When::Response(_))))
+    }
+
+    /// Returns what is left to do when the body has ended.
+    pub fn into_guard(self) -> BodyGuard {
+        let charges = self.charges.into_iter().filter(Charge::is_open).collect();
+        BodyGuard { charges, places: self.places, bytes: 0 }
+    }
+
+    /// Returns the header fields of the quota, and `Retry-After` if the request is denied.
+    #[must_use]
+    pub fn headers(&self) -> HeaderMap {
+        let mut fields = HeaderMap::new();
+        self.write_headers(&mut fields);
+        fields
+    }
+
+    pub(crate) fn write_headers(&self, fields: &mut HeaderMap) {
+        let dialects = &self.limit.settings.dialects;
+        let deciding = self.deciding();
+        if let Some((rule, deciding)) = deciding {
+            deciding.decision.write_headers(self.named(*rule, deciding), dialects, fields);
+        }
+        // The fields of the draft are lists, so they show all rules.
+        for other in &self.checked {
+            if deciding.is_some_and(|deciding| std::ptr::eq(deciding, other)) {
+                continue;
+            }
+            let (rule, checked) = other;
+            let shown = checked.decision.headers(self.named(*rule, checked), dialects);
+            for name in ["ratelimit-policy", "ratelimit"] {
+                if let Some(value) = shown.get(name) {
+                    fields.append(name, value.clone());
+                }
+            }
+        }
+        if let Some(wait) = self.denial().and_then(|denial| denial.retry_after()) {
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            fields.entry(RETRY_AFTER).or_insert(HeaderValue::from(seconds.max(1)));
+        }
+    }
+
+    /// Returns the rule and decision that deny the request, or that have the least share of their quota left.
+    fn deciding(&self) -> Option<&(usize, Checked)> {
+        // A denial by a limit is the last decision that was made, except for one by a delay.
+        let denial = self.checked.iter().find(|(_, checked)| !checked.decision.allowed);
+        let share = |checked: &Checked| {
+            let Decision { remaining, limit, .. } = checked.decision;
+            u128::from(remaining) * u128::from(u64::MAX) / u128::from(limit.max(1))
+        };
+        denial.or_else(|| self.checked.iter().min_by_key(|(_, checked)| share(checked)))
+    }
+
+    fn named<'a>(&'a self, rule: usize, checked: &'a Checked) -> NamedLimits<'a> {
+        (self.limit.settings.rules[rule].limiter.name(), checked.limits()).into()
+    }
+
+    /// Returns the name of the deciding policy.
+    pub(crate) fn policy(&self) -> Option<&str> {
+        let (rule, _) = self.deciding()?;
+        Some(self.limit.settings.rules[*rule].limiter.name())
+    }
+
+    /// Returns the name of the policy, with that of the deciding limit if there are several.
+    pub(crate) fn violated(&self) -> Option<Cow<'_, str>> {
+        let (rule, checked) = self.deciding()?;
+        Some(self.named(*rule, checked).name_of_deciding(&checked.decision))
+    }
+}
+
+impl fmt::Debug for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verdict")
+            .field("reason", &self.reason)
+            .field("checked", &self.checked)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Checked {
+    fn limits(&self) -> &[Limit] {
+        match &self.access {
+            Access::Limited(policy) => policy.limits(),
+            Access::Unlimited | Access::Blocked => &[],
+        }
+    }
+
+    /// Returns the name of a limit.
+    pub(crate) fn limit_name(&self, index: Option<usize>) -> Option<&str> {
+        self.limits().get(index?).map(Limit::name)
+    }
+}
+
+/// A charge that can be corrected.
+pub(crate) struct Charge {
+    /// The index of its rule.
+    rule: usize,
+    backend: Arc<dyn Backend>,
+    /// `None` after it was settled.
+    reservation: Option<Reservation>,
+    /// `None` if the response changes nothing.
+    when: Option<When>,
+    meter: Option<Meter>,
+}
+
+impl Charge {
+    /// Returns the actual cost, if the head of the response determines it.
+    fn actual(&self, response: &response::Parts) -> Option<Cost> {
+        match self.when.as_ref()? {
+            When::Response(actual) => actual(response),
+            When::Bytes(_) | When::Meter => None,
+        }
+    }
+
+    /// Returns whether it is settled when the body has ended.
+    const fn is_open(&self) -> bool {
+        self.reservation.is_some() && matches!(self.when, Some(When::Bytes(_) | When::Meter))
+    }
+
+    fn settle_at_end(self, bytes: u64) {
+        let actual = match &self.when {
+            None | Some(When::Response(_)) => None,
+            Some(When::Bytes(cost)) => Some(cost(bytes)),
+            Some(When::Meter) => self.meter.as_ref().and_then(Meter::total),
+        };
+        if let Some((reservation, actual)) = self.reservation.zip(actual) {
+            self.backend.settle_in_background(reservation, actual);
+        }
+    }
+}
+
+/// The charges of a decision that is not complete. If it is dropped, they are returned.
+#[derive(Default)]
+pub(crate) struct Charges(Vec<Charge>);
+
+impl Charges {
+    pub(crate) fn add(&mut self, index: usize, rule: &Rule, reservation: Option<Reservation>) {
+        if reservation.is_some() {
+            let when = rule.settle.as_ref().map(|settle| settle.0.clone());
+            let meter = matches!(when, Some(When::Meter)).then(Meter::default);
+            let backend = rule.limiter.backend.clone();
+            self.0.push(Charge { rule: index, backend, reservation, when, meter });
+        }
+    }
+
+    /// Returns all charges.
+    pub(crate) async fn cancel(&mut self) {
+        while let Some(charge) = self.0.last_mut() {
+            if let Some(reservation) = &mut charge.reservation {
+                // If a charge cannot be returned, the client is allowed less, never more.
+                let _ = charge.backend.settle(reservation, 0).await;
+            }
+            self.0.pop();
+        }
+    }
+
+    /// Keeps the charges, and returns those that the response will correct.
+    pub(crate) fn kept(mut self) -> Vec<Charge> {
+        let mut charges = std::mem::take(&mut self.0);
+        charges.retain(|charge| charge.when.is_some());
+        charges
+    }
+}
+
+impl Drop for Charges {
+    fn drop(&mut self) {
+        for charge in std::mem::take(&mut self.0) {
+            if let Some(reservation) = charge.reservation {
+                charge.backend.settle_in_background(reservation, 0);
+            }
+        }
+    }
+}
+
+/// What is left to do when the body of a response has ended: it settles charges, and gives back places in flight.
+///
+/// It does so when it is dropped, also if the body was cut off.
+#[must_use = "keep it until the body has ended"]
+#[derive(Default)]
+pub struct BodyGuard {
+    charges: Vec<Charge>,
+    places: Vec<Place>,
+    bytes: u64,
+}
+
+impl BodyGuard {
+    /// Counts bytes of the body, for [`Settle::by_bytes`](crate::Settle::by_bytes).
+    pub const fn sent(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Returns whether there is nothing left to do.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.charges.is_empty() && self.places.is_empty()
+    }
+}
+
+impl Drop for BodyGuard {
+    fn drop(&mut self) {
+        for charge in std::mem::take(&mut self.charges) {
+            charge.settle_at_end(self.bytes);
+        }
+    }
+}
+
+impl fmt::Debug for BodyGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BodyGuard")
+            .field("charges", &self.charges.len())
+            .field("places", &self.places.len())
+            .field("bytes", &self.bytes)
+            .finish()
+    }
+}

@@ -1,0 +1,14 @@
+//! The layer in real servers over loopback: axum, hyper and tonic, HTTP/1 and HTTP/2.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::result_large_err, reason = "the status of tonic is large")]
+
+mod axum_services;
+mod cancellation;
+mod charges;
+mod client_addresses;
+mod grpc;
+mod hyper_services;
+mod network;
+mod outgoing;
+mod redis_store;
+mod verdicts;
