@@ -1,25 +1,30 @@
-//! Backtests: what a limit would have done to the requests of a log.
+//! Backtests limits on an access log: which of its requests would each limit have denied?
+//!
+//! Start with [`backtest`], which returns a [`Report`]; [`write_text`] and [`write_html`] show it, and serializing it gives
+//! the JSON report.
 //!
 //! | question | file |
 //! |---|---|
 //! | Where does the log come from? | `input.rs` |
-//! | What is on a line? | `format.rs`: `combined.rs`, `json.rs`, `table.rs`; times in `moment.rs` |
-//! | Whose request is it? | `key.rs` |
-//! | How do lines become requests? | `reading.rs`, in a thread of its own |
-//! | What is decided and counted? | `tally.rs`, with `activity.rs` for peaks and `timeline.rs` for when |
-//! | Which limit would have spared nearly all? | `suggest.rs`, on `spool.rs` |
-//! | What is told? | `report.rs`, as `text.rs` or `html.rs` |
+//! | How is a line parsed? | `format.rs`: `combined.rs`, `json.rs`, `table.rs`; times in `timestamp.rs` |
+//! | Which client made a request? | `key.rs` |
+//! | Which lines take part? | `filter.rs` |
+//! | What is tried? | `trial.rs` |
+//! | How do lines become requests? | `reading.rs`, in a separate thread |
+//! | How are requests decided and counted? | `tally.rs`, with `activity.rs` for peaks and `timeline.rs` for counts over time |
+//! | Which limit would have denied almost no client? | `suggest.rs`, on `spool.rs` |
+//! | What does a report contain? | `report.rs`, shown by `text.rs` and `html.rs` |
 //!
-//! What is decided is decided by the core, request by request, in the order of the log. Memory grows with the clients.
+//! The core decides every request, in the order of the log. Memory grows with the number of clients, not of requests.
 
 mod activity;
 mod combined;
+mod filter;
 mod format;
 mod html;
 mod input;
 mod json;
 mod key;
-mod moment;
 mod reading;
 mod report;
 mod share;
@@ -29,6 +34,8 @@ mod table;
 mod tally;
 mod text;
 mod timeline;
+mod timestamp;
+mod trial;
 
 use std::fmt;
 use std::io;
@@ -36,117 +43,135 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
-use tallygate_core::{Limit, Ticks};
+use tallygate_core::Ticks;
 
-pub use format::{Format, Wanted};
+pub use filter::LineFilter;
+pub use format::{Format, LogOptions};
 pub use html::write as write_html;
 pub use input::Input;
 pub use key::KeyFrom;
-pub use reading::ABANDONED;
+pub use reading::UPLOAD_ABORTED;
 pub use report::Report;
 pub use share::Share;
 use tally::Tally;
 pub use text::{grouped, write as write_text};
+pub use trial::Trial;
 
-/// What is asked.
+/// The log format, the policies to try and the contents of the report.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// How lines are read, and whose requests they are.
-    pub wanted: Wanted,
-    /// The limits that are tried.
-    pub policies: Vec<Limit>,
-    /// The window of the peaks.
+pub struct BacktestPlan {
+    /// How lines are parsed, and which field identifies the client.
+    pub log: LogOptions,
+    /// The policies to try.
+    pub policies: Vec<Trial>,
+    /// The window in which each client's peak is counted.
     pub peak: Ticks,
-    /// Finds for each policy the least limit that would have spared this share of clients.
+    /// Suggest, for each policy, the smallest limit that denies no request of this share of clients.
     pub suggest: Option<Share>,
-    /// How many clients are told of those hit hardest.
+    /// The number of most denied clients in the report.
     pub top: usize,
 }
 
-/// How much is taken on.
+/// Limits on the size of a backtest.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The most bytes of the inputs, unpacked.
+    /// The most bytes of the inputs after decompression.
     pub unpacked_bytes: u64,
-    /// The most memory that the clients' names, counts and states may take, by an estimate from above.
+    /// The most memory for the clients' names, counts and states, compared with an upper estimate.
     pub memory_bytes: u64,
 }
 
 impl Bounds {
-    /// No bounds, for logs of one's own.
+    /// No bounds, for local logs.
     pub const NONE: Self = Self { unpacked_bytes: u64::MAX, memory_bytes: u64::MAX };
 }
 
-/// How far a backtest is.
+/// The progress of a backtest.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Progress {
-    /// It reads and decides.
+    /// Requests are read and decided.
     Reading {
-        /// Bytes of the inputs that were read, as they are stored.
+        /// Bytes read from the inputs, before decompression.
         bytes: u64,
-        /// Lines that were decided.
+        /// Lines read so far.
         lines: u64,
     },
-    /// All was read, and it looks for the limits that spare enough clients.
+    /// All requests are decided; limits are searched for the suggestions.
     Suggesting,
 }
 
-/// Why there is no report.
+/// Why a backtest failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BacktestError {
-    /// The lines cannot be read as is asked.
+    /// The log does not have the requested or a known format.
     Format(String),
-    /// More than is taken on.
-    TooLarge {
-        /// What there is too much of.
-        what: &'static str,
-        /// The most that is taken on.
-        most: u64,
+    /// The log exceeds [`Bounds::unpacked_bytes`].
+    LogTooLarge {
+        /// The bound.
+        max_bytes: u64,
+    },
+    /// The clients exceed [`Bounds::memory_bytes`].
+    TooMuchMemory {
+        /// The bound.
+        max_bytes: u64,
     },
     /// The temporary file cannot be written or read.
     Spool(io::Error),
-    /// Whoever sent the log has gone.
-    Abandoned,
+    /// The client closed the connection before the log was complete.
+    UploadAborted,
 }
 
 impl fmt::Display for BacktestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Format(reason) => f.write_str(reason),
-            Self::TooLarge { what, most } => write!(f, "more than {most} {what}"),
-            Self::Abandoned => f.write_str("the log was not sent to its end"),
-            Self::Spool(error) => write!(f, "the temporary file for suggestions: {error}"),
+            Self::LogTooLarge { max_bytes } => write!(
+                f,
+                "the log has more than {max_bytes} bytes after decompression (each line counts as at least 64 bytes); \
+                 send a smaller part of it"
+            ),
+            Self::TooMuchMemory { max_bytes } => write!(
+                f,
+                "the clients of the log need more than {max_bytes} bytes of memory; \
+                 send a log with fewer clients, or try fewer policies"
+            ),
+            Self::UploadAborted => f.write_str("the upload ended before the log was complete"),
+            Self::Spool(error) => {
+                write!(f, "cannot use the temporary file for suggestions: {error}")
+            }
         }
     }
 }
 
 impl std::error::Error for BacktestError {}
 
-/// Batches that may wait to be decided.
-const WAITING: usize = 8;
+/// The most parsed batches that wait to be decided.
+const MAX_QUEUED_BATCHES: usize = 8;
 
-/// Reads inputs and decides the requests in them. `watch` is called now and then with the progress.
+/// Reads logs, decides their requests with every policy, and returns the report. Calls `watch` with the progress after each
+/// batch of lines.
 ///
 /// # Errors
-/// The lines cannot be read as the plan asks, or there are more than the bounds allow.
+/// Returns an error if the log does not have the format of the plan, if it exceeds the bounds, or if the temporary file
+/// fails. A line that cannot be parsed is not an error: the report counts it.
 pub fn backtest(
     inputs: Vec<Input>,
-    plan: &Plan,
+    plan: &BacktestPlan,
     bounds: &Bounds,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Report, BacktestError> {
-    let tally = counted(inputs, plan, bounds, watch)?;
+    let tally = count_requests(inputs, plan, bounds, watch)?;
     if plan.suggest.is_some() {
         watch(Progress::Suggesting);
     }
     Report::of(tally, plan)
 }
 
-fn counted(
+fn count_requests(
     inputs: Vec<Input>,
-    plan: &Plan,
+    plan: &BacktestPlan,
     bounds: &Bounds,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Tally, BacktestError> {
@@ -154,12 +179,12 @@ fn counted(
     let bytes = Arc::new(AtomicU64::new(0));
     let hasher = tally.clients.hasher();
     std::thread::scope(|scope| {
-        let (sender, batches) = sync_channel(WAITING);
-        let (wanted, bytes, hasher) = (&plan.wanted, &bytes, &hasher);
+        let (sender, batches) = sync_channel(MAX_QUEUED_BATCHES);
+        let (options, bytes, hasher) = (&plan.log, &bytes, &hasher);
         let reading =
-            scope.spawn(move || reading::read(inputs, wanted, bounds, hasher, bytes, &sender));
+            scope.spawn(move || reading::read(inputs, options, bounds, hasher, bytes, &sender));
         for batch in batches {
-            tally.take(batch)?;
+            tally.add(batch)?;
             let bytes = bytes.load(Ordering::Relaxed);
             progress(Progress::Reading { bytes, lines: tally.lines });
         }

@@ -1,73 +1,83 @@
-//! What must hold of every trace, log and limit, however hostile: one function per fuzz target.
+//! Properties of every trace, log and limit, also of hostile ones: one function per fuzz target.
 //!
-//! cargo-fuzz runs them with what it makes up (`fuzz/`, `scripts/fuzz`), the tests below with the seeds in
-//! `fuzz/corpus` and mutations of them. Each returns if the input is decided or refused as it should be, and panics if
-//! not.
+//! cargo-fuzz calls the functions with generated input (`fuzz/`, `scripts/fuzz`); the tests below call them with the seeds
+//! in `fuzz/corpus` and mutations of the seeds. A function panics if its property does not hold.
 
-use std::fmt::Write as _;
 use std::io::{self, Read};
 
 use tallygate_core::Ticks;
 
 use crate::backtest::{
-    BacktestError, Bounds, Format, Input, Plan, Report, Share, Wanted, backtest,
+    BacktestError, BacktestPlan, Bounds, Format, Input, LogOptions, Report, Share, Trial, backtest,
 };
-use crate::spelling;
+use crate::limit_syntax;
 
 pub use crate::replay::fuzzing::replay;
 
-/// Lines of a log, plain or packed: however they are cut into reads, the report is the same, and it adds up.
+/// Backtests a log, plain or compressed. The report does not depend on how the log is split into reads, and its counts add up.
 pub fn log_line(input: &[u8]) {
     let [choice, size, log @ ..] = input else { return };
     let formats = [None, Some(Format::Combined), Some(Format::Json), Some(Format::Csv)];
     let keys = ["ip", "header:x-api-key", "field:user", "header:user-agent"];
     let suggest = if choice & 16 == 0 { None } else { "99.9".parse::<Share>().ok() };
-    let limit = |text| spelling::parse(text).expect("a limit");
-    let plan = Plan {
-        wanted: Wanted {
-            key: keys[usize::from(choice >> 2 & 3)].parse().expect("a key"),
+    let trial = |text| Trial::parse(text).expect("the policy is valid");
+    let filters = ["path!=/a", "user=*"].map(|filter| filter.parse().expect("the filter is valid"));
+    let plan = BacktestPlan {
+        log: LogOptions {
+            key: keys[usize::from(choice >> 2 & 3)].parse().expect("the key is valid"),
             format: formats[usize::from(choice & 3)],
             time: (choice & 32 != 0).then(|| "when".to_owned()),
+            filters: if choice & 128 == 0 { Vec::new() } else { filters.to_vec() },
         },
-        policies: vec![limit("token_bucket 2/1m"), limit("sliding_window_log 3/1s")],
+        policies: vec![
+            trial("token_bucket 2/1m"),
+            trial("sliding_window_log 3/1s, sliding_window_counter 9/1h"),
+        ],
         peak: Ticks(60_000_000_000),
         suggest,
         top: 3,
     };
-    let whole = reported(log.to_vec(), usize::MAX, &plan);
-    let pieces = reported(log.to_vec(), usize::from(*size) + 1, &plan);
+    let whole = run_backtest(log.to_vec(), usize::MAX, &plan);
+    let pieces = run_backtest(log.to_vec(), usize::from(*size) + 1, &plan);
     match (&whole, &pieces) {
         (Ok(whole), Ok(pieces)) => assert_eq!(whole, pieces),
-        // Which of several reasons is met first depends on how much was read by then.
+        // If there are several errors, the one that is found first depends on the size of the reads.
         (Err(_), Err(_)) => {}
-        _ => unreachable!("cut into pieces of {size} and one: {whole:?} and {pieces:?}"),
+        _ => unreachable!("whole: {whole:?}; in pieces of {size} + 1 bytes: {pieces:?}"),
     }
     if !log.starts_with(&[0x1f, 0x8b]) && choice & 64 != 0 {
-        let packed = reported(gzip(log), usize::MAX, &plan);
-        assert_eq!(whole.ok(), packed.ok(), "packed, it is the same log");
+        let packed = run_backtest(gzip(log), usize::MAX, &plan);
+        assert_eq!(whole.ok(), packed.ok(), "the compressed log gives the same report");
     }
 }
 
-fn reported(log: Vec<u8>, piece: usize, plan: &Plan) -> Result<serde_json::Value, BacktestError> {
+fn run_backtest(
+    log: Vec<u8>,
+    piece: usize,
+    plan: &BacktestPlan,
+) -> Result<serde_json::Value, BacktestError> {
     let bounds = Bounds { unpacked_bytes: 1 << 20, memory_bytes: 1 << 20 };
     let report: Report =
         backtest(vec![Input::upload(Pieces::new(log, piece))], plan, &bounds, &mut |_| {})?;
-    assert_eq!(report.lines, report.requests + report.unreadable + report.without_key);
+    let lines = report.requests + report.unreadable + report.without_key + report.filtered;
+    assert_eq!(report.lines, lines);
     for policy in &report.policies {
-        assert_eq!(policy.allowed + policy.refused, report.requests, "{}", policy.policy);
-        assert!(policy.clients_refused <= report.clients);
+        assert_eq!(policy.allowed + policy.denied, report.requests, "{}", policy.policy);
+        assert!(policy.clients_denied <= report.clients);
     }
-    Ok(serde_json::to_value(&report).expect("a report is JSON"))
+    Ok(serde_json::to_value(&report).expect("the report serializes to JSON"))
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let level = flate2::Compression::fast();
     let mut packed = Vec::new();
-    flate2::bufread::GzEncoder::new(bytes, level).read_to_end(&mut packed).expect("memory");
+    flate2::bufread::GzEncoder::new(bytes, level)
+        .read_to_end(&mut packed)
+        .expect("compressing into memory succeeds");
     packed
 }
 
-/// Bytes that come a few at a time.
+/// A reader that returns at most `piece` bytes per read.
 pub(crate) struct Pieces {
     bytes: io::Cursor<Vec<u8>>,
     piece: usize,
@@ -86,20 +96,18 @@ impl Read for Pieces {
     }
 }
 
-/// A limit in a line: what is read is printed so that it is read as the same.
-pub fn spelled(input: &[u8]) {
+/// Parses a limit, prints it and parses it again: the result is the same limit.
+pub fn limit_syntax(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    match spelling::parse(text) {
+    match limit_syntax::parse(text) {
         Ok(limit) => {
-            let printed = spelling::Spelled::new(&limit).to_string();
-            let again = spelling::parse(&printed);
-            let again = again.unwrap_or_else(|error| unreachable!("{printed:?}: {error}"));
-            assert_eq!(limit.numbers(), again.numbers(), "{printed}");
+            let printed = limit_syntax::LimitText::new(&limit).to_string();
+            let reparsed = limit_syntax::parse(&printed);
+            let reparsed = reparsed.unwrap_or_else(|error| unreachable!("{printed:?}: {error}"));
+            assert_eq!(limit.numbers(), reparsed.numbers(), "{printed}");
         }
         Err(error) => {
-            let mut told = String::new();
-            write!(told, "{error}").expect("a message");
-            assert!(!told.is_empty());
+            assert!(!error.to_string().is_empty());
         }
     }
 }
@@ -118,8 +126,8 @@ mod tests {
     }
 
     corpus! {
-        log_line: 500, a_log_is_the_same_in_any_pieces;
-        replay: 1000, a_trace_is_decided_the_same_in_any_pieces;
-        spelled: 5000, what_is_printed_of_a_limit_is_read_as_the_same;
+        log_line: 500, a_report_does_not_depend_on_the_size_of_reads;
+        replay: 1000, a_replay_does_not_depend_on_the_size_of_reads;
+        limit_syntax: 5000, a_printed_limit_parses_as_the_same_limit;
     }
 }

@@ -1,66 +1,92 @@
-//! One line of a replay: `request CLIENT TIMESTAMP [COST]`.
+//! Parses one line of a replay: `request CLIENT TIMESTAMP [COST]`, or the same as a list:
+//! `["request", "alice", "0"]`.
 //!
-//! Clients are bytes, not text. Numbers are decimal digits and nothing else, but for the minus sign
-//! of a timestamp: `+1`, `1e3`, `0x10` and `1_000` are refused, never guessed at.
+//! In a plain line, a client is any bytes without white space; in a list, it is any string. Numbers are decimal digits only,
+//! with or without quotes in a list; a timestamp may have a minus sign. `+1`, `1e3`, `0x10` and `1_000` are errors.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use serde::de::{self, Deserialize, Deserializer, Visitor};
 use tallygate_core::{Cost, Tick};
 
-/// What a line asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A parsed line.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Instruction<'a> {
-    /// A request to decide.
+    /// A request to be decided.
     Request {
-        /// Whose.
-        client: &'a [u8],
-        /// When.
+        /// The client's name.
+        client: Cow<'a, [u8]>,
+        /// The time of the request.
         now: Tick,
-        /// How much; 1 if the line does not say.
+        /// The units that the request charges; 1 if the line has no cost.
         cost: Cost,
     },
-    /// Another word: it counts as an instruction, and is skipped.
+    /// A line that starts with another word. It counts as an instruction and is skipped.
     Other,
 }
 
 impl<'a> Instruction<'a> {
-    /// Reads a line; `None` if it is blank.
+    /// Parses a line. Returns `None` if the line is blank.
     ///
     /// # Errors
-    /// It is a request, but not one that can be read.
+    /// Returns an error if the line is a request with a missing, malformed or extra field, or an incomplete list.
     #[inline]
     pub fn parse(line: &'a [u8]) -> Result<Option<Self>, InstructionError> {
         let mut fields = Fields(line);
-        let Some(word) = fields.next() else { return Ok(None) };
-        if word != b"request" {
-            return Ok(Some(Self::Other));
+        match fields.next() {
+            None => Ok(None),
+            Some(b"request") => Self::request(fields.map(Cow::Borrowed)).map(Some),
+            Some([b'[', ..]) => Self::parse_list(line).map(Some),
+            Some(_) => Ok(Some(Self::Other)),
         }
+    }
+
+    /// Parses a line that is a JSON list. A comma after the list is accepted, as in a list of lists.
+    #[cold]
+    fn parse_list(line: &'a [u8]) -> Result<Self, InstructionError> {
+        let line = line.trim_ascii();
+        let list = line.strip_suffix(b",").unwrap_or(line);
+        let list: Vec<ListItem<'a>> = serde_json::from_slice(list).map_err(|_| {
+            let expected =
+                "a list of texts and whole numbers, such as [\"request\", \"alice\", \"0\"]";
+            InstructionError::found(line, expected)
+        })?;
+        let mut fields = list.into_iter().map(|item| item.0);
+        match fields.next() {
+            Some(word) if *word == *b"request" => Self::request(fields),
+            _ => Ok(Self::Other),
+        }
+    }
+
+    /// Parses the fields after `request`.
+    #[inline]
+    fn request(mut fields: impl Iterator<Item = Cow<'a, [u8]>>) -> Result<Self, InstructionError> {
         let client =
             fields.next().ok_or_else(|| InstructionError::missing("a client after `request`"))?;
         let now = fields
             .next()
             .ok_or_else(|| InstructionError::missing("a timestamp after the client"))?;
-        let now = signed(now)
-            .ok_or_else(|| InstructionError::found(now, "a timestamp, a whole 64-bit number"))?;
+        let now = signed(&now)
+            .ok_or_else(|| InstructionError::found(&now, "a timestamp, a whole 64-bit number"))?;
         let cost = match fields.next() {
             None => 1,
-            Some(cost) => unsigned(cost).ok_or_else(|| {
-                InstructionError::found(cost, "a cost, a whole 64-bit number without a sign")
+            Some(cost) => unsigned(&cost).ok_or_else(|| {
+                InstructionError::found(&cost, "a cost, a whole 64-bit number without a sign")
             })?,
         };
         match fields.next() {
-            None => Ok(Some(Self::Request { client, now: Tick(now), cost })),
+            None => Ok(Self::Request { client, now: Tick(now), cost }),
             Some(extra) => {
-                Err(InstructionError::found(extra, "the end of the line after the cost"))
+                Err(InstructionError::found(&extra, "the end of the line after the cost"))
             }
         }
     }
 
-    /// Reads a line that holds one signed number and nothing else, as the head of a replay does;
-    /// `None` if it is blank.
+    /// Parses a line with one signed number, as in the header of a replay. Returns `None` if the line is blank.
     ///
     /// # Errors
-    /// It holds something else than `expected`, which the error quotes.
+    /// Returns an error if the line has anything else; the error names `expected`.
     pub fn parse_number(
         line: &[u8],
         expected: &'static str,
@@ -75,7 +101,42 @@ impl<'a> Instruction<'a> {
     }
 }
 
-/// The fields of a line, between spaces, tabs and line ends.
+/// A text or a whole number in a list, as the bytes that a plain line would have.
+struct ListItem<'a>(Cow<'a, [u8]>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for ListItem<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ListItemVisitor).map(ListItem)
+    }
+}
+
+struct ListItemVisitor;
+
+impl<'de> Visitor<'de> for ListItemVisitor {
+    type Value = Cow<'de, [u8]>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text or a whole number")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(text.as_bytes()))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(text.as_bytes().to_vec()))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(number.to_string().into_bytes()))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(number.to_string().into_bytes()))
+    }
+}
+
+/// Iterates over the fields of a line, which spaces, tabs and line ends separate.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -117,16 +178,16 @@ fn signed(digits: &[u8]) -> Option<i64> {
     }
 }
 
-/// Why an instruction cannot be read: what was found, and what was expected.
+/// Why an instruction is not valid: the text that was found, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstructionError {
     line: Option<usize>,
-    /// What was found, safe to print; `None` at the end of the line.
+    /// The text that was found, escaped for printing; `None` at the end of the line.
     found: Option<String>,
     expected: &'static str,
 }
 
-/// How much of what was found an error quotes, in bytes.
+/// The most bytes of the found text that an error quotes.
 const QUOTED: usize = 60;
 
 impl InstructionError {
@@ -142,12 +203,12 @@ impl InstructionError {
         // Writing to a string cannot fail.
         let _ = write!(quoted, "`{}`", found[..found.len().min(QUOTED)].escape_ascii());
         if found.len() > QUOTED {
-            let _ = write!(quoted, " and {} bytes more", found.len() - QUOTED);
+            let _ = write!(quoted, " and {} more bytes", found.len() - QUOTED);
         }
         Self { line: None, found: Some(quoted), expected }
     }
 
-    /// The same error, with the line it is on, counted from 1.
+    /// Returns the error with a line number, counted from 1.
     #[must_use]
     pub fn at_line(mut self, line: usize) -> Self {
         self.line = Some(line);

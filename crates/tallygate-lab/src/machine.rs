@@ -1,21 +1,21 @@
-//! A limit's own state machine, chosen once and not with every request.
+//! Static dispatch on a limit's algorithm: the state machine is chosen once, not for every request.
 
 use tallygate_core::{Algorithm, Limit, Machine};
 
-/// Something that is made for one algorithm, whichever it turns out to be.
-pub(crate) trait ForMachine {
-    type Made;
+/// Code that runs with the concrete algorithm of a limit.
+pub(crate) trait MachineVisitor {
+    type Output;
 
-    fn made<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Self::Made;
+    fn visit<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Self::Output;
 }
 
-/// Makes it for the algorithm of a limit.
-pub(crate) fn for_machine<M: ForMachine>(limit: &Limit, make: M) -> M::Made {
+/// Calls the visitor with the algorithm of a limit.
+pub(crate) fn visit_machine<M: MachineVisitor>(limit: &Limit, visitor: M) -> M::Output {
     match *limit.machine() {
-        Machine::Bucket(rule) => make.made(rule),
-        Machine::WideBucket(rule) => make.made(rule),
-        Machine::FixedWindow(rule) => make.made(rule),
-        Machine::SlidingWindowLog(rule) => make.made(rule),
-        Machine::SlidingWindowCounter(rule) => make.made(rule),
+        Machine::Bucket(rule) => visitor.visit(rule),
+        Machine::WideBucket(rule) => visitor.visit(rule),
+        Machine::FixedWindow(rule) => visitor.visit(rule),
+        Machine::SlidingWindowLog(rule) => visitor.visit(rule),
+        Machine::SlidingWindowCounter(rule) => visitor.visit(rule),
     }
 }

@@ -1,30 +1,30 @@
-//! The known name that a misspelled one probably means.
+//! Finds the known name that a misspelled one probably means.
 
-/// The longest name for which a nearest one is looked for, in bytes.
+/// The longest misspelled name that is compared with known names, in bytes.
 const LONGEST_NAME: usize = 64;
 
-/// Returns the known name that was probably meant, if one is near.
+/// Returns the known name that was probably meant, if one is similar.
 pub fn nearest<K: AsRef<str> + Ord>(name: &str, known: impl Iterator<Item = K>) -> Option<K> {
     nearest_of(name, known, usize::MAX)
 }
 
-/// Returns the nearest known name, if one is near, and compares at most `most` names of about its length.
+/// Returns the most similar known name, if one is similar, and compares at most `max_compared` names of about its length.
 ///
-/// To compare two names takes time in the product of their lengths, so long names have no nearest one.
+/// Comparing two names takes time proportional to the product of their lengths, so a long name is not compared at all.
 pub fn nearest_of<K: AsRef<str> + Ord>(
     name: &str,
     known: impl Iterator<Item = K>,
-    most: usize,
+    max_compared: usize,
 ) -> Option<K> {
     let farthest = |known: &K| known.as_ref().len() / 3 + 1;
     known
         .filter(|_| name.len() <= LONGEST_NAME)
         .filter(|known| known.as_ref().len().abs_diff(name.len()) <= farthest(known))
-        .take(most)
+        .take(max_compared)
         .map(|known| (strsim::osa_distance(name, known.as_ref()), known))
         .filter(|(distance, known)| *distance <= farthest(known))
         .min()
-        .map(|(_, near)| near)
+        .map(|(_, nearest)| nearest)
 }
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_name_differs_in_at_most_a_third_of_its_letters_and_one() {
+    fn a_similar_name_differs_in_at_most_a_third_of_its_letters_plus_one() {
         let known = ["api", "login", "search"];
         let nearest = |name| nearest(name, known.into_iter());
         assert_eq!(nearest("serach"), Some("search"));
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_names_are_compared() {
+    fn at_most_the_given_number_of_names_is_compared() {
         let known = ["xxxxxx", "search"];
         assert_eq!(nearest_of("serach", known.into_iter(), 1), None);
         assert_eq!(nearest_of("serach", known.into_iter(), 2), Some("search"));

@@ -1,22 +1,24 @@
-//! What limits would do to made-up traffic: the same traffic under each algorithm, in virtual time.
+//! Simulates generated traffic: decides the same requests with each algorithm, in virtual time.
+//!
+//! Start with [`report`], which runs a [`Scenario`]; [`draw`] and [`page`] show the result.
 //!
 //! | question | file |
 //! |---|---|
-//! | What is asked for, and what may be? | `scenario.rs` |
-//! | Who comes when? | `traffic.rs`, with chance from `chance.rs` |
-//! | What is decided, and who comes again? | `run.rs` |
-//! | What is drawn of it? | `series.rs` |
-//! | What does the reply say? | `report.rs`, with the policies as text from `policy_text.rs` |
-//! | Why was a request decided as it was? | `arithmetic.rs` |
+//! | Which traffic and which limit, within which bounds? | `scenario.rs` |
+//! | When does each request arrive? | `traffic.rs`, with random numbers from `random.rs` |
+//! | How is each request decided, and which clients retry? | `run.rs` |
+//! | Which curves does a report contain? | `series.rs` |
+//! | What does a report contain? | `report.rs`, with the policies as text from `policy_text.rs` |
+//! | Why was a request allowed or denied? | `arithmetic.rs` |
 //! | How is a report shown? | `terminal.rs`, `html.rs` |
 //!
-//! A tick is a microsecond. Every decision is the core's: nothing here knows how an algorithm decides. The same
-//! scenario gives the same bytes, on any machine, over HTTP as on the command line.
+//! A tick is a microsecond. The core makes every decision. The same scenario gives the same bytes on every machine, over
+//! HTTP and on the command line.
 
 mod arithmetic;
-mod chance;
 mod html;
 mod policy_text;
+mod random;
 mod report;
 mod run;
 mod scenario;

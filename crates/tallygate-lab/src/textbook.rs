@@ -1,7 +1,7 @@
-//! The textbook token bucket in whole ticks, to the letter.
+//! The textbook token bucket in whole ticks, exactly as textbooks describe it.
 //!
-//! It is here to be replayed and compared with, not to serve. Its refill moves the clock by a floor,
-//! which hands out up to a tick a refill: 3 per 10 admits one per 3 ticks, not per 3⅓. The
+//! It exists for replays and comparisons, not for production. Every refill rounds the elapsed time down and so gains up to
+//! one tick: 3 per 10 ticks allows one request per 3 ticks instead of one per 3⅓. The exact
 //! [`Bucket`](tallygate_core::Bucket) has no such drift.
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use tallygate_core::{Cost, Tick, Ticks};
 
 use crate::instruction::{Instruction, InstructionError};
 
-/// Capacity and window as the exercise gives them: any numbers, with a meaning for each.
+/// A textbook token bucket. Every capacity and window is valid.
 ///
-/// With a window of 0 or below nothing refills; with a capacity of 0 or below all is denied.
+/// With a window of 0 or less, nothing refills. With a capacity of 0 or less, every request is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Textbook {
     capacity: i64,
@@ -21,21 +21,21 @@ pub struct Textbook {
     burst: i64,
 }
 
-/// A client's tokens and the time up to which refills have been settled.
+/// The state of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextbookState {
-    /// What it may use at once.
+    /// The tokens that the client has left.
     pub tokens: i64,
-    /// Up to when refills have been settled.
+    /// The time up to which refills have been added.
     pub last: Tick,
 }
 
-/// The answer to an instruction.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// The request may go ahead.
+    /// The request is allowed.
     Allow,
-    /// It may not.
+    /// The request is denied.
     Deny,
 }
 
@@ -55,26 +55,26 @@ impl fmt::Display for Verdict {
 }
 
 impl Textbook {
-    /// A bucket that holds `capacity` and earns as much a window.
+    /// Creates a bucket that holds `capacity` tokens and refills as many per window.
     #[must_use]
     pub const fn new(capacity: i64, window: i64) -> Self {
         Self { capacity, window, burst: capacity }
     }
 
-    /// The same rate in a bucket of another size.
+    /// Sets the number of tokens that the bucket holds. The rate does not change.
     #[must_use]
     pub const fn burst(mut self, burst: i64) -> Self {
         self.burst = burst;
         self
     }
 
-    /// A new client: full, at the time of its first request.
+    /// Returns the state of a new client: a full bucket at the time of its first request.
     #[must_use]
-    pub const fn first(&self, now: Tick) -> TextbookState {
+    pub const fn full_state(&self, now: Tick) -> TextbookState {
         TextbookState { tokens: self.burst, last: now }
     }
 
-    /// Settles the refill, on denials too, and decides.
+    /// Adds the refill, then decides a request. A denied request keeps the refill.
     #[inline]
     pub fn decide(&self, state: &mut TextbookState, now: Tick, cost: Cost) -> bool {
         let Self { capacity, window, burst } = *self;
@@ -83,7 +83,7 @@ impl Textbook {
         }
         let elapsed = now.since(state.last).0;
         if elapsed > 0 && window > 0 {
-            // Both factors fit 64 bits without a sign, so their product fits 127.
+            // The elapsed time is below 2⁶⁴ and the capacity below 2⁶³, so the product fits 127 bits.
             let refill = i128::from(elapsed) * i128::from(capacity) / i128::from(window);
             if refill > 0 {
                 let tokens = i128::from(state.tokens) + refill;
@@ -109,12 +109,12 @@ impl Textbook {
     }
 }
 
-/// Decides a list of instructions by the textbook rule, one verdict a request.
+/// Decides a list of instructions with the textbook rule and returns one verdict per request.
 ///
 /// Instructions other than `request` are skipped.
 ///
 /// # Errors
-/// A request is not `request CLIENT TIMESTAMP [COST]`; the error says which line and what is wrong.
+/// Returns an error if a request is not `request CLIENT TIMESTAMP [COST]`. The error names the line and the mistake.
 ///
 /// ```
 /// use tallygate_lab::{rate_limiter, Verdict::{Allow, Deny}};
@@ -139,9 +139,9 @@ where
         let line = line.as_ref().as_bytes();
         let instruction = Instruction::parse(line).map_err(|error| error.at_line(index + 1))?;
         let Some(Instruction::Request { client, now, cost }) = instruction else { continue };
-        let state = match clients.get_mut(client) {
+        let state = match clients.get_mut(&*client) {
             Some(state) => state,
-            None => clients.entry(client.into()).or_insert(rule.first(now)),
+            None => clients.entry(client.into_owned()).or_insert(rule.full_state(now)),
         };
         verdicts.push(rule.decide(state, now, cost).into());
     }

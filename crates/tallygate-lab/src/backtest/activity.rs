@@ -1,31 +1,32 @@
-//! How busy a client was: its requests, and the most of them in a window, in 64 bytes a client.
+//! Counts the requests of a client and its peak, the most requests in a window, in 64 bytes per client.
 //!
-//! Time is cut into slices of an eighth of the window (rounded up to a nanosecond), on multiples of that since 1970.
-//! The peak is the most requests in any eight slices in a row. So it is at most what a window that may start anywhere
-//! would show, and at least what seven eighths of one would (up to the nanosecond of the rounding). A request that comes late counts in the client's newest
-//! slice, as limits take late requests; one that comes later than eight slices begins a new count, because then the log
-//! has gone back.
+//! Time is divided into slices of an eighth of the window (rounded up to a nanosecond), aligned to 1970. The peak is the
+//! most requests in eight consecutive slices. It is therefore at most the peak of an exact sliding window, and at least
+//! the peak of a window of seven eighths the length (up to the rounding of a nanosecond).
+//!
+//! A late request counts in the client's newest slice, as limits treat late requests. If a request is more than eight
+//! slices late, the log has gone back in time, and a new count begins.
 
 use tallygate_core::{Tick, Ticks};
 
 const SLICES: usize = 8;
 
-/// A window, cut into slices.
+/// A window, divided into slices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slices {
     width: i64,
-    /// The slice found last, and when it starts: the next request is mostly in the same.
+    /// The slice found last and its start, cached because the next request is usually in the same slice.
     last: i64,
     last_start: i64,
 }
 
-/// What is known of a client.
+/// The counts of one client.
 #[derive(Clone, Debug)]
 pub(super) struct Activity {
     pub(super) requests: u64,
     pub(super) peak: u32,
     sum: u32,
-    /// The last of the slices in which the peak was.
+    /// The last slice of the peak.
     peak_slice: i64,
     newest: i64,
     counts: [u32; SLICES],
@@ -38,7 +39,7 @@ impl Slices {
         Self { width, last: 0, last_start: 0 }
     }
 
-    /// Which slice a time is in.
+    /// Returns the slice that contains a time.
     #[inline]
     pub(super) fn slice(&mut self, now: Tick) -> i64 {
         let into = now.0.wrapping_sub(self.last_start);
@@ -49,7 +50,7 @@ impl Slices {
         self.last
     }
 
-    /// When the slices end of which this is the last.
+    /// Returns the end of a slice.
     pub(super) fn end(&self, slice: i64) -> Tick {
         Tick(slice.saturating_add(1).saturating_mul(self.width))
     }
@@ -66,7 +67,7 @@ impl Activity {
             self.move_to(slice);
         }
         self.requests += 1;
-        let count = &mut self.counts[place(self.newest)];
+        let count = &mut self.counts[slot(self.newest)];
         *count = count.saturating_add(1);
         self.sum = self.sum.saturating_add(1);
         if self.sum > self.peak {
@@ -75,7 +76,7 @@ impl Activity {
         }
     }
 
-    /// The last slice of its busiest window.
+    /// Returns the last slice of the client's busiest window.
     pub(super) const fn peak_slice(&self) -> i64 {
         self.peak_slice
     }
@@ -83,7 +84,7 @@ impl Activity {
     fn move_to(&mut self, slice: i64) {
         let ahead = slice.saturating_sub(self.newest);
         if ahead.unsigned_abs() >= SLICES as u64 {
-            // Late by exactly eight is still late.
+            // Exactly eight slices late is still a late request.
             if ahead.unsigned_abs() == SLICES as u64 && ahead < 0 {
                 return;
             }
@@ -94,14 +95,14 @@ impl Activity {
         }
         while self.newest < slice {
             self.newest += 1;
-            let left = std::mem::take(&mut self.counts[place(self.newest)]);
+            let left = std::mem::take(&mut self.counts[slot(self.newest)]);
             self.sum = self.sum.saturating_sub(left);
         }
     }
 }
 
-fn place(slice: i64) -> usize {
-    // The lowest bits of a two's complement are the remainder, before 1970 as well.
+fn slot(slice: i64) -> usize {
+    // The lowest bits of a two's complement number are the remainder, also before 1970.
     usize::from(slice.to_le_bytes()[0]) % SLICES
 }
 
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_the_most_in_eight_slices_in_a_row() {
+    fn the_peak_is_the_most_requests_in_eight_consecutive_slices() {
         assert_eq!(peak_of(8, &[0, 7]), 2);
         assert_eq!(peak_of(8, &[0, 8]), 1);
         assert_eq!(peak_of(8, &[0, 1, 7, 8, 9, 15, 16]), 3);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn late_requests_count_with_the_newest_and_a_log_that_goes_back_starts_anew() {
+    fn late_requests_count_in_the_newest_slice_until_the_log_goes_back() {
         assert_eq!(peak_of(8, &[20, 21, 13, 14]), 4);
         assert_eq!(peak_of(8, &[20, 21, 12, 13]), 2);
         assert_eq!(peak_of(8, &[20, 21, 13, 28]), 3);
@@ -138,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn a_client_takes_a_cache_line() {
+    fn a_client_takes_one_cache_line() {
         assert_eq!(size_of::<Activity>(), 64);
     }
 
     #[test]
-    fn the_ends_of_time_have_slices() {
+    fn the_earliest_and_latest_times_have_slices() {
         for window in [1, 7, 8, 60_000_000_000, u64::MAX] {
             let mut slices = Slices::of(Ticks(window));
             for time in [i64::MIN, -1, 0, 1, i64::MAX, i64::MIN] {

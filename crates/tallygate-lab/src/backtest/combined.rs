@@ -1,22 +1,24 @@
-//! Lines of nginx's and Apache's combined logs, and of common logs, which have the same start:
+//! Parses lines of the combined log format of nginx and Apache, and of the common log format, which is a prefix of it:
 //! `192.0.2.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "http://referer" "agent"`.
 //!
-//! What stands behind the agent is nobody's. A `-` is nothing.
+//! Text after the user agent is ignored. A `-` is an empty field.
 
 use tallygate_core::Tick;
 
-use super::format::{Told, Unreadable};
+use super::filter::{FilterField, LineFilter};
+use super::format::{LogOptions, ParsedLine, Unreadable};
 use super::key::{KeyFrom, put_address};
-use super::moment;
+use super::timestamp;
 
-/// How lines are read whose client is one of their parts.
+/// A parser for combined logs that takes the key from one field and tests others.
 #[derive(Debug)]
 pub(super) struct Combined {
-    key: Part,
+    key: LogField,
+    filters: Vec<(LogField, LineFilter)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum LogField {
     Address,
     Host,
     Ident,
@@ -31,27 +33,27 @@ enum Part {
     Agent,
 }
 
-/// The parts by name; the first of each is the one that is told.
-const FIELDS: [(&str, Part); 16] = [
-    ("host", Part::Host),
-    ("remote_addr", Part::Host),
-    ("ident", Part::Ident),
-    ("remote_user", Part::User),
-    ("user", Part::User),
-    ("request", Part::Request),
-    ("method", Part::Method),
-    ("path", Part::Path),
-    ("protocol", Part::Protocol),
-    ("status", Part::Status),
-    ("bytes", Part::Bytes),
-    ("referer", Part::Referer),
-    ("http_referer", Part::Referer),
-    ("user_agent", Part::Agent),
-    ("user-agent", Part::Agent),
-    ("http_user_agent", Part::Agent),
+/// The fields by name, with their synonyms.
+const FIELDS: [(&str, LogField); 16] = [
+    ("host", LogField::Host),
+    ("remote_addr", LogField::Host),
+    ("ident", LogField::Ident),
+    ("remote_user", LogField::User),
+    ("user", LogField::User),
+    ("request", LogField::Request),
+    ("method", LogField::Method),
+    ("path", LogField::Path),
+    ("protocol", LogField::Protocol),
+    ("status", LogField::Status),
+    ("bytes", LogField::Bytes),
+    ("referer", LogField::Referer),
+    ("http_referer", LogField::Referer),
+    ("user_agent", LogField::Agent),
+    ("user-agent", LogField::Agent),
+    ("http_user_agent", LogField::Agent),
 ];
 
-/// What every line must have.
+/// The fields that every line must have.
 struct Start<'a> {
     host: &'a [u8],
     ident: &'a [u8],
@@ -59,72 +61,71 @@ struct Start<'a> {
     now: Tick,
     request: &'a [u8],
     status: &'a [u8],
-    /// From the bytes on.
+    /// The rest of the line, from the response size on.
     rest: &'a [u8],
 }
 
 impl Combined {
-    pub(super) fn new(key: &KeyFrom) -> Result<Self, String> {
-        let key = match key {
-            KeyFrom::Address => Part::Address,
-            KeyFrom::Header(name) => match name.as_str() {
-                "user-agent" => Part::Agent,
-                "referer" => Part::Referer,
-                _ => {
-                    return Err(format!(
-                        "combined logs have no header {name:?}; there is header:user-agent and \
-                         header:referer"
-                    ));
-                }
-            },
-            KeyFrom::Field(name) => {
-                let found = FIELDS.iter().find(|(field, _)| field == name);
-                found.map(|(_, part)| *part).ok_or_else(|| {
-                    let known = FIELDS.map(|(field, _)| field).join(", ");
-                    format!("combined logs have no field {name:?}; there is {known}")
-                })?
-            }
+    pub(super) fn new(options: &LogOptions) -> Result<Self, String> {
+        let key = match &options.key {
+            KeyFrom::Address => LogField::Address,
+            KeyFrom::Header(name) => LogField::of_header(name)?,
+            KeyFrom::Field(name) => LogField::of_name(name)?,
         };
-        Ok(Self { key })
+        let filters = options.filters.iter().map(|filter| {
+            let field = match &filter.field {
+                FilterField::Header(name) => LogField::of_header(name)?,
+                FilterField::Named(name) => LogField::of_name(name)?,
+            };
+            Ok((field, filter.clone()))
+        });
+        Ok(Self { key, filters: filters.collect::<Result<_, String>>()? })
     }
 
-    /// Whether it is such a line.
-    pub(super) fn is_one(line: &[u8]) -> bool {
+    /// Returns whether a line has this format.
+    pub(super) fn matches(line: &[u8]) -> bool {
         Start::of(line).is_ok()
     }
 
     #[inline]
-    pub(super) fn read(&self, line: &[u8], key: &mut Vec<u8>) -> Result<Told, Unreadable> {
+    pub(super) fn read(&self, line: &[u8], key: &mut Vec<u8>) -> Result<ParsedLine, Unreadable> {
         let start = Start::of(line)?;
-        let now = start.now;
-        let name = match self.key {
-            Part::Address => {
-                return if put_address(start.host, key) {
-                    Ok(Told::Request(now))
-                } else {
-                    Err(Unreadable("no address at its start"))
-                };
-            }
-            Part::Host => start.host,
-            Part::Ident => start.ident,
-            Part::User => start.user,
-            Part::Request => start.request,
-            Part::Status => start.status,
-            Part::Method | Part::Path | Part::Protocol => match words(start.request) {
-                Some((method, _, _)) if self.key == Part::Method => method,
-                Some((_, path, _)) if self.key == Part::Path => path,
-                Some((_, _, protocol)) => protocol,
-                None => b"-",
-            },
-            Part::Bytes => until_space(start.rest).0,
-            Part::Referer => quoted_at(start.rest, 0),
-            Part::Agent => quoted_at(start.rest, 1),
-        };
+        if !self.filters.iter().all(|(field, filter)| filter.passes(Some(start.field(*field)))) {
+            return Ok(ParsedLine::Filtered);
+        }
+        if self.key == LogField::Address {
+            return if put_address(start.host, key) {
+                Ok(ParsedLine::Request(start.now))
+            } else {
+                Err(Unreadable("the line does not start with an IP address"))
+            };
+        }
+        let name = start.field(self.key);
         if matches!(name, b"" | b"-") {
-            return Ok(Told::Nobody);
+            return Ok(ParsedLine::NoKey);
         }
         key.extend_from_slice(name);
-        Ok(Told::Request(now))
+        Ok(ParsedLine::Request(start.now))
+    }
+}
+
+impl LogField {
+    fn of_header(name: &str) -> Result<Self, String> {
+        match name {
+            "user-agent" => Ok(Self::Agent),
+            "referer" => Ok(Self::Referer),
+            _ => Err(format!(
+                "combined logs have no header {name:?}; use header:user-agent or header:referer"
+            )),
+        }
+    }
+
+    fn of_name(name: &str) -> Result<Self, String> {
+        let found = FIELDS.iter().find(|(field, _)| *field == name);
+        found.map(|(_, field)| *field).ok_or_else(|| {
+            let known = FIELDS.map(|(field, _)| field).join(", ");
+            format!("combined logs have no field {name:?}; use one of {known}")
+        })
     }
 }
 
@@ -133,23 +134,46 @@ impl<'a> Start<'a> {
     fn of(line: &'a [u8]) -> Result<Self, Unreadable> {
         let (host, rest) = until_space(line);
         let (ident, rest) = until_space(rest);
-        let (user, now, rest) = until_time(rest).ok_or(Unreadable("no time in brackets"))?;
+        let (user, now, rest) = until_time(rest).ok_or(Unreadable("no timestamp in brackets"))?;
         let (request, rest) = rest
             .strip_prefix(b" \"")
             .and_then(until_quote)
-            .ok_or(Unreadable("no request in quotes behind the time"))?;
+            .ok_or(Unreadable("no quoted request after the timestamp"))?;
         let (status, rest) = match rest {
             [b' ', rest @ ..] => until_space(rest),
             _ => (&rest[..0], rest),
         };
         if status.len() != 3 || !status.iter().all(u8::is_ascii_digit) {
-            return Err(Unreadable("no status of three digits behind the request"));
+            return Err(Unreadable("no three-digit status after the request"));
         }
         Ok(Self { host, ident, user, now, request, status, rest })
     }
+
+    /// Returns the text of a field; `-` or nothing if the line does not have it.
+    #[inline]
+    fn field(&self, field: LogField) -> &'a [u8] {
+        match field {
+            LogField::Address | LogField::Host => self.host,
+            LogField::Ident => self.ident,
+            LogField::User => self.user,
+            LogField::Request => self.request,
+            LogField::Status => self.status,
+            LogField::Method | LogField::Path | LogField::Protocol => {
+                match split_request(self.request) {
+                    Some((method, _, _)) if field == LogField::Method => method,
+                    Some((_, path, _)) if field == LogField::Path => path,
+                    Some((_, _, protocol)) => protocol,
+                    None => b"-",
+                }
+            }
+            LogField::Bytes => until_space(self.rest).0,
+            LogField::Referer => quoted_at(self.rest, 0),
+            LogField::Agent => quoted_at(self.rest, 1),
+        }
+    }
 }
 
-/// What stands before the first space, and behind it.
+/// Returns the text before the first space and the text after it.
 #[inline]
 fn until_space(text: &[u8]) -> (&[u8], &[u8]) {
     match memchr::memchr(b' ', text) {
@@ -158,13 +182,13 @@ fn until_space(text: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// What stands before ` [time]`, the time, and what stands behind it. Users may have spaces and brackets.
+/// Returns the text before ` [time]`, the time, and the text after it. A user name may have spaces and brackets.
 #[inline]
 fn until_time(text: &[u8]) -> Option<(&[u8], Tick, &[u8])> {
     for open in memchr::memchr_iter(b'[', text) {
         let Some((time, rest)) = text[open + 1..].split_first_chunk() else { break };
         if let [b']', rest @ ..] = rest
-            && let Some(now) = moment::common_log(time)
+            && let Some(now) = timestamp::common_log(time)
         {
             return Some((text[..open].strip_suffix(b" ").unwrap_or_default(), now, rest));
         }
@@ -172,7 +196,7 @@ fn until_time(text: &[u8]) -> Option<(&[u8], Tick, &[u8])> {
     None
 }
 
-/// What stands before the closing quote, and behind it. A quote behind a backslash is part of the text.
+/// Returns the text before the closing quote and the text after it. A quote after a backslash is part of the text.
 #[inline]
 fn until_quote(text: &[u8]) -> Option<(&[u8], &[u8])> {
     for quote in memchr::memchr_iter(b'"', text) {
@@ -184,7 +208,7 @@ fn until_quote(text: &[u8]) -> Option<(&[u8], &[u8])> {
     None
 }
 
-/// The quoted text of this index; nothing if there is none.
+/// Returns the quoted text with this index, or an empty text if there is none.
 fn quoted_at(mut text: &[u8], index: usize) -> &[u8] {
     for before in 0..=index {
         let quoted = memchr::memchr(b'"', text).and_then(|open| until_quote(&text[open + 1..]));
@@ -197,8 +221,8 @@ fn quoted_at(mut text: &[u8], index: usize) -> &[u8] {
     b""
 }
 
-/// Method, path without its query, and protocol of a request that has all three.
-fn words(request: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+/// Returns the method, the path without its query, and the protocol of a request that has all three.
+fn split_request(request: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let first = memchr::memchr(b' ', request)?;
     let last = memchr::memrchr(b' ', request)?;
     let target = request.get(first + 1..last)?;
@@ -209,24 +233,24 @@ fn words(request: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backtest::format::options;
 
     const LINE: &str = r#"192.0.2.7 - a [b] c [10/Oct/2000:13:55:36 -0700] "GET /a?b=c HTTP/1.1" 200 2326 "http://x/" "an \"agent\"" 0.01"#;
 
     #[track_caller]
     fn finds(key: &str, line: &str, expected: &str) {
-        let combined = Combined::new(&key.parse().expect("a key")).expect("a part");
+        let combined = Combined::new(&options(key, None)).expect("the field exists");
         let mut name = Vec::new();
-        let told = combined.read(line.as_bytes(), &mut name);
-        let shown = match told {
-            Ok(Told::Request(_)) => String::from_utf8(name).expect("text"),
-            Ok(Told::Nobody | Told::Header) => "nobody".to_owned(),
+        let shown = match combined.read(line.as_bytes(), &mut name) {
+            Ok(ParsedLine::Request(_)) => String::from_utf8(name).expect("the key is UTF-8"),
+            Ok(_) => "no key".to_owned(),
             Err(Unreadable(reason)) => reason.to_owned(),
         };
         assert_eq!(shown, expected, "{key} in {line}");
     }
 
     #[test]
-    fn every_part_can_be_the_client() {
+    fn every_field_can_be_the_key() {
         finds("ip", LINE, "192.0.2.7");
         finds("field:remote_user", LINE, "a [b] c");
         finds("field:method", LINE, "GET");
@@ -237,43 +261,43 @@ mod tests {
         finds("field:bytes", LINE, "2326");
         finds("header:referer", LINE, "http://x/");
         finds("header:user-agent", LINE, r#"an \"agent\""#);
-        finds("field:ident", LINE, "nobody");
+        finds("field:ident", LINE, "no key");
     }
 
     #[test]
-    fn a_common_line_has_no_agent_and_a_strange_request_no_path() {
+    fn a_common_log_line_has_no_user_agent_and_a_malformed_request_no_path() {
         let common = r#"host.example - - [10/Oct/2000:13:55:36 -0700] "\x16\x03" 400 0"#;
         finds("field:host", common, "host.example");
-        finds("ip", common, "no address at its start");
-        finds("header:user-agent", common, "nobody");
-        finds("field:path", common, "nobody");
+        finds("ip", common, "the line does not start with an IP address");
+        finds("header:user-agent", common, "no key");
+        finds("field:path", common, "no key");
         finds("field:status", common, "400");
         finds("field:status", &common[..common.len() - 2], "400");
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn a_malformed_line_is_reported_with_its_reason() {
         for (line, reason) in [
-            ("", "no time in brackets"),
-            ("192.0.2.7", "no time in brackets"),
-            ("192.0.2.7 - - [10/Oct/2000:13:55:36 -0700", "no time in brackets"),
-            ("192.0.2.7 - - [10/Oct/2000:13:55:99 -0700] \"\" 200 0", "no time in brackets"),
-            ("192.0.2.7 - - [10/Oct/2000:13:55:36 -0700]", "no request in quotes behind the time"),
+            ("", "no timestamp in brackets"),
+            ("192.0.2.7", "no timestamp in brackets"),
+            ("192.0.2.7 - - [10/Oct/2000:13:55:36 -0700", "no timestamp in brackets"),
+            ("192.0.2.7 - - [10/Oct/2000:13:55:99 -0700] \"\" 200 0", "no timestamp in brackets"),
+            ("192.0.2.7 - - [10/Oct/2000:13:55:36 -0700]", "no quoted request after the timestamp"),
             (
                 "192.0.2.7 - - [10/Oct/2000:13:55:36 -0700] \"GET \\\" 200",
-                "no request in quotes behind the time",
+                "no quoted request after the timestamp",
             ),
             (
                 "192.0.2.7 - - [10/Oct/2000:13:55:36 -0700] \"GET\" 20",
-                "no status of three digits behind the request",
+                "no three-digit status after the request",
             ),
             (
                 "192.0.2.7 - - [10/Oct/2000:13:55:36 -0700] \"GET\" 2x0 1",
-                "no status of three digits behind the request",
+                "no three-digit status after the request",
             ),
             (
                 "192.0.2.7 - - [10/Oct/2000:13:55:36 -0700] \"GET\"",
-                "no status of three digits behind the request",
+                "no three-digit status after the request",
             ),
         ] {
             finds("ip", line, reason);
@@ -281,9 +305,27 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_not_there_is_told_with_those_that_are() {
-        let refused = |key: &str| Combined::new(&key.parse().expect("a key")).expect_err("no part");
-        assert!(refused("header:x-api-key").contains("there is header:user-agent"));
-        assert!(refused("field:tenant").contains("there is host, remote_addr"));
+    fn a_line_takes_part_if_it_passes_all_filters() {
+        let takes_part = |filters: &[&str]| {
+            let filters = filters.iter().map(|filter| filter.parse().expect("the filter is valid"));
+            let options = LogOptions { filters: filters.collect(), ..options("ip", None) };
+            let combined = Combined::new(&options).expect("the fields exist");
+            match combined.read(LINE.as_bytes(), &mut Vec::new()) {
+                Ok(ParsedLine::Request(_)) => true,
+                Ok(ParsedLine::Filtered) => false,
+                other => unreachable!("{other:?}"),
+            }
+        };
+        assert!(takes_part(&["path=/a", "method=GET", "status=2*"]));
+        assert!(takes_part(&["user_agent!=curl", "header:referer=http://x/"]));
+        assert!(!takes_part(&["path=/a", "method=POST"]));
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_lists_the_known_ones() {
+        let error =
+            |key: &str| Combined::new(&options(key, None)).expect_err("there is no such field");
+        assert!(error("header:x-api-key").contains("use header:user-agent"));
+        assert!(error("field:tenant").contains("use one of host, remote_addr"));
     }
 }

@@ -1,4 +1,4 @@
-//! How the lines of a log are written: told, or found out from the first line that says so.
+//! The format of a log: given by the caller, or detected from the first line that matches one.
 
 use std::str::FromStr;
 
@@ -6,26 +6,27 @@ use tallygate_core::Tick;
 
 use super::BacktestError;
 use super::combined::Combined;
+use super::filter::LineFilter;
 use super::json::Json;
 use super::key::KeyFrom;
 use super::table::Table;
 
-/// The formats that are known.
+/// A log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// nginx's and Apache's combined and common logs.
+    /// The combined and the common log format of nginx and Apache.
     Combined,
-    /// A JSON object per line.
+    /// One JSON object per line.
     Json,
-    /// Values with commas, semicolons or tabs between them, under a header.
+    /// Values separated by commas, semicolons or tabs, below a header line.
     Csv,
 }
 
 impl Format {
-    /// Every format.
+    /// All formats.
     pub const ALL: [Self; 3] = [Self::Combined, Self::Json, Self::Csv];
 
-    /// Returns its name.
+    /// Returns the name of the format.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,138 +46,158 @@ impl FromStr for Format {
     }
 }
 
-/// What a line tells. The client's name is put where it is wanted.
+/// The contents of a line. The parser appends the key to a buffer of the caller.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Told {
+pub(super) enum ParsedLine {
     Request(Tick),
-    /// A request without a client, which no limit concerns.
-    Nobody,
-    /// The names of what comes.
+    /// A request without a key, to which no limit applies.
+    NoKey,
+    /// A request that does not pass the filters.
+    Filtered,
+    /// The names of the columns.
     Header,
 }
 
-/// Why a line cannot be read.
+/// Why a line cannot be parsed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unreadable(pub(super) &'static str);
 
-/// What is wanted of the lines of all inputs.
+/// How the lines of all inputs are parsed.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// Where the client's name is.
+pub struct LogOptions {
+    /// The field that identifies the client.
     pub key: KeyFrom,
-    /// How lines are written; found out without it.
+    /// The format; `None` detects it.
     pub format: Option<Format>,
-    /// The field with the time, in JSON and CSV; the usual ones without it.
+    /// The field with the time, in JSON and CSV; `None` tries the usual names.
     pub time: Option<String>,
+    /// The conditions that a line must meet to take part.
+    pub filters: Vec<LineFilter>,
 }
 
-/// Reads lines, once it knows how.
+/// Parses lines, after detecting their format if it is not given.
 #[derive(Debug)]
 pub(super) struct LineReader<'a> {
-    wanted: &'a Wanted,
-    format: Option<Known>,
-    /// Lines that did not say their format.
-    unknown: Vec<u8>,
-    unknown_lines: usize,
+    options: &'a LogOptions,
+    format: Option<LineParser>,
+    /// The first line without a detected format.
+    first_undetected: Vec<u8>,
+    undetected_lines: usize,
 }
 
 #[derive(Debug)]
-enum Known {
+enum LineParser {
     Combined(Combined),
     Json(Json),
-    /// The header of each input is its own.
+    /// Each input has its own header.
     Csv(Option<Box<Table>>),
 }
 
-/// How many lines may come before one that says its format.
-const MAX_UNKNOWN_LINES: usize = 100;
-/// How much of such a line is shown.
+/// The most lines without a detected format.
+const MAX_UNDETECTED_LINES: usize = 100;
+/// The most bytes of such a line in an error message.
 const SHOWN: usize = 80;
 
-const UNKNOWN: Unreadable = Unreadable("neither a combined log, nor JSON, nor under a header");
+/// Reasons that several formats share.
+pub(super) const UNKNOWN_TIMESTAMP: &str =
+    "unknown timestamp format (expected RFC 3339, the common log format or a number)";
+pub(super) const NO_ADDRESS: &str = "the client is not an IP address";
+
+const UNDETECTED: Unreadable =
+    Unreadable("not a combined log line, not JSON, and not below a CSV header");
 
 impl<'a> LineReader<'a> {
-    pub(super) fn new(wanted: &'a Wanted) -> Result<Self, BacktestError> {
-        let format = wanted.format.map(|format| wanted.known(format)).transpose()?;
-        Ok(Self { wanted, format, unknown: Vec::new(), unknown_lines: 0 })
+    pub(super) fn new(options: &'a LogOptions) -> Result<Self, BacktestError> {
+        let format = options.format.map(|format| options.parser(format)).transpose()?;
+        Ok(Self { options, format, first_undetected: Vec::new(), undetected_lines: 0 })
     }
 
-    /// The next line is the first of an input.
+    /// Starts a new input, whose first line comes next.
     pub(super) fn start_input(&mut self) {
-        if let Some(Known::Csv(table)) = &mut self.format {
+        if let Some(LineParser::Csv(table)) = &mut self.format {
             *table = None;
         }
     }
 
-    /// No more lines will come: is it known what they were?
+    /// Ends the last input.
+    ///
+    /// # Errors
+    /// Returns an error if there were lines but their format was not detected.
     pub(super) fn end(&self) -> Result<(), BacktestError> {
-        if self.unknown_lines == 0 || self.format.is_some() {
+        if self.undetected_lines == 0 || self.format.is_some() {
             return Ok(());
         }
-        let first = String::from_utf8_lossy(&self.unknown);
+        let first = String::from_utf8_lossy(&self.first_undetected);
         let shown = &first[..first.floor_char_boundary(SHOWN)];
         Err(BacktestError::Format(format!(
-            "cannot tell the format from its first lines, the first is {shown:?}; \
-             say combined, json or csv"
+            "cannot detect the log format; the first line is {shown:?}; \
+             set the format to combined, json or csv"
         )))
     }
 
-    /// Reads a line that is not blank, and appends the client's name.
+    /// Parses a line that is not blank, and appends its key to `key`.
     #[inline]
     pub(super) fn read(
         &mut self,
         line: &[u8],
         key: &mut Vec<u8>,
-    ) -> Result<Result<Told, Unreadable>, BacktestError> {
+    ) -> Result<Result<ParsedLine, Unreadable>, BacktestError> {
         match &mut self.format {
-            Some(Known::Combined(combined)) => Ok(combined.read(line, key)),
-            Some(Known::Json(json)) => Ok(json.read(line, key)),
-            Some(Known::Csv(Some(table))) => Ok(table.read(line, key)),
-            Some(Known::Csv(table @ None)) => {
-                let Wanted { key, time, .. } = self.wanted;
-                let made = Table::new(line, key, time.as_deref()).map_err(BacktestError::Format)?;
+            Some(LineParser::Combined(combined)) => Ok(combined.read(line, key)),
+            Some(LineParser::Json(json)) => Ok(json.read(line, key)),
+            Some(LineParser::Csv(Some(table))) => Ok(table.read(line, key)),
+            Some(LineParser::Csv(table @ None)) => {
+                let made = Table::new(line, self.options).map_err(BacktestError::Format)?;
                 *table = Some(Box::new(made));
-                Ok(Ok(Told::Header))
+                Ok(Ok(ParsedLine::Header))
             }
-            None => self.find_out(line, key),
+            None => self.detect_format(line, key),
         }
     }
 
     #[cold]
-    fn find_out(
+    fn detect_format(
         &mut self,
         line: &[u8],
         key: &mut Vec<u8>,
-    ) -> Result<Result<Told, Unreadable>, BacktestError> {
-        let format = if Combined::is_one(line) {
+    ) -> Result<Result<ParsedLine, Unreadable>, BacktestError> {
+        let format = if Combined::matches(line) {
             Format::Combined
-        } else if Json::is_one(line) {
+        } else if Json::matches(line) {
             Format::Json
-        } else if self.unknown_lines == 0 && Table::is_header(line, self.wanted.time.as_deref()) {
+        } else if self.undetected_lines == 0 && Table::is_header(line, self.options.time.as_deref())
+        {
             Format::Csv
         } else {
-            if self.unknown_lines == 0 {
-                self.unknown = line.to_vec();
+            if self.undetected_lines == 0 {
+                self.first_undetected = line.to_vec();
             }
-            self.unknown_lines += 1;
-            if self.unknown_lines > MAX_UNKNOWN_LINES {
+            self.undetected_lines += 1;
+            if self.undetected_lines > MAX_UNDETECTED_LINES {
                 self.end()?;
             }
-            return Ok(Err(UNKNOWN));
+            return Ok(Err(UNDETECTED));
         };
-        self.format = Some(self.wanted.known(format)?);
+        self.format = Some(self.options.parser(format)?);
         self.read(line, key)
     }
 }
 
-impl Wanted {
-    fn known(&self, format: Format) -> Result<Known, BacktestError> {
+impl LogOptions {
+    fn parser(&self, format: Format) -> Result<LineParser, BacktestError> {
         Ok(match format {
             Format::Combined => {
-                Known::Combined(Combined::new(&self.key).map_err(BacktestError::Format)?)
+                LineParser::Combined(Combined::new(self).map_err(BacktestError::Format)?)
             }
-            Format::Json => Known::Json(Json::new(&self.key, self.time.as_deref())),
-            Format::Csv => Known::Csv(None),
+            Format::Json => LineParser::Json(Json::new(self)),
+            Format::Csv => LineParser::Csv(None),
         })
     }
+}
+
+/// Returns options for the tests of the parsers.
+#[cfg(test)]
+pub(super) fn options(key: &str, time: Option<&str>) -> LogOptions {
+    let key = key.parse().expect("the key is valid");
+    LogOptions { key, format: None, time: time.map(str::to_owned), filters: Vec::new() }
 }

@@ -1,33 +1,41 @@
-//! The report as a page that stands alone: no scripts, nothing from anywhere else, light or dark as the reader likes.
+//! Renders the report as a self-contained HTML page, without scripts or external resources, with a light and a dark theme.
 //!
-//! Clients name themselves, so every text is escaped. Plots are drawn here, in whole units of their own.
+//! Clients choose their names, so every text is escaped. Plots use whole numbers as coordinates.
 
-use std::fmt;
 use std::io::{self, Write};
 
 use super::report::{PolicyReport, Report};
-use super::text::{grouped, percent, step, suggested};
+use super::text::{ONLY_BY, grouped, percent, step, suggested};
+use crate::html_text::Text;
 
-/// Writes a report as a page of HTML that stands alone.
+/// Writes a report as a self-contained HTML page.
 ///
 /// # Errors
-/// It cannot be written to `out`.
+/// Returns an error if writing to `out` fails.
 pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
     out.write_all(HEAD.as_bytes())?;
     writeln!(out, "<h1>Backtest</h1>")?;
     write!(out, "<p>{} requests", count(report.requests))?;
-    write!(out, " of {} clients by <code>{}</code>", count(report.clients), Text(&report.key))?;
+    write!(
+        out,
+        " from {} clients (key: <code>{}</code>)",
+        count(report.clients),
+        Text(&report.key)
+    )?;
     if let (Some(from), Some(to)) = (&report.from, &report.to) {
         write!(out, ", {} to {}", Text(from), Text(to))?;
     }
     write!(out, "; {} lines", count(report.lines))?;
     write!(out, ", {} unreadable", count(report.unreadable))?;
+    if report.filtered > 0 {
+        write!(out, ", {} filtered out", count(report.filtered))?;
+    }
     writeln!(out, ", {} without a key.</p>", count(report.without_key))?;
     comparison(report, out)?;
     over_time(report, out)?;
     peaks(report, out)?;
     for policy in &report.policies {
-        hardest_hit(report, policy, out)?;
+        most_denied(report, policy, out)?;
     }
     problems(report, out)?;
     writeln!(out, "</main>")
@@ -45,15 +53,16 @@ const HEAD: &str = r#"<!doctype html>
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #14181d; --line: #3a424c; --soft: #9aa5b1;
   --quiet: #2a3139; --c0: #6cb0ff; --c1: #f0a06a; --c2: #6fce94; --c3: #c79bf2; --c4: #f38ba0; --c5: #9fc3d6; } }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
+main { max-width: 76rem; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.name { white-space: normal; overflow-wrap: anywhere; }
+td.name { white-space: normal; overflow-wrap: anywhere; min-width: 24ch; }
+.note { color: var(--soft); font-size: .9rem; }
 th { color: var(--soft); font-weight: 500; }
-svg { display: block; width: 100%; height: auto; }
+svg { display: block; width: 100%; height: auto; min-width: 46rem; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .axis { stroke: var(--line); stroke-width: 1; } .all { fill: var(--quiet); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
@@ -62,40 +71,14 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 <main>
 "#;
 
-/// How many colours there are for policies.
-const COLOURS: usize = 6;
-
-/// Text that is only text.
-struct Text<'a>(&'a str);
-
-impl fmt::Display for Text<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for character in self.0.chars() {
-            match character {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '"' => f.write_str("&quot;")?,
-                '\'' => f.write_str("&#39;")?,
-                // What turns the direction of writing, or cannot be seen, is shown by its number.
-                '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    write!(f, "\\u{{{:x}}}", u32::from(character))?;
-                }
-                character if character.is_control() => {
-                    write!(f, "\\u{{{:x}}}", u32::from(character))?;
-                }
-                character => write!(f, "{character}")?,
-            }
-        }
-        Ok(())
-    }
-}
+/// The number of colors for policies.
+const COLORS: usize = 6;
 
 fn count(number: u64) -> String {
     grouped(number.into())
 }
 
-/// `part` of `all`, in units of a length.
+/// Returns the share `part / all` of a length.
 fn scaled(part: u64, all: u64, length: u64) -> u64 {
     let product = u128::from(part) * u128::from(length);
     u64::try_from(product / u128::from(all.max(1))).unwrap_or(length)
@@ -105,25 +88,28 @@ fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "<h2>Policies</h2>\n<div class=\"wide\"><table>")?;
     writeln!(
         out,
-        "<tr><th>policy<th class=\"n\">refused<th class=\"n\">share<th class=\"n\">clients refused\
-         <th class=\"n\">share<th class=\"n\">not by the first<th class=\"n\">only by it</tr>"
+        "<tr><th>policy<th class=\"n\">denied<th class=\"n\">share<th class=\"n\">clients denied\
+         <th class=\"n\">share<th class=\"n\">only by this one<th class=\"n\">only by first</tr>"
     )?;
     for (place, policy) in report.policies.iter().enumerate() {
         writeln!(
             out,
             "<tr><td><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
              <td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}</tr>",
-            place % COLOURS,
+            place % COLORS,
             Text(&policy.policy),
-            count(policy.refused),
-            Text(&percent(policy.refused, report.requests)),
-            count(policy.clients_refused),
-            Text(&percent(policy.clients_refused, report.clients)),
-            count(policy.refused_here_only),
-            count(policy.refused_by_first_only),
+            count(policy.denied),
+            Text(&percent(policy.denied, report.requests)),
+            count(policy.clients_denied),
+            Text(&percent(policy.clients_denied, report.clients)),
+            count(policy.denied_here_only),
+            count(policy.denied_by_first_only),
         )?;
     }
     writeln!(out, "</table></div>")?;
+    if report.policies.len() > 1 {
+        writeln!(out, "<p class=\"note\">{}.</p>", Text(ONLY_BY))?;
+    }
     bars(report, out)?;
     for suggestion in report.policies.iter().filter_map(|policy| policy.suggestion.as_ref()) {
         writeln!(out, "<p>{}</p>", Text(&suggested(suggestion)))?;
@@ -131,15 +117,15 @@ fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The refused share of requests and of clients, policy by policy, on a scale that ends with the greatest.
+/// Draws the share of denied requests and clients per policy, scaled to the largest share.
 fn bars(report: &Report, out: &mut impl Write) -> io::Result<()> {
     const LEFT: u64 = 150;
     const LENGTH: u64 = 640;
     const HEIGHT: u64 = 16;
     let shares = |policy: &PolicyReport| {
         [
-            ("requests", policy.refused, report.requests),
-            ("clients", policy.clients_refused, report.clients),
+            ("requests", policy.denied, report.requests),
+            ("clients", policy.clients_denied, report.clients),
         ]
     };
     let millionths = |part: u64, all: u64| scaled(part, all, 1_000_000);
@@ -148,7 +134,7 @@ fn bars(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let rows = report.policies.len() as u64 * 2;
     writeln!(
         out,
-        "<svg viewBox=\"0 0 900 {}\" role=\"img\" aria-label=\"Refused shares of each policy\">",
+        "<div class=\"wide\"><svg viewBox=\"0 0 900 {}\" role=\"img\" aria-label=\"Share of requests and clients that each policy denies\">",
         rows * (HEIGHT + 6) + 8
     )?;
     let mut top = 4;
@@ -163,7 +149,7 @@ fn bars(report: &Report, out: &mut impl Write) -> io::Result<()> {
                  <title>{}: {} of {what}</title></rect><text x=\"{}\" y=\"{}\">{}</text>",
                 LEFT - 8,
                 top + 12,
-                place % COLOURS,
+                place % COLORS,
                 Text(&policy.policy),
                 Text(&label),
                 LEFT + length + 6,
@@ -173,12 +159,12 @@ fn bars(report: &Report, out: &mut impl Write) -> io::Result<()> {
             top += HEIGHT + 6;
         }
     }
-    writeln!(out, "</svg>")
+    writeln!(out, "</svg></div>")
 }
 
-/// Requests as an area, and the refused share of each policy as a line.
+/// Draws requests as an area, and the share that each policy denies as a line.
 fn over_time(report: &Report, out: &mut impl Write) -> io::Result<()> {
-    const LEFT: u64 = 60;
+    const LEFT: u64 = 80;
     const WIDTH: u64 = 800;
     const TOP: u64 = 20;
     const HEIGHT: u64 = 200;
@@ -186,17 +172,17 @@ fn over_time(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let points = &report.over_time.points;
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Ok(()) };
     let step_s = step(report.over_time.step_s);
-    writeln!(out, "<h2>Refused over time, in steps of {}</h2>", Text(&step_s))?;
+    writeln!(out, "<h2>Denied over time, in steps of {}</h2>", Text(&step_s))?;
     writeln!(
         out,
-        "<svg viewBox=\"0 0 900 260\" role=\"img\" aria-label=\"Requests, and the refused share of each policy, over time\">"
+        "<div class=\"wide\"><svg viewBox=\"0 0 900 260\" role=\"img\" aria-label=\"Requests over time, and the share that each policy denies\">"
     )?;
     let length = last.start.since(first.start).0 / 1_000_000_000 + report.over_time.step_s;
     let x = |at: u64| LEFT + scaled(at, length, WIDTH);
     let busiest = points.iter().map(|point| point.requests).max().unwrap_or(1);
-    let share = |refused: u64, requests: u64| scaled(refused, requests, 1_000_000);
+    let share = |denied: u64, requests: u64| scaled(denied, requests, 1_000_000);
     let shares =
-        points.iter().flat_map(|p| p.refused.iter().map(|refused| share(*refused, p.requests)));
+        points.iter().flat_map(|p| p.denied.iter().map(|denied| share(*denied, p.requests)));
     let most = shares.max().unwrap_or(0).max(1);
     for point in points {
         let at = point.start.since(first.start).0 / 1_000_000_000;
@@ -204,23 +190,23 @@ fn over_time(report: &Report, out: &mut impl Write) -> io::Result<()> {
         let (start, end) = (x(at), x(at + report.over_time.step_s));
         writeln!(
             out,
-            "<rect class=\"all\" x=\"{start}\" y=\"{}\" width=\"{}\" height=\"{height}\"><title>{}: {} requests, refused {}</title></rect>",
+            "<rect class=\"all\" x=\"{start}\" y=\"{}\" width=\"{}\" height=\"{height}\"><title>{}: {} requests, {} denied</title></rect>",
             BOTTOM - height,
             (end - start).max(1),
             point.time,
             count(point.requests),
-            point.refused.iter().map(|refused| count(*refused)).collect::<Vec<_>>().join(", "),
+            point.denied.iter().map(|denied| count(*denied)).collect::<Vec<_>>().join(", "),
         )?;
     }
     for place in 0..report.policies.len() {
         write!(
             out,
             "<polyline fill=\"none\" stroke-width=\"2\" stroke-linejoin=\"round\" style=\"stroke:var(--c{})\" points=\"",
-            place % COLOURS
+            place % COLORS
         )?;
         for point in points {
             let at = point.start.since(first.start).0 / 1_000_000_000 + report.over_time.step_s / 2;
-            let height = scaled(share(point.refused[place], point.requests), most, HEIGHT);
+            let height = scaled(share(point.denied[place], point.requests), most, HEIGHT);
             write!(out, "{},{} ", x(at), BOTTOM - height)?;
         }
         writeln!(out, "\"/>")?;
@@ -231,8 +217,8 @@ fn over_time(report: &Report, out: &mut impl Write) -> io::Result<()> {
          <line class=\"axis\" x1=\"{LEFT}\" x2=\"{LEFT}\" y1=\"{TOP}\" y2=\"{BOTTOM}\"/>\
          <text x=\"{}\" y=\"{}\" text-anchor=\"end\">0 %</text>\
          <text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
-         <text x=\"{LEFT}\" y=\"12\">lines: refused share; area: up to {} requests</text>\
-         <text x=\"{LEFT}\" y=\"240\">{}</text><text x=\"{}\" y=\"240\" text-anchor=\"end\">{}</text>\n</svg>",
+         <text x=\"{LEFT}\" y=\"12\">lines: share denied; area: requests, up to {}</text>\
+         <text x=\"{LEFT}\" y=\"240\">{}</text><text x=\"{}\" y=\"240\" text-anchor=\"end\">{}</text>\n</svg></div>",
         LEFT + WIDTH,
         LEFT - 6,
         BOTTOM,
@@ -246,9 +232,9 @@ fn over_time(report: &Report, out: &mut impl Write) -> io::Result<()> {
     )
 }
 
-/// How many clients had which peak.
+/// Draws how many clients had which peak.
 fn peaks(report: &Report, out: &mut impl Write) -> io::Result<()> {
-    const LEFT: u64 = 60;
+    const LEFT: u64 = 80;
     const WIDTH: u64 = 800;
     const BOTTOM: u64 = 180;
     const HEIGHT: u64 = 140;
@@ -257,14 +243,14 @@ fn peaks(report: &Report, out: &mut impl Write) -> io::Result<()> {
         return Ok(());
     }
     let window = Text(&report.peaks.window);
-    writeln!(out, "<h2>Peaks: the most requests of a client in {window}</h2>")?;
+    writeln!(out, "<h2>Peaks: the most requests per client in {window}</h2>")?;
     writeln!(
         out,
-        "<svg viewBox=\"0 0 900 210\" role=\"img\" aria-label=\"How many clients had which peak\">"
+        "<div class=\"wide\"><svg viewBox=\"0 0 900 210\" role=\"img\" aria-label=\"Number of clients by peak\">"
     )?;
     writeln!(
         out,
-        "<text x=\"{LEFT}\" y=\"12\">clients, by peaks from here to below the next</text>"
+        "<text x=\"{LEFT}\" y=\"12\">number of clients by peak; the label is the smallest peak of a bar</text>"
     )?;
     let most = bins.iter().map(|bin| bin.clients).max().unwrap_or(1);
     let each = (WIDTH / bins.len() as u64).min(90);
@@ -293,48 +279,53 @@ fn peaks(report: &Report, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/>\n</svg>",
+        "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/>\n</svg></div>",
         LEFT + WIDTH
     )?;
     write!(out, "<p>")?;
     for (place, quantile) in report.peaks.quantiles.iter().enumerate() {
         let comma = if place > 0 { "; " } else { "" };
-        write!(out, "{comma}{} % at most {}", quantile.share, count(quantile.requests.into()))?;
+        write!(
+            out,
+            "{comma}{} % of clients: at most {}",
+            quantile.share,
+            count(quantile.requests.into())
+        )?;
     }
     writeln!(out, ".</p>")
 }
 
-fn hardest_hit(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> io::Result<()> {
-    let Some(most) = policy.hardest_hit.first().map(|hit| hit.refused) else { return Ok(()) };
-    writeln!(out, "<h2>Hit hardest by {}</h2>", Text(&policy.policy))?;
+fn most_denied(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> io::Result<()> {
+    let Some(most) = policy.most_denied.first().map(|client| client.denied) else { return Ok(()) };
+    writeln!(out, "<h2>Most denied by {}</h2>", Text(&policy.policy))?;
     if let Some(worst) = &policy.worst {
         writeln!(
             out,
-            "<p>Most in {} from {}: {} of {} requests refused.</p>",
+            "<p>Worst {} starts at {}: {} of {} requests denied.</p>",
             Text(&step(report.over_time.step_s)),
             worst.time,
-            count(worst.refused),
+            count(worst.denied),
             count(worst.requests),
         )?;
     }
     writeln!(
         out,
-        "<div class=\"wide\"><table>\n<tr><th>client<th class=\"n\">refused<th><th class=\"n\">of requests\
-         <th class=\"n\">peak<th>until<th>first refused<th>last refused</tr>"
+        "<div class=\"wide\"><table>\n<tr><th>client<th class=\"n\">denied<th><th class=\"n\">of requests\
+         <th class=\"n\">peak<th>peak until<th>first denied<th>last denied</tr>"
     )?;
-    for hit in &policy.hardest_hit {
+    for client in &policy.most_denied {
         writeln!(
             out,
-            "<tr><td class=\"name\">{}<td class=\"n\">{}<td><svg viewBox=\"0 0 120 12\" style=\"width:120px\" role=\"presentation\">\
+            "<tr><td class=\"name\">{}<td class=\"n\">{}<td><svg viewBox=\"0 0 120 12\" style=\"width:120px;min-width:0\" role=\"presentation\">\
              <rect width=\"{}\" height=\"12\" style=\"fill:var(--c0)\"/></svg><td class=\"n\">{}<td class=\"n\">{}<td>{}<td>{}<td>{}</tr>",
-            Text(&hit.client),
-            count(hit.refused),
-            scaled(hit.refused, most, 120).max(1),
-            count(hit.requests),
-            count(hit.peak.into()),
-            hit.peak_until,
-            hit.first_refused,
-            hit.last_refused,
+            Text(&client.client),
+            count(client.denied),
+            scaled(client.denied, most, 120).max(1),
+            count(client.requests),
+            count(client.peak.into()),
+            client.peak_until,
+            client.first_denied,
+            client.last_denied,
         )?;
     }
     writeln!(out, "</table></div>")
@@ -342,7 +333,7 @@ fn hardest_hit(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> 
 
 fn problems(report: &Report, out: &mut impl Write) -> io::Result<()> {
     if !report.unreadable_lines.is_empty() {
-        writeln!(out, "<h2>The first lines that could not be read</h2>\n<pre>")?;
+        writeln!(out, "<h2>First lines that could not be parsed</h2>\n<pre>")?;
         for line in &report.unreadable_lines {
             let (input, reason) = (Text(&line.input), Text(&line.reason));
             writeln!(out, "{input}, line {}: {reason}: {}", line.line, Text(&line.text))?;
@@ -351,19 +342,7 @@ fn problems(report: &Report, out: &mut impl Write) -> io::Result<()> {
     }
     for cut in &report.cut_short {
         let (input, reason) = (Text(&cut.input), Text(&cut.reason));
-        writeln!(out, "<p>{input} was not read to its end: {reason}</p>")?;
+        writeln!(out, "<p>{input} was read only in part: {reason}</p>")?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_is_only_text() {
-        let hostile = "<script>alert(\"a&'b\")</script>\u{202e}\n";
-        let shown = "&lt;script&gt;alert(&quot;a&amp;&#39;b&quot;)&lt;/script&gt;\\u{202e}\\u{a}";
-        assert_eq!(Text(hostile).to_string(), shown);
-    }
 }

@@ -1,4 +1,4 @@
-//! Where a log comes from: files, standard input, or an upload; plain or gzip, which its first two bytes say.
+//! The source of a log: a file, standard input or an upload, plain or gzip. The first two bytes identify gzip.
 
 use std::fmt;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
 
-/// An input, by the name it is told under.
+/// A log to read, with its name for messages.
 #[derive(Debug)]
 pub struct Input {
     pub(super) name: String,
@@ -35,7 +35,7 @@ impl fmt::Debug for Source {
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 impl Input {
-    /// A file; `-` is standard input.
+    /// Reads a file, or standard input if the path is `-`.
     #[must_use]
     pub fn of_path(path: PathBuf) -> Self {
         if path.as_os_str() == "-" {
@@ -44,42 +44,42 @@ impl Input {
         Self { name: path.display().to_string(), source: Source::File(path) }
     }
 
-    /// A log that is sent.
+    /// Reads an upload.
     pub fn upload(body: impl Read + Send + 'static) -> Self {
-        Self { name: "the body".to_owned(), source: Source::Upload(Box::new(body)) }
+        Self { name: "request body".to_owned(), source: Source::Upload(Box::new(body)) }
     }
 
-    /// Its name, for messages.
+    /// Returns the name of the input, for messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its size as it is stored, if that is known.
+    /// Returns the size before decompression, if known.
     ///
     /// # Errors
-    /// It is a file that cannot be opened.
+    /// Returns an error if the input is a file that cannot be opened.
     pub fn size(&self) -> io::Result<Option<u64>> {
         match &self.source {
             Source::File(path) => {
-                let about = File::open(path)?.metadata()?;
-                if about.is_dir() {
+                let metadata = File::open(path)?.metadata()?;
+                if metadata.is_dir() {
                     return Err(io::ErrorKind::IsADirectory.into());
                 }
-                Ok(about.is_file().then_some(about.len()))
+                Ok(metadata.is_file().then_some(metadata.len()))
             }
             Source::StandardInput | Source::Upload(_) => Ok(None),
         }
     }
 
-    /// Opens it; what is read of it, as it is stored, is counted.
-    pub(super) fn open(self, counted: Arc<AtomicU64>) -> io::Result<Box<dyn Read + Send>> {
+    /// Opens the input. The reader adds the bytes read, before decompression, to `bytes_read`.
+    pub(super) fn open(self, bytes_read: Arc<AtomicU64>) -> io::Result<Box<dyn Read + Send>> {
         let source: Box<dyn Read + Send> = match self.source {
             Source::File(path) => Box::new(File::open(path)?),
             Source::StandardInput => Box::new(io::stdin()),
             Source::Upload(body) => body,
         };
-        let mut source = Counted { source, counted };
+        let mut source = CountingReader { source, bytes_read };
         let mut start = Vec::with_capacity(GZIP.len());
         source.by_ref().take(GZIP.len() as u64).read_to_end(&mut start)?;
         let is_gzip = start == GZIP;
@@ -92,15 +92,15 @@ impl Input {
     }
 }
 
-struct Counted<R> {
+struct CountingReader<R> {
     source: R,
-    counted: Arc<AtomicU64>,
+    bytes_read: Arc<AtomicU64>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(buffer)?;
-        self.counted.fetch_add(read as u64, Ordering::Relaxed);
+        self.bytes_read.fetch_add(read as u64, Ordering::Relaxed);
         Ok(read)
     }
 }

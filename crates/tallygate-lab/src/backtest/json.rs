@@ -1,22 +1,23 @@
-//! Lines that are JSON objects, as many servers log.
+//! Parses lines that are JSON objects.
 //!
-//! Only what is wanted is kept of a line; the rest is read past. A field is found by its name, or by a path with dots
-//! into objects; where a name may be one of several, the first of them counts.
+//! The parser keeps only the time and the key of a line and skips the rest. A field is given by its name, or by a path
+//! with dots into nested objects. If several names are possible, the first one in the list wins.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::format::{Told, Unreadable};
-use super::key::{KeyFrom, put_address};
-use super::moment;
+use super::filter::{FilterField, LineFilter, header_columns};
+use super::format::{LogOptions, ParsedLine, UNKNOWN_TIMESTAMP, Unreadable};
+use super::key::{KeyFrom, put_key};
+use super::timestamp;
 
-/// Where the time is looked for unless it is said.
+/// The fields that may hold the time, if the caller names none.
 pub(super) const TIMES: [&str; 7] =
     ["time", "timestamp", "ts", "@timestamp", "msec", "time_iso8601", "time_local"];
 
-/// Where the client's address is looked for.
+/// The fields that may hold the client's address.
 pub(super) const ADDRESSES: [&str; 12] = [
     "remote_addr",
     "client_ip",
@@ -32,24 +33,25 @@ pub(super) const ADDRESSES: [&str; 12] = [
     "client.ip",
 ];
 
-/// The objects that hold header fields, besides the line itself.
+/// The objects that may hold request headers, in addition to the line itself.
 const HEADERS: [&str; 5] =
     ["headers", "request_headers", "request.headers", "http.request.headers", "req.headers"];
 
-/// How lines are read.
+/// A parser for JSON lines.
 #[derive(Debug)]
 pub(super) struct Json {
-    wanted: Node,
+    fields: Node,
     is_address: bool,
+    filters: Vec<LineFilter>,
 }
 
-/// What is wanted of an object.
+/// The fields to find in an object, as a tree.
 #[derive(Debug, Default)]
 struct Node {
-    /// What the value itself is wanted for, and how much: 0 most.
-    wanted: Option<(Role, usize)>,
+    /// What the value is used for, with the rank of its name for each use: 0 has priority.
+    roles: Vec<(Role, usize)>,
     children: Vec<(String, Self)>,
-    /// Whether its names are those of header fields: in any case, and with either dash.
+    /// Whether the children are headers, which match in any case and with `_` for `-`.
     are_headers: bool,
 }
 
@@ -57,28 +59,54 @@ struct Node {
 enum Role {
     Time,
     Key,
+    /// The value of the filter with this index.
+    Filter(usize),
 }
 
 impl Node {
-    /// Wants what is found at a path, whether a name has the dots or objects lie within each other.
-    fn want(&mut self, path: &str, wanted: (Role, usize)) {
-        self.child(path).wanted.get_or_insert(wanted);
+    /// Adds the field at a path. The dots may be part of a name or separate nested objects.
+    fn add(&mut self, path: &str, role: (Role, usize)) {
+        self.child(path).use_for(role);
         if let Some((first, rest)) = path.split_once('.')
             && !first.is_empty()
             && !rest.is_empty()
         {
-            self.child(first).want(rest, wanted);
+            self.child(first).add(rest, role);
         }
     }
 
-    /// Wants the header field of a name in the objects at a path.
-    fn want_header(&mut self, path: &str, name: &str, wanted: (Role, usize)) {
+    /// Adds a field under several names, the best first.
+    fn add_all(&mut self, names: &[impl AsRef<str>], role: Role) {
+        for (rank, name) in names.iter().enumerate() {
+            self.add(name.as_ref(), (role, rank));
+        }
+    }
+
+    /// Adds a header in every object that may hold headers, and as a field of the line itself.
+    fn add_header_anywhere(&mut self, name: &str, role: Role) {
+        for (rank, path) in HEADERS.into_iter().enumerate() {
+            self.add_header(path, name, (role, rank));
+        }
+        for (rank, name) in header_columns(name).iter().enumerate() {
+            self.add(name, (role, HEADERS.len() + rank));
+        }
+    }
+
+    /// Adds a header in the object at a path.
+    fn add_header(&mut self, path: &str, name: &str, role: (Role, usize)) {
         let mut node = self;
         for step in path.split('.') {
             node = node.child(step);
         }
         node.are_headers = true;
-        node.child(name).wanted.get_or_insert(wanted);
+        node.child(name).use_for(role);
+    }
+
+    /// Uses the value of this field. If a role has several names for it, the one with the lowest rank was added first.
+    fn use_for(&mut self, (role, rank): (Role, usize)) {
+        if self.roles.iter().all(|(known, _)| *known != role) {
+            self.roles.push((role, rank));
+        }
     }
 
     fn child(&mut self, name: &str) -> &mut Self {
@@ -91,9 +119,9 @@ impl Node {
     }
 
     fn find(&self, name: &str) -> Option<&Self> {
-        let is_it =
+        let matches =
             |known: &str| known == name || (self.are_headers && is_same_header(known, name));
-        self.children.iter().find(|(known, _)| is_it(known)).map(|(_, child)| child)
+        self.children.iter().find(|(known, _)| matches(known)).map(|(_, child)| child)
     }
 }
 
@@ -103,90 +131,87 @@ fn is_same_header(one: &str, other: &str) -> bool {
 }
 
 impl Json {
-    pub(super) fn new(key: &KeyFrom, time: Option<&str>) -> Self {
-        let mut wanted = Node::default();
-        match time {
-            Some(field) => wanted.want(field, (Role::Time, 0)),
-            None => TIMES
-                .iter()
-                .enumerate()
-                .for_each(|(rank, field)| wanted.want(field, (Role::Time, rank))),
+    pub(super) fn new(options: &LogOptions) -> Self {
+        let mut fields = Node::default();
+        match &options.time {
+            Some(field) => fields.add(field, (Role::Time, 0)),
+            None => fields.add_all(&TIMES, Role::Time),
         }
-        match key {
-            KeyFrom::Address => ADDRESSES
-                .iter()
-                .enumerate()
-                .for_each(|(rank, field)| wanted.want(field, (Role::Key, rank))),
-            KeyFrom::Field(field) => wanted.want(field, (Role::Key, 0)),
-            KeyFrom::Header(name) => {
-                for (rank, path) in HEADERS.into_iter().enumerate() {
-                    wanted.want_header(path, name, (Role::Key, rank));
-                }
-                let plain = name.replace('-', "_");
-                for (rank, name) in [name, &plain, &format!("http_{plain}")].into_iter().enumerate()
-                {
-                    wanted.want(name, (Role::Key, HEADERS.len() + rank));
-                }
+        match &options.key {
+            KeyFrom::Address => fields.add_all(&ADDRESSES, Role::Key),
+            KeyFrom::Field(field) => fields.add(field, (Role::Key, 0)),
+            KeyFrom::Header(name) => fields.add_header_anywhere(name, Role::Key),
+        }
+        for (index, filter) in options.filters.iter().enumerate() {
+            let role = Role::Filter(index);
+            match &filter.field {
+                FilterField::Named(_) => fields.add_all(&filter.field.names(), role),
+                FilterField::Header(name) => fields.add_header_anywhere(name, role),
             }
         }
-        Self { wanted, is_address: *key == KeyFrom::Address }
+        let is_address = options.key == KeyFrom::Address;
+        Self { fields, is_address, filters: options.filters.clone() }
     }
 
-    /// Whether it is such a line.
-    pub(super) fn is_one(line: &[u8]) -> bool {
+    /// Returns whether a line has this format.
+    pub(super) fn matches(line: &[u8]) -> bool {
         let line = line.trim_ascii();
         line.starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(line).is_ok()
     }
 
-    pub(super) fn read(&self, line: &[u8], key: &mut Vec<u8>) -> Result<Told, Unreadable> {
+    pub(super) fn read(&self, line: &[u8], key: &mut Vec<u8>) -> Result<ParsedLine, Unreadable> {
         if !line.trim_ascii_start().starts_with(b"{") {
-            return Err(Unreadable("no JSON object"));
+            return Err(Unreadable("not a JSON object"));
         }
-        let mut found = Found::default();
+        let filters = vec![None; self.filters.len()];
+        let mut found = FieldValues { time: None, key: None, filters };
         let mut json = serde_json::Deserializer::from_slice(line);
-        let read = Wanted { node: &self.wanted, found: &mut found }.deserialize(&mut json);
-        read.and_then(|()| json.end()).map_err(|_| Unreadable("no JSON object"))?;
-        let time = found.time.ok_or(Unreadable("no field with the time"))?.1;
-        let now = moment::parse(time.as_bytes())
-            .ok_or(Unreadable("a time that is neither RFC 3339 nor a number"))?;
-        let Some((_, name)) = found.key.filter(|(_, name)| !matches!(&**name, "" | "-")) else {
-            return Ok(Told::Nobody);
+        let read = NodeVisitor { node: &self.fields, found: &mut found }.deserialize(&mut json);
+        read.and_then(|()| json.end()).map_err(|_| Unreadable("not a JSON object"))?;
+        let time = found.time.ok_or(Unreadable("no timestamp field"))?.1;
+        let now = timestamp::parse(time.as_bytes()).ok_or(Unreadable(UNKNOWN_TIMESTAMP))?;
+        let mut tests = self.filters.iter().zip(&found.filters);
+        let passes = |(filter, found): (&LineFilter, &Option<(usize, Cow<'_, str>)>)| {
+            filter.passes(found.as_ref().map(|(_, value)| value.as_bytes()))
         };
-        if !self.is_address {
-            key.extend_from_slice(name.as_bytes());
-        } else if !put_address(name.as_bytes(), key) {
-            return Err(Unreadable("a client that is no address"));
+        if !tests.all(passes) {
+            return Ok(ParsedLine::Filtered);
         }
-        Ok(Told::Request(now))
+        let name = found.key.as_ref().map_or("", |(_, name)| name);
+        put_key(name.as_bytes(), self.is_address, now, key)
     }
 }
 
-/// What was found so far, with how much it was wanted.
-#[derive(Default)]
-struct Found<'a> {
+/// The values found so far, with their ranks.
+struct FieldValues<'a> {
     time: Option<(usize, Cow<'a, str>)>,
     key: Option<(usize, Cow<'a, str>)>,
+    /// One per filter.
+    filters: Vec<Option<(usize, Cow<'a, str>)>>,
 }
 
-struct Wanted<'n, 'f, 'a> {
+struct NodeVisitor<'n, 'f, 'a> {
     node: &'n Node,
-    found: &'f mut Found<'a>,
+    found: &'f mut FieldValues<'a>,
 }
 
-impl<'a> Wanted<'_, '_, 'a> {
+impl<'a> NodeVisitor<'_, '_, 'a> {
+    #[expect(clippy::needless_pass_by_value, reason = "callers make the value for this call")]
     fn put(self, value: Cow<'a, str>) {
-        let Some((role, rank)) = self.node.wanted else { return };
-        let place = match role {
-            Role::Time => &mut self.found.time,
-            Role::Key => &mut self.found.key,
-        };
-        if place.as_ref().is_none_or(|(known, _)| rank < *known) {
-            *place = Some((rank, value));
+        for &(role, rank) in &self.node.roles {
+            let place = match role {
+                Role::Time => &mut self.found.time,
+                Role::Key => &mut self.found.key,
+                Role::Filter(index) => &mut self.found.filters[index],
+            };
+            if place.as_ref().is_none_or(|(known, _)| rank < *known) {
+                *place = Some((rank, value.clone()));
+            }
         }
     }
 }
 
-impl<'a> DeserializeSeed<'a> for Wanted<'_, '_, 'a> {
+impl<'a> DeserializeSeed<'a> for NodeVisitor<'_, '_, 'a> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'a>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -194,7 +219,7 @@ impl<'a> DeserializeSeed<'a> for Wanted<'_, '_, 'a> {
     }
 }
 
-impl<'a> Visitor<'a> for Wanted<'_, '_, 'a> {
+impl<'a> Visitor<'a> for NodeVisitor<'_, '_, 'a> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -204,16 +229,16 @@ impl<'a> Visitor<'a> for Wanted<'_, '_, 'a> {
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key_seed(Name)? {
             match self.node.find(&name) {
-                Some(node) => map.next_value_seed(Wanted { node, found: &mut *self.found })?,
+                Some(node) => map.next_value_seed(NodeVisitor { node, found: &mut *self.found })?,
                 None => map.next_value::<IgnoredAny>().map(|_| ())?,
             }
         }
         Ok(())
     }
 
-    /// Header fields are often lists of values; the first is the client.
+    /// Headers are often lists of values; the first one is used.
     fn visit_seq<A: SeqAccess<'a>>(self, mut seq: A) -> Result<(), A::Error> {
-        let first = Wanted { node: self.node, found: &mut *self.found };
+        let first = NodeVisitor { node: self.node, found: &mut *self.found };
         if seq.next_element_seed(first)?.is_some() {
             while seq.next_element::<IgnoredAny>()?.is_some() {}
         }
@@ -240,7 +265,7 @@ impl<'a> Visitor<'a> for Wanted<'_, '_, 'a> {
         Ok(())
     }
 
-    /// Printed again, it has all the digits that it was written with, up to 17 of them.
+    /// The printed number has all digits of the original, up to 17.
     fn visit_f64<E>(self, number: f64) -> Result<(), E> {
         self.put(Cow::Owned(number.to_string()));
         Ok(())
@@ -256,7 +281,7 @@ impl<'a> Visitor<'a> for Wanted<'_, '_, 'a> {
     }
 }
 
-/// A name, in the line where it can be.
+/// Deserializes a name, borrowed from the line if possible.
 struct Name;
 
 impl<'a> DeserializeSeed<'a> for Name {
@@ -286,15 +311,18 @@ impl<'a> Visitor<'a> for Name {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backtest::moment::Moment;
+    use crate::backtest::format::{NO_ADDRESS, options};
+    use crate::backtest::timestamp::Timestamp;
 
     #[track_caller]
     fn finds(key: &str, time: Option<&str>, line: &str, expected: &str) {
-        let json = Json::new(&key.parse().expect("a key"), time);
+        let json = Json::new(&options(key, time));
         let mut name = Vec::new();
         let shown = match json.read(line.as_bytes(), &mut name) {
-            Ok(Told::Request(now)) => format!("{} {}", Moment(now), String::from_utf8_lossy(&name)),
-            Ok(Told::Nobody | Told::Header) => "nobody".to_owned(),
+            Ok(ParsedLine::Request(now)) => {
+                format!("{} {}", Timestamp(now), String::from_utf8_lossy(&name))
+            }
+            Ok(_) => "no key".to_owned(),
             Err(Unreadable(reason)) => reason.to_owned(),
         };
         assert_eq!(shown, expected, "{key} in {line}");
@@ -306,35 +334,35 @@ mod tests {
         finds("ip", None, line, "2023-11-14T22:13:20.500Z 2001:db8::/64");
         finds("header:x-api-key", None, line, "2023-11-14T22:13:20.500Z k1");
         finds("field:user.id", None, line, "2023-11-14T22:13:20.500Z 7");
-        finds("field:n.m", None, line, "nobody");
-        finds("field:no", None, line, "nobody");
+        finds("field:n.m", None, line, "no key");
+        finds("field:no", None, line, "no key");
         let flat = r#" {"time":"2023-11-14T22:13:20Z","http_x_api_key":"a","headers.x-api-key":"b","user.id":"u"}"#;
         finds("header:X-Api-Key", None, flat, "2023-11-14T22:13:20Z a");
         finds("field:user.id", None, flat, "2023-11-14T22:13:20Z u");
     }
 
     #[test]
-    fn the_first_of_several_names_counts_wherever_it_stands() {
+    fn the_first_name_in_the_list_wins_regardless_of_the_order_in_the_line() {
         let line = r#"{"msec":1,"at":"1970-01-01T00:00:09Z","ts":2,"time":"3","client":"192.0.2.1","remote_addr":"192.0.2.2"}"#;
         finds("ip", None, line, "1970-01-01T00:00:03Z 192.0.2.2");
         finds("ip", Some("at"), line, "1970-01-01T00:00:09Z 192.0.2.2");
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn a_malformed_line_is_reported_with_its_reason() {
         for (line, reason) in [
-            ("", "no JSON object"),
-            ("[1]", "no JSON object"),
-            (r#"{"ts":1"#, "no JSON object"),
-            (r#"{"ts":1} x"#, "no JSON object"),
-            (r#"{"at":1}"#, "no field with the time"),
-            (r#"{"ts":null}"#, "no field with the time"),
-            (r#"{"ts":"soon"}"#, "a time that is neither RFC 3339 nor a number"),
-            (r#"{"ts":1,"ip":"localhost"}"#, "a client that is no address"),
+            ("", "not a JSON object"),
+            ("[1]", "not a JSON object"),
+            (r#"{"ts":1"#, "not a JSON object"),
+            (r#"{"ts":1} x"#, "not a JSON object"),
+            (r#"{"at":1}"#, "no timestamp field"),
+            (r#"{"ts":null}"#, "no timestamp field"),
+            (r#"{"ts":"soon"}"#, UNKNOWN_TIMESTAMP),
+            (r#"{"ts":1,"ip":"localhost"}"#, NO_ADDRESS),
         ] {
             finds("ip", None, line, reason);
         }
         let deep = format!(r#"{{"a":{}"#, "[".repeat(60_000));
-        finds("ip", None, &deep, "no JSON object");
+        finds("ip", None, &deep, "not a JSON object");
     }
 }

@@ -1,20 +1,24 @@
-//! Who a request is by: where its name is found in a line.
+//! The field of a log line that identifies the client.
 //!
-//! An address is the client that the server would take it for: IPv6 by its /64, IPv4 in whatever dress.
+//! Addresses are converted to keys as in the server: an IPv6 client is its /64, an IPv4 client is its address, also if it
+//! is embedded in an IPv6 address.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::address;
+use tallygate::address;
+use tallygate_core::Tick;
 
-/// Where the client's name is.
+use super::format::{NO_ADDRESS, ParsedLine, Unreadable};
+
+/// The field that identifies the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyFrom {
     /// The client's address.
     Address,
-    /// A header field of the request, by its name in lower case.
+    /// A request header, by its name in lower case.
     Header(String),
-    /// Any other field of the log.
+    /// Another field of the log.
     Field(String),
 }
 
@@ -43,7 +47,7 @@ impl fmt::Display for KeyFrom {
     }
 }
 
-/// Appends the client with this address; false if it is none.
+/// Appends the key of the client with this address. Returns false if the text is not an address.
 pub(super) fn put_address(text: &[u8], out: &mut Vec<u8>) -> bool {
     if is_plain_v4(text) {
         out.extend_from_slice(text);
@@ -56,7 +60,7 @@ pub(super) fn put_address(text: &[u8], out: &mut Vec<u8>) -> bool {
     address.is_some()
 }
 
-/// Whether it is an IPv4 address as everybody writes them, which then is its own name.
+/// Returns whether the text is an IPv4 address in its usual form, which is its own key.
 #[inline]
 fn is_plain_v4(text: &[u8]) -> bool {
     let mut parts = 0;
@@ -77,40 +81,61 @@ fn is_plain_v4(text: &[u8]) -> bool {
     parts == 4
 }
 
+/// Appends a client's name, or its key if it is an address. The text is empty or `-` if the line has no client.
+pub(super) fn put_key(
+    text: &[u8],
+    is_address: bool,
+    now: Tick,
+    out: &mut Vec<u8>,
+) -> Result<ParsedLine, Unreadable> {
+    if matches!(text, b"" | b"-") {
+        return Ok(ParsedLine::NoKey);
+    }
+    if !is_address {
+        out.extend_from_slice(text);
+    } else if !put_address(text, out) {
+        return Err(Unreadable(NO_ADDRESS));
+    }
+    Ok(ParsedLine::Request(now))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[track_caller]
-    fn is(text: &str, expected: Option<&str>) {
+    fn has_key(text: &str, expected: Option<&str>) {
         let mut name = Vec::new();
         let found = put_address(text.as_bytes(), &mut name);
-        assert_eq!(found.then(|| String::from_utf8(name).expect("text")).as_deref(), expected);
+        assert_eq!(
+            found.then(|| String::from_utf8(name).expect("the key is UTF-8")).as_deref(),
+            expected
+        );
     }
 
     #[test]
-    fn an_address_is_the_client_that_the_server_takes_it_for() {
-        is("192.0.2.1", Some("192.0.2.1"));
-        is("192.0.2.1:4711", Some("192.0.2.1"));
-        is("::ffff:192.0.2.1", Some("192.0.2.1"));
-        is("2001:db8:1:2:3::4", Some("2001:db8:1:2::/64"));
-        is("[2001:db8:1:2:3::4]:443", Some("2001:db8:1:2::/64"));
+    fn addresses_are_converted_to_keys_as_in_the_server() {
+        has_key("192.0.2.1", Some("192.0.2.1"));
+        has_key("192.0.2.1:4711", Some("192.0.2.1"));
+        has_key("::ffff:192.0.2.1", Some("192.0.2.1"));
+        has_key("2001:db8:1:2:3::4", Some("2001:db8:1:2::/64"));
+        has_key("[2001:db8:1:2:3::4]:443", Some("2001:db8:1:2::/64"));
         for none in ["", "-", "192.0.2", "192.0.2.256", "192.0.2.01", "1.2.3.4.5", "localhost"] {
-            is(none, None);
+            has_key(none, None);
         }
     }
 
     #[test]
-    fn the_short_way_knows_every_number_from_0_to_255_and_no_other() {
+    fn a_plain_ipv4_address_has_numbers_from_0_to_255() {
         for number in 0..1000 {
             assert_eq!(is_plain_v4(format!("10.{number}.0.9").as_bytes()), number < 256);
         }
     }
 
     #[test]
-    fn a_key_is_read_as_it_is_printed() {
+    fn a_printed_key_parses_as_the_same_key() {
         for text in ["ip", "header:x-api-key", "field:request.user"] {
-            assert_eq!(text.parse::<KeyFrom>().expect("a key").to_string(), text);
+            assert_eq!(text.parse::<KeyFrom>().expect("the key is valid").to_string(), text);
         }
         assert_eq!("header:X-Api-Key".parse(), Ok(KeyFrom::Header("x-api-key".into())));
         for bad in ["", "IP", "header:", "field:", "cookie:a"] {

@@ -1,7 +1,7 @@
-//! Lines into requests: one thread reads, unpacks and parses, another decides.
+//! Reads, decompresses and parses logs in one thread, and sends batches of requests to the thread that decides them.
 //!
-//! Batches go from one to the other. A line that cannot be read is counted, and the first few are kept to be shown; an
-//! input that ends in an error is cut short there, and the next one is read.
+//! A line that cannot be parsed is counted, and the first few are kept for the report. If reading an input fails, the
+//! report says so, and the next input is read.
 
 use std::hash::BuildHasher as _;
 use std::io;
@@ -13,87 +13,88 @@ use foldhash::fast::RandomState;
 use serde::Serialize;
 use tallygate_core::Tick;
 
-use super::format::{LineReader, Told, Unreadable, Wanted};
+use super::format::{LineReader, LogOptions, ParsedLine, Unreadable};
 use super::input::Input;
 use super::{BacktestError, Bounds};
 use crate::replay::{Line, Lines, MAX_LINE};
 
-/// Requests on their way, and what else was on the lines.
+/// The requests of some lines, and the counts of the other lines.
 #[derive(Default)]
-pub(super) struct Batch {
-    /// All names, one after the other.
-    names: Vec<u8>,
-    requests: Vec<Found>,
+pub(super) struct ParsedBatch {
+    /// All keys, concatenated.
+    keys: Vec<u8>,
+    requests: Vec<ParsedRequest>,
     pub(super) lines: u64,
     pub(super) without_key: u64,
+    pub(super) filtered: u64,
     pub(super) unreadable: u64,
     pub(super) shown: Vec<UnreadableLine>,
     pub(super) cut_short: Option<CutShort>,
 }
 
-struct Found {
-    name_end: usize,
+struct ParsedRequest {
+    key_end: usize,
     hash: u64,
     now: Tick,
 }
 
-/// A line that cannot be read, and why.
+/// A line that cannot be parsed, and the reason.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct UnreadableLine {
     pub(crate) input: String,
     pub(crate) line: usize,
     pub(crate) reason: String,
-    /// Its start.
+    /// The start of the line.
     pub(crate) text: String,
 }
 
-/// An input that could not be read to its end.
+/// An input that was read only in part, and the reason.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CutShort {
     pub(crate) input: String,
     pub(crate) reason: String,
 }
 
-/// How an upload fails whose sender has gone: nobody wants to know what was in it.
-pub const ABANDONED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
-/// The longest name of a client, as for the server.
-const MAX_NAME: usize = 4096;
-/// What a line counts at least to the bound of an upload: one without anything takes time, too.
-const LEAST_LINE: u64 = 64;
-/// How many lines that cannot be read are shown, and how much of each.
+/// The kind of error with which the reader of an upload fails if the client closed the connection.
+pub const UPLOAD_ABORTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+/// The longest key, as in the server.
+const MAX_KEY_BYTES: usize = 4096;
+/// The least that a line counts towards the bound of an upload, because an empty line takes time, too.
+const MIN_LINE_BYTES: u64 = 64;
+/// The number of unparsable lines that the report shows, and the bytes of each.
 const SHOWN_LINES: usize = 5;
 const SHOWN_BYTES: usize = 160;
 
-impl Batch {
-    /// The requests: each client's name with its hash, and the time.
+impl ParsedBatch {
+    /// Returns the requests: the key, its hash and the time of each.
     pub(super) fn requests(&self) -> impl Iterator<Item = (&[u8], u64, Tick)> {
         let mut start = 0;
-        self.requests.iter().map(move |&Found { name_end, hash, now }| {
-            let name = &self.names[start..name_end];
-            start = name_end;
-            (name, hash, now)
+        self.requests.iter().map(move |&ParsedRequest { key_end, hash, now }| {
+            let key = &self.keys[start..key_end];
+            start = key_end;
+            (key, hash, now)
         })
     }
 }
 
-/// Reads all inputs, in order, until nobody wants any more.
+/// Reads all inputs in order, until the receiver is gone.
 pub(super) fn read(
     inputs: Vec<Input>,
-    wanted: &Wanted,
+    options: &LogOptions,
     bounds: &Bounds,
     hasher: &RandomState,
-    counted: &Arc<AtomicU64>,
-    batches: &SyncSender<Batch>,
+    bytes_read: &Arc<AtomicU64>,
+    batches: &SyncSender<ParsedBatch>,
 ) -> Result<(), BacktestError> {
-    let mut reader = LineReader::new(wanted)?;
+    let mut reader = LineReader::new(options)?;
     let (mut shown, mut unpacked) = (0, 0_u64);
     for input in inputs {
         let name = input.name.clone();
-        let cut_short = |error: io::Error| Batch {
+        let cut_short = |error: io::Error| ParsedBatch {
             cut_short: Some(CutShort { input: name.clone(), reason: error.to_string() }),
-            ..Batch::default()
+            ..ParsedBatch::default()
         };
-        let mut lines = match input.open(counted.clone()) {
+        let mut lines = match input.open(bytes_read.clone()) {
             Ok(source) => Lines::new(source),
             Err(error) => {
                 if batches.send(cut_short(error)).is_err() {
@@ -107,36 +108,44 @@ pub(super) fn read(
             let before = lines.read();
             let more = lines.read_more();
             unpacked += lines.read() - before;
-            let mut here = lines.here();
-            let mut batch = Batch::default();
-            while let Some(line) = here.next() {
-                let (line, told) = match line {
+            let mut buffered = lines.buffered();
+            let mut batch = ParsedBatch::default();
+            while let Some(line) = buffered.next() {
+                let (line, parsed) = match line {
                     Line::Whole(line) => {
-                        unpacked += LEAST_LINE.saturating_sub(line.len() as u64 + 1);
+                        unpacked += MIN_LINE_BYTES.saturating_sub(line.len() as u64 + 1);
                         let line = line.strip_suffix(b"\r").unwrap_or(line);
                         if line.trim_ascii().is_empty() {
                             continue;
                         }
-                        let start = batch.names.len();
-                        let mut told = reader.read(line, &mut batch.names)?;
-                        if batch.names.len() - start > MAX_NAME {
-                            batch.names.truncate(start);
-                            told = Err(Unreadable("a client's name of more than 4096 bytes"));
+                        let start = batch.keys.len();
+                        // A log that was cut or not written completely has blocks of NUL bytes.
+                        let mut parsed = if memchr::memchr(0, line).is_some() {
+                            Err(Unreadable("the line contains NUL bytes"))
+                        } else {
+                            reader.read(line, &mut batch.keys)?
+                        };
+                        if batch.keys.len() - start > MAX_KEY_BYTES {
+                            batch.keys.truncate(start);
+                            parsed = Err(Unreadable("the key is longer than 4096 bytes"));
                         }
-                        if let Ok(Told::Request(now)) = told {
-                            let hash = hasher.hash_one(&batch.names[start..]);
-                            let name_end = batch.names.len();
-                            batch.requests.push(Found { name_end, hash, now });
+                        if let Ok(ParsedLine::Request(now)) = parsed {
+                            let hash = hasher.hash_one(&batch.keys[start..]);
+                            let key_end = batch.keys.len();
+                            batch.requests.push(ParsedRequest { key_end, hash, now });
                         }
-                        (line, told.map_err(|unreadable| unreadable.0.to_owned()))
+                        (line, parsed.map_err(|unreadable| unreadable.0.to_owned()))
                     }
-                    Line::TooLong => (&b""[..], Err(format!("more than {MAX_LINE} bytes"))),
+                    Line::TooLong => {
+                        (&b""[..], Err(format!("the line is longer than {MAX_LINE} bytes")))
+                    }
                 };
                 batch.lines += 1;
-                match told {
-                    Ok(Told::Request(_)) => {}
-                    Ok(Told::Nobody) => batch.without_key += 1,
-                    Ok(Told::Header) => batch.lines -= 1,
+                match parsed {
+                    Ok(ParsedLine::Request(_)) => {}
+                    Ok(ParsedLine::NoKey) => batch.without_key += 1,
+                    Ok(ParsedLine::Filtered) => batch.filtered += 1,
+                    Ok(ParsedLine::Header) => batch.lines -= 1,
                     Err(reason) => {
                         batch.unreadable += 1;
                         if shown < SHOWN_LINES {
@@ -144,7 +153,7 @@ pub(super) fn read(
                             let start = &line[..line.len().min(SHOWN_BYTES)];
                             batch.shown.push(UnreadableLine {
                                 input: name.clone(),
-                                line: here.taken(),
+                                line: buffered.line_number(),
                                 reason,
                                 text: String::from_utf8_lossy(start).into_owned(),
                             });
@@ -152,17 +161,16 @@ pub(super) fn read(
                     }
                 }
             }
-            let place = here.place();
-            lines.take(place);
+            let position = buffered.position();
+            lines.advance_to(position);
             if unpacked > bounds.unpacked_bytes {
-                return Err(BacktestError::TooLarge {
-                    what: "bytes, unpacked (each line counts as at least 64 bytes)",
-                    most: bounds.unpacked_bytes,
-                });
+                return Err(BacktestError::LogTooLarge { max_bytes: bounds.unpacked_bytes });
             }
-            let goes_on = match more {
-                Ok(goes_on) => goes_on,
-                Err(error) if error.kind() == ABANDONED => return Err(BacktestError::Abandoned),
+            let has_more = match more {
+                Ok(has_more) => has_more,
+                Err(error) if error.kind() == UPLOAD_ABORTED => {
+                    return Err(BacktestError::UploadAborted);
+                }
                 Err(error) => {
                     batch.cut_short = cut_short(error).cut_short;
                     false
@@ -171,7 +179,7 @@ pub(super) fn read(
             if batches.send(batch).is_err() {
                 return Ok(());
             }
-            if !goes_on {
+            if !has_more {
                 break;
             }
         }

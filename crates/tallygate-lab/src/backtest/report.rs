@@ -1,4 +1,4 @@
-//! What came of it: the figures, for JSON as they are, for people in `text.rs` and `html.rs`.
+//! The report of a backtest. It serializes to JSON; `text.rs` and `html.rs` render it for people.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,20 +7,21 @@ use serde::Serialize;
 use tallygate_core::{PolicyError, Tick, Ticks};
 
 use super::activity::Activity;
-use super::moment::Moment;
 use super::reading::{CutShort, UnreadableLine};
 use super::share::Share;
 use super::suggest::{Suggestion, suggest};
 use super::tally::{PolicyTally, Tally};
-use super::{BacktestError, Plan};
-use crate::spelling::{Span, Spelled};
+use super::timestamp::Timestamp;
+use super::{BacktestError, BacktestPlan};
+use crate::limit_syntax::Span;
 
-/// The figures of a backtest.
+/// The results of a backtest.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// All lines but blank ones and headers: the next three together.
+    /// All lines except blank ones and headers: the sum of `unreadable`, `filtered`, `without_key` and `requests`.
     pub(crate) lines: u64,
     pub(crate) unreadable: u64,
+    pub(crate) filtered: u64,
     pub(crate) without_key: u64,
     pub(crate) requests: u64,
     pub(crate) clients: u64,
@@ -34,7 +35,7 @@ pub struct Report {
     pub(crate) cut_short: Vec<CutShort>,
 }
 
-/// The most requests of each client in a window.
+/// The most requests per client in a window.
 #[derive(Debug, Serialize)]
 pub(crate) struct Peaks {
     pub(crate) window: String,
@@ -42,14 +43,14 @@ pub(crate) struct Peaks {
     pub(crate) histogram: Vec<Bin>,
 }
 
-/// This share of clients had a peak of at most so many requests.
+/// A share of clients in percent, and the largest peak among them.
 #[derive(Debug, Serialize)]
 pub(crate) struct Quantile {
     pub(crate) share: f64,
     pub(crate) requests: u32,
 }
 
-/// So many clients had a peak from and to.
+/// The number of clients with a peak in a range.
 #[derive(Debug, Serialize)]
 pub(crate) struct Bin {
     pub(crate) from: u32,
@@ -61,52 +62,53 @@ pub(crate) struct Bin {
 pub(crate) struct PolicyReport {
     pub(crate) policy: String,
     pub(crate) allowed: u64,
-    pub(crate) refused: u64,
-    pub(crate) refused_share: f64,
-    pub(crate) clients_refused: u64,
-    pub(crate) clients_refused_share: f64,
-    /// Refused by this policy and not by the first, and the other way round.
-    pub(crate) refused_here_only: u64,
-    pub(crate) refused_by_first_only: u64,
-    pub(crate) hardest_hit: Vec<HitClient>,
-    /// The step of time with the most refusals.
-    pub(crate) worst: Option<Worst>,
+    pub(crate) denied: u64,
+    pub(crate) denied_share: f64,
+    pub(crate) clients_denied: u64,
+    pub(crate) clients_denied_share: f64,
+    /// Requests that this policy denies and the first does not, and the reverse.
+    pub(crate) denied_here_only: u64,
+    pub(crate) denied_by_first_only: u64,
+    pub(crate) most_denied: Vec<DeniedClient>,
+    /// The time step with the most denials.
+    pub(crate) worst: Option<WorstStep>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) suggestion: Option<Suggested>,
+    pub(crate) suggestion: Option<SuggestionReport>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct HitClient {
+pub(crate) struct DeniedClient {
     pub(crate) client: String,
     pub(crate) requests: u64,
-    pub(crate) refused: u64,
-    pub(crate) first_refused: String,
-    pub(crate) last_refused: String,
+    pub(crate) denied: u64,
+    pub(crate) first_denied: String,
+    pub(crate) last_denied: String,
     pub(crate) peak: u32,
-    /// When its busiest window ended.
+    /// The end of the client's busiest window.
     pub(crate) peak_until: String,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Worst {
+pub(crate) struct WorstStep {
     pub(crate) time: String,
     pub(crate) requests: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
 }
 
-/// The least limit that spares a share of the clients, if there is one.
+/// The smallest limit that denies no request of a share of the clients, if there is one.
 #[derive(Debug, Serialize)]
-pub(crate) struct Suggested {
+pub(crate) struct SuggestionReport {
     pub(crate) share: f64,
     pub(crate) policy: Option<String>,
+    /// The numbers of the first limit.
     pub(crate) limit: Option<u64>,
     pub(crate) burst: Option<u64>,
-    pub(crate) clients_refused: Option<u64>,
+    pub(crate) clients_denied: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }
 
-/// Requests and refusals in steps of time; steps without requests are left out.
+/// Requests and denials per time step. Steps without requests are omitted.
 #[derive(Debug, Serialize)]
 pub(crate) struct OverTime {
     pub(crate) step_s: u64,
@@ -119,22 +121,22 @@ pub(crate) struct Point {
     #[serde(skip)]
     pub(crate) start: Tick,
     pub(crate) requests: u64,
-    /// By policy.
-    pub(crate) refused: Vec<u64>,
+    /// One number per policy.
+    pub(crate) denied: Vec<u64>,
 }
 
-/// The quantiles that are told, in thousandths of a percent.
+/// The quantiles of the report, in thousandths of a percent.
 const QUANTILES: [u64; 7] = [50_000, 75_000, 90_000, 95_000, 99_000, 99_900, 100_000];
 
 impl Report {
-    /// Whether every input was read to its end.
+    /// Returns whether every input was read to its end.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.cut_short.is_empty()
     }
 
-    /// Sums up what was counted, and finds the suggestions.
-    pub(super) fn of(mut tally: Tally, plan: &Plan) -> Result<Self, BacktestError> {
+    /// Builds the report from the counts, and searches the suggestions.
+    pub(super) fn of(mut tally: Tally, plan: &BacktestPlan) -> Result<Self, BacktestError> {
         let clients = tally.activities.len() as u64;
         let mut peaks: Vec<u32> = tally.activities.iter().map(|activity| activity.peak).collect();
         peaks.sort_unstable();
@@ -143,41 +145,41 @@ impl Report {
         let points = tally.timeline.points();
         let names = tally.clients.names();
         let end_of =
-            |activity: &Activity| Moment(tally.slices.end(activity.peak_slice())).to_string();
-        let hardest_hit = |policy: &PolicyTally| {
+            |activity: &Activity| Timestamp(tally.slices.end(activity.peak_slice())).to_string();
+        let most_denied = |policy: &PolicyTally| {
             let client = |number: usize| {
-                let (hit, activity) = (&policy.hits[number], &tally.activities[number]);
-                HitClient {
+                let (denials, activity) = (&policy.denials[number], &tally.activities[number]);
+                DeniedClient {
                     client: shown(names[number]),
                     requests: activity.requests,
-                    refused: hit.refused,
-                    first_refused: Moment(hit.first).to_string(),
-                    last_refused: Moment(hit.last).to_string(),
+                    denied: denials.denied,
+                    first_denied: Timestamp(denials.first).to_string(),
+                    last_denied: Timestamp(denials.last).to_string(),
                     peak: activity.peak,
                     peak_until: end_of(activity),
                 }
             };
-            most_refused(policy, &names, plan.top).into_iter().map(client).collect()
+            most_denied_clients(policy, &names, plan.top).into_iter().map(client).collect()
         };
         let policies = tally.policies.iter().zip(suggestions).enumerate();
         let policies = policies.map(|(place, (policy, suggestion))| {
-            let clients_refused = policy.clients_refused();
+            let clients_denied = policy.clients_denied();
             let worst = points.iter().filter(|(_, counts)| counts[place + 1] > 0);
             let worst = worst.max_by_key(|(start, counts)| (counts[place + 1], Reverse(*start)));
             PolicyReport {
-                policy: Spelled::new(&policy.limit).to_string(),
-                allowed: tally.requests - policy.refused,
-                refused: policy.refused,
-                refused_share: share(policy.refused, tally.requests),
-                clients_refused,
-                clients_refused_share: share(clients_refused, clients),
-                refused_here_only: policy.refused_here_only,
-                refused_by_first_only: policy.refused_there_only,
-                hardest_hit: hardest_hit(policy),
-                worst: worst.map(|(start, counts)| Worst {
-                    time: Moment(*start).to_string(),
+                policy: policy.trial.text(),
+                allowed: tally.requests - policy.denied,
+                denied: policy.denied,
+                denied_share: share(policy.denied, tally.requests),
+                clients_denied,
+                clients_denied_share: share(clients_denied, clients),
+                denied_here_only: policy.denied_here_only,
+                denied_by_first_only: policy.denied_by_first_only,
+                most_denied: most_denied(policy),
+                worst: worst.map(|(start, counts)| WorstStep {
+                    time: Timestamp(*start).to_string(),
                     requests: counts[0],
-                    refused: counts[place + 1],
+                    denied: counts[place + 1],
                 }),
                 suggestion,
             }
@@ -186,12 +188,13 @@ impl Report {
         Ok(Self {
             lines: tally.lines,
             unreadable: tally.unreadable,
+            filtered: tally.filtered,
             without_key: tally.without_key,
             requests: tally.requests,
             clients,
-            key: plan.wanted.key.to_string(),
-            from: tally.span.map(|(from, _)| Moment(from).to_string()),
-            to: tally.span.map(|(_, to)| Moment(to).to_string()),
+            key: plan.log.key.to_string(),
+            from: tally.span.map(|(from, _)| Timestamp(from).to_string()),
+            to: tally.span.map(|(_, to)| Timestamp(to).to_string()),
             peaks: Peaks::of(&peaks, plan.peak),
             policies,
             over_time: OverTime {
@@ -199,10 +202,10 @@ impl Report {
                 points: points
                     .iter()
                     .map(|(start, counts)| Point {
-                        time: Moment(*start).to_string(),
+                        time: Timestamp(*start).to_string(),
                         start: *start,
                         requests: counts[0],
-                        refused: counts[1..].to_vec(),
+                        denied: counts[1..].to_vec(),
                     })
                     .collect(),
             },
@@ -219,7 +222,7 @@ impl Peaks {
         });
         let mut histogram: Vec<Bin> = Vec::new();
         for &peak in sorted {
-            // From a power of two to below the next.
+            // Each bin reaches from one power of two to the next.
             let from = 1 << peak.max(1).ilog2();
             match histogram.last_mut() {
                 Some(bin) if bin.from == from => bin.clients += 1,
@@ -230,51 +233,51 @@ impl Peaks {
     }
 }
 
-/// The least peak that is not exceeded by this share of clients.
+/// Returns the smallest peak that this share of clients does not exceed.
 fn quantile(sorted: &[u32], share: Share) -> Option<u32> {
     let place = share.of(sorted.len() as u64).checked_sub(1)?;
     sorted.get(usize::try_from(place).ok()?).copied()
 }
 
-/// A suggestion for each policy, if they are wanted.
+/// Returns a suggestion per policy, or `None` for each if the plan asks for no suggestions.
 fn suggestions(
     tally: &mut Tally,
-    plan: &Plan,
+    plan: &BacktestPlan,
     peaks: &[u32],
-) -> Result<Vec<Option<Suggested>>, BacktestError> {
+) -> Result<Vec<Option<SuggestionReport>>, BacktestError> {
     let (Some(share), Some(spool)) = (plan.suggest, tally.spool.take()) else {
         return Ok(tally.policies.iter().map(|_| None).collect());
     };
-    let mut kept = spool.keep().map_err(BacktestError::Spool)?;
+    let mut spooled = spool.finish().map_err(BacktestError::Spool)?;
     let clients = peaks.len() as u64;
-    let at_most = clients - share.of(clients);
+    let max_denied = clients - share.of(clients);
     let busy = u128::from(quantile(peaks, share).unwrap_or(1));
     let one = |policy: &PolicyTally| {
         if clients == 0 {
-            return Ok(Some(Suggested::none(share, "there are no clients".to_owned())));
+            return Ok(Some(SuggestionReport::none(share, "the log has no clients".to_owned())));
         }
-        let numbers = policy.limit.numbers();
+        let numbers = policy.trial.limits()[0].numbers();
         let guess = busy * u128::from(numbers.window.0) / u128::from(plan.peak.0);
         let guess = u64::try_from(guess).unwrap_or(u64::MAX);
-        let found = suggest(&policy.limit, &mut kept, at_most, guess)?;
-        Ok(Some(Suggested::of(share, found)))
+        let found = suggest(&policy.trial, &mut spooled, max_denied, guess)?;
+        Ok(Some(SuggestionReport::of(share, found)))
     };
     tally.policies.iter().map(one).collect()
 }
 
-impl Suggested {
+impl SuggestionReport {
     fn of(share: Share, found: Result<Suggestion, PolicyError>) -> Self {
-        let Suggestion { limit, clients_refused } = match found {
+        let Suggestion { trial, clients_denied } = match found {
             Ok(found) => found,
             Err(error) => return Self::none(share, error.to_string()),
         };
-        let numbers = limit.numbers();
+        let numbers = trial.limits()[0].numbers();
         Self {
             share: share.percent(),
-            policy: Some(Spelled::new(&limit).to_string()),
+            policy: Some(trial.text()),
             limit: Some(numbers.limit),
             burst: Some(numbers.burst).filter(|_| numbers.kind.is_bucket()),
-            clients_refused: Some(clients_refused),
+            clients_denied: Some(clients_denied),
             reason: None,
         }
     }
@@ -282,15 +285,17 @@ impl Suggested {
     fn none(share: Share, reason: String) -> Self {
         let reason = Some(reason);
         let share = share.percent();
-        Self { share, policy: None, limit: None, burst: None, clients_refused: None, reason }
+        Self { share, policy: None, limit: None, burst: None, clients_denied: None, reason }
     }
 }
 
-/// The numbers of those clients who were refused most, by their names where they were refused alike.
-fn most_refused(policy: &PolicyTally, names: &[&[u8]], top: usize) -> Vec<usize> {
+/// Returns the numbers of the most denied clients; clients with equal denials are ordered by name.
+fn most_denied_clients(policy: &PolicyTally, names: &[&[u8]], top: usize) -> Vec<usize> {
     let mut most = BinaryHeap::new();
-    for (number, hit) in policy.hits.iter().enumerate().filter(|(_, hit)| hit.refused > 0) {
-        most.push((Reverse(hit.refused), names[number], number));
+    for (number, client) in
+        policy.denials.iter().enumerate().filter(|(_, client)| client.denied > 0)
+    {
+        most.push((Reverse(client.denied), names[number], number));
         if most.len() > top {
             most.pop();
         }
@@ -298,7 +303,7 @@ fn most_refused(policy: &PolicyTally, names: &[&[u8]], top: usize) -> Vec<usize>
     most.into_sorted_vec().into_iter().map(|(_, _, number)| number).collect()
 }
 
-/// A client's name; bytes that are no text are escaped.
+/// Returns a client's name, escaped if it is not UTF-8.
 fn shown(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
         Ok(name) => name.to_owned(),
@@ -309,7 +314,7 @@ fn shown(name: &[u8]) -> String {
 #[expect(
     clippy::float_arithmetic,
     clippy::cast_precision_loss,
-    reason = "a share is there to be looked at; the counts stand beside it"
+    reason = "the share is only displayed; the report also has the exact counts"
 )]
 fn share(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { part as f64 / all as f64 }

@@ -1,9 +1,9 @@
-//! A share of clients, in percent, exactly as it was written: `99.9`.
+//! A share of clients in percent, such as `99.9`, stored exactly.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// More than nothing, at most all, in millionths of a percent.
+/// A share above 0 % and up to 100 %, in millionths of a percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(u64);
 
@@ -11,18 +11,18 @@ const PERCENT: u64 = 1_000_000;
 const ALL: u64 = 100 * PERCENT;
 
 impl Share {
-    /// Thousandths of a percent.
+    /// Creates a share from thousandths of a percent.
     pub(super) const fn thousandths(thousandths: u64) -> Self {
         Self(thousandths * 1_000)
     }
 
-    /// The least number of so many clients that is this share of them.
+    /// Returns the smallest number of clients that is at least this share of `clients`.
     pub(super) fn of(self, clients: u64) -> u64 {
         let product = u128::from(clients) * u128::from(self.0);
         u64::try_from(product.div_ceil(u128::from(ALL))).unwrap_or(u64::MAX)
     }
 
-    /// As JSON has it.
+    /// Returns the share in percent, for JSON.
     pub(super) fn percent(self) -> f64 {
         self.to_string().parse().unwrap_or(100.0)
     }
@@ -63,9 +63,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_read_exactly_and_printed_as_it_was() {
+    fn a_share_is_parsed_exactly_and_printed_unchanged() {
         for text in ["99.9", "100", "50", "0.000001", "99.999999"] {
-            assert_eq!(text.parse::<Share>().expect("a share").to_string(), text);
+            assert_eq!(text.parse::<Share>().expect("the share is valid").to_string(), text);
         }
         for bad in
             ["", "0", "0.0", "100.000001", "101", "-1", "+1", "1e1", "99.", ".9", "0.0000001"]
@@ -75,8 +75,8 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_client_is_a_client() {
-        let share = |text: &str| text.parse::<Share>().expect("a share");
+    fn a_fraction_of_a_client_is_rounded_up() {
+        let share = |text: &str| text.parse::<Share>().expect("the share is valid");
         assert_eq!(share("99.9").of(1000), 999);
         assert_eq!(share("99.9").of(1001), 1000);
         assert_eq!(share("99.9").of(10), 10);

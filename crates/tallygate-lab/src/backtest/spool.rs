@@ -1,7 +1,7 @@
-//! Requests that were read once and will be decided again: a few bytes each, in a temporary file without a name.
+//! Stores requests in a temporary file, a few bytes each, so that they can be decided several times.
 //!
-//! So standard input and uploads can be decided under one limit after the other as files can, and memory stays with
-//! the clients. The file is gone when the process is.
+//! Standard input and uploads can be read only once, and memory must not grow with requests. The file has no name, so the
+//! operating system removes it when the process ends.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Seek as _, Write as _};
@@ -9,21 +9,21 @@ use std::ops::ControlFlow;
 
 use tallygate_core::Tick;
 
-/// Requests being put away.
+/// A temporary file to which requests are written.
 pub(super) struct Spool {
     file: BufWriter<File>,
     last: Tick,
 }
 
-/// Requests to be read as often as one likes.
-pub(super) struct Kept {
+/// A temporary file of requests, which can be read any number of times.
+pub(super) struct SpooledRequests {
     file: File,
     buffer: Vec<u8>,
 }
 
-/// How much is read and written at a time.
+/// The size of the read and write buffers, in bytes.
 const CHUNK: usize = 256 * 1024;
-/// The most that a request takes: two numbers of 64 bits, seven bits a byte.
+/// The most bytes of a request: two 64-bit numbers, seven bits per byte.
 const MAX_REQUEST_BYTES: usize = 20;
 
 impl Spool {
@@ -32,27 +32,30 @@ impl Spool {
         Ok(Self { file, last: Tick(0) })
     }
 
-    /// Puts a request away: the time since the one before it, and the client.
-    pub(super) fn put(&mut self, client: usize, now: Tick) -> io::Result<()> {
+    /// Writes a request: the time since the previous one, and the client.
+    pub(super) fn push(&mut self, client: usize, now: Tick) -> io::Result<()> {
         let since = now.0.wrapping_sub(self.last.0);
         self.last = now;
         let mut bytes = [0; MAX_REQUEST_BYTES];
-        // Small steps back are small numbers, too.
-        let length =
-            put(&mut bytes, 0, (since.cast_unsigned() << 1) ^ (since >> 63).cast_unsigned());
-        let length = put(&mut bytes, length, client as u64);
+        // Zigzag encoding: small steps back in time are small numbers, too.
+        let length = write_varint(
+            &mut bytes,
+            0,
+            (since.cast_unsigned() << 1) ^ (since >> 63).cast_unsigned(),
+        );
+        let length = write_varint(&mut bytes, length, client as u64);
         self.file.write_all(&bytes[..length])
     }
 
-    pub(super) fn keep(self) -> io::Result<Kept> {
+    pub(super) fn finish(self) -> io::Result<SpooledRequests> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        Ok(Kept { file, buffer: vec![0; CHUNK] })
+        Ok(SpooledRequests { file, buffer: vec![0; CHUNK] })
     }
 }
 
-impl Kept {
-    /// All requests in order, until it has seen enough.
-    pub(super) fn each(
+impl SpooledRequests {
+    /// Calls `request` for all requests in order, until it returns `Break`.
+    pub(super) fn for_each(
         &mut self,
         mut request: impl FnMut(usize, Tick) -> ControlFlow<()>,
     ) -> io::Result<()> {
@@ -70,9 +73,9 @@ impl Kept {
             if start == end {
                 return Ok(());
             }
-            let here = &self.buffer[..end];
-            let (since, after) = take(here, start).ok_or(io::ErrorKind::UnexpectedEof)?;
-            let (client, after) = take(here, after).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let bytes = &self.buffer[..end];
+            let (since, after) = read_varint(bytes, start).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let (client, after) = read_varint(bytes, after).ok_or(io::ErrorKind::UnexpectedEof)?;
             start = after;
             now = now.wrapping_add((since >> 1).cast_signed() ^ -(since & 1).cast_signed());
             let client = usize::try_from(client).map_err(io::Error::other)?;
@@ -83,7 +86,7 @@ impl Kept {
     }
 }
 
-fn put(bytes: &mut [u8; MAX_REQUEST_BYTES], mut place: usize, mut number: u64) -> usize {
+fn write_varint(bytes: &mut [u8; MAX_REQUEST_BYTES], mut place: usize, mut number: u64) -> usize {
     loop {
         let low = number.to_le_bytes()[0] & 0x7f;
         number >>= 7;
@@ -96,7 +99,7 @@ fn put(bytes: &mut [u8; MAX_REQUEST_BYTES], mut place: usize, mut number: u64) -
 }
 
 #[inline]
-fn take(bytes: &[u8], mut place: usize) -> Option<(u64, usize)> {
+fn read_varint(bytes: &[u8], mut place: usize) -> Option<(u64, usize)> {
     let (mut number, mut shift) = (0_u64, 0_u32);
     loop {
         let byte = *bytes.get(place)?;
@@ -114,32 +117,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_away_comes_back_as_often_as_one_likes() {
+    fn written_requests_can_be_read_several_times() {
         let mut requests: Vec<(usize, Tick)> = (0..100_000)
             .zip(0..)
             .map(|(n, now)| (n * 7 % 1000, Tick(now * 1_000_007 % 97)))
             .collect();
         requests.extend([(usize::MAX, Tick(i64::MAX)), (0, Tick(i64::MIN)), (1, Tick(-1))]);
-        let mut spool = Spool::new().expect("a file");
+        let mut spool = Spool::new().expect("the file is created");
         for (client, now) in &requests {
-            spool.put(*client, *now).expect("room");
+            spool.push(*client, *now).expect("the request is written");
         }
-        let mut kept = spool.keep().expect("a file");
+        let mut spooled = spool.finish().expect("the file is written");
         for _ in 0..2 {
             let mut read = Vec::new();
-            let all = kept.each(|client, now| {
+            let all = spooled.for_each(|client, now| {
                 read.push((client, now));
                 ControlFlow::Continue(())
             });
-            all.expect("they are there");
+            all.expect("the file is readable");
             assert!(read == requests);
         }
         let mut count = 0;
-        let few = kept.each(|_, _| {
+        let few = spooled.for_each(|_, _| {
             count += 1;
             if count < 10 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
-        few.expect("they are there");
+        few.expect("the file is readable");
         assert_eq!(count, 10);
     }
 }

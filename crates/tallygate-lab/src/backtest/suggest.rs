@@ -1,39 +1,44 @@
-//! The least limit that would have spared a share of the clients: decided, not estimated.
+//! Finds the smallest limit that would have denied no request of a given share of clients.
 //!
-//! A client is spared if none of its requests is refused. All requests are decided again under one limit after the
-//! other, with the policy's algorithm and window, and a burst in the policy's proportion to the limit (rounded up). The
-//! limit that is told spares the share, and the next smaller one does not: both were decided.
+//! The search decides all requests again with one limit after another, with the policy's algorithms and windows. Bursts, and
+//! the other limits of a policy with several, keep their proportion to the first limit (rounded up). The result is exact:
+//! the suggested limit and the next smaller one were both tried, and only the suggested one denies few enough clients.
 
 use std::ops::ControlFlow;
 
-use tallygate_core::{Algorithm, Limit, Policy, PolicyError, Simulator};
+use tallygate_core::{Algorithm, Cost, PolicyError, Simulator};
 
 use super::BacktestError;
-use super::spool::Kept;
-use crate::machine::{ForMachine, for_machine};
+use super::spool::SpooledRequests;
+use super::trial::Trial;
+use crate::machine::{MachineVisitor, visit_machine};
 
-/// A limit that spares enough clients.
+/// A policy that denies few enough clients.
 pub(super) struct Suggestion {
-    pub(super) limit: Limit,
-    /// How many it does not spare.
-    pub(super) clients_refused: u64,
+    pub(super) trial: Trial,
+    /// The number of clients with at least one denied request.
+    pub(super) clients_denied: u64,
 }
 
-/// Finds the least limit like `policy` that refuses at most so many clients, starting from a guess. There may be none
-/// that can be made: a log can only hold so many.
+/// Finds the smallest policy like `trial` that denies at most `max_denied` clients, starting from a guess of its first
+/// limit. The inner error means that no valid limit is large enough: a sliding window log has a maximum number of entries.
 pub(super) fn suggest(
-    policy: &Limit,
-    kept: &mut Kept,
-    at_most: u64,
+    trial: &Trial,
+    spooled: &mut SpooledRequests,
+    max_denied: u64,
     guess: u64,
 ) -> Result<Result<Suggestion, PolicyError>, BacktestError> {
-    let mut spares = |amount: u64| -> Result<Option<Suggestion>, SearchError> {
-        let limit = like(policy, amount).map_err(SearchError::Policy)?;
-        let refused = for_machine(&limit, Again { kept: &mut *kept, at_most });
-        let refused = refused.map_err(SearchError::Spool)?;
-        Ok(refused.map(|clients_refused| Suggestion { limit, clients_refused }))
+    let mut try_limit = |amount: u64| -> Result<Option<Suggestion>, SearchError> {
+        let trial = trial.scaled(amount).map_err(SearchError::Policy)?;
+        let count = CountDenied { spooled: &mut *spooled, max_denied, cost: trial.cost };
+        let denied = match trial.policy.plain() {
+            Some(limit) => visit_machine(limit, count),
+            None => count.visit(trial.policy.clone()),
+        };
+        let denied = denied.map_err(SearchError::Spool)?;
+        Ok(denied.map(|clients_denied| Suggestion { trial, clients_denied }))
     };
-    match least(guess.max(1), &mut spares) {
+    match smallest(guess.max(1), &mut try_limit) {
         Ok(suggestion) => Ok(Ok(suggestion)),
         Err(SearchError::Policy(error)) => Ok(Err(error)),
         Err(SearchError::Spool(error)) => Err(BacktestError::Spool(error)),
@@ -45,72 +50,68 @@ enum SearchError {
     Spool(std::io::Error),
 }
 
-/// The least amount that spares: first between two powers of two times the guess, then by halves.
-fn least(
+/// Finds the smallest accepted limit: doubles or halves the guess to find bounds, then bisects.
+fn smallest(
     guess: u64,
-    spares: &mut impl FnMut(u64) -> Result<Option<Suggestion>, SearchError>,
+    try_limit: &mut impl FnMut(u64) -> Result<Option<Suggestion>, SearchError>,
 ) -> Result<Suggestion, SearchError> {
     let (mut low, mut high) = (0, guess);
-    let mut best = spares(guess)?;
+    let mut best = try_limit(guess)?;
     while best.is_none() {
         low = high;
         high = high.saturating_mul(2);
-        best = spares(high)?;
+        best = try_limit(high)?;
     }
-    // Nothing was refused yet: the least may be far below the guess.
+    // The guess was accepted at once: the smallest limit may be far below it.
     while low == 0 && high > 1 {
-        match spares(high / 2)? {
+        match try_limit(high / 2)? {
             Some(better) => (best, high) = (Some(better), high / 2),
             None => low = high / 2,
         }
     }
     while high - low > 1 {
         let middle = low.midpoint(high);
-        match spares(middle)? {
+        match try_limit(middle)? {
             Some(better) => (best, high) = (Some(better), middle),
             None => low = middle,
         }
     }
     match best {
         Some(best) => Ok(best),
-        None => unreachable!("the loop above ends with one"),
+        None => unreachable!("the first loop ends with an accepted limit"),
     }
 }
 
-/// The policy with another limit.
-fn like(policy: &Limit, amount: u64) -> Result<Limit, PolicyError> {
-    let numbers = policy.numbers();
-    let burst = u128::from(amount) * u128::from(numbers.burst);
-    let burst = burst.div_ceil(u128::from(numbers.limit)).max(1);
-    let burst = u64::try_from(burst).unwrap_or(u64::MAX);
-    Policy::of(numbers.kind, amount).per(numbers.window).burst(burst).anchor(numbers.anchor).limit()
+/// Decides all requests and counts the clients with a denial. Returns `None` if there are more than `max_denied`.
+struct CountDenied<'a> {
+    spooled: &'a mut SpooledRequests,
+    max_denied: u64,
+    cost: Cost,
 }
 
-/// Decides all requests again; how many clients are refused, if it is not more than so many.
-struct Again<'a> {
-    kept: &'a mut Kept,
-    at_most: u64,
-}
+impl MachineVisitor for CountDenied<'_> {
+    type Output = std::io::Result<Option<u64>>;
 
-impl ForMachine for Again<'_> {
-    type Made = std::io::Result<Option<u64>>;
-
-    fn made<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Self::Made {
+    fn visit<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Self::Output {
         let mut simulator = Simulator::new(rule);
-        let mut is_refused: Vec<bool> = Vec::new();
-        let mut refused = 0;
-        self.kept.each(|client, now| {
-            if is_refused.len() <= client {
-                is_refused.resize(client + 1, false);
+        let mut is_denied: Vec<bool> = Vec::new();
+        let mut denied = 0;
+        self.spooled.for_each(|client, now| {
+            if is_denied.len() <= client {
+                is_denied.resize(client + 1, false);
             }
-            // A client that was refused once is not spared, whatever comes.
-            if !is_refused[client] && !simulator.step::<bool>(client, now, 1) {
-                is_refused[client] = true;
-                refused += 1;
+            // A client counts once, so its later requests need no decision.
+            if !is_denied[client] && !simulator.step::<bool>(client, now, self.cost) {
+                is_denied[client] = true;
+                denied += 1;
             }
-            if refused > self.at_most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if denied > self.max_denied {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         })?;
-        Ok((refused <= self.at_most).then_some(refused))
+        Ok((denied <= self.max_denied).then_some(denied))
     }
 }
 
@@ -118,47 +119,48 @@ impl ForMachine for Again<'_> {
 mod tests {
     use super::*;
     use crate::backtest::spool::Spool;
-    use crate::spelling::{Spelled, parse};
     use tallygate_core::Tick;
 
-    fn kept(requests: impl IntoIterator<Item = (usize, i64)>) -> Kept {
-        let mut spool = Spool::new().expect("a file");
+    fn spool(requests: impl IntoIterator<Item = (usize, i64)>) -> SpooledRequests {
+        let mut spool = Spool::new().expect("the file is created");
         for (client, now) in requests {
-            spool.put(client, Tick(now)).expect("room");
+            spool.push(client, Tick(now)).expect("the request is written");
         }
-        spool.keep().expect("a file")
+        spool.finish().expect("the file is written")
     }
 
     #[track_caller]
-    fn suggests(policy: &str, at_most: u64, guess: u64, expected: &str) {
-        // Client n comes n + 1 times at once.
-        let mut kept = kept((0..100).flat_map(|client| (0..=client).map(move |_| (client, 0))));
-        let policy = parse(policy).expect("a policy");
-        let told = suggest(&policy, &mut kept, at_most, guess).expect("a file");
-        let told = match told {
-            Ok(Suggestion { limit, clients_refused }) => {
-                format!("{}, {clients_refused} refused", Spelled::new(&limit))
+    fn suggests(policy: &str, max_denied: u64, guess: u64, expected: &str) {
+        // Client n sends n + 1 requests at once.
+        let mut spooled = spool((0..100).flat_map(|client| (0..=client).map(move |_| (client, 0))));
+        let trial = Trial::parse(policy).expect("the policy is valid");
+        let found = suggest(&trial, &mut spooled, max_denied, guess).expect("the file is readable");
+        let found = match found {
+            Ok(Suggestion { trial, clients_denied }) => {
+                format!("{}, {clients_denied} denied", trial.text())
             }
             Err(error) => error.to_string(),
         };
-        assert_eq!(told, expected, "{guess}");
+        assert_eq!(found, expected, "{guess}");
     }
 
     #[test]
-    fn the_least_limit_is_found_from_any_guess() {
+    fn the_smallest_limit_is_found_from_any_guess() {
         for guess in [1, 2, 63, 89, 90, 91, 1000, 1 << 40] {
-            suggests("token_bucket 7/1m", 10, guess, "token_bucket 90/1m burst 90, 10 refused");
-            suggests("fixed_window 7/1m", 0, guess, "fixed_window 100/1m, 0 refused");
-            suggests("gcra 9/1m burst 3", 10, guess, "gcra 268/1m burst 90, 10 refused");
-            suggests("gcra 9/1m burst 3", 100, guess, "gcra 1/1m burst 1, 99 refused");
+            suggests("token_bucket 7/1m", 10, guess, "token_bucket 90/1m burst 90, 10 denied");
+            suggests("fixed_window 7/1m", 0, guess, "fixed_window 100/1m, 0 denied");
+            suggests("gcra 9/1m burst 3", 10, guess, "gcra 268/1m burst 90, 10 denied");
+            suggests("gcra 9/1m burst 3", 100, guess, "gcra 1/1m burst 1, 99 denied");
+            let several = "gcra 179/1m burst 179, fixed_window 90/1h, 10 denied";
+            suggests("gcra 10/1m, fixed_window 5/1h", 10, guess, several);
         }
     }
 
     #[test]
-    fn a_limit_that_cannot_be_made_is_told() {
-        let mut kept = kept((0..1_100_000).map(|now| (0, now)));
-        let policy = parse("sliding_window_log 5/1h").expect("a policy");
-        let told = suggest(&policy, &mut kept, 0, 1 << 20).expect("a file");
-        assert!(told.is_err_and(|error| error.to_string().contains("1048576 are kept")));
+    fn a_limit_that_would_not_be_valid_is_an_error() {
+        let mut spooled = spool((0..1_100_000).map(|now| (0, now)));
+        let trial = Trial::parse("sliding_window_log 5/1h").expect("the policy is valid");
+        let found = suggest(&trial, &mut spooled, 0, 1 << 20).expect("the file is readable");
+        assert!(found.is_err_and(|error| error.to_string().contains("1048576")));
     }
 }

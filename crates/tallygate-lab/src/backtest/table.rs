@@ -1,56 +1,73 @@
-//! Lines of comma-separated values under a header that names them: a record a line.
+//! Parses CSV lines below a header line: one record per line.
 //!
-//! Semicolons and tabs will do as well; the header says which. A quoted value with a line break in it is none.
+//! The delimiter is a comma, a semicolon or a tab, detected from the header. Quoted values with line breaks are not
+//! supported.
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
-use super::format::{Told, Unreadable};
+use super::filter::{FilterField, LineFilter, header_columns};
+use super::format::{LogOptions, ParsedLine, UNKNOWN_TIMESTAMP, Unreadable};
 use super::json::{ADDRESSES, TIMES};
-use super::key::{KeyFrom, put_address};
-use super::moment;
+use super::key::{KeyFrom, put_key};
+use super::timestamp;
 
-/// How lines are read.
+/// A parser for CSV lines.
 #[derive(Debug)]
 pub(super) struct Table {
     records: Records,
     time: usize,
     key: usize,
     is_address: bool,
+    filters: Vec<(usize, LineFilter)>,
 }
 
 impl Table {
-    /// Reads the header.
-    pub(super) fn new(header: &[u8], key: &KeyFrom, time: Option<&str>) -> Result<Self, String> {
-        let (records, columns) = columns(header).ok_or("its first line is no header")?;
+    /// Parses the header.
+    pub(super) fn new(header: &[u8], options: &LogOptions) -> Result<Self, String> {
+        let (records, columns) = columns(header).ok_or("the first line is not a CSV header")?;
         let any_of = |names: &[&str]| {
             names.iter().find_map(|name| columns.iter().position(|column| column == name))
         };
-        let there_is = || format!("there is {}", columns.join(", "));
-        let time = match time {
+        let available = || format!("the columns are {}", columns.join(", "));
+        let time = match options.time.as_deref() {
             Some(name) => any_of(&[name])
-                .ok_or_else(|| format!("no column {name:?} for the time; {}", there_is()))?,
+                .ok_or_else(|| format!("no column {name:?} for the time; {}", available()))?,
             None => any_of(&TIMES).ok_or_else(|| {
-                format!("no column for the time, one of {}; {}", TIMES.join(", "), there_is())
+                format!(
+                    "no column for the time (expected one of {}); {}",
+                    TIMES.join(", "),
+                    available()
+                )
             })?,
         };
+        let header = |name: &str| {
+            let names = header_columns(name);
+            columns.iter().position(|column| names.contains(&column.to_ascii_lowercase().into()))
+        };
+        let key = &options.key;
         let found = match key {
             KeyFrom::Address => any_of(&ADDRESSES),
             KeyFrom::Field(name) => any_of(&[name]),
-            KeyFrom::Header(name) => {
-                let plain = name.replace('-', "_");
-                let of_nginx = format!("http_{plain}");
-                let is_it = |column: &String| {
-                    let column = column.to_ascii_lowercase();
-                    column == *name || column == plain || column == of_nginx
-                };
-                columns.iter().position(is_it)
-            }
+            KeyFrom::Header(name) => header(name),
         };
-        let column = found.ok_or_else(|| format!("no column for the key {key}; {}", there_is()))?;
-        Ok(Self { records, time, key: column, is_address: *key == KeyFrom::Address })
+        let column =
+            found.ok_or_else(|| format!("no column for the key {key}; {}", available()))?;
+        let filters = options.filters.iter().map(|filter| {
+            let names = filter.field.names();
+            let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+            let found = match &filter.field {
+                FilterField::Named(_) => any_of(&names),
+                FilterField::Header(name) => header(name),
+            };
+            let column = found
+                .ok_or_else(|| format!("no column {:?} for a filter; {}", names[0], available()))?;
+            Ok((column, filter.clone()))
+        });
+        let filters = filters.collect::<Result<_, String>>()?;
+        Ok(Self { records, time, key: column, is_address: *key == KeyFrom::Address, filters })
     }
 
-    /// Whether it is a header that names a time.
+    /// Returns whether a line is a header with a time column.
     pub(super) fn is_header(line: &[u8], time: Option<&str>) -> bool {
         let is_time = |column: &String| match time {
             Some(name) => column == name,
@@ -59,32 +76,34 @@ impl Table {
         columns(line).is_some_and(|(_, columns)| columns.iter().any(is_time))
     }
 
-    pub(super) fn read(&mut self, line: &[u8], key: &mut Vec<u8>) -> Result<Told, Unreadable> {
+    pub(super) fn read(
+        &mut self,
+        line: &[u8],
+        key: &mut Vec<u8>,
+    ) -> Result<ParsedLine, Unreadable> {
         if !self.records.read(line) {
-            return Err(Unreadable("not one record a line"));
+            return Err(Unreadable("not exactly one record on the line"));
         }
         if self.time >= self.records.ends.len() {
-            return Err(Unreadable("too few columns for the time"));
+            return Err(Unreadable("too few columns: the time is missing"));
         }
-        let now = moment::parse(self.records.value(self.time))
-            .ok_or(Unreadable("a time that is neither RFC 3339 nor a number"))?;
+        let now =
+            timestamp::parse(self.records.value(self.time)).ok_or(Unreadable(UNKNOWN_TIMESTAMP))?;
         if self.key >= self.records.ends.len() {
-            return Err(Unreadable("too few columns for the key"));
+            return Err(Unreadable("too few columns: the key is missing"));
         }
-        let name = self.records.value(self.key).trim_ascii();
-        if matches!(name, b"" | b"-") {
-            return Ok(Told::Nobody);
+        let passes = |(column, filter): &(usize, LineFilter)| {
+            let value = (*column < self.records.ends.len()).then(|| self.records.value(*column));
+            filter.passes(value.map(<[u8]>::trim_ascii))
+        };
+        if !self.filters.iter().all(passes) {
+            return Ok(ParsedLine::Filtered);
         }
-        if !self.is_address {
-            key.extend_from_slice(name);
-        } else if !put_address(name, key) {
-            return Err(Unreadable("a client that is no address"));
-        }
-        Ok(Told::Request(now))
+        put_key(self.records.value(self.key).trim_ascii(), self.is_address, now, key)
     }
 }
 
-/// What reads the lines under a header, and the names in it.
+/// Returns a reader for the lines below a header, and the names of the columns.
 fn columns(header: &[u8]) -> Option<(Records, Vec<String>)> {
     let header = header.strip_prefix("\u{feff}".as_bytes()).unwrap_or(header);
     let count = |delimiter: u8| memchr::memchr_iter(delimiter, header).count();
@@ -98,7 +117,7 @@ fn columns(header: &[u8]) -> Option<(Records, Vec<String>)> {
     Some((records, names))
 }
 
-/// The values of one line after the other.
+/// Splits lines into values.
 #[derive(Debug)]
 struct Records {
     reader: Reader,
@@ -112,16 +131,16 @@ impl Records {
         Self { reader, values: Vec::new(), ends: Vec::new() }
     }
 
-    /// Reads a line; false if it is not a whole record.
+    /// Splits a line. Returns false if it is not exactly one record.
     fn read(&mut self, line: &[u8]) -> bool {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         self.reader.reset();
-        // Neither has more bytes than the line, nor more values than it has bytes and one.
+        // The values have no more bytes than the line, and there is at most one value more than bytes.
         self.values.resize(line.len() + 1, 0);
         self.ends.resize(line.len() + 1, 0);
         let (mut read, mut written, mut ended) = (0, 0, 0);
         loop {
-            // The line's end that was cut off is part of a record: in quotes the record goes on behind it.
+            // The removed line end is part of the record: inside quotes, the record continues after it.
             let input = if read < line.len() { &line[read..] } else { &b"\n"[..] };
             let (result, taken, out, ends) = self.reader.read_record(
                 input,
@@ -148,52 +167,57 @@ impl Records {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backtest::moment::Moment;
+    use crate::backtest::format::{NO_ADDRESS, options};
+    use crate::backtest::timestamp::Timestamp;
 
     #[track_caller]
     fn finds(header: &str, key: &str, line: &str, expected: &str) {
         let mut table =
-            Table::new(header.as_bytes(), &key.parse().expect("a key"), None).expect("a table");
+            Table::new(header.as_bytes(), &options(key, None)).expect("the header is valid");
         let mut name = Vec::new();
-        // What was read before must not matter.
+        // A line that was read before has no influence.
         let _ = table.read(b"\"", &mut Vec::new());
         let shown = match table.read(line.as_bytes(), &mut name) {
-            Ok(Told::Request(now)) => format!("{} {}", Moment(now), String::from_utf8_lossy(&name)),
-            Ok(Told::Nobody | Told::Header) => "nobody".to_owned(),
+            Ok(ParsedLine::Request(now)) => {
+                format!("{} {}", Timestamp(now), String::from_utf8_lossy(&name))
+            }
+            Ok(_) => "no key".to_owned(),
             Err(Unreadable(reason)) => reason.to_owned(),
         };
         assert_eq!(shown, expected, "{key} in {line}");
     }
 
     #[test]
-    fn columns_are_found_by_the_header() {
+    fn columns_are_found_by_their_names_in_the_header() {
         finds("time,ip,user", "ip", "0,192.0.2.1,a", "1970-01-01T00:00:00Z 192.0.2.1");
         finds("user;ts", "field:user", "\"a;\"\"b\"\"\";1", "1970-01-01T00:00:01Z a;\"b\"");
         finds("\u{feff}timestamp\tX-Api-Key", "header:x-api-key", "2\tk", "1970-01-01T00:00:02Z k");
-        finds("msec,http_x_api_key", "header:x-api-key", "3,-", "nobody");
+        finds("msec,http_x_api_key", "header:x-api-key", "3,-", "no key");
         finds("time,ip", "ip", "0,192.0.2.1\r", "1970-01-01T00:00:00Z 192.0.2.1");
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
-        finds("user,time", "field:user", "a", "too few columns for the time");
-        finds("time,user", "field:user", "1", "too few columns for the key");
-        finds("time,user", "field:user", "1,\"a", "not one record a line");
-        finds("time,user", "field:user", "x,a", "a time that is neither RFC 3339 nor a number");
-        finds("time,ip", "ip", "1,a", "a client that is no address");
+    fn a_malformed_line_is_reported_with_its_reason() {
+        finds("user,time", "field:user", "a", "too few columns: the time is missing");
+        finds("time,user", "field:user", "1", "too few columns: the key is missing");
+        finds("time,user", "field:user", "1,\"a", "not exactly one record on the line");
+        finds("time,user", "field:user", "x,a", UNKNOWN_TIMESTAMP);
+        finds("time,ip", "ip", "1,a", NO_ADDRESS);
     }
 
     #[test]
-    fn a_column_that_is_not_there_is_told_with_those_that_are() {
-        let refused = |header: &str, key: &str, time| {
-            Table::new(header.as_bytes(), &key.parse().expect("a key"), time)
-                .expect_err("no column")
+    fn a_missing_column_is_an_error_that_lists_the_columns() {
+        let error = |header: &str, key: &str, time| {
+            Table::new(header.as_bytes(), &options(key, time)).expect_err("there is no such column")
         };
         assert_eq!(
-            refused("time,user", "ip", None),
-            "no column for the key ip; there is time, user"
+            error("time,user", "ip", None),
+            "no column for the key ip; the columns are time, user"
         );
-        assert!(refused("at,user", "field:user", None).contains("no column for the time, one of"));
-        assert!(refused("time,user", "field:user", Some("at")).contains("no column \"at\""));
+        assert!(
+            error("at,user", "field:user", None)
+                .contains("no column for the time (expected one of")
+        );
+        assert!(error("time,user", "field:user", Some("at")).contains("no column \"at\""));
     }
 }

@@ -1,24 +1,26 @@
-//! The count: every request is decided by every policy, client by client.
+//! Decides every request with every policy and counts the results.
 
-use tallygate_core::{Algorithm, Kind, Limit, Simulator, Tick};
+use tallygate_core::{Algorithm, Cost, Kind, Limit, Simulator, Tick};
 
 use super::activity::{Activity, Slices};
-use super::reading::{Batch, CutShort, UnreadableLine};
+use super::reading::{CutShort, ParsedBatch, UnreadableLine};
 use super::spool::Spool;
 use super::timeline::Timeline;
-use super::{BacktestError, Bounds, Plan};
-use crate::machine::{ForMachine, for_machine};
+use super::trial::Trial;
+use super::{BacktestError, BacktestPlan, Bounds};
+use crate::machine::{MachineVisitor, visit_machine};
 use crate::replay::{Clients, Request};
 
-/// All that was counted.
+/// The counts of a backtest.
 pub(super) struct Tally {
     pub(super) lines: u64,
     pub(super) without_key: u64,
+    pub(super) filtered: u64,
     pub(super) unreadable: u64,
     pub(super) shown: Vec<UnreadableLine>,
     pub(super) cut_short: Vec<CutShort>,
     pub(super) requests: u64,
-    /// The earliest and the latest request.
+    /// The times of the earliest and the latest request.
     pub(super) span: Option<(Tick, Tick)>,
     pub(super) clients: Clients,
     pub(super) slices: Slices,
@@ -27,69 +29,71 @@ pub(super) struct Tally {
     pub(super) timeline: Timeline,
     pub(super) spool: Option<Spool>,
     bounds: Bounds,
-    /// The requests of a batch.
-    here: Vec<Request>,
+    /// The requests of the current batch.
+    batch: Vec<Request>,
 }
 
-/// What a client takes: its activity and its place in the table, and for each policy its state and what it was refused.
-/// Twice, since a list that grows is there twice for a while.
+/// The bytes per client: its activity and table entry; its denials and its list of states per policy; and its state per
+/// limit. Doubled, because a list exists twice while it grows.
 const CLIENT_BYTES: u64 = 2 * (64 + 72);
-const POLICY_BYTES: u64 = 2 * (48 + 24);
-/// What one request takes in a sliding window's log.
+const POLICY_BYTES: u64 = 2 * (24 + 32);
+const LIMIT_BYTES: u64 = 2 * 96;
+/// The bytes per request in a sliding window log.
 const LOG_ENTRY_BYTES: u64 = 2 * 24;
 
-/// What one policy did.
+/// The counts of one policy.
 pub(super) struct PolicyTally {
-    pub(super) limit: Limit,
-    rule: Box<dyn Rule>,
-    /// Its answers to a batch.
+    pub(super) trial: Trial,
+    decider: Box<dyn PolicyDecider>,
+    /// The decisions on the current batch.
     allowed: Vec<bool>,
-    pub(super) refused: u64,
-    /// Refused here and not by the first policy.
-    pub(super) refused_here_only: u64,
-    /// Refused by the first policy and not here.
-    pub(super) refused_there_only: u64,
-    /// By client; those who were never refused may be missing at the end.
-    pub(super) hits: Vec<Hit>,
+    pub(super) denied: u64,
+    /// Requests that this policy denies and the first policy does not.
+    pub(super) denied_here_only: u64,
+    /// Requests that the first policy denies and this one does not.
+    pub(super) denied_by_first_only: u64,
+    /// Denials by client number. Clients without denials may be missing at the end.
+    pub(super) denials: Vec<ClientDenials>,
 }
 
-/// What a client was refused by a policy.
+/// How often, and when, a policy denied a client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hit {
-    pub(super) refused: u64,
+pub(super) struct ClientDenials {
+    pub(super) denied: u64,
     pub(super) first: Tick,
     pub(super) last: Tick,
 }
 
-/// A limit with its clients' states.
-trait Rule: Send {
+/// A policy with the states of its clients.
+trait PolicyDecider: Send {
     /// Decides requests in order.
-    fn decide(&mut self, requests: &[Request], allowed: &mut Vec<bool>);
+    fn decide(&mut self, requests: &[Request], cost: Cost, allowed: &mut Vec<bool>);
 }
 
-impl<A: Algorithm<State: Send> + Send> Rule for Simulator<A> {
-    fn decide(&mut self, requests: &[Request], allowed: &mut Vec<bool>) {
-        let step = |&Request { client, now, cost }| self.step::<bool>(client, now, cost);
+impl<A: Algorithm<State: Send> + Send> PolicyDecider for Simulator<A> {
+    fn decide(&mut self, requests: &[Request], cost: Cost, allowed: &mut Vec<bool>) {
+        let step = |&Request { client, now, .. }| self.step::<bool>(client, now, cost);
         allowed.extend(requests.iter().map(step));
     }
 }
 
-struct Boxed;
+struct BoxedDecider;
 
-impl ForMachine for Boxed {
-    type Made = Box<dyn Rule>;
+impl MachineVisitor for BoxedDecider {
+    type Output = Box<dyn PolicyDecider>;
 
-    fn made<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Box<dyn Rule> {
+    fn visit<A: Algorithm<State: Send> + Send + 'static>(self, rule: A) -> Box<dyn PolicyDecider> {
         Box::new(Simulator::new(rule))
     }
 }
 
 impl Tally {
-    pub(super) fn new(plan: &Plan, bounds: &Bounds) -> std::io::Result<Self> {
+    pub(super) fn new(plan: &BacktestPlan, bounds: &Bounds) -> std::io::Result<Self> {
         let policies = plan.policies.iter().cloned().map(PolicyTally::new).collect::<Vec<_>>();
         Ok(Self {
             lines: 0,
             without_key: 0,
+            filtered: 0,
             unreadable: 0,
             shown: Vec::new(),
             cut_short: Vec::new(),
@@ -102,14 +106,14 @@ impl Tally {
             policies,
             spool: plan.suggest.is_some().then(Spool::new).transpose()?,
             bounds: *bounds,
-            here: Vec::new(),
+            batch: Vec::new(),
         })
     }
 
-    /// Returns an estimate from above of what the clients take.
+    /// Returns an upper estimate of the memory that the clients take.
     fn memory_bytes(&self) -> u64 {
         let (clients, requests) =
-            (self.clients.len() as u64, self.requests + self.here.len() as u64);
+            (self.clients.len() as u64, self.requests + self.batch.len() as u64);
         let logged = |limit: &Limit| match limit.numbers().kind {
             Kind::SlidingWindowLog => {
                 let most = limit.numbers().limit.saturating_mul(clients).min(requests);
@@ -117,29 +121,31 @@ impl Tally {
             }
             _ => 0,
         };
-        let entries = self.policies.iter().map(|policy| logged(&policy.limit));
-        let per_client = CLIENT_BYTES + POLICY_BYTES * self.policies.len() as u64;
+        let limits = || self.policies.iter().flat_map(|policy| policy.trial.limits());
+        let entries = limits().map(logged);
+        let per_client = CLIENT_BYTES
+            + POLICY_BYTES * self.policies.len() as u64
+            + LIMIT_BYTES * limits().count() as u64;
         entries
             .fold(0_u64, u64::saturating_add)
             .saturating_add(clients.saturating_mul(per_client))
             .saturating_add(2 * self.clients.name_bytes() as u64)
     }
 
-    /// Decides a batch.
-    pub(super) fn take(&mut self, batch: Batch) -> Result<(), BacktestError> {
-        self.here.clear();
-        for (name, hash, now) in batch.requests() {
+    /// Decides and counts a batch.
+    pub(super) fn add(&mut self, parsed: ParsedBatch) -> Result<(), BacktestError> {
+        self.batch.clear();
+        for (name, hash, now) in parsed.requests() {
             let client = self.clients.number(name, hash);
-            self.here.push(Request { client, now, cost: 1 });
+            self.batch.push(Request { client, now, cost: 1 });
         }
-        let most = self.bounds.memory_bytes;
-        if self.memory_bytes() > most {
-            let what = "bytes of memory for its clients; send fewer clients, or try fewer policies";
-            return Err(BacktestError::TooLarge { what, most });
+        let max_bytes = self.bounds.memory_bytes;
+        if self.memory_bytes() > max_bytes {
+            return Err(BacktestError::TooMuchMemory { max_bytes });
         }
-        for &Request { client, now, .. } in &self.here {
+        for &Request { client, now, .. } in &self.batch {
             let slice = self.slices.slice(now);
-            // Clients are numbered as they come, so a new one is the next.
+            // Clients are numbered in order of appearance, so a new client has the next number.
             if client == self.activities.len() {
                 self.activities.push(Activity::new(slice));
             }
@@ -148,76 +154,80 @@ impl Tally {
             self.span = Some((earliest.min(now), latest.max(now)));
         }
         for policy in &mut self.policies {
-            policy.decide(&self.here);
+            policy.decide(&self.batch);
         }
         self.compare();
-        for (place, request) in self.here.iter().enumerate() {
-            let refused_by = self.policies.iter().map(|policy| !policy.allowed[place]);
-            self.timeline.add(request.now, refused_by);
+        for (place, request) in self.batch.iter().enumerate() {
+            let denied_by = self.policies.iter().map(|policy| !policy.allowed[place]);
+            self.timeline.add(request.now, denied_by);
         }
         if let Some(spool) = &mut self.spool {
-            for &Request { client, now, .. } in &self.here {
-                spool.put(client, now).map_err(BacktestError::Spool)?;
+            for &Request { client, now, .. } in &self.batch {
+                spool.push(client, now).map_err(BacktestError::Spool)?;
             }
         }
-        self.requests += self.here.len() as u64;
-        self.lines += batch.lines;
-        self.without_key += batch.without_key;
-        self.unreadable += batch.unreadable;
-        self.shown.extend(batch.shown);
-        self.cut_short.extend(batch.cut_short);
+        self.requests += self.batch.len() as u64;
+        self.lines += parsed.lines;
+        self.without_key += parsed.without_key;
+        self.filtered += parsed.filtered;
+        self.unreadable += parsed.unreadable;
+        self.shown.extend(parsed.shown);
+        self.cut_short.extend(parsed.cut_short);
         Ok(())
     }
 
-    /// Counts where policies disagree with the first.
+    /// Counts the requests on which a policy and the first one disagree.
     fn compare(&mut self) {
         let Some((first, others)) = self.policies.split_first_mut() else { return };
         for policy in others {
-            for (here, there) in policy.allowed.iter().zip(&first.allowed) {
-                policy.refused_here_only += u64::from(!here && *there);
-                policy.refused_there_only += u64::from(*here && !there);
+            for (by_this, by_first) in policy.allowed.iter().zip(&first.allowed) {
+                policy.denied_here_only += u64::from(!by_this && *by_first);
+                policy.denied_by_first_only += u64::from(*by_this && !by_first);
             }
         }
     }
 }
 
 impl PolicyTally {
-    fn new(limit: Limit) -> Self {
-        let rule = for_machine(&limit, Boxed);
+    fn new(trial: Trial) -> Self {
+        let decider = match trial.policy.plain() {
+            Some(limit) => visit_machine(limit, BoxedDecider),
+            None => BoxedDecider.visit(trial.policy.clone()),
+        };
         Self {
-            limit,
-            rule,
+            trial,
+            decider,
             allowed: Vec::new(),
-            refused: 0,
-            refused_here_only: 0,
-            refused_there_only: 0,
-            hits: Vec::new(),
+            denied: 0,
+            denied_here_only: 0,
+            denied_by_first_only: 0,
+            denials: Vec::new(),
         }
     }
 
     fn decide(&mut self, requests: &[Request]) {
         self.allowed.clear();
-        self.rule.decide(requests, &mut self.allowed);
+        self.decider.decide(requests, self.trial.cost, &mut self.allowed);
         for (request, _) in requests.iter().zip(&self.allowed).filter(|(_, allowed)| !**allowed) {
-            self.refused += 1;
-            if self.hits.len() <= request.client {
-                self.hits.resize(request.client + 1, Hit::NONE);
+            self.denied += 1;
+            if self.denials.len() <= request.client {
+                self.denials.resize(request.client + 1, ClientDenials::NONE);
             }
-            self.hits[request.client].add(request.now);
+            self.denials[request.client].add(request.now);
         }
     }
 
-    /// How many clients were refused at least once.
-    pub(super) fn clients_refused(&self) -> u64 {
-        self.hits.iter().filter(|hit| hit.refused > 0).count() as u64
+    /// Returns the number of clients that were denied at least once.
+    pub(super) fn clients_denied(&self) -> u64 {
+        self.denials.iter().filter(|client| client.denied > 0).count() as u64
     }
 }
 
-impl Hit {
-    const NONE: Self = Self { refused: 0, first: Tick(i64::MAX), last: Tick(i64::MIN) };
+impl ClientDenials {
+    const NONE: Self = Self { denied: 0, first: Tick(i64::MAX), last: Tick(i64::MIN) };
 
     fn add(&mut self, now: Tick) {
-        self.refused += 1;
+        self.denied += 1;
         self.first = self.first.min(now);
         self.last = self.last.max(now);
     }

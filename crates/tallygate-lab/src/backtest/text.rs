@@ -1,87 +1,97 @@
-//! The report as plain text, for terminals and mails.
+//! Renders the report as plain text.
 
 use std::io::{self, Write};
 
-use super::report::{PolicyReport, Report, Suggested};
+use super::report::{PolicyReport, Report, SuggestionReport};
 
-/// Writes a report as text for a terminal.
+/// Writes a report as plain text.
 ///
 /// # Errors
-/// It cannot be written to `out`.
+/// Returns an error if writing to `out` fails.
 pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
     write!(out, "{} lines", count(report.lines))?;
     write!(out, ", {} unreadable", count(report.unreadable))?;
+    if report.filtered > 0 {
+        write!(out, ", {} filtered out", count(report.filtered))?;
+    }
     if report.without_key > 0 {
         write!(out, ", {} without {}", count(report.without_key), report.key)?;
     }
     writeln!(out)?;
-    write!(out, "{} requests of {} clients", count(report.requests), count(report.clients))?;
+    write!(out, "{} requests from {} clients", count(report.requests), count(report.clients))?;
     if let (Some(from), Some(to)) = (&report.from, &report.to) {
         write!(out, ", {from} to {to}")?;
     }
     writeln!(out, "\n")?;
     comparison(report, out)?;
     for policy in &report.policies {
-        one(report, policy, out)?;
+        details(report, policy, out)?;
     }
-    writeln!(out, "Peaks: the most requests of a client in {}", report.peaks.window)?;
+    writeln!(out, "Peaks: the most requests per client in {}", report.peaks.window)?;
     for quantile in &report.peaks.quantiles {
         let requests = count(quantile.requests.into());
-        writeln!(out, "  {:>7} of clients  {requests:>12}", format!("{} %", quantile.share))?;
+        writeln!(out, "  {:>7} of clients: at most {requests}", format!("{} %", quantile.share))?;
     }
     problems(report, out)
 }
 
-/// The policies beside each other.
+/// Explains the last two columns of the table that compares the policies.
+pub(super) const ONLY_BY: &str = "only by this one: requests that this policy denies and the first policy allows; \
+                                  only by first: the reverse";
+
+/// Writes the table that compares the policies.
 fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let width = report.policies.iter().map(|policy| policy.policy.chars().count()).max();
     let width = width.unwrap_or(0).max("policy".len());
     writeln!(
         out,
-        "{:width$}  {:>14} {:>9}  {:>10} {:>9}  {:>16} {:>15}",
-        "policy", "refused", "", "clients", "", "not by the first", "only by it"
+        "{:width$}  {:>14} {:>9}  {:>14} {:>9}  {:>16} {:>13}",
+        "policy", "denied", "", "clients denied", "", "only by this one", "only by first"
     )?;
     for policy in &report.policies {
         writeln!(
             out,
-            "{:width$}  {:>14} {:>9}  {:>10} {:>9}  {:>16} {:>15}",
+            "{:width$}  {:>14} {:>9}  {:>14} {:>9}  {:>16} {:>13}",
             policy.policy,
-            count(policy.refused),
-            percent(policy.refused, report.requests),
-            count(policy.clients_refused),
-            percent(policy.clients_refused, report.clients),
-            count(policy.refused_here_only),
-            count(policy.refused_by_first_only),
+            count(policy.denied),
+            percent(policy.denied, report.requests),
+            count(policy.clients_denied),
+            percent(policy.clients_denied, report.clients),
+            count(policy.denied_here_only),
+            count(policy.denied_by_first_only),
         )?;
+    }
+    if report.policies.len() > 1 {
+        writeln!(out, "{ONLY_BY}")?;
     }
     writeln!(out)
 }
 
-fn one(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> io::Result<()> {
-    if policy.refused == 0 && policy.suggestion.is_none() {
+fn details(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> io::Result<()> {
+    if policy.denied == 0 && policy.suggestion.is_none() {
         return Ok(());
     }
     writeln!(out, "{}", policy.policy)?;
     if let Some(worst) = &policy.worst {
         let step = step(report.over_time.step_s);
-        let (refused, requests) = (count(worst.refused), count(worst.requests));
-        writeln!(out, "  most in {step} from {}: {refused} of {requests} refused", worst.time)?;
+        let (denied, requests) = (count(worst.denied), count(worst.requests));
+        writeln!(out, "  worst {step} starts at {}: {denied} of {requests} denied", worst.time)?;
         writeln!(
             out,
             "  {:>12} {:>12} {:>8}  {:24} {:24} client",
-            "refused", "of requests", "peak", "first refused", "last refused"
+            "denied", "of requests", "peak", "first denied", "last denied"
         )?;
     }
-    for hit in &policy.hardest_hit {
+    for client in &policy.most_denied {
         writeln!(
             out,
             "  {:>12} {:>12} {:>8}  {:24} {:24} {}",
-            count(hit.refused),
-            count(hit.requests),
-            count(hit.peak.into()),
-            hit.first_refused,
-            hit.last_refused,
-            hit.client.escape_debug(),
+            count(client.denied),
+            count(client.requests),
+            count(client.peak.into()),
+            client.first_denied,
+            client.last_denied,
+            client.client.escape_debug(),
         )?;
     }
     if let Some(suggestion) = &policy.suggestion {
@@ -90,46 +100,48 @@ fn one(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> io::Resu
     writeln!(out)
 }
 
-/// A suggestion in words.
-pub(super) fn suggested(suggestion: &Suggested) -> String {
+/// Returns a suggestion as a sentence.
+pub(super) fn suggested(suggestion: &SuggestionReport) -> String {
     let share = suggestion.share;
-    match (&suggestion.policy, suggestion.clients_refused, &suggestion.reason) {
-        (Some(policy), Some(refused), _) => {
-            let refused = count(refused);
-            format!("to spare {share} % of clients: {policy} ({refused} would be refused)")
+    match (&suggestion.policy, suggestion.clients_denied, &suggestion.reason) {
+        (Some(policy), Some(denied), _) => {
+            let denied = count(denied);
+            format!(
+                "to deny no request of {share} % of clients: {policy} (denies {denied} clients)"
+            )
         }
         (_, _, reason) => {
             let reason = reason.as_deref().unwrap_or_default();
-            format!("no limit spares {share} % of clients: {reason}")
+            format!("no suggestion for {share} % of clients: {reason}")
         }
     }
 }
 
 fn problems(report: &Report, out: &mut impl Write) -> io::Result<()> {
     if !report.unreadable_lines.is_empty() {
-        writeln!(out, "\nThe first lines that could not be read")?;
+        writeln!(out, "\nFirst lines that could not be parsed")?;
     }
     for line in &report.unreadable_lines {
         let text = line.text.escape_debug();
         writeln!(out, "  {}, line {}: {}: {text}", line.input, line.line, line.reason)?;
     }
     for cut in &report.cut_short {
-        writeln!(out, "\n{} was not read to its end: {}", cut.input, cut.reason)?;
+        writeln!(out, "\n{} was read only in part: {}", cut.input, cut.reason)?;
     }
     Ok(())
 }
 
-/// A step of time in words.
+/// Formats a time step.
 pub(super) fn step(seconds: u64) -> String {
     let span = tallygate_core::Ticks(seconds.saturating_mul(1_000_000_000));
-    crate::spelling::Span(span).to_string()
+    crate::limit_syntax::Span(span).to_string()
 }
 
 fn count(number: u64) -> String {
     grouped(number.into())
 }
 
-/// A number with its digits in threes.
+/// Formats a number with its digits in groups of three.
 #[must_use]
 pub fn grouped(number: u128) -> String {
     let digits = number.to_string();
@@ -143,7 +155,8 @@ pub fn grouped(number: u128) -> String {
     out
 }
 
-/// A share in percent, to three places, rounded to the nearest. What is not nothing is not shown as nothing.
+/// Formats a share in percent, rounded to three decimal places. A share above 0 is never shown as 0, and one below 100 %
+/// never as 100 %.
 pub(super) fn percent(part: u64, all: u64) -> String {
     if all == 0 {
         return "0 %".to_owned();
@@ -162,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_grouped_in_threes() {
+    fn digits_are_grouped_in_threes() {
         for (number, shown) in
             [(0, "0"), (999, "999"), (1_000, "1 000"), (12_345_678, "12 345 678")]
         {
@@ -171,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_never_shown_as_nothing_or_all_if_it_is_not() {
+    fn a_share_is_shown_as_none_or_all_only_if_it_is() {
         assert_eq!(percent(0, 0), "0 %");
         assert_eq!(percent(0, 7), "0.000 %");
         assert_eq!(percent(1, 1_000_000), "<0.001 %");

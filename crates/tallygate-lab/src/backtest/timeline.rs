@@ -1,27 +1,27 @@
-//! When it happened: requests and refusals in steps of time, of which there are never too many.
+//! Counts requests and denials per time step, with a bounded number of steps.
 //!
-//! Steps start at a second. Whenever more than 400 have something in them they are made coarser. Steps in which
-//! nothing happened are not kept, so one line with a strange time costs one step.
+//! A step is a second at first. When more than 400 steps have requests, the steps are merged into longer ones. Steps
+//! without requests are not stored, so a line with an unusual time costs only one step.
 
 use std::collections::BTreeMap;
 
 use tallygate_core::{Tick, Ticks};
 
-use super::moment::NANOS_PER_SECOND;
+use super::timestamp::NANOS_PER_SECOND;
 
 const MAX_POINTS: usize = 400;
 
-/// Each is a multiple of the one before it, so that steps can be put together.
+/// The lengths of a step. Each is a multiple of the one before, so that steps can be merged.
 const STEPS_S: [i64; 13] =
     [1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 6_048_000, 60_480_000, 604_800_000];
 
-/// Counts over time: for each step the requests, then the refusals of each policy.
+/// The counts over time: per step the number of requests, then the denials of each policy.
 #[derive(Debug)]
 pub(super) struct Timeline {
     policies: usize,
     step: usize,
     points: BTreeMap<i64, Box<[u64]>>,
-    /// The point that is being counted, which is not among the others.
+    /// The current step, which is not yet in `points`.
     current: i64,
     current_start: i64,
     counts: Box<[u64]>,
@@ -38,21 +38,21 @@ impl Timeline {
         STEPS_S[self.step] * NANOS_PER_SECOND
     }
 
-    /// Counts a request, and by which policies it was refused.
+    /// Counts a request and the policies that denied it.
     #[inline]
-    pub(super) fn add(&mut self, now: Tick, refused_by: impl Iterator<Item = bool>) {
+    pub(super) fn add(&mut self, now: Tick, denied_by: impl Iterator<Item = bool>) {
         let into = now.0.checked_sub(self.current_start);
         if into.is_none_or(|into| into < 0 || into >= self.width()) {
-            self.turn_to(now);
+            self.start_step(now);
         }
         self.counts[0] += 1;
-        for (count, refused) in self.counts[1..].iter_mut().zip(refused_by) {
-            *count += u64::from(refused);
+        for (count, denied) in self.counts[1..].iter_mut().zip(denied_by) {
+            *count += u64::from(denied);
         }
     }
 
-    fn turn_to(&mut self, now: Tick) {
-        self.put_away();
+    fn start_step(&mut self, now: Tick) {
+        self.store_current();
         while self.points.len() >= MAX_POINTS && self.step + 1 < STEPS_S.len() {
             let finer = self.width();
             self.step += 1;
@@ -65,21 +65,21 @@ impl Timeline {
         self.current_start = self.current.saturating_mul(self.width());
     }
 
-    fn put_away(&mut self) {
+    fn store_current(&mut self) {
         if self.counts[0] > 0 {
             let counts = std::mem::replace(&mut self.counts, vec![0; self.policies + 1].into());
             merge(&mut self.points, self.current, &counts);
         }
     }
 
-    /// How long a step is.
+    /// Returns the length of a step.
     pub(super) fn step(&self) -> Ticks {
         Ticks(self.width().unsigned_abs())
     }
 
-    /// The steps in which something happened: when they start, and their counts.
+    /// Returns the steps with requests: the start and the counts of each.
     pub(super) fn points(mut self) -> Vec<(Tick, Box<[u64]>)> {
-        self.put_away();
+        self.store_current();
         let width = self.width();
         let start = |index: i64| Tick(index.saturating_mul(width));
         self.points.into_iter().map(|(index, counts)| (start(index), counts)).collect()
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_never_too_many_steps_and_none_of_the_counts_is_lost() {
+    fn the_number_of_steps_is_bounded_and_no_count_is_lost() {
         let mut timeline = Timeline::new(1);
         for second in (0..100_000_i64).rev() {
             timeline.add(Tick(second * NANOS_PER_SECOND), [second % 10 == 0].into_iter());
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_time_costs_one_step() {
+    fn an_unusual_time_costs_one_step() {
         let mut timeline = Timeline::new(0);
         for now in [0, i64::MAX, 1, i64::MIN, 2] {
             timeline.add(Tick(now), std::iter::empty());

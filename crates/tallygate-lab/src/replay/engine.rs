@@ -1,4 +1,4 @@
-//! The rule of a replay: the textbook's, or one of production's.
+//! The rule that decides a replay: the textbook rule or a production algorithm.
 
 use tallygate_core::{
     Algorithm, Anchor, Cost, Decision, Kind, Policy, PolicyError, Simulator, Ticks,
@@ -6,57 +6,57 @@ use tallygate_core::{
 
 use super::Options;
 use super::clients::Request;
-use super::remote::Remote;
-use crate::machine::{ForMachine, for_machine};
+use super::remote::RedisRun;
+use crate::machine::{MachineVisitor, visit_machine};
 use crate::textbook::{Textbook, TextbookState};
 
-/// What the options ask for; the numbers are still to be read.
+/// The rule that the options select, before its numbers are read from the trace.
 #[derive(Debug)]
-pub(super) enum Rule {
+pub(super) enum RuleTemplate {
     Textbook { burst: Option<Cost> },
     Production { kind: Kind, burst: Option<Cost>, anchor: Anchor, json: bool },
 }
 
-/// A rule with its numbers and its clients' states.
+/// A rule with its numbers and the states of its clients.
 pub(super) trait Engine {
-    /// Decides requests in order, and appends a line for each.
+    /// Decides requests in order and appends one line per request to `answers`.
     fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()>;
 }
 
-impl Rule {
+impl RuleTemplate {
     pub(super) fn new(options: &Options) -> anyhow::Result<Self> {
         let &Options { algorithm, exact, burst, anchor, json } = options;
         let kind = algorithm.or(exact.then_some(Kind::TokenBucket));
         let Some(kind) = kind else {
             if json {
                 anyhow::bail!(
-                    "--json prints decisions, and the textbook rule only allows or denies; \
-                     add --exact or --algorithm NAME"
+                    "--json needs --exact or --algorithm NAME: the textbook rule returns only \
+                     allow or deny"
                 );
             }
             if anchor.is_some() {
                 anyhow::bail!(
-                    "--anchor is for fixed windows; add --algorithm fixed_window or leave it out"
+                    "--anchor applies only to fixed windows; add --algorithm fixed_window or remove --anchor"
                 );
             }
             return Ok(Self::Textbook { burst });
         };
         if anchor.is_some() && kind != Kind::FixedWindow {
             anyhow::bail!(
-                "--anchor is for fixed windows, found --algorithm {kind}; \
-                 use fixed_window or leave it out"
+                "--anchor applies only to fixed windows (got --algorithm {kind}); \
+                 use fixed_window or remove --anchor"
             );
         }
         let anchor = anchor.unwrap_or_default();
         Ok(Self::Production { kind, burst, anchor, json })
     }
 
-    /// Whether a number can be the limit or the window of this rule by itself.
-    pub(super) fn accepts(&self, what: &str, number: i64) -> anyhow::Result<()> {
+    /// Checks that a number is large enough to be the limit or the window of this rule.
+    pub(super) fn check_number(&self, field: &str, number: i64) -> anyhow::Result<()> {
         match self {
             Self::Production { kind, .. } if number < 1 => anyhow::bail!(
-                "found `{number}`; expected a {what} of at least 1 for {kind} \
-                 (only the textbook rule gives less a meaning)"
+                "found `{number}`; expected a {field} of at least 1 for {kind} \
+                 (only the textbook rule accepts less)"
             ),
             _ => Ok(()),
         }
@@ -66,7 +66,7 @@ impl Rule {
         &self,
         capacity: i64,
         window: i64,
-        store: Option<Remote>,
+        store: Option<RedisRun>,
     ) -> Result<Box<dyn Engine>, PolicyError> {
         match *self {
             Self::Textbook { burst } => {
@@ -79,7 +79,7 @@ impl Rule {
                 Ok(Box::new(TextbookEngine { rule, states: Vec::new() }))
             }
             Self::Production { kind, burst, anchor, json } => {
-                // Both were accepted, so neither is negative.
+                // `check_number` accepted both, so neither is negative.
                 let (limit, window) = (capacity.unsigned_abs(), Ticks(window.unsigned_abs()));
                 let mut builder = Policy::of(kind, limit).per(window).anchor(anchor);
                 if let Some(burst) = burst {
@@ -88,7 +88,7 @@ impl Rule {
                 if let Some(store) = store {
                     return Ok(Box::new(store.production(builder.build()?, json)));
                 }
-                Ok(for_machine(&builder.limit()?, Production { json }))
+                Ok(visit_machine(&builder.limit()?, MakeEngine { json }))
             }
         }
     }
@@ -102,11 +102,11 @@ struct TextbookEngine {
 impl Engine for TextbookEngine {
     fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
         for &Request { client, now, cost } in requests {
-            // Clients are numbered as they come, so a new one is the next.
+            // Clients are numbered in order of appearance, so a new client has the next number.
             if client == self.states.len() {
-                self.states.push(self.rule.first(now));
+                self.states.push(self.rule.full_state(now));
             }
-            verdict(self.rule.decide(&mut self.states[client], now, cost), answers);
+            write_verdict(self.rule.decide(&mut self.states[client], now, cost), answers);
         }
         Ok(())
     }
@@ -117,14 +117,14 @@ struct ProductionEngine<A: Algorithm> {
     json: bool,
 }
 
-struct Production {
+struct MakeEngine {
     json: bool,
 }
 
-impl ForMachine for Production {
-    type Made = Box<dyn Engine>;
+impl MachineVisitor for MakeEngine {
+    type Output = Box<dyn Engine>;
 
-    fn made<A: Algorithm + 'static>(self, rule: A) -> Box<dyn Engine> {
+    fn visit<A: Algorithm + 'static>(self, rule: A) -> Box<dyn Engine> {
         Box::new(ProductionEngine { simulator: Simulator::new(rule), json: self.json })
     }
 }
@@ -133,9 +133,9 @@ impl<A: Algorithm> Engine for ProductionEngine<A> {
     fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
         for &Request { client, now, cost } in requests {
             if self.json {
-                as_json(&self.simulator.step(client, now, cost), answers);
+                write_json(&self.simulator.step(client, now, cost), answers);
             } else {
-                verdict(self.simulator.step(client, now, cost), answers);
+                write_verdict(self.simulator.step(client, now, cost), answers);
             }
         }
         Ok(())
@@ -143,12 +143,12 @@ impl<A: Algorithm> Engine for ProductionEngine<A> {
 }
 
 #[inline]
-pub(super) fn verdict(allowed: bool, answers: &mut Vec<u8>) {
+pub(super) fn write_verdict(allowed: bool, answers: &mut Vec<u8>) {
     answers.extend_from_slice(if allowed { b"allow\n" } else { b"deny\n" });
 }
 
-/// The decision as a line of JSON, times in ticks.
-pub(super) fn as_json(decision: &Decision, answers: &mut Vec<u8>) {
+/// Appends the decision as a line of JSON, with times in ticks.
+pub(super) fn write_json(decision: &Decision, answers: &mut Vec<u8>) {
     let mut digits = itoa::Buffer::new();
     let mut field = |name: &str, value: u64| {
         answers.extend_from_slice(name.as_bytes());

@@ -1,86 +1,97 @@
-//! Lines of an input that is read in chunks, each with its number. Backtests read theirs here, too.
+//! Splits an input that is read in chunks into numbered lines. Replays and backtests use it.
 
 use std::io::{self, Read};
 
-/// How much is read at a time.
+/// The size of the read buffer, in bytes.
 const CHUNK: usize = 256 * 1024;
 
-/// The longest line: far more than any instruction needs, far less than any memory.
+/// The longest line, in bytes: far more than any instruction needs, and little memory.
 pub(crate) const MAX_LINE: usize = 64 * 1024;
 
-/// An input, and what of it has been read and not yet taken.
+/// An input, with the bytes that have been read and not yet consumed.
 pub(crate) struct Lines<R> {
     input: R,
     buffer: Vec<u8>,
     end: usize,
     ended: bool,
-    place: Place,
+    position: Position,
     read: u64,
 }
 
-/// How far an input has been taken: in its buffer, and in lines from its start.
+/// How far an input has been consumed: the offset in the buffer, and the number of lines since the start.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     start: usize,
     lines: usize,
-    /// Whether what comes next is the rest of a line that was too long.
-    is_past: bool,
+    /// Whether the next bytes are the rest of a line that was too long.
+    is_skipping: bool,
 }
 
 /// A line of an input, without its end.
 pub(crate) enum Line<'a> {
     Whole(&'a [u8]),
-    /// More than [`MAX_LINE`] bytes, which nobody needs; the next line is the one after it.
+    /// The line has more than [`MAX_LINE`] bytes. Reading continues with the line after it.
     TooLong,
 }
 
-/// The whole lines of an input that are here without waiting.
-pub(crate) struct Here<'a> {
+/// The complete lines in the buffer, which can be read without waiting.
+pub(crate) struct BufferedLines<'a> {
     buffer: &'a [u8],
     ended: bool,
-    place: Place,
+    position: Position,
 }
 
 impl<R: Read> Lines<R> {
     pub(crate) fn new(input: R) -> Self {
-        let place = Place { start: 0, lines: 0, is_past: false };
-        Self { input, buffer: vec![0; CHUNK], end: 0, ended: false, place, read: 0 }
+        let position = Position { start: 0, lines: 0, is_skipping: false };
+        Self { input, buffer: vec![0; CHUNK], end: 0, ended: false, position, read: 0 }
     }
 
-    /// How many bytes have been read.
+    /// Returns how many bytes have been read.
     pub(crate) const fn read(&self) -> u64 {
         self.read
     }
 
-    /// How many lines have been taken.
-    pub(crate) const fn taken(&self) -> usize {
-        self.place.lines
+    /// Returns the number of the line that was consumed last.
+    pub(crate) const fn line_number(&self) -> usize {
+        self.position.lines
     }
 
-    /// The line taken last, as messages name it.
-    pub(crate) fn place(&self) -> String {
-        format!("line {}", self.place.lines)
+    /// Returns the number of the line that was consumed last, as error messages show it.
+    pub(crate) fn line_label(&self) -> String {
+        format!("line {}", self.position.lines)
     }
 
-    /// The lines that are here. What has been seen of them is to be [taken](Self::take).
-    pub(crate) fn here(&self) -> Here<'_> {
-        Here { buffer: &self.buffer[..self.end], ended: self.ended, place: self.place }
+    /// Returns the buffered lines. Afterwards, call [`advance_to`](Self::advance_to) with the position that was reached.
+    pub(crate) fn buffered(&self) -> BufferedLines<'_> {
+        BufferedLines {
+            buffer: &self.buffer[..self.end],
+            ended: self.ended,
+            position: self.position,
+        }
     }
 
-    /// Takes all lines up to a place.
-    pub(crate) const fn take(&mut self, place: Place) {
-        self.place = place;
+    /// Returns the number of the first buffered line that is not blank.
+    pub(crate) fn buffered_text(&self) -> Option<usize> {
+        let rest = &self.buffer[self.position.start..self.end];
+        let start = rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
+        Some(self.position.lines + 1 + memchr::memchr_iter(b'\n', &rest[..start]).count())
     }
 
-    /// Waits for more input; false if there is none.
+    /// Consumes all lines before a position.
+    pub(crate) const fn advance_to(&mut self, position: Position) {
+        self.position = position;
+    }
+
+    /// Waits for more input. Returns false at the end of the input.
     pub(crate) fn read_more(&mut self) -> io::Result<bool> {
         if self.ended {
             return Ok(false);
         }
-        // What is left is the start of one line, and so less than the buffer: longer ones are refused.
-        self.buffer.copy_within(self.place.start..self.end, 0);
-        self.end -= self.place.start;
-        self.place.start = 0;
+        // The rest is the start of one line and smaller than the buffer, because longer lines are skipped.
+        self.buffer.copy_within(self.position.start..self.end, 0);
+        self.end -= self.position.start;
+        self.position.start = 0;
         loop {
             match self.input.read(&mut self.buffer[self.end..]) {
                 Ok(read) => {
@@ -96,44 +107,44 @@ impl<R: Read> Lines<R> {
     }
 }
 
-impl<'a> Here<'a> {
-    /// How many lines have been taken, with these.
-    pub(crate) const fn taken(&self) -> usize {
-        self.place.lines
+impl<'a> BufferedLines<'a> {
+    /// Returns the number of the line that was returned last.
+    pub(crate) const fn line_number(&self) -> usize {
+        self.position.lines
     }
 
-    /// Where the next line starts.
-    pub(crate) const fn place(&self) -> Place {
-        self.place
+    /// Returns the position of the next line.
+    pub(crate) const fn position(&self) -> Position {
+        self.position
     }
 
-    /// The next line, if all of it is here.
+    /// Returns the next line if all of it is buffered.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Line<'a>> {
-        if self.place.is_past && !self.pass() {
+        if self.position.is_skipping && !self.skip_rest() {
             return None;
         }
-        let rest = &self.buffer[self.place.start..];
+        let rest = &self.buffer[self.position.start..];
         let (length, end) = match memchr::memchr(b'\n', rest) {
             Some(length) => (length, 1),
             None if rest.len() > MAX_LINE => {
-                self.place.is_past = !self.ended;
+                self.position.is_skipping = !self.ended;
                 (rest.len(), 0)
             }
             None if self.ended && !rest.is_empty() => (rest.len(), 0),
             None => return None,
         };
-        self.place.start += length + end;
-        self.place.lines += 1;
+        self.position.start += length + end;
+        self.position.lines += 1;
         Some(if length > MAX_LINE { Line::TooLong } else { Line::Whole(&rest[..length]) })
     }
 
-    /// Goes past the rest of a line that was too long; false if its end is not here yet.
+    /// Skips the rest of a line that was too long. Returns false if the end of the line is not buffered yet.
     #[cold]
-    fn pass(&mut self) -> bool {
-        let end = memchr::memchr(b'\n', &self.buffer[self.place.start..]);
-        self.place.start = end.map_or(self.buffer.len(), |end| self.place.start + end + 1);
-        self.place.is_past = end.is_none();
+    fn skip_rest(&mut self) -> bool {
+        let end = memchr::memchr(b'\n', &self.buffer[self.position.start..]);
+        self.position.start = end.map_or(self.buffer.len(), |end| self.position.start + end + 1);
+        self.position.is_skipping = end.is_none();
         end.is_some()
     }
 }

@@ -1,31 +1,30 @@
-//! A replay whose clients are kept in Redis: the same decisions, made by a server in the time of the trace.
+//! Replays a trace against a Redis server, which keeps the clients' states and decides at the times of the trace.
 //!
-//! Every run has names of its own there, and removes them when it ends. Clients are decided on many at a time, each
-//! client's requests in their order.
+//! Every run uses its own key prefix and deletes its keys at the end. Requests of different clients are sent at the same
+//! time; requests of one client are sent in order.
 
 use anyhow::Context as _;
 use futures_util::future::join_all;
-use tallygate::{
-    Algorithm, Ask, Cost, Decision, DecodeError, Facts, Fit, Op, Policy, RateLimiter, Source,
-    Store, Tick, Used,
-};
-use tallygate_redis::{OnFailure, Options, OwnStore, Redis, RedisStore};
+use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Op, Used};
+use tallygate::store::Store;
+use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Source, Tick};
+use tallygate_redis::{CustomStore, OnFailure, Options, Redis, RedisStore};
 
 use super::clients::Request;
-use super::engine::{Engine, as_json, verdict};
+use super::engine::{Engine, write_json, write_verdict};
 use crate::textbook::{Textbook, TextbookState};
 
-/// Redis, for one run.
+/// The Redis connection of one run.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct RedisRun {
     redis: Redis,
     runtime: tokio::runtime::Runtime,
 }
 
-/// A trace is not in a hurry: what the server takes long for is worth waiting for.
+/// The time limit of a call. A replay prefers a slow answer to none.
 const BUDGET: std::time::Duration = std::time::Duration::from_secs(10);
 
-impl Remote {
+impl RedisRun {
     pub(super) fn open(address: &str) -> anyhow::Result<Self> {
         let prefix = format!("tallygate-replay:{:016x}:", fastrand::u64(..));
         let options = Options::default().slot_secret(prefix.clone()).prefix(prefix).budget(BUDGET);
@@ -37,56 +36,55 @@ impl Remote {
     pub(super) fn production(self, policy: Policy, json: bool) -> impl Engine {
         let store = self.redis.store("replay").on_failure(OnFailure::Deny).in_ticks();
         let limiter = RateLimiter::with_store(policy, store);
-        Production { remote: self, limiter, json, clients: 0 }
+        RedisEngine { redis_run: self, limiter, json, clients: 0 }
     }
 
     pub(super) fn textbook(self, rule: Textbook) -> impl Engine {
-        let store = OwnStore::new(&self.redis, "replay").in_ticks();
-        ByTextbook { remote: self, rule: Steps(rule), store, clients: 0 }
+        let store = CustomStore::new(&self.redis, "replay").in_ticks();
+        RedisTextbookEngine { redis_run: self, rule: TextbookAlgorithm(rule), store, clients: 0 }
     }
 }
 
-/// Requests that can be decided at once: of different clients. The others come after them.
-fn waves(requests: &[Request]) -> Vec<Vec<usize>> {
-    let mut waves: Vec<Vec<usize>> = Vec::new();
+/// Groups requests into rounds. Each round has at most one request per client; the rounds are decided in order.
+fn rounds(requests: &[Request]) -> Vec<Vec<usize>> {
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut next = std::collections::HashMap::<usize, usize>::new();
     for (place, request) in requests.iter().enumerate() {
-        let wave = next.entry(request.client).or_default();
-        match waves.get_mut(*wave) {
+        let round = next.entry(request.client).or_default();
+        match rounds.get_mut(*round) {
             Some(others) => others.push(place),
-            None => waves.push(vec![place]),
+            None => rounds.push(vec![place]),
         }
-        *wave += 1;
+        *round += 1;
     }
-    waves
+    rounds
 }
 
-/// Clients are known by their numbers here.
-fn name(client: usize) -> String {
+/// Returns the key of a client: its number.
+fn key(client: usize) -> String {
     client.to_string()
 }
 
-struct Production {
-    remote: Remote,
+struct RedisEngine {
+    redis_run: RedisRun,
     limiter: RateLimiter<Policy, RedisStore>,
     json: bool,
     clients: usize,
 }
 
-impl Engine for Production {
+impl Engine for RedisEngine {
     fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
-        let Self { remote, limiter, json, clients } = self;
+        let Self { redis_run, limiter, json, clients } = self;
         let mut decisions: Vec<Option<Decision>> = vec![None; requests.len()];
-        remote.runtime.block_on(async {
-            for wave in waves(requests) {
-                let names: Vec<_> =
-                    wave.iter().map(|place| name(requests[*place].client)).collect();
-                let asked = wave.iter().zip(&names).map(|(place, name)| {
+        redis_run.runtime.block_on(async {
+            for round in rounds(requests) {
+                let keys: Vec<_> = round.iter().map(|place| key(requests[*place].client)).collect();
+                let checks = round.iter().zip(&keys).map(|(place, key)| {
                     let Request { client, now, cost } = requests[*place];
                     *clients = (*clients).max(client + 1);
-                    limiter.check(Ask::new(name).cost(cost).at(now))
+                    limiter.check(Ask::new(key).cost(cost).at(now))
                 });
-                for (place, decision) in wave.iter().zip(join_all(asked).await) {
+                for (place, decision) in round.iter().zip(join_all(checks).await) {
                     decisions[*place] = Some(decision?);
                 }
             }
@@ -94,71 +92,75 @@ impl Engine for Production {
         })?;
         for decision in decisions.into_iter().flatten() {
             if decision.source != Source::Store {
-                let error = remote.redis.last_error().context("the store did not decide")?;
+                let error = redis_run
+                    .redis
+                    .last_error()
+                    .context("the store returned no decision and no error")?;
                 return Err(anyhow::Error::new((*error).clone()).context("--store"));
             }
             if *json {
-                as_json(&decision, answers);
+                write_json(&decision, answers);
             } else {
-                verdict(decision.allowed, answers);
+                write_verdict(decision.allowed, answers);
             }
         }
         Ok(())
     }
 }
 
-impl Drop for Production {
+impl Drop for RedisEngine {
     fn drop(&mut self) {
-        // What cannot be removed goes by itself after a day.
-        let names = (0..self.clients).map(name);
-        let _ = self.remote.runtime.block_on(self.limiter.store().forget(names));
+        // If this fails, the keys expire after a day.
+        let keys = (0..self.clients).map(key);
+        let _ = self.redis_run.runtime.block_on(self.limiter.store().forget(keys));
     }
 }
 
-struct ByTextbook {
-    remote: Remote,
-    rule: Steps,
-    store: OwnStore,
+struct RedisTextbookEngine {
+    redis_run: RedisRun,
+    rule: TextbookAlgorithm,
+    store: CustomStore,
     clients: usize,
 }
 
-impl Engine for ByTextbook {
+impl Engine for RedisTextbookEngine {
     fn decide(&mut self, requests: &[Request], answers: &mut Vec<u8>) -> anyhow::Result<()> {
-        let Self { remote, rule, store, clients } = self;
+        let Self { redis_run, rule, store, clients } = self;
         let mut verdicts = vec![false; requests.len()];
-        remote.runtime.block_on(async {
-            for wave in waves(requests) {
-                let asked = wave.iter().map(|place| {
+        redis_run.runtime.block_on(async {
+            for round in rounds(requests) {
+                let checks = round.iter().map(|place| {
                     let Request { client, now, cost } = requests[*place];
                     *clients = (*clients).max(client + 1);
                     let step = Op::Force(i128::from(cost) + 1);
-                    store.apply::<Decision>(&*rule, name(client).as_bytes(), step, Some(now))
+                    store.apply::<Decision>(&*rule, key(client).as_bytes(), step, Some(now))
                 });
-                for (place, decision) in wave.iter().zip(join_all(asked).await) {
+                for (place, decision) in round.iter().zip(join_all(checks).await) {
                     verdicts[*place] = decision.context("--store")?.remaining > 0;
                 }
             }
             anyhow::Ok(())
         })?;
-        verdicts.into_iter().for_each(|allowed| verdict(allowed, answers));
+        verdicts.into_iter().for_each(|allowed| write_verdict(allowed, answers));
         Ok(())
     }
 }
 
-impl Drop for ByTextbook {
+impl Drop for RedisTextbookEngine {
     fn drop(&mut self) {
-        let names = (0..self.clients).map(name);
-        let _ = self.remote.runtime.block_on(self.store.forget(names));
+        let keys = (0..self.clients).map(key);
+        let _ = self.redis_run.runtime.block_on(self.store.forget(keys));
     }
 }
 
-/// The textbook rule as an algorithm of one's own.
+/// The textbook rule as a custom algorithm.
 ///
-/// It settles its refills whatever it answers, also to a cost of 0. So every request is a charge without asking, of
-/// one more than its cost, and what it came to is in the state: 1 remaining for yes.
-struct Steps(Textbook);
+/// The textbook rule changes its state on every request, also on a denial and at a cost of 0. A check would not write the
+/// state in these cases. Every request is therefore a forced charge of its cost plus 1, and the state holds the result:
+/// `remaining` is 1 if the request was allowed.
+struct TextbookAlgorithm(Textbook);
 
-impl Algorithm for Steps {
+impl Algorithm for TextbookAlgorithm {
     type State = (TextbookState, bool);
 
     fn capacity(&self) -> Cost {
@@ -166,14 +168,14 @@ impl Algorithm for Steps {
     }
 
     fn fresh(&self, now: Tick) -> Self::State {
-        (self.0.first(now), true)
+        (self.0.full_state(now), true)
     }
 
     fn last_change(&self, _: &Self::State) -> Tick {
         Tick(i64::MIN)
     }
 
-    fn set_back(&self, _: &Self::State, _: Tick) -> bool {
+    fn clock_was_set_back(&self, _: &Self::State, _: Tick) -> bool {
         false
     }
 

@@ -1,15 +1,15 @@
-//! Why one request of a scenario was decided as it was: the core's own explanation, of that very decision.
+//! Explains one decision of a scenario with the steps that the core computed.
 
 use serde::Serialize;
 use tallygate_core::explain::{self, Explanation};
-use tallygate_core::{Cost, Kind};
+use tallygate_core::{Cost, Kind, Numbers};
 
 use super::report::name;
-use super::run::{Run, tick};
-use super::scenario::{Scenario, ScenarioError};
+use super::run::ScenarioRun;
+use super::scenario::{Scenario, ScenarioError, tick};
 use super::traffic::arrivals;
 
-/// A decision, and the arithmetic that made it.
+/// A decision, and the arithmetic that led to it.
 #[derive(Debug, Serialize)]
 pub struct Arithmetic {
     #[serde(serialize_with = "name")]
@@ -17,23 +17,35 @@ pub struct Arithmetic {
     event: u64,
     at_us: u64,
     client: usize,
+    instance: usize,
     attempt: u64,
     cost: Cost,
     allowed: bool,
+    /// The symbols that the formulas use and no step defines.
+    symbols: Vec<Symbol>,
     steps: Vec<Step>,
-    decision: Told,
+    decision: DecisionReport,
+}
+
+#[derive(Debug, Serialize)]
+struct Symbol {
+    symbol: &'static str,
+    meaning: &'static str,
+    /// The value, with its unit. A symbol that can differ between steps has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Step {
     name: &'static str,
-    says: &'static str,
+    description: &'static str,
     formula: String,
     value: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Told {
+struct DecisionReport {
     allowed: bool,
     limit: Cost,
     remaining: Cost,
@@ -42,10 +54,10 @@ struct Told {
     delay_us: u64,
 }
 
-/// Runs a scenario up to a decision, and explains it.
+/// Runs a scenario up to a decision and explains the decision.
 ///
 /// # Errors
-/// The scenario is not valid, or it has no such decision.
+/// Returns an error if the scenario is not valid or has no decision with the number `event`.
 pub fn arithmetic(
     scenario: &Scenario,
     kind: Kind,
@@ -53,30 +65,33 @@ pub fn arithmetic(
 ) -> Result<Arithmetic, ScenarioError> {
     scenario.check()?;
     if !scenario.algorithms.contains(&kind) {
-        return Err(ScenarioError::NoSuchLane { kind });
+        return Err(ScenarioError::AlgorithmNotInScenario { kind });
     }
-    let limit = scenario.limit_of(kind).map_err(|error| ScenarioError::Limit { kind, error })?;
+    let limits = scenario.limits_of(kind).map_err(|error| ScenarioError::Limit { kind, error })?;
     let arrivals = arrivals(scenario)?;
-    let mut run = Run::new(scenario, &arrivals, limit);
+    let mut run = ScenarioRun::new(scenario, &arrivals, limits);
     let mut decided = 0;
     loop {
         let Some(request) = run.next().filter(|_| !run.is_full()) else {
             return Err(ScenarioError::UnknownEvent { given: event, events: decided });
         };
         if decided as u64 == event {
-            let state = run.state(request.client, request.at_us);
+            let state = run.state(request.instance, request.client, request.at_us);
+            let limit = run.limit(request.instance);
             let Explanation { steps, decision } =
-                run.limit().explain(&state, tick(request.at_us), scenario.cost);
+                limit.explain(&state, tick(request.at_us), scenario.cost);
             return Ok(Arithmetic {
                 algorithm: kind,
                 event,
                 at_us: request.at_us,
                 client: request.client,
+                instance: request.instance,
                 attempt: request.attempt,
                 cost: scenario.cost,
                 allowed: decision.allowed,
+                symbols: symbols(limit.numbers(), scenario.cost, request.at_us),
                 steps: steps.iter().map(Step::of).collect(),
-                decision: Told {
+                decision: DecisionReport {
                     allowed: decision.allowed,
                     limit: decision.limit,
                     remaining: decision.remaining,
@@ -91,9 +106,41 @@ pub fn arithmetic(
     }
 }
 
+/// Returns the symbols of an algorithm's formulas.
+fn symbols(numbers: &Numbers, cost: Cost, at_us: u64) -> Vec<Symbol> {
+    let of = |symbol, meaning| Symbol { symbol, meaning, value: None };
+    let units = |symbol, meaning, value: Cost| {
+        let value = Some(value.to_string());
+        Symbol { symbol, meaning, value }
+    };
+    let time = |symbol, meaning, value: u64| {
+        let value = Some(format!("{value} µs"));
+        Symbol { symbol, meaning, value }
+    };
+    let mut symbols = vec![
+        units("L", "limit: the units per window", numbers.limit),
+        time("W", "window", numbers.window.0),
+        units("c", "cost of this request", cost),
+        time("now", "time of this request", at_us),
+    ];
+    if numbers.kind.is_bucket() {
+        symbols.insert(2, units("B", "burst: the most units at one instant", numbers.burst));
+    }
+    match numbers.kind {
+        Kind::SlidingWindowLog => {
+            symbols.push(of("newest", "time of the newest request in the log"));
+        }
+        _ => symbols.push(of("last", "time of the last change of the state")),
+    }
+    if matches!(numbers.kind, Kind::FixedWindow | Kind::SlidingWindowCounter) {
+        symbols.push(of("into", "time from the start of its window to the last change"));
+    }
+    symbols
+}
+
 impl Step {
     fn of(step: &explain::Step) -> Self {
-        let (formula, value) = (step.formula.to_string(), step.shown().to_string());
-        Self { name: step.name, says: step.says, formula, value }
+        let (formula, value) = (step.formula.to_string(), step.display_value().to_string());
+        Self { name: step.name, description: step.description, formula, value }
     }
 }

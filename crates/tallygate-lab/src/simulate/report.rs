@@ -1,28 +1,28 @@
-//! The reply: a scenario, and what became of it under each algorithm.
+//! The report: a scenario, and its results for each algorithm.
 
 use serde::{Serialize, Serializer};
-use tallygate_core::{Algorithm as _, Cost, Decision, Kind};
+use tallygate_core::{Algorithm as _, Cost, Decision, Kind, Limit};
 
 use super::policy_text;
-use super::run::{Request, Run, Then};
+use super::run::{Attempt, ClientReaction, ScenarioRun};
 use super::scenario::{Pattern, Scenario, ScenarioError};
-use super::series::{StateSeries, Steps, WorstWindow};
+use super::series::{StateSeries, StepLine, WorstWindow};
 use super::traffic::{Arrival, arrivals};
 
-/// What became of a scenario.
+/// The results of a scenario.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub(crate) scenario: Scenario,
-    pub(crate) lanes: Vec<Lane>,
-    /// What a bucket may admit to one client, at the most.
-    pub(crate) ideal: Steps,
-    /// What was asked for, by first attempts.
-    pub(crate) offered: Steps,
+    pub(crate) lanes: Vec<AlgorithmReport>,
+    /// The most units that a bucket allows one client.
+    pub(crate) ideal: StepLine,
+    /// The units that the first attempts of each client requested.
+    pub(crate) offered: Vec<StepLine>,
 }
 
-/// What became of it under one algorithm.
+/// The results of a scenario for one algorithm.
 #[derive(Debug, Serialize)]
-pub(crate) struct Lane {
+pub(crate) struct AlgorithmReport {
     #[serde(serialize_with = "name")]
     pub(crate) algorithm: Kind,
     pub(crate) policy: String,
@@ -30,20 +30,36 @@ pub(crate) struct Lane {
     pub(crate) rust: String,
     pub(crate) capacity: Cost,
     pub(crate) allowed: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     pub(crate) retried: u64,
     pub(crate) gave_up: u64,
     pub(crate) worst_window: WorstWindow,
-    pub(crate) first_refused_us: Option<u64>,
-    /// Where it ends if there were too many to decide.
+    /// Why the worst window has more than the limit, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) worst_window_reason: Option<String>,
+    /// The longest time that an allowed request was asked to wait.
+    pub(crate) longest_delay_us: u64,
+    pub(crate) first_denied_us: Option<u64>,
+    /// The time at which the run stopped because of too many requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cut_at_us: Option<u64>,
+    /// What the division of the quota between several instances changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) division: Option<Division>,
     pub(crate) events: Events,
-    /// Of the first client.
-    pub(crate) state: StateSeries,
-    /// What was admitted, to all clients.
-    pub(crate) cumulative: Steps,
-    pub(crate) clients: Vec<Client>,
+    pub(crate) clients: Vec<ClientReport>,
+}
+
+/// How several instances with a share each differ from one shared quota.
+#[derive(Debug, Serialize)]
+pub(crate) struct Division {
+    /// The requests that one shared quota would have allowed.
+    pub(crate) allowed_if_shared: u64,
+    /// The denied requests that another instance would have allowed.
+    pub(crate) denied_with_room_elsewhere: u64,
+    /// The requests that each instance received and allowed.
+    pub(crate) requests: Vec<u64>,
+    pub(crate) allowed: Vec<u64>,
 }
 
 /// The decisions, in order of time.
@@ -51,6 +67,7 @@ pub(crate) struct Lane {
 pub(crate) struct Events {
     pub(crate) at_us: Vec<u64>,
     pub(crate) client: Vec<usize>,
+    pub(crate) instance: Vec<usize>,
     pub(crate) attempt: Vec<u64>,
     pub(crate) allowed: Vec<u8>,
     pub(crate) remaining: Vec<u64>,
@@ -59,104 +76,199 @@ pub(crate) struct Events {
     pub(crate) reset_after_us: Vec<u64>,
 }
 
-/// What became of a client.
+/// The results of one client.
 #[derive(Debug, Serialize)]
-pub(crate) struct Client {
+pub(crate) struct ClientReport {
     pub(crate) name: String,
     pub(crate) greedy: bool,
-    pub(crate) asked: u64,
+    pub(crate) requests: u64,
     pub(crate) allowed: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
+    pub(crate) worst_window: WorstWindow,
+    pub(crate) state: StateSeries,
+    /// The units allowed so far.
+    pub(crate) cumulative: StepLine,
+    /// The units that have left so far: each allowed request leaves after its delay.
+    pub(crate) departures: StepLine,
 }
 
-/// Runs a scenario, if it is valid.
+/// Runs a scenario and returns its results.
 ///
 /// # Errors
-/// The scenario is not valid.
+/// Returns an error if the scenario is not valid.
 pub fn report(scenario: Scenario) -> Result<Report, ScenarioError> {
     scenario.check()?;
     let arrivals = arrivals(&scenario)?;
-    let lanes = scenario.algorithms.iter().map(|&kind| lane(&scenario, &arrivals, kind));
+    let lanes = scenario.algorithms.iter().map(|&kind| run_algorithm(&scenario, &arrivals, kind));
     let lanes = lanes.collect::<Result<_, _>>()?;
     let duration_us = scenario.duration_us();
-    let earned =
-        u128::from(duration_us) * u128::from(scenario.limit) / u128::from(scenario.window_us());
-    // A day at a billion a millisecond still fits.
-    let earned = u64::try_from(earned).unwrap_or(u64::MAX);
-    let ideal = Steps {
+    let ideal = StepLine {
         at_us: vec![0, duration_us],
-        value: vec![scenario.burst, scenario.burst.saturating_add(earned)],
+        value: vec![scenario.burst, scenario.burst.saturating_add(scenario.earned(duration_us))],
     };
-    let offered = arrivals.iter().map(|arrival| (arrival.at_us, scenario.cost));
-    let offered = Steps::of(offered, duration_us);
+    let offered = (0..scenario.number_of_clients()).map(|client| {
+        let own = arrivals.iter().filter(|arrival| arrival.client == client);
+        StepLine::of(own.map(|arrival| (arrival.at_us, scenario.cost)), duration_us)
+    });
+    let offered = offered.collect();
     Ok(Report { scenario, lanes, ideal, offered })
 }
 
-fn lane(scenario: &Scenario, arrivals: &[Arrival], kind: Kind) -> Result<Lane, ScenarioError> {
-    let limit = scenario.limit_of(kind).map_err(|error| ScenarioError::Limit { kind, error })?;
-    let (policy, toml, rust) =
-        (policy_text::line(&limit), policy_text::toml(&limit), policy_text::rust(&limit));
-    let capacity = limit.capacity();
-    let mut state = StateSeries::new(&limit, scenario.duration_us());
-    let mut run = Run::new(scenario, arrivals, limit);
+fn run_algorithm(
+    scenario: &Scenario,
+    arrivals: &[Arrival],
+    kind: Kind,
+) -> Result<AlgorithmReport, ScenarioError> {
+    let invalid = |error| ScenarioError::Limit { kind, error };
+    let limit = scenario.limit_of(kind).map_err(invalid)?;
+    let limits = scenario.limits_of(kind).map_err(invalid)?;
+    let number = scenario.number_of_clients();
+    let mut states: Vec<StateSeries> =
+        (0..number).map(|_| StateSeries::new(&limit, scenario.duration_us())).collect();
+    let mut run = ScenarioRun::new(scenario, arrivals, limits);
     let mut events = Events::default();
-    let (mut retried, mut gave_up, mut cut_at_us) = (0, 0, None);
+    let (mut retried, mut gave_up, mut room_elsewhere, mut cut_at_us) = (0, 0, 0, None);
     while let Some(request) = run.next() {
         if run.is_full() {
             cut_at_us = Some(request.at_us);
             break;
         }
-        let is_drawn = request.client == 0;
-        if is_drawn {
-            state.up_to(request.at_us, run.limit(), run.known(0));
-            state.sample(request.at_us, run.limit(), run.known(0));
-        }
-        let (decision, then) = run.decide(&request);
-        if is_drawn {
-            state.sample(request.at_us, run.limit(), run.known(0));
-        }
+        let (client, at_us) = (request.client, request.at_us);
+        states[client].up_to(at_us, |at_us| run.level(client, at_us));
+        states[client].sample(at_us, run.level(client, at_us));
+        let (decision, reaction) = run.decide(&request);
+        states[client].sample(at_us, run.level(client, at_us));
         retried += u64::from(request.attempt > 1);
-        gave_up += u64::from(then == Then::GivesUp);
+        gave_up += u64::from(reaction == ClientReaction::GivesUp);
+        room_elsewhere += u64::from(!decision.allowed && run.fits_elsewhere(&request));
         events.push(&request, &decision);
     }
-    state.up_to(cut_at_us.unwrap_or(scenario.duration_us()), run.limit(), run.known(0));
-    let clients = clients(scenario, &events);
-    let admissions = |of: Option<usize>| {
-        let events = &events;
-        let some = (0..events.at_us.len()).filter(move |&i| {
-            events.allowed[i] == 1 && of.is_none_or(|client| events.client[i] == client)
-        });
-        some.map(|i| (events.at_us[i], scenario.cost))
-    };
-    let worst = (0..clients.len())
-        .map(|client| WorstWindow::of(admissions(Some(client)), scenario.window_us()))
-        // The first of those that are equally bad.
-        .reduce(|worst, other| if other.count > worst.count { other } else { worst });
-    let first_refused = events.allowed.iter().position(|allowed| *allowed == 0);
-    Ok(Lane {
+    let end_us = cut_at_us.unwrap_or(scenario.duration_us());
+    for (client, state) in states.iter_mut().enumerate() {
+        state.up_to(end_us, |at_us| run.level(client, at_us));
+    }
+    let clients: Vec<ClientReport> = states
+        .into_iter()
+        .enumerate()
+        .map(|(client, state)| ClientReport::of(scenario, &events, client, state, end_us))
+        .collect();
+    let worst_window = clients.iter().map(|client| client.worst_window);
+    // The first of several equal ones.
+    let worst_window =
+        worst_window.reduce(|worst, other| if other.count > worst.count { other } else { worst });
+    let worst_window = worst_window.unwrap_or_default();
+    let first_denied = events.allowed.iter().position(|allowed| *allowed == 0);
+    Ok(AlgorithmReport {
         algorithm: kind,
-        policy,
-        toml,
-        rust,
-        capacity,
+        policy: policy_text::line(&limit),
+        toml: policy_text::toml(&limit, scenario.instances),
+        rust: policy_text::rust(&limit, scenario.instances),
+        capacity: limit.capacity(),
         allowed: clients.iter().map(|client| client.allowed).sum(),
-        refused: clients.iter().map(|client| client.refused).sum(),
+        denied: clients.iter().map(|client| client.denied).sum(),
         retried,
         gave_up,
-        worst_window: worst.unwrap_or_default(),
-        first_refused_us: first_refused.map(|i| events.at_us[i]),
+        worst_window,
+        worst_window_reason: worst_window_reason(scenario, kind, worst_window),
+        longest_delay_us: events.delay_us.iter().copied().max().unwrap_or(0),
+        first_denied_us: first_denied.map(|i| events.at_us[i]),
         cut_at_us,
-        cumulative: Steps::of(admissions(None), cut_at_us.unwrap_or(scenario.duration_us())),
+        division: (scenario.instances > 1)
+            .then(|| Division::of(scenario, arrivals, limit, &events, room_elsewhere)),
         events,
-        state,
         clients,
     })
 }
 
+/// Explains a worst window with more than the limit, with the most that the algorithm allows in any window.
+fn worst_window_reason(scenario: &Scenario, kind: Kind, worst: WorstWindow) -> Option<String> {
+    let limit = scenario.limit;
+    if worst.count <= limit {
+        return None;
+    }
+    let doubled = limit.saturating_mul(2);
+    Some(match kind {
+        Kind::FixedWindow => format!(
+            "It spans the end of a fixed window, and both windows allow the limit: up to {doubled}."
+        ),
+        Kind::SlidingWindowCounter => format!(
+            "The counter assumes that the requests of the previous window came evenly: up to {doubled}."
+        ),
+        // A log never allows more than its limit.
+        Kind::SlidingWindowLog => return None,
+        Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
+            let earned = scenario.earned(scenario.window_us() - 1);
+            format!(
+                "A burst of {} at once, plus up to {earned} earned back within the window: up to {}.",
+                scenario.burst,
+                scenario.burst.saturating_add(earned)
+            )
+        }
+    })
+}
+
+impl Division {
+    fn of(
+        scenario: &Scenario,
+        arrivals: &[Arrival],
+        limit: Limit,
+        events: &Events,
+        denied_with_room_elsewhere: u64,
+    ) -> Self {
+        let mut shared = ScenarioRun::new(scenario, arrivals, [limit]);
+        let mut allowed_if_shared = 0;
+        while let Some(request) = shared.next().filter(|_| !shared.is_full()) {
+            allowed_if_shared += u64::from(shared.decide(&request).0.allowed);
+        }
+        let number = usize::try_from(scenario.instances).unwrap_or_default();
+        let (mut requests, mut allowed) = (vec![0; number], vec![0; number]);
+        for (&instance, &is_allowed) in events.instance.iter().zip(&events.allowed) {
+            requests[instance] += 1;
+            allowed[instance] += u64::from(is_allowed);
+        }
+        Self { allowed_if_shared, denied_with_room_elsewhere, requests, allowed }
+    }
+}
+
+impl ClientReport {
+    fn of(
+        scenario: &Scenario,
+        events: &Events,
+        client: usize,
+        state: StateSeries,
+        end_us: u64,
+    ) -> Self {
+        let greedy =
+            scenario.pattern == Pattern::Greedy && client + 1 == scenario.number_of_clients();
+        let name = if greedy { "greedy".to_owned() } else { format!("client {}", client + 1) };
+        let own = || (0..events.at_us.len()).filter(|&i| events.client[i] == client);
+        let allowed = || own().filter(|&i| events.allowed[i] == 1);
+        let arrivals = || allowed().map(|i| (events.at_us[i], scenario.cost));
+        let mut departures: Vec<u64> =
+            allowed().map(|i| events.at_us[i].saturating_add(events.delay_us[i])).collect();
+        // Several instances do not keep the order of arrival.
+        departures.sort_unstable();
+        let departures = departures.into_iter().take_while(|at_us| *at_us <= end_us);
+        let (requests, allowed) = (own().count() as u64, allowed().count() as u64);
+        Self {
+            name,
+            greedy,
+            requests,
+            allowed,
+            denied: requests - allowed,
+            worst_window: WorstWindow::of(arrivals(), scenario.window_us()),
+            state,
+            cumulative: StepLine::of(arrivals(), end_us),
+            departures: StepLine::of(departures.map(|at_us| (at_us, scenario.cost)), end_us),
+        }
+    }
+}
+
 impl Events {
-    fn push(&mut self, request: &Request, decision: &Decision) {
+    fn push(&mut self, request: &Attempt, decision: &Decision) {
         self.at_us.push(request.at_us);
         self.client.push(request.client);
+        self.instance.push(request.instance);
         self.attempt.push(request.attempt);
         self.allowed.push(decision.allowed.into());
         self.remaining.push(decision.remaining);
@@ -164,24 +276,6 @@ impl Events {
         self.delay_us.push(decision.delay.0);
         self.reset_after_us.push(decision.reset_after.0);
     }
-}
-
-fn clients(scenario: &Scenario, events: &Events) -> Vec<Client> {
-    let number = scenario.number_of_clients();
-    let mut clients: Vec<Client> = (1..=number)
-        .map(|place| {
-            let greedy = scenario.pattern == Pattern::Greedy && place == number;
-            let name = if greedy { "greedy".to_owned() } else { format!("client {place}") };
-            Client { name, greedy, asked: 0, allowed: 0, refused: 0 }
-        })
-        .collect();
-    for (&client, &allowed) in events.client.iter().zip(&events.allowed) {
-        let client = &mut clients[client];
-        client.asked += 1;
-        client.allowed += u64::from(allowed);
-        client.refused += u64::from(1 - allowed);
-    }
-    clients
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

@@ -1,137 +1,187 @@
-//! What is decided, and who comes again: one algorithm on the traffic of a scenario.
+//! Runs one algorithm on the traffic of a scenario: decides each request and schedules retries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use tallygate_core::{Algorithm as _, Decision, Limit, LimitState, Simulator, Tick};
+use tallygate_core::{Algorithm as _, Decision, Kind, Limit, LimitState, Simulator};
 
-use super::chance::Chance;
-use super::scenario::{MAX_DECISIONS, MICROS_A_MILLI, Pattern, Scenario};
+use super::random::RandomStream;
+use super::scenario::{MAX_DECISIONS, MICROS_PER_MILLI, Pattern, Scenario, tick};
+use super::series::{Thousandths, level};
 use super::traffic::Arrival;
 
-/// A request, the first attempt or a later one.
+/// A request: a first attempt or a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct Attempt {
     pub(super) at_us: u64,
     pub(super) client: usize,
-    /// 1 for the first.
+    /// 1 for the first attempt.
     pub(super) attempt: u64,
-    /// Which of the first attempts this is, or repeats.
+    /// The instance that decides it.
+    pub(super) instance: usize,
+    /// The index of the first attempt that this is or repeats.
     first: usize,
 }
 
-/// What a client does about a refusal.
+/// How a client reacts to a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
-    /// Nothing: it was admitted, or nobody comes again in this scenario.
+pub(super) enum ClientReaction {
+    /// It does nothing: the request was allowed, or clients do not retry in this scenario.
     Nothing,
-    /// It comes again, perhaps after the scenario's end.
-    ComesAgain,
-    /// It has tried often enough, or was told that no wait would do.
+    /// It retries, possibly after the end of the scenario.
+    Retries,
+    /// It gives up: it has used all attempts, or no wait would be long enough.
     GivesUp,
 }
 
-/// Decides request by request.
-pub(super) struct Run<'a> {
+/// Decides the requests of a scenario one by one.
+pub(super) struct ScenarioRun<'a> {
     scenario: &'a Scenario,
     arrivals: &'a [Arrival],
-    simulator: Simulator<Limit>,
-    /// How many of the first attempts have come.
-    come: usize,
-    /// By time; of one instant, in the order in which they were refused.
-    retries: BinaryHeap<Reverse<(u64, usize, Retry)>>,
+    /// The clients' states, per instance.
+    instances: Vec<Simulator<Limit>>,
+    /// The number of first attempts that have been decided.
+    arrived: usize,
+    /// Ordered by time; at equal times, in the order of the denials.
+    retries: BinaryHeap<Reverse<(u64, usize, PendingRetry)>>,
     decided: usize,
 }
 
-/// A later attempt that is due.
+/// A scheduled retry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Retry {
+struct PendingRetry {
     first: usize,
     attempt: u64,
 }
 
-impl<'a> Run<'a> {
-    pub(super) fn new(scenario: &'a Scenario, arrivals: &'a [Arrival], limit: Limit) -> Self {
-        let simulator = Simulator::new(limit);
-        Self { scenario, arrivals, simulator, come: 0, retries: BinaryHeap::new(), decided: 0 }
+impl<'a> ScenarioRun<'a> {
+    /// Starts a run. There is one limit per instance.
+    pub(super) fn new(
+        scenario: &'a Scenario,
+        arrivals: &'a [Arrival],
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Self {
+        let instances = limits.into_iter().map(Simulator::new).collect();
+        Self { scenario, arrivals, instances, arrived: 0, retries: BinaryHeap::new(), decided: 0 }
     }
 
-    pub(super) fn limit(&self) -> &Limit {
-        self.simulator.rule()
+    /// Returns the limit of an instance.
+    pub(super) fn limit(&self, instance: usize) -> &Limit {
+        self.instances[instance].rule()
     }
 
-    /// The state of a client; that of one never seen, if it has not come.
-    pub(super) fn state(&self, client: usize, at_us: u64) -> LimitState {
-        let state = self.simulator.state(client).cloned();
-        state.unwrap_or_else(|| self.limit().first(tick(at_us)))
+    /// Returns the state of a client on an instance. Without requests, this is the state of a new client.
+    pub(super) fn state(&self, instance: usize, client: usize, at_us: u64) -> LimitState {
+        let state = self.instances[instance].state(client).cloned();
+        state.unwrap_or_else(|| self.limit(instance).initial(tick(at_us)))
     }
 
-    /// Reads the state of a client that has come.
-    pub(super) fn known(&self, client: usize) -> Option<&LimitState> {
-        self.simulator.state(client)
+    /// Returns what a report shows of a client's states: the sum over the instances or, for times, the mean.
+    pub(super) fn level(&self, client: usize, at_us: u64) -> Thousandths {
+        let levels = self.instances.iter().map(|simulator| {
+            let limit = simulator.rule();
+            match simulator.state(client) {
+                Some(state) => level(limit, state, at_us),
+                None => level(limit, &limit.initial(tick(at_us)), at_us),
+            }
+        });
+        let sum = levels.map(|Thousandths(level)| level).sum();
+        match self.limit(0).numbers().kind {
+            Kind::Gcra => Thousandths(sum / self.instances.len() as u64),
+            _ => Thousandths(sum),
+        }
     }
 
-    /// Whether the next request is one too many.
+    /// Returns whether another instance would have allowed a request.
+    pub(super) fn fits_elsewhere(&self, request: &Attempt) -> bool {
+        let others = (0..self.instances.len()).filter(|instance| *instance != request.instance);
+        others.into_iter().any(|instance| {
+            let state = self.state(instance, request.client, request.at_us);
+            self.limit(instance).allows(&state, tick(request.at_us), self.scenario.cost)
+        })
+    }
+
+    /// Returns whether the run has reached its maximum number of decisions.
     pub(super) const fn is_full(&self) -> bool {
         self.decided == MAX_DECISIONS
     }
 
-    /// The request that comes next. At one instant first attempts come before others.
-    pub(super) fn next(&self) -> Option<Request> {
-        let arrival = self.arrivals.get(self.come);
+    /// Returns the next request. At equal times, first attempts come before retries.
+    pub(super) fn next(&self) -> Option<Attempt> {
+        let arrival = self.arrivals.get(self.arrived);
         let retry = self.retries.peek().map(|Reverse(retry)| retry);
         match (arrival, retry) {
             (Some(arrival), retry) if retry.is_none_or(|retry| arrival.at_us <= retry.0) => {
                 let &Arrival { at_us, client } = arrival;
-                Some(Request { at_us, client, attempt: 1, first: self.come })
+                let (attempt, first) = (1, self.arrived);
+                Some(Attempt {
+                    at_us,
+                    client,
+                    attempt,
+                    instance: self.balance(first, attempt),
+                    first,
+                })
             }
-            (_, Some(&(at_us, _, Retry { first, attempt }))) => {
-                Some(Request { at_us, client: self.arrivals[first].client, attempt, first })
+            (_, Some(&(at_us, _, PendingRetry { first, attempt }))) => {
+                let client = self.arrivals[first].client;
+                Some(Attempt {
+                    at_us,
+                    client,
+                    attempt,
+                    instance: self.balance(first, attempt),
+                    first,
+                })
             }
             (_, None) => None,
         }
     }
 
-    /// Decides a request, which must be the next.
-    pub(super) fn decide(&mut self, request: &Request) -> (Decision, Then) {
-        let decision: Decision =
-            self.simulator.step(request.client, tick(request.at_us), self.scenario.cost);
+    /// Returns the instance to which the load balancer sends an attempt: a random one, the same for every algorithm.
+    fn balance(&self, first: usize, attempt: u64) -> usize {
+        let last = self.instances.len() - 1;
+        // Not the numbers that choose the jitter.
+        let mut random = RandomStream::of(!self.scenario.seed, first as u64, attempt);
+        usize::try_from(random.up_to(last as u64)).unwrap_or(last)
+    }
+
+    /// Decides a request, which must be the next one.
+    pub(super) fn decide(&mut self, request: &Attempt) -> (Decision, ClientReaction) {
+        let decision: Decision = self.instances[request.instance].step(
+            request.client,
+            tick(request.at_us),
+            self.scenario.cost,
+        );
         self.decided += 1;
         if request.attempt == 1 {
-            self.come += 1;
+            self.arrived += 1;
         } else {
             self.retries.pop();
         }
-        let then = self.then(request, &decision);
-        (decision, then)
+        let reaction = self.react(request, &decision);
+        (decision, reaction)
     }
 
-    fn then(&mut self, request: &Request, decision: &Decision) -> Then {
+    fn react(&mut self, request: &Attempt, decision: &Decision) -> ClientReaction {
         if decision.allowed || self.scenario.pattern != Pattern::Retry {
-            return Then::Nothing;
+            return ClientReaction::Nothing;
         }
-        let &Request { at_us, attempt, first, .. } = request;
-        let Some(told) = decision.retry_after else { return Then::GivesUp };
+        let &Attempt { at_us, attempt, first, .. } = request;
+        let Some(retry_after) = decision.retry_after else { return ClientReaction::GivesUp };
         let retry = &self.scenario.retry;
         if attempt == retry.attempts {
-            return Then::GivesUp;
+            return ClientReaction::GivesUp;
         }
-        let wait = if retry.obeys { told.0 } else { retry.naive_wait_ms * MICROS_A_MILLI };
+        let wait = if retry.obeys { retry_after.0 } else { retry.naive_wait_ms * MICROS_PER_MILLI };
         let jitter = if retry.jitter {
-            Chance::of(self.scenario.seed, first as u64, attempt).up_to(wait)
+            RandomStream::of(self.scenario.seed, first as u64, attempt).up_to(wait)
         } else {
             0
         };
         let at_us = at_us.saturating_add(wait).saturating_add(jitter);
         if at_us < self.scenario.duration_us() {
-            let retry = Retry { first, attempt: attempt + 1 };
+            let retry = PendingRetry { first, attempt: attempt + 1 };
             self.retries.push(Reverse((at_us, self.decided, retry)));
         }
-        Then::ComesAgain
+        ClientReaction::Retries
     }
-}
-
-/// A microsecond of a scenario, which begins at 0 and lasts a day at most.
-pub(super) fn tick(at_us: u64) -> Tick {
-    Tick(i64::try_from(at_us).unwrap_or(i64::MAX))
 }

@@ -1,96 +1,100 @@
-//! What is asked for: a limit, some traffic and a seed; and what may be asked for.
+//! Scenarios: a limit, traffic and a seed, and the bounds of each field.
 //!
-//! Every field has a default. Bounds are there so that a call costs little, and so that every number of a reply is
-//! exact where numbers are doubles.
+//! Every field has a default. The bounds keep a simulation cheap, and keep every number of a report exact for programs
+//! that read JSON numbers as doubles.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tallygate_core::{Cost, Kind, Limit, Policy, PolicyError, Ticks};
+use tallygate_core::{Cost, Instance, Kind, Limit, LimitBuilder, Policy, PolicyError, Tick, Ticks};
 
-/// Microseconds a millisecond and a minute.
-pub(super) const MICROS_A_MILLI: u64 = 1_000;
-pub(super) const MICROS_A_MINUTE: u64 = 60_000_000;
+/// Microseconds per millisecond and per minute.
+pub(super) const MICROS_PER_MILLI: u64 = 1_000;
+pub(super) const MICROS_PER_MINUTE: u64 = 60_000_000;
 
-/// The most decisions a lane, first attempts and retries together.
+/// The most decisions per algorithm, including retries.
 pub(super) const MAX_DECISIONS: usize = 20_000;
-/// The most clients, with the greedy one.
+/// The most instances that share a quota.
+const MAX_INSTANCES: u64 = 16;
+/// The most clients, including the greedy one.
 pub(super) const MAX_CLIENTS: u64 = 16;
 const MAX_DURATION_MS: u64 = 24 * 60 * 60 * 1000;
 const MAX_WINDOW_MS: u64 = 366 * MAX_DURATION_MS;
 const MAX_AMOUNT: u64 = 1_000_000_000;
-const MAX_RATE_PER_MINUTE: u64 = MICROS_A_MINUTE;
+const MAX_RATE_PER_MINUTE: u64 = MICROS_PER_MINUTE;
 const MAX_ATTEMPTS: u64 = 100;
-/// The largest whole number that every double near it is apart from.
+/// The largest integer that a double represents exactly together with all smaller ones.
 const MAX_EXACT: u64 = (1 << 53) - 1;
 
-/// Traffic, and the limit it meets.
+/// Generated traffic, and the limit that decides it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Scenario {
-    /// The limit.
+    /// The units per window.
     pub limit: Cost,
-    /// Its window, in milliseconds.
+    /// The window, in milliseconds.
     pub window_ms: u64,
-    /// For buckets; windows have none.
+    /// The burst of the bucket algorithms. Window algorithms ignore it.
     pub burst: Cost,
-    /// The algorithms that are compared.
+    /// The algorithms to compare.
     #[serde(serialize_with = "names")]
     pub algorithms: Vec<Kind>,
-    /// How requests come.
+    /// The traffic pattern.
     #[serde(serialize_with = "name")]
     pub pattern: Pattern,
-    /// What comes in, from all polite clients together.
+    /// Requests per minute from all polite clients together.
     pub rate_per_minute: u64,
-    /// How long requests come, in milliseconds.
+    /// The duration of the traffic, in milliseconds.
     pub duration_ms: u64,
     /// The random seed: the same seed gives the same traffic.
     pub seed: u64,
     /// The units that a request charges.
     pub cost: Cost,
-    /// What a refused client does, for [`Pattern::Retry`].
+    /// How denied clients retry, for [`Pattern::Retry`].
     pub retry: Retry,
-    /// How many polite clients there are beside a greedy one.
+    /// The number of polite clients, for [`Pattern::Greedy`].
     pub clients: u64,
-    /// How many times as much as a polite client the greedy one sends.
+    /// How many times as many requests as a polite client the greedy one sends.
     pub greedy_factor: u64,
-    /// How many come at one instant.
+    /// The number of requests per burst, for [`Pattern::Bursty`].
     pub burst_size: u64,
+    /// The number of instances behind a random load balancer. Each one decides alone, with its share of the quota.
+    pub instances: u64,
 }
 
-/// What a refused client does.
+/// How a denied client retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Retry {
-    /// Whether it waits as long as it is told to.
+    /// Whether it waits for the returned `retry_after`.
     pub obeys: bool,
-    /// Whether it waits a random part longer, up to twice as long.
+    /// Whether it waits a random time longer, up to twice as long.
     pub jitter: bool,
-    /// How long it waits if it does not obey.
+    /// The wait in milliseconds if it does not obey `retry_after`.
     pub naive_wait_ms: u64,
-    /// How often it tries, with the first time.
+    /// The number of attempts, including the first.
     pub attempts: u64,
 }
 
-/// How requests come.
+/// A traffic pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Evenly.
+    /// Evenly spaced requests.
     Steady,
-    /// In groups at one instant.
+    /// Groups of simultaneous requests.
     Bursty,
-    /// At random.
+    /// Random arrivals (a Poisson process).
     Poisson,
-    /// From none to twice the rate.
+    /// A rate that rises from zero to twice the given rate.
     Ramp,
-    /// The limit just before a window's end and again just after, and little besides.
+    /// As many requests as the limit just before the end of a window and again just after it, and few others.
     Spike,
-    /// Evenly, and a refused client comes again.
+    /// Evenly spaced requests; denied clients retry.
     Retry,
-    /// From some polite clients, and one that sends far more.
+    /// Some polite clients, and one that sends far more.
     Greedy,
 }
 
 impl Pattern {
-    /// Every pattern.
+    /// All patterns.
     pub const ALL: [Self; 7] = [
         Self::Steady,
         Self::Bursty,
@@ -101,7 +105,7 @@ impl Pattern {
         Self::Greedy,
     ];
 
-    /// Returns its name.
+    /// Returns the name of the pattern.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -115,7 +119,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the pattern with a name.
+    /// Returns the pattern with this name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|pattern| pattern.name() == name)
@@ -145,26 +149,47 @@ impl Default for Scenario {
             clients: 3,
             greedy_factor: 20,
             burst_size: 8,
+            instances: 1,
         }
     }
 }
 
 impl Scenario {
     pub(super) const fn window_us(&self) -> u64 {
-        self.window_ms * MICROS_A_MILLI
+        self.window_ms * MICROS_PER_MILLI
     }
 
     pub(super) const fn duration_us(&self) -> u64 {
-        self.duration_ms * MICROS_A_MILLI
+        self.duration_ms * MICROS_PER_MILLI
     }
 
-    /// The limit as one of the algorithms has it.
+    /// Returns the units that a bucket earns back in a time.
+    pub(super) fn earned(&self, time_us: u64) -> Cost {
+        let earned = u128::from(time_us) * u128::from(self.limit) / u128::from(self.window_us());
+        // A day at a billion per millisecond still fits.
+        u64::try_from(earned).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the scenario's limit for an algorithm.
     pub(super) fn limit_of(&self, kind: Kind) -> Result<Limit, PolicyError> {
-        let builder = Policy::of(kind, self.limit).per(Ticks(self.window_us()));
-        if kind.is_bucket() { builder.burst(self.burst).limit() } else { builder.limit() }
+        self.builder(kind).limit()
     }
 
-    /// How many clients there are, with a greedy one.
+    /// Returns the limit of each instance: its share of the scenario's limit and burst.
+    pub(super) fn limits_of(&self, kind: Kind) -> Result<Vec<Limit>, PolicyError> {
+        let whole = self.builder(kind).build()?;
+        // At most `MAX_INSTANCES`.
+        let count = u32::try_from(self.instances).unwrap_or(u32::MAX);
+        let shares = (0..count).map(|index| whole.share(Instance { index, count }));
+        shares.map(|share| Ok(share?.limits()[0].clone())).collect()
+    }
+
+    fn builder(&self, kind: Kind) -> LimitBuilder {
+        let builder = Policy::of(kind, self.limit).per(Ticks(self.window_us()));
+        if kind.is_bucket() { builder.burst(self.burst) } else { builder }
+    }
+
+    /// Returns the number of clients, including the greedy one.
     pub(super) fn number_of_clients(&self) -> usize {
         match self.pattern {
             // At most `MAX_CLIENTS`.
@@ -173,11 +198,11 @@ impl Scenario {
         }
     }
 
-    /// Finds a scenario valid, or says which field is not, and what would do.
+    /// Checks that every field is valid. The error names the field and its valid range.
     pub(crate) fn check(&self) -> Result<(), ScenarioError> {
         let within = |field, given: u64, most: u64| match given {
             given if (1..=most).contains(&given) => Ok(()),
-            given => Err(ScenarioError::Outside { field, given, least: 1, most }),
+            given => Err(ScenarioError::OutOfRange { field, given, least: 1, most }),
         };
         within("limit", self.limit, MAX_AMOUNT)?;
         within("window_ms", self.window_ms, MAX_WINDOW_MS)?;
@@ -190,29 +215,44 @@ impl Scenario {
         within("clients", self.clients, MAX_CLIENTS - 1)?;
         within("greedy_factor", self.greedy_factor, MAX_AMOUNT)?;
         within("burst_size", self.burst_size, MAX_DECISIONS as u64)?;
+        within("instances", self.instances, MAX_INSTANCES)?;
         if self.seed > MAX_EXACT {
             let (field, given) = ("seed", self.seed);
-            return Err(ScenarioError::Outside { field, given, least: 0, most: MAX_EXACT });
+            return Err(ScenarioError::OutOfRange { field, given, least: 0, most: MAX_EXACT });
         }
         if self.algorithms.is_empty() {
             return Err(ScenarioError::NoAlgorithm);
         }
+        for (field, given) in [("limit", self.limit), ("burst", self.burst)] {
+            if given < self.instances {
+                return Err(ScenarioError::ShareBelowOne {
+                    field,
+                    given,
+                    instances: self.instances,
+                });
+            }
+        }
         for (index, &kind) in self.algorithms.iter().enumerate() {
             if self.algorithms[..index].contains(&kind) {
-                return Err(ScenarioError::Twice { kind });
+                return Err(ScenarioError::DuplicateAlgorithm { kind });
             }
             self.limit_of(kind).map_err(|error| ScenarioError::Limit { kind, error })?;
         }
         let earned = u128::from(self.burst) * u128::from(self.window_us());
         if earned.div_ceil(self.limit.into()) > MAX_EXACT.into() {
-            return Err(ScenarioError::EarnedTooSlowly { burst: self.burst, limit: self.limit });
+            return Err(ScenarioError::RefillTooSlow { burst: self.burst, limit: self.limit });
         }
         if self.pattern == Pattern::Spike && self.duration_ms <= self.window_ms {
             let (window_ms, duration_ms) = (self.window_ms, self.duration_ms);
-            return Err(ScenarioError::NoBoundary { window_ms, duration_ms });
+            return Err(ScenarioError::NoWindowBoundary { window_ms, duration_ms });
         }
         Ok(())
     }
+}
+
+/// Converts a time of a scenario, which starts at 0 and lasts at most a day, to a tick.
+pub(super) fn tick(at_us: u64) -> Tick {
+    Tick(i64::try_from(at_us).unwrap_or(i64::MAX))
 }
 
 fn names<S: Serializer>(kinds: &[Kind], serializer: S) -> Result<S::Ok, S::Error> {
@@ -224,96 +264,132 @@ fn name<S: Serializer>(pattern: &Pattern, serializer: S) -> Result<S::Ok, S::Err
     serializer.serialize_str(pattern.name())
 }
 
-/// Why a scenario is not run.
+/// Why a scenario cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScenarioError {
-    /// A number is outside its bounds.
-    Outside {
+    /// A number is out of range.
+    OutOfRange {
         /// The field.
         field: &'static str,
         /// The number that was given.
         given: u64,
-        /// The least that is allowed.
+        /// The smallest valid number.
         least: u64,
-        /// The most that is allowed.
+        /// The largest valid number.
         most: u64,
     },
     /// No algorithm is named.
     NoAlgorithm,
     /// An algorithm is named twice.
-    Twice {
+    DuplicateAlgorithm {
         /// The algorithm.
         kind: Kind,
     },
-    /// The numbers are no limit of an algorithm.
+    /// The numbers do not make a valid limit for an algorithm.
     Limit {
         /// The algorithm.
         kind: Kind,
-        /// What is wrong with the numbers.
+        /// The reason.
         error: PolicyError,
     },
-    /// The burst takes too long to earn.
-    EarnedTooSlowly {
+    /// There are more instances than units to share.
+    ShareBelowOne {
+        /// The field whose units are shared.
+        field: &'static str,
+        /// The number of units.
+        given: u64,
+        /// The number of instances.
+        instances: u64,
+    },
+    /// The burst takes too long to refill.
+    RefillTooSlow {
         /// The burst.
         burst: Cost,
-        /// The limit that earns it.
+        /// The limit that refills it.
         limit: Cost,
     },
-    /// No window ends while requests come, and a spike needs that.
-    NoBoundary {
+    /// No window ends during the traffic, but a spike needs a window boundary.
+    NoWindowBoundary {
         /// The window, in milliseconds.
         window_ms: u64,
-        /// How long requests come, in milliseconds.
+        /// The duration of the traffic, in milliseconds.
         duration_ms: u64,
     },
-    /// More requests would come than are decided.
-    TooMany,
+    /// The scenario has more requests than the maximum.
+    TooManyRequests,
     /// There is no decision with this number.
     UnknownEvent {
         /// The number that was given.
         given: u64,
-        /// How many decisions there are.
+        /// The number of decisions.
         events: usize,
     },
-    /// The algorithm is none of the scenario's.
-    NoSuchLane {
+    /// The algorithm is not part of the scenario.
+    AlgorithmNotInScenario {
         /// The algorithm.
         kind: Kind,
     },
 }
 
-impl fmt::Display for ScenarioError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl ScenarioError {
+    /// Returns the message, with the names that the caller uses for the fields of a scenario. The names of this module are
+    /// those of the JSON fields; the command line passes its flags.
+    #[must_use]
+    pub fn message(&self, name_of: impl Fn(&'static str) -> String) -> String {
         match self {
-            Self::Outside { field, given, least, most } => {
-                write!(f, "`{field}` is {given}; use {least} to {most}")
+            Self::OutOfRange { field, given, least, most } => {
+                let unit = match field {
+                    field if field.ends_with("_ms") => " ms",
+                    field if field.ends_with("_per_minute") => " per minute",
+                    _ => "",
+                };
+                format!("{} is {given}{unit}; use {least} to {most}{unit}", name_of(field))
             }
-            Self::NoAlgorithm => write!(f, "`algorithms` is empty; name one to six of them"),
-            Self::Twice { kind } => write!(f, "`algorithms` has {kind} twice; name each once"),
-            Self::Limit { kind, error } => write!(f, "no {kind} can be made of this: {error}"),
-            Self::EarnedTooSlowly { burst, limit } => write!(
-                f,
-                "`burst` is {burst}, which a limit of {limit} takes more than 285 years to earn; use less"
+            Self::NoAlgorithm => format!("{} is empty; name at least one", name_of("algorithms")),
+            Self::DuplicateAlgorithm { kind } => {
+                format!("{} has {kind} twice; name each once", name_of("algorithms"))
+            }
+            Self::Limit { kind, error } => {
+                format!("these numbers are not a valid {kind}: {error}")
+            }
+            Self::ShareBelowOne { field, given, instances } => format!(
+                "{} is {given}, less than one unit for each of {instances} instances; use at least {instances}, or fewer \
+                 with {}",
+                name_of(field),
+                name_of("instances")
             ),
-            Self::NoBoundary { window_ms, duration_ms } => write!(
-                f,
-                "`duration_ms` is {duration_ms}, in which no window of {window_ms} ms ends; a spike needs a longer one"
+            Self::RefillTooSlow { burst, limit } => format!(
+                "{} is {burst}, which takes more than 285 years to refill at a limit of {limit}; use a smaller burst",
+                name_of("burst")
             ),
-            Self::TooMany => write!(
-                f,
-                "more than {MAX_DECISIONS} requests would come; use a lower rate or a shorter duration"
+            Self::NoWindowBoundary { window_ms, duration_ms } => format!(
+                "{} is {duration_ms} ms; a spike needs a duration longer than the window of {window_ms} ms",
+                name_of("duration_ms")
+            ),
+            Self::TooManyRequests => format!(
+                "the scenario has more than {MAX_DECISIONS} requests; use a lower {} or a shorter {}",
+                name_of("rate_per_minute"),
+                name_of("duration_ms")
             ),
             Self::UnknownEvent { given, events: 0 } => {
-                write!(f, "`event` is {given}, but nobody comes")
+                format!("{} is {given}, but the scenario has no requests", name_of("event"))
             }
             Self::UnknownEvent { given, events } => {
-                write!(f, "`event` is {given}; use 0 to {}", events - 1)
+                format!("{} is {given}; use 0 to {}", name_of("event"), events - 1)
             }
-            Self::NoSuchLane { kind } => {
-                write!(f, "`algorithm` is {kind}, which is none of the scenario's `algorithms`")
-            }
+            Self::AlgorithmNotInScenario { kind } => format!(
+                "{} is {kind}, which is not in the scenario's {}",
+                name_of("algorithm"),
+                name_of("algorithms")
+            ),
         }
+    }
+}
+
+impl fmt::Display for ScenarioError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message(|field| format!("`{field}`")))
     }
 }
 

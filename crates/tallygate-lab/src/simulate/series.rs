@@ -1,22 +1,22 @@
-//! What is drawn: the inner state over time, lines that rise in steps, and the worst window.
+//! The curves of a report: the state over time, cumulative counts, and the worst window.
 
 use std::collections::VecDeque;
 
 use serde::{Serialize, Serializer};
 use tallygate_core::{Algorithm as _, Cost, Kind, Limit, LimitState, Machine, Used};
 
-use super::run::tick;
+use super::scenario::tick;
 
-/// How many even steps the state is sampled at besides the decisions.
+/// The number of evenly spaced samples of the state, in addition to those at decisions.
 const EVEN_STEPS: u64 = 240;
 
-/// A number in thousandths, shown as a JSON number.
+/// A number in thousandths, serialized as a JSON number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Thousandths(pub(crate) u64);
 
 impl Thousandths {
-    /// A fraction, rounded to the nearest.
-    fn of(numerator: u128, denominator: u128) -> Self {
+    /// Returns a fraction, rounded to the nearest thousandth.
+    pub(super) fn of(numerator: u128, denominator: u128) -> Self {
         let rounded = (numerator * 2000 + denominator) / (2 * denominator);
         Self(u64::try_from(rounded).unwrap_or(u64::MAX))
     }
@@ -29,27 +29,27 @@ impl Serialize for Thousandths {
         }
         #[expect(
             clippy::cast_precision_loss,
-            reason = "JSON numbers are doubles, and this is shown"
+            reason = "JSON numbers are doubles, and this one is only displayed"
         )]
-        #[expect(clippy::float_arithmetic, reason = "nothing is computed with it")]
+        #[expect(clippy::float_arithmetic, reason = "the result is only displayed")]
         let shown = self.0 as f64 / 1000.0;
         serializer.serialize_f64(shown)
     }
 }
 
-/// The inner state of a client over time.
+/// The state of a client over time.
 #[derive(Debug, Serialize)]
 pub(crate) struct StateSeries {
-    /// What it is.
+    /// The name of the quantity.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) at_us: Vec<u64>,
     pub(crate) value: Vec<Thousandths>,
-    /// The most it can be.
+    /// The largest possible value.
     pub(crate) capacity: Thousandths,
     #[serde(skip)]
     duration_us: u64,
-    /// How many even steps were sampled.
+    /// The number of evenly spaced samples taken so far.
     #[serde(skip)]
     steps: u64,
 }
@@ -76,8 +76,8 @@ impl StateSeries {
         Self { name, unit, at_us, value, capacity, duration_us, steps: 0 }
     }
 
-    /// The even steps up to an instant, at which nothing has changed yet.
-    pub(super) fn up_to(&mut self, at_us: u64, limit: &Limit, state: Option<&LimitState>) {
+    /// Takes the evenly spaced samples up to a time, before the request at that time changes the state.
+    pub(super) fn up_to(&mut self, at_us: u64, level: impl Fn(u64) -> Thousandths) {
         while self.steps <= EVEN_STEPS {
             let step =
                 u128::from(self.duration_us) * u128::from(self.steps) / u128::from(EVEN_STEPS);
@@ -86,17 +86,13 @@ impl StateSeries {
             if step > at_us {
                 break;
             }
-            self.sample(step, limit, state);
+            self.sample(step, level(step));
             self.steps += 1;
         }
     }
 
-    /// A sample, unless it says what the last one did.
-    pub(super) fn sample(&mut self, at_us: u64, limit: &Limit, state: Option<&LimitState>) {
-        let value = match state {
-            Some(state) => level(limit, state, at_us),
-            None => level(limit, &limit.first(tick(at_us)), at_us),
-        };
+    /// Takes a sample, unless it equals the last one.
+    pub(super) fn sample(&mut self, at_us: u64, value: Thousandths) {
         if (self.at_us.last(), self.value.last()) != (Some(&at_us), Some(&value)) {
             self.at_us.push(at_us);
             self.value.push(value);
@@ -104,8 +100,8 @@ impl StateSeries {
     }
 }
 
-/// The inner state as people think of it, from the exact one.
-fn level(limit: &Limit, state: &LimitState, at_us: u64) -> Thousandths {
+/// Converts the exact state to the quantity that is shown.
+pub(super) fn level(limit: &Limit, state: &LimitState, at_us: u64) -> Thousandths {
     let arrival = match (limit.machine(), state) {
         (Machine::Bucket(bucket), LimitState::Bucket(state)) => Some(bucket.arrival_time(state)),
         (Machine::WideBucket(bucket), LimitState::WideBucket(state)) => {
@@ -130,15 +126,15 @@ fn level(limit: &Limit, state: &LimitState, at_us: u64) -> Thousandths {
     }
 }
 
-/// A line that rises in steps: its corners.
+/// A curve that rises in steps, as a list of its corners.
 #[derive(Debug, Serialize)]
-pub(crate) struct Steps {
+pub(crate) struct StepLine {
     pub(crate) at_us: Vec<u64>,
     pub(crate) value: Vec<u64>,
 }
 
-impl Steps {
-    /// From nothing, each by so much, to the end.
+impl StepLine {
+    /// Returns the curve that starts at 0 and rises by the given amounts at the given times.
     pub(super) fn of(rises: impl IntoIterator<Item = (u64, u64)>, end_us: u64) -> Self {
         let mut steps = Self { at_us: vec![0], value: vec![0] };
         let mut sum = 0;
@@ -147,7 +143,7 @@ impl Steps {
                 steps.push(at_us, sum);
             }
             sum += by;
-            // A second corner at the same instant, which rises with all that come then.
+            // Rises at the same time share one upper corner.
             let corners = steps.at_us.len();
             match corners.checked_sub(2).map(|before| steps.at_us[before]) {
                 Some(before) if before == at_us => steps.value[corners - 1] = sum,
@@ -164,7 +160,7 @@ impl Steps {
     }
 }
 
-/// The most that was admitted to a client in any window, and where.
+/// The most units that a client was allowed in any window, and the start of that window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct WorstWindow {
     pub(crate) count: Cost,
@@ -172,11 +168,12 @@ pub(crate) struct WorstWindow {
 }
 
 impl WorstWindow {
-    /// Of one client's admissions, in order: the first of the worst half-open windows.
-    pub(super) fn of(admissions: impl IntoIterator<Item = (u64, Cost)>, window_us: u64) -> Self {
+    /// Returns the worst half-open window of one client's allowed requests, which must be in order; the first if several
+    /// are equal.
+    pub(super) fn of(allowed: impl IntoIterator<Item = (u64, Cost)>, window_us: u64) -> Self {
         let mut within = VecDeque::new();
         let (mut sum, mut worst) = (0, Self::default());
-        for (at_us, cost) in admissions {
+        for (at_us, cost) in allowed {
             within.push_back((at_us, cost));
             sum += cost;
             while let Some(&(first, cost)) = within.front()

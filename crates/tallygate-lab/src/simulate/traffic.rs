@@ -1,10 +1,9 @@
-//! Who comes when: the first attempts of a scenario, in order of time, the same for every algorithm.
+//! Generates the first attempts of a scenario in order of time. Every algorithm gets the same ones.
 //!
-//! Exact in integers: rates are whole requests a minute, and a request is due at the microsecond in which it becomes
-//! whole.
+//! The arithmetic is exact: rates are whole requests per minute, and arrival times are rounded down to a microsecond.
 
-use super::chance::Chance;
-use super::scenario::{MAX_DECISIONS, MICROS_A_MINUTE, Pattern, Scenario, ScenarioError};
+use super::random::RandomStream;
+use super::scenario::{MAX_DECISIONS, MICROS_PER_MINUTE, Pattern, Scenario, ScenarioError};
 
 /// A first attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,14 +12,17 @@ pub(super) struct Arrival {
     pub(super) client: usize,
 }
 
-/// The part of a window in which a spike comes, before and after its end.
+/// A spike takes one twentieth of a window on each side of the window's end.
 const SPIKE_PART: u64 = 20;
-/// How much less than the rate comes besides a spike.
+/// Between spikes, the rate is divided by this number.
 const BACKGROUND_PART: u64 = 10;
 
-/// The first attempts, if they are not too many.
+/// Returns the first attempts of a scenario.
+///
+/// # Errors
+/// Returns an error if there are too many.
 pub(super) fn arrivals(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioError> {
-    let minute = u128::from(MICROS_A_MINUTE);
+    let minute = u128::from(MICROS_PER_MINUTE);
     let rate = u128::from(scenario.rate_per_minute);
     match scenario.pattern {
         Pattern::Steady | Pattern::Retry => first_client(scenario, every(minute, rate)),
@@ -29,8 +31,8 @@ pub(super) fn arrivals(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioErro
             first_client(scenario, (0_u128..).map(|i| i / size * size * minute / rate))
         }
         Pattern::Poisson => {
-            let mut chance = Chance::new(scenario.seed);
-            let gaps = std::iter::repeat_with(move || u128::from(chance.gap()));
+            let mut random = RandomStream::new(scenario.seed);
+            let gaps = std::iter::repeat_with(move || u128::from(random.gap()));
             let sums = gaps.scan(0, |sum, gap| {
                 *sum += gap;
                 Some(*sum)
@@ -38,7 +40,7 @@ pub(super) fn arrivals(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioErro
             first_client(scenario, sums.map(|sum| (sum * minute / rate) >> 32))
         }
         Pattern::Ramp => {
-            // By t have come rate · t² / duration: the rate grows from nothing to twice itself.
+            // By time t, rate · t² / duration requests have arrived: the rate grows from 0 to twice the given one.
             let duration = u128::from(scenario.duration_us());
             first_client(scenario, (1_u128..).map(|i| (i * duration * minute / rate).isqrt()))
         }
@@ -63,12 +65,12 @@ pub(super) fn arrivals(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioErro
     }
 }
 
-/// Evenly spaced times: `rate` of them in `time`.
+/// Returns evenly spaced times: `rate` of them per `time`.
 fn every(time: u128, rate: u128) -> impl Iterator<Item = u128> {
     (0_u128..).map(move |i| i * time / rate)
 }
 
-/// The first client's, at the times that lie within the scenario.
+/// Returns requests of the first client at the given times, up to the end of the scenario.
 fn first_client(
     scenario: &Scenario,
     times: impl Iterator<Item = u128>,
@@ -78,20 +80,20 @@ fn first_client(
     for time in times {
         let Some(at_us) = u64::try_from(time).ok().filter(|time| *time < duration) else { break };
         if arrivals.len() == MAX_DECISIONS {
-            return Err(ScenarioError::TooMany);
+            return Err(ScenarioError::TooManyRequests);
         }
         arrivals.push(Arrival { at_us, client: 0 });
     }
     Ok(arrivals)
 }
 
-/// As much as the limit just before the window boundary in the middle, and as much from it on.
+/// Returns as many requests as the limit just before the window boundary in the middle, and as many from the boundary on.
 fn spike(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioError> {
     if scenario.limit > MAX_DECISIONS as u64 / 2 {
-        return Err(ScenarioError::TooMany);
+        return Err(ScenarioError::TooManyRequests);
     }
     let (window, duration) = (scenario.window_us(), scenario.duration_us());
-    // Later than the middle rather than earlier; within, because the duration is longer than a window.
+    // The first boundary at or after the middle. It lies within the scenario, which is longer than a window.
     let boundary = duration.div_ceil(2 * window) * window;
     let gap = window / SPIKE_PART / scenario.limit;
     let before = (0..scenario.limit).rev().map(|i| boundary - 1 - i * gap);
@@ -100,9 +102,9 @@ fn spike(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioError> {
     Ok(within.map(|at_us| Arrival { at_us, client: 0 }).collect())
 }
 
-/// Both, in order of time; of those at one instant the first list's come first.
+/// Merges two lists in order of time. At equal times, those of the first list come first.
 fn merged(mut first: Vec<Arrival>, second: Vec<Arrival>) -> Result<Vec<Arrival>, ScenarioError> {
     first.extend(second);
     first.sort_by_key(|arrival| arrival.at_us);
-    if first.len() > MAX_DECISIONS { Err(ScenarioError::TooMany) } else { Ok(first) }
+    if first.len() > MAX_DECISIONS { Err(ScenarioError::TooManyRequests) } else { Ok(first) }
 }

@@ -1,17 +1,17 @@
-//! Times as logs write them, in nanoseconds since 1970.
+//! Parses the timestamps of logs as nanoseconds since 1970.
 //!
-//! Three spellings: `10/Oct/2000:13:55:36 -0700`, RFC 3339 (a time without an offset is UTC), and numbers since 1970,
-//! whose size says their unit. Times outside the years 1678 to 2261 are none.
+//! There are three formats: `10/Oct/2000:13:55:36 -0700`, RFC 3339 (without an offset, the time is UTC), and a number since
+//! 1970 whose size determines its unit. Times outside the years 1678 to 2261 are not valid.
 
 use std::fmt;
 
 use tallygate_core::{Tick, Ticks};
 
-/// Times of logs are signed.
+/// Signed, because times before 1970 are negative.
 pub(super) const NANOS_PER_SECOND: i64 = Ticks::PER_SECOND.cast_signed();
-const SECONDS_A_DAY: i64 = 86_400;
+const SECONDS_PER_DAY: i64 = 86_400;
 
-/// A time in any of the three spellings.
+/// Parses a time in any of the three formats.
 pub(super) fn parse(text: &[u8]) -> Option<Tick> {
     let text = text.trim_ascii();
     if let Ok(text) = text.try_into() {
@@ -20,7 +20,7 @@ pub(super) fn parse(text: &[u8]) -> Option<Tick> {
     rfc_3339(text).or_else(|| since_1970(text))
 }
 
-/// `10/Oct/2000:13:55:36 -0700`, as common and combined logs have it.
+/// Parses `10/Oct/2000:13:55:36 -0700`, the format of common and combined logs.
 pub(super) fn common_log(text: &[u8; 26]) -> Option<Tick> {
     let [
         d1,
@@ -70,11 +70,10 @@ pub(super) fn common_log(text: &[u8; 26]) -> Option<Tick> {
     let days = days(year, month, two(*d1, *d2)?)?;
     let seconds = of_day(two(*h1, *h2)?, two(*m1, *m2)?, two(*s1, *s2)?)?;
     let offset = offset(*sign, two(*oh1, *oh2)?, two(*om1, *om2)?)?;
-    tick(days * SECONDS_A_DAY + seconds - offset, 0)
+    tick(days * SECONDS_PER_DAY + seconds - offset, 0)
 }
 
-/// `2000-10-10T13:55:36.5-07:00`; a space will do for the `T`, and the offset may be `Z`, without its colon, or left
-/// out.
+/// Parses `2000-10-10T13:55:36.5-07:00`. A space may replace the `T`; the offset may be `Z`, have no colon, or be missing.
 fn rfc_3339(text: &[u8]) -> Option<Tick> {
     let (start, rest) = text.split_first_chunk::<19>()?;
     let [
@@ -118,11 +117,11 @@ fn rfc_3339(text: &[u8]) -> Option<Tick> {
         }
         _ => return None,
     };
-    tick(days * SECONDS_A_DAY + seconds - offset, nanos)
+    tick(days * SECONDS_PER_DAY + seconds - offset, nanos)
 }
 
-/// A number since 1970, perhaps with a fraction: of seconds below 10¹¹ (in the year 5138), else of milliseconds below
-/// 10¹⁴, of microseconds below 10¹⁷, or of nanoseconds.
+/// Parses a number since 1970, which may have a fraction. The unit is seconds below 10¹¹ (the year 5138), milliseconds
+/// below 10¹⁴, microseconds below 10¹⁷, and nanoseconds above.
 fn since_1970(text: &[u8]) -> Option<Tick> {
     let (is_negative, text) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -148,7 +147,7 @@ fn since_1970(text: &[u8]) -> Option<Tick> {
     Some(Tick(if is_negative { -nanos } else { nanos }))
 }
 
-/// Billionths out of the digits behind a point; further digits are cut off.
+/// Converts the digits after a decimal point to billionths. Further digits are dropped.
 fn fraction(digits: &[u8]) -> Option<i64> {
     if digits.is_empty() {
         return None;
@@ -168,7 +167,7 @@ fn two(tens: u8, ones: u8) -> Option<i64> {
     (tens < 10 && ones < 10).then(|| i64::from(tens) * 10 + i64::from(ones))
 }
 
-/// Seconds since midnight. A leap second is the first of the next minute.
+/// Returns the seconds since midnight. A leap second is the first second of the next minute.
 #[inline]
 fn of_day(hours: i64, minutes: i64, seconds: i64) -> Option<i64> {
     (hours < 24 && minutes < 60 && seconds <= 60).then_some(hours * 3600 + minutes * 60 + seconds)
@@ -184,7 +183,7 @@ fn offset(sign: u8, hours: i64, minutes: i64) -> Option<i64> {
     }
 }
 
-/// Days since 1970 of a day in the Gregorian calendar, if there is such a day.
+/// Returns the days since 1970 of a Gregorian date, or `None` if the date does not exist.
 #[inline]
 fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -197,7 +196,7 @@ fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     if day < 1 || day > last {
         return None;
     }
-    // Years that start in March have their leap day last, and months whose lengths follow a line.
+    // If years start in March, the leap day comes last and the month lengths follow a linear formula.
     let year = if month <= 2 { year - 1 } else { year };
     let months = (month + 9) % 12;
     let in_year = (153 * months + 2) / 5 + day - 1;
@@ -211,15 +210,16 @@ fn tick(seconds: i64, nanos: i64) -> Option<Tick> {
     seconds.checked_mul(NANOS_PER_SECOND)?.checked_add(nanos).map(Tick)
 }
 
-/// A time as RFC 3339 has it, in UTC, to the millisecond where it has a part of a second.
-pub(super) struct Moment(pub(super) Tick);
+/// Displays a time in RFC 3339 format, in UTC, with milliseconds if it has a fraction of a second.
+pub(super) struct Timestamp(pub(super) Tick);
 
-impl fmt::Display for Moment {
+impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tick(nanos) = self.0;
         let (seconds, part) =
             (nanos.div_euclid(NANOS_PER_SECOND), nanos.rem_euclid(NANOS_PER_SECOND));
-        let (days, of_day) = (seconds.div_euclid(SECONDS_A_DAY), seconds.rem_euclid(SECONDS_A_DAY));
+        let (days, of_day) =
+            (seconds.div_euclid(SECONDS_PER_DAY), seconds.rem_euclid(SECONDS_PER_DAY));
         let (year, month, day) = civil(days);
         let (hours, minutes, seconds) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
         write!(f, "{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}")?;
@@ -230,7 +230,7 @@ impl fmt::Display for Moment {
     }
 }
 
-/// The year, month and day of a day since 1970.
+/// Converts days since 1970 to year, month and day.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -247,38 +247,38 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn is(text: &str, expected: &str) {
-        let moment = parse(text.as_bytes()).map(|tick| Moment(tick).to_string());
-        assert_eq!(moment.as_deref(), Some(expected), "{text}");
+    fn parses_as(text: &str, expected: &str) {
+        let printed = parse(text.as_bytes()).map(|tick| Timestamp(tick).to_string());
+        assert_eq!(printed.as_deref(), Some(expected), "{text}");
     }
 
     #[test]
-    fn the_three_spellings_are_one_time() {
-        is("10/Oct/2000:13:55:36 -0700", "2000-10-10T20:55:36Z");
-        is("2000-10-10T13:55:36-07:00", "2000-10-10T20:55:36Z");
-        is("2000-10-10 20:55:36", "2000-10-10T20:55:36Z");
-        is("2000-10-10t20:55:36.25z", "2000-10-10T20:55:36.250Z");
-        is("2000-10-11T02:25:36,250+0530", "2000-10-10T20:55:36.250Z");
-        is("971211336", "2000-10-10T20:55:36Z");
-        is("971211336.25", "2000-10-10T20:55:36.250Z");
-        is("971211336250", "2000-10-10T20:55:36.250Z");
-        is("971211336250000.9", "2000-10-10T20:55:36.250Z");
-        is("971211336250000000", "2000-10-10T20:55:36.250Z");
-        is("-1", "1969-12-31T23:59:59Z");
+    fn the_three_formats_give_the_same_time() {
+        parses_as("10/Oct/2000:13:55:36 -0700", "2000-10-10T20:55:36Z");
+        parses_as("2000-10-10T13:55:36-07:00", "2000-10-10T20:55:36Z");
+        parses_as("2000-10-10 20:55:36", "2000-10-10T20:55:36Z");
+        parses_as("2000-10-10t20:55:36.25z", "2000-10-10T20:55:36.250Z");
+        parses_as("2000-10-11T02:25:36,250+0530", "2000-10-10T20:55:36.250Z");
+        parses_as("971211336", "2000-10-10T20:55:36Z");
+        parses_as("971211336.25", "2000-10-10T20:55:36.250Z");
+        parses_as("971211336250", "2000-10-10T20:55:36.250Z");
+        parses_as("971211336250000.9", "2000-10-10T20:55:36.250Z");
+        parses_as("971211336250000000", "2000-10-10T20:55:36.250Z");
+        parses_as("-1", "1969-12-31T23:59:59Z");
     }
 
     #[test]
-    fn every_digit_of_a_fraction_counts() {
+    fn fractions_are_exact_to_the_nanosecond() {
         assert_eq!(parse(b"1.000000001"), Some(Tick(1_000_000_001)));
         assert_eq!(parse(b"1700000000123.456789"), Some(Tick(1_700_000_000_123_456_789)));
         assert_eq!(parse(b"1970-01-01T00:00:01.0000000019Z"), Some(Tick(1_000_000_001)));
     }
 
     #[test]
-    fn the_calendar_has_its_leap_days() {
-        is("29/Feb/2000:00:00:00 +0000", "2000-02-29T00:00:00Z");
-        is("29/Feb/2024:23:59:60 +0000", "2024-03-01T00:00:00Z");
-        is("01/Mar/1900:00:00:00 +0000", "1900-03-01T00:00:00Z");
+    fn leap_days_are_valid_and_impossible_times_are_not() {
+        parses_as("29/Feb/2000:00:00:00 +0000", "2000-02-29T00:00:00Z");
+        parses_as("29/Feb/2024:23:59:60 +0000", "2024-03-01T00:00:00Z");
+        parses_as("01/Mar/1900:00:00:00 +0000", "1900-03-01T00:00:00Z");
         for none in [
             "29/Feb/1900:00:00:00 +0000",
             "29/Feb/2023:00:00:00 +0000",
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_of_four_centuries_is_read_as_it_is_printed() {
+    fn every_day_of_four_centuries_converts_back() {
         for day in -100_000_i64..106_000 {
             let (year, month, date) = civil(day);
             assert_eq!(days(year, month, date), Some(day));
