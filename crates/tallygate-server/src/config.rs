@@ -1,48 +1,64 @@
-//! What the server is told to do: a TOML file, read whole or not at all.
+//! The configuration of the server: a TOML file. An invalid file is rejected as a whole.
 //!
-//! `file.rs` is the file as it is written, `limits.rs` what one client may take, `tokens.rs` who may ask, `tls.rs` the
-//! certificates, `policies.rs` makes rules of it, `memory.rs` adds up the most memory that it takes, `mistake.rs` says what is wrong with it and where. Whoever has a
-//! [`Config`] has one that works: also the files that it names were read.
+//! `file.rs` has the fields of the file, `limits.rs` the limits per client, `tokens.rs` the tokens, `tls.rs` the
+//! certificates. `policies.rs` builds the policies, `envoy.rs` those of Envoy's rate limit service, `memory.rs` computes
+//! the upper bound of memory, `summary.rs` prints what is in effect and warns about what has no effect, and `mistake.rs`
+//! describes an error and its place. A [`Config`] is always valid, and the files that it names have been read.
 
+mod envoy;
 mod file;
 mod limits;
 mod memory;
 mod mistake;
 mod policies;
+mod summary;
 mod tls;
 mod tokens;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tallygate::{Cost, Tiers};
-use tallygate_redis::{Leases, OnFailure, Redis};
+use tallygate::tiers::Access;
+use tallygate::{Cost, Policy, Tiers};
+use tallygate_redis::OnFailure;
 
-pub(crate) use file::{DEFAULT_HTTP, DEFAULT_RESP, KeySource};
+pub(crate) use envoy::{
+    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, MAX_ENTRIES, Unit,
+    files as envoy_files, override_key,
+};
+use file::{DEFAULT_HTTP, DEFAULT_RESP};
+pub(crate) use file::{KeySource, check_listen_address};
 pub(crate) use limits::{DECODED_HEAD, Limits, SHARE_OF_AN_ADDRESS};
 pub(crate) use memory::OPERATOR_BYTES;
 #[cfg(test)]
 pub(crate) use memory::SETTLED_BYTES;
 pub(crate) use mistake::{Mistake, with_nearest};
+pub(crate) use summary::write_summary;
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
-pub(crate) use tokens::{Denied, Given, Role, Tokens};
+pub(crate) use tokens::{AccessDenied, Role, TokenDigest, Tokens};
+
+/// How often idle keys are dropped from memory by default.
+const DEFAULT_SWEEP: Duration = Duration::from_secs(60);
 
 /// The longest name of a policy or a tier, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 
-/// A configuration that works.
+/// A valid configuration.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     pub(crate) http: Option<String>,
     pub(crate) resp: Option<String>,
+    /// Without it, the server does not listen for gRPC.
+    pub(crate) grpc: Option<String>,
     pub(crate) store: Option<String>,
     pub(crate) snapshot: Option<PathBuf>,
     pub(crate) snapshot_every: Option<Duration>,
+    /// How often idle keys are dropped from memory, as given; zero is never.
+    pub(crate) sweep_every: Option<Duration>,
     /// The host names by which browsers may call the server, in lower case.
     pub(crate) names: Vec<String>,
     pub(crate) tokens: Arc<Tokens>,
@@ -51,107 +67,164 @@ pub(crate) struct Config {
     pub(crate) tls: Tls,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) limits: Limits,
-    /// Whether `CL.THROTTLE` is answered.
+    /// Whether `CL.THROTTLE` is enabled.
     pub(crate) cl_throttle: bool,
     pub(crate) backtest_max_bytes: u64,
     pub(crate) backtest_max_memory: u64,
+    /// The rules of Envoy's rate limit service. Their policies are among `policies`.
+    pub(crate) envoy: Option<Arc<EnvoyConfig>>,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 
-/// A policy and what the surfaces need to know of it.
+/// A policy and its settings for the surfaces.
 #[derive(Debug)]
 pub(crate) struct PolicyConfig {
-    /// Its rules, with the tiers and what single clients get instead.
+    /// The limits of the policy, its tiers and its overrides.
     pub(crate) tiers: Tiers,
-    /// What a request uses that does not say.
+    /// The default cost of a request.
     pub(crate) cost: Cost,
-    /// Where `authorize` finds the client.
+    /// Where `authorize` finds the key.
     pub(crate) key: KeySource,
-    /// How many bits of an IPv6 address are one client.
+    /// The length of the IPv6 prefix that identifies a client.
     pub(crate) ipv6_prefix: u8,
+    /// How many servers share the quota.
+    pub(crate) instances: Option<u32>,
     pub(crate) on_failure: OnFailure,
-    pub(crate) leases: Option<Leases>,
-    /// Whether refusals of the store are remembered.
+    /// How long leases of the quota last.
+    pub(crate) lease: Option<Duration>,
+    /// Whether denials of the store are cached.
     pub(crate) deny_cache: bool,
+    /// The settings of the table that only Redis uses.
+    pub(crate) redis_only: Vec<&'static str>,
+    /// Whether all requests have the same key.
+    pub(crate) has_one_key: bool,
+    /// Whether requests may bring limits of their own.
+    pub(crate) takes_request_limits: bool,
 }
 
 impl Config {
-    /// Reads a file.
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+    /// Reads and validates a file, and the files that it names. `envoy` overrides the path of the rules for Envoy.
+    pub(crate) fn read(path: &Path, envoy: Option<&Path>) -> anyhow::Result<Self> {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| anyhow::anyhow!("cannot read {name}: {error}"))?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        Self::parse(&text, folder).map_err(|mistake| mistake.in_file(&name.to_string()).into())
+        let config = Self::parse_with(&text, folder, envoy);
+        config.map_err(|mistake| mistake.in_file(&name.to_string()).into())
     }
 
-    /// Reads a text. Files that it names are looked for from a folder.
+    /// Returns the configuration of a server without a file: the rules for Envoy, or the policy `demo`.
+    pub(crate) fn without_file(envoy: Option<&Path>) -> anyhow::Result<Self> {
+        match envoy {
+            Some(path) => Ok(Self::parse_with("", Path::new(""), Some(path))?),
+            None => Ok(Self::demo()),
+        }
+    }
+
+    /// Parses and validates a text. Relative paths in it start at `folder`.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn parse(text: &str, folder: &Path) -> Result<Self, Mistake> {
+        Self::parse_with(text, folder, None)
+    }
+
+    fn parse_with(text: &str, folder: &Path, envoy: Option<&Path>) -> Result<Self, Mistake> {
         let file: file::File =
             toml::from_str(text).map_err(|error| Mistake::of_toml(text, &error))?;
-        file.check(text, folder)
+        file.check(text, folder, envoy)
     }
 
-    /// The other files that a text names; none if it is no configuration.
+    /// Returns the other files that a configuration names; none if it is invalid.
     pub(crate) fn files_named(text: &str) -> Vec<PathBuf> {
         toml::from_str(text).map(|file: file::File| file.names()).unwrap_or_default()
     }
 
-    /// What is served without a file: a policy to try things with.
+    /// Returns the HTTP listen address.
+    pub(crate) fn http_address(&self) -> &str {
+        self.http.as_deref().unwrap_or(DEFAULT_HTTP)
+    }
+
+    /// Returns the RESP listen address.
+    pub(crate) fn resp_address(&self) -> &str {
+        self.resp.as_deref().unwrap_or(DEFAULT_RESP)
+    }
+
+    /// Returns how often idle keys are dropped from memory; `None` is never.
+    pub(crate) fn sweep_interval(&self) -> Option<Duration> {
+        let every = self.sweep_every.unwrap_or(DEFAULT_SWEEP);
+        (!every.is_zero()).then_some(every)
+    }
+
+    /// Returns the configuration of a server without a file: the policy `demo`.
     pub(crate) fn demo() -> Self {
         const DEMO: &str = include_str!("demo.toml");
-        Self::parse(DEMO, Path::new(""))
+        Self::parse_with(DEMO, Path::new(""), None)
             .unwrap_or_else(|mistake| unreachable!("the demo is a configuration: {mistake}"))
     }
 }
 
-/// Validates a configuration file and prints the effective policies.
-///
-/// # Errors
-/// The file cannot be read, or it is no configuration: the error says where and why.
-pub fn show(path: &Path) -> anyhow::Result<()> {
-    tell(&Config::read(path)?, &mut std::io::stdout().lock())
+/// A policy of a configuration file, or one of its tiers.
+#[derive(Clone, Debug)]
+pub struct ConfiguredPolicy {
+    /// The name of the policy, or `NAME/TIER`.
+    pub name: String,
+    /// The limits.
+    pub policy: Arc<Policy>,
+    /// The units that a request charges by default.
+    pub cost: Cost,
 }
 
-/// What a configuration comes to, for people; nothing of it is secret.
-pub(crate) fn tell(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
-    let listener =
-        |given: &Option<String>, default: &str| given.clone().unwrap_or(default.to_owned());
-    writeln!(out, "http {}", listener(&config.http, DEFAULT_HTTP))?;
-    writeln!(out, "resp {}", listener(&config.resp, DEFAULT_RESP))?;
-    match config.store.as_deref() {
-        None | Some("memory") => writeln!(out, "store memory")?,
-        Some(address) => writeln!(out, "store {}", Redis::open(address)?.address())?,
+/// Reads a configuration file and returns its policies and their tiers, without those that are unlimited or blocked.
+///
+/// # Errors
+///
+/// The file cannot be read, or is invalid: the error has the place and the reason.
+pub fn configured_policies(path: &Path) -> anyhow::Result<Vec<ConfiguredPolicy>> {
+    let config = Config::read(path, None)?;
+    let mut policies = Vec::new();
+    for (name, settings) in &config.policies {
+        let tiers = settings.tiers.by_name().into_iter();
+        let tiers = tiers.map(|(tier, access)| (format!("{name}/{tier}"), access));
+        let all = std::iter::once((name.to_string(), settings.tiers.base())).chain(tiers);
+        policies.extend(all.filter_map(|(name, access)| match access {
+            Access::Limited(policy) => Some(ConfiguredPolicy { name, policy, cost: settings.cost }),
+            Access::Unlimited | Access::Blocked => None,
+        }));
     }
-    match (&config.snapshot, config.snapshot_every) {
-        (None, _) => writeln!(out, "snapshot none")?,
-        (Some(path), None) => writeln!(out, "snapshot {}, at the end", path.display())?,
-        (Some(path), Some(every)) => {
-            let every = humantime::format_duration(every);
-            writeln!(out, "snapshot {}, every {every} and at the end", path.display())?;
-        }
+    Ok(policies)
+}
+
+/// The settings that only a restart changes, as they are in effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RestartSettings([(&'static str, String); 10]);
+
+impl RestartSettings {
+    pub(crate) fn of(config: &Config) -> Self {
+        let debug = |value: &dyn std::fmt::Debug| format!("{value:?}");
+        Self([
+            ("listen.http", debug(&config.http)),
+            ("listen.resp", debug(&config.resp)),
+            ("listen.grpc", debug(&config.grpc)),
+            ("store", debug(&config.store)),
+            ("snapshot", debug(&config.snapshot)),
+            ("snapshot_every", debug(&config.snapshot_every)),
+            ("sweep_every", debug(&config.sweep_interval())),
+            ("tls of http", debug(&config.tls.http.is_some())),
+            ("tls of resp", debug(&config.tls.resp.is_some())),
+            ("tls of grpc", debug(&config.tls.grpc.is_some())),
+        ])
     }
-    writeln!(out, "tls {}", config.tls)?;
-    writeln!(out, "auth {}", config.tokens)?;
-    if config.admin_on_loopback && !config.tokens.guard_administration() {
-        writeln!(out, "auth admin by every connection from loopback, too")?;
+
+    /// Returns the names of the settings that differ.
+    pub(crate) fn changed(&self, new: &Self) -> Vec<&'static str> {
+        let both = self.0.iter().zip(&new.0);
+        both.filter(|(old, new)| old != new).map(|((name, _), _)| *name).collect()
     }
-    writeln!(out, "limits {}", config.limits)?;
-    for (name, policy) in &config.policies {
-        writeln!(out, "policy {name}: {}", policy.tiers.base())?;
-        for (tier, access) in policy.tiers.by_name() {
-            writeln!(out, "policy {name}, tier {tier}: {access}")?;
-        }
-        for (key, access) in policy.tiers.by_key() {
-            writeln!(out, "policy {name}, override {}: {access}", String::from_utf8_lossy(&key))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use tallygate::{Access, Policy, Ticks};
+    use tallygate::tiers::Access;
+    use tallygate::{Policy, Ticks};
     use tallygate_lab::simulate::{Scenario, report};
 
     use super::*;
@@ -175,7 +248,7 @@ mod tests {
                     panic!("it limits nothing: {config:?}");
                 };
                 let written = *policy.limits()[0].numbers();
-                // There a tick is a nanosecond.
+                // In a simulation, a tick is a nanosecond.
                 let meant = Policy::of(kind, 7).per(Ticks(window_ms * 1_000_000));
                 let meant = if kind.is_bucket() { meant.burst(9) } else { meant };
                 assert_eq!(written, *meant.limit().unwrap().numbers());
@@ -189,8 +262,9 @@ mod tests {
         assert_eq!(mistake.in_file("tallygate.toml").to_string(), expected);
     }
 
+    /// Fault G6.
     #[test]
-    fn g6_a_misspelled_field_is_told_with_its_line_and_the_nearest_right_name() {
+    fn a_misspelled_field_is_told_with_its_line_and_the_nearest_right_name() {
         says(
             "[policies.api]\nlimit = 100\nwindw = \"1m\"\n",
             "tallygate.toml:3:1: unknown field `windw`; did you mean `window`?",
@@ -201,11 +275,11 @@ mod tests {
         );
         says(
             "[policies.api]\nlimit = 1\nwindow = \"1m\"\nlimit = 2\n",
-            "tallygate.toml:4:1: duplicate key",
+            "tallygate.toml:4:1: `limit` is set twice; remove one of them",
         );
         says(
             "[policies.api]\nalgorithm = \"token_bukcet\"\nlimit = 1\nwindow = \"1m\"\n",
-            "tallygate.toml:2:13: unknown variant `token_bukcet`; did you mean `token_bucket`?",
+            "tallygate.toml:2:13: unknown value `token_bukcet`; did you mean `token_bucket`?",
         );
     }
 
@@ -213,24 +287,81 @@ mod tests {
     fn what_cannot_be_decided_exactly_is_refused_with_its_place() {
         says(
             "[policies.api]\nlimit = 0\nwindow = \"1m\"\n",
-            "tallygate.toml:1:1: policy \"api\": limit 0 admits nothing; use at least 1",
+            "tallygate.toml:1:1: policy \"api\": limit must be at least 1 (got 0)",
         );
         says(
             "[policies.api]\nlimit = 5\n",
-            "tallygate.toml:1:1: policy \"api\": limit 5 has no window; say per second, per minute or per what",
+            "tallygate.toml:1:1: policy \"api\": limit 5 has no window; set one, such as per second or per minute",
         );
         says(
             "[policies.api]\nwindow = \"1m\"\n",
-            "tallygate.toml:1:1: policy \"api\" has no limit; give `limit` and `window`, or `[[policies.api.limits]]`",
+            "tallygate.toml:1:1: policy \"api\" has no limit; set `limit` and `window`, or add `[[policies.api.limits]]`",
         );
         says(
             "[policies.api]\nlimit = 1\nwindow = \"soon\"\n",
-            "tallygate.toml:3:10: found \"soon\"; expected a time such as \"30s\", \"1m\" or \"1h\"",
+            "tallygate.toml:3:10: found \"soon\"; expected a duration such as \"500ms\", \"30s\", \"1m\", \"1h\" or \"7d\" (units: ms, s, m, h, d)",
         );
         says(
             "[policies.api]\nlimit = -1\nwindow = \"1m\"\n",
-            "tallygate.toml:2:9: invalid value: integer `-1`, expected u64",
+            "tallygate.toml:2:9: found the number `-1`; expected a whole number",
         );
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_described_in_plain_words() {
+        let policy = "[policies.api]\nlimit = 1\nwindow = ";
+        says(
+            &format!("{policy}\"1M\"\n"),
+            "tallygate.toml:3:10: found \"1M\"; expected a duration such as \"500ms\", \"30s\", \"1m\", \"1h\" or \"7d\" (units: ms, s, m, h, d)",
+        );
+        says(
+            &format!("{policy}60\n"),
+            "tallygate.toml:3:10: found the number `60`; expected a duration such as \"500ms\", \"30s\", \"1m\", \"1h\" or \"7d\" (units: ms, s, m, h, d)",
+        );
+        says(
+            "[policies.api]\nlimit = 1.5\n",
+            "tallygate.toml:2:9: found the fraction `1.5`; expected a whole number",
+        );
+        // A string may be a misplaced secret.
+        says(
+            "[policies.api]\nlimit = \"ten\"\n",
+            "tallygate.toml:2:9: found a string; expected a whole number",
+        );
+        says(
+            "[policies.api]\nlimit = 1\nwindow = \"1m\"\nshadow = 1\n",
+            "tallygate.toml:4:10: found the number `1`; expected true or false",
+        );
+        says(
+            "trusted_proxies = 5\n",
+            "tallygate.toml:1:19: found the number `5`; expected a list in brackets",
+        );
+    }
+
+    #[test]
+    fn a_listen_address_without_a_host_is_rejected_before_the_server_starts() {
+        for address in [
+            "8080",
+            ":8080",
+            "localhost",
+            "127.0.0.1:port",
+            "127.0.0.1:65536",
+            "::1:8080",
+            "unix:",
+            "",
+        ] {
+            for listener in ["http", "resp"] {
+                says(
+                    &format!("[listen]\n{listener} = \"{address}\"\n"),
+                    &format!(
+                        "tallygate.toml:2:8: found \"{address}\"; expected HOST:PORT, such as \"127.0.0.1:8080\" or \"0.0.0.0:8080\", or unix:/path"
+                    ),
+                );
+            }
+        }
+        for address in ["127.0.0.1:0", "[::1]:8080", "localhost:80", "unix:/run/tallygate.sock"] {
+            let text = format!("[listen]\nhttp = \"{address}\"\n");
+            assert!(Config::parse(&text, Path::new("")).is_ok(), "{address}");
+        }
     }
 
     #[test]
@@ -239,34 +370,34 @@ mod tests {
         for (more, expected) in [
             (
                 "name = \"a\"\n",
-                "policy \"api\": `name` does not belong here; it is for one of several limits",
+                "policy \"api\": `name` is not allowed here; it belongs to one of several limits",
             ),
             (
                 "access = \"blocked\"\n",
-                "policy \"api\": `access` does not belong here; it is for a tier or an override",
+                "policy \"api\": `access` is not allowed here; it belongs to a tier or an override",
             ),
             (
                 "[policies.api.tiers.pro]\ncost = 2\n",
-                "policy \"api\", tier \"pro\": `cost` does not belong here; it is for a whole policy",
+                "policy \"api\", tier \"pro\": `cost` is not allowed here; it belongs to the policy itself",
             ),
             (
                 "[policies.api.tiers.pro.tiers.pro]\nlimit = 2\n",
-                "policy \"api\", tier \"pro\": `tiers` does not belong here; it is for a whole policy",
+                "policy \"api\", tier \"pro\": `tiers` is not allowed here; it belongs to the policy itself",
             ),
             (
                 "[policies.api.overrides.a]\nshadow = true\n",
-                "policy \"api\", override \"a\": `shadow` does not belong here; it is for a policy or one of several limits",
+                "policy \"api\", override \"a\": `shadow` is not allowed here; it belongs to a policy or one of several limits",
             ),
         ] {
             says(&format!("{policy}{more}"), &format!("tallygate.toml:1:1: {expected}"));
         }
         says(
             "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nlimit = 2\n",
-            "tallygate.toml:1:1: policy \"api\": one of its limits has no `name`",
+            "tallygate.toml:1:1: policy \"api\": each of several limits needs a `name`",
         );
         says(
             "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nname = \"a\"\nlimit = 2\ndeny_cache = false\n",
-            "tallygate.toml:1:1: policy \"api\": `deny_cache` does not belong here; it is for a whole policy",
+            "tallygate.toml:1:1: policy \"api\": `deny_cache` is not allowed here; it belongs to the policy itself",
         );
     }
 
@@ -274,28 +405,27 @@ mod tests {
     fn limits_that_serve_nobody_are_refused() {
         says(
             "[limits]\nmax_connections = 0\n",
-            "tallygate.toml:1:1: max_connections 0 serves nobody; use at least 1",
+            "tallygate.toml:1:1: max_connections must be at least 1 (got 0)",
         );
         says(
             "[limits]\nmax_head_bytes = 100\n",
-            "tallygate.toml:1:1: max_head_bytes 100 is not from 8192 to 16777216",
+            "tallygate.toml:1:1: max_head_bytes must be from 8192 to 16777216 (got 100)",
         );
         says(
             "[limits]\nbody_timeout = \"0s\"\n",
-            "tallygate.toml:1:1: body_timeout \"0s\" serves nobody; use a time such as \"10s\"",
+            "tallygate.toml:1:1: body_timeout must be longer than \"0s\"; use a duration such as \"10s\"",
         );
         says(
-            "[limits]\nidle_timeout = \"584542046090y\"\n",
-            "tallygate.toml:1:1: idle_timeout is longer than anybody waits; use at most \"100y\"",
+            "[limits]\nidle_timeout = \"36501d\"\n",
+            "tallygate.toml:1:1: idle_timeout must be at most \"36500d\"",
         );
         says(
-            "[limits]\nmax_held_bytes = 1000\n",
-            "tallygate.toml:1:1: max_held_bytes 1000 leaves no address enough for a body of 1048576 bytes; \
-             use at least 4194304",
+            "[limits]\nmax_buffer_bytes = 1000\n",
+            "tallygate.toml:1:1: max_buffer_bytes must be at least 4194304 (got 1000), so that one address can send a body of max_body_bytes (1048576)",
         );
         says(
             "[limits]\nwrite_timeout = \"0s\"\n",
-            "tallygate.toml:1:1: write_timeout \"0s\" serves nobody; use a time such as \"10s\"",
+            "tallygate.toml:1:1: write_timeout must be longer than \"0s\"; use a duration such as \"10s\"",
         );
         says(
             "[limits]\nmax_conections = 5\n",
@@ -307,15 +437,15 @@ mod tests {
     fn a_snapshot_that_saves_nothing_is_refused() {
         says(
             "snapshot = \"clients\"\nsnapshot_every = \"0s\"\n",
-            "tallygate.toml:2:18: snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+            "tallygate.toml:2:18: snapshot_every must be longer than \"0s\"; use a duration such as \"30s\"",
         );
         says(
             "snapshot_every = \"30s\"\n",
-            "tallygate.toml:1:18: snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
+            "tallygate.toml:1:18: `snapshot_every` needs `snapshot`; add snapshot = \"PATH\"",
         );
         says(
             "snapshot = \"clients\"\nstore = \"redis://127.0.0.1\"\n",
-            "tallygate.toml:1:12: a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
+            "tallygate.toml:1:12: `snapshot` only works with store = \"memory\" (Redis keeps the keys itself); remove `snapshot` or use the memory store",
         );
     }
 
@@ -325,15 +455,14 @@ mod tests {
         let config = Config::parse(&policy("lease = \"50ms\"\ndeny_cache = false"), Path::new(""))
             .expect("valid");
         let api = &config.policies["api"];
-        let leases = Leases::default().life(Duration::from_millis(50));
-        assert_eq!((api.leases, api.deny_cache), (Some(leases), false));
+        assert_eq!((api.lease, api.deny_cache), (Some(Duration::from_millis(50)), false));
         says(
             &policy("lease = \"2m\""),
-            "tallygate.toml:1:1: policy \"api\": a lease lives from \"1ms\" to \"1m\"",
+            "tallygate.toml:1:1: policy \"api\": `lease` must be from \"1ms\" to \"1m\"",
         );
         says(
             &policy("lease = \"1s\"\nalgorithm = \"sliding_window_log\""),
-            "tallygate.toml:1:1: policy \"api\": `lease` is for one bucket or fixed window, without penalty and shadow",
+            "tallygate.toml:1:1: policy \"api\": `lease` only works for a policy with one bucket or fixed window, without `penalty` or `shadow`",
         );
     }
 
@@ -362,7 +491,7 @@ mod tests {
         assert_eq!(overrides[1].1, Access::Blocked);
         let Access::Limited(alice) = &overrides[0].1 else { panic!("{overrides:?}") };
         let numbers = alice.limits()[0].numbers();
-        // A limit of its own has a burst of its own, unless it says otherwise.
+        // A tier with its own limit has its own burst; by default, the limit.
         assert_eq!(
             (numbers.limit, numbers.burst, numbers.window.as_duration().as_secs()),
             (7, 7, 60)

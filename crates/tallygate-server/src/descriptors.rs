@@ -1,22 +1,22 @@
-//! How many connections there are descriptors for.
+//! The limit on open files, and how many connections it allows.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What is kept for listeners, files and the store.
+/// Descriptors reserved for listeners, files and the store.
 const RESERVED: u64 = 64;
 
-/// Asks the system for as many descriptors as it gives without asking an administrator.
+/// Raises the soft limit on open files to the hard limit.
 pub(crate) fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
         return;
     }
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::debug!(%error, "the number of descriptors stays as it is");
+        tracing::debug!(%error, "cannot raise the limit on open files; keeping the current one");
     }
 }
 
-/// As many connections as are wanted, or as there is room for; then a warning says so.
+/// Returns `wanted`, or fewer connections if the limit on open files is lower; then logs a warning.
 pub(crate) fn connections(wanted: usize) -> usize {
     let Some(descriptors) = getrlimit(Resource::Nofile).current else { return wanted };
     let room = usize::try_from(descriptors.saturating_sub(RESERVED).max(1)).unwrap_or(usize::MAX);
@@ -24,7 +24,7 @@ pub(crate) fn connections(wanted: usize) -> usize {
         tracing::warn!(
             max_connections = wanted,
             descriptors,
-            "there are descriptors for {room} connections only; raise the limit on open files (ulimit -n)"
+            "the limit on open files leaves room for {room} connections; lowering max_connections to that (raise it with ulimit -n)"
         );
     }
     wanted.min(room)

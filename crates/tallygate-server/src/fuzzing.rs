@@ -1,50 +1,50 @@
-//! What must hold of every input, however hostile: one function a fuzz target.
+//! Assertions for hostile inputs: one function per fuzz target.
 //!
-//! cargo-fuzz runs them with what it makes up (`fuzz/`, `scripts/fuzz`), the tests below with the seeds in
-//! `fuzz/corpus` and mutations of them. Each returns if the input is answered or refused as it should be, and panics if
-//! not. Nothing here is part of the server.
+//! cargo-fuzz runs them with generated inputs (`fuzz/`, `scripts/fuzz`); the tests below run them with the seeds in
+//! `fuzz/corpus` and mutations of them. Each function panics if the input is not answered or rejected as it should be.
+//! The server does not use this module.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use tallygate::Capacity;
+use tallygate::store::Capacity;
 use tallygate_core::{Algorithm as _, Decision, Kind, Limit, Penalty, Policy, Tick, Ticks};
 use tallygate_redis::Stores;
 use tokio::sync::mpsc;
 
 use crate::config::{self, Config};
-use crate::gate::{Ask, Asked, Remembered, Verb};
+use crate::gate::{Ask, GateReply, RestoredStores, Verb};
 use crate::shared::Shared;
 
 pub use crate::http::fuzzing::{headers, json, query, scenario};
 pub use crate::resp::fuzzing::resp;
 
-/// Configurations: what is accepted is told, served and put in force again; what is not is told with its place.
+/// Configurations: a valid one can be printed, served and reloaded; an invalid one is rejected with its place.
 pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    // The files of this machine are none of its business.
+    // Do not read files of this machine.
     if text.contains("file:") || text.contains("tls") {
         return;
     }
     let config = match Config::parse(text, Path::new("")) {
         Ok(config) => config,
         Err(mistake) => {
-            let told = mistake.to_string();
-            assert!(told.starts_with("configuration:"), "{told}");
-            assert_eq!(told.lines().count(), 1, "one line: {told:?}");
+            let summary = mistake.to_string();
+            assert!(summary.starts_with("configuration:"), "{summary}");
+            assert_eq!(summary.lines().count(), 1, "one line: {summary:?}");
             return;
         }
     };
     let again = Config::parse(text, Path::new("")).expect("it was accepted before");
-    // An address that is none is told by `check-config`, and when the server starts.
-    let Some(told) = told(&config) else { return };
-    assert_eq!(Some(&told), self::told(&again).as_ref());
+    // An invalid address is only detected by `check-config` and at startup.
+    let Some(summary) = summary(&config) else { return };
+    assert_eq!(Some(&summary), self::summary(&again).as_ref());
     let shared = Arc::new(shared(&config));
     for (name, policy) in &config.policies {
         let tiers = policy.tiers.by_name();
         for tier in tiers.iter().map(|(tier, _)| Some(&**tier)).chain([None]) {
             let ask = Ask { policy: name, key: b"alice", cost: None, tier, shows_access: false };
-            let Asked::Now(answer) = shared.gate.ask(Verb::Check, ask) else {
+            let GateReply::Now(answer) = shared.gate.ask(Verb::Check, ask) else {
                 unreachable!("memory answers at once")
             };
             let decision = answer.expect("its policies and tiers are known").decided.decision;
@@ -55,20 +55,20 @@ pub fn config(input: &[u8]) {
     assert_eq!(crate::resp::fuzzing::replies(&shared, &[b"PI", b"NG\r\n"]), b"+PONG\r\n");
 }
 
-fn told(config: &Config) -> Option<String> {
+fn summary(config: &Config) -> Option<String> {
     let mut out = Vec::new();
-    config::tell(config, &mut out).ok()?;
+    config::write_summary(config, &mut out).ok()?;
     Some(String::from_utf8(out).expect("text"))
 }
 
-/// What a server shares that keeps a few clients in memory.
+/// Returns the shared state of a server that keeps a few keys in memory.
 pub(crate) fn shared(config: &Config) -> Shared {
     const MAX_KEYS: usize = 64;
     let (reload, _) = mpsc::channel(1);
-    Shared::new(config, Stores::Memory(Capacity::of(MAX_KEYS)), Remembered::default(), reload)
+    Shared::new(config, Stores::Memory(Capacity::of(MAX_KEYS)), RestoredStores::default(), reload)
 }
 
-/// Encoded states: any bytes are refused, or are a state that decides within its limit and has this one encoding.
+/// Encoded states: any bytes are rejected, or are the only encoding of a state that decides within its limit.
 pub fn state(input: &[u8]) {
     let Some((&[choice, now @ ..], bytes)) = input.split_first_chunk::<9>() else { return };
     let now = Tick(i64::from_le_bytes(now));
@@ -83,10 +83,10 @@ pub fn state(input: &[u8]) {
     if let Ok(state) = limit.adopt(bytes, now) {
         assert_decides(limit, state, now);
     }
-    if let Ok(policy) = Policy::of_description(bytes) {
+    if let Ok(policy) = Policy::from_description(bytes) {
         let mut described = Vec::new();
         policy.describe(&mut described);
-        let again = Policy::of_description(&described).expect("it was described");
+        let again = Policy::from_description(&described).expect("it was described");
         assert_eq!(policy, again);
     }
 }
@@ -96,8 +96,8 @@ fn assert_decides(
     mut state: <Limit as tallygate_core::Algorithm>::State,
     now: Tick,
 ) {
-    let told: Decision = limit.decide(&mut state, now, 1);
-    assert!(told.remaining <= told.limit, "{told:?}");
+    let decision: Decision = limit.decide(&mut state, now, 1);
+    assert!(decision.remaining <= decision.limit, "{decision:?}");
     let mut encoded = Vec::new();
     limit.encode(&state, &mut encoded);
     assert!(limit.decode(&encoded).is_ok(), "what a decision leaves can be read");
@@ -129,12 +129,18 @@ mod tests {
     }
 
     corpus! {
-        config: 1500, e15_a_configuration_serves_or_is_refused_with_its_place;
-        headers: 5000, h1_whatever_is_forwarded_strangers_change_nothing;
-        json: 3000, e15_a_body_is_answered_or_refused_in_json;
-        query: 5000, e15_a_query_is_decoded_or_refused;
-        resp: 1500, e9_any_split_of_the_bytes_gives_the_same_replies;
-        scenario: 100, e15_a_scenario_is_worked_out_or_refused;
+        // Fault E15.
+        config: 1500, a_configuration_serves_or_is_refused_with_its_place;
+        // Fault H1.
+        headers: 5000, whatever_is_forwarded_strangers_change_nothing;
+        // Fault E15.
+        json: 3000, a_body_is_answered_or_refused_in_json;
+        // Fault E15.
+        query: 5000, a_query_is_decoded_or_refused;
+        // Fault E9.
+        resp: 1500, any_split_of_the_bytes_gives_the_same_replies;
+        // Fault E15.
+        scenario: 100, a_scenario_is_worked_out_or_refused;
         state: 5000, any_bytes_are_no_state_or_one_that_decides;
     }
 }

@@ -1,8 +1,8 @@
-//! The policies in force and the store behind them: what every surface asks.
+//! The policies in force and their store. Every surface sends its requests here.
 //!
-//! Surfaces translate their wire to a question and the answer back; the limiters of the policies decide. From memory
-//! an answer is there at once, from Redis it comes later: [`Asked`] is either, so that a pipeline of questions to
-//! memory costs no more than the decisions.
+//! A surface translates its protocol to a request and the answer back; the limiters of the policies decide. The memory
+//! store answers at once, Redis answers later. [`GateReply`] is either, so that a pipeline of requests to memory costs
+//! no more than its decisions.
 
 mod cell;
 mod counts;
@@ -19,73 +19,113 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use tallygate::{
-    Access, Cost, Decision, MemoryStore, Op, Plan, RateLimiter, StoreError, Tick, UnknownTier,
-};
-use tallygate_redis::{AnyLimiter, AnyReply, JointAsk, Redis, Stores};
+use tallygate::algorithm::Op;
+use tallygate::clock::SystemClock;
+use tallygate::store::{Capacity, MAX_KEY_BYTES, MemoryStore};
+use tallygate::tiers::{Access, ClientRule, UnknownTier};
+use tallygate::{Cost, Decision, RateLimiter, StoreError, Tick, Ticks};
+use tallygate_redis::{AnyLimiter, AnyReply, AnyStore, JointAsk, Leases, Redis, Stores};
 
-use crate::config::{Config, KeySource, Limits, PolicyConfig};
-use crate::metrics::{Figures, Metrics};
+use crate::config::{Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
+use crate::metrics::{Figures, Format, Metrics, PolicyFigures, PolicyMetrics, PolicyRules};
 use crate::turn::off_worker;
 
-use counts::Counts;
-pub(crate) use hot::{Hot, HotClient};
-pub(crate) use remembered::Remembered;
-use remembered::RememberedPolicy;
-pub(crate) use reservations::{Reservations, SettleFailure};
+use counts::DecisionCounter;
+pub(crate) use hot::{HotClient, HotClients};
+use remembered::RestoredPolicy;
+pub(crate) use remembered::RestoredStores;
+use reservations::Reservations;
+pub(crate) use reservations::{ReservationId, ReservationScope, SettleFailure};
 use suggest::Suggestions;
 use throttle::Throttle;
 pub(crate) use throttle::{ThrottleArguments, ThrottleError};
 
-/// The most items of an `all` that take less than a millisecond. The locks of all its keys are held meanwhile, so that it cannot
-/// pause.
+/// The most items of an `all` that take less than a millisecond. It cannot pause, because it holds the locks of all its
+/// keys.
 const QUICK_ALL: usize = 64;
 
-/// The policies in force and the store behind them.
+/// The name of `CL.THROTTLE` in metrics and in the list of hot clients.
+const THROTTLE: &str = "CL.THROTTLE";
+
+/// The policies in force and their store.
 pub(crate) struct Gate {
     policies: ArcSwap<Policies>,
-    /// What one client may take, and whether `CL.THROTTLE` is answered.
+    /// The limits per client, and whether `CL.THROTTLE` is enabled.
     limits: ArcSwap<(Limits, bool)>,
-    /// The most bytes of memory that the server takes by the configuration in force.
+    /// The upper bound of memory, in bytes, by the configuration in force.
     memory_bound: AtomicU64,
     stores: Stores,
     throttle: Throttle,
-    /// What is counted of limits that come with the request, as if they were a policy.
-    throttled: Counts,
-    pub(crate) reservations: Reservations,
-    pub(crate) hot: Arc<Hot>,
+    /// Counts the decisions of `CL.THROTTLE` like those of a policy.
+    throttled: DecisionCounter,
+    reservations: Reservations,
+    pub(crate) hot: Arc<HotClients>,
     suggestions: Suggestions,
     pub(crate) metrics: Metrics,
 }
 
-type Policies = HashMap<Arc<str>, Arc<Entry>>;
+/// The policies of one configuration. They are replaced together, so that a decision sees one configuration.
+#[derive(Default)]
+pub(crate) struct Policies {
+    by_name: HashMap<Arc<str>, Arc<ServedPolicy>, foldhash::fast::RandomState>,
+    /// The rules of Envoy's rate limit service. Their policies are among the others.
+    pub(crate) envoy: Option<Arc<EnvoyConfig>>,
+}
+
+impl Policies {
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<ServedPolicy>> {
+        self.by_name.get(name)
+    }
+}
 
 /// A policy in force.
-pub(crate) struct Entry {
+pub(crate) struct ServedPolicy {
     pub(crate) name: Arc<str>,
     pub(crate) limiter: Arc<Limiter>,
+    metrics: Arc<PolicyMetrics>,
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
-    /// How many bits of an IPv6 address are one client.
+    /// The length of the IPv6 prefix that identifies a client.
     pub(crate) ipv6_prefix: u8,
 }
 
-/// The limiter of a policy. It outlives changes of the configuration, and with it what clients have used.
-pub(crate) type Limiter = AnyLimiter<Counts>;
+/// A table of the memory store.
+pub(crate) enum Table {
+    Policy(Arc<ServedPolicy>),
+    /// The table of `CL.THROTTLE`.
+    Throttle,
+}
 
-/// A question.
+impl Table {
+    /// Drops idle keys in the next buckets of the table. Returns how many buckets the pass has not visited yet.
+    pub(crate) fn sweep(&self, gate: &Gate, buckets: usize) -> usize {
+        match self {
+            Self::Policy(entry) => {
+                let rule = ClientRule::of(entry.limiter.rules().base());
+                let store = entry.limiter.store().memory();
+                store.map_or(0, |store| store.sweep(&rule, buckets).buckets_left)
+            }
+            Self::Throttle => gate.throttle.sweep(buckets),
+        }
+    }
+}
+
+/// The limiter of a policy. It outlives configuration changes, so that usage is not lost.
+pub(crate) type Limiter = AnyLimiter<DecisionCounter>;
+
+/// A request to the gate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) policy: &'a str,
     pub(crate) key: &'a [u8],
-    /// The policy's own if it is not said.
+    /// The default is the cost of the policy.
     pub(crate) cost: Option<Cost>,
     pub(crate) tier: Option<&'a str>,
-    /// Whether the answer says what the client gets: for header fields.
+    /// Whether the answer includes the access of the client, for header fields.
     pub(crate) shows_access: bool,
 }
 
-/// What is asked.
+/// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Check,
@@ -94,35 +134,37 @@ pub(crate) enum Verb {
     Reset,
 }
 
-/// What was decided, and under which policy.
+/// A decision and its policy.
 #[derive(Clone)]
 pub(crate) struct Answer {
-    pub(crate) entry: Arc<Entry>,
-    pub(crate) decided: Decided,
+    pub(crate) entry: Arc<ServedPolicy>,
+    pub(crate) decided: PolicyDecision,
 }
 
-/// A decision, and what the rule says that made it. Rules that are read later may be others.
+/// A decision, with details of the rule that made it. The rule may change later.
 #[derive(Clone)]
-pub(crate) struct Decided {
+pub(crate) struct PolicyDecision {
     pub(crate) decision: Decision,
-    /// The limit that refused, by its name, where there are several.
-    pub(crate) refused_by: Option<Box<str>>,
-    /// What the client gets, if that was asked for.
+    /// The name of the limit that denied the request, if the policy has several.
+    pub(crate) denied_by: Option<Box<str>>,
+    /// The name of the shadow limit that would have denied the request.
+    pub(crate) shadow_denied_by: Option<Box<str>>,
+    /// The access of the client, if it was requested.
     pub(crate) access: Option<Access>,
 }
 
-/// Several questions decided as one.
-pub(crate) struct Together {
+/// The decision of several requests that are charged together.
+pub(crate) struct JointDecision {
     pub(crate) decision: Decision,
-    /// Which of the questions was refused.
-    pub(crate) refused: Option<usize>,
-    /// The policy of the first that refused, or of the first.
-    pub(crate) entry: Arc<Entry>,
+    /// The index of the request that was denied.
+    pub(crate) denied: Option<usize>,
+    /// The policy of the request that was denied; if none was, of the first request.
+    pub(crate) entry: Arc<ServedPolicy>,
 }
 
-/// Why there is no answer.
+/// Why the gate has no decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum AskError {
+pub(crate) enum GateError {
     UnknownPolicy {
         name: Box<str>,
         nearest: Option<Arc<str>>,
@@ -131,22 +173,33 @@ pub(crate) enum AskError {
     KeyTooLong {
         bytes: usize,
     },
-    /// The server, the client's address or the key has as many open reservations as it may.
-    Reservations {
-        whose: &'static str,
+    TooManyReservations {
+        scope: ReservationScope,
     },
-    /// The store could not do it.
+    /// A reservation of nothing would use a slot for nothing.
+    NothingToReserve,
+    /// The time to live of a reservation is out of range.
+    TimeToLive {
+        given_ms: u64,
+        longest_ms: u64,
+    },
+    /// A check of several keys has none, or too many.
+    Items {
+        given: usize,
+        most: usize,
+    },
+    /// The store is unavailable or failed.
     Store(Box<str>),
 }
 
-/// An answer, now or later.
-pub(crate) enum Asked<T> {
-    Now(Result<T, AskError>),
-    Later(Pin<Box<dyn Future<Output = Result<T, AskError>> + Send>>),
+/// An answer that is ready, or a future of one.
+pub(crate) enum GateReply<T> {
+    Now(Result<T, GateError>),
+    Later(Pin<Box<dyn Future<Output = Result<T, GateError>> + Send>>),
 }
 
-impl<T> Asked<T> {
-    pub(crate) async fn answer(self) -> Result<T, AskError> {
+impl<T> GateReply<T> {
+    pub(crate) async fn answer(self) -> Result<T, GateError> {
         match self {
             Self::Now(answer) => answer,
             Self::Later(answer) => answer.await,
@@ -155,19 +208,19 @@ impl<T> Asked<T> {
 }
 
 impl Gate {
-    /// With the clients who are remembered from before.
+    /// Creates a gate with the keys of a snapshot.
     pub(crate) fn new(
         config: &Config,
         stores: Stores,
         metrics: Metrics,
-        mut remembered: Remembered,
+        mut remembered: RestoredStores,
     ) -> Self {
         let throttle = match &stores {
             Stores::Memory(capacity) => Throttle::in_memory(*capacity, remembered.throttle.take()),
             Stores::Redis(redis) => Throttle::in_redis(redis),
         };
-        let hot = Arc::new(Hot::default());
-        let throttled = Counts::new("CL.THROTTLE".into(), &metrics, hot.clone());
+        let hot = Arc::new(HotClients::default());
+        let throttled = DecisionCounter::new(THROTTLE.into(), hot.clone());
         let gate = Self {
             policies: ArcSwap::default(),
             limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
@@ -184,13 +237,13 @@ impl Gate {
         gate
     }
 
-    /// Puts a configuration in force, each policy in one step, with its overrides. What clients have used stays used;
-    /// overrides that were set at run time stay.
+    /// Puts a configuration in force, each policy with its overrides in one step. Usage and overrides that were set at
+    /// run time are kept.
     pub(crate) fn put_in_force(&self, config: &Config) {
-        self.put_all(config, Remembered::default());
+        self.put_all(config, RestoredStores::default());
     }
 
-    fn put_all(&self, config: &Config, mut remembered: Remembered) {
+    fn put_all(&self, config: &Config, mut remembered: RestoredStores) {
         self.limits.store(Arc::new((config.limits, config.cl_throttle)));
         let max_keys = match &self.stores {
             Stores::Memory(capacity) => Some(capacity.max_keys),
@@ -203,32 +256,38 @@ impl Gate {
             let entry = self.entry(name, policy, old, remembered.policies.remove(&**name));
             (name.clone(), Arc::new(entry))
         });
-        self.policies.store(Arc::new(new.collect()));
+        let new = Policies { by_name: new.collect(), envoy: config.envoy.clone() };
+        self.policies.store(Arc::new(new));
     }
 
     fn entry(
         &self,
         name: &Arc<str>,
         policy: &PolicyConfig,
-        old: Option<&Entry>,
-        remembered: Option<RememberedPolicy>,
-    ) -> Entry {
-        let limiter = match old {
+        old: Option<&ServedPolicy>,
+        remembered: Option<RestoredPolicy>,
+    ) -> ServedPolicy {
+        let (limiter, metrics) = match old {
             Some(old) => {
                 old.limiter.replace(&policy.tiers);
-                old.limiter.clone()
+                (old.limiter.clone(), old.metrics.clone())
             }
-            None => Arc::new(self.limiter(name, policy, remembered)),
+            None => {
+                let counter = DecisionCounter::new(name.clone(), self.hot.clone());
+                let metrics = counter.metrics();
+                (Arc::new(self.limiter(name, policy, counter, remembered)), metrics)
+            }
         };
-        // What is done while Redis cannot be asked, or need not be. Memory is always asked.
+        // Only Redis has settings for outages, leases and the deny cache.
         if let Some(store) = limiter.store().redis() {
             store.set_on_failure(policy.on_failure);
-            store.set_leases(policy.leases);
+            store.set_leases(policy.lease.map(|life| Leases::default().life(life)));
             store.set_deny_cache(policy.deny_cache);
         }
-        Entry {
+        ServedPolicy {
             name: name.clone(),
             limiter,
+            metrics,
             cost: policy.cost,
             key: policy.key.clone(),
             ipv6_prefix: policy.ipv6_prefix,
@@ -239,21 +298,30 @@ impl Gate {
         &self,
         name: &Arc<str>,
         policy: &PolicyConfig,
-        remembered: Option<RememberedPolicy>,
+        counter: DecisionCounter,
+        remembered: Option<RestoredPolicy>,
     ) -> Limiter {
         let (store, overrides) = match remembered {
-            Some(RememberedPolicy { store, overrides }) => (store.into(), overrides),
-            None => (self.stores.store(name), Vec::new()),
+            Some(RestoredPolicy { store, overrides }) => (store.into(), overrides),
+            None => (self.store(name, policy), Vec::new()),
         };
-        let counts = Counts::new(name.clone(), &self.metrics, self.hot.clone());
         let limiter = RateLimiter::in_store(name.clone(), policy.tiers.copy(), store);
         for (key, set) in overrides {
             limiter.set_override(key, set.access, set.until);
         }
-        limiter.observed_by(counts)
+        limiter.observed_by(counter)
     }
 
-    /// Gives back what is held on lease, so that others can use it: before the server ends.
+    fn store(&self, name: &str, policy: &PolicyConfig) -> AnyStore {
+        match &self.stores {
+            Stores::Memory(_) if policy.has_one_key => {
+                MemoryStore::new(Capacity::of(1), SystemClock::new()).into()
+            }
+            stores => stores.store(name),
+        }
+    }
+
+    /// Returns leased units to the store before the server exits, so that other servers can use them.
     pub(crate) async fn give_back_leases(&self) {
         for entry in self.policies() {
             if let Some(store) = entry.limiter.store().redis() {
@@ -262,199 +330,261 @@ impl Gate {
         }
     }
 
-    /// A policy by its name.
-    pub(crate) fn policy(&self, name: &str) -> Result<Arc<Entry>, AskError> {
+    /// Returns a policy by its name.
+    pub(crate) fn policy(&self, name: &str) -> Result<Arc<ServedPolicy>, GateError> {
         let policies = self.policies.load();
-        policies.get(name).cloned().ok_or_else(|| {
-            let nearest = self.suggestions.nearest(name, policies.keys()).cloned();
-            AskError::UnknownPolicy { name: name.into(), nearest }
-        })
+        policies.get(name).cloned().ok_or_else(|| self.unknown_policy(name, &policies))
     }
 
-    /// All policies, by name.
-    pub(crate) fn policies(&self) -> Vec<Arc<Entry>> {
-        let mut all: Vec<_> = self.policies.load().values().cloned().collect();
+    #[cold]
+    fn unknown_policy(&self, name: &str, policies: &Policies) -> GateError {
+        let nearest = self.suggestions.nearest(name, policies.by_name.keys()).cloned();
+        GateError::UnknownPolicy { name: name.into(), nearest }
+    }
+
+    /// Returns the policies in force, for a decision that needs several of them.
+    pub(crate) fn in_force(&self) -> Arc<Policies> {
+        self.policies.load_full()
+    }
+
+    /// Returns all policies, sorted by name.
+    pub(crate) fn policies(&self) -> Vec<Arc<ServedPolicy>> {
+        let mut all: Vec<_> = self.policies.load().by_name.values().cloned().collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }
 
-    /// Returns where clients are kept.
+    /// Returns the tables of the memory store, one per policy and one for `CL.THROTTLE`.
+    pub(crate) fn tables(&self) -> Vec<Table> {
+        match &self.stores {
+            Stores::Memory(_) => {
+                let policies = self.policies().into_iter().map(Table::Policy);
+                policies.chain([Table::Throttle]).collect()
+            }
+            Stores::Redis(_) => Vec::new(),
+        }
+    }
+
+    /// Returns the stores.
     pub(crate) const fn stores(&self) -> &Stores {
         &self.stores
     }
 
-    /// Returns what one client may take, by the configuration in force.
+    /// Returns the limits per client in force.
     pub(crate) fn limits(&self) -> Limits {
         self.limits.load().0
     }
 
-    /// Returns the figures that the metrics show beside the counts.
-    pub(crate) fn figures(&self, held_bytes: usize) -> Figures {
-        let policies = self.policies();
-        let keys = policies.iter().map(|entry| (entry.name.clone(), entry.usage()));
-        let keys = keys.chain([("CL.THROTTLE".into(), self.throttle.usage())]);
-        Figures {
+    /// Returns all metrics in a text format.
+    pub(crate) fn render_metrics(&self, buffer_bytes: usize, format: Format) -> String {
+        let mut policies: Vec<_> = self.policies().iter().map(|entry| entry.figures()).collect();
+        policies.push(PolicyFigures {
+            policy: THROTTLE.into(),
+            metrics: self.throttled.metrics(),
+            usage: self.throttle.usage(),
+            rules: PolicyRules::OfRequests { algorithm: "gcra" },
+        });
+        let figures = Figures {
             memory_bound: self.memory_bound.load(Ordering::Relaxed),
-            held_bytes,
-            keys: keys.filter_map(|(policy, usage)| Some((policy, usage?))).collect(),
+            buffer_bytes,
+            policies,
             reservations_open: self.reservations.open(),
             store: self.stores.redis().map(Redis::counts),
-        }
+        };
+        self.metrics.render(figures, format)
     }
 
-    /// Decides by limits that come with the request; the error is that of their numbers.
+    /// Decides a `CL.THROTTLE`, whose limits come with the request. Fails if they are invalid.
     pub(crate) fn throttle(
         self: &Arc<Self>,
         key: &[u8],
         arguments: ThrottleArguments,
         quantity: Cost,
-    ) -> Result<Asked<Decision>, ThrottleError> {
-        let (limits, is_on) = **self.limits.load();
-        if !is_on {
-            return Err(ThrottleError::Off);
-        }
-        arguments.check(limits.max_time_to_fresh)?;
+    ) -> Result<GateReply<Decision>, ThrottleError> {
+        self.validate_throttle(arguments)?;
         Ok(match self.throttle.ask(key, arguments, quantity)? {
-            Asked::Now(decided) => {
-                Asked::Now(decided.inspect(|decision| self.throttled.count(key, decision)))
+            GateReply::Now(decided) => {
+                GateReply::Now(decided.inspect(|decision| self.throttled.count(key, decision)))
             }
-            Asked::Later(decided) => {
+            GateReply::Later(decided) => {
                 let (gate, key) = (self.clone(), Box::<[u8]>::from(key));
-                Asked::Later(Box::pin(async move {
+                GateReply::Later(Box::pin(async move {
                     decided.await.inspect(|decision| gate.throttled.count(&key, decision))
                 }))
             }
         })
     }
 
-    /// Says that a key is about to be asked for by [`throttle`](Self::throttle).
-    pub(crate) fn foresee_throttle(&self, key: &[u8]) {
-        self.throttle.foresee(key);
+    /// Checks that a `CL.THROTTLE` can be decided.
+    pub(crate) fn validate_throttle(
+        &self,
+        arguments: ThrottleArguments,
+    ) -> Result<(), ThrottleError> {
+        let (limits, is_on) = **self.limits.load();
+        if is_on { arguments.check(limits.max_time_to_fresh) } else { Err(ThrottleError::Off) }
     }
 
-    /// Says that a key is about to be asked for.
-    pub(crate) fn foresee(&self, policy: &str, key: &[u8]) {
+    /// Loads the memory of a key that [`throttle`](Self::throttle) will need soon.
+    pub(crate) fn prefetch_throttle(&self, key: &[u8]) {
+        self.throttle.prefetch(key);
+    }
+
+    /// Loads the memory of a key that will be needed soon.
+    pub(crate) fn prefetch(&self, policy: &str, key: &[u8]) {
         if let Some(entry) = self.policies.load().get(policy)
             && let Some(store) = entry.limiter.store().memory()
         {
-            store.foresee(key);
+            store.prefetch(key);
         }
     }
 
-    /// Asks one question.
-    pub(crate) fn ask(&self, verb: Verb, ask: Ask<'_>) -> Asked<Answer> {
-        let entry = match self.policy(ask.policy) {
-            Ok(entry) => entry,
-            Err(error) => return Asked::Now(Err(error)),
+    /// Sends one request.
+    pub(crate) fn ask(&self, verb: Verb, ask: Ask<'_>) -> GateReply<Answer> {
+        self.ask_with(verb, ask, |entry, decided| Answer { entry: entry.clone(), decided })
+    }
+
+    /// Sends one request, and makes the answer from the policy and the decision. Unless that clones the policy, whose
+    /// reference count all threads would write, a decision of the memory store writes nothing that threads share.
+    pub(crate) fn ask_with<T: 'static>(
+        &self,
+        verb: Verb,
+        ask: Ask<'_>,
+        answer: fn(&Arc<ServedPolicy>, PolicyDecision) -> T,
+    ) -> GateReply<T> {
+        let policies = self.policies.load();
+        let Some(entry) = policies.get(ask.policy) else {
+            return GateReply::Now(Err(self.unknown_policy(ask.policy, &policies)));
         };
+        let (op, shows_access) = (verb.op(ask.cost.unwrap_or(entry.cost)), ask.shows_access);
         if entry.limiter.store().redis().is_some() {
-            let owned = OwnedAsk::of(ask);
-            return Asked::Later(Box::pin(async move {
-                let decided = decide(&entry, verb, owned.ask()).await?;
-                Ok(Answer { entry, decided })
+            let entry = entry.clone();
+            let (key, tier) = (Box::<[u8]>::from(ask.key), ask.tier.map(Box::<str>::from));
+            return GateReply::Later(Box::pin(async move {
+                let ask = tallygate::Ask::new(&key).tier(tier.as_deref());
+                let decided = decide(&entry.limiter, op, ask, shows_access).await?;
+                Ok(answer(&entry, decided))
             }));
         }
-        let decided = decide(&entry, verb, ask).into_ready();
+        let decided = decide(&entry.limiter, op, ask.of_limiter(), shows_access).into_ready();
         let decided = decided.unwrap_or_else(|| unreachable!("memory answers at once"));
-        Asked::Now(decided.map(|decided| Answer { entry, decided }).map_err(AskError::from))
+        GateReply::Now(decided.map(|decided| answer(entry, decided)).map_err(GateError::from))
     }
 
-    /// Asks several questions as one: all are charged, or none is.
-    pub(crate) async fn ask_all(&self, asks: &[Ask<'_>]) -> Result<Together, AskError> {
+    /// Checks that a request can be decided: its policy and tier exist, and its key is short enough.
+    pub(crate) fn validate(&self, ask: &Ask<'_>) -> Result<(), GateError> {
+        self.policy(ask.policy)?.limiter.rule(&ask.of_limiter())?;
+        match ask.key.len() {
+            ..=MAX_KEY_BYTES => Ok(()),
+            bytes => Err(GateError::KeyTooLong { bytes }),
+        }
+    }
+
+    /// Checks that several requests may be decided together.
+    pub(crate) fn validate_number(&self, given: usize) -> Result<(), GateError> {
+        let most = self.limits().max_all_items;
+        match given {
+            1.. if given <= most => Ok(()),
+            _ => Err(GateError::Items { given, most }),
+        }
+    }
+
+    /// Checks several requests together: all are charged, or none is.
+    pub(crate) async fn ask_all(&self, asks: &[Ask<'_>]) -> Result<JointDecision, GateError> {
+        self.validate_number(asks.len())?;
         let entries =
             asks.iter().map(|ask| self.policy(ask.policy)).collect::<Result<Vec<_>, _>>()?;
         let parts = entries.iter().zip(asks).map(|(entry, ask)| {
             JointAsk::of_any(&entry.limiter, ask.of_limiter().cost(ask.cost.unwrap_or(entry.cost)))
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let decided = self.check_parts(parts).await?;
+        let Some(entry) = entries.get(decided.denied_ask.unwrap_or(0)) else {
+            return Err(GateError::Store("nothing was asked".into()));
+        };
+        let (decision, denied) = (decided.decision, decided.denied_ask);
+        Ok(JointDecision { decision, denied, entry: entry.clone() })
+    }
+
+    /// Checks several questions together: all are charged, or none is.
+    pub(crate) async fn check_parts(
+        &self,
+        parts: Vec<JointAsk<'_>>,
+    ) -> Result<tallygate::joint::JointDecision, GateError> {
+        let is_long = parts.len() > QUICK_ALL;
         let deciding = tallygate_redis::check_all(parts);
-        let decided = match &self.stores {
-            Stores::Memory(_) if asks.len() > QUICK_ALL => {
-                off_worker(|| tallygate::block_on(deciding))?
-            }
+        Ok(match &self.stores {
+            Stores::Memory(_) if is_long => off_worker(|| tallygate::block_on(deciding))?,
             _ => deciding.await?,
-        };
-        let Some(entry) = entries.get(decided.refused_ask.unwrap_or(0)) else {
-            return Err(AskError::Store("nothing was asked".into()));
-        };
-        let (decision, refused) = (decided.decision, decided.refused_ask);
-        Ok(Together { decision, refused, entry: entry.clone() })
+        })
     }
 }
 
-/// Carries out a verb.
-fn decide<'a>(entry: &'a Entry, verb: Verb, ask: Ask<'a>) -> AnyReply<'a, Decided> {
-    let cost = ask.cost.unwrap_or(entry.cost);
-    let op = match verb {
-        Verb::Check => Op::Check(cost),
-        Verb::Peek => Op::Peek(cost),
-        Verb::Refund => Op::Force(-i128::from(cost)),
-        Verb::Reset => Op::Reset,
-    };
-    entry.limiter.decide_with(ask.of_limiter(), op, move |plan, decision, at| {
-        Decided::new(plan, decision, at, ask.shows_access)
+fn decide<'a>(
+    limiter: &'a Limiter,
+    op: Op,
+    ask: tallygate::Ask<'a>,
+    shows_access: bool,
+) -> AnyReply<'a, PolicyDecision> {
+    limiter.decide_with(ask, op, move |plan, decision, at| {
+        PolicyDecision::new(plan, decision, at, shows_access)
     })
 }
 
+impl Verb {
+    fn op(self, cost: Cost) -> Op {
+        match self {
+            Self::Check => Op::Check(cost),
+            Self::Peek => Op::Peek(cost),
+            Self::Refund => Op::Force(-i128::from(cost)),
+            Self::Reset => Op::Reset,
+        }
+    }
+}
+
 impl<'a> Ask<'a> {
-    /// The question to the limiter of the policy.
+    /// Returns the request to the limiter of the policy.
     pub(crate) fn of_limiter(&self) -> tallygate::Ask<'a> {
         tallygate::Ask::new(self.key).tier(self.tier)
     }
 }
 
-/// A question that can wait.
-struct OwnedAsk {
-    policy: Box<str>,
-    key: Box<[u8]>,
-    cost: Option<Cost>,
-    tier: Option<Box<str>>,
-    shows_access: bool,
-}
-
-impl OwnedAsk {
-    fn of(ask: Ask<'_>) -> Self {
-        Self {
-            policy: ask.policy.into(),
-            key: ask.key.into(),
-            cost: ask.cost,
-            tier: ask.tier.map(Into::into),
-            shows_access: ask.shows_access,
-        }
-    }
-
-    fn ask(&self) -> Ask<'_> {
-        Ask {
-            policy: &self.policy,
-            key: &self.key,
-            cost: self.cost,
-            tier: self.tier.as_deref(),
-            shows_access: self.shows_access,
-        }
-    }
-}
-
-impl Decided {
-    /// Reads what is said about a decision from the plan that made it.
-    fn new(plan: &Plan, decision: Decision, at: Tick, shows_access: bool) -> Self {
-        let refused_by = decision.refused_by.and_then(|limit| match plan.access(at) {
-            Access::Limited(policy) if policy.limits().len() > 1 => {
-                policy.limits().get(limit).map(|limit| limit.name().into())
+impl PolicyDecision {
+    /// Adds details of the rule that made the decision.
+    fn new(plan: &ClientRule, decision: Decision, at: Tick, shows_access: bool) -> Self {
+        let name = |limit: Option<usize>, least: usize| match plan.access(at) {
+            Access::Limited(policy) if policy.limits().len() >= least => {
+                policy.limits().get(limit?).map(|limit| limit.name().into())
             }
             _ => None,
-        });
-        Self { decision, refused_by, access: shows_access.then(|| plan.access(at).clone()) }
+        };
+        Self {
+            decision,
+            denied_by: name(decision.denied_by, 2),
+            shadow_denied_by: name(decision.shadow_denied_by, 1),
+            access: shows_access.then(|| plan.access(at).clone()),
+        }
     }
 }
 
-impl Entry {
-    /// Returns how many clients are kept here and how many were evicted; `None` if they are in Redis.
-    pub(crate) fn usage(&self) -> Option<tallygate::Usage> {
+impl ServedPolicy {
+    /// Returns the usage of the memory store; `None` if the keys are in Redis.
+    pub(crate) fn usage(&self) -> Option<tallygate::store::Usage> {
         self.limiter.store().memory().map(MemoryStore::usage)
     }
+
+    /// Returns the values of the policy for metrics.
+    fn figures(&self) -> PolicyFigures {
+        let rules = self.limiter.rules();
+        PolicyFigures {
+            policy: self.name.clone(),
+            metrics: self.metrics.clone(),
+            usage: self.usage(),
+            rules: PolicyRules::Configured { base: rules.base(), tiers: rules.by_name() },
+        }
+    }
 }
 
-impl From<StoreError> for AskError {
+impl From<StoreError> for GateError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
@@ -463,7 +593,7 @@ impl From<StoreError> for AskError {
     }
 }
 
-impl From<tallygate_redis::Error> for AskError {
+impl From<tallygate_redis::Error> for GateError {
     fn from(error: tallygate_redis::Error) -> Self {
         match error {
             tallygate_redis::Error::KeyTooLong { bytes } => Self::KeyTooLong { bytes },
@@ -473,13 +603,13 @@ impl From<tallygate_redis::Error> for AskError {
     }
 }
 
-impl From<UnknownTier> for AskError {
+impl From<UnknownTier> for GateError {
     fn from(unknown: UnknownTier) -> Self {
         Self::UnknownTier(unknown)
     }
 }
 
-impl fmt::Display for AskError {
+impl fmt::Display for GateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownPolicy { name, nearest: Some(nearest) } => {
@@ -488,15 +618,57 @@ impl fmt::Display for AskError {
             Self::UnknownPolicy { name, nearest: None } => write!(f, "no policy is named {name:?}"),
             Self::UnknownTier(unknown) => unknown.fmt(f),
             Self::KeyTooLong { bytes } => StoreError::KeyTooLong { bytes: *bytes }.fmt(f),
-            Self::Reservations { whose } => {
+            Self::TooManyReservations { scope } => {
+                let owner = match scope {
+                    ReservationScope::Server => "the server has",
+                    ReservationScope::Address => "your address has",
+                    ReservationScope::Key => "the key has",
+                    ReservationScope::AddressAndKey => "your address and this key have",
+                };
                 write!(
                     f,
-                    "{whose} as many open reservations as it may; settle some, or let them expire"
+                    "{owner} too many open reservations; settle some, or wait until they expire"
                 )
             }
+            Self::NothingToReserve => {
+                f.write_str("cost must be at least 1 (got 0); to look without charging, use a peek")
+            }
+            Self::TimeToLive { given_ms, longest_ms } => write!(
+                f,
+                "ttl_ms must be from 1 to {longest_ms} (got {given_ms}; the maximum is `max_reservation_ttl` in `[limits]`)"
+            ),
+            Self::Items { given: 0, .. } => {
+                f.write_str("there is nothing to check; send at least one item")
+            }
+            Self::Items { given, most } => write!(
+                f,
+                "a check of several keys must have at most {most} items (got {given}; the maximum is `max_all_items` in `[limits]`)"
+            ),
             Self::Store(reason) => f.write_str(reason),
         }
     }
 }
 
-impl std::error::Error for AskError {}
+impl std::error::Error for GateError {}
+
+/// Returns whole milliseconds, rounded up, so that clients do not retry too early.
+pub(crate) const fn milliseconds(span: Ticks) -> u64 {
+    span.0.div_ceil(Ticks::PER_MILLISECOND)
+}
+
+/// Returns the time until the same request would be allowed, in milliseconds: at least 1 for a denied request. `None`
+/// if waiting does not help.
+pub(crate) fn retry_after_ms(decision: &Decision) -> Option<u64> {
+    let least = u64::from(!decision.allowed);
+    decision.retry_after.map(|wait| milliseconds(wait).max(least))
+}
+
+/// Returns the window of the limit that the decision is about, in milliseconds; `None` if no limit applies.
+pub(crate) fn window_ms(decision: &Decision) -> Option<u64> {
+    decision.quota.map(|quota| milliseconds(quota.window))
+}
+
+/// Returns whether no limit applies to the client.
+pub(crate) const fn is_unlimited(decision: &Decision) -> bool {
+    decision.allowed && decision.scarcest.is_none() && decision.limit == Cost::MAX
+}

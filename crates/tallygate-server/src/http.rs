@@ -11,12 +11,13 @@
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
 //! | How is a scenario asked for? | `simulate.rs` |
-//! | How is a log sent to be decided anew? | `backtest.rs` |
+//! | How is a log sent to a backtest? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
 //! | What holds a reply until it is taken? | `sending.rs` |
 //! | What may HTTP/2 clients make the server hold? | `http2.rs` |
+//! | How does Envoy's rate limit service look over HTTP? | `envoy.rs` |
 //!
-//! What is decided is decided by the gate. Every limit of the protocol is set here, none is left to a library's taste.
+//! gRPC has the same connections and limits, and other routes: see [`Service`]. The gate makes all decisions. Every limit of the protocol is set here; none is a default of a library.
 
 mod address;
 mod admin;
@@ -24,6 +25,7 @@ mod answer;
 mod authorize;
 mod backtest;
 mod body;
+mod envoy;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod headers;
@@ -54,87 +56,143 @@ use hyper::service::service_fn;
 use hyper::{Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use prometheus_client::metrics::histogram::Histogram;
 
+use crate::client_budgets::{BudgetOwner, HeldBytes, SMALL_BYTES};
 use crate::config::Limits;
 use crate::connection::{Connection, Stop};
-use crate::holdings::{HeldBytes, Holder, SMALL_BYTES};
-use crate::metrics::observe;
+use crate::metrics::Latency;
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::traces::Trace;
 use http2::CountedStream;
-use problem::Problem;
-use sending::{ForOperators, Reserved, Sending, Untaken};
+use sending::{OperatorReply, ReplyBody, ReservedBytes, UnreadReplies};
 
-const SURFACE: &str = "http";
+pub(crate) use body::{Received, next as next_data, read as read_body};
+pub(crate) use envoy::decide_for_envoy;
+pub(crate) use problem::Problem;
+pub(crate) use roles::authorize as authorize_caller;
+pub(crate) use sending::ReplyTail;
 
-/// How long HTTP/1 clients are still answered after the server was told to stop.
+/// What a listener serves over HTTP.
+pub(crate) trait Service: Send + Sync + 'static {
+    /// The name in logs and metrics.
+    const SURFACE: &'static str;
+    /// Whether only HTTP/2 is served.
+    const IS_HTTP2_ONLY: bool;
+
+    /// Returns the template of a path for traces; `None` if there is no such route.
+    fn template(path: &str) -> Option<&str>;
+
+    /// Answers a request. `head` is the counted memory of its head, and is dropped with it.
+    fn reply(
+        caller: &Caller,
+        request: hyper::Request<Incoming>,
+        head: Option<HeldBytes>,
+    ) -> impl Future<Output = Reply> + Send;
+}
+
+/// The routes of the HTTP listener.
+struct HttpRoutes;
+
+impl Service for HttpRoutes {
+    const SURFACE: &'static str = "http";
+    const IS_HTTP2_ONLY: bool = false;
+
+    fn template(path: &str) -> Option<&str> {
+        routes::template(path)
+    }
+
+    async fn reply(
+        caller: &Caller,
+        request: hyper::Request<Incoming>,
+        head: Option<HeldBytes>,
+    ) -> Reply {
+        routes::reply(caller, request, head).await
+    }
+}
+
+/// How long HTTP/1 connections stay open after the shutdown begins.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
+/// The interval of HTTP/2 pings, and how long a client may take to answer one.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(10);
-/// How many requests an HTTP/2 client may take back before they are looked at, and how many may have to be refused
-/// for mistakes in them, until its connection is ended.
+/// How many requests of an HTTP/2 connection may be reset before they are handled, and how many may be rejected as
+/// invalid, until the connection is closed.
 const MAX_RESETS: usize = 32;
 const MAX_MISTAKES: usize = 128;
-/// How much of the bodies of an HTTP/2 connection, and of one of them, may come before it is read.
+/// The flow-control windows of an HTTP/2 connection and of one stream.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The largest frame of HTTP/2, which is the least that can be said.
+/// The largest frame of HTTP/2: the smallest value that the protocol allows.
 const MAX_FRAME_BYTES: u32 = 16 * 1024;
-/// What a request of HTTP/2 takes until its reply is taken, beside what is in them.
+/// The memory of an HTTP/2 request until its reply is read, in addition to its contents.
 const STREAM_BYTES: usize = 8 * 1024;
-/// The largest decoded head of HTTP/2 that is counted among those bytes.
+/// The largest decoded head that these bytes cover.
 const SMALL_HEAD_BYTES: usize = 4 * 1024;
-/// How many requests of a connection are answered before other tasks have their turn: a pipeline brings hundreds at once.
+/// How many requests of a connection are answered before other tasks run: a pipeline sends hundreds at once.
 const IN_A_TURN: usize = 32;
-/// How many requests of an HTTP/2 connection are answered before other tasks have their turn. Each of them is a task of its own,
-/// so that a hundred which come at once would otherwise be answered before the next request of another client.
+/// How many requests of an HTTP/2 connection are answered before other tasks run. Each request is a separate task, so a
+/// hundred of them would otherwise delay the next request of another client.
 const STREAMS_IN_A_TURN: usize = 8;
-/// How much of a reply is handed to HTTP/2 ahead of its window.
+/// How much of a reply is buffered ahead of the HTTP/2 window.
 const SEND_AHEAD: usize = 64 * 1024;
 
-/// What is answered.
-type Reply = Response<Bytes>;
+/// A reply with its whole body.
+pub(crate) type Reply = Response<Bytes>;
 
-/// What the requests of a connection share.
-struct Caller {
-    shared: Arc<Shared>,
+/// The state that the requests of a connection share.
+pub(crate) struct Caller {
+    pub(crate) shared: Arc<Shared>,
+    /// Becomes true when the server shuts down.
+    pub(crate) stop: Stop,
+    /// The name of the listener in metrics.
+    surface: &'static str,
     peer: Peer,
-    holder: Holder,
-    limits: Limits,
-    latency: Histogram,
+    holder: BudgetOwner,
+    pub(crate) limits: Limits,
+    latency: Arc<Latency>,
     has_asked: AtomicBool,
     /// Whether a request of the connection has presented a valid token.
     has_authenticated: AtomicBool,
-    /// How many requests it has sent.
+    /// The number of requests received.
     requests: AtomicUsize,
-    /// How many of its requests are being answered.
+    /// The number of requests being answered.
     in_flight: AtomicUsize,
-    /// How many of its requests of HTTP/2 have come and wait for their turn.
+    /// The number of HTTP/2 requests that wait to be answered.
     waiting: AtomicUsize,
     is_http2: AtomicBool,
-    /// Whether there was no room for one of its requests: nothing more is read, and the connection ends.
-    is_given_up: AtomicBool,
-    /// Replies that are not taken yet, of HTTP/2.
-    untaken: Arc<Untaken>,
+    /// Whether the connection is being aborted, because a request did not fit into the buffers. No more is read.
+    is_aborted: AtomicBool,
+    /// HTTP/2 replies that the client has not read yet.
+    unread: Arc<UnreadReplies>,
+}
+
+/// Serves a connection of the HTTP listener until either end closes it.
+pub(crate) async fn serve_connection(
+    shared: Arc<Shared>,
+    stream: Box<dyn Connection>,
+    peer: Peer,
+    stop: Stop,
+) {
+    serve_routes::<HttpRoutes>(shared, stream, peer, stop).await;
 }
 
 /// Serves a connection until either end closes it.
-pub(crate) async fn serve_connection(
+pub(crate) async fn serve_routes<S: Service>(
     shared: Arc<Shared>,
     stream: Box<dyn Connection>,
     peer: Peer,
     mut stop: Stop,
 ) {
     let metrics = &shared.gate.metrics;
-    let _open = metrics.count_connection(SURFACE);
-    let latency = metrics.latency(SURFACE);
+    let _open = metrics.count_connection(S::SURFACE);
+    let latency = metrics.latency(S::SURFACE);
     let limits = shared.limits();
     let holder = shared.holder(peer);
     let caller = Arc::new(Caller {
         shared,
+        stop: stop.clone(),
+        surface: S::SURFACE,
         peer,
         holder,
         limits,
@@ -145,25 +203,25 @@ pub(crate) async fn serve_connection(
         in_flight: AtomicUsize::new(0),
         waiting: AtomicUsize::new(0),
         is_http2: AtomicBool::new(false),
-        is_given_up: AtomicBool::new(false),
-        untaken: Arc::default(),
+        is_aborted: AtomicBool::new(false),
+        unread: Arc::default(),
     });
     let answers = service_fn({
         let caller = caller.clone();
         move |request| {
-            let waiting = Waiting::count(&caller);
-            let request = caller.admit(request);
-            serve(waiting, request)
+            let waiting = QueuedRequest::count(&caller);
+            let request = caller.accept(request);
+            serve::<S>(waiting, request)
         }
     });
-    let protocol = protocol(&limits);
+    let protocol = protocol::<S>(&limits);
     let stream = CountedStream::new(stream, caller.clone());
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answers));
-    let mut stopped = pin!(farewell(&mut stop, &caller));
-    // Which protocol it is to be is awaited without a deadline of its own.
+    let mut stopped = pin!(wait_for_shutdown(&mut stop, &caller));
+    // hyper has no deadline for detecting the protocol.
     let mut begun = pin!(tokio::time::sleep(limits.head_timeout));
-    let mut neglected = pin!(caller.untaken.neglected(limits.write_timeout));
-    let needs_token = caller.shared.settings.load().tokens.guard_checks();
+    let mut wait_for_timeout = pin!(caller.unread.wait_for_timeout(limits.write_timeout));
+    let needs_token = caller.shared.settings.load().tokens.checks_need_token();
     let mut authenticated = pin!(tokio::time::sleep(limits.auth_timeout));
     let (mut is_stopping, mut has_begun, mut is_patient) = (false, false, needs_token);
     loop {
@@ -171,7 +229,7 @@ pub(crate) async fn serve_connection(
             biased;
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended");
+                    tracing::debug!(%error, "HTTP connection failed");
                 }
                 return;
             }
@@ -194,35 +252,38 @@ pub(crate) async fn serve_connection(
                     connection.as_mut().graceful_shutdown();
                 }
             }
-            () = &mut neglected => {
-                caller.give_up();
+            () = &mut wait_for_timeout => {
+                caller.abort();
                 return;
             }
         }
     }
 }
 
-/// Waits until it is time to end a connection. HTTP/2 tells its client which requests still count. HTTP/1 cannot: a
-/// request may be on its way while the connection is closed. So its clients have a moment in which the next reply
-/// tells them to go.
-async fn farewell(stop: &mut Stop, caller: &Caller) {
-    // Whoever could say so has gone: then it is time as well.
+/// Waits until a connection should be closed. HTTP/2 reports which requests were processed. HTTP/1 cannot: a request
+/// may arrive while the connection is being closed. So HTTP/1 clients have a moment in which the next reply says
+/// `Connection: close`.
+async fn wait_for_shutdown(stop: &mut Stop, caller: &Caller) {
+    // If the sender is gone, shut down as well.
     let _ = stop.wait_for(|stop| *stop).await;
     if !caller.is_http2.load(Ordering::Relaxed) {
         tokio::time::sleep(FAREWELL).await;
     }
 }
 
-fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
+fn protocol<S: Service>(limits: &Limits) -> Builder<TokioExecutor> {
     let mut protocol = Builder::new(TokioExecutor::new());
-    // The number of header fields stays at hyper's 100: to set it costs an allocation a request.
+    if S::IS_HTTP2_ONLY {
+        protocol = protocol.http2_only();
+    }
+    // The number of header fields stays at hyper's 100: setting it costs an allocation per request.
     protocol
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(usize::try_from(limits.max_head_bytes).unwrap_or(usize::MAX))
-        // A head and its body are one write. Replies are not kept for those of later requests (`pipeline_flush`): hyper
-        // then holds all that a pipeline asks for, and any reply as long as a part of a next request has come.
+        // A head and its body are one write. Replies are not collected for a whole pipeline (`pipeline_flush`): hyper
+        // would then buffer all replies of a pipeline, and any reply while part of the next request has arrived.
         .writev(false)
         .pipeline_flush(false);
     protocol
@@ -242,52 +303,55 @@ fn protocol(limits: &Limits) -> Builder<TokioExecutor> {
     protocol
 }
 
-/// A request that was counted before its handler runs.
-struct Admitted {
+/// A request whose memory was counted before its handler runs.
+struct AcceptedRequest {
     request: hyper::Request<Incoming>,
-    /// Of HTTP/2: the memory of the request until its reply is taken.
+    /// For HTTP/2: the memory of the request until its reply is read.
     stream: Option<HeldBytes>,
     /// The memory of the head, if it is large.
     head: Option<HeldBytes>,
 }
 
-/// Serves a request; `None` is one that there is no room for.
-async fn serve(
-    waiting: Waiting,
-    admitted: Option<Admitted>,
-) -> Result<Response<Sending>, Infallible> {
+/// Serves a request; `None` is a request that does not fit into the buffers.
+async fn serve<S: Service>(
+    waiting: QueuedRequest,
+    accepted: Option<AcceptedRequest>,
+) -> Result<Response<ReplyBody>, Infallible> {
     let began = Instant::now();
     let caller = waiting.turn().await;
     caller.has_asked.store(true, Ordering::Relaxed);
-    let Some(Admitted { request, stream, head }) = admitted else {
-        return Ok(no_room().reply().map(|body| Sending::new(body, [None, None], None)));
+    let Some(AcceptedRequest { request, stream, head }) = accepted else {
+        return Ok(buffers_full()
+            .reply()
+            .map(|body| ReplyBody::new(body, [None, None], None, None)));
     };
     if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
         tokio::task::yield_now().await;
     }
     let is_http2 = request.version() == Version::HTTP_2;
-    let _answering = Answering::count(&caller);
-    let trace = Trace::of_request(&request, routes::template);
+    let _answering = InFlight::count(&caller);
+    let trace = Trace::of_request(&request, S::template);
     let mut reply =
-        trace.follow(routes::reply(&caller, request, head), |reply| Some(reply.status())).await;
+        trace.follow(S::reply(&caller, request, head), |reply| Some(reply.status())).await;
     if !is_http2 && !caller.shared.is_ready.load(Ordering::Relaxed) {
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    observe(&caller.latency, began.elapsed());
+    caller.latency.observe(began.elapsed());
     Ok(sending(&caller, reply, is_http2, stream))
 }
 
-/// A reply that is sent, or another one if there is no room for what is not taken yet. Of HTTP/2 its stream is held.
+/// Counts the memory of a reply until the client has read it. Replies with an error instead if it does not fit into the
+/// buffers.
 fn sending(
     caller: &Caller,
     mut reply: Reply,
     is_http2: bool,
     mut held: Option<HeldBytes>,
-) -> Response<Sending> {
+) -> Response<ReplyBody> {
     let bytes = reply.body().len();
-    let is_for_operators = ForOperators::of(&mut reply);
+    let is_for_operators = OperatorReply::of(&mut reply);
     let mut of_reserve = None;
-    if let Some(reserved) = Reserved::of(&mut reply) {
+    if let Some(reserved) = ReservedBytes::of(&mut reply) {
         match &mut held {
             Some(held) => held.join(reserved),
             None => held = Some(reserved),
@@ -305,25 +369,26 @@ fn sending(
             }
         };
         if !is_room {
-            return sending(caller, no_room().reply(), is_http2, held);
+            return sending(caller, buffers_full().reply(), is_http2, held);
         }
     }
-    let among = is_http2.then_some(&caller.untaken);
-    reply.map(|body| Sending::new(body, [held, of_reserve], among))
+    let among = is_http2.then_some(&caller.unread);
+    let tail = ReplyTail::of(&mut reply);
+    reply.map(|body| ReplyBody::new(body, [held, of_reserve], among, tail))
 }
 
-/// Why a request is not answered that would make the server hold too much.
-fn no_room() -> Problem {
-    let detail = "the server holds as much as it may of what clients send and do not take; come again in a second";
+/// Returns the error for a request that does not fit into the buffers.
+fn buffers_full() -> Problem {
+    let detail = "the request and response buffers are full; retry in 1 s";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "1")
 }
 
 impl Caller {
-    /// Counts a request that the library hands on, before its handler is scheduled: thousands may be handed on at once.
-    /// Returns `None` if there is no room for it.
-    fn admit(&self, request: hyper::Request<Incoming>) -> Option<Admitted> {
+    /// Counts the memory of a request before its handler is scheduled: hyper may deliver thousands at once. Returns
+    /// `None` if it does not fit into the buffers.
+    fn accept(&self, request: hyper::Request<Incoming>) -> Option<AcceptedRequest> {
         if request.version() != Version::HTTP_2 {
-            return Some(Admitted { request, stream: None, head: None });
+            return Some(AcceptedRequest { request, stream: None, head: None });
         }
         self.is_http2.store(true, Ordering::Relaxed);
         let held = self.hold(STREAM_BYTES).and_then(|stream| {
@@ -334,79 +399,81 @@ impl Caller {
             Some((stream, head))
         });
         let Some((stream, head)) = held else {
-            // Answering each of its requests with an error would take as much memory.
-            self.give_up();
+            // Answering each request with an error would take as much memory.
+            self.abort();
             return None;
         };
-        Some(Admitted { request, stream: Some(stream), head })
+        Some(AcceptedRequest { request, stream: Some(stream), head })
     }
 
-    /// Ends the connection.
-    fn give_up(&self) {
-        if !self.is_given_up.swap(true, Ordering::Relaxed) {
-            self.shared.gate.metrics.connections_given_up.inc();
-            self.untaken.give_up();
+    /// Aborts the connection.
+    fn abort(&self) {
+        if !self.is_aborted.swap(true, Ordering::Relaxed) {
+            self.shared.gate.metrics.connections_aborted.inc();
+            self.unread.abort();
         }
     }
 
-    /// Room for bytes that this client makes the server hold, if there is any.
+    /// Counts buffered bytes of this client, if the limits allow it.
     fn hold(&self, bytes: usize) -> Option<HeldBytes> {
         self.shared.hold(self.holder, bytes, &self.limits)
     }
 
-    /// Room for a reply that is yet to be made; `None` if it needs none.
-    fn reserve(&self, bytes: usize) -> Result<Option<Reserved>, Problem> {
+    /// Reserves memory for a reply; `None` if it is small.
+    fn reserve(&self, bytes: usize) -> Result<Option<ReservedBytes>, Problem> {
         match bytes {
             ..=SMALL_BYTES => Ok(None),
-            _ => self.hold(bytes).map(|held| Some(Reserved::new(held))).ok_or_else(no_room),
+            _ => {
+                self.hold(bytes).map(|held| Some(ReservedBytes::new(held))).ok_or_else(buffers_full)
+            }
         }
     }
 }
 
-/// A request that is counted while it waits for its turn.
-struct Waiting {
+/// A request that is counted while it waits to be answered.
+struct QueuedRequest {
     caller: Arc<Caller>,
-    /// How many requests of the connection waited when it came.
+    /// How many requests of the connection waited when it arrived.
     before: usize,
 }
 
-impl Waiting {
+impl QueuedRequest {
     fn count(caller: &Arc<Caller>) -> Self {
         let before = caller.waiting.fetch_add(1, Ordering::Relaxed);
         Self { caller: caller.clone(), before }
     }
 
-    /// Waits until it is its turn. Over HTTP/1 no request waits for another.
+    /// Waits until the request can be answered. HTTP/1 requests do not wait.
     async fn turn(self) -> Arc<Caller> {
-        pass_turns(self.before).await;
+        yield_turns(self.before).await;
         self.caller.clone()
     }
 }
 
-impl Drop for Waiting {
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         self.caller.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Lets as many turns pass as the requests before need.
-async fn pass_turns(before: usize) {
+/// Yields once per group of requests before this one.
+async fn yield_turns(before: usize) {
     for _ in 0..before / STREAMS_IN_A_TURN {
         tokio::task::yield_now().await;
     }
 }
 
 /// A request that is counted while it is being answered.
-struct Answering<'a>(&'a AtomicUsize);
+struct InFlight<'a>(&'a AtomicUsize);
 
-impl<'a> Answering<'a> {
+impl<'a> InFlight<'a> {
     fn count(caller: &'a Caller) -> Self {
         caller.in_flight.fetch_add(1, Ordering::Relaxed);
         Self(&caller.in_flight)
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -416,9 +483,10 @@ impl Drop for Answering<'_> {
 mod tests {
     use super::*;
 
+    /// Fault J4.
     #[test]
-    fn j4_eight_of_a_hundred_streams_are_answered_per_turn() {
-        let turns = (0..100).map(|before| crate::turn::count_polls(pass_turns(before)).1);
+    fn eight_of_a_hundred_streams_are_answered_per_turn() {
+        let turns = (0..100).map(|before| crate::turn::count_polls(yield_turns(before)).1);
         let mut by_turn = std::collections::BTreeMap::new();
         turns.for_each(|turn| *by_turn.entry(turn).or_insert(0) += 1);
         assert!(by_turn.values().all(|streams| *streams <= 8), "{by_turn:?}");

@@ -1,17 +1,20 @@
-//! The Tallygate server: configuration, gate, HTTP, RESP, metrics and the page.
+//! The Tallygate server: configuration, gate, HTTP, RESP, gRPC, metrics and the page.
 //!
-//! [`serve`] runs a server until it is told to stop. Its surfaces (`http.rs`, `resp.rs`) ask the gate (`gate.rs`), which
-//! holds the policies of the configuration (`config.rs`). The binary `tallygate` (crate `tallygate-cli`) parses the
-//! arguments.
+//! To run a server from Rust, fill in [`ServeOptions`] and call [`serve`]. To run it from the command line, use the
+//! binary `tallygate` of the crate `tallygate-cli`. To use limits within a program, use the crate `tallygate` instead.
 
-mod aside;
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod background;
+mod client_budgets;
 mod config;
 mod connection;
 mod descriptors;
+mod envoy;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod gate;
-mod holdings;
+mod grpc;
 mod http;
 mod logs;
 mod metrics;
@@ -22,6 +25,7 @@ mod repeats;
 mod resp;
 mod server;
 mod shared;
+mod striped;
 #[cfg(feature = "otlp")]
 mod traces;
 #[cfg(not(feature = "otlp"))]
@@ -29,19 +33,25 @@ mod traces;
 mod traces;
 mod turn;
 
-pub use config::{show as check_config, tokens_of};
+pub use config::{ConfiguredPolicy, configured_policies, tokens_of};
 pub use logs::{LogFormat, LogLevel};
-pub use options::ServeOptions;
+pub use options::{ServeOptions, check_config};
 
-/// Runs a server until it is told to stop. What goes wrong is logged to standard error, too.
+/// Runs a server until SIGTERM or SIGINT shuts it down. Errors are also logged to standard error.
 ///
 /// # Errors
-/// The server could not start, or could not save its clients at the end.
+///
+/// The server could not start, or could not write its snapshot on shutdown.
 pub fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     let logs = logs::Logs::start(options.log, options.log_format);
     let served = server::run(options);
     if let Err(error) = &served {
-        logs.say(format!("tallygate: {error:#}"));
+        match options.log_format {
+            LogFormat::Text => logs.write_line(format!("tallygate: {error:#}")),
+            LogFormat::Json => {
+                tracing::error!(error = format!("{error:#}"), "the server failed; exiting");
+            }
+        }
     }
     logs.flush();
     served

@@ -1,8 +1,8 @@
-//! Log lines go to standard error by a thread of their own: whoever logs never waits for whoever reads.
+//! A separate thread writes log lines to standard error, so that logging never blocks.
 //!
-//! A pipe that nobody empties, a full disk, a reader that is gone: lines wait in memory up to a bound, those beyond it are
-//! lost and counted, and how many is told when there is room again. One event is one line: what somebody else made up
-//! cannot begin another. `repeats.rs` says which events are told at all.
+//! If standard error is slow (an unread pipe, a full disk), lines wait in memory up to a bound. Further lines are
+//! dropped and counted, and the number is logged when writing works again. One event is one line: values from clients
+//! cannot start a new line. `repeats.rs` decides which events are logged.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,12 +24,12 @@ use crate::repeats::Repeats;
 pub enum LogLevel {
     /// Only errors.
     Error,
-    /// Warnings, too.
+    /// Errors and warnings.
     Warn,
-    /// What an operator wants to know, too.
+    /// Also what an operator wants to know.
     #[default]
     Info,
-    /// Details for debugging, too.
+    /// Also details for debugging.
     Debug,
     /// Everything.
     Trace,
@@ -45,18 +45,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// How many bytes of lines wait to be written; the next ones are lost.
+/// Maximum bytes of lines that wait to be written. Further lines are dropped.
 const MOST_WAITING_BYTES: usize = 1 << 20;
 
-/// How long the last lines have to be written when the server stops.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long shutdown waits for the last lines to be written.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether something was repeated.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often repeated events are reported.
+const REPEATS_EVERY: Duration = Duration::from_secs(1);
 
 static LINES_LOST: AtomicU64 = AtomicU64::new(0);
 
-/// How many lines nobody will read.
+/// Returns the number of dropped lines.
 pub(crate) fn lines_lost() -> u64 {
     LINES_LOST.load(Ordering::Relaxed)
 }
@@ -66,16 +66,16 @@ pub(crate) struct Logs {
     lines: Lines,
 }
 
-/// Where lines are put; what is made of it is one line.
+/// The queue of lines. As a writer, it makes one line per event.
 #[derive(Clone)]
 struct Lines {
-    to: Sender<Sent>,
+    to: Sender<LogMessage>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
-enum Sent {
+enum LogMessage {
     Line(Vec<u8>),
-    /// Asks to be told when all before it is written.
+    /// Requests a message when all lines before it are written.
     Flush(SyncSender<()>),
 }
 
@@ -86,13 +86,13 @@ impl Logs {
         let lines = Lines { to, waiting_bytes: Arc::default() };
         let repeats = Repeats::default();
         let (waiting_bytes, repeated) = (lines.waiting_bytes.clone(), repeats.clone());
-        // A handle of its own: nobody who writes to standard error otherwise waits for this one.
+        // A separate handle, so that other writers to standard error do not wait for this thread.
         match io::stderr().as_fd().try_clone_to_owned() {
             Ok(out) => {
                 let out = File::from(out);
                 std::thread::spawn(move || write_all(&sent, &waiting_bytes, out, &repeated));
             }
-            // Without a descriptor there is no log; every line counts as lost.
+            // Without a descriptor there is no log, and every line counts as dropped.
             Err(_) => drop(sent),
         }
         let text = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(lines.clone());
@@ -105,18 +105,18 @@ impl Logs {
         Self { lines }
     }
 
-    /// Writes a line that is no event.
-    pub(crate) fn say(&self, mut line: String) {
+    /// Writes a line that is not an event.
+    pub(crate) fn write_line(&self, mut line: String) {
         line.push('\n');
         self.lines.send(line.into_bytes());
     }
 
-    /// Waits until what was logged is written, but not for long.
+    /// Waits until all lines are written, for a short time at most.
     pub(crate) fn flush(&self) {
         let (done, is_done) = mpsc::sync_channel(1);
-        if self.lines.to.send(Sent::Flush(done)).is_ok() {
-            // Who does not read must not keep the server from stopping.
-            let _ = is_done.recv_timeout(LAST_WORDS);
+        if self.lines.to.send(LogMessage::Flush(done)).is_ok() {
+            // An unread log must not block shutdown.
+            let _ = is_done.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 }
@@ -131,17 +131,17 @@ const fn filter(level: LogLevel) -> LevelFilter {
     }
 }
 
-/// Writes what is sent, for as long as anybody can send.
+/// Writes lines until all senders are gone.
 fn write_all(
-    sent: &Receiver<Sent>,
+    sent: &Receiver<LogMessage>,
     waiting_bytes: &AtomicUsize,
     mut out: impl Write,
     repeats: &Repeats,
 ) {
-    let mut lost_and_told = 0;
+    let mut reported = 0;
     loop {
-        match sent.recv_timeout(LOOK_EVERY) {
-            Ok(Sent::Line(line)) => {
+        match sent.recv_timeout(REPEATS_EVERY) {
+            Ok(LogMessage::Line(line)) => {
                 let written = out.write_all(&line);
                 waiting_bytes.fetch_sub(line.len(), Ordering::AcqRel);
                 let lost = match written {
@@ -151,16 +151,19 @@ fn write_all(
                         continue;
                     }
                 };
-                if lost > lost_and_told {
-                    let lines = lost - lost_and_told;
-                    lost_and_told = lost;
-                    tracing::warn!(lines, "lines of the log were lost: they could not be written");
+                if lost > reported {
+                    let lines = lost - reported;
+                    reported = lost;
+                    tracing::warn!(
+                        lines,
+                        "log lines were dropped because standard error did not accept them in time"
+                    );
                 }
             }
-            Ok(Sent::Flush(done)) => {
-                repeats.tell(Instant::now(), Duration::ZERO);
-                // What that came to belongs to the last words, too.
-                while let Ok(Sent::Line(line)) = sent.try_recv() {
+            Ok(LogMessage::Flush(done)) => {
+                repeats.log_repeats(Instant::now(), Duration::ZERO);
+                // Also write the lines about repeats.
+                while let Ok(LogMessage::Line(line)) = sent.try_recv() {
                     let _ = out.write_all(&line);
                     waiting_bytes.fetch_sub(line.len(), Ordering::AcqRel);
                 }
@@ -169,7 +172,7 @@ fn write_all(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        repeats.tell(Instant::now(), crate::repeats::PERIOD);
+        repeats.log_repeats(Instant::now(), crate::repeats::PERIOD);
     }
 }
 
@@ -177,14 +180,14 @@ impl Lines {
     fn send(&self, line: Vec<u8>) {
         let length = line.len();
         let waiting = self.waiting_bytes.fetch_add(length, Ordering::AcqRel);
-        if waiting + length > MOST_WAITING_BYTES || self.to.send(Sent::Line(line)).is_err() {
+        if waiting + length > MOST_WAITING_BYTES || self.to.send(LogMessage::Line(line)).is_err() {
             self.waiting_bytes.fetch_sub(length, Ordering::AcqRel);
             LINES_LOST.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// A line being made; it is sent when it is dropped.
+/// A line that is being built; it is sent when it is dropped.
 struct Line<'a> {
     lines: &'a Lines,
     bytes: Vec<u8>,
@@ -215,7 +218,7 @@ impl Drop for Line<'_> {
     }
 }
 
-/// The same text as one line: whatever controls a terminal or ends a line is written out.
+/// Returns the text as one line: control characters and line ends are escaped.
 fn one_line(mut text: Vec<u8>) -> Vec<u8> {
     if text.last() == Some(&b'\n') {
         text.pop();
@@ -226,7 +229,7 @@ fn one_line(mut text: Vec<u8>) -> Vec<u8> {
             b'\t' => line.push(byte),
             b'\n' => line.extend(b"\\n"),
             b'\r' => line.extend(b"\\r"),
-            // As JSON has it.
+            // Escaped as in JSON.
             byte if byte.is_ascii_control() => line.extend(format!("\\u{byte:04x}").bytes()),
             byte => line.push(byte),
         }
@@ -249,15 +252,17 @@ mod tests {
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(text), log);
         let lines = sent.try_iter().map(|sent| match sent {
-            Sent::Line(line) => String::from_utf8(line).expect("text"),
-            Sent::Flush(_) => unreachable!("nobody asked"),
+            LogMessage::Line(line) => String::from_utf8(line).expect("text"),
+            LogMessage::Flush(_) => unreachable!("no flush was requested"),
         });
         lines.collect()
     }
 
-    /// Whatever a client calls itself, and however it is logged.
+    /// Whatever the key of a client contains, and however it is logged.
+    ///
+    /// Fault H5.
     #[test]
-    fn h5_one_event_is_one_line_whatever_is_in_it() {
+    fn one_event_is_one_line_whatever_is_in_it() {
         let key = "alice\r\n2026-01-01T00:00:00Z ERROR root: forged\u{1b}[2J\u{0}\u{7f}";
         for format in [LogFormat::Text, LogFormat::Json] {
             let lines = logged(format, || {
@@ -270,7 +275,7 @@ mod tests {
             for line in lines {
                 let text = line.strip_suffix('\n').expect("a line end");
                 assert!(!text.contains(|c: char| c.is_ascii_control()), "{text:?}");
-                // Where it is quoted in a text that is quoted, the strokes are, too.
+                // In a quoted text within a quoted text, backslashes are doubled.
                 let text = text.replace("\\\\", "\\");
                 assert!(text.contains("alice\\r\\n2026"), "{text:?}");
                 if matches!(format, LogFormat::Json) {
@@ -281,9 +286,11 @@ mod tests {
         }
     }
 
-    /// A writer that waits for somebody who does not come, in memory that is bounded.
+    /// A writer that is blocked for ever uses bounded memory.
+    ///
+    /// Fault I3.
     #[test]
-    fn i3_what_waits_for_a_reader_is_bounded_and_the_rest_is_counted() {
+    fn what_waits_for_a_reader_is_bounded_and_the_rest_is_counted() {
         let (to, sent) = mpsc::channel();
         let lines = Lines { to, waiting_bytes: Arc::default() };
         let before = lines_lost();
@@ -294,8 +301,9 @@ mod tests {
         assert_eq!(sent.try_iter().count(), 1024);
     }
 
+    /// Fault I3.
     #[test]
-    fn i3_how_many_lines_were_lost_is_told_once_there_is_room_again() {
+    fn how_many_lines_were_lost_is_told_once_there_is_room_again() {
         let (to, sent) = mpsc::channel();
         let lines = Lines { to, waiting_bytes: Arc::default() };
         for _ in 0..2 * 1024 {
@@ -312,12 +320,12 @@ mod tests {
             });
         });
         assert!(read.iter().take(1024).all(|line| line.starts_with('x')), "those that waited");
-        let told = read.recv_timeout(Duration::from_secs(20)).expect("one more line");
-        let expected = format!("were lost: they could not be written lines={lost}\n");
-        assert!(told.ends_with(&expected), "{told}");
+        let line = read.recv_timeout(Duration::from_secs(20)).expect("one more line");
+        let expected = format!("did not accept them in time lines={lost}\n");
+        assert!(line.ends_with(&expected), "{line}");
     }
 
-    /// Hands every line on.
+    /// Forwards every line.
     struct Handed(Sender<String>);
 
     impl Write for Handed {

@@ -1,36 +1,53 @@
-//! What is counted, as Prometheus reads it. No client is ever a label.
+//! Metrics for Prometheus. Keys of clients are never labels.
+//!
+//! What happens with every decision or request is counted per thread and summed when metrics are requested
+//! (`policy.rs`, `latency.rs`). Rare events have counters of the library. `figures.rs` and `process.rs` read other
+//! values at the time of the request.
 
-use std::fmt::Write as _;
-use std::sync::Arc;
+mod families;
+mod figures;
+mod format;
+mod latency;
+mod policy;
+mod process;
+
+use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tallygate::{Source, Usage};
-use tallygate_redis::Counts;
 
-use crate::logs;
+use figures::FiguresCollector;
+pub(crate) use figures::{Figures, PolicyFigures, PolicyRules};
+pub(crate) use format::Format;
+pub(crate) use latency::Latency;
+pub(crate) use policy::PolicyMetrics;
+use process::Process;
 
-/// What is counted.
+/// The metrics of the server.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    decisions: Family<DecisionLabels, Counter>,
-    latency: Family<SurfaceLabels, Histogram, fn() -> Histogram>,
+    latencies: Arc<Mutex<SurfaceLatencies>>,
     pub(crate) reloads: Family<OutcomeLabels, Counter>,
     connections: Family<SurfaceLabels, Gauge>,
-    pub(crate) connections_refused: Family<ReasonLabels, Counter>,
-    pub(crate) connections_given_up: Counter,
+    pub(crate) connections_rejected: Family<ReasonLabels, Counter>,
+    pub(crate) connections_aborted: Counter,
     pub(crate) accept_errors: Counter,
     pub(crate) handshakes_failed: Family<SurfaceLabels, Counter>,
-    pub(crate) tokens_refused: Family<SurfaceLabels, Counter>,
+    pub(crate) tokens_rejected: Family<SurfaceLabels, Counter>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) envoy_details: EnvoyDetails,
     registry: Arc<Registry>,
+    process: Arc<Registry>,
 }
+
+/// Response times by surface.
+type SurfaceLatencies = Vec<(&'static str, Arc<Latency>)>;
 
 /// A connection that is counted as open until it is dropped.
 #[derive(Debug)]
@@ -40,13 +57,6 @@ impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.dec();
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DecisionLabels {
-    policy: String,
-    outcome: &'static str,
-    source: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -64,118 +74,122 @@ pub(crate) struct ReasonLabels {
     pub(crate) reason: &'static str,
 }
 
-/// The counters of one policy, found once.
-pub(crate) struct PolicyMetrics {
-    /// By outcome and source.
-    decisions: [[Counter; SOURCES.len()]; 2],
+/// Decisions by descriptor values, for rules of Envoy that ask for it (`detailed_metric`, `value_to_metric`).
+///
+/// The values come from requests, so the number of series is bounded: further values are counted together.
+#[derive(Clone, Default)]
+pub(crate) struct EnvoyDetails {
+    decisions: Family<DescriptorLabels, Counter>,
+    names: Arc<RwLock<HashSet<Box<str>>>>,
 }
 
-const SOURCES: [Source; 7] = [
-    Source::Store,
-    Source::Lease,
-    Source::DenyCache,
-    Source::Local,
-    Source::FailedOpen,
-    Source::FailedClosed,
-    Source::Overloaded,
-];
+/// The maximum number of values of the label `descriptor`.
+const MAX_DESCRIPTORS: usize = 1_000;
+/// The longest value of the label, in bytes.
+const MAX_DESCRIPTOR_BYTES: usize = 256;
+/// The descriptors beyond the maximum.
+const OTHER_DESCRIPTORS: &str = "other";
 
-/// Figures that are read when metrics are rendered, and not counted as things happen.
-pub(crate) struct Figures {
-    /// The most bytes of memory that the server takes.
-    pub(crate) memory_bound: u64,
-    /// The bytes that clients make the server hold, of the `max_held_bytes` of the configuration.
-    pub(crate) held_bytes: usize,
-    /// The keys in memory, by policy.
-    pub(crate) keys: Vec<(Arc<str>, Usage)>,
-    /// How many reservations are open.
-    pub(crate) reservations_open: usize,
-    /// What Redis was asked, where it keeps the clients.
-    pub(crate) store: Option<Counts>,
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DescriptorLabels {
+    descriptor: String,
+    outcome: &'static str,
 }
 
-/// From 1 µs to 1 s.
-const BUCKETS: [f64; 13] =
-    [1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.25, 1.0];
+impl EnvoyDetails {
+    pub(crate) fn count(&self, name: &str, allowed: bool) {
+        let descriptor = if self.is_listed(name) { name } else { OTHER_DESCRIPTORS }.to_owned();
+        let outcome = if allowed { "allowed" } else { "denied" };
+        self.decisions.get_or_create(&DescriptorLabels { descriptor, outcome }).inc();
+    }
+
+    fn is_listed(&self, name: &str) -> bool {
+        if self.names.read().unwrap_or_else(PoisonError::into_inner).contains(name) {
+            return true;
+        }
+        if name.len() > MAX_DESCRIPTOR_BYTES {
+            return false;
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let has_room = names.len() < MAX_DESCRIPTORS;
+        if has_room {
+            names.insert(name.into());
+        }
+        has_room || names.contains(name)
+    }
+}
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("tallygate");
-        let decisions = Family::default();
-        registry.register("decisions", "Decisions made", decisions.clone());
-        let make: fn() -> Histogram = || Histogram::new(BUCKETS);
-        let latency = Family::new_with_constructor(make);
-        registry.register("request_seconds", "How long requests took", latency.clone());
         let reloads = Family::<_, Counter>::default();
-        registry.register("reloads", "Configurations read anew", reloads.clone());
-        // Told from the start: an alert sees a count that grows, not one that appears.
-        for outcome in ["applied", "refused"] {
+        registry.register("reloads", "Configuration reloads", reloads.clone());
+        // Create the series at startup, so that alerts on an increase also see the first event.
+        for outcome in ["applied", "rejected"] {
             reloads.get_or_create_owned(&OutcomeLabels { outcome });
         }
         let connections = Family::default();
-        registry.register("connections", "Connections that are open", connections.clone());
-        let connections_refused = Family::default();
+        registry.register("connections", "Open connections", connections.clone());
+        let connections_rejected = Family::default();
         registry.register(
-            "connections_refused",
-            "Connections that were one too many for the server or for their address, or had no memory left (HTTP/2)",
-            connections_refused.clone(),
+            "connections_rejected",
+            "Connections closed at once because a limit was reached: of the server, of the address, or of buffers (HTTP/2)",
+            connections_rejected.clone(),
         );
-        for reason in ["server", "address", "memory"] {
-            drop(connections_refused.get_or_create(&ReasonLabels { reason }));
+        for reason in ["server", "address", "buffers"] {
+            drop(connections_rejected.get_or_create(&ReasonLabels { reason }));
         }
-        let connections_given_up = Counter::default();
+        let connections_aborted = Counter::default();
         registry.register(
-            "connections_given_up",
-            "Connections of clients that did not take their replies",
-            connections_given_up.clone(),
+            "connections_aborted",
+            "Connections closed because the client did not read its replies, or its requests did not fit into the buffers",
+            connections_aborted.clone(),
         );
         let accept_errors = Counter::default();
         registry.register(
             "accept_errors",
-            "Connections that could not be accepted",
+            "Errors while accepting connections",
             accept_errors.clone(),
         );
         let handshakes_failed = Family::<_, Counter>::default();
         registry.register(
             "tls_handshakes_failed",
-            "Connections on which no TLS was agreed on",
+            "Failed TLS handshakes",
             handshakes_failed.clone(),
         );
-        let tokens_refused = Family::<_, Counter>::default();
+        let tokens_rejected = Family::<_, Counter>::default();
         registry.register(
-            "tokens_refused",
-            "Requests without a token, or with one that does not do",
-            tokens_refused.clone(),
+            "tokens_rejected",
+            "Requests rejected because the token was missing or invalid",
+            tokens_rejected.clone(),
         );
-        for surface in ["http", "resp"] {
+        for surface in ["http", "resp", "grpc"] {
             handshakes_failed.get_or_create_owned(&SurfaceLabels { surface });
-            tokens_refused.get_or_create_owned(&SurfaceLabels { surface });
+            tokens_rejected.get_or_create_owned(&SurfaceLabels { surface });
         }
         let snapshots = Snapshots::registered(&mut registry);
-        let registry = Arc::new(registry);
+        let envoy_details = EnvoyDetails::default();
+        registry.register(
+            "envoy_descriptor_decisions",
+            "Decisions by descriptor, for rules of Envoy with detailed_metric or value_to_metric",
+            envoy_details.decisions.clone(),
+        );
+        let mut process = Registry::with_prefix("process");
+        process.register_collector(Box::new(Process::new()));
         Self {
-            decisions,
-            latency,
+            latencies: Arc::default(),
             reloads,
             connections,
-            connections_refused,
-            connections_given_up,
+            connections_rejected,
+            connections_aborted,
             accept_errors,
             handshakes_failed,
-            tokens_refused,
+            tokens_rejected,
             snapshots,
-            registry,
+            envoy_details,
+            registry: Arc::new(registry),
+            process: Arc::new(process),
         }
-    }
-
-    pub(crate) fn of_policy(&self, policy: &str) -> PolicyMetrics {
-        let counter = |outcome, source: Source| {
-            let labels =
-                DecisionLabels { policy: policy.to_owned(), outcome, source: source.name() };
-            self.decisions.get_or_create_owned(&labels)
-        };
-        let by_source = |outcome| SOURCES.map(|source| counter(outcome, source));
-        PolicyMetrics { decisions: [by_source("refused"), by_source("allowed")] }
     }
 
     /// Counts a connection as open until the result is dropped.
@@ -185,73 +199,36 @@ impl Metrics {
         OpenConnection(gauge)
     }
 
-    /// A surface's histogram, found once.
-    pub(crate) fn latency(&self, surface: &'static str) -> Histogram {
-        self.latency.get_or_create_owned(&SurfaceLabels { surface })
+    /// Returns the response times of a surface.
+    pub(crate) fn latency(&self, surface: &'static str) -> Arc<Latency> {
+        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, latency)) = latencies.iter().find(|(name, _)| *name == surface) {
+            return latency.clone();
+        }
+        let latency = Arc::new(Latency::default());
+        latencies.push((surface, latency.clone()));
+        latency
     }
 
-    /// All of it, as text.
-    pub(crate) fn render(&self, figures: &Figures) -> String {
+    /// Returns all metrics in a text format.
+    pub(crate) fn render(&self, figures: Figures, format: Format) -> String {
+        let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut values = Registry::with_prefix("tallygate");
+        values.register_collector(Box::new(FiguresCollector { figures, latencies }));
         let mut out = String::new();
         // Writing to a string cannot fail.
-        let _ = text::encode_registry(&mut out, &self.registry);
-        let _ = writeln!(out, "# TYPE tallygate_build_info gauge");
-        let version = env!("CARGO_PKG_VERSION");
-        let _ = writeln!(out, "tallygate_build_info{{version=\"{version}\"}} 1");
-        let _ = writeln!(out, "# TYPE tallygate_log_lines_lost counter");
-        let _ = writeln!(out, "tallygate_log_lines_lost_total {}", logs::lines_lost());
-        let _ = writeln!(out, "# TYPE tallygate_memory_bound_bytes gauge");
-        let _ = writeln!(out, "tallygate_memory_bound_bytes {}", figures.memory_bound);
-        let _ = writeln!(out, "# TYPE tallygate_held_bytes gauge");
-        let _ = writeln!(out, "tallygate_held_bytes {}", figures.held_bytes);
-        let _ = writeln!(out, "# TYPE tallygate_keys_live gauge");
-        let _ = writeln!(out, "# TYPE tallygate_evictions counter");
-        let _ = writeln!(out, "# TYPE tallygate_keys_refused counter");
-        for (policy, usage) in &figures.keys {
-            let policy = policy.replace('\\', "\\\\").replace('"', "\\\"");
-            let _ = writeln!(out, "tallygate_keys_live{{policy=\"{policy}\"}} {}", usage.keys);
-            let _ =
-                writeln!(out, "tallygate_evictions_total{{policy=\"{policy}\"}} {}", usage.evicted);
-            let refused = usage.refused;
-            let _ = writeln!(out, "tallygate_keys_refused_total{{policy=\"{policy}\"}} {refused}");
+        for registry in [&self.registry, &values, &self.process] {
+            let _ = text::encode_registry(&mut out, registry);
         }
-        let _ = writeln!(out, "# TYPE tallygate_reservations_open gauge");
-        let _ = writeln!(out, "tallygate_reservations_open {}", figures.reservations_open);
-        if let Some(counts) = &figures.store {
-            let mut count = |name: &str, value: u64| {
-                let _ = writeln!(out, "# TYPE tallygate_store_{name} counter");
-                let _ = writeln!(out, "tallygate_store_{name}_total {value}");
-            };
-            count("calls", counts.calls);
-            count("timeouts", counts.timeouts);
-            count("errors", counts.errors);
-            count("overloaded", counts.overloaded);
-            count("races_retried", counts.contended);
-            count("races_lost", counts.races_lost);
-            count("out_of_memory_replies", counts.out_of_memory);
-            count("breaker_opened", counts.breaker_opened);
-            count("connections", counts.connections);
-            count("redirections", counts.redirections);
-            count("returned", counts.returned);
-            count("unreturned", counts.unreturned);
-            count("coalesced", counts.coalesced);
-            count("leased", counts.leased);
-            count("lease_given_back", counts.given_back);
-            count("lease_lapsed", counts.lapsed);
-            let _ = writeln!(out, "# TYPE tallygate_store_breaker_open gauge");
-            let _ = writeln!(out, "tallygate_store_breaker_open {}", u8::from(counts.is_open));
-            let _ = writeln!(out, "# TYPE tallygate_store_out_of_memory gauge");
-            let is_out = u8::from(counts.is_out_of_memory);
-            let _ = writeln!(out, "tallygate_store_out_of_memory {is_out}");
+        let _ = text::encode_eof(&mut out);
+        match format {
+            Format::OpenMetrics => out,
+            Format::Text => format::to_text(&out),
         }
-        // The end mark belongs behind everything.
-        out = out.replace("# EOF\n", "");
-        out.push_str("# EOF\n");
-        out
     }
 }
 
-/// What is told of snapshots: how many there were, and what the last one was like.
+/// Metrics of snapshots: how many were written or failed, and the figures of the last one.
 #[derive(Clone, Default)]
 pub(crate) struct Snapshots {
     outcomes: Family<OutcomeLabels, Counter>,
@@ -263,13 +240,17 @@ pub(crate) struct Snapshots {
 impl Snapshots {
     fn registered(registry: &mut Registry) -> Self {
         let new = Self::default();
-        registry.register("snapshots", "Snapshots of clients", new.outcomes.clone());
+        registry.register("snapshots", "Snapshots of the memory store", new.outcomes.clone());
         for outcome in ["written", "failed"] {
             new.outcomes.get_or_create_owned(&OutcomeLabels { outcome });
         }
-        registry.register("snapshot_keys", "Clients in the last snapshot", new.keys.clone());
-        registry.register("snapshot_bytes", "Its bytes", new.bytes.clone());
-        registry.register("snapshot_seconds", "How long it took", new.seconds.clone());
+        registry.register("snapshot_keys", "Keys in the last snapshot", new.keys.clone());
+        registry.register("snapshot_bytes", "Size of the last snapshot", new.bytes.clone());
+        registry.register(
+            "snapshot_seconds",
+            "Time to write the last snapshot",
+            new.seconds.clone(),
+        );
         new
     }
 
@@ -287,38 +268,30 @@ impl Snapshots {
     }
 }
 
-impl PolicyMetrics {
-    pub(crate) fn decided(&self, allowed: bool, source: Source) {
-        let source = SOURCES.iter().position(|one| *one == source).unwrap_or(0);
-        self.decisions[usize::from(allowed)][source].inc();
-    }
-}
-
-/// How long something took, into a histogram.
-pub(crate) fn observe(histogram: &Histogram, took: Duration) {
-    histogram.observe(took.as_secs_f64());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_alerts_watch_is_told_before_it_happens() {
-        let mut told = String::new();
-        text::encode_registry(&mut told, &Metrics::new().registry).expect("a string takes it");
+        let mut text_format = String::new();
+        text::encode_registry(&mut text_format, &Metrics::new().registry)
+            .expect("a string takes it");
         for count in [
-            "reloads_total{outcome=\"refused\"}",
-            "connections_refused_total{reason=\"server\"}",
-            "connections_refused_total{reason=\"address\"}",
+            "reloads_total{outcome=\"rejected\"}",
+            "connections_rejected_total{reason=\"server\"}",
+            "connections_rejected_total{reason=\"address\"}",
             "tls_handshakes_failed_total{surface=\"http\"}",
             "tls_handshakes_failed_total{surface=\"resp\"}",
-            "tokens_refused_total{surface=\"http\"}",
-            "tokens_refused_total{surface=\"resp\"}",
+            "tokens_rejected_total{surface=\"http\"}",
+            "tokens_rejected_total{surface=\"resp\"}",
             "snapshots_total{outcome=\"written\"}",
             "snapshots_total{outcome=\"failed\"}",
         ] {
-            assert!(told.contains(&format!("\ntallygate_{count} 0\n")), "no {count} in {told}");
+            assert!(
+                text_format.contains(&format!("\ntallygate_{count} 0\n")),
+                "no {count} in {text_format}"
+            );
         }
     }
 }

@@ -1,14 +1,14 @@
-//! What stands in for `traces.rs` where the feature `otlp` is not built in: nothing, at no cost.
+//! Replaces `traces.rs` without the feature `otlp`: does nothing, at no cost.
 
 use hyper::{Request, StatusCode};
 use tallygate::Source;
 
 use crate::options::ServeOptions;
 
-/// Nothing to follow.
+/// A span that does nothing.
 pub(crate) struct Trace;
 
-/// Nothing to send.
+/// An exporter that does nothing.
 pub(crate) struct Traces;
 
 #[expect(clippy::unnecessary_wraps, reason = "where traces are built in, this can fail")]

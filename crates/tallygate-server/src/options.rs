@@ -1,31 +1,123 @@
-//! What the command line says about a server.
+//! Options of the command line, and the configuration that is in effect with them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::logs::{LogFormat, LogLevel};
+use anyhow::Context as _;
 
-/// How a server is started. A field that is set here goes before the same field of the configuration.
+use crate::config::{Config, Tokens, check_listen_address, write_summary};
+use crate::logs::{LogFormat, LogLevel};
+use crate::random;
+
+/// How to start a server. These fields override the same fields of the configuration.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The configuration file. Without it the server serves a policy to try things with.
+    /// The configuration file. Without it, the server has one policy, `demo`.
     pub config: Option<PathBuf>,
-    /// Where to listen for HTTP: `HOST:PORT` or `unix:/path`.
+    /// The HTTP listen address: `HOST:PORT` or `unix:/path`.
     pub http: Option<String>,
-    /// Where to listen for RESP.
+    /// The RESP listen address: `HOST:PORT` or `unix:/path`.
     pub resp: Option<String>,
-    /// Where clients are kept: `memory`, or the URL of a Redis server.
+    /// The gRPC listen address: `HOST:PORT` or `unix:/path`. Without it, the server does not listen for gRPC.
+    pub grpc: Option<String>,
+    /// The rules of Envoy's rate limit service: a YAML file, or a folder of them.
+    pub envoy_config: Option<PathBuf>,
+    /// The store: `memory`, or the URL of a Redis server.
     pub store: Option<String>,
-    /// Maximum number of clients kept in memory per policy.
+    /// The number of this server among the `instances` of a policy, from 1. It decides which servers get the remainder
+    /// of a division.
+    pub instance: Option<u32>,
+    /// Maximum number of keys kept in memory per policy.
     pub max_keys: usize,
-    /// The file that clients are saved in.
+    /// The snapshot file of the memory store.
     pub snapshot: Option<PathBuf>,
-    /// How often clients are saved while the server runs.
+    /// The interval at which the snapshot is written; without it, only on shutdown.
     pub snapshot_every: Option<Duration>,
-    /// Where to send traces, over OTLP; ignored without the feature `otlp`.
+    /// The OTLP collector for traces; ignored without the feature `otlp`.
     pub otlp: Option<String>,
     /// Log level.
     pub log: LogLevel,
     /// Format of log lines.
     pub log_format: LogFormat,
+}
+
+impl ServeOptions {
+    /// Reads the configuration, and applies these options to it. Without a file, the configuration has a new admin token,
+    /// which is returned, and the rules for Envoy or the policy `demo`.
+    pub(crate) fn read_config(&self) -> anyhow::Result<(Config, Option<String>)> {
+        let (mut config, token) = match &self.config {
+            Some(path) => (Config::read(path, self.envoy_config.as_deref())?, None),
+            None => {
+                let token = random::token();
+                let tokens = Arc::new(Tokens::with_admin(&token));
+                let config = Config::without_file(self.envoy_config.as_deref())?;
+                (Config { tokens, ..config }, Some(token))
+            }
+        };
+        for (flag, given, address) in [
+            ("--http", &self.http, &mut config.http),
+            ("--resp", &self.resp, &mut config.resp),
+            ("--grpc", &self.grpc, &mut config.grpc),
+        ] {
+            if let Some(given) = given {
+                check_listen_address(given).map_err(anyhow::Error::msg).context(flag)?;
+                *address = Some(given.clone());
+            }
+        }
+        anyhow::ensure!(
+            config.grpc.is_none() || config.envoy.is_some(),
+            "the gRPC listener serves Envoy's rate limit service, and no rules are configured; use --envoy-config PATH or \
+             `[envoy] config`"
+        );
+        config.store = self.store.clone().or(config.store).filter(|store| store != "memory");
+        if let Some(store) = &config.store {
+            tallygate_redis::open(store)?;
+        }
+        if config.store.is_none() {
+            // Without a common store, each server has a share of its own.
+            let shared =
+                config.policies.iter_mut().filter(|(_, policy)| policy.instances.is_some());
+            for (name, policy) in shared {
+                policy
+                    .take_share(self.instance)
+                    .map_err(|reason| anyhow::anyhow!("policy {name:?}: {reason}"))?;
+            }
+        }
+        config.snapshot = self.snapshot.clone().or(config.snapshot);
+        config.snapshot_every = self.snapshot_every.or(config.snapshot_every);
+        anyhow::ensure!(
+            config.snapshot.is_some() || config.snapshot_every.is_none(),
+            "--snapshot-every needs --snapshot PATH"
+        );
+        anyhow::ensure!(
+            config.snapshot.is_none() || config.store.is_none(),
+            "a snapshot only works with the memory store (Redis keeps the keys itself); remove --snapshot or use --store memory"
+        );
+        Ok((config, token))
+    }
+}
+
+/// Validates a configuration file and prints the settings in effect: those of the file, of the flags and of the
+/// environment variables. Prints warnings to standard error.
+///
+/// # Errors
+///
+/// The file cannot be read, or is invalid: the error has the place and the reason.
+pub fn check_config(options: &ServeOptions) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let (config, _) = options.read_config()?;
+    let mut out = std::io::stdout().lock();
+    write_summary(&config, &mut out)?;
+    // The values may contain passwords.
+    let mut set: Vec<_> =
+        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    set.retain(|name| name.starts_with("TALLYGATE_") && name != "TALLYGATE_CONFIG");
+    set.sort();
+    let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
+    writeln!(out, "environment {set}")?;
+    for warning in config.warnings() {
+        writeln!(std::io::stderr(), "tallygate: warning: {warning}")?;
+    }
+    Ok(())
 }

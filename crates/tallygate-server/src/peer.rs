@@ -1,15 +1,15 @@
-//! Who is at the other end of a connection.
+//! The client end of a connection.
 
 use std::net::IpAddr;
 
 use tokio::net::UnixStream;
 
-/// Who is at the other end of a connection.
+/// The client end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     /// Its address; `None` over a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// Whether it is a process of the server's own user or of root, over a Unix socket.
+    /// Whether the client is a process of the server's own user or of root, over a Unix socket.
     pub(crate) is_same_user: bool,
 }
 
@@ -26,7 +26,7 @@ impl Peer {
         Self { address: None, is_same_user: user.is_ok_and(|user| user == own || user == 0) }
     }
 
-    /// Whether it connects over loopback.
+    /// Returns whether the client connects over loopback.
     pub(crate) fn is_loopback(self) -> bool {
         self.address.is_some_and(|address| address.to_canonical().is_loopback())
     }

@@ -1,11 +1,12 @@
-//! Random numbers that cannot be guessed, from the operating system.
+//! Unpredictable random numbers from the operating system.
 
 use std::fmt::Write as _;
 
 /// Returns 128 random bits.
 ///
 /// # Panics
-/// If the operating system has no random numbers: then nothing that has to be secret can be made.
+///
+/// If the operating system provides no random numbers.
 #[expect(clippy::expect_used, reason = "the kernel's generator does not fail once it has started")]
 pub(crate) fn number() -> u128 {
     let mut bytes = [0; 16];

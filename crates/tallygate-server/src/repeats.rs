@@ -1,8 +1,8 @@
-//! What is logged again and again is told a few times and then counted.
+//! Limits repeated log events: the first few are logged, the rest are counted.
 //!
-//! The same event (level, place in the program, message and fields) is told five times in ten seconds; how often it came
-//! beyond that is told once they are over. Others pass meanwhile, unless there are very many that are all different:
-//! then those of one place in the program are taken together, so that memory and lines are bounded.
+//! The same event (level, call site, message and fields) is logged five times in ten seconds. After that time, one line
+//! reports how often it was repeated. Other events are logged meanwhile. If there are very many different events, those
+//! of one call site are counted together, so that memory and lines are bounded.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -15,57 +15,57 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// How often the same is told in a period.
-const TOLD: u64 = 5;
+/// How often the same event is logged per period.
+const MAX_LOGGED: u64 = 5;
 
-/// How long it is counted.
+/// The length of a period.
 pub(crate) const PERIOD: Duration = Duration::from_secs(10);
 
-/// How many different events are told apart in a period.
+/// How many different events are distinguished per period.
 const MOST: usize = 256;
 
-/// The longest text of an event that is told again.
+/// The longest text of an event in a line about repeats.
 const MAX_TEXT_BYTES: usize = 512;
 
-/// What is said of repeats is not counted among them.
+/// The target of lines about repeats, which are not counted themselves.
 const TARGET: &str = "tallygate::repeats";
 
-/// Decides which events are told. All clones are one.
+/// Decides which events are logged. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Repeats {
     since: Instant,
     hasher: RandomState,
-    known: Arc<Mutex<Known>>,
+    recent: Arc<Mutex<RecentEvents>>,
 }
 
-/// Events of this period.
+/// The events of the current period.
 #[derive(Default)]
-struct Known(HashMap<u64, Repeated>);
+struct RecentEvents(HashMap<u64, EventCount>);
 
-struct Repeated {
+struct EventCount {
     began: Duration,
     seen: u64,
-    /// How many were not told.
+    /// How many events were not logged.
     more: u64,
-    /// When the first of those came.
+    /// When the first of them happened.
     more_since: Duration,
     level: Level,
     text: String,
 }
 
-/// An event as it is told from others.
-struct Told<'a> {
-    /// Of all there is to it.
+/// An event and its hashes.
+struct LogEvent<'a> {
+    /// Hash of the call site and the text.
     event: u64,
-    /// Of its place in the program.
+    /// Hash of the call site.
     place: u64,
     level: Level,
     text: &'a str,
 }
 
-/// What came more often than it was told.
+/// How often an event was repeated without being logged.
 #[derive(Debug, PartialEq, Eq)]
-struct Again {
+struct RepeatSummary {
     level: Level,
     more: u64,
     within: Duration,
@@ -74,50 +74,59 @@ struct Again {
 
 impl Default for Repeats {
     fn default() -> Self {
-        Self { since: Instant::now(), hasher: RandomState::new(), known: Arc::default() }
+        Self { since: Instant::now(), hasher: RandomState::new(), recent: Arc::default() }
     }
 }
 
 impl Repeats {
-    /// Tells what came more often than was told, of events that began so long ago.
-    pub(crate) fn tell(&self, now: Instant, ago: Duration) {
-        let over = self.known().over(now.duration_since(self.since), ago);
-        for Again { level, more, within, text } in over {
+    /// Logs how often events were repeated whose period began at least `ago` before.
+    pub(crate) fn log_repeats(&self, now: Instant, ago: Duration) {
+        let take_expired = self.recent().take_expired(now.duration_since(self.since), ago);
+        for RepeatSummary { level, more, within, text } in take_expired {
             let within = within.as_secs().max(1);
-            macro_rules! again {
+            macro_rules! summaries {
                 ($level:ident) => {
-                    tracing::event!(target: TARGET, Level::$level, "{text} … and {more} more in the last {within} s")
+                    tracing::event!(target: TARGET, Level::$level, "{text} … repeated {more} more times in the last {within} s")
                 };
             }
             match level {
-                Level::ERROR => again!(ERROR),
-                Level::WARN => again!(WARN),
-                Level::INFO => again!(INFO),
-                Level::DEBUG => again!(DEBUG),
-                Level::TRACE => again!(TRACE),
+                Level::ERROR => summaries!(ERROR),
+                Level::WARN => summaries!(WARN),
+                Level::INFO => summaries!(INFO),
+                Level::DEBUG => summaries!(DEBUG),
+                Level::TRACE => summaries!(TRACE),
             }
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recent(&self) -> MutexGuard<'_, RecentEvents> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
-    /// Whether an event is to be told at a time.
-    fn note(&mut self, told: &Told<'_>, now: Duration) -> bool {
-        let is_room = self.0.len() < MOST || self.0.contains_key(&told.event);
-        let repeated =
-            self.0.entry(if is_room { told.event } else { told.place }).or_insert_with(|| {
-                let text = told.text.to_owned();
-                Repeated { began: now, seen: 0, more: 0, more_since: now, level: told.level, text }
+impl RecentEvents {
+    /// Counts an event. Returns whether it should be logged.
+    fn should_log(&mut self, log_event: &LogEvent<'_>, now: Duration) -> bool {
+        let is_room = self.0.len() < MOST || self.0.contains_key(&log_event.event);
+        let repeated = self
+            .0
+            .entry(if is_room { log_event.event } else { log_event.place })
+            .or_insert_with(|| {
+                let text = log_event.text.to_owned();
+                EventCount {
+                    began: now,
+                    seen: 0,
+                    more: 0,
+                    more_since: now,
+                    level: log_event.level,
+                    text,
+                }
             });
         if now.saturating_sub(repeated.began) >= PERIOD {
             (repeated.began, repeated.seen) = (now, 0);
         }
         repeated.seen += 1;
-        if repeated.seen <= TOLD {
+        if repeated.seen <= MAX_LOGGED {
             return true;
         }
         if repeated.more == 0 {
@@ -127,22 +136,22 @@ impl Known {
         false
     }
 
-    /// Forgets those that began so long ago, and says what was not told of them.
-    fn over(&mut self, now: Duration, ago: Duration) -> Vec<Again> {
-        let mut again = Vec::new();
+    /// Removes the events whose period began at least `ago` before, and returns those that were not all logged.
+    fn take_expired(&mut self, now: Duration, ago: Duration) -> Vec<RepeatSummary> {
+        let mut summaries = Vec::new();
         self.0.retain(|_, repeated| {
             if now.saturating_sub(repeated.began) < ago {
                 return true;
             }
-            let Repeated { more, level, .. } = *repeated;
+            let EventCount { more, level, .. } = *repeated;
             if more > 0 {
                 let within = now.saturating_sub(repeated.more_since);
                 let text = std::mem::take(&mut repeated.text);
-                again.push(Again { level, more, within, text });
+                summaries.push(RepeatSummary { level, more, within, text });
             }
             false
         });
-        again
+        summaries
     }
 }
 
@@ -152,29 +161,29 @@ impl<S: Subscriber> Layer<S> for Repeats {
         if metadata.target() == TARGET {
             return true;
         }
-        let mut text = Text::default();
+        let mut text = EventText::default();
         event.record(&mut text);
-        let Text { message, fields } = text;
+        let EventText { message, fields } = text;
         let place: Identifier = metadata.callsite();
         let text = format!("{message}{fields}");
-        let told = Told {
+        let log_event = LogEvent {
             event: self.hasher.hash_one((&place, &text)),
             place: self.hasher.hash_one(&place),
             level: *metadata.level(),
             text: cut(&text),
         };
-        self.known().note(&told, self.since.elapsed())
+        self.recent().should_log(&log_event, self.since.elapsed())
     }
 }
 
-/// An event in words.
+/// The text of an event.
 #[derive(Default)]
-struct Text {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Visit for Text {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing to a string cannot fail.
         let _ = match field.name() {
@@ -192,8 +201,8 @@ fn cut(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    const fn told(event: u64, place: u64, text: &str) -> Told<'_> {
-        Told { event, place, level: Level::ERROR, text }
+    const fn log_event(event: u64, place: u64, text: &str) -> LogEvent<'_> {
+        LogEvent { event, place, level: Level::ERROR, text }
     }
 
     const fn s(seconds: u64) -> Duration {
@@ -202,49 +211,57 @@ mod tests {
 
     #[test]
     fn the_same_is_told_a_few_times_and_then_counted() {
-        let mut known = Known::default();
-        let same = told(1, 100, "no descriptors");
-        let passed = (0..1239).filter(|_| known.note(&same, s(0))).count();
+        let mut recent = RecentEvents::default();
+        let same = log_event(1, 100, "no descriptors");
+        let passed = (0..1239).filter(|_| recent.should_log(&same, s(0))).count();
         assert_eq!(passed, 5);
-        assert_eq!(known.over(s(9), PERIOD), []);
-        let again = known.over(s(10), PERIOD);
+        assert_eq!(recent.take_expired(s(9), PERIOD), []);
+        let summaries = recent.take_expired(s(10), PERIOD);
         let text = "no descriptors".to_owned();
-        assert_eq!(again, [Again { level: Level::ERROR, more: 1234, within: s(10), text }]);
-        assert_eq!(known.over(s(20), PERIOD), [], "told once");
-        assert!(known.note(&same, s(20)), "later it is news again");
+        assert_eq!(
+            summaries,
+            [RepeatSummary { level: Level::ERROR, more: 1234, within: s(10), text }]
+        );
+        assert_eq!(recent.take_expired(s(20), PERIOD), [], "reported once");
+        assert!(recent.should_log(&same, s(20)), "later it is news again");
     }
 
     #[test]
     fn others_pass_meanwhile() {
-        let mut known = Known::default();
+        let mut recent = RecentEvents::default();
         for _ in 0..100 {
-            known.note(&told(1, 100, "the same"), s(0));
+            recent.should_log(&log_event(1, 100, "the same"), s(0));
         }
-        assert!(known.note(&told(2, 100, "another of the same place"), s(0)));
-        assert!(known.note(&told(3, 300, "of another place"), s(0)));
+        assert!(recent.should_log(&log_event(2, 100, "another of the same place"), s(0)));
+        assert!(recent.should_log(&log_event(3, 300, "of another place"), s(0)));
     }
 
-    /// A writer that is stuck tells nothing meanwhile; it tells everything when it goes on.
+    /// A blocked writer reports all repeats when it continues.
     #[test]
     fn what_was_not_told_in_time_is_told_later() {
-        let mut known = Known::default();
+        let mut recent = RecentEvents::default();
         for period in 0..3 {
             let now = s(10 * period);
-            let passed = (0..25).filter(|_| known.note(&told(1, 100, "x"), now)).count();
+            let passed =
+                (0..25).filter(|_| recent.should_log(&log_event(1, 100, "x"), now)).count();
             assert_eq!(passed, 5);
         }
-        let again = known.over(s(30), PERIOD);
-        assert_eq!((again.len(), again[0].more, again[0].within), (1, 60, s(30)));
+        let summaries = recent.take_expired(s(30), PERIOD);
+        assert_eq!((summaries.len(), summaries[0].more, summaries[0].within), (1, 60, s(30)));
     }
 
-    /// Who makes every event another one fills neither the memory nor the log.
+    /// Events that are all different fill neither memory nor the log.
     #[test]
     fn very_many_different_ones_are_bounded() {
-        let mut known = Known::default();
-        let passed = (0..100_000).filter(|event| known.note(&told(*event, 1 << 60, "x"), s(0)));
+        let mut recent = RecentEvents::default();
+        let passed =
+            (0..100_000).filter(|event| recent.should_log(&log_event(*event, 1 << 60, "x"), s(0)));
         assert_eq!(passed.count(), MOST + 5);
-        assert!(known.0.len() <= MOST + 1);
-        assert_eq!(known.over(s(10), PERIOD).iter().map(|again| again.more).sum::<u64>(), 99_739);
+        assert!(recent.0.len() <= MOST + 1);
+        assert_eq!(
+            recent.take_expired(s(10), PERIOD).iter().map(|summaries| summaries.more).sum::<u64>(),
+            99_739
+        );
     }
 
     #[test]

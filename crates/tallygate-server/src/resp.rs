@@ -1,9 +1,10 @@
-//! The RESP surface: `CL.THROTTLE` as redis-cell answers it, and Tallygate's own commands.
+//! The RESP surface: `CL.THROTTLE`, compatible with redis-cell, and Tallygate's own commands.
 //!
-//! Any Redis client can ask. `connection.rs` reads, decides and writes in turn; `parse.rs` makes words of bytes;
-//! `commands.rs` is the table of commands; `decide.rs` carries out the ones that decide, `session.rs` the ones by which clients
-//! introduce themselves; `arguments.rs` reads their arguments, and `reply.rs` writes the replies. Nothing is stored here: `SET` is
-//! an unknown command.
+//! Any Redis client works. `connection.rs` reads commands and writes replies, `parse.rs` parses bytes, and
+//! `commands.rs` is the table of commands. `decide.rs` runs the commands that decide, `session.rs` those about the
+//! connection, and `transaction.rs` stores commands between `MULTI` and `EXEC`. `arguments.rs` reads arguments, and
+//! `reply.rs` writes replies. Commands that store data, such as `SET`,
+//! do not exist.
 
 mod arguments;
 mod commands;
@@ -14,6 +15,7 @@ pub(crate) mod fuzzing;
 mod parse;
 mod reply;
 mod session;
+mod transaction;
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Traces of requests for a collector that speaks OTLP, where one is named.
+//! Traces of requests, sent to an OTLP collector if one is configured.
 //!
-//! A request over HTTP is a span, and so is a batch of commands over RESP. It says which route, which policies, how many
-//! were allowed and refused, by which source, and never which client: no key, no query, no header field. A caller's
-//! `traceparent` is continued.
+//! An HTTP request is a span, and so is a batch of RESP commands. A span has the route, the policies, the numbers of
+//! allowed and denied requests and the sources of the decisions, but never a key, a query or a header field. The
+//! `traceparent` of a request is continued.
 //!
-//! Spans do not go through `tracing`: a level of the log would then decide what is traced, and a span that nobody wants
-//! would still be looked at by the log. Here it costs one load, and with the feature `otlp` off nothing.
+//! Spans do not use `tracing`: the log level would then decide what is traced, and the log would process every span.
+//! Without a collector, a request costs one load; without the feature `otlp`, nothing.
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -31,10 +31,10 @@ use tallygate::Source;
 
 use crate::options::ServeOptions;
 
-/// A request or a batch while it is carried out, if anybody wants to know.
+/// The span of a request or a batch, if traces are sent.
 pub(crate) struct Trace(Option<Span>);
 
-/// What is sent to a collector, if there is one.
+/// The exporter of spans, if a collector is configured.
 pub(crate) struct Traces(Option<SdkTracerProvider>);
 
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
@@ -43,32 +43,32 @@ tokio::task_local! {
     static TALLY: RefCell<Tally>;
 }
 
-/// What was decided on behalf of one span.
+/// The decisions within one span.
 #[derive(Default)]
 struct Tally {
     allowed: i64,
-    refused: i64,
+    denied: i64,
     policies: Names,
     sources: Names,
 }
 
-/// Names of the configuration, each once.
+/// Distinct names from the configuration.
 #[derive(Default)]
 struct Names(Vec<String>);
 
-/// How many names a span tells.
+/// Maximum number of names per span.
 const MAX_NAMES: usize = 16;
-/// How long a collector may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long stopping waits for the last spans to be sent.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Maximum time of an export.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long shutdown waits for the last spans to be sent.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer of a collector that is read, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
-/// What a collector is named by, besides the flag.
+/// The environment variables that name a collector.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// Begins to send traces if a collector is named. Within a runtime of tokio.
+/// Starts to send traces if a collector is configured. Must be called within a tokio runtime.
 pub(crate) fn start(options: &ServeOptions) -> anyhow::Result<Traces> {
     let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if options.otlp.is_none() && !ENDPOINTS.iter().any(is_set) {
@@ -78,12 +78,12 @@ pub(crate) fn start(options: &ServeOptions) -> anyhow::Result<Traces> {
     if let Some(url) = &options.otlp {
         if !url.starts_with("http://") {
             anyhow::bail!(
-                "--otlp takes http://HOST:PORT; put a collector with TLS behind one without"
+                "--otlp must be http://HOST:PORT; for TLS, send to a local collector that forwards the traces"
             );
         }
         exporter = exporter.with_endpoint(format!("{}/v1/traces", url.trim_end_matches('/')));
     }
-    let exporter = exporter.build().context("cannot send traces")?;
+    let exporter = exporter.build().context("cannot set up the trace exporter")?;
     let mut resource = Resource::builder();
     if !is_set(&"OTEL_SERVICE_NAME") {
         resource = resource.with_service_name("tallygate");
@@ -93,31 +93,32 @@ pub(crate) fn start(options: &ServeOptions) -> anyhow::Result<Traces> {
         .with_batch_exporter(exporter)
         .with_resource(resource.with_attribute(version).build())
         .build();
-    // There is one server in a process: who comes second sends nothing.
+    // A process has one server; a second one would send nothing.
     let _ = TRACER.set(provider.tracer("tallygate"));
     Ok(Traces(Some(provider)))
 }
 
 impl Traces {
-    /// Sends what is left.
+    /// Sends the remaining spans.
     pub(crate) async fn flush(self) {
         let Some(provider) = self.0 else { return };
-        // It waits for its thread, which waits for a task of this runtime.
-        let ended = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FAREWELL));
+        // Shutdown waits for the thread of the SDK, which waits for a task of this runtime.
+        let ended =
+            tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
         match ended.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "not all traces were sent"),
-            Err(error) => tracing::warn!(%error, "not all traces were sent"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot send the last traces; dropping them"),
+            Err(error) => tracing::warn!(%error, "cannot send the last traces; dropping them"),
         }
     }
 }
 
 impl Trace {
-    /// Begins the span of a request; its path is told as `template` has it.
+    /// Starts the span of a request. `template` maps its path to a route.
     pub(crate) fn of_request<B>(request: &Request<B>, template: fn(&str) -> Option<&str>) -> Self {
         let Some(tracer) = TRACER.get() else { return Self(None) };
         let parent = TraceContextPropagator::new().extract(&HeaderExtractor(request.headers()));
-        // What a client makes up as a method is no name.
+        // Do not use an invented method as a name.
         let method = match request.method().as_str() {
             known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE") => known,
             _ => "_OTHER",
@@ -135,7 +136,7 @@ impl Trace {
         Self(Some(span.start_with_context(tracer, &parent)))
     }
 
-    /// Begins the span of a batch of commands.
+    /// Starts the span of a batch of commands.
     pub(crate) fn of_batch() -> Self {
         let Some(tracer) = TRACER.get() else { return Self(None) };
         let protocol = KeyValue::new("network.protocol.name", "resp");
@@ -146,7 +147,7 @@ impl Trace {
         Self(Some(span.start_with_context(tracer, &Context::new())))
     }
 
-    /// Does the work, and ends the span with what was decided meanwhile.
+    /// Runs the work, and ends the span with the decisions made meanwhile.
     pub(crate) async fn follow<F: Future>(
         self,
         work: F,
@@ -162,7 +163,7 @@ impl Trace {
                     span.set_status(Status::error(""));
                 }
             }
-            TALLY.with(|tally| span.set_attributes(tally.take().told()));
+            TALLY.with(|tally| span.set_attributes(tally.take().attributes()));
             span.end();
             output
         };
@@ -170,19 +171,19 @@ impl Trace {
     }
 }
 
-/// Notes a decision for the span that it was made in.
+/// Adds a decision to the current span.
 #[inline]
 pub(crate) fn decided(policy: &str, allowed: bool, source: Source) {
     if TRACER.get().is_none() {
         return;
     }
-    // Outside of every span nobody asks.
+    // Outside of a span, do nothing.
     let _ = TALLY.try_with(|tally| {
         let mut tally = tally.borrow_mut();
         if allowed {
             tally.allowed += 1;
         } else {
-            tally.refused += 1;
+            tally.denied += 1;
         }
         tally.policies.add(policy);
         tally.sources.add(source.name());
@@ -190,13 +191,13 @@ pub(crate) fn decided(policy: &str, allowed: bool, source: Source) {
 }
 
 impl Tally {
-    fn told(self) -> Vec<KeyValue> {
-        if self.allowed + self.refused == 0 {
+    fn attributes(self) -> Vec<KeyValue> {
+        if self.allowed + self.denied == 0 {
             return Vec::new();
         }
         vec![
             KeyValue::new("tallygate.allowed", self.allowed),
-            KeyValue::new("tallygate.refused", self.refused),
+            KeyValue::new("tallygate.denied", self.denied),
             KeyValue::new("tallygate.policies", self.policies),
             KeyValue::new("tallygate.sources", self.sources),
         ]
@@ -217,7 +218,7 @@ impl From<Names> for Value {
     }
 }
 
-/// The way to the collector. Spans are sent by a thread of the SDK; connections live in the runtime.
+/// The HTTP client of the exporter. A thread of the SDK sends the spans; the connections belong to the runtime.
 #[derive(Debug)]
 struct Collector {
     runtime: tokio::runtime::Handle,
@@ -240,15 +241,17 @@ impl HttpClient for Collector {
             let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
         };
-        let exchange = async { tokio::time::timeout(PATIENCE, exchange).await };
+        let exchange = async { tokio::time::timeout(EXPORT_TIMEOUT, exchange).await };
         let answer = match self.runtime.spawn(exchange).await? {
             Ok(answer) => answer,
             Err(late) => Err(late.into()),
         };
         match &answer {
             Ok(answer) if answer.status().is_success() => {}
-            Ok(answer) => tracing::warn!(status = %answer.status(), "the collector refused traces"),
-            Err(error) => tracing::warn!(%error, "traces cannot be sent"),
+            Ok(answer) => {
+                tracing::warn!(status = %answer.status(), "the collector rejected traces; dropping them");
+            }
+            Err(error) => tracing::warn!(%error, "cannot send traces; dropping them"),
         }
         answer
     }

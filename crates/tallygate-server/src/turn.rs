@@ -1,13 +1,13 @@
-//! Long work in short turns.
+//! Long work in short time slices.
 //!
-//! A worker of the runtime serves many connections. A task that has much to do counts its work here, and lets the other
-//! tasks of its worker run before it goes on. Work is counted, not timed, so that a test can assert the bound.
+//! A worker thread of the runtime serves many connections. A task with much to do counts its work here, and yields to
+//! the other tasks of its worker after each slice. Work is counted, not timed, so that a test can assert the bound.
 
-/// The most work of one turn. A unit is about a nanosecond, so that a turn takes a twentieth of a millisecond, and a slow
-/// machine stays below one.
-const TURN: usize = 50_000;
+/// Maximum work per slice. A unit is about a nanosecond, so a slice takes about 50 µs, and less than a millisecond on a
+/// slow machine.
+const MAX_SLICE_WORK: usize = 50_000;
 
-/// Work per byte of a body in which the items of a list are looked for.
+/// Work per byte of a body that is scanned for the items of a list.
 pub(crate) const SCAN_BYTE: usize = 2;
 /// Work per byte of JSON that is parsed.
 pub(crate) const PARSE_BYTE: usize = 10;
@@ -17,16 +17,16 @@ pub(crate) const DECISION: usize = 1_000;
 pub(crate) const COMMAND: usize = 500;
 /// Work per byte of the reply to a command.
 pub(crate) const REPLY_BYTE: usize = 5;
-/// The work that a task has done since other tasks had their turn.
+/// The work that a task has done since it last yielded.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct TimeSlice {
     done: usize,
 }
 
-impl Turn {
-    /// Counts work that comes next, and lets other tasks run first if the turn has no room for it.
+impl TimeSlice {
+    /// Counts work that comes next. Yields first if it does not fit into the current slice.
     pub(crate) async fn spend(&mut self, work: usize) {
-        if self.done > 0 && self.done + work > TURN {
+        if self.done > 0 && self.done + work > MAX_SLICE_WORK {
             self.done = 0;
             tokio::task::yield_now().await;
         }
@@ -34,7 +34,7 @@ impl Turn {
     }
 }
 
-/// Runs work that cannot pause. Another thread goes on with the other tasks of this worker meanwhile.
+/// Runs work that cannot pause. Another thread takes over the other tasks of this worker meanwhile.
 pub(crate) fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     let is_worker = Handle::try_current()
@@ -64,12 +64,12 @@ mod tests {
     fn other_tasks_run_while_work_is_done_off_the_worker() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
         let runtime = runtime.expect("a runtime");
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         runtime.block_on(async {
             let working = tokio::spawn(async move {
-                // It runs on the only worker, as soon as that has time for it.
-                tokio::spawn(async move { tell.send(()) });
-                off_worker(|| told.recv_timeout(std::time::Duration::from_secs(20)))
+                // It runs on the only worker, as soon as that is free.
+                tokio::spawn(async move { sender.send(()) });
+                off_worker(|| receiver.recv_timeout(std::time::Duration::from_secs(20)))
             });
             assert!(working.await.expect("it ends").is_ok(), "the other task ran meanwhile");
         });
@@ -79,15 +79,19 @@ mod tests {
     fn a_turn_ends_before_work_that_it_has_no_room_for() {
         let work = |pieces: usize, each: usize| {
             let spending = async {
-                let mut turn = Turn::default();
+                let mut turn = TimeSlice::default();
                 for _ in 0..pieces {
                     turn.spend(each).await;
                 }
             };
             count_polls(spending).1
         };
-        assert_eq!(work(50, TURN / 50), 1);
-        assert_eq!(work(51, TURN / 50), 2);
-        assert_eq!(work(3, 2 * TURN), 3, "a piece that is longer than a turn has one to itself");
+        assert_eq!(work(50, MAX_SLICE_WORK / 50), 1);
+        assert_eq!(work(51, MAX_SLICE_WORK / 50), 2);
+        assert_eq!(
+            work(3, 2 * MAX_SLICE_WORK),
+            3,
+            "a piece that is longer than a turn has one to itself"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The file as it is written: every field it may have, and no other.
+//! The fields of the configuration file. Unknown fields are errors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
+use tallygate_lab::duration;
 use toml::Spanned;
 
+use super::envoy::{EnvoyConfig, EnvoyTable};
 use super::limits::Limits;
 use super::mistake::Mistake;
 use super::tls::{Tls, TlsTable};
@@ -19,9 +21,9 @@ use super::{Config, policies};
 
 pub(crate) const DEFAULT_HTTP: &str = "127.0.0.1:8080";
 pub(crate) const DEFAULT_RESP: &str = "127.0.0.1:6380";
-/// The largest log that can be sent, as it is sent.
+/// The default size limit of an uploaded log.
 const DEFAULT_BACKTEST_BYTES: u64 = 256 * 1024 * 1024;
-/// The most memory that the clients of one may take.
+/// The default memory limit for the clients of a backtest.
 const DEFAULT_BACKTEST_MEMORY: u64 = 256 * 1024 * 1024;
 
 #[derive(Debug, Deserialize)]
@@ -32,6 +34,7 @@ pub(super) struct File {
     store: Option<String>,
     snapshot: Option<Spanned<PathBuf>>,
     snapshot_every: Option<Spanned<Window>>,
+    sweep_every: Option<Window>,
     auth: Option<Spanned<AuthTable>>,
     tls: Option<Spanned<TlsTable>>,
     #[serde(default)]
@@ -44,17 +47,51 @@ pub(super) struct File {
     #[serde(default)]
     backtest: Backtest,
     #[serde(default)]
+    envoy: EnvoyTable,
+    #[serde(default)]
     policies: BTreeMap<String, Spanned<PolicyTable>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Listen {
-    http: Option<String>,
-    resp: Option<String>,
+    http: Option<ListenAddress>,
+    resp: Option<ListenAddress>,
+    grpc: Option<ListenAddress>,
     /// The host names by which browsers may call the server, beside addresses and names that are not public.
     #[serde(default)]
     names: Vec<String>,
+}
+
+/// The address of a listener.
+#[derive(Debug)]
+struct ListenAddress(String);
+
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        check_listen_address(&text).map_err(de::Error::custom)?;
+        Ok(Self(text))
+    }
+}
+
+/// Checks that a text is `HOST:PORT` or `unix:/path`, as far as that can be seen without the network.
+pub(crate) fn check_listen_address(text: &str) -> Result<(), String> {
+    let is_valid = match (text.strip_prefix("unix:"), text.rsplit_once(':')) {
+        (Some(path), _) => !path.is_empty(),
+        (None, Some((host, port))) => {
+            let is_ipv6 = host.starts_with('[') && host.ends_with(']');
+            let is_host = !host.is_empty() && (is_ipv6 || !host.contains(':'));
+            is_host && port.parse::<u16>().is_ok()
+        }
+        (None, None) => false,
+    };
+    if is_valid {
+        return Ok(());
+    }
+    Err(format!(
+        "found {text:?}; expected HOST:PORT, such as \"127.0.0.1:8080\" or \"0.0.0.0:8080\", or unix:/path"
+    ))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -84,14 +121,14 @@ struct Backtest {
     max_memory_bytes: Option<u64>,
 }
 
-/// A policy, one of its limits, one of its tiers or one of its overrides: they have most fields in common, and what the parts do
-/// not say is the policy's. `policies.rs` checks that each field stands where it belongs.
+/// A policy, one of its limits, a tier or an override. They have most fields in common, and a part inherits missing
+/// fields from its policy. `policies.rs` checks that each field is allowed where it is.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PolicyTable {
     /// The name of one of several limits.
     pub(super) name: Option<String>,
-    /// What a tier or an override is instead of a limit.
+    /// The access of a tier or an override that has no limit.
     pub(super) access: Option<Access>,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) limit: Option<u64>,
@@ -108,9 +145,10 @@ pub(super) struct PolicyTable {
     /// How many bits of an IPv6 address are one client, for `key = "ip"`.
     pub(super) ipv6_prefix: Option<u8>,
     pub(super) on_store_error: Option<OnStoreError>,
-    /// How many servers share the quota, for `on_store_error = "local"`.
+    /// How many servers share the quota, each with a share of its own: with the memory store always, with Redis for
+    /// `on_store_error = "local"`.
     pub(super) instances: Option<u32>,
-    /// For how long slices of the quota are taken; none without it.
+    /// How long leases of the quota last. Default: no leases.
     pub(super) lease: Option<Window>,
     pub(super) deny_cache: Option<bool>,
 }
@@ -155,7 +193,7 @@ pub(super) enum OnStoreError {
     Local,
 }
 
-/// A time such as `"1m"`.
+/// A duration such as `"1m"`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window(pub(super) Duration);
 
@@ -167,13 +205,11 @@ impl<'de> Deserialize<'de> for Window {
             type Value = Window;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a time such as \"30s\", \"1m\" or \"1h\"")
+                f.write_str(duration::EXPECTED)
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Window, E> {
-                let expected = "expected a time such as \"30s\", \"1m\" or \"1h\"";
-                let span = humantime::parse_duration(text);
-                span.map(Window).map_err(|_| E::custom(format_args!("found {text:?}; {expected}")))
+                duration::parse(text).map(Window).map_err(E::custom)
             }
         }
 
@@ -181,12 +217,21 @@ impl<'de> Deserialize<'de> for Window {
     }
 }
 
-/// Where `authorize` finds the client: `"ip"` or `"header:NAME"`.
+/// Where `authorize` finds the key: `"ip"` or `"header:NAME"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum KeySource {
     #[default]
     Address,
     Header(Box<str>),
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address => f.write_str("ip"),
+            Self::Header(name) => write!(f, "header:{name}"),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for KeySource {
@@ -208,15 +253,22 @@ impl<'de> Deserialize<'de> for KeySource {
 }
 
 impl File {
-    /// The other files that it names.
+    /// Returns the other files that the configuration names.
     pub(super) fn names(&self) -> Vec<PathBuf> {
         let tokens = self.auth.iter().flat_map(|auth| auth.get_ref().files());
         let certificates = self.tls.iter().flat_map(|tls| tls.get_ref().files());
-        tokens.chain(certificates).map(Path::to_owned).collect()
+        let envoy = self.envoy.config.iter().map(PathBuf::as_path);
+        tokens.chain(certificates).chain(envoy).map(Path::to_owned).collect()
     }
 
-    /// Makes rules of what is written. Files that it names are looked for from a folder.
-    pub(super) fn check(self, text: &str, folder: &Path) -> Result<Config, Mistake> {
+    /// Validates the fields and builds the configuration. Relative paths start at `folder`; `envoy` overrides the path of
+    /// the rules for Envoy.
+    pub(super) fn check(
+        self,
+        text: &str,
+        folder: &Path,
+        envoy: Option<&Path>,
+    ) -> Result<Config, Mistake> {
         self.check_snapshot(text)?;
         let tokens = match self.auth {
             Some(auth) => auth.get_ref().read(folder).map_err(|reason| {
@@ -245,12 +297,22 @@ impl File {
             let policy = made.map_err(|reason| Mistake::at(text, at, reason))?;
             all.insert(Arc::from(name), policy);
         }
+        let path = match (envoy, &self.envoy.config) {
+            (Some(path), _) => Some(path.to_owned()),
+            (None, Some(path)) => Some(folder.join(path)),
+            (None, None) => None,
+        };
+        let settings = self.envoy.settings();
+        let envoy = path.map(|path| EnvoyConfig::read(&path, settings, &mut all).map(Arc::new));
         Ok(Config {
-            http: self.listen.http,
-            resp: self.listen.resp,
+            http: self.listen.http.map(|ListenAddress(address)| address),
+            resp: self.listen.resp.map(|ListenAddress(address)| address),
+            grpc: self.listen.grpc.map(|ListenAddress(address)| address),
+            envoy: envoy.transpose()?,
             store: self.store,
             snapshot: self.snapshot.map(|path| folder.join(path.into_inner())),
             snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
+            sweep_every: self.sweep_every.map(|Window(every)| every),
             names: self.listen.names.iter().map(|name| name.to_ascii_lowercase()).collect(),
             tokens: Arc::new(tokens),
             admin_on_loopback: self.admin.loopback,
@@ -269,15 +331,14 @@ impl File {
         let (at, reason) = match (&self.snapshot, &self.snapshot_every) {
             (Some(path), _) if is_redis => (
                 path.span().start,
-                "a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two",
+                "`snapshot` only works with store = \"memory\" (Redis keeps the keys itself); remove `snapshot` or use the memory store",
             ),
-            (None, Some(every)) => (
-                every.span().start,
-                "snapshot_every without snapshot saves nothing; say where, as in snapshot = \"PATH\"",
-            ),
+            (None, Some(every)) => {
+                (every.span().start, "`snapshot_every` needs `snapshot`; add snapshot = \"PATH\"")
+            }
             (_, Some(every)) if every.get_ref().0.is_zero() => (
                 every.span().start,
-                "snapshot_every \"0s\" would do nothing else; use a time such as \"30s\"",
+                "snapshot_every must be longer than \"0s\"; use a duration such as \"30s\"",
             ),
             _ => return Ok(()),
         };

@@ -1,78 +1,80 @@
-//! What one client may take of the server itself: connections, bytes, time.
+//! Limits per client on the resources of the server: connections, bytes, time.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use humantime::format_duration;
 use serde::Deserialize;
 use serde::de::Deserializer;
+use tallygate_lab::duration::DurationText;
 
 use super::file::Window;
 
-/// What part of all held bytes one address may hold.
+/// The share of `max_buffer_bytes` that one address may use, as a divisor.
 pub(crate) const SHARE_OF_AN_ADDRESS: usize = 4;
 
-/// What one client may take of the server itself. New connections go by it when it changes.
+/// Limits per client on the resources of the server. A change applies to new connections.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// The most connections at a time, over all listeners. One too many is closed at once.
+    /// Maximum number of open connections over all listeners. Further connections are closed at once.
     pub(crate) max_connections: usize,
-    /// The most connections at a time of one address; `None` is a tenth of all, but no less than a hundred.
+    /// Maximum number of open connections per address; `None` is a tenth of `max_connections`, but at least 100.
     pub(crate) max_connections_per_address: Option<usize>,
-    /// The most bytes of bodies and replies that are held at a time, small ones not counted. One address has a quarter.
-    pub(crate) max_held_bytes: usize,
-    /// The most that the head of an HTTP request may have.
+    /// Maximum bytes of buffered bodies and replies, except for small ones. One address may use a quarter.
+    pub(crate) max_buffer_bytes: usize,
+    /// Maximum size of the head of an HTTP/1 request.
     pub(crate) max_head_bytes: u32,
-    /// The most that the head of an HTTP/2 request may have, by the count of HTTP/2: 32 bytes for each field besides its
-    /// text.
+    /// Maximum size of the head of an HTTP/2 request, as HTTP/2 counts it: 32 bytes per field in addition to its text.
     pub(crate) max_http2_head_bytes: u32,
-    /// The most that the body of an HTTP request may have.
+    /// Maximum size of the body of an HTTP request.
     pub(crate) max_body_bytes: usize,
-    /// The most requests at a time on one HTTP/2 connection.
+    /// Maximum number of concurrent requests per HTTP/2 connection.
     pub(crate) max_streams: u32,
-    /// The most items of an `all`.
+    /// Maximum number of items of an `all`.
     pub(crate) max_all_items: usize,
-    /// The most reservations that are open at a time. One address has a tenth of them, one key a hundredth.
+    /// Maximum number of open reservations. One address may have a tenth of them, one key a hundredth.
     pub(crate) max_reservations: usize,
-    /// The most bytes of open reservations. One address has a tenth.
+    /// Maximum bytes of open reservations. One address may have a tenth.
     pub(crate) max_reservation_bytes: usize,
-    /// The longest time to live of a reservation.
+    /// Maximum time to live of a reservation.
     #[serde(deserialize_with = "span")]
     pub(crate) max_reservation_ttl: Duration,
-    /// The most overrides that are set at run time.
+    /// Maximum number of overrides that are set at run time.
     pub(crate) max_overrides: usize,
-    /// How many commands of one RESP connection wait for a store across the network at a time.
+    /// Maximum number of commands per RESP connection that wait for a remote store at a time.
     pub(crate) max_pipeline: usize,
-    /// How long a client may take over the head of an HTTP request, or rest between two; and how long over a command
-    /// of RESP that has begun.
+    /// Maximum time to receive the head of an HTTP request, including the idle time before it, and to receive the rest
+    /// of a RESP command.
     #[serde(deserialize_with = "span")]
     pub(crate) head_timeout: Duration,
-    /// How long a connection has to present a token, where checks need one.
+    /// Maximum time until a connection presents a valid token, if checks need one.
     #[serde(deserialize_with = "span")]
     pub(crate) auth_timeout: Duration,
-    /// How long a client may take over the body of an HTTP request.
+    /// Maximum time to receive the body of an HTTP request.
     #[serde(deserialize_with = "span")]
     pub(crate) body_timeout: Duration,
-    /// How long a client may take nothing of its replies.
+    /// Maximum time for which a client may read nothing of its replies.
     #[serde(deserialize_with = "span")]
     pub(crate) write_timeout: Duration,
-    /// How long a RESP connection may rest between two commands; `None` is as long as it likes, as with Redis.
+    /// Maximum idle time of a RESP connection; `None` is no limit, as with Redis.
     #[serde(deserialize_with = "some_span")]
     pub(crate) idle_timeout: Option<Duration>,
-    /// The longest time to fresh of numbers that come with requests: so long the state of a key may stay in the store.
-    /// Policies of the configuration may take longer.
+    /// Maximum time for which `authorize` may hold a reply (`hold_ms`).
+    #[serde(deserialize_with = "span")]
+    pub(crate) max_hold: Duration,
+    /// Maximum time until a key is fresh again, for limits that come with requests: the store may keep the key for so
+    /// long. Policies of the configuration may take longer.
     #[serde(deserialize_with = "span")]
     pub(crate) max_time_to_fresh: Duration,
 }
 
-/// Below this there is no room to read a head in.
+/// The smallest buffer in which hyper can read a head.
 const LEAST_HEAD_BYTES: u32 = 8 * 1024;
-/// Above this a head is no head any more.
+/// The largest head that can be configured.
 const MOST_HEAD_BYTES: u32 = 16 * 1024 * 1024;
 
-/// The heads of HTTP/2 that can be served: all of a connection's may be decoded at once.
+/// The heads of HTTP/2 that can be configured: all heads of a connection may be decoded at once.
 const HTTP2_HEAD_BYTES: RangeInclusive<u32> = 4 * 1024..=1024 * 1024;
 /// The most requests at a time on one HTTP/2 connection that can be configured.
 const MOST_STREAMS: u32 = 1_000;
@@ -80,21 +82,24 @@ const MOST_STREAMS: u32 = 1_000;
 /// entry in the header map takes up to 250.
 pub(crate) const DECODED_HEAD: usize = 8;
 
-/// The locks of all clients of an `all` are held while it is decided, and others wait for them.
+/// The largest `max_all_items`: while an `all` is decided, the locks of all its keys are held and other requests wait.
 const MOST_ALL_ITEMS: usize = 1_000;
 
 /// The longest `max_reservation_ttl`.
 const LONGEST_RESERVATION: Duration = Duration::from_secs(86_400);
 
+/// The longest `max_hold`: a shutdown waits for held replies.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
+
 /// 100 years.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 31_557_600);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(36_500 * 86_400);
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             max_connections: 10_000,
             max_connections_per_address: None,
-            max_held_bytes: 256 * 1024 * 1024,
+            max_buffer_bytes: 256 * 1024 * 1024,
             max_head_bytes: 64 * 1024,
             max_http2_head_bytes: 16 * 1024,
             max_body_bytes: 1024 * 1024,
@@ -110,13 +115,14 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             idle_timeout: None,
+            max_hold: Duration::from_secs(5),
             max_time_to_fresh: Duration::from_secs(7 * 86_400),
         }
     }
 }
 
 impl Limits {
-    /// The same, if one can serve by it.
+    /// Validates the limits.
     pub(super) fn check(self) -> Result<Self, String> {
         let least_one = [
             ("max_connections", self.max_connections),
@@ -127,13 +133,11 @@ impl Limits {
             ("max_all_items", self.max_all_items),
         ];
         if let Some((name, _)) = least_one.iter().find(|(_, value)| *value == 0) {
-            return Err(format!("{name} 0 serves nobody; use at least 1"));
+            return Err(format!("{name} must be at least 1 (got 0)"));
         }
         let items = self.max_all_items;
         if items > MOST_ALL_ITEMS {
-            return Err(format!(
-                "max_all_items {items} would let one request hold the others up; use at most {MOST_ALL_ITEMS}"
-            ));
+            return Err(format!("max_all_items must be at most {MOST_ALL_ITEMS} (got {items})"));
         }
         let idle_timeout = self.idle_timeout.unwrap_or(Duration::MAX);
         let times = [
@@ -146,53 +150,58 @@ impl Limits {
             ("idle_timeout", idle_timeout),
         ];
         if let Some((name, _)) = times.iter().find(|(_, value)| value.is_zero()) {
-            return Err(format!("{name} \"0s\" serves nobody; use a time such as \"10s\""));
+            return Err(format!(
+                "{name} must be longer than \"0s\"; use a duration such as \"10s\""
+            ));
         }
-        // A deadline must be a time that the clock knows.
+        // A deadline must not overflow the clock.
         let given = &times[..if self.idle_timeout.is_some() { 7 } else { 6 }];
         if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
-            return Err(format!("{name} is longer than anybody waits; use at most \"100y\""));
+            return Err(format!("{name} must be at most \"36500d\""));
         }
         if self.max_reservation_ttl > LONGEST_RESERVATION {
-            return Err("max_reservation_ttl is longer than a day; use at most \"24h\"".to_owned());
+            return Err("max_reservation_ttl must be at most \"24h\"".to_owned());
         }
-        let (held, body) = (self.max_held_bytes, self.max_body_bytes);
+        if self.max_hold > LONGEST_HOLD {
+            return Err("max_hold must be at most \"10s\"".to_owned());
+        }
+        let (held, body) = (self.max_buffer_bytes, self.max_body_bytes);
         if held / SHARE_OF_AN_ADDRESS < body {
             let least = body.saturating_mul(SHARE_OF_AN_ADDRESS);
             return Err(format!(
-                "max_held_bytes {held} leaves no address enough for a body of {body} bytes; use at least {least}"
+                "max_buffer_bytes must be at least {least} (got {held}), so that one address can send a body of max_body_bytes ({body})"
             ));
         }
         let head = self.max_head_bytes;
         if !(LEAST_HEAD_BYTES..=MOST_HEAD_BYTES).contains(&head) {
             return Err(format!(
-                "max_head_bytes {head} is not from {LEAST_HEAD_BYTES} to {MOST_HEAD_BYTES}"
+                "max_head_bytes must be from {LEAST_HEAD_BYTES} to {MOST_HEAD_BYTES} (got {head})"
             ));
         }
         let head = self.max_http2_head_bytes;
         if !HTTP2_HEAD_BYTES.contains(&head) {
             let (least, most) = (HTTP2_HEAD_BYTES.start(), HTTP2_HEAD_BYTES.end());
-            return Err(format!("max_http2_head_bytes {head} is not from {least} to {most}"));
+            return Err(format!(
+                "max_http2_head_bytes must be from {least} to {most} (got {head})"
+            ));
         }
         let of_address = held / SHARE_OF_AN_ADDRESS;
         let decoded = usize::try_from(head).unwrap_or(usize::MAX).saturating_mul(DECODED_HEAD);
         if of_address < decoded.saturating_mul(2) {
             let least = decoded.saturating_mul(2 * SHARE_OF_AN_ADDRESS);
             return Err(format!(
-                "max_held_bytes {held} leaves no address enough for heads of HTTP/2 of {head} bytes; use at least {least}, or \
-                 a smaller max_http2_head_bytes"
+                "max_buffer_bytes must be at least {least} (got {held}) with max_http2_head_bytes = {head}; raise the one or lower \
+                 the other"
             ));
         }
         let streams = self.max_streams;
         if streams > MOST_STREAMS {
-            return Err(format!(
-                "max_streams {streams} would let one connection hold too much; use at most {MOST_STREAMS}"
-            ));
+            return Err(format!("max_streams must be at most {MOST_STREAMS} (got {streams})"));
         }
         Ok(self)
     }
 
-    /// The most connections at a time of one address.
+    /// Returns the maximum number of open connections per address.
     pub(crate) fn max_connections_per_address(&self) -> usize {
         self.max_connections_per_address.unwrap_or((self.max_connections / 10).max(100))
     }
@@ -206,19 +215,44 @@ fn some_span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Durati
     span(deserializer).map(Some)
 }
 
+/// Shows every limit by its name.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (head, body) = (format_duration(self.head_timeout), format_duration(self.body_timeout));
-        write!(f, "{} connections, ", self.max_connections)?;
-        write!(f, "{} an address, ", self.max_connections_per_address())?;
-        write!(f, "heads of {} bytes in {head}, ", self.max_head_bytes)?;
-        write!(f, "bodies of {} bytes in {body}, ", self.max_body_bytes)?;
-        write!(f, "{} bytes held, ", self.max_held_bytes)?;
-        write!(f, "{} streams, {} commands at once, ", self.max_streams, self.max_pipeline)?;
-        write!(f, "replies taken within {}", format_duration(self.write_timeout))?;
+        let numbers = [
+            ("max_connections", self.max_connections),
+            ("max_connections_per_address", self.max_connections_per_address()),
+            ("max_buffer_bytes", self.max_buffer_bytes),
+            ("max_head_bytes", usize::try_from(self.max_head_bytes).unwrap_or(usize::MAX)),
+            (
+                "max_http2_head_bytes",
+                usize::try_from(self.max_http2_head_bytes).unwrap_or(usize::MAX),
+            ),
+            ("max_body_bytes", self.max_body_bytes),
+            ("max_streams", usize::try_from(self.max_streams).unwrap_or(usize::MAX)),
+            ("max_all_items", self.max_all_items),
+            ("max_reservations", self.max_reservations),
+            ("max_reservation_bytes", self.max_reservation_bytes),
+            ("max_overrides", self.max_overrides),
+            ("max_pipeline", self.max_pipeline),
+        ];
+        for (name, value) in numbers {
+            write!(f, "{name} {value}, ")?;
+        }
+        let times = [
+            ("max_reservation_ttl", self.max_reservation_ttl),
+            ("head_timeout", self.head_timeout),
+            ("auth_timeout", self.auth_timeout),
+            ("body_timeout", self.body_timeout),
+            ("write_timeout", self.write_timeout),
+            ("max_hold", self.max_hold),
+            ("max_time_to_fresh", self.max_time_to_fresh),
+        ];
+        for (name, value) in times {
+            write!(f, "{name} {}, ", DurationText(value))?;
+        }
         match self.idle_timeout {
-            Some(idle) => write!(f, ", {} of rest", format_duration(idle)),
-            None => Ok(()),
+            Some(idle) => write!(f, "idle_timeout {}", DurationText(idle)),
+            None => f.write_str("idle_timeout none"),
         }
     }
 }

@@ -1,52 +1,60 @@
-//! The most memory that the server takes, whatever clients send: the formula of `docs/operations.md`.
+//! The upper bound of the memory of the server, whatever clients send: the formula in `docs/operations.md`.
 //!
-//! A test compares the two, and the memory of a server under attack with both.
+//! A test compares both with the memory of a server under attack.
 
-use tallygate::{Access, Kind};
+use tallygate::Kind;
+use tallygate::tiers::Access;
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
-use crate::aside::BACKTESTS_AT_A_TIME;
+use crate::background::BACKTESTS_AT_A_TIME;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// The server itself, scenarios, logs and metrics.
+/// The server itself, simulations, logs and metrics.
 const ITSELF: u64 = 64 * MIB;
-/// A key with a state that lies in the table.
+/// A key whose state is stored in the table.
 const KEY: u64 = 128;
-/// What a key takes besides if its state is kept under several limits or tiers, and for each limit of each tier.
+/// The additional memory of a key with several limits or tiers, and per limit of each tier.
 const SEVERAL: u64 = KIB;
 const EACH_OF_SEVERAL: u64 = 128;
+/// The additional memory of a key whose requests bring limits of their own: the states of eight limits, and the limits.
+const REQUEST_LIMITS: u64 = 8 * KIB;
 /// A unit of the limit of a sliding window log: an entry of 16 bytes, another for debt, and as much while the log grows.
 const LOG_ENTRY: u64 = 64;
+/// A policy with a single key: its table.
+const ONE_KEY_POLICY: u64 = 64 * KIB;
 /// The buffers of a connection, besides the head of a request.
 const CONNECTION: u64 = 64 * KIB;
 /// An override with the longest key, and its copy while the overrides are changed.
 const OVERRIDE: u64 = 10 * KIB;
 /// A settled reservation while it is remembered, in trees whose nodes may be half empty.
 pub(crate) const SETTLED_BYTES: usize = 512;
-/// The reserve for replies that operators need during an attack, when clients hold all of `max_held_bytes`.
+/// The reserve for replies that operators need during an attack, when clients hold all of `max_buffer_bytes`.
 pub(crate) const OPERATOR_BYTES: usize = 8 * 1024 * 1024;
-/// Clients per policy that are decided on locally while Redis is away.
+/// Keys per policy that are decided locally while Redis is unavailable.
 const LOCAL_KEYS: u64 = 100_000;
 
 impl Config {
-    /// Returns the most bytes of memory that the server takes. `max_keys` is `None` where Redis keeps the clients.
+    /// Returns the upper bound of the memory of the server, in bytes. `max_keys` is `None` if Redis keeps the keys.
     pub(crate) fn memory_bound(&self, max_keys: Option<usize>) -> u64 {
         let max_keys = max_keys.map_or(LOCAL_KEYS, bytes);
         let limits = &self.limits;
-        let key_bytes =
-            self.policies.values().map(PolicyConfig::key_bytes).fold(KEY, u64::saturating_add);
+        let many = self.policies.values().filter(|policy| !policy.has_one_key);
+        let key_bytes = many.map(PolicyConfig::key_bytes).fold(KEY, u64::saturating_add);
+        let single = self.policies.values().filter(|policy| policy.has_one_key);
+        let single = single.map(|policy| policy.key_bytes().saturating_add(ONE_KEY_POLICY));
         [
             ITSELF,
             max_keys.saturating_mul(key_bytes),
+            single.fold(0, u64::saturating_add),
             bytes(limits.max_connections)
                 .saturating_mul(u64::from(limits.max_head_bytes) + CONNECTION),
             bytes(threads())
                 .saturating_mul(u64::from(limits.max_streams))
                 .saturating_mul(bytes(DECODED_HEAD))
                 .saturating_mul(u64::from(limits.max_http2_head_bytes)),
-            bytes(limits.max_held_bytes).saturating_mul(2),
+            bytes(limits.max_buffer_bytes).saturating_mul(2),
             bytes(OPERATOR_BYTES).saturating_mul(2),
             bytes(limits.max_reservation_bytes),
             bytes(limits.max_reservations).saturating_mul(bytes(SETTLED_BYTES)),
@@ -81,6 +89,7 @@ impl PolicyConfig {
             0 | 1 => 0,
             limits => EACH_OF_SEVERAL.saturating_mul(bytes(limits)).saturating_add(SEVERAL),
         };
+        let several = if self.takes_request_limits { several + REQUEST_LIMITS } else { several };
         several.saturating_add(KEY).saturating_add(entries.saturating_mul(LOG_ENTRY))
     }
 }
@@ -90,7 +99,7 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// No machine has more.
+/// More than any machine has.
 fn bytes(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -1,10 +1,10 @@
-//! What is wrong with a configuration, and where.
+//! Errors in a configuration, with their place.
 
 use std::fmt;
 
 use tallygate_lab::names::nearest;
 
-/// What is wrong, with its line and column.
+/// An error in a configuration, with its line and column.
 #[derive(Debug)]
 pub(crate) struct Mistake {
     file: Option<String>,
@@ -14,7 +14,7 @@ pub(crate) struct Mistake {
 }
 
 impl Mistake {
-    /// At a place in a text, counted in bytes.
+    /// Returns the error at a byte offset of the text.
     pub(super) fn at(text: &str, place: usize, reason: String) -> Self {
         let before = &text[..place.min(text.len())];
         let line_start = before.rfind('\n').map_or(0, |end| end + 1);
@@ -23,14 +23,23 @@ impl Mistake {
         Self { file: None, line, column, reason }
     }
 
-    pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> Self {
-        let place = error.span().map_or(0, |span| span.start);
-        Self::at(text, place, with_nearest(&without_value(error.message())))
+    /// Returns the error at a line and a column, both from 1.
+    pub(super) fn in_line(line: usize, column: usize, reason: String) -> Self {
+        Self { file: None, line, column, reason }
     }
 
-    /// The same, with the name of the file it is in.
+    pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> Self {
+        let span = error.span().unwrap_or(0..0);
+        let message = match error.message() {
+            "duplicate key" => duplicate(text, span.clone()),
+            message => with_nearest(&in_plain_words(message)),
+        };
+        Self::at(text, span.start, message)
+    }
+
+    /// Adds the name of the file, unless the error is in a file that the file names.
     pub(super) fn in_file(mut self, file: &str) -> Self {
-        self.file = Some(file.to_owned());
+        self.file.get_or_insert_with(|| file.to_owned());
         self
     }
 }
@@ -44,15 +53,47 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// A message about a text of the wrong type, without the text: it may be a secret that went to the wrong place.
-fn without_value(message: &str) -> String {
-    match (message.strip_prefix("invalid type: string "), message.rfind(", expected ")) {
-        (Some(_), Some(expected)) => format!("invalid type: string{}", &message[expected..]),
-        _ => message.to_owned(),
-    }
+/// Names the key that a table has twice.
+fn duplicate(text: &str, span: std::ops::Range<usize>) -> String {
+    let line = text.get(span.start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+    let key = text.get(span).filter(|key| !key.is_empty());
+    let key = key.unwrap_or_else(|| line.split(['=', ']']).next().unwrap_or_default());
+    format!("`{}` is set twice; remove one of them", key.trim())
 }
 
-/// Where a message lists what was expected, the one that is nearest to what was found.
+/// Translates the types of Rust. Removes a string of the wrong type: it may be a misplaced secret.
+fn in_plain_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 10] = [
+        ("expected u64", "expected a whole number"),
+        ("expected usize", "expected a whole number"),
+        ("expected u32", "expected a whole number"),
+        ("expected u8", "expected a whole number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected a list in brackets"),
+        ("expected a map", "expected a table"),
+        ("unknown variant", "unknown value"),
+        ("floating point `", "the fraction `"),
+        ("integer `", "the number `"),
+    ];
+    let message =
+        match message.strip_prefix("invalid type: ").map(|rest| rest.split_once(", expected ")) {
+            Some(Some((found, expected))) => {
+                let found = if found.starts_with("string ") { "a string" } else { found };
+                format!("found {found}; expected {expected}")
+            }
+            _ => match message
+                .strip_prefix("invalid value: ")
+                .map(|rest| rest.split_once(", expected "))
+            {
+                Some(Some((found, expected))) => format!("found {found}; expected {expected}"),
+                _ => message.to_owned(),
+            },
+        };
+    let message = message.replace("expected struct ", "expected a table: ");
+    WORDS.iter().fold(message, |message, (from, to)| message.replace(from, to))
+}
+
+/// Replaces a list of expected names in a message by the name nearest to the one found.
 pub(crate) fn with_nearest(message: &str) -> String {
     let message = message.lines().next().unwrap_or_default();
     let Some((found, expected)) = message.split_once(", expected ") else {
@@ -67,6 +108,6 @@ pub(crate) fn with_nearest(message: &str) -> String {
     };
     match nearest(name, known.iter().map(String::as_str)) {
         Some(near) => format!("{found}; did you mean `{near}`?"),
-        None => format!("{found}; there is {}", known.join(", ")),
+        None => format!("{found}; expected one of {}", known.join(", ")),
     }
 }

@@ -1,12 +1,14 @@
-//! Rules out of what is written.
+//! Builds policies from the tables of the file.
 
-use tallygate::{Access, Anchor, Kind, LimitBuilder, Penalty, Policy, PolicyError, Tiers};
+use tallygate::policy::{Anchor, Instance, LimitBuilder, Penalty};
+use tallygate::tiers::Access;
+use tallygate::{Kind, Policy, PolicyError, Tiers};
 use tallygate_redis::{Leases, OnFailure};
 
 use super::file::{self, Algorithm, OnStoreError, PolicyTable};
 use super::{MAX_NAME_BYTES, PolicyConfig};
 
-/// What a table of the file is.
+/// The kind of a table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Policy,
@@ -16,29 +18,29 @@ enum Part {
     Variant,
 }
 
-/// A network of this many bits is what one customer of a provider usually has.
+/// The prefix that a provider usually assigns to one customer.
 const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, String> {
     let place = format!("policy {name:?}");
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         return Err(format!(
-            "{place}: a name has 1 to {MAX_NAME_BYTES} bytes and no control characters"
+            "{place}: a name must have 1 to {MAX_NAME_BYTES} bytes and no control characters"
         ));
     }
     check_fields(&table, Part::Policy, &place)?;
     let policy = policy(name, &place, &table, &table.limits)?;
-    let leases = match table.lease {
+    let lease = match table.lease {
         None => None,
         Some(_) if !Leases::serve(&policy) => {
             return Err(format!(
-                "{place}: `lease` is for one bucket or fixed window, without penalty and shadow"
+                "{place}: `lease` only works for a policy with one bucket or fixed window, without `penalty` or `shadow`"
             ));
         }
         Some(life) if !Leases::LIVES.contains(&life.0) => {
-            return Err(format!("{place}: a lease lives from \"1ms\" to \"1m\""));
+            return Err(format!("{place}: `lease` must be from \"1ms\" to \"1m\""));
         }
-        Some(life) => Some(Leases::default().life(life.0)),
+        Some(life) => Some(life.0),
     };
     let mut tiers = Tiers::new(policy);
     for (tier, access) in &table.tiers {
@@ -50,36 +52,86 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
         tiers = tiers.overridden(key, access_of(name, &place, &table, access)?);
     }
     let on_failure = match (table.on_store_error, table.instances) {
-        (None | Some(OnStoreError::Allow), None) => OnFailure::Allow,
-        (Some(OnStoreError::Deny), None) => OnFailure::Deny,
-        (Some(OnStoreError::Local), Some(instances @ 1..)) => OnFailure::Local { instances },
-        (Some(OnStoreError::Local), _) => {
+        (_, Some(0)) => return Err(format!("{place}: instances must be at least 1 (got 0)")),
+        (None | Some(OnStoreError::Allow), _) => OnFailure::Allow,
+        (Some(OnStoreError::Deny), _) => OnFailure::Deny,
+        (Some(OnStoreError::Local), Some(instances)) => OnFailure::Local { instances },
+        (Some(OnStoreError::Local), None) => {
             return Err(format!(
-                "{place}: on_store_error = \"local\" divides the quota; say `instances`, at least 1"
+                "{place}: on_store_error = \"local\" divides the quota between servers; set `instances` to their number (at least 1)"
             ));
         }
-        (_, Some(_)) => {
-            return Err(format!("{place}: `instances` is for on_store_error = \"local\""));
-        }
     };
+    let redis_only = [
+        ("on_store_error", table.on_store_error.is_some()),
+        ("lease", table.lease.is_some()),
+        ("deny_cache", table.deny_cache.is_some()),
+    ];
+    let redis_only = redis_only.into_iter().filter(|(_, is_given)| *is_given);
+    let redis_only = redis_only.map(|(name, _)| name).collect();
     let cost = table.cost.unwrap_or(1);
     let key = table.key.unwrap_or_default();
     let ipv6_prefix = match table.ipv6_prefix {
         None => DEFAULT_IPV6_PREFIX,
         Some(prefix @ 1..=128) if key == file::KeySource::Address => prefix,
-        Some(prefix @ 1..=128) => {
-            return Err(format!("{place}: `ipv6_prefix` {prefix} is for key = \"ip\""));
+        Some(1..=128) => {
+            return Err(format!("{place}: `ipv6_prefix` only works with key = \"ip\""));
         }
-        Some(prefix) => return Err(format!("{place}: ipv6_prefix {prefix} is not from 1 to 128")),
+        Some(prefix) => {
+            return Err(format!("{place}: ipv6_prefix must be from 1 to 128 (got {prefix})"));
+        }
     };
     let deny_cache = table.deny_cache.unwrap_or(true);
-    Ok(PolicyConfig { tiers, cost, key, ipv6_prefix, on_failure, leases, deny_cache })
+    let instances = table.instances;
+    Ok(PolicyConfig {
+        tiers,
+        cost,
+        key,
+        ipv6_prefix,
+        instances,
+        on_failure,
+        lease,
+        deny_cache,
+        redis_only,
+        has_one_key: false,
+        takes_request_limits: false,
+    })
 }
 
-/// Checks that every field of a table stands where it belongs.
+impl PolicyConfig {
+    /// Replaces the limits by the share of one of several servers that have no common store. Without a number, takes
+    /// the smallest share, so that the servers together never allow more than the policy.
+    pub(crate) fn take_share(&mut self, number: Option<u32>) -> Result<(), String> {
+        let count = self.instances.unwrap_or(1);
+        let instance = match number {
+            None => Instance { index: count - 1, count },
+            Some(number @ 1..) if number <= count => Instance { index: number - 1, count },
+            Some(number) => {
+                return Err(format!("instance must be from 1 to {count} (got {number})"));
+            }
+        };
+        let share = |access: &Access| match access {
+            Access::Limited(policy) => {
+                policy.share(instance).map(Access::from).map_err(|error| error.to_string())
+            }
+            other => Ok(other.clone()),
+        };
+        let mut tiers = Tiers::new(share(&self.tiers.base())?);
+        for (name, access) in self.tiers.by_name() {
+            tiers = tiers.tier(name, share(&access)?);
+        }
+        for (key, access) in self.tiers.by_key() {
+            tiers = tiers.overridden(key, share(&access)?);
+        }
+        self.tiers = tiers;
+        Ok(())
+    }
+}
+
+/// Checks that every field of a table is allowed in it.
 fn check_fields(table: &PolicyTable, part: Part, place: &str) -> Result<(), String> {
     let (policy, limit, variant) =
-        ("a whole policy", "one of several limits", "a tier or an override");
+        ("the policy itself", "one of several limits", "a tier or an override");
     let fields = [
         ("name", table.name.is_some(), &[Part::Limit][..], limit),
         ("access", table.access.is_some(), &[Part::Variant], variant),
@@ -97,13 +149,13 @@ fn check_fields(table: &PolicyTable, part: Part, place: &str) -> Result<(), Stri
     ];
     match fields.iter().find(|(_, is_given, parts, _)| *is_given && !parts.contains(&part)) {
         Some((name, _, _, owner)) => {
-            Err(format!("{place}: `{name}` does not belong here; it is for {owner}"))
+            Err(format!("{place}: `{name}` is not allowed here; it belongs to {owner}"))
         }
         None => Ok(()),
     }
 }
 
-/// What a tier or an override says, with the policy's for the rest.
+/// Returns the access of a tier or an override. Missing fields are inherited from the policy.
 fn access_of(
     name: &str,
     place: &str,
@@ -118,7 +170,7 @@ fn access_of(
         || !own.limits.is_empty();
     match own.access {
         Some(_) if says_numbers => {
-            Err(format!("{place}: `access` stands alone; leave out the numbers or `access`"))
+            Err(format!("{place}: `access` cannot be combined with a limit; remove one of them"))
         }
         Some(file::Access::Unlimited) => Ok(Access::Unlimited),
         Some(file::Access::Blocked) => Ok(Access::Blocked),
@@ -127,7 +179,7 @@ fn access_of(
                 algorithm: own.algorithm.or(base.algorithm),
                 limit: own.limit.or(base.limit),
                 window: own.window.or(base.window),
-                // A limit of its own has a burst of its own.
+                // A tier with its own limit does not inherit the burst.
                 burst: own.burst.or(base.burst.filter(|_| own.limit.is_none())),
                 anchor: own.anchor.or(base.anchor),
                 penalty: own.penalty.or(base.penalty),
@@ -135,7 +187,7 @@ fn access_of(
                 ..PolicyTable::default()
             };
             let several = match own.limits.as_slice() {
-                // With a number of its own it is one limit; else the policy's list.
+                // A tier with its own limit replaces the list of limits.
                 [] if own.limit.is_some() => &[][..],
                 [] => base.limits.as_slice(),
                 several => several,
@@ -145,7 +197,7 @@ fn access_of(
     }
 }
 
-/// Makes a policy of one limit, or of several that take from `one` what they do not say.
+/// Builds a policy of one limit, or of several limits that inherit missing fields from `one`.
 fn policy(
     name: &str,
     place: &str,
@@ -156,21 +208,21 @@ fn policy(
     if several.is_empty() {
         if one.limit.is_none() {
             return Err(format!(
-                "{place} has no limit; give `limit` and `window`, or `[[policies.{name}.limits]]`"
+                "{place} has no limit; set `limit` and `window`, or add `[[policies.{name}.limits]]`"
             ));
         }
         return Policy::all_of(name, [builder(one)]).map_err(invalid);
     }
     if one.limit.is_some() {
-        return Err(format!("{place} has `limit` and `limits`; give one or the other"));
+        return Err(format!("{place} has both `limit` and `limits`; use one of them"));
     }
     let each = several.iter().map(|limit| {
         check_fields(limit, Part::Limit, place)?;
         let Some(limit_name) = &limit.name else {
-            return Err(format!("{place}: one of its limits has no `name`"));
+            return Err(format!("{place}: each of several limits needs a `name`"));
         };
         if limit.limit.is_none() {
-            return Err(format!("{place}: limit {limit_name:?} has no `limit`"));
+            return Err(format!("{place}: limit {limit_name:?} needs `limit`"));
         }
         Ok(builder(&PolicyTable {
             name: Some(limit_name.clone()),
@@ -201,7 +253,7 @@ fn builder(table: &PolicyTable) -> LimitBuilder {
         builder = builder.named(name.as_str());
     }
     if let Some(file::Window(window)) = table.window {
-        builder = builder.per(window.into());
+        builder = builder.per(window);
     }
     if let Some(burst) = table.burst {
         builder = builder.burst(burst);

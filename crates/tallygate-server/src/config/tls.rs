@@ -1,4 +1,4 @@
-//! Certificates: what a listener shows, and whom it asks for one.
+//! Certificates of the listeners, and certificates required from clients.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use serde::Deserialize;
 
-/// `[tls]`, as it is written.
+/// The table `[tls]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TlsTable {
@@ -26,46 +26,55 @@ pub(super) struct TlsTable {
 enum Surface {
     Http,
     Resp,
+    Grpc,
 }
 
-/// What each listener shows; `None` where it speaks in the clear.
+/// The TLS settings of each listener; `None` is plain text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tls {
     pub(crate) http: Option<Arc<ServerConfig>>,
     pub(crate) resp: Option<Arc<ServerConfig>>,
+    pub(crate) grpc: Option<Arc<ServerConfig>>,
     asks_for_certificates: bool,
 }
 
-/// What HTTP clients may choose from.
+/// The protocols offered to HTTP clients.
 const HTTP_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// The protocol of gRPC.
+const GRPC_PROTOCOL: &[u8] = b"h2";
 
 impl Surface {
     fn all() -> Vec<Self> {
-        vec![Self::Http, Self::Resp]
+        vec![Self::Http, Self::Resp, Self::Grpc]
     }
 }
 
 impl TlsTable {
-    /// What the files say now. They are looked for from a folder.
+    /// Reads the files. Relative paths start at `folder`.
     pub(super) fn read(&self, folder: &Path) -> Result<Tls, String> {
         let plain = Arc::new(self.server(folder)?);
         let mut http = (*plain).clone();
         http.alpn_protocols = HTTP_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         let http = Arc::new(http);
+        let mut grpc = (*plain).clone();
+        grpc.alpn_protocols = vec![GRPC_PROTOCOL.to_vec()];
+        let grpc = Arc::new(grpc);
         let is_wanted = |surface| self.listeners.contains(&surface);
         if self.listeners.is_empty() {
             return Err(
-                "listeners is empty; name \"http\", \"resp\", or leave it out for both".to_owned()
+                "`listeners` is empty; use \"http\", \"resp\", \"grpc\", or remove it for all"
+                    .to_owned(),
             );
         }
         Ok(Tls {
             http: is_wanted(Surface::Http).then_some(http),
             resp: is_wanted(Surface::Resp).then_some(plain),
+            grpc: is_wanted(Surface::Grpc).then_some(grpc),
             asks_for_certificates: self.client_ca.is_some(),
         })
     }
 
-    /// The files it names.
+    /// Returns the files that the table names.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.certificate, &self.key].into_iter().chain(&self.client_ca).map(PathBuf::as_path)
     }
@@ -94,7 +103,7 @@ impl TlsTable {
         };
         server.with_single_cert(chain, private).map_err(|error| {
             let (certificate, key) = (certificate.display(), key.display());
-            format!("{certificate} and {key} do not go together: {error}")
+            format!("{certificate} and {key} do not match: {error}")
         })
     }
 }
@@ -112,24 +121,21 @@ fn unreadable(path: &Path, what: &str, error: &pem::Error) -> String {
     let path = path.display();
     match error {
         pem::Error::Io(error) => format!("cannot read {path}: {error}"),
-        pem::Error::NoItemsFound => format!("{path} has no {what}; expected one as PEM"),
-        _ => format!("{path} has no {what} that can be read; expected one as PEM"),
+        pem::Error::NoItemsFound => format!("{path} contains no {what}; expected PEM"),
+        _ => format!("{path} contains no valid {what}; expected PEM"),
     }
 }
 
-/// For people: which listeners speak TLS.
+/// Shows which listeners use TLS.
 impl fmt::Display for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (&self.http, &self.resp) {
-            (None, None) => return f.write_str("none"),
-            (Some(_), Some(_)) => "http, resp",
-            (Some(_), None) => "http",
-            (None, Some(_)) => "resp",
-        })?;
-        f.write_str(if self.asks_for_certificates {
-            ", for clients with a certificate"
-        } else {
-            ""
-        })
+        let all = [("http", &self.http), ("resp", &self.resp), ("grpc", &self.grpc)];
+        let with_tls = all.iter().filter(|(_, tls)| tls.is_some()).map(|(name, _)| *name);
+        let names = with_tls.collect::<Vec<_>>().join(", ");
+        if names.is_empty() {
+            return f.write_str("none");
+        }
+        f.write_str(&names)?;
+        f.write_str(if self.asks_for_certificates { ", client certificate required" } else { "" })
     }
 }

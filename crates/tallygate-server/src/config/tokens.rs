@@ -1,8 +1,8 @@
-//! Who may ask, and who may administer: tokens, from files and the environment.
+//! Tokens of clients and administrators, from files and environment variables.
 //!
-//! A token never stands in the configuration itself, and only its digest is kept: so there is nothing to print by
-//! mistake, and comparing takes the same time wherever two tokens differ and however long they are. Several may be in
-//! force at once: a new one is handed out before the old one is taken away.
+//! The configuration never contains a token itself, and the server keeps only digests. So a token cannot be printed by
+//! mistake, and a comparison takes the same time wherever two tokens differ. Several tokens can be valid at once, so
+//! that tokens can be rotated.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,38 +12,38 @@ use serde::de::{self, Deserializer};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// The tokens in force.
+/// The valid tokens.
 #[derive(Default)]
 pub(crate) struct Tokens {
     check: Vec<Digest>,
     admin: Vec<Digest>,
 }
 
-/// What a token lets its holder do. Who may administer may ask as well.
+/// What a token allows. An admin token also allows checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Ask for decisions.
+    /// Check limits.
     Check,
-    /// Change what clients have used, and see who they are.
+    /// Change the state of clients, and list them.
     Admin,
 }
 
-/// Why a client may not act in a role.
+/// Why a client does not have a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denied {
-    /// It has presented no valid token.
+pub(crate) enum AccessDenied {
+    /// The client presented no valid token.
     NoToken,
-    /// Its token is for checks, and the role is the operator's.
+    /// The client presented a check token, but the role is admin.
     CheckToken,
-    /// No admin token is configured, and the client is not the operator by where it connects from.
+    /// No admin token is configured, and the connection is not the operator's.
     AdminClosed,
 }
 
-/// A token as it was given, right or wrong.
+/// The digest of a token that a client presented, valid or not.
 #[derive(Clone, Copy)]
-pub(crate) struct Given(Digest);
+pub(crate) struct TokenDigest(Digest);
 
-/// `[auth]`, as it is written.
+/// The table `[auth]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct AuthTable {
@@ -51,7 +51,7 @@ pub(super) struct AuthTable {
     admin: Vec<TokenSource>,
 }
 
-/// Where tokens come from: `"file:PATH"` or `"env:NAME"`.
+/// The source of tokens: `"file:PATH"` or `"env:NAME"`.
 #[derive(Debug)]
 enum TokenSource {
     File(PathBuf),
@@ -60,45 +60,45 @@ enum TokenSource {
 
 type Digest = [u8; 32];
 
-/// Shorter ones can be guessed.
+/// The shortest token: shorter ones could be guessed.
 const SHORTEST: usize = 16;
-/// Longer ones are something else that got into the file.
+/// The longest token: longer ones are something else that got into the file.
 const LONGEST: usize = 1024;
 
 impl Tokens {
-    /// Decides whether a client may act in a role, for every surface. The client's token, and whether it is the operator by
-    /// where it connects from, are only looked up if they matter.
-    pub(crate) fn admit(
+    /// Decides whether a client has a role, for every surface. Its token, and whether its connection is the operator's,
+    /// are only evaluated if they matter.
+    pub(crate) fn authorize(
         &self,
         role: Role,
-        token: impl FnOnce() -> Option<Given>,
+        token: impl FnOnce() -> Option<TokenDigest>,
         is_operator: impl FnOnce() -> bool,
-    ) -> Result<(), Denied> {
+    ) -> Result<(), AccessDenied> {
         match role {
-            Role::Check if !self.guard_checks() => return Ok(()),
-            Role::Admin if !self.guard_administration() => {
-                return if is_operator() { Ok(()) } else { Err(Denied::AdminClosed) };
+            Role::Check if !self.checks_need_token() => return Ok(()),
+            Role::Admin if !self.admin_needs_token() => {
+                return if is_operator() { Ok(()) } else { Err(AccessDenied::AdminClosed) };
             }
             Role::Check | Role::Admin => {}
         }
         match (token().and_then(|token| self.role(token)), role) {
             (Some(Role::Admin), _) | (Some(Role::Check), Role::Check) => Ok(()),
-            (Some(Role::Check), Role::Admin) => Err(Denied::CheckToken),
-            (None, _) => Err(Denied::NoToken),
+            (Some(Role::Check), Role::Admin) => Err(AccessDenied::CheckToken),
+            (None, _) => Err(AccessDenied::NoToken),
         }
     }
 
-    /// Returns whether a token is one of the configuration.
-    pub(crate) fn is_right(&self, given: Given) -> bool {
-        self.role(given).is_some()
+    /// Returns whether a token is valid.
+    pub(crate) fn is_valid(&self, digest: TokenDigest) -> bool {
+        self.role(digest).is_some()
     }
 
-    /// What a token lets its holder do; `None` if it is not one of the configuration.
-    fn role(&self, given: Given) -> Option<Role> {
-        // All of them are looked at: how long it takes tells nothing.
+    /// Returns the role of a token; `None` if it is not valid.
+    fn role(&self, digest: TokenDigest) -> Option<Role> {
+        // Compare with all tokens, so that the time reveals nothing.
         let is_among = |known: &[Digest]| {
             let found =
-                known.iter().fold(Choice::from(0), |found, one| found | one.ct_eq(&given.0));
+                known.iter().fold(Choice::from(0), |found, one| found | one.ct_eq(&digest.0));
             bool::from(found)
         };
         match (is_among(&self.admin), is_among(&self.check)) {
@@ -108,30 +108,30 @@ impl Tokens {
         }
     }
 
-    /// Returns tokens of which one administers: made at startup, for a server without a configuration.
+    /// Returns tokens with one admin token, which is made at startup of a server without a configuration.
     pub(crate) fn with_admin(token: &str) -> Self {
-        Self { check: Vec::new(), admin: vec![Given::new(token.as_bytes()).0] }
+        Self { check: Vec::new(), admin: vec![TokenDigest::new(token.as_bytes()).0] }
     }
 
     /// Returns whether a check needs a token.
-    pub(crate) fn guard_checks(&self) -> bool {
+    pub(crate) fn checks_need_token(&self) -> bool {
         !self.check.is_empty()
     }
 
     /// Returns whether the admin verbs need a token.
-    pub(crate) fn guard_administration(&self) -> bool {
+    pub(crate) fn admin_needs_token(&self) -> bool {
         !self.admin.is_empty()
     }
 }
 
-impl Given {
+impl TokenDigest {
     pub(crate) fn new(token: &[u8]) -> Self {
         Self(Sha256::digest(token).into())
     }
 }
 
 impl AuthTable {
-    /// The tokens that are there now. Files are looked for from a folder.
+    /// Reads the tokens. Relative paths start at `folder`.
     pub(super) fn read(&self, folder: &Path) -> Result<Tokens, String> {
         let all = |role: &str, sources: &[TokenSource]| {
             let mut digests = Vec::new();
@@ -145,7 +145,7 @@ impl AuthTable {
         Ok(Tokens { check: all("check", &self.check)?, admin: all("admin", &self.admin)? })
     }
 
-    /// The files it names.
+    /// Returns the files that the table names.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.check.iter().chain(&self.admin).filter_map(|source| match source {
             TokenSource::File(path) => Some(&**path),
@@ -159,9 +159,8 @@ impl TokenSource {
         let text = match self {
             Self::File(path) => std::fs::read_to_string(folder.join(path))
                 .map_err(|error| format!("cannot read {self}: {error}"))?,
-            Self::Variable(name) => {
-                std::env::var(name).map_err(|_| format!("{self} is not set, or is no text"))?
-            }
+            Self::Variable(name) => std::env::var(name)
+                .map_err(|_| format!("{self} is not set, or is not valid UTF-8"))?,
         };
         let before = digests.len();
         for (index, token) in tokens_of(&text).enumerate() {
@@ -169,25 +168,25 @@ impl TokenSource {
             if !(SHORTEST..=LONGEST).contains(&token.len()) {
                 let length = token.len();
                 return Err(format!(
-                    "token {place} of {self} has {length} characters; use {SHORTEST} to {LONGEST}, such as from `openssl rand -hex 32`"
+                    "token {place} of {self} has {length} characters; a token must have {SHORTEST} to {LONGEST} (try `openssl rand -hex 32`)"
                 ));
             }
             if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return Err(format!(
-                    "token {place} of {self} has characters that no header field can carry; use letters and digits"
+                    "token {place} of {self} has characters that are not allowed in a header field; use ASCII letters and digits"
                 ));
             }
-            digests.push(Given::new(token.as_bytes()).0);
+            digests.push(TokenDigest::new(token.as_bytes()).0);
         }
         if digests.len() == before {
-            return Err(format!("{self} has no token; write one a line"));
+            return Err(format!("{self} contains no token; write one per line"));
         }
         Ok(())
     }
 }
 
-/// The tokens of a text: they stand apart by blanks or line ends, and from a word that begins with `#` on the rest of a line
-/// is a remark.
+/// Returns the tokens of a text. They are separated by white space; a word that starts with `#` begins a comment, up to
+/// the end of the line.
 pub fn tokens_of(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split_whitespace().take_while(|word| !word.starts_with('#')))
 }
@@ -198,9 +197,9 @@ impl<'de> Deserialize<'de> for TokenSource {
         match text.split_once(':') {
             Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
             Some(("env", name)) if !name.is_empty() => Ok(Self::Variable(name.into())),
-            // What stands there may be a secret: it is not repeated.
+            // Do not quote the value: it may be a secret.
             _ => Err(de::Error::custom(
-                "tokens come from \"file:PATH\" or \"env:NAME\"; they do not stand here themselves",
+                "expected \"file:PATH\" or \"env:NAME\"; a token itself must not be in the configuration",
             )),
         }
     }
@@ -222,24 +221,28 @@ impl fmt::Debug for Tokens {
     }
 }
 
-impl fmt::Debug for Given {
+impl fmt::Debug for TokenDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Given(***)")
+        f.write_str("TokenDigest(***)")
     }
 }
 
-/// Who may do what, for people.
+/// Shows who may check and who may administer.
 impl fmt::Display for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let by = |f: &mut fmt::Formatter<'_>, count: usize, without: &str| match count {
+        let describe = |f: &mut fmt::Formatter<'_>, count: usize, without: &str| match count {
             0 => f.write_str(without),
-            1 => f.write_str("by token"),
-            several => write!(f, "by any of {several} tokens"),
+            1 => f.write_str("needs a token"),
+            several => write!(f, "needs one of {several} tokens"),
         };
         f.write_str("check ")?;
-        by(f, self.check.len(), "by anybody")?;
+        describe(f, self.check.len(), "is open to everyone")?;
         f.write_str(", admin ")?;
-        by(f, self.admin.len(), "by the server's own user or root over a Unix socket")
+        describe(
+            f,
+            self.admin.len(),
+            "is open to the server's own user and root over a Unix socket",
+        )
     }
 }
 
@@ -251,7 +254,8 @@ mod tests {
     const OTHER: &str = "other-token-of-many-letters";
 
     fn tokens(check: &[&str], admin: &[&str]) -> Tokens {
-        let digests = |all: &[&str]| all.iter().map(|one| Given::new(one.as_bytes()).0).collect();
+        let digests =
+            |all: &[&str]| all.iter().map(|one| TokenDigest::new(one.as_bytes()).0).collect();
         Tokens { check: digests(check), admin: digests(admin) }
     }
 
@@ -267,7 +271,7 @@ mod tests {
     #[test]
     fn a_token_has_the_role_it_was_handed_out_for() {
         let tokens = tokens(&[ONE, "another"], &[OTHER]);
-        let role = |token: &str| tokens.role(Given::new(token.as_bytes()));
+        let role = |token: &str| tokens.role(TokenDigest::new(token.as_bytes()));
         assert_eq!(role(ONE), Some(Role::Check));
         assert_eq!(role("another"), Some(Role::Check));
         assert_eq!(role(OTHER), Some(Role::Admin));
@@ -284,34 +288,40 @@ mod tests {
 
     #[test]
     fn who_may_act_in_a_role_depends_on_the_tokens_that_are_configured() {
-        let none = || -> Option<Given> { None };
-        let of = |token: &'static str| move || Some(Given::new(token.as_bytes()));
+        let none = || -> Option<TokenDigest> { None };
+        let of = |token: &'static str| move || Some(TokenDigest::new(token.as_bytes()));
         let open = tokens(&[], &[]);
-        assert_eq!(open.admit(Role::Check, none, || false), Ok(()));
-        assert_eq!(open.admit(Role::Admin, none, || true), Ok(()));
-        assert_eq!(open.admit(Role::Admin, of(ONE), || false), Err(Denied::AdminClosed));
+        assert_eq!(open.authorize(Role::Check, none, || false), Ok(()));
+        assert_eq!(open.authorize(Role::Admin, none, || true), Ok(()));
+        assert_eq!(open.authorize(Role::Admin, of(ONE), || false), Err(AccessDenied::AdminClosed));
         let guarded = tokens(&[ONE], &[OTHER]);
         for (role, token, admitted) in [
             (Role::Check, ONE, Ok(())),
             (Role::Check, OTHER, Ok(())),
-            (Role::Check, "wrong", Err(Denied::NoToken)),
-            (Role::Admin, ONE, Err(Denied::CheckToken)),
+            (Role::Check, "wrong", Err(AccessDenied::NoToken)),
+            (Role::Admin, ONE, Err(AccessDenied::CheckToken)),
             (Role::Admin, OTHER, Ok(())),
-            (Role::Admin, "wrong", Err(Denied::NoToken)),
+            (Role::Admin, "wrong", Err(AccessDenied::NoToken)),
         ] {
-            // Where the client connects from does not matter once there are tokens.
-            assert_eq!(guarded.admit(role, of(token), || true), admitted, "{role:?} {token}");
+            // With tokens, the origin of the connection does not matter.
+            assert_eq!(guarded.authorize(role, of(token), || true), admitted, "{role:?} {token}");
         }
-        assert_eq!(guarded.admit(Role::Check, none, || true), Err(Denied::NoToken));
-        assert_eq!(guarded.admit(Role::Admin, none, || true), Err(Denied::NoToken));
+        assert_eq!(guarded.authorize(Role::Check, none, || true), Err(AccessDenied::NoToken));
+        assert_eq!(guarded.authorize(Role::Admin, none, || true), Err(AccessDenied::NoToken));
         let only_checks = tokens(&[ONE], &[]);
-        assert_eq!(only_checks.admit(Role::Admin, none, || true), Ok(()));
-        assert_eq!(only_checks.admit(Role::Admin, of(ONE), || false), Err(Denied::AdminClosed));
+        assert_eq!(only_checks.authorize(Role::Admin, none, || true), Ok(()));
+        assert_eq!(
+            only_checks.authorize(Role::Admin, of(ONE), || false),
+            Err(AccessDenied::AdminClosed)
+        );
     }
 
     #[test]
     fn a_token_of_both_kinds_administers() {
-        assert_eq!(tokens(&[ONE], &[ONE]).role(Given::new(ONE.as_bytes())), Some(Role::Admin));
+        assert_eq!(
+            tokens(&[ONE], &[ONE]).role(TokenDigest::new(ONE.as_bytes())),
+            Some(Role::Admin)
+        );
     }
 
     #[test]
@@ -321,30 +331,35 @@ mod tests {
         );
         let tokens = read(&text).expect("tokens");
         for token in [ONE, OTHER] {
-            assert_eq!(tokens.role(Given::new(token.as_bytes())), Some(Role::Check), "{token}");
+            assert_eq!(
+                tokens.role(TokenDigest::new(token.as_bytes())),
+                Some(Role::Check),
+                "{token}"
+            );
         }
         assert_eq!(tokens.check.len(), 2);
     }
 
     #[test]
     fn what_is_no_token_is_refused_without_being_told() {
-        for (text, told) in [
-            ("", "has no token"),
-            ("# only a remark\n", "has no token"),
+        for (text, expected) in [
+            ("", "contains no token"),
+            ("# only a remark\n", "contains no token"),
             ("a-token-that-is-long-enough\nhunter2\n", "token 2 of file:"),
-            ("hunter2-hunter2-hünter2", "characters that no header field can carry"),
+            ("hunter2-hunter2-hünter2", "characters that are not allowed in a header field"),
         ] {
             let reason = read(text).expect_err(text);
-            assert!(reason.contains(told), "{reason}");
+            assert!(reason.contains(expected), "{reason}");
             assert!(!reason.contains("hunter2"), "{reason}");
         }
     }
 
+    /// Fault H10.
     #[test]
-    fn h10_nothing_printed_tells_a_token() {
+    fn nothing_printed_tells_a_token() {
         let tokens = tokens(&[ONE], &[OTHER, OTHER]);
         assert_eq!(format!("{tokens:?}"), "Tokens { check: 1, admin: 2 }");
-        assert_eq!(tokens.to_string(), "check by token, admin by any of 2 tokens");
-        assert_eq!(format!("{:?}", Given::new(b"x")), "Given(***)");
+        assert_eq!(tokens.to_string(), "check needs a token, admin needs one of 2 tokens");
+        assert_eq!(format!("{:?}", TokenDigest::new(b"x")), "TokenDigest(***)");
     }
 }

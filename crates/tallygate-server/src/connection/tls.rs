@@ -1,4 +1,4 @@
-//! The certificate of a listener, and the handshake with whoever connects.
+//! The TLS settings of a listener, and the handshake with clients.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{Connection, Stop};
 
-/// How a listener speaks: in the clear, or by the certificate that is in force.
+/// The TLS settings of a listener: plain text, or the current certificate.
 #[derive(Clone)]
 pub(crate) struct Security(Option<Arc<ArcSwap<ServerConfig>>>);
 
@@ -19,32 +19,35 @@ impl Security {
         Self(tls.map(|tls| Arc::new(ArcSwap::new(tls.clone()))))
     }
 
-    /// Nobody can listen in on a Unix socket.
+    /// Returns plain text, for Unix sockets: they cannot be intercepted.
+    /// Returns whether connections are encrypted.
+    pub(crate) const fn is_encrypted(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) const fn none() -> Self {
         Self(None)
     }
 
-    /// Shows another certificate to whoever connects from now on. Whether a listener speaks TLS at all is settled when
-    /// it starts; whether it was asked to change that.
-    pub(crate) fn renew(&self, tls: Option<&Arc<ServerConfig>>) -> bool {
+    /// Replaces the certificate for new connections. A listener cannot turn TLS on or off while it runs.
+    pub(crate) fn renew(&self, tls: Option<&Arc<ServerConfig>>) {
         if let (Some(current), Some(tls)) = (&self.0, tls) {
             current.store(tls.clone());
         }
-        self.0.is_some() != tls.is_some()
     }
 
-    /// Completes the TLS handshake, within `patience` and not after the server is told to stop.
-    pub(crate) async fn agree(
+    /// Completes the TLS handshake within `timeout`, unless the server shuts down first.
+    pub(crate) async fn handshake(
         &self,
         stream: Box<dyn Connection>,
-        patience: Duration,
+        timeout: Duration,
         mut stop: Stop,
     ) -> io::Result<Box<dyn Connection>> {
         let Some(tls) = &self.0 else { return Ok(stream) };
         let handshake = TlsAcceptor::from(tls.load_full()).accept(stream);
         tokio::select! {
             agreed = handshake => Ok(Box::new(agreed?)),
-            () = tokio::time::sleep(patience) => Err(io::ErrorKind::TimedOut.into()),
+            () = tokio::time::sleep(timeout) => Err(io::ErrorKind::TimedOut.into()),
             _ = stop.wait_for(|stop| *stop) => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }

@@ -1,34 +1,35 @@
-//! The rule of `CL.THROTTLE` in memory: an exact GCRA whose states carry the numbers they were left under.
+//! The algorithm of `CL.THROTTLE` in memory: an exact GCRA whose states contain the numbers of the last request.
 //!
-//! Numbers come with every request and may be other ones each time. So a state is the used level with its rate and burst,
-//! 48 bytes, whatever the numbers; nothing is kept per set of numbers. The level drains at the rate it was left under until
-//! a request with other numbers is admitted: then what is still used goes on at the new rate, rounded up. A denied request
-//! changes nothing, so asking with a small burst washes nothing off.
+//! Every request brings its own numbers, which may differ each time. So a state is the used level with its rate and
+//! burst, 48 bytes, and nothing is kept per set of numbers. The level drains at the stored rate until a request with
+//! other numbers is allowed; then the remaining level drains at the new rate, rounded up. A denied request changes
+//! nothing, so a request with a small burst cannot erase usage.
 //!
-//! For equal numbers it decides as the core's GCRA does, field by field.
+//! With equal numbers, every field of a decision equals that of the GCRA in the core.
 
-use tallygate::{Algorithm, Cost, DecodeError, Facts, Fit, Share, Tick, Ticks, Used};
+use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Share, Used};
+use tallygate::{Cost, Quota, Tick, Ticks};
 
 use super::throttle::ThrottleArguments;
 
-/// The numbers of one request, as a rule.
+/// The numbers of one request, as an algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
     arguments: ThrottleArguments,
     rate: Rate,
 }
 
-/// What a key has used, and under which numbers.
+/// The usage of a key, and the numbers it was charged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CellState {
     last: Tick,
-    /// The level in units of 1/`unit` of a token, in two halves: so the state needs no alignment of 16 bytes.
+    /// The level in units of 1/`unit` of a token, in two halves, so that the state needs no 16-byte alignment.
     high: u64,
     low: u64,
     arguments: ThrottleArguments,
 }
 
-/// How a level falls and grows: count and period without their common divisor.
+/// How a level drains and grows: count and period, divided by their greatest common divisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate {
     /// What the level drains per tick.
@@ -51,7 +52,7 @@ impl Rate {
         Self { drain: count / divisor, unit: period / divisor }
     }
 
-    /// The time a level takes to drain, rounded up.
+    /// Returns the time that a level takes to drain, rounded up.
     fn time_to_drain(self, level: u128) -> Ticks {
         Ticks(u64::try_from(level.div_ceil(u128::from(self.drain))).unwrap_or(u64::MAX))
     }
@@ -63,7 +64,7 @@ impl Rate {
         Used { whole, part: (u64::try_from(level % unit).unwrap_or(u64::MAX), self.unit) }
     }
 
-    /// The level of so many units, rounded up.
+    /// Returns the level of a number of units, rounded up.
     fn level(self, used: Used) -> u128 {
         let (numerator, denominator) = used.part;
         let unit = u128::from(self.unit);
@@ -77,12 +78,12 @@ impl Cell {
         Self { arguments, rate: Rate::of(arguments) }
     }
 
-    /// A rule to read and write states with: which numbers it has does not matter for that.
+    /// Returns an algorithm to encode and decode states with. Its numbers do not matter for that.
     pub(super) fn any() -> Self {
         Self::new(ThrottleArguments { max_burst: 0, count: 1, period_s: 1 })
     }
 
-    /// The rate that a state drains at.
+    /// Returns the rate at which a state drains.
     fn rate_of(&self, state: &CellState) -> Rate {
         if state.arguments == self.arguments { self.rate } else { Rate::of(state.arguments) }
     }
@@ -96,7 +97,7 @@ impl Cell {
         if state.level() > 0 { state.last.since(now) } else { Ticks::ZERO }
     }
 
-    /// The highest level at which a cost fits, by the rate of the state.
+    /// Returns the highest level at which a cost fits, at the rate of the state.
     fn highest(&self, rate: Rate, cost: Cost) -> Option<u128> {
         let room = self.arguments.burst().checked_sub(cost)?;
         Some(u128::from(room) * u128::from(rate.unit))
@@ -129,7 +130,7 @@ impl Algorithm for Cell {
         state.last
     }
 
-    fn set_back(&self, state: &CellState, now: Tick) -> bool {
+    fn clock_was_set_back(&self, state: &CellState, now: Tick) -> bool {
         Self::behind(state, now) > state.arguments.period()
     }
 
@@ -137,7 +138,7 @@ impl Algorithm for Cell {
         state.last = now;
     }
 
-    fn admits(&self, state: &CellState, now: Tick, cost: Cost) -> bool {
+    fn allows(&self, state: &CellState, now: Tick, cost: Cost) -> bool {
         let rate = self.rate_of(state);
         self.highest(rate, cost).is_some_and(|highest| Self::level(state, rate, now) <= highest)
     }
@@ -184,6 +185,7 @@ impl Algorithm for Cell {
             reset_after: Self::behind(state, now).plus(rate.time_to_drain(level)),
             delay: Ticks::ZERO,
             scarcest: Some(0),
+            quota: Some(Quota { amount: self.arguments.count, window: self.arguments.period() }),
         }
     }
 
@@ -199,7 +201,8 @@ impl Algorithm for Cell {
         rate.units(Self::level(state, rate, now))
     }
 
-    /// Returns the share of the burst that the key was left under, and not of this request's, which can be any.
+    /// Returns the used share of the stored burst. The burst of the current request does not matter, since it can be
+    /// any number.
     fn share_used(&self, state: &CellState, now: Tick) -> Share {
         Share::of(self.used(state, now), state.arguments.burst())
     }
@@ -275,9 +278,9 @@ mod tests {
     #[test]
     fn asking_with_a_small_burst_washes_nothing_off() {
         let (large, small) = (cell(99, 100, 3600), cell(0, 1000, 1));
-        let mut state = large.first(at(0));
+        let mut state = large.initial(at(0));
         assert!(large.decide::<bool>(&mut state, at(0), 100));
-        // Denied while more is used than the small burst, at the rate it was used under.
+        // Denied while the usage exceeds the small burst, which drains at the stored rate.
         let denied: Decision = small.decide(&mut state, at(1), 1);
         assert_eq!((denied.allowed, denied.remaining), (false, 0));
         assert_eq!(denied.retry_after, Some(Ticks(3599 * SECOND)));
@@ -290,7 +293,7 @@ mod tests {
     #[test]
     fn keys_are_compared_by_the_share_of_their_own_burst() {
         let (victim, flood) = (cell(4, 5, 86_400), cell(999_999, 1_000_000, 3600));
-        let (mut used_up, mut invented) = (victim.first(at(0)), flood.first(at(0)));
+        let (mut used_up, mut invented) = (victim.initial(at(0)), flood.initial(at(0)));
         assert!(victim.decide::<bool>(&mut used_up, at(0), 5));
         assert!(flood.decide::<bool>(&mut invented, at(0), 500_000));
         for rule in [victim, flood] {
@@ -303,7 +306,7 @@ mod tests {
     #[test]
     fn what_was_encoded_is_decoded_and_nothing_else_is() {
         let rule = cell(4, 10, 60);
-        let mut state = rule.first(at(7));
+        let mut state = rule.initial(at(7));
         assert!(rule.decide::<bool>(&mut state, at(7), 3));
         let mut bytes = Vec::new();
         Cell::any().encode(&state, &mut bytes);
@@ -311,7 +314,7 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(Cell::any().decode(&bytes[..cut]).is_err());
         }
-        // A level above the burst is no state.
+        // A level above the burst is invalid.
         bytes[9..17].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(Cell::any().decode(&bytes).is_err());
     }
@@ -326,13 +329,13 @@ mod tests {
         ) {
             let rule = cell(max_burst, count, period_s);
             let core = limit(rule.arguments);
-            let (mut state, mut expected) = (rule.first(Tick(0)), core.first(Tick(0)));
+            let (mut state, mut expected) = (rule.initial(Tick(0)), core.initial(Tick(0)));
             let mut now = 0;
             for (wait, cost) in steps {
                 now += wait;
                 let now = Tick(i64::try_from(now).expect("small"));
-                let told: Decision = rule.decide(&mut state, now, cost);
-                prop_assert_eq!(told, core.decide::<Decision>(&mut expected, now, cost));
+                let decision: Decision = rule.decide(&mut state, now, cost);
+                prop_assert_eq!(decision, core.decide::<Decision>(&mut expected, now, cost));
                 prop_assert_eq!(rule.used(&state, now), core.used(&expected, now));
                 prop_assert_eq!(rule.fresh_at(&state), core.fresh_at(&expected));
             }
@@ -344,7 +347,7 @@ mod tests {
             steps in prop::collection::vec((0_u64..10 * SECOND, 1_u64..6, 0_usize..4), 1..80),
         ) {
             let rules: Vec<_> = rules.into_iter().map(|(burst, count, period)| cell(burst, count, period)).collect();
-            let mut state = rules[0].first(Tick(0));
+            let mut state = rules[0].initial(Tick(0));
             let (mut now, mut admitted) = (0_u64, 0_u128);
             for (wait, cost, which) in steps {
                 now += wait;

@@ -1,39 +1,53 @@
-//! What is counted of every decision.
+//! Counts decisions for metrics, traces and the list of hot clients.
 
 use std::sync::Arc;
 
-use tallygate::{Decision, Event, Observer, Source};
+use tallygate::observer::{Event, Observer};
+use tallygate::{Decision, Source};
 
-use super::Hot;
-use crate::metrics::{Metrics, PolicyMetrics};
+use super::HotClients;
+use crate::metrics::PolicyMetrics;
 use crate::traces;
 
-/// Counts the decisions of one policy, for metrics, traces and the list of hot clients.
-pub(crate) struct Counts {
+/// Counts the decisions of one policy.
+pub(crate) struct DecisionCounter {
     policy: Arc<str>,
-    metrics: PolicyMetrics,
-    hot: Arc<Hot>,
+    metrics: Arc<PolicyMetrics>,
+    hot: Arc<HotClients>,
 }
 
-impl Counts {
-    pub(super) fn new(policy: Arc<str>, metrics: &Metrics, hot: Arc<Hot>) -> Self {
-        Self { metrics: metrics.of_policy(&policy), policy, hot }
+impl DecisionCounter {
+    pub(super) fn new(policy: Arc<str>, hot: Arc<HotClients>) -> Self {
+        Self { policy, metrics: Arc::default(), hot }
     }
 
-    /// Counts a decision that no limiter made.
+    /// Returns the counters, which metrics show.
+    pub(super) fn metrics(&self) -> Arc<PolicyMetrics> {
+        self.metrics.clone()
+    }
+
+    /// Counts a decision that was not made by a limiter.
     pub(super) fn count(&self, key: &[u8], decision: &Decision) {
-        self.note(key, decision.allowed, decision.source);
+        self.record(key, decision.allowed, decision.source);
     }
 
-    fn note(&self, key: &[u8], allowed: bool, source: Source) {
-        self.metrics.decided(allowed, source);
+    fn record(&self, key: &[u8], allowed: bool, source: Source) {
+        self.metrics.count_decision(allowed, source);
         traces::decided(&self.policy, allowed, source);
-        self.hot.note(&self.policy, key, allowed);
+        self.hot.record(&self.policy, key, allowed);
     }
 }
 
-impl Observer for Counts {
+impl Observer for DecisionCounter {
     fn decided(&self, event: &Event<'_>) {
-        self.note(event.key, event.allowed, event.source);
+        self.record(event.key, event.allowed, event.source);
+        if let Some(limit) = event.shadow_denied_by {
+            self.metrics.count_shadow_denial(limit);
+            tracing::debug!(
+                policy = &*self.policy,
+                limit,
+                "a shadow limit would have denied the request"
+            );
+        }
     }
 }

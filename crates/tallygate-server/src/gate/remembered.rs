@@ -1,44 +1,45 @@
-//! What clients used, from one process to the next.
+//! Snapshots of the memory store: usage survives a restart.
 //!
-//! Saved are the clients of every policy with the overrides that were set at run time, and those of `CL.THROTTLE`.
-//! Overrides of the configuration are not: the next one says what they are. A policy that is gone by then is passed over,
-//! and so is what was used under it. Reservations end with the process that made them, and stay charged.
+//! A snapshot contains the keys of every policy, the overrides that were set at run time, and the keys of
+//! `CL.THROTTLE`. It does not contain overrides of the configuration. If a policy is no longer configured, its keys are
+//! dropped. Reservations end with the process, and stay charged.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use tallygate::{
-    Access, Capacity, MemoryStore, Override, Plan, Policy, SnapshotError, SnapshotReader,
-    SystemClock, Tiers, save_snapshot,
-};
+use tallygate::clock::SystemClock;
+use tallygate::snapshot::{SnapshotError, SnapshotReader, save_snapshot};
+use tallygate::store::{Capacity, MemoryStore};
+use tallygate::tiers::{Access, ClientRule, Override};
+use tallygate::{Policy, Tiers};
 
 use super::Gate;
 use super::cell::Cell;
 use crate::config::Config;
 
-/// Stores that were read from a snapshot, until somebody takes them.
+/// The stores of a snapshot, until the gate takes them.
 #[derive(Default)]
-pub(crate) struct Remembered {
-    pub(super) policies: HashMap<Box<str>, RememberedPolicy>,
+pub(crate) struct RestoredStores {
+    pub(super) policies: HashMap<Box<str>, RestoredPolicy>,
     pub(super) throttle: Option<MemoryStore<Cell>>,
-    /// How many clients there are.
+    /// The number of keys.
     pub(crate) keys: usize,
-    /// How many there was no room for.
+    /// The number of keys dropped because `max_keys` is lower than before.
     pub(crate) evicted: u64,
-    /// The policies that are no longer there.
+    /// The policies that are no longer configured.
     pub(crate) gone: Vec<Box<str>>,
 }
 
-pub(super) struct RememberedPolicy {
-    pub(super) store: MemoryStore<Plan>,
+pub(super) struct RestoredPolicy {
+    pub(super) store: MemoryStore<ClientRule>,
     pub(super) overrides: Vec<(Box<[u8]>, Override)>,
 }
 
-/// What was saved.
+/// The size of a snapshot that was written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Saved {
+pub(crate) struct SnapshotSize {
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
 }
@@ -46,8 +47,8 @@ pub(crate) struct Saved {
 /// No policy of a configuration has a control character in its name.
 const THROTTLE: &str = "\u{1}cl.throttle";
 
-impl Remembered {
-    /// Reads a snapshot, whole or not at all; `None` if there is none.
+impl RestoredStores {
+    /// Reads a snapshot; `None` if the file does not exist. Fails if any part of it is damaged.
     pub(crate) fn read(
         path: &Path,
         config: &Config,
@@ -70,7 +71,7 @@ impl Remembered {
                 let usage = store.usage();
                 let overrides = section.overrides().to_vec();
                 let name = section.name().into();
-                all.policies.insert(name, RememberedPolicy { store, overrides });
+                all.policies.insert(name, RestoredPolicy { store, overrides });
                 usage
             } else {
                 all.gone.push(section.name().into());
@@ -83,7 +84,7 @@ impl Remembered {
     }
 }
 
-/// The policies of some rules.
+/// Returns the policies of the tiers.
 fn policies(tiers: &Tiers) -> Vec<Arc<Policy>> {
     let tiers = [tiers.base()].into_iter().chain(tiers.by_name().into_iter().map(|(_, tier)| tier));
     tiers
@@ -95,8 +96,8 @@ fn policies(tiers: &Tiers) -> Vec<Arc<Policy>> {
 }
 
 impl Gate {
-    /// Saves what clients have used. Clients in Redis are saved there.
-    pub(crate) fn save(&self, path: &Path) -> io::Result<Saved> {
+    /// Writes a snapshot of the memory stores.
+    pub(crate) fn save(&self, path: &Path) -> io::Result<SnapshotSize> {
         let mut keys = 0;
         let bytes = save_snapshot(path, |snapshot| {
             for entry in self.policies() {
@@ -108,6 +109,6 @@ impl Gate {
             }
             Ok(())
         })?;
-        Ok(Saved { keys, bytes })
+        Ok(SnapshotSize { keys, bytes })
     }
 }

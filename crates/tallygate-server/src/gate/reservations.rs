@@ -1,81 +1,97 @@
-//! Reservations that were made over the network, until they are settled or expire.
+//! Reservations of clients, until they are settled or expire.
 //!
-//! They are known to the server that made them only. They expire in order of time, a few with every new one: nothing scans
-//! them all. Their number and bytes are bounded, in total, per address and per key, so that one client that lets them lie
-//! leaves room for the others. A place is taken before the estimate is charged.
+//! Only the server that made a reservation knows it. Expired reservations are removed in order of time, a few with
+//! every new one, without a scan. Their number and bytes are bounded in total, per address and per key, so that a
+//! client that never settles cannot use up the table. A slot is taken before the estimate is charged.
 //!
-//! Settled reservations are remembered as long as they would have lived, or until as many others were settled: so that
-//! settling twice is told apart from settling what never was.
+//! Settled reservations are remembered until they expire, up to a maximum number, so that settling twice can be
+//! distinguished from settling an unknown reservation.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tallygate::{Ask, Cost, Decision, Reservation, SettleError, Ticks};
+use tallygate::reservation::{Reservation, SettleError};
+use tallygate::{Cost, Decision, Ticks};
 use tallygate_redis::Error;
 
-use super::{AskError, Decided, Entry};
+use super::{Answer, Ask, Gate, GateError, PolicyDecision, ServedPolicy};
+use crate::client_budgets::BudgetOwner;
 use crate::config::Limits;
-use crate::holdings::Holder;
 use crate::random;
 
-/// Reservations by their numbers.
+/// Reservations by their ids.
 #[derive(Default)]
 pub(crate) struct Reservations {
-    book: Mutex<Book>,
+    table: Mutex<ReservationTable>,
     hasher: foldhash::quality::RandomState,
 }
 
-/// Trees, which grow a little at a time: a hash table moves everything to a larger one while its requester waits.
+/// The table uses trees, which grow in small steps: growing a hash table would move all entries while a request waits.
 #[derive(Default)]
-struct Book {
-    kept: BTreeMap<u128, Kept>,
+struct ReservationTable {
+    records: BTreeMap<u128, ReservationRecord>,
     by_time: BTreeSet<(Instant, u128)>,
-    /// The settled ones, the first first. Some of them may have expired.
+    /// The settled reservations, the oldest first. Some may have expired.
     settled: VecDeque<u128>,
-    open: Amount,
-    by_address: BTreeMap<Holder, Amount>,
+    open: ReservationTotals,
+    by_address: BTreeMap<BudgetOwner, ReservationTotals>,
     by_key: BTreeMap<u64, usize>,
-    by_address_and_key: BTreeMap<(Holder, u64), usize>,
+    by_address_and_key: BTreeMap<(BudgetOwner, u64), usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Amount {
+struct ReservationTotals {
     reservations: usize,
     bytes: usize,
 }
 
-enum Kept {
-    Open { entry: Arc<Entry>, reservation: Reservation, owner: Owner, expires: Instant },
+enum ReservationRecord {
+    Open { entry: Arc<ServedPolicy>, reservation: Reservation, owner: Owner, expires: Instant },
     Settled { expires: Instant },
 }
 
-/// Whom a reservation is counted to.
+/// The address and key that a reservation is counted for.
 #[derive(Clone, Copy)]
 struct Owner {
-    address: Holder,
+    address: BudgetOwner,
     /// A keyed hash of policy and key.
     key: u64,
     bytes: usize,
 }
 
-/// A place that is counted, until it is given back or used.
-struct Place<'a> {
+/// A slot that is counted until it is dropped or used.
+struct ReservationSlot<'a> {
     reservations: &'a Reservations,
     owner: Option<Owner>,
 }
 
-/// What part of all an address may have, and a key.
+/// The share of all reservations that an address or a key may have, as a divisor.
 const SHARE_OF_AN_ADDRESS: usize = 10;
 const SHARE_OF_A_KEY: usize = 100;
-/// What part of a key's reservations one address may have: it leaves places for the other addresses that use the key.
+/// The share of a key's reservations that one address may have, as a divisor, so that other addresses can use the key.
 const SHARE_OF_AN_ADDRESS_IN_A_KEY: usize = 4;
-/// What a reservation takes beside its key.
+/// The memory of a reservation in addition to its key.
 const RESERVATION_BYTES: usize = 512;
-/// How many expired ones are removed when a new one comes: more than come, and few enough to take no time.
+/// How many expired reservations are removed with each new one: more than one, and few enough to be quick.
 const EXPIRED_AT_A_TIME: usize = 16;
+
+/// The id of a reservation, which only its owner knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReservationId(u128);
+
+/// What has too many open reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReservationScope {
+    Server,
+    Address,
+    Key,
+    /// One address for one key.
+    AddressAndKey,
+}
 
 /// Why a reservation cannot be settled.
 #[derive(Debug)]
@@ -84,69 +100,138 @@ pub(crate) enum SettleFailure {
     /// The client was reset after the reservation was made.
     Reset,
     AlreadySettled,
-    Store(AskError),
+    Store(GateError),
+}
+
+impl Gate {
+    /// Charges an estimate that is settled later. Returns the decision, and the id of the reservation if it is
+    /// allowed.
+    pub(crate) async fn reserve(
+        &self,
+        ask: Ask<'_>,
+        ttl_ms: u64,
+        owner: BudgetOwner,
+    ) -> Result<(Answer, Option<ReservationId>), GateError> {
+        self.validate_reservation(&ask, ttl_ms)?;
+        let entry = self.policy(ask.policy)?;
+        let estimate = ask.cost.unwrap_or(entry.cost);
+        let time_to_live = Ticks(ttl_ms * Ticks::PER_MILLISECOND);
+        let (client, counted) = ((ask.key, ask.tier), (owner, &self.limits()));
+        let reserving = self.reservations.reserve(&entry, client, estimate, time_to_live, counted);
+        let (decided, reservation) = reserving.await?;
+        Ok((Answer { entry, decided }, reservation.map(ReservationId)))
+    }
+
+    /// Checks that a reservation can be decided.
+    pub(crate) fn validate_reservation(&self, ask: &Ask<'_>, ttl_ms: u64) -> Result<(), GateError> {
+        let longest = self.limits().max_reservation_ttl.as_millis();
+        let longest_ms = u64::try_from(longest).unwrap_or(u64::MAX);
+        if !(1..=longest_ms).contains(&ttl_ms) {
+            return Err(GateError::TimeToLive { given_ms: ttl_ms, longest_ms });
+        }
+        self.validate(ask)?;
+        match ask.cost.unwrap_or(self.policy(ask.policy)?.cost) {
+            0 => Err(GateError::NothingToReserve),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces the estimate of a reservation by the real cost.
+    pub(crate) async fn settle(
+        &self,
+        reservation: ReservationId,
+        actual: Cost,
+    ) -> Result<(Arc<ServedPolicy>, Decision), SettleFailure> {
+        self.reservations.settle(reservation.0, actual, &self.limits()).await
+    }
+}
+
+impl ReservationId {
+    /// Parses an id; `None` if no reservation can have it.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok().filter(|text| text.len() == 32)?;
+        let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u128::from_str_radix(text, 16).ok().filter(|_| is_hex).map(Self)
+    }
+}
+
+impl fmt::Display for ReservationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Display for SettleFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => {
+                f.write_str("no such reservation; it has expired, or another server made it")
+            }
+            Self::Reset => f.write_str(
+                "the client was reset after the reservation; there is nothing to settle",
+            ),
+            Self::AlreadySettled => f.write_str("the reservation is already settled"),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
 }
 
 impl Reservations {
-    /// Charges an estimate; with the number of the reservation if it was granted.
-    pub(crate) async fn reserve(
+    /// Charges an estimate. Returns the decision, and the id of the reservation if it is allowed.
+    async fn reserve(
         &self,
-        entry: &Arc<Entry>,
+        entry: &Arc<ServedPolicy>,
         (key, tier): (&[u8], Option<&str>),
         estimate: Cost,
         time_to_live: Ticks,
-        (address, limits): (Holder, &Limits),
-    ) -> Result<(Decided, Option<u128>), AskError> {
-        let place = self.take_place(entry, key, address, limits)?;
-        let ask = Ask::new(key).cost(estimate).tier(tier);
+        (address, limits): (BudgetOwner, &Limits),
+    ) -> Result<(PolicyDecision, Option<u128>), GateError> {
+        let place = self.take_slot(entry, key, address, limits)?;
+        let ask = tallygate::Ask::new(key).cost(estimate).tier(tier);
         let reserving = entry.limiter.reserve_with(ask, time_to_live, |plan, at, reserved| {
-            (Decided::new(plan, *reserved.decision(), at, false), reserved.granted())
+            (PolicyDecision::new(plan, *reserved.decision(), at, false), reserved.granted())
         });
         let (decided, granted) = reserving.await?;
         let expires = Instant::now() + Duration::from_nanos(time_to_live.0);
         Ok((decided, granted.and_then(|reservation| place.keep(entry, reservation, expires))))
     }
 
-    /// Returns how many are open.
+    /// Returns the number of open reservations.
     pub(crate) fn open(&self) -> usize {
-        self.book().open.reservations
+        self.table().open.reservations
     }
 
-    /// Charges what it cost in the end.
-    pub(crate) async fn settle(
+    /// Replaces the estimate by the real cost.
+    async fn settle(
         &self,
         number: u128,
         actual: Cost,
         limits: &Limits,
-    ) -> Result<(Arc<Entry>, Decision), SettleFailure> {
-        // From now on, another request with the same number comes second.
+    ) -> Result<(Arc<ServedPolicy>, Decision), SettleFailure> {
+        // From here on, another request with the same id finds it settled.
         let (entry, mut reservation, owner, expires) =
-            self.book().settle(number, limits.max_reservations)?;
-        let settled = match entry.limiter.settle(&mut reservation, actual) {
-            Ok(settling) => settling.await,
-            Err(error) => Err(Error::Settle(error)),
-        };
-        match settled {
+            self.table().settle(number, limits.max_reservations)?;
+        match entry.limiter.settle(&mut reservation, actual).await {
             Ok(decision) => Ok((entry, decision)),
-            Err(Error::Settle(error)) => Err(self.lapsed(number, &error)),
+            Err(Error::Settle(error)) => Err(self.forget(number, &error)),
             Err(error) => {
                 let may_be_done = matches!(
                     error,
                     Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. }
                 );
                 if !may_be_done {
-                    // Nothing was done: it may be settled when the store is back.
+                    // The store did nothing, so the client may retry.
                     reservation.reopen();
-                    let kept = Kept::Open { entry, reservation, owner, expires };
-                    self.book().reopen(number, kept, owner);
+                    let records = ReservationRecord::Open { entry, reservation, owner, expires };
+                    self.table().reopen(number, records, owner);
                 }
                 Err(SettleFailure::Store(error.into()))
             }
         }
     }
 
-    fn lapsed(&self, number: u128, error: &SettleError) -> SettleFailure {
-        self.book().remove(number);
+    fn forget(&self, number: u128, error: &SettleError) -> SettleFailure {
+        self.table().remove(number);
         match error {
             SettleError::AlreadySettled => SettleFailure::AlreadySettled,
             SettleError::Reset => SettleFailure::Reset,
@@ -154,82 +239,85 @@ impl Reservations {
         }
     }
 
-    /// Counts one more, if there is room for it.
-    fn take_place(
+    /// Takes a slot, if the limits allow it.
+    fn take_slot(
         &self,
-        entry: &Entry,
+        entry: &ServedPolicy,
         key: &[u8],
-        address: Holder,
+        address: BudgetOwner,
         limits: &Limits,
-    ) -> Result<Place<'_>, AskError> {
+    ) -> Result<ReservationSlot<'_>, GateError> {
         let bytes = RESERVATION_BYTES + key.len();
         let owner = Owner { address, key: self.hasher.hash_one((&*entry.name, key)), bytes };
-        let mut book = self.book();
-        book.expire(Instant::now());
-        book.check_room(&owner, limits)?;
-        book.count(&owner);
-        drop(book);
-        Ok(Place { reservations: self, owner: Some(owner) })
+        let mut table = self.table();
+        table.expire(Instant::now());
+        table.check_room(&owner, limits)?;
+        table.count(&owner);
+        drop(table);
+        Ok(ReservationSlot { reservations: self, owner: Some(owner) })
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, ReservationTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Place<'_> {
-    /// Uses the place for a reservation; its number.
+impl ReservationSlot<'_> {
+    /// Uses the slot for a reservation, and returns its id.
     fn keep(
         mut self,
-        entry: &Arc<Entry>,
+        entry: &Arc<ServedPolicy>,
         reservation: Reservation,
         expires: Instant,
     ) -> Option<u128> {
         let owner = self.owner.take()?;
         let number = random::number();
-        let mut book = self.reservations.book();
-        book.by_time.insert((expires, number));
-        book.kept.insert(number, Kept::Open { entry: entry.clone(), reservation, owner, expires });
+        let mut table = self.reservations.table();
+        table.by_time.insert((expires, number));
+        table.records.insert(
+            number,
+            ReservationRecord::Open { entry: entry.clone(), reservation, owner, expires },
+        );
         Some(number)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ReservationSlot<'_> {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
-            self.reservations.book().uncount(&owner);
+            self.reservations.table().uncount(&owner);
         }
     }
 }
 
-impl Book {
-    fn check_room(&self, owner: &Owner, limits: &Limits) -> Result<(), AskError> {
+impl ReservationTable {
+    fn check_room(&self, owner: &Owner, limits: &Limits) -> Result<(), GateError> {
         let Limits { max_reservations, max_reservation_bytes, .. } = *limits;
-        let fits = |has: Amount, share: usize| {
+        let fits = |has: ReservationTotals, share: usize| {
             has.reservations < (max_reservations / share).max(1)
                 && has.bytes + owner.bytes <= max_reservation_bytes / share
         };
         let of_key = (max_reservations / SHARE_OF_A_KEY).max(1);
-        let whose = if !fits(self.open, 1) {
-            "the server has"
-        } else if owner.address.is_counted()
+        let scope = if !fits(self.open, 1) {
+            ReservationScope::Server
+        } else if owner.address.has_own_budget()
             && !fits(self.of_address(owner.address), SHARE_OF_AN_ADDRESS)
         {
-            "your address has"
+            ReservationScope::Address
         } else if self.by_key.get(&owner.key).copied().unwrap_or(0) >= of_key {
-            "the key has"
-        } else if owner.address.is_counted()
+            ReservationScope::Key
+        } else if owner.address.has_own_budget()
             && self.by_address_and_key.get(&(owner.address, owner.key)).copied().unwrap_or(0)
                 >= (of_key / SHARE_OF_AN_ADDRESS_IN_A_KEY).max(1)
         {
-            "your address has for this key"
+            ReservationScope::AddressAndKey
         } else {
             return Ok(());
         };
-        Err(AskError::Reservations { whose })
+        Err(GateError::TooManyReservations { scope })
     }
 
-    fn of_address(&self, address: Holder) -> Amount {
+    fn of_address(&self, address: BudgetOwner) -> ReservationTotals {
         self.by_address.get(&address).copied().unwrap_or_default()
     }
 
@@ -243,10 +331,10 @@ impl Book {
     }
 
     fn uncount(&mut self, owner: &Owner) {
-        let less = |amount: &mut Amount| {
+        let less = |amount: &mut ReservationTotals| {
             amount.reservations -= 1;
             amount.bytes -= owner.bytes;
-            *amount == Amount::default()
+            *amount == ReservationTotals::default()
         };
         less(&mut self.open);
         if let Slot::Occupied(mut number) =
@@ -270,7 +358,7 @@ impl Book {
         }
     }
 
-    /// Removes some of those whose time has passed, the first first.
+    /// Removes some expired reservations, the oldest first.
     fn expire(&mut self, now: Instant) {
         for _ in 0..EXPIRED_AT_A_TIME {
             match self.by_time.first() {
@@ -284,32 +372,33 @@ impl Book {
     }
 
     fn remove(&mut self, number: u128) {
-        match self.kept.remove(&number) {
-            Some(Kept::Open { owner, expires, .. }) => {
+        match self.records.remove(&number) {
+            Some(ReservationRecord::Open { owner, expires, .. }) => {
                 self.by_time.remove(&(expires, number));
                 self.uncount(&owner);
             }
-            Some(Kept::Settled { expires }) => {
+            Some(ReservationRecord::Settled { expires }) => {
                 self.by_time.remove(&(expires, number));
             }
             None => {}
         }
     }
 
-    /// Takes an open one out to be settled, and remembers that it was.
+    /// Takes an open reservation out to be settled, and marks it as settled.
     fn settle(
         &mut self,
         number: u128,
         remembered: usize,
-    ) -> Result<(Arc<Entry>, Reservation, Owner, Instant), SettleFailure> {
-        let kept = self.kept.get_mut(&number).ok_or(SettleFailure::Unknown)?;
-        let (Kept::Open { expires, .. } | Kept::Settled { expires }) = *kept;
+    ) -> Result<(Arc<ServedPolicy>, Reservation, Owner, Instant), SettleFailure> {
+        let records = self.records.get_mut(&number).ok_or(SettleFailure::Unknown)?;
+        let (ReservationRecord::Open { expires, .. } | ReservationRecord::Settled { expires }) =
+            *records;
         if expires < Instant::now() {
             self.remove(number);
             return Err(SettleFailure::Unknown);
         }
-        let Kept::Open { entry, reservation, owner, expires } =
-            std::mem::replace(kept, Kept::Settled { expires })
+        let ReservationRecord::Open { entry, reservation, owner, expires } =
+            std::mem::replace(records, ReservationRecord::Settled { expires })
         else {
             return Err(SettleFailure::AlreadySettled);
         };
@@ -317,19 +406,20 @@ impl Book {
         self.settled.push_back(number);
         if self.settled.len() > remembered
             && let Some(first) = self.settled.pop_front()
-            && matches!(self.kept.get(&first), Some(Kept::Settled { .. }))
+            && matches!(self.records.get(&first), Some(ReservationRecord::Settled { .. }))
         {
             self.remove(first);
         }
         Ok((entry, reservation, owner, expires))
     }
 
-    /// Puts one back that was taken out to be settled.
-    fn reopen(&mut self, number: u128, kept: Kept, owner: Owner) {
-        let (Kept::Open { expires, .. } | Kept::Settled { expires }) = kept;
+    /// Puts a reservation back that was taken out to be settled.
+    fn reopen(&mut self, number: u128, records: ReservationRecord, owner: Owner) {
+        let (ReservationRecord::Open { expires, .. } | ReservationRecord::Settled { expires }) =
+            records;
         self.count(&owner);
         self.by_time.insert((expires, number));
-        self.kept.insert(number, kept);
+        self.records.insert(number, records);
     }
 }
 
@@ -343,73 +433,75 @@ mod tests {
 
     fn owner(address: &str, key: u64, bytes: usize) -> Owner {
         let address: IpAddr = address.parse().expect("an address");
-        Owner { address: Holder::of(Peer::at(address), &[]), key, bytes }
+        Owner { address: BudgetOwner::of(Peer::at(address), &[]), key, bytes }
     }
 
     fn limits() -> Limits {
         Limits { max_reservations: 1000, max_reservation_bytes: 1_000_000, ..Limits::default() }
     }
 
-    fn whose(book: &Book, owner: Owner) -> Option<&'static str> {
-        match book.check_room(&owner, &limits()) {
-            Err(AskError::Reservations { whose }) => Some(whose),
+    fn full(table: &ReservationTable, owner: Owner) -> Option<ReservationScope> {
+        match table.check_room(&owner, &limits()) {
+            Err(GateError::TooManyReservations { scope }) => Some(scope),
             _ => None,
         }
     }
 
     #[test]
     fn a_settled_reservation_takes_no_more_than_the_formula_of_memory_says() {
-        let in_trees = size_of::<(u128, Kept)>() + size_of::<(Instant, u128)>();
+        let in_trees = size_of::<(u128, ReservationRecord)>() + size_of::<(Instant, u128)>();
         let bytes = 2 * in_trees + 2 * size_of::<u128>();
         assert!(bytes <= SETTLED_BYTES, "{bytes}");
     }
 
+    /// Fault J9.
     #[test]
-    fn j9_an_address_and_a_key_have_their_share_and_others_the_rest() {
-        let mut book = Book::default();
+    fn an_address_and_a_key_have_their_share_and_others_the_rest() {
+        let mut table = ReservationTable::default();
         for key in 0..100 {
-            assert_eq!(whose(&book, owner("192.0.2.1", key, 400)), None);
-            book.count(&owner("192.0.2.1", key, 400));
+            assert_eq!(full(&table, owner("192.0.2.1", key, 400)), None);
+            table.count(&owner("192.0.2.1", key, 400));
         }
-        assert_eq!(whose(&book, owner("192.0.2.1", 100, 400)), Some("your address has"));
-        // One address has a quarter of a key's places, and cannot take those of the others.
+        assert_eq!(full(&table, owner("192.0.2.1", 100, 400)), Some(ReservationScope::Address));
+        // One address has a quarter of a key's slots, and cannot take those of other addresses.
         for number in 0..10 {
             let address = format!("192.0.2.{}", 2 + number / 2);
-            assert_eq!(whose(&book, owner(&address, 7000, 400)), None);
-            book.count(&owner(&address, 7000, 400));
+            assert_eq!(full(&table, owner(&address, 7000, 400)), None);
+            table.count(&owner(&address, 7000, 400));
             if number == 1 {
-                let full = Some("your address has for this key");
-                assert_eq!(whose(&book, owner("192.0.2.2", 7000, 400)), full);
+                let expected = Some(ReservationScope::AddressAndKey);
+                assert_eq!(full(&table, owner("192.0.2.2", 7000, 400)), expected);
             }
         }
-        assert_eq!(whose(&book, owner("192.0.2.99", 7000, 400)), Some("the key has"));
-        assert_eq!(whose(&book, owner("192.0.2.2", 7001, 400)), None);
-        // Few, but large: bytes count as well.
-        assert_eq!(whose(&book, owner("192.0.2.3", 1, 100_001)), Some("your address has"));
+        assert_eq!(full(&table, owner("192.0.2.99", 7000, 400)), Some(ReservationScope::Key));
+        assert_eq!(full(&table, owner("192.0.2.2", 7001, 400)), None);
+        // Bytes count as well.
+        assert_eq!(full(&table, owner("192.0.2.3", 1, 100_001)), Some(ReservationScope::Address));
         for key in 0..100 {
-            book.uncount(&owner("192.0.2.1", key, 400));
+            table.uncount(&owner("192.0.2.1", key, 400));
         }
-        assert_eq!(whose(&book, owner("192.0.2.1", 100, 400)), None);
+        assert_eq!(full(&table, owner("192.0.2.1", 100, 400)), None);
         for number in 0..10 {
-            book.uncount(&owner(&format!("192.0.2.{}", 2 + number / 2), 7000, 400));
+            table.uncount(&owner(&format!("192.0.2.{}", 2 + number / 2), 7000, 400));
         }
-        let left = book.by_address.len() + book.by_key.len() + book.by_address_and_key.len();
-        assert_eq!((book.open, left), (Amount::default(), 0));
+        let left = table.by_address.len() + table.by_key.len() + table.by_address_and_key.len();
+        assert_eq!((table.open, left), (ReservationTotals::default(), 0));
     }
 
+    /// Fault J9.
     #[test]
-    fn j9_reservations_expire_in_order_a_few_at_a_time() {
-        let (mut book, now) = (Book::default(), Instant::now());
+    fn reservations_expire_in_order_a_few_at_a_time() {
+        let (mut table, now) = (ReservationTable::default(), Instant::now());
         for number in 0..100_u128 {
             let expires = now + Duration::from_millis(100 - u64::try_from(number).expect("small"));
-            book.by_time.insert((expires, number));
-            book.kept.insert(number, Kept::Settled { expires });
+            table.by_time.insert((expires, number));
+            table.records.insert(number, ReservationRecord::Settled { expires });
         }
-        book.expire(now + Duration::from_millis(10));
-        let left: Vec<_> = (0..100).filter(|number| book.kept.contains_key(number)).collect();
+        table.expire(now + Duration::from_millis(10));
+        let left: Vec<_> = (0..100).filter(|number| table.records.contains_key(number)).collect();
         assert_eq!(left, (0..=90).collect::<Vec<_>>());
-        book.expire(now + Duration::from_secs(1));
-        assert_eq!(book.kept.len(), 91 - EXPIRED_AT_A_TIME, "not all at once");
-        assert_eq!(book.by_time.len(), book.kept.len());
+        table.expire(now + Duration::from_secs(1));
+        assert_eq!(table.records.len(), 91 - EXPIRED_AT_A_TIME, "not all at once");
+        assert_eq!(table.by_time.len(), table.records.len());
     }
 }

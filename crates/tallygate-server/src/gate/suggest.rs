@@ -1,8 +1,8 @@
-//! The policy that was probably meant, at a bounded cost.
+//! Suggests a policy for an unknown name, at a bounded cost.
 //!
-//! A misspelled name is answered with the nearest right one. To compare two names takes time in the product of their
-//! lengths, for every policy. So long names are not compared, few policies are, and only so many names per second, never
-//! more than a few of them at once: unknown names by the million cost no more than any other error.
+//! An error about an unknown name suggests the nearest policy. Comparing two names takes time proportional to the
+//! product of their lengths, for every policy. So long names are not compared, a name is compared with few policies,
+//! and the number of names per second is limited. A flood of unknown names costs no more than other errors.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -13,15 +13,15 @@ use tallygate_lab::names::nearest_of;
 const LONGEST: usize = 32;
 /// The most policies that a name is compared with.
 const MOST_COMPARED: usize = 64;
-/// How long the search for one name is waited for by the next, in milliseconds: 100 names are compared per second.
+/// The average time between two searches, in milliseconds: 100 names per second.
 const INTERVAL_MS: u64 = 10;
-/// How many names are compared at once: together they take less than a millisecond.
+/// How many searches may follow each other immediately: together they take less than a millisecond.
 const AT_ONCE: u64 = 4;
 
-/// Finds the policy that was probably meant, so many times per second.
+/// Finds the nearest policy, a limited number of times per second.
 pub(super) struct Suggestions {
     since: Instant,
-    /// When the searches so far will have been waited for, in milliseconds.
+    /// The time until which the searches so far use up the rate, in milliseconds.
     busy_until: AtomicU64,
 }
 
@@ -32,7 +32,7 @@ impl Default for Suggestions {
 }
 
 impl Suggestions {
-    /// Returns the known name that is nearest to a wrong one, if one is near and there is time to look for it.
+    /// Returns the known name nearest to `name`, if one is near and the rate allows a search.
     pub(super) fn nearest<K: AsRef<str> + Ord>(
         &self,
         name: &str,
@@ -45,7 +45,7 @@ impl Suggestions {
         nearest_of(name, known, MOST_COMPARED)
     }
 
-    /// Counts a search, if there were not too many before it.
+    /// Counts a search, if the rate allows it.
     fn may_look(&self, now_ms: u64) -> bool {
         let next = |busy_until: u64| {
             let from = busy_until.max(now_ms);
@@ -68,8 +68,9 @@ mod tests {
         assert_eq!(nearest("something else"), None);
     }
 
+    /// Fault J10.
     #[test]
-    fn j10_long_names_and_more_than_a_few_at_once_are_not_compared() {
+    fn long_names_and_more_than_a_few_at_once_are_not_compared() {
         let known = ["search"];
         let suggestions = Suggestions::default();
         assert_eq!(suggestions.nearest(&"search".repeat(6), known.into_iter()), None);

@@ -1,7 +1,7 @@
-//! Limits that come with the request: `CL.THROTTLE`.
+//! `CL.THROTTLE`, whose limits come with the request.
 //!
-//! A client is known by its key alone, whatever numbers come with it: what it used under some stays used under others.
-//! `cell.rs` is the rule that decides in memory. Redis keeps the values that policies have.
+//! The key alone identifies a client: usage charged with some numbers also counts with other numbers. `cell.rs` is the
+//! algorithm in memory. Redis stores the same values as for policies.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,22 +9,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallygate::{
-    Access, Capacity, Cost, Decision, MemoryStore, Op, Plan, Policy, PolicyError, Store as _,
-    SystemClock, Ticks, Usage,
-};
+use tallygate::algorithm::Op;
+use tallygate::clock::SystemClock;
+use tallygate::store::{Capacity, MemoryStore, Store as _, Usage};
+use tallygate::tiers::{Access, ClientRule};
+use tallygate::{Cost, Decision, Policy, PolicyError, Ticks};
+use tallygate_lab::duration::DurationText;
 use tallygate_redis::{OnFailure, Redis, RedisStore};
 
 use super::cell::Cell;
-use super::{AskError, Asked};
+use super::{GateError, GateReply};
 
-/// Limits that come with the request.
+/// The store of `CL.THROTTLE`.
 pub(super) enum Throttle {
     Memory(Box<MemoryStore<Cell>>),
     Redis(RedisStore),
 }
 
-/// The numbers of a request.
+/// The numbers of a `CL.THROTTLE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ThrottleArguments {
     pub(crate) max_burst: u64,
@@ -32,24 +34,24 @@ pub(crate) struct ThrottleArguments {
     pub(crate) period_s: u64,
 }
 
-/// Why a `CL.THROTTLE` is not decided.
+/// Why a `CL.THROTTLE` is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ThrottleError {
-    /// The configuration turns it off.
+    /// The configuration disables it.
     Off,
-    /// No limit has these numbers.
+    /// The numbers are not a valid limit.
     Numbers(PolicyError),
-    /// The state would live longer than the configuration allows for numbers that come with requests.
+    /// The store would keep the key for longer than `max_time_to_fresh`.
     TooLong { time_to_fresh: Duration, longest: Duration },
 }
 
-type Plans = HashMap<ThrottleArguments, Plan, foldhash::fast::RandomState>;
+type ClientRules = HashMap<ThrottleArguments, ClientRule, foldhash::fast::RandomState>;
 
-/// How many sets of numbers a thread remembers the plans of, for Redis.
+/// How many sets of numbers a thread caches the rules of, for Redis.
 const REMEMBERED: usize = 1024;
 
 impl Throttle {
-    /// Returns one with the clients of a store that was there before, or with none.
+    /// Creates a memory store, with the keys of a snapshot if there is one.
     pub(super) fn in_memory(capacity: Capacity, remembered: Option<MemoryStore<Cell>>) -> Self {
         let new = || MemoryStore::new(capacity, SystemClock::new());
         Self::Memory(Box::new(remembered.unwrap_or_else(new)))
@@ -62,41 +64,48 @@ impl Throttle {
         }
     }
 
-    /// No policy of a configuration has a control character in its name.
+    /// Creates a Redis store. Its name has a control character, so that no policy has the same name.
     pub(super) fn in_redis(redis: &Redis) -> Self {
         Self::Redis(redis.store("\u{1}throttle").on_failure(OnFailure::Allow))
     }
 
-    /// Returns how many keys are kept here; `None` if they are in Redis.
+    /// Returns the usage of the memory store; `None` if the keys are in Redis.
     pub(super) fn usage(&self) -> Option<Usage> {
         self.in_memory_store().map(MemoryStore::usage)
     }
 
-    /// Says that a key is about to be asked for.
-    pub(super) fn foresee(&self, key: &[u8]) {
+    /// Drops idle keys in the next buckets of the memory store. Returns how many buckets the pass has not visited yet.
+    pub(super) fn sweep(&self, buckets: usize) -> usize {
+        // A state has its own numbers, so any numbers will do.
+        let rule = Cell::new(ThrottleArguments { max_burst: 0, count: 1, period_s: 1 });
+        self.in_memory_store().map_or(0, |store| store.sweep(&rule, buckets).buckets_left)
+    }
+
+    /// Loads the memory of a key that will be needed soon.
+    pub(super) fn prefetch(&self, key: &[u8]) {
         if let Self::Memory(store) = self {
-            store.foresee(key);
+            store.prefetch(key);
         }
     }
 
-    /// Decides by numbers that were [checked](ThrottleArguments::check).
+    /// Decides a request whose numbers were [checked](ThrottleArguments::check).
     pub(super) fn ask(
         &self,
         key: &[u8],
         arguments: ThrottleArguments,
         quantity: Cost,
-    ) -> Result<Asked<Decision>, ThrottleError> {
+    ) -> Result<GateReply<Decision>, ThrottleError> {
         let op = Op::Check(quantity);
         match self {
             Self::Memory(store) => {
-                let told = store.apply(&Cell::new(arguments), key, op, None);
-                Ok(Asked::Now(told.map_err(AskError::from)))
+                let decided = store.apply(&Cell::new(arguments), key, op, None);
+                Ok(GateReply::Now(decided.map_err(GateError::from)))
             }
             Self::Redis(store) => {
                 let plan = arguments.plan().map_err(ThrottleError::Numbers)?;
                 let (store, key) = (store.clone(), Box::<[u8]>::from(key));
-                Ok(Asked::Later(Box::pin(async move {
-                    store.apply(&plan, &key, op, None).await.map_err(AskError::from)
+                Ok(GateReply::Later(Box::pin(async move {
+                    store.apply(&plan, &key, op, None).await.map_err(GateError::from)
                 })))
             }
         }
@@ -104,27 +113,28 @@ impl Throttle {
 }
 
 impl ThrottleArguments {
-    /// The most that can be used at once.
+    /// Returns the most units that can be used at once.
     pub(super) const fn burst(self) -> Cost {
         self.max_burst.saturating_add(1)
     }
 
-    /// The period. Parsing bounds it: its nanoseconds fit.
+    /// Returns the period. Parsing bounds it, so its nanoseconds do not overflow.
     pub(super) const fn period(self) -> Ticks {
         Ticks(self.period_s.saturating_mul(Ticks::PER_SECOND))
     }
 
-    /// Denies numbers under which a key could take longer than `longest` to be fresh again.
+    /// Checks that a key cannot take longer than `longest` to be fresh again.
     ///
     /// # Errors
-    /// It could: the state of such a key would stay in the store for as long.
+    ///
+    /// It could take longer, and the store would keep the key for so long.
     pub(super) fn check(self, longest: Duration) -> Result<(), ThrottleError> {
         let nanos = (u128::from(self.burst()) * u128::from(self.period().0))
             .div_ceil(u128::from(self.count.max(1)));
         if nanos <= longest.as_nanos() {
             return Ok(());
         }
-        // To the second above, or to the nanosecond if that shows the difference: 7 days and 1 ns are not "7days".
+        // Show whole seconds, or nanoseconds if they make the difference: 7 days and 1 ns are not "7d".
         let seconds = u64::try_from(nanos / u128::from(Ticks::PER_SECOND)).unwrap_or(u64::MAX);
         let rest = u32::try_from(nanos % u128::from(Ticks::PER_SECOND)).unwrap_or(0);
         let time_to_fresh =
@@ -132,10 +142,10 @@ impl ThrottleArguments {
         Err(ThrottleError::TooLong { time_to_fresh, longest })
     }
 
-    /// The plan of these numbers, for a store that keeps policies.
-    fn plan(self) -> Result<Plan, PolicyError> {
+    /// Returns the rule of these numbers, for Redis.
+    fn plan(self) -> Result<ClientRule, PolicyError> {
         thread_local! {
-            static PLANS: RefCell<Plans> = RefCell::default();
+            static PLANS: RefCell<ClientRules> = RefCell::default();
         }
         PLANS.with_borrow_mut(|plans| {
             if let Some(plan) = plans.get(&self) {
@@ -144,7 +154,7 @@ impl ThrottleArguments {
             if plans.len() >= REMEMBERED {
                 plans.clear();
             }
-            let plan = Plan::of(Access::Limited(Arc::new(self.build()?)));
+            let plan = ClientRule::of(Access::Limited(Arc::new(self.build()?)));
             plans.insert(self, plan.clone());
             Ok(plan)
         })
@@ -158,20 +168,18 @@ impl ThrottleArguments {
 impl fmt::Display for ThrottleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Off => f.write_str("CL.THROTTLE is turned off; use a policy with TG.CHECK"),
+            Self::Off => f.write_str("CL.THROTTLE is disabled (`[cl_throttle] enabled = false`); use TG.CHECK with a policy"),
             Self::Numbers(error) => error.fmt(f),
             Self::TooLong { time_to_fresh, longest } => {
-                let (time_to_fresh, longest) = (
-                    humantime::format_duration(*time_to_fresh),
-                    humantime::format_duration(*longest),
-                );
+                let (time_to_fresh, longest) =
+                    (DurationText(*time_to_fresh), DurationText(*longest));
                 write!(
                     f,
-                    "a key would take {time_to_fresh} to earn (max_burst + 1) * period / count back; "
+                    "a key would need {time_to_fresh} to recover ((max_burst + 1) * period / count); "
                 )?;
                 write!(
                     f,
-                    "use numbers that need at most {longest} (`max_time_to_fresh` of `[limits]`)"
+                    "the maximum is {longest} (`max_time_to_fresh` in `[limits]`)"
                 )
             }
         }
@@ -184,11 +192,12 @@ impl std::error::Error for ThrottleError {}
 mod tests {
     use std::path::Path;
 
-    use tallygate::{ManualClock, Tick};
+    use tallygate::Tick;
+    use tallygate::clock::ManualClock;
 
     use tallygate_redis::Stores;
 
-    use super::super::{Gate, Remembered};
+    use super::super::{Gate, RestoredStores};
     use super::*;
     use crate::config::Config;
     use crate::metrics::Metrics;
@@ -226,31 +235,34 @@ mod tests {
         (0..CLIENTS).filter(|client| !is_allowed(&client.to_le_bytes(), VICTIM, 1)).count()
     }
 
+    /// Fault J6.
     #[test]
-    fn j6_a_flood_of_throttles_with_any_numbers_washes_no_debt_out() {
+    fn a_flood_of_throttles_with_any_numbers_washes_no_debt_out() {
         for flood in FLOODS {
             let clock = ManualClock::new(Tick(1_000_000));
             let store = MemoryStore::<Cell, _>::new(Capacity::of(MAX_KEYS), &clock);
             let denied = still_denied(flood, |key, numbers, quantity| {
                 clock.advance(Ticks(100_000));
                 let op = Op::Check(quantity);
-                let told: Decision = store.apply(&Cell::new(numbers), key, op, None).unwrap();
-                told.allowed
+                let decision: Decision = store.apply(&Cell::new(numbers), key, op, None).unwrap();
+                decision.allowed
             });
             assert!(denied * 100 >= 99 * 200, "{denied} are denied after {flood:?}");
             assert!(store.usage().keys <= MAX_KEYS);
         }
     }
 
+    /// Fault J6.
     #[test]
-    fn j6_a_flood_of_throttles_through_the_gate_washes_no_debt_out() {
+    fn a_flood_of_throttles_through_the_gate_washes_no_debt_out() {
         let config = Config::parse("", Path::new("")).unwrap();
         for flood in FLOODS {
             let stores = Stores::Memory(Capacity::of(MAX_KEYS));
-            let gate = Arc::new(Gate::new(&config, stores, Metrics::new(), Remembered::default()));
+            let gate =
+                Arc::new(Gate::new(&config, stores, Metrics::new(), RestoredStores::default()));
             let denied = still_denied(flood, |key, numbers, quantity| {
                 match gate.throttle(key, numbers, quantity) {
-                    Ok(Asked::Now(Ok(decision))) => decision.allowed,
+                    Ok(GateReply::Now(Ok(decision))) => decision.allowed,
                     _ => unreachable!("memory decides at once"),
                 }
             });

@@ -1,4 +1,4 @@
-//! What only the operator may do: hot clients, one client, and the configuration anew.
+//! Admin requests: hot clients, the state of one client, and reload.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use hyper::http::request::Parts;
 use tallygate::Decision;
 
 use super::Reply;
-use super::answer::{self, More};
+use super::answer::{self, DecisionExtras};
 use super::problem::Problem;
 use super::query::Query;
-use crate::aside::aside_in_order;
+use crate::background::run_in_background_in_order;
 use crate::gate::{Ask, Gate, HotClient, Verb};
 use crate::shared::Shared;
-use crate::turn::{DECISION, Turn};
+use crate::turn::{DECISION, TimeSlice};
 
-/// How many hot clients are told of each kind.
+/// Maximum number of clients per list.
 const HOT: usize = 20;
-/// The busiest and the most refused clients.
+/// Lists the busiest and the most denied clients.
 pub(super) async fn hot(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     Query::parse(request.uri.query(), &[])?;
     let gate = gate.clone();
-    Ok(aside_in_order(move || hottest(&gate)).await?)
+    Ok(run_in_background_in_order(move || hottest(&gate)).await?)
 }
 
 fn hottest(gate: &Gate) -> Reply {
     let mut out = Vec::new();
     out.extend_from_slice(br#"{"busiest":"#);
     list(&mut out, &gate.hot.busiest(HOT), clients);
-    out.extend_from_slice(br#","most_refused":"#);
-    list(&mut out, &gate.hot.most_refused(HOT), clients);
+    out.extend_from_slice(br#","most_denied":"#);
+    list(&mut out, &gate.hot.most_denied(HOT), clients);
     out.push(b'}');
     answer::json(out)
 }
@@ -46,7 +46,7 @@ fn clients(out: &mut Vec<u8>, client: &HotClient) {
     out.push(b'}');
 }
 
-/// A list of JSON.
+/// Writes a JSON list.
 pub(super) fn list<T>(out: &mut Vec<u8>, items: &[T], write: impl Fn(&mut Vec<u8>, &T)) {
     out.push(b'[');
     for (index, item) in items.iter().enumerate() {
@@ -58,7 +58,7 @@ pub(super) fn list<T>(out: &mut Vec<u8>, items: &[T], write: impl Fn(&mut Vec<u8
     out.push(b']');
 }
 
-/// One client in every policy: whether its next request would be admitted, and how much it has left now.
+/// Returns the state of one client in every policy: whether its next request would be allowed, and its remaining units.
 pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["key"])?;
     let key = query.required("key")?;
@@ -66,7 +66,7 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     out.push(b'{');
     answer::key(&mut out, key);
     out.extend_from_slice(br#","policies":["#);
-    let mut turn = Turn::default();
+    let mut turn = TimeSlice::default();
     for (index, entry) in gate.policies().iter().enumerate() {
         turn.spend(2 * DECISION).await;
         let ask = Ask { policy: &entry.name, key, cost: None, tier: None, shows_access: false };
@@ -76,7 +76,8 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
         if index > 0 {
             out.push(b',');
         }
-        let more = More { refused_by: next.refused_by.as_deref(), ..More::default() };
+        let more =
+            DecisionExtras { denied_by: next.denied_by.as_deref(), ..DecisionExtras::default() };
         let shown = Decision {
             limit: now.limit,
             remaining: now.remaining,
@@ -90,10 +91,15 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     Ok(answer::json(out))
 }
 
-/// Reads the configuration anew.
+/// Reloads the configuration. The reply names the changed settings that need a restart.
 pub(super) async fn reload(shared: &Shared) -> Result<Reply, Problem> {
     match shared.reload().await {
-        Ok(()) => Ok(answer::json(br#"{"reloaded":true}"#.to_vec())),
+        Ok(needs_restart) => {
+            let mut out = br#"{"reloaded":true,"needs_restart":"#.to_vec();
+            list(&mut out, &needs_restart, |out, name| answer::text(out, name));
+            out.push(b'}');
+            Ok(answer::json(out))
+        }
         Err(mistake) => Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, mistake)),
     }
 }

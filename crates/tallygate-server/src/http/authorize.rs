@@ -1,86 +1,114 @@
-//! `/v1/authorize/{policy}`: a proxy asks whether to let a request through.
+//! `/v1/authorize/{policy}`: a proxy checks a request.
 //!
-//! For nginx's `auth_request`, Caddy's `forward_auth`, Traefik's `ForwardAuth`. The policy says where the client is found:
-//! in a header field, or by its address. A refusal has the status that the proxy can hand on: `?deny=403` for nginx,
-//! which makes a 500 of whatever is not 2xx, 401 or 403.
+//! For nginx's `auth_request`, Caddy's `forward_auth`, Traefik's `ForwardAuth`. The policy defines where the key is: in
+//! a header field, or the client address. A denial has a status that the proxy supports: `?deny=403` for nginx, which
+//! turns every status except for 2xx, 401 and 403 into 500. A request without a key gets a 401, so that a proxy can distinguish
+//! it from a denial.
+//!
+//! A leaky bucket computes how long an allowed request should wait. The reply has this delay in a header field, or the server
+//! holds the reply for the delay (`?hold_ms=`), so that a proxy forwards requests evenly without a timer of its own.
+
+use std::time::Duration;
 
 use hyper::StatusCode;
 use hyper::header;
 use hyper::http::request::Parts;
-use tallygate::Source;
-use tallygate_lab::address::key_within;
+use tallygate::address::key_within;
+use tallygate::headers::Dialect;
+use tallygate::{Source, Ticks};
 
-use super::headers::{Dialect, Quota};
+use super::headers::{Quota, wanted_dialects};
 use super::problem::{self, Problem};
 use super::query::{self, Query};
 use super::{Caller, Reply, address, answer, questions};
 use crate::config::KeySource;
-use crate::gate::{Ask, Entry, Verb};
+use crate::gate::{self, Ask, ServedPolicy, Verb};
 
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const QUOTA_EXCEEDED_TITLE: &str =
     "Request cannot be satisfied as assigned quota has been exceeded";
 
-/// How the proxy wants to be answered.
-struct Wanted {
+/// Options of the reply.
+struct ReplyOptions {
     deny: Option<StatusCode>,
     dialects: &'static [Dialect],
+    /// How long the reply may be held.
+    hold: Duration,
 }
 
-/// What a proxy asks, without the head of its request: the decision may take long.
-pub(super) struct Question {
+/// How long the caller should delay the request, in milliseconds. Absent if there is no delay.
+const DELAY: header::HeaderName = header::HeaderName::from_static("x-ratelimit-delay-ms");
+
+/// The parsed request of a proxy. The head of the request is dropped, because the decision may take long.
+pub(super) struct AuthorizeRequest {
     policy: String,
     key: Vec<u8>,
     query: Query,
-    wanted: Wanted,
+    wanted: ReplyOptions,
 }
 
-impl Question {
+impl AuthorizeRequest {
     pub(super) fn of(caller: &Caller, policy: &str, request: &Parts) -> Result<Self, Problem> {
-        let policy = String::from_utf8(query::decoded(policy, false)?)
-            .map_err(|_| Problem::new(StatusCode::NOT_FOUND, "no policy has such a name"))?;
-        let entry = caller.shared.gate.policy(questions::known_length(&policy)?)?;
-        let query = Query::parse(request.uri.query(), &["tier", "cost", "deny", "headers"])?;
+        let policy = String::from_utf8(query::decoded(policy, false)?).map_err(|_| {
+            Problem::new(StatusCode::NOT_FOUND, "no policy has this name (it is not valid UTF-8)")
+        })?;
+        let entry = caller.shared.gate.policy(questions::check_name_length(&policy)?)?;
+        let parameters = ["tier", "cost", "deny", "headers", "hold_ms"];
+        let query = Query::parse(request.uri.query(), &parameters)?;
         query.text("tier")?;
         query.number("cost")?;
-        let wanted =
-            Wanted { deny: deny(&query)?, dialects: Dialect::wanted(&query, &Dialect::ALL)? };
-        let key = key(caller, &entry, request).map_err(|problem| problem.under(wanted.deny))?;
+        let wanted = ReplyOptions {
+            deny: deny(&query)?,
+            dialects: wanted_dialects(&query, &Dialect::ALL)?,
+            hold: hold(&query, caller.limits.max_hold)?,
+        };
+        let key = key(caller, &entry, request)?;
         Ok(Self { policy, key, query, wanted })
     }
 }
 
-pub(super) async fn authorize(caller: &Caller, question: Question) -> Result<Reply, Problem> {
-    let Question { policy, key, query, wanted } = question;
+pub(super) async fn authorize(
+    caller: &Caller,
+    question: AuthorizeRequest,
+) -> Result<Reply, Problem> {
+    let AuthorizeRequest { policy, key, query, wanted } = question;
     let gate = &caller.shared.gate;
     let (tier, cost) = (query.text("tier")?, query.number("cost")?);
     let ask = Ask { policy: &policy, key: &key, cost, tier, shows_access: true };
     let asked = gate.ask(Verb::Check, ask).answer().await;
-    let told = asked.map_err(|error| match Problem::from(error) {
+    let answer = asked.map_err(|error| match Problem::from(error) {
         failure if failure.status == StatusCode::SERVICE_UNAVAILABLE => failure.under(wanted.deny),
         mistake => mistake,
     })?;
-    let quota = Quota::of(&told).unwrap_or_else(|| unreachable!("the question shows the access"));
-    Ok(reply(&quota, &wanted))
+    let quota = Quota::of(&answer).unwrap_or_else(|| unreachable!("the question shows the access"));
+    let delay = quota.decision.delay.as_duration();
+    let held = delay.min(wanted.hold);
+    if !held.is_zero() {
+        tokio::time::sleep(held).await;
+    }
+    Ok(reply(&quota, &wanted, delay - held))
 }
 
-fn reply(quota: &Quota<'_>, wanted: &Wanted) -> Reply {
+fn reply(quota: &Quota<'_>, wanted: &ReplyOptions, delay: Duration) -> Reply {
     let mut reply = match (quota.decision.allowed, quota.decision.source) {
         (true, _) => Reply::default(),
         (false, Source::FailedClosed) => {
-            let detail = "the store cannot be asked, and the policy refuses meanwhile";
+            let detail = "the store is unavailable, and the policy denies requests meanwhile (on_store_error = \"deny\")";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).under(wanted.deny).reply()
         }
-        (false, _) => refusal(quota, wanted.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
+        (false, _) => denial(quota, wanted.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
     };
     let fields = reply.headers_mut();
     quota.write_all(fields, wanted.dialects);
-    // A proxy that caches must not.
+    if !delay.is_zero() {
+        fields.insert(DELAY, gate::milliseconds(Ticks::from_duration(delay)).into());
+    }
+    // A proxy must not cache the reply.
     fields.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     reply
 }
 
-fn refusal(quota: &Quota<'_>, status: StatusCode) -> Reply {
+fn denial(quota: &Quota<'_>, status: StatusCode) -> Reply {
     let mut json = Vec::with_capacity(256);
     json.extend_from_slice(br#"{"type":"#);
     answer::text(&mut json, QUOTA_EXCEEDED);
@@ -96,14 +124,15 @@ fn refusal(quota: &Quota<'_>, status: StatusCode) -> Reply {
     reply
 }
 
-/// Who the client is, by the policy's account.
-fn key(caller: &Caller, entry: &Entry, request: &Parts) -> Result<Vec<u8>, Problem> {
+/// Returns the key of the client, as the policy defines it.
+fn key(caller: &Caller, entry: &ServedPolicy, request: &Parts) -> Result<Vec<u8>, Problem> {
     match &entry.key {
         KeySource::Address => {
-            let trusted = &caller.shared.settings.load().trusted_proxies;
-            let address = address::client(caller.peer, &request.headers, trusted);
+            let settings = caller.shared.settings.load();
+            settings.warn_if_ignored(caller.peer, &request.headers);
+            let address = address::client(caller.peer, &request.headers, &settings.trusted_proxies);
             let address = address.ok_or_else(|| {
-                Problem::bad("the client has no address; send it in X-Forwarded-For")
+                Problem::bad("the client address is unknown; send it in X-Forwarded-For")
             })?;
             Ok(key_within(address, entry.ipv6_prefix).into_bytes())
         }
@@ -111,23 +140,41 @@ fn key(caller: &Caller, entry: &Entry, request: &Parts) -> Result<Vec<u8>, Probl
             let mut values = request.headers.get_all(&**name).iter();
             match (values.next().filter(|value| !value.is_empty()), values.next()) {
                 (Some(value), None) => Ok(value.as_bytes().to_vec()),
-                (None, _) => Err(Problem::bad(format!(
-                    "the header field {name} says who the client is, and is missing"
+                (None, _) => Err(no_key(format!(
+                    "missing header field {name}; the policy uses it as the key"
                 ))),
-                // Whoever stands behind the proxy may read the other one.
-                (Some(_), Some(_)) => {
-                    Err(Problem::bad(format!("the header field {name} is given more than once")))
-                }
+                // The upstream server might use the other value.
+                (Some(_), Some(_)) => Err(no_key(format!(
+                    "header field {name} is given more than once; send it once"
+                ))),
             }
         }
     }
 }
 
+/// A request without a key is not denied by a limit: nginx passes on a 401, but not a 400.
+fn no_key(detail: String) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, detail).with(header::WWW_AUTHENTICATE, "Key")
+}
+
+/// Returns how long the reply may be held.
+fn hold(query: &Query, longest: Duration) -> Result<Duration, Problem> {
+    let Some(given) = query.number("hold_ms")? else { return Ok(Duration::ZERO) };
+    let hold = Duration::from_millis(given);
+    if hold <= longest {
+        return Ok(hold);
+    }
+    let longest = longest.as_millis();
+    Err(Problem::bad(format!(
+        "hold_ms must be at most {longest} (got {given}; the maximum is `max_hold` in `[limits]`)"
+    )))
+}
+
 fn deny(query: &Query) -> Result<Option<StatusCode>, Problem> {
     let Some(given) = query.number("deny")? else { return Ok(None) };
     let status = u16::try_from(given).ok().and_then(|status| StatusCode::from_u16(status).ok());
-    // A refusal is no failure of the server, whatever it is called.
+    // A denial must not look like an error of the server.
     let refusing = status.filter(StatusCode::is_client_error);
-    let told = || Problem::bad(format!("deny={given} is no refusal; use a status from 400 to 499"));
-    refusing.map(Some).ok_or_else(told)
+    let invalid = || Problem::bad(format!("deny must be a status from 400 to 499 (got {given})"));
+    refusing.map(Some).ok_or_else(invalid)
 }

@@ -1,7 +1,7 @@
-//! Bodies: read within bounds of size and time, and taken at their word.
+//! Request bodies: bounded in size and time, and parsed strictly.
 //!
-//! JSON objects only, with known fields, each once, of the right type. What is wrong is told with its place, and
-//! before anything is done about the rest.
+//! A body is a JSON object with known fields, each once, of the right type. An error has its position, and nothing is
+//! executed before the whole body is valid.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,22 +16,23 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use tallygate_lab::duration::DurationText;
 
 use super::problem::Problem;
-use super::{Caller, no_room};
+use super::{Caller, buffers_full};
+use crate::client_budgets::{HeldBytes, SMALL_BYTES};
 use crate::config::{Limits, with_nearest};
-use crate::holdings::{HeldBytes, SMALL_BYTES};
 
-/// How much of a body that is too long is read past, so that the client hears why.
+/// How much of a body that is too long is read and dropped, so that the client sees the error.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
-/// The most that is parsed in one turn of a worker, in far less than a millisecond. A key of the greatest length with every
-/// byte of it escaped has 24 KiB.
+/// Maximum bytes that are parsed in one slice, in far less than a millisecond. A key of the maximum length, with every
+/// byte escaped, has 24 KiB.
 pub(super) const MAX_PARSED_BYTES: usize = 32 * 1024;
-/// The longest complaint in which a nearest name is looked for.
+/// The longest error message in which a nearest name is searched.
 const MAX_COMPLAINT_BYTES: usize = 1024;
 
-/// A body that was read, and counts as held until it is dropped.
-pub(super) struct Received {
+/// A body whose memory is counted until it is dropped.
+pub(crate) struct Received {
     bytes: Bytes,
     _held: Option<HeldBytes>,
 }
@@ -45,51 +46,51 @@ impl Deref for Received {
 }
 
 /// Why a body was not read to its end.
-enum Unread {
+enum ReadError {
     TooLong,
-    NoRoom,
+    BudgetExceeded,
     Broken(hyper::Error),
 }
 
-/// Reads a body whole.
-pub(super) async fn read(mut body: Incoming, caller: &Caller) -> Result<Received, Problem> {
+/// Reads a whole body.
+pub(crate) async fn read(mut body: Incoming, caller: &Caller) -> Result<Received, Problem> {
     let Limits { max_body_bytes, body_timeout, .. } = caller.limits;
     let too_long =
         usize::try_from(body.size_hint().lower()).map_or(true, |bytes| bytes > max_body_bytes);
     let mut problem = None;
     if !too_long {
-        match tokio::time::timeout(body_timeout, collected(&mut body, caller)).await {
+        match tokio::time::timeout(body_timeout, collect(&mut body, caller)).await {
             Ok(Ok(whole)) => return Ok(whole),
-            Ok(Err(Unread::TooLong)) => {}
-            Ok(Err(Unread::NoRoom)) => problem = Some(no_room()),
-            Ok(Err(Unread::Broken(error))) => {
-                return Err(Problem::bad(format!("the body cannot be read: {error}")));
+            Ok(Err(ReadError::TooLong)) => {}
+            Ok(Err(ReadError::BudgetExceeded)) => problem = Some(buffers_full()),
+            Ok(Err(ReadError::Broken(error))) => {
+                return Err(Problem::bad(format!("cannot read the body: {error}")));
             }
             Err(_) => {
-                let within = humantime::format_duration(body_timeout);
-                let detail = format!("the body did not come within {within}");
+                let within = DurationText(body_timeout);
+                let detail = format!("the body did not arrive within {within}");
                 return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
                     .with(header::CONNECTION, "close"));
             }
         }
     }
-    // Closed upon at once, a client that still writes would never read the answer.
+    // If the connection were closed at once, a client that still writes would not see the reply.
     tokio::spawn(skip(body, MAX_SKIPPED_BYTES, body_timeout));
     Err(problem.unwrap_or_else(|| {
-        let detail = format!("the body has more than {max_body_bytes} bytes");
+        let detail = format!("the body is longer than {max_body_bytes} bytes (`max_body_bytes`)");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     }))
 }
 
-/// All of it.
-async fn collected(body: &mut Incoming, caller: &Caller) -> Result<Received, Unread> {
+/// Collects a body.
+async fn collect(body: &mut Incoming, caller: &Caller) -> Result<Received, ReadError> {
     let Some(first) = next(body).await? else {
         return Ok(Received { bytes: Bytes::new(), _held: None });
     };
     let mut held = None;
     let mut hold = |so_far: usize, more: usize| {
         if so_far + more > caller.limits.max_body_bytes {
-            return Err(Unread::TooLong);
+            return Err(ReadError::TooLong);
         }
         let is_room = match &mut held {
             _ if so_far + more <= SMALL_BYTES => true,
@@ -99,7 +100,7 @@ async fn collected(body: &mut Incoming, caller: &Caller) -> Result<Received, Unr
             }
             Some(held) => held.grow(more, &caller.limits),
         };
-        is_room.then_some(()).ok_or(Unread::NoRoom)
+        is_room.then_some(()).ok_or(ReadError::BudgetExceeded)
     };
     hold(0, first.len())?;
     if body.is_end_stream() {
@@ -113,13 +114,13 @@ async fn collected(body: &mut Incoming, caller: &Caller) -> Result<Received, Unr
     Ok(Received { bytes: all.freeze(), _held: held })
 }
 
-impl From<hyper::Error> for Unread {
+impl From<hyper::Error> for ReadError {
     fn from(error: hyper::Error) -> Self {
         Self::Broken(error)
     }
 }
 
-/// Reads past so many bytes, as long as they come in time.
+/// Reads and drops at most `at_most` bytes within `deadline`.
 pub(super) async fn skip(mut body: Incoming, at_most: u64, deadline: Duration) {
     let all = async {
         let mut skipped = 0;
@@ -130,12 +131,12 @@ pub(super) async fn skip(mut body: Incoming, at_most: u64, deadline: Duration) {
             }
         }
     };
-    // What does not come in time is not waited for.
+    // A timeout is not an error here.
     let _ = tokio::time::timeout(deadline, all).await;
 }
 
-/// The next piece of data; trailers are nobody's.
-pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+/// Returns the next piece of data; trailers are dropped.
+pub(crate) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
     while let Some(frame) = body.frame().await.transpose()? {
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
@@ -144,48 +145,48 @@ pub(super) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Er
     Ok(None)
 }
 
-/// Parses a body that has no list, or one that fits into a turn.
+/// Parses a body without a list, or with a list that fits into one slice.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    parse_at(body, |offset| Place::of(body, offset))
+    parse_at(body, |offset| Position::of(body, offset))
 }
 
-/// Parses a part of a body. `place` returns where in the body an offset of the part is.
+/// Parses a part of a body. `place` maps an offset in the part to a position in the body.
 pub(super) fn parse_at<'a, T: Deserialize<'a>>(
     part: &'a [u8],
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> Position,
 ) -> Result<T, Problem> {
     if part.len() > MAX_PARSED_BYTES {
         return Err(too_long_to_parse());
     }
     let parsed = serde_json::from_slice::<Object<T>>(part);
-    parsed.map(|Object(said)| said).map_err(|error| {
-        let (complaint, found) = told(&error);
+    parsed.map(|Object(parsed)| parsed).map_err(|error| {
+        let (message, found) = split_position(&error);
         let place = found
-            .map(|(line, column)| place(Place { line, column }.offset(part)))
-            .map_or(String::new(), |Place { line, column }| {
+            .map(|(line, column)| place(Position { line, column }.offset(part)))
+            .map_or(String::new(), |Position { line, column }| {
                 format!(" (line {line}, column {column})")
             });
-        Problem::bad(format!("{complaint}{place}"))
+        Problem::bad(format!("{message}{place}"))
     })
 }
 
-/// Returns the answer to a body that would take too long to parse in one turn of a worker.
+/// Returns the error for a body that would take too long to parse in one slice.
 pub(super) fn too_long_to_parse() -> Problem {
     let detail = format!(
-        "the body has more than {MAX_PARSED_BYTES} bytes besides the items of its list; send less"
+        "the body is longer than {MAX_PARSED_BYTES} bytes without the items of its list; send less"
     );
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
 }
 
-/// A place in a text: lines count from 1, columns are the bytes of the line before it.
+/// A position in a text. Lines count from 1; the column is the number of bytes before it in its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     line: usize,
     column: usize,
 }
 
-impl Place {
-    /// Returns the place of an offset.
+impl Position {
+    /// Returns the position of an offset.
     pub(super) fn of(text: &[u8], offset: usize) -> Self {
         let before = &text[..offset.min(text.len())];
         let line = 1 + memchr::memchr_iter(b'\n', before).count();
@@ -200,43 +201,43 @@ impl Place {
     }
 }
 
-/// A complaint with the nearest right name, and its place.
-fn told(error: &dyn fmt::Display) -> (String, Option<(usize, usize)>) {
+/// Splits an error into its message, with the nearest valid name, and its position.
+fn split_position(error: &dyn fmt::Display) -> (String, Option<(usize, usize)>) {
     let error = error.to_string();
-    let place = error.rsplit_once(" at line ").and_then(|(complaint, place)| {
+    let place = error.rsplit_once(" at line ").and_then(|(message, place)| {
         let (line, column) = place.split_once(" column ")?;
-        Some((complaint, (line.parse().ok()?, column.parse().ok()?)))
+        Some((message, (line.parse().ok()?, column.parse().ok()?)))
     });
-    let (complaint, place) = match place {
-        Some((complaint, place)) => (complaint, Some(place)),
+    let (message, place) = match place {
+        Some((message, place)) => (message, Some(place)),
         None => (error.as_str(), None),
     };
-    if complaint.len() > MAX_COMPLAINT_BYTES {
-        return (complaint.to_owned(), place);
+    if message.len() > MAX_COMPLAINT_BYTES {
+        return (message.to_owned(), place);
     }
-    (with_nearest(complaint), place)
+    (with_nearest(message), place)
 }
 
-/// The same complaint about a part, in front of which it is named.
-pub(super) fn about<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
-    match told(error) {
-        (complaint, None) => E::custom(format_args!("{part}: {complaint}")),
-        (complaint, Some((line, column))) => {
-            // Written so that serde_json finds the place again.
-            E::custom(format_args!("{part}: {complaint} at line {line} column {column}"))
+/// Adds the name of a part to an error.
+pub(super) fn error_in<E: de::Error>(part: impl fmt::Display, error: &E) -> E {
+    match split_position(error) {
+        (message, None) => E::custom(format_args!("{part}: {message}")),
+        (message, Some((line, column))) => {
+            // Written so that serde_json parses the position again.
+            E::custom(format_args!("{part}: {message} at line {line} column {column}"))
         }
     }
 }
 
-/// An object, and not a list of its fields' values.
+/// A JSON object. serde would also accept a list of the values.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
+        struct ObjectVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
             type Value = Object<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -248,11 +249,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
             }
         }
 
-        deserializer.deserialize_map(Fields(PhantomData))
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 
-/// A string, in the body where it can be.
+/// A string, borrowed from the body if it has no escapes.
 #[derive(Debug)]
 pub(super) struct Text<'a>(Cow<'a, str>);
 
@@ -266,9 +267,9 @@ impl Deref for Text<'_> {
 
 impl<'de> Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
+        struct TextVisitor;
 
-        impl<'de> Visitor<'de> for Either {
+        impl<'de> Visitor<'de> for TextVisitor {
             type Value = Text<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -284,52 +285,52 @@ impl<'de> Deserialize<'de> for Text<'de> {
             }
         }
 
-        deserializer.deserialize_str(Either)
+        deserializer.deserialize_str(TextVisitor)
     }
 }
 
-/// A whole number, written as one.
+/// A whole number, without fraction or exponent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Whole(pub(super) u64);
+pub(super) struct WholeNumber(pub(super) u64);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for WholeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Digits;
+        struct WholeNumberVisitor;
 
-        impl Visitor<'_> for Digits {
-            type Value = Whole;
+        impl Visitor<'_> for WholeNumberVisitor {
+            type Value = WholeNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "a whole number from 0 to {}", u64::MAX)
             }
 
-            fn visit_u64<E>(self, number: u64) -> Result<Whole, E> {
-                Ok(Whole(number))
+            fn visit_u64<E>(self, number: u64) -> Result<WholeNumber, E> {
+                Ok(WholeNumber(number))
             }
 
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole, E> {
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<WholeNumber, E> {
                 Err(E::invalid_value(de::Unexpected::Signed(number), &self))
             }
         }
 
-        deserializer.deserialize_u64(Digits)
+        deserializer.deserialize_u64(WholeNumberVisitor)
     }
 }
 
-/// A list of objects; a mistake is told with the index of its item.
+/// A list of objects. An error contains the index of its item.
 #[derive(Debug)]
 pub(super) struct Items<T>(pub(super) Vec<T>);
 
 /// The longest list.
 pub(super) const MAX_ITEMS: usize = 10_000;
-/// What is wrong with a longer one.
+/// The error for a longer list.
 pub(super) const TOO_MANY_ITEMS: &str = "more than 10000 items; send them in several requests";
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each<T>(PhantomData<T>);
+        struct ItemsVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Each<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
             type Value = Items<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -341,7 +342,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
                 loop {
                     let next = seq.next_element::<Object<T>>();
                     match next
-                        .map_err(|error| about(format_args!("item {}", items.len()), &error))?
+                        .map_err(|error| error_in(format_args!("item {}", items.len()), &error))?
                     {
                         None => return Ok(Items(items)),
                         Some(_) if items.len() == MAX_ITEMS => {
@@ -353,12 +354,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
             }
         }
 
-        deserializer.deserialize_seq(Each(PhantomData))
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
     }
 }
 
-/// Makes a module `field` with a function for each field of an endpoint's bodies. The function reads a field that is
-/// there: `null` is not left out, it is a mistake. The complaint names the field.
+/// Makes a module `field` with a function per field of an endpoint's bodies. The function deserializes a field that is
+/// present: `null` is an error. The error names the field.
 macro_rules! fields {
     ($($name:ident: $type:ty),* $(,)?) => {
         mod field {
@@ -369,7 +370,7 @@ macro_rules! fields {
                 <$type as ::serde::Deserialize<'de>>::deserialize(deserializer)
                     .map(Some)
                     .map_err(|error| {
-                        $crate::http::body::about(concat!("`", stringify!($name), "`"), &error)
+                        $crate::http::body::error_in(concat!("`", stringify!($name), "`"), &error)
                     })
             })*
         }
@@ -377,7 +378,7 @@ macro_rules! fields {
 }
 pub(super) use fields;
 
-/// What a field says that must be there.
+/// Returns the value of a required field.
 pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Problem> {
     field.ok_or_else(|| Problem::bad(format!("missing field `{name}`")))
 }
@@ -386,43 +387,51 @@ pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Problem> {
 mod tests {
     use super::*;
 
-    fields! { key: Text<'de>, cost: Whole }
+    fields! { key: Text<'de>, cost: WholeNumber }
 
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     #[allow(dead_code, reason = "most of it is only read to be refused")]
-    struct Said<'a> {
+    struct TestBody<'a> {
         #[serde(borrow, default, deserialize_with = "field::key")]
         key: Option<Text<'a>>,
         #[serde(default, deserialize_with = "field::cost")]
-        cost: Option<Whole>,
+        cost: Option<WholeNumber>,
         items: Option<Items<Self>>,
     }
 
     #[track_caller]
-    fn says(body: &str, expected: &str) {
-        let problem = parse::<Said<'_>>(body.as_bytes()).map(|_| ()).unwrap_err();
+    fn assert_problem(body: &str, expected: &str) {
+        let problem = parse::<TestBody<'_>>(body.as_bytes()).map(|_| ()).unwrap_err();
         let shown = format!("{problem:?}");
         assert!(shown.contains(&format!("{expected:?}")), "{shown}");
     }
 
+    /// Fault E15.
     #[test]
-    fn e15_a_mistake_is_told_with_its_place() {
-        says("", "EOF while parsing a value (line 1, column 0)");
-        says("[]", "invalid type: sequence, expected an object (line 1, column 0)");
-        says(r#"{"key":"a","key":"b"}"#, "duplicate field `key` (line 1, column 16)");
-        says(r#"{"kye":"a"}"#, "unknown field `kye`; did you mean `key`? (line 1, column 6)");
-        says(
+    fn a_mistake_is_told_with_its_place() {
+        assert_problem("", "EOF while parsing a value (line 1, column 0)");
+        assert_problem("[]", "invalid type: sequence, expected an object (line 1, column 0)");
+        assert_problem(r#"{"key":"a","key":"b"}"#, "duplicate field `key` (line 1, column 16)");
+        assert_problem(
+            r#"{"kye":"a"}"#,
+            "unknown field `kye`; did you mean `key`? (line 1, column 6)",
+        );
+        assert_problem(
             r#"{"items":[{"key":"a"},{"kye":"b"}]}"#,
             "item 1: unknown field `kye`; did you mean `key`? (line 1, column 28)",
         );
-        says(r#"{"key":null}"#, "`key`: invalid type: null, expected a string (line 1, column 11)");
-        says(r#"{"cost":1e400}"#, "`cost`: number out of range (line 1, column 13)");
-        says(r#"{"key":"a"} x"#, "trailing characters (line 1, column 13)");
+        assert_problem(
+            r#"{"key":null}"#,
+            "`key`: invalid type: null, expected a string (line 1, column 11)",
+        );
+        assert_problem(r#"{"cost":1e400}"#, "`cost`: number out of range (line 1, column 13)");
+        assert_problem(r#"{"key":"a"} x"#, "trailing characters (line 1, column 13)");
     }
 
+    /// Faults A6, A14.
     #[test]
-    fn a6_a14_only_whole_numbers_are_numbers() {
+    fn only_whole_numbers_are_numbers() {
         for bad in [
             "-1",
             "1.5",
@@ -437,9 +446,9 @@ mod tests {
             "[1]",
         ] {
             let body = format!(r#"{{"cost":{bad}}}"#);
-            assert!(parse::<Said<'_>>(body.as_bytes()).is_err(), "{bad}");
+            assert!(parse::<TestBody<'_>>(body.as_bytes()).is_err(), "{bad}");
         }
-        let most = parse::<Said<'_>>(br#"{"cost":18446744073709551615}"#).unwrap();
+        let most = parse::<TestBody<'_>>(br#"{"cost":18446744073709551615}"#).unwrap();
         assert_eq!(most.cost.map(|cost| cost.0), Some(u64::MAX));
     }
 
@@ -447,16 +456,17 @@ mod tests {
     fn a_place_is_found_again_by_its_offset() {
         let text = b"{\n  \"key\":\n\n1}";
         for offset in 0..=text.len() {
-            assert_eq!(Place::of(text, offset).offset(text), offset);
+            assert_eq!(Position::of(text, offset).offset(text), offset);
         }
-        assert_eq!(Place::of(text, 4), Place { line: 2, column: 2 });
+        assert_eq!(Position::of(text, 4), Position { line: 2, column: 2 });
     }
 
+    /// Fault E15.
     #[test]
-    fn e15_depth_is_no_danger() {
+    fn depth_is_no_danger() {
         let deep = format!(r#"{{"key":{}"#, "[".repeat(500_000));
-        assert!(parse::<Said<'_>>(deep.as_bytes()).is_err());
+        assert!(parse::<TestBody<'_>>(deep.as_bytes()).is_err());
         let deep = format!("{}1{}", r#"{"items":["#.repeat(50_000), "]}".repeat(50_000));
-        assert!(parse::<Said<'_>>(deep.as_bytes()).is_err());
+        assert!(parse::<TestBody<'_>>(deep.as_bytes()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What strangers write into bodies, queries and header fields.
+//! Fuzz targets for bodies, queries and header fields.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -10,31 +10,31 @@ use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use ipnet::IpNet;
 use serde_json::Value;
-use tallygate_lab::address::{key, parse};
+use tallygate::address::{key, parse};
 
 use super::problem::Problem;
 use super::query::{self, Query};
 use super::{Reply, address, headers, overrides, questions, simulate};
+use crate::client_budgets::BudgetOwner;
 use crate::config::Config;
 use crate::gate::{Gate, Verb};
-use crate::holdings::Holder;
 use crate::peer::Peer;
 use crate::turn::count_polls;
 
-/// Bodies of questions, reservations and overrides: answered or refused, in JSON, whatever their spaces and escapes. The
-/// first byte says which.
+/// Bodies of checks, reservations and overrides: answered or rejected, in JSON, whatever their spaces and escapes. The
+/// first byte selects the request.
 pub fn json(input: &[u8]) {
     let Some((&choice, body)) = input.split_first() else { return };
     let gate = gate();
-    let (status, told) = said(asked(&gate, choice, body));
+    let (status, reply) = status_and_body(call(&gate, choice, body));
     let read = serde_json::from_slice::<Value>(body);
     if status != 200 {
-        assert!((400..500).contains(&status), "{status}: {told}");
+        assert!((400..500).contains(&status), "{status}: {reply}");
         return;
     }
-    let results = match told.get("results") {
+    let results = match reply.get("results") {
         Some(results) => results.as_array().expect("a list").clone(),
-        None => vec![told],
+        None => vec![reply],
     };
     for result in results {
         if let (Some(remaining), Some(limit)) = (result.get("remaining"), result.get("limit")) {
@@ -42,17 +42,17 @@ pub fn json(input: &[u8]) {
         }
     }
     let written = read.expect("what is no JSON is refused").to_string();
-    // What was settled is settled.
+    // A reservation can only be settled once.
     if choice % 7 != 5 {
-        let (again, told) = said(asked(&gate, choice, written.as_bytes()));
-        assert_eq!(again, 200, "the same in other words: {told}");
+        let (again, reply) = status_and_body(call(&gate, choice, written.as_bytes()));
+        assert_eq!(again, 200, "the same in other words: {reply}");
     }
 }
 
-/// A caller whose reservations are not counted to an address.
+/// A client without an address.
 const PEER: Peer = Peer { address: None, is_same_user: true };
 
-fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
+fn call(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     let query = (choice >= 128).then_some("headers=all");
     let ask = |verb| count_polls(questions::ask(gate, verb, query, body, |_| Ok(None))).0;
     match choice % 7 {
@@ -60,7 +60,7 @@ fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
         1 => ask(Verb::Peek),
         2 => ask(Verb::Refund),
         3 => ask(Verb::Reset),
-        4 => questions::reserve(gate, Holder::of(PEER, &[]), body)
+        4 => questions::reserve(gate, BudgetOwner::of(PEER, &[]), body)
             .now_or_never()
             .expect("memory answers at once"),
         5 => questions::settle(gate, body).now_or_never().expect("memory answers at once"),
@@ -68,7 +68,7 @@ fn asked(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     }
 }
 
-/// A gate with policies of every shape: a new one now and then, so that it does not fill up.
+/// Returns a gate with policies of every kind. It is replaced from time to time, so that it does not fill up.
 fn gate() -> Arc<Gate> {
     const POLICIES: &str = include_str!("../../../../fuzz/corpus/config/shapes.toml");
     const TURNS: usize = 10_000;
@@ -85,9 +85,9 @@ fn gate() -> Arc<Gate> {
     })
 }
 
-/// The status and the body of a reply, which is JSON and not long because of what it refuses.
-fn said(answer: Result<Reply, Problem>) -> (u16, Value) {
-    /// The longest detail with every byte of it escaped, and what stands around it.
+/// Returns the status and the body of a reply. The body must be JSON, and short if it is an error.
+fn status_and_body(answer: Result<Reply, Problem>) -> (u16, Value) {
+    /// The longest detail with every byte escaped, and the rest of the body.
     const MAX_PROBLEM: usize = 6 * 512 + 200;
     let is_problem = answer.is_err();
     let reply = answer.unwrap_or_else(Problem::reply);
@@ -97,23 +97,23 @@ fn said(answer: Result<Reply, Problem>) -> (u16, Value) {
     (status, serde_json::from_slice(&body).expect("JSON"))
 }
 
-/// Scenarios and which of their decisions is to be explained: worked out or refused, and everything adds up.
+/// Scenarios and explanations: simulated or rejected, and the counts add up.
 pub fn scenario(input: &[u8]) {
     let Some((&choice, body)) = input.split_first() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let (status, told) = said(runtime.expect("a runtime").block_on(async {
+    let (status, reply) = status_and_body(runtime.expect("a runtime").block_on(async {
         if choice % 2 == 0 { simulate::simulate(body).await } else { simulate::explain(body).await }
     }));
-    assert!([200, 400].contains(&status), "{status}: {told}");
-    let Some(lanes) = told.get("lanes").and_then(Value::as_array) else { return };
+    assert!([200, 400].contains(&status), "{status}: {reply}");
+    let Some(lanes) = reply.get("lanes").and_then(Value::as_array) else { return };
     for lane in lanes {
         let count = |name: &str| lane[name].as_u64().expect("a count");
         let events = lane["events"]["allowed"].as_array().expect("a list").len() as u64;
-        assert_eq!(count("allowed") + count("refused"), events, "each is decided");
+        assert_eq!(count("allowed") + count("denied"), events, "each is decided");
     }
 }
 
-/// Queries and names in paths: decoded or refused, and what is encoded comes back.
+/// Queries and names in paths: decoded or rejected. Encoding and decoding returns the same bytes.
 pub fn query(input: &[u8]) {
     for is_query in [true, false] {
         let decoded = query::decoded(&query::encoded(input), is_query).expect("it was encoded");
@@ -137,15 +137,15 @@ pub fn query(input: &[u8]) {
                     number.to_string().trim_start_matches('0')
                 );
             }
-            if let Err(problem) = headers::Dialect::wanted(&query, &[]) {
-                said(Err(problem));
+            if let Err(problem) = headers::wanted_dialects(&query, &[]) {
+                status_and_body(Err(problem));
             }
         }
-        Err(problem) => assert_eq!(said(Err(problem)).0, 400),
+        Err(problem) => assert_eq!(status_and_body(Err(problem)).0, 400),
     }
 }
 
-/// Addresses that proxies hand on. Lines: who connects, whom we trust, then the lines of `X-Forwarded-For`.
+/// Addresses forwarded by proxies. The lines are the peer, the trusted networks, and the lines of `X-Forwarded-For`.
 pub fn headers(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let peer = lines.next().and_then(parse);
@@ -166,9 +166,9 @@ pub fn headers(input: &[u8]) {
         assert_eq!(client, Some(peer), "a stranger is itself");
     }
     if let Some(client) = client {
-        let told = forwarded.iter().flat_map(|line| line.split(|byte| *byte == b','));
+        let reply = forwarded.iter().flat_map(|line| line.split(|byte| *byte == b','));
         assert!(
-            peer == Some(client) || told.filter_map(parse).any(|told| told == client),
+            peer == Some(client) || reply.filter_map(parse).any(|reply| reply == client),
             "{client} came from nowhere"
         );
         if !is_trusted(&client) {

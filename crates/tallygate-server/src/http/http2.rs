@@ -1,14 +1,13 @@
-//! The memory that HTTP/2 clients can make the server hold before a handler runs.
+//! Bounds the memory that HTTP/2 clients can use before a handler runs.
 //!
-//! A head that HPACK compresses to a few hundred bytes takes a hundred times as much once it is decoded, and the library
-//! decodes every head that has come before it hands on the first. So memory is counted at two places:
+//! A head that HPACK compresses to a few hundred bytes can take a hundred times as much when it is decoded, and the
+//! library decodes all received heads before it delivers the first request. So memory is counted at two places:
 //!
-//! - [`CountedStream`] sees the bytes of a connection before the library does. When the preface of HTTP/2 has come, it
-//!   reserves memory for the head that the library decodes piece by piece; if there is no room, it closes the connection
-//!   with GOAWAY. It also closes connections that send long trailers: these are decoded and held like heads, and no
-//!   handler reads them.
-//! - [`head_bytes`] is counted when the library hands on a request, before a handler is scheduled. If there is no room,
-//!   [`CountedStream`] fails, so that the library hands on no more.
+//! - [`CountedStream`] sees the bytes of a connection before the library does. After the preface of HTTP/2, it reserves
+//!   memory for the head that the library decodes; if the buffers are full, it closes the connection with GOAWAY. It
+//!   also closes connections that send long trailers: these use memory like heads, and no handler reads them.
+//! - [`head_bytes`] is counted when the library delivers a request, before its handler is scheduled. If the buffers are
+//!   full, [`CountedStream`] fails, so that the library delivers no more.
 //!
 //! In between, all heads of one connection may be decoded at once, but only by the thread that reads the connection: the
 //! formula in `docs/operations.md` has a term for it.
@@ -23,9 +22,9 @@ use hyper::Request;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Caller;
+use crate::client_budgets::HeldBytes;
 use crate::config::DECODED_HEAD;
 use crate::connection::Connection;
-use crate::holdings::HeldBytes;
 use crate::metrics::ReasonLabels;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -39,8 +38,8 @@ const FAREWELL: [u8; 26] =
 const MAX_TRAILERS: usize = 64;
 /// How many bytes of HTTP/2 are read before other tasks run: about ten heads.
 const TURN_BYTES: usize = 4096;
-/// How much of a refused connection is read before it is closed: a close with unread bytes would reset it, and the client
-/// would not see GOAWAY.
+/// How much of a rejected connection is read before it is closed: a close with unread bytes would reset it, and the
+/// client would not see GOAWAY.
 const MAX_DRAINED: usize = 64 * 1024;
 
 /// The memory of one field name in a header map, its share of the index and of room to grow included.
@@ -70,14 +69,15 @@ pub(super) struct CountedStream {
     turn: usize,
 }
 
-/// How far a connection has come.
+/// The state of a connection.
 enum State {
-    /// So many bytes of the preface have come.
+    /// This many bytes of the preface have arrived.
     Preface(usize),
     Http1,
     Http2(Frames),
-    /// So many bytes of the farewell were written, and so many incoming ones dropped since.
-    Refused {
+    /// The connection is being closed. Counts the bytes of GOAWAY that were written, and the received bytes dropped
+    /// since.
+    Rejected {
         written: usize,
         drained: usize,
     },
@@ -85,8 +85,8 @@ enum State {
 
 /// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
-    NoRoom,
+enum RejectReason {
+    BudgetExceeded,
     LongTrailers,
 }
 
@@ -95,8 +95,8 @@ impl CountedStream {
         Self { stream, caller, state: State::Preface(0), head: None, turn: 0 }
     }
 
-    /// Reads some bytes, of HTTP/2 a few at a time: in between the library hands on what it has decoded, and other
-    /// tasks run.
+    /// Reads some bytes; for HTTP/2, a few at a time, so that the library delivers requests and other tasks run in
+    /// between.
     fn poll_turn(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !matches!(self.state, State::Http2(_)) {
             return Pin::new(&mut self.stream).poll_read(cx, into);
@@ -118,8 +118,8 @@ impl CountedStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Looks at bytes that have come.
-    fn check(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+    /// Checks received bytes.
+    fn check(&mut self, mut bytes: &[u8]) -> Result<(), RejectReason> {
         if let State::Preface(matched) = &mut self.state {
             let expected = &PREFACE[*matched..];
             let length = expected.len().min(bytes.len());
@@ -136,20 +136,20 @@ impl CountedStream {
                 usize::try_from(self.caller.limits.max_http2_head_bytes).unwrap_or(usize::MAX);
             let held = self.caller.hold(head.saturating_mul(DECODED_HEAD));
             if held.is_none() {
-                return Err(Refusal::NoRoom);
+                return Err(RejectReason::BudgetExceeded);
             }
             self.head = held;
             self.state = State::Http2(Frames::default());
         }
         match &mut self.state {
             State::Http2(frames) => frames.check(bytes),
-            State::Preface(_) | State::Http1 | State::Refused { .. } => Ok(()),
+            State::Preface(_) | State::Http1 | State::Rejected { .. } => Ok(()),
         }
     }
 
-    /// Says farewell, drops the bytes that have come, and fails.
-    fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let State::Refused { written, drained } = &mut self.state else {
+    /// Writes GOAWAY, drops received bytes, and fails.
+    fn poll_reject(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let State::Rejected { written, drained } = &mut self.state else {
             return Poll::Ready(io::ErrorKind::InvalidInput.into());
         };
         let mut stream = Pin::new(&mut self.stream);
@@ -173,7 +173,7 @@ impl CountedStream {
                 _ => break,
             }
         }
-        Poll::Ready(io::Error::other("no memory is left for an HTTP/2 connection"))
+        Poll::Ready(io::Error::other("the buffers are full; closing an HTTP/2 connection"))
     }
 }
 
@@ -184,25 +184,27 @@ impl AsyncRead for CountedStream {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if matches!(this.state, State::Refused { .. }) {
-            return this.poll_refuse(cx).map(Err);
+        if matches!(this.state, State::Rejected { .. }) {
+            return this.poll_reject(cx).map(Err);
         }
-        if this.caller.is_given_up.load(Ordering::Relaxed) {
-            return Poll::Ready(Err(io::Error::other("no memory is left for a request of HTTP/2")));
+        if this.caller.is_aborted.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::Error::other(
+                "the buffers are full; rejecting an HTTP/2 request",
+            )));
         }
         let before = into.filled().len();
         ready!(this.poll_turn(cx, into))?;
         match this.check(&into.filled()[before..]) {
             Ok(()) => Poll::Ready(Ok(())),
-            Err(Refusal::NoRoom) => {
-                let refused = &this.caller.shared.gate.metrics.connections_refused;
-                refused.get_or_create(&ReasonLabels { reason: "memory" }).inc();
+            Err(RejectReason::BudgetExceeded) => {
+                let refused = &this.caller.shared.gate.metrics.connections_rejected;
+                refused.get_or_create(&ReasonLabels { reason: "buffers" }).inc();
                 into.set_filled(before);
-                this.state = State::Refused { written: 0, drained: 0 };
-                this.poll_refuse(cx).map(Err)
+                this.state = State::Rejected { written: 0, drained: 0 };
+                this.poll_reject(cx).map(Err)
             }
-            Err(Refusal::LongTrailers) => Poll::Ready(Err(io::Error::other(format!(
-                "the client sent trailers of more than {MAX_TRAILERS} bytes"
+            Err(RejectReason::LongTrailers) => Poll::Ready(Err(io::Error::other(format!(
+                "the client sent trailers longer than {MAX_TRAILERS} bytes"
             )))),
         }
     }
@@ -243,7 +245,7 @@ impl AsyncWrite for CountedStream {
 struct Frames {
     header: [u8; FRAME_HEADER],
     filled: usize,
-    /// How much of the current frame's payload is yet to come.
+    /// How much of the payload of the current frame has not arrived yet.
     payload: usize,
     /// The newest stream that a head has opened.
     newest: u32,
@@ -252,7 +254,7 @@ struct Frames {
 }
 
 impl Frames {
-    fn check(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+    fn check(&mut self, mut bytes: &[u8]) -> Result<(), RejectReason> {
         while !bytes.is_empty() {
             let skipped = self.payload.min(bytes.len());
             self.payload -= skipped;
@@ -269,8 +271,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Begins a frame whose header has come.
-    fn begin(&mut self) -> Result<(), Refusal> {
+    /// Starts a frame whose header has arrived.
+    fn begin(&mut self) -> Result<(), RejectReason> {
         let [a, b, c, kind, _, stream @ ..] = self.header;
         self.payload = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX);
         let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
@@ -286,7 +288,7 @@ impl Frames {
             _ => return Ok(()),
         }
         match self.trailers {
-            Some(length) if length > MAX_TRAILERS => Err(Refusal::LongTrailers),
+            Some(length) if length > MAX_TRAILERS => Err(RejectReason::LongTrailers),
             _ => Ok(()),
         }
     }
@@ -315,8 +317,8 @@ mod tests {
                 bytes.chunks(size).try_for_each(|bytes| frames.check(bytes))
             };
             assert_eq!(checked(&short), Ok(()));
-            assert_eq!(checked(&long), Err(Refusal::LongTrailers));
-            assert_eq!(checked(&continued), Err(Refusal::LongTrailers));
+            assert_eq!(checked(&long), Err(RejectReason::LongTrailers));
+            assert_eq!(checked(&continued), Err(RejectReason::LongTrailers));
         }
     }
 }

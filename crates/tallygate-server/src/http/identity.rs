@@ -1,7 +1,7 @@
-//! Whether a request comes from a program or from this server's own page, and not from a page of another site.
+//! Rejects requests that a page of another site sends through a browser.
 //!
 //! A web page can make its visitor's browser send requests to a server that only the visitor can reach. Three kinds of
-//! such requests are denied before anything is read, charged or changed:
+//! such requests are rejected before anything is read, charged or changed:
 //!
 //! - cross-site requests: the browser sends an `Origin` of another site, or `Sec-Fetch-Site` says so;
 //! - DNS rebinding: the page's own host name leads to this server, so browsers see the same site, but `Host` is a public
@@ -23,24 +23,24 @@ use super::problem::Problem;
 
 /// Header fields that only a proxy adds, beside those that begin with `x-forwarded-` or `x-original-`.
 const PROXY_FIELDS: [&str; 3] = ["forwarded", "via", "x-real-ip"];
-/// Names below these are never public: nobody outside can make one of them lead here.
+/// Names below these domains are never public, so an attacker cannot make one resolve to this server.
 const PRIVATE_SUFFIXES: [&str; 7] =
     ["localhost", "local", "internal", "lan", "localdomain", "home.arpa", "svc"];
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// What a route does with a request, as far as browsers are concerned.
+/// What a route exposes to browsers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exposure {
-    /// It charges, changes or reads something for its caller.
+    /// The route charges, changes or reads something for its caller.
     Caller,
-    /// It is asked by proxies, which hand on other requests' header fields.
+    /// Proxies call the route, with the header fields of other requests.
     Proxy,
-    /// It tells about the server to whoever can reach it: not to every page that finds a name for the server.
+    /// The route shows information about the server to every client that can reach it, but not to pages of other sites.
     Server,
 }
 
-/// Denies a request of a page of another site, and one whose host is ambiguous.
+/// Rejects a request of a page of another site, and a request whose host is ambiguous.
 pub(super) fn check(caller: &Caller, exposure: Exposure, request: &Parts) -> Result<(), Problem> {
     let host = host(request)?;
     let must_name_host = exposure == Exposure::Caller
@@ -59,27 +59,27 @@ pub(super) fn check(caller: &Caller, exposure: Exposure, request: &Parts) -> Res
     }
     let is_handed_on = exposure == Exposure::Proxy && is_forwarded(&request.headers);
     if !is_handed_on && is_cross_site(&request.headers, host.as_ref(), &settings.names) {
-        let detail = "the request comes from a page of another site; \
-                      this server answers programs and its own page only";
+        let detail = "a page of another site sent the request; \
+                      this server only answers programs and its own page";
         return Err(Problem::new(StatusCode::FORBIDDEN, detail));
     }
     // Browsers cannot present a token that they do not have, nor reach a Unix socket.
-    let can_be_rebound = !settings.tokens.guard_checks()
+    let can_be_rebound = !settings.tokens.checks_need_token()
         && (caller.peer.is_loopback() || exposure == Exposure::Server)
         && caller.peer.address.is_some();
     match host {
         Some(host) if can_be_rebound && !is_own_name(host.host(), &settings.names) => {
-            let detail = "the request calls this server by a public name; \
-                          list the name in `[listen] names`, or configure tokens";
+            let detail = "the request uses a public name of this server that is not configured; \
+                          add the name to `[listen] names`, or configure tokens";
             Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, detail))
         }
         _ => Ok(()),
     }
 }
 
-/// Returns the one host that a request names; `None` if it names none, as programs may.
+/// Returns the host that a request names; `None` if it names none, which only programs do.
 fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
-    let ambiguous = || Problem::bad("the request names more than one host; send one `Host`");
+    let ambiguous = || Problem::bad("the request has more than one `Host`; send one");
     let mut given = request.headers.get_all(header::HOST).iter();
     let (first, second) = (given.next(), given.next());
     if second.is_some() {
@@ -87,9 +87,9 @@ fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
     }
     let first = match first.map(|host| host.to_str().map(str::parse::<Authority>)) {
         None => None,
-        // `evil.com@localhost` has another name in it.
+        // `evil.com@localhost` contains another name.
         Some(Ok(Ok(host))) if !host.as_str().contains('@') => Some(host),
-        Some(_) => return Err(Problem::bad("`Host` is not a host; send HOST or HOST:PORT")),
+        Some(_) => return Err(Problem::bad("`Host` is not valid; send HOST or HOST:PORT")),
     };
     match (request.uri.authority(), first) {
         (Some(target), Some(host)) if *target != host => Err(ambiguous()),
@@ -98,7 +98,7 @@ fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
     }
 }
 
-/// Whether a browser sent it for a page of another site.
+/// Returns whether a browser sent the request for a page of another site.
 fn is_cross_site(fields: &HeaderMap, host: Option<&Authority>, names: &[String]) -> bool {
     let is_other_site = |site: &header::HeaderValue| site != "same-origin" && site != "none";
     if fields.get_all(SEC_FETCH_SITE).iter().any(is_other_site) {
@@ -115,7 +115,7 @@ fn is_cross_site(fields: &HeaderMap, host: Option<&Authority>, names: &[String])
     }
 }
 
-/// Whether an origin is this server, by the name that the request calls it.
+/// Returns whether an origin is this server, under the name that the request uses.
 fn is_own_origin(origin: &Uri, host: Option<&Authority>, names: &[String]) -> bool {
     let (Some(scheme), Some(named)) = (origin.scheme(), origin.authority()) else { return false };
     let default = if *scheme == Scheme::HTTPS { 443 } else { 80 };
@@ -129,7 +129,7 @@ fn is_own_origin(origin: &Uri, host: Option<&Authority>, names: &[String]) -> bo
         })
 }
 
-/// Whether a host name can be this server's: an address, a name that is not public, or one of the configuration.
+/// Returns whether a host name can belong to this server: an address, a name that is not public, or a configured name.
 fn is_own_name(host: &str, names: &[String]) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     let is_private = PRIVATE_SUFFIXES.iter().any(|suffix| {
@@ -138,9 +138,9 @@ fn is_own_name(host: &str, names: &[String]) -> bool {
     address(&host).is_some() || !host.contains('.') || is_private || names.contains(&host)
 }
 
-/// Whether a request calls this server by a name that can only be this machine's.
+/// Returns whether a request uses a name that always means the local machine.
 pub(super) fn is_called_local(request: &Parts) -> bool {
-    // `check` came before: what is no host is not here any more, and browsers always name one.
+    // `check` has rejected invalid hosts, and browsers always send a host.
     let Ok(Some(host)) = host(request) else { return true };
     host.host().eq_ignore_ascii_case("localhost")
         || address(host.host()).is_some_and(|address| address.to_canonical().is_loopback())
@@ -151,7 +151,7 @@ fn address(host: &str) -> Option<IpAddr> {
     bare.parse().ok()
 }
 
-/// Whether a proxy handed the request on, by its header fields.
+/// Returns whether header fields show that a proxy forwarded the request.
 pub(super) fn is_forwarded(fields: &HeaderMap) -> bool {
     let mut names = fields.keys().map(HeaderName::as_str);
     names.any(|name| {
@@ -173,8 +173,9 @@ mod tests {
         fields
     }
 
+    /// Fault J12.
     #[test]
-    fn j12_only_the_server_itself_is_the_same_origin() {
+    fn only_the_server_itself_is_the_same_origin() {
         let names = ["gate.example".to_owned()];
         let is_foreign = |origin: &str, host: &str| {
             let host: Authority = host.parse().unwrap();
@@ -188,7 +189,7 @@ mod tests {
             ("http://localhost:3000", "localhost:8080"),
             ("http://localhost", "localhost:8080"),
             ("http://127.0.0.1:8080", "localhost:8080"),
-            // A name that leads here, and is not ours.
+            // A public name that resolves to this server but is not configured.
             ("http://evil.example:8080", "evil.example:8080"),
         ] {
             assert!(is_foreign(origin, host), "{origin} {host}");
@@ -208,8 +209,9 @@ mod tests {
         assert!(!is_cross_site(&HeaderMap::new(), None, &[]), "programs send no origin");
     }
 
+    /// Fault J12.
     #[test]
-    fn j12_what_the_browser_says_of_the_site_counts_without_an_origin() {
+    fn what_the_browser_says_of_the_site_counts_without_an_origin() {
         for (site, is_denied) in
             [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
         {
@@ -218,8 +220,9 @@ mod tests {
         }
     }
 
+    /// Fault J12.
     #[test]
-    fn j12_a_public_name_is_ours_only_if_it_is_listed() {
+    fn a_public_name_is_ours_only_if_it_is_listed() {
         let names = ["gate.example".to_owned()];
         for own in [
             "localhost",

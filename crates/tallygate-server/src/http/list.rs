@@ -1,21 +1,21 @@
-//! The list of a long body, taken apart so that it can be read in turns.
+//! Splits a long body, so that its list can be parsed in several slices.
 //!
-//! A body of 1 MiB takes milliseconds to parse, which is too long for one turn of a worker. So the items of its list are
-//! found first, without looking into them; then what is left of the body and each item are parsed by themselves. A body
-//! that fits into one turn is left whole.
+//! A body of 1 MiB takes milliseconds to parse, which is too long for one slice. So a scan finds the items of its list
+//! first, without parsing them; then the rest of the body and each item are parsed separately. A body that fits into
+//! one slice is not split.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use hyper::StatusCode;
 
-use super::body::{self, MAX_ITEMS, MAX_PARSED_BYTES, Place};
+use super::body::{self, MAX_ITEMS, MAX_PARSED_BYTES, Position};
 use super::problem::Problem;
-use crate::turn::{PARSE_BYTE, SCAN_BYTE, Turn};
+use crate::turn::{PARSE_BYTE, SCAN_BYTE, TimeSlice};
 
-/// The longest body that is parsed as a whole although it may have a list.
+/// The longest body that is parsed as a whole.
 const WHOLE_BYTES: usize = 4 * 1024;
-/// How many bytes are looked at before the work is counted.
+/// How many bytes are scanned between two counts of work.
 const STEP: usize = 4 * 1024;
 
 /// A body without its list, and the items of the list.
@@ -25,18 +25,18 @@ pub(super) struct Split<'a> {
     list: Option<List>,
 }
 
-/// Where a list is.
+/// The position of a list.
 struct List {
-    /// What is between its brackets.
+    /// The bytes between its brackets.
     inside: Range<usize>,
     items: Vec<Range<usize>>,
-    /// Whether the body ends before it does.
+    /// Whether the body ends before the list does.
     is_open: bool,
 }
 
 impl<'a> Split<'a> {
     /// Finds the first list among the fields of an object.
-    pub(super) async fn of(body: &'a [u8], turn: &mut Turn) -> Result<Self, Problem> {
+    pub(super) async fn of(body: &'a [u8], turn: &mut TimeSlice) -> Result<Self, Problem> {
         let list = match body.len() {
             ..=WHOLE_BYTES => None,
             _ => Scan::default().list(body, turn).await?,
@@ -55,36 +55,36 @@ impl<'a> Split<'a> {
         Ok(Self { body, rest, list })
     }
 
-    /// Parses what is left of the body. Where the list was, there is an empty one.
+    /// Parses the rest of the body, in which the list is empty.
     pub(super) fn rest<'b, T: serde::Deserialize<'b>>(&'b self) -> Result<T, Problem> {
         body::parse_at(&self.rest, |offset| match &self.list {
             Some(List { inside, .. }) if offset > inside.start => {
-                Place::of(self.body, offset + inside.len())
+                Position::of(self.body, offset + inside.len())
             }
-            _ => Place::of(self.body, offset),
+            _ => Position::of(self.body, offset),
         })
     }
 
-    /// Returns how many items were taken out of the body; `None` if none were.
+    /// Returns the number of items of the list; `None` if the body was not split.
     pub(super) fn len(&self) -> Option<usize> {
         self.list.as_ref().map(|list| list.items.len())
     }
 
-    /// Parses the items that were taken out of the body.
+    /// Parses the items of the list.
     pub(super) async fn items<T: serde::Deserialize<'a>>(
         &self,
-        turn: &mut Turn,
+        turn: &mut TimeSlice,
     ) -> Result<Vec<T>, Problem> {
         let ranges = self.list.as_ref().map_or(&[][..], |list| &list.items);
         let mut items = Vec::with_capacity(ranges.len());
         for (index, range) in ranges.iter().enumerate() {
             if range.len() > MAX_PARSED_BYTES {
                 let detail =
-                    format!("it has {} bytes; use at most {MAX_PARSED_BYTES}", range.len());
+                    format!("it has {} bytes; send at most {MAX_PARSED_BYTES}", range.len());
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).of_item(index));
             }
             turn.spend(range.len() * PARSE_BYTE).await;
-            let place = |offset| Place::of(self.body, range.start + offset);
+            let place = |offset| Position::of(self.body, range.start + offset);
             let item = body::parse_at::<T>(&self.body[range.clone()], place);
             let item = item.map_err(|problem| problem.of_item(index))?;
             items.push(item);
@@ -96,7 +96,7 @@ impl<'a> Split<'a> {
     }
 }
 
-/// Looks for the brackets, commas and strings of a body. What else is in it is for the parser to judge.
+/// Finds the brackets, commas and strings of a body. The parser checks everything else.
 #[derive(Default)]
 struct Scan {
     at: usize,
@@ -109,8 +109,8 @@ struct Scan {
 }
 
 impl Scan {
-    /// The list, if there is one. One without an end ends with the body.
-    async fn list(mut self, body: &[u8], turn: &mut Turn) -> Result<Option<List>, Problem> {
+    /// Finds the first list. A list without an end ends with the body.
+    async fn list(mut self, body: &[u8], turn: &mut TimeSlice) -> Result<Option<List>, Problem> {
         while self.at < body.len() {
             turn.spend(STEP * SCAN_BYTE).await;
             let until = body.len().min(self.at + STEP);
@@ -126,7 +126,7 @@ impl Scan {
         self.found(body, body.len())
     }
 
-    /// Goes on to the next bracket, comma or end of a string. Returns where the list ends, if it does.
+    /// Continues to the next bracket, comma or end of a string. Returns the end of the list, if it is there.
     fn step(&mut self, body: &[u8]) -> Option<usize> {
         let at = self.at;
         self.at += 1;

@@ -1,7 +1,7 @@
-//! Overrides at run time: what a single client gets instead of its tier, until it ends or is taken back.
+//! Overrides at run time: exceptions for single clients, until they expire or are removed.
 //!
-//! They are kept by the server that was told, through reloads and in its snapshot, and come before those of the
-//! configuration. Those are listed with them, and only a change of the configuration takes them back.
+//! The server that receives an override keeps it, through reloads and in its snapshot. It takes precedence over an
+//! override of the configuration. The list contains both; overrides of the configuration can only be removed there.
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
@@ -11,31 +11,35 @@ use std::time::Duration;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
-use tallygate::{Access, Kind, MAX_KEY_BYTES, Numbers, Override, Policy, Tick, Ticks};
+use tallygate::policy::Numbers;
+use tallygate::store::MAX_KEY_BYTES;
+use tallygate::tiers::{Access, Override};
+use tallygate::{Kind, Policy, Tick, Ticks};
+use tallygate_lab::duration;
 
 use super::admin::list;
 use super::answer;
-use super::body::{self, Text, Whole, fields, required};
+use super::body::{self, Text, WholeNumber, fields, required};
 use super::problem::Problem;
 use super::query::Query;
 use super::{Caller, Reply, questions};
-use crate::aside::aside_in_order;
-use crate::gate::{AskError, Entry, Gate};
+use crate::background::run_in_background_in_order;
+use crate::gate::{Gate, GateError, ServedPolicy};
 
 fields! {
     policy: Text<'de>,
     key: Text<'de>,
     access: Text<'de>,
     algorithm: Text<'de>,
-    limit: Whole,
+    limit: WholeNumber,
     window: Text<'de>,
-    burst: Whole,
-    expires_in_ms: Whole,
+    burst: WholeNumber,
+    expires_in_ms: WholeNumber,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Set<'a> {
+struct SetOverride<'a> {
     #[serde(borrow, default, deserialize_with = "field::policy")]
     policy: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "field::key")]
@@ -45,23 +49,23 @@ struct Set<'a> {
     #[serde(borrow, default, deserialize_with = "field::algorithm")]
     algorithm: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::limit")]
-    limit: Option<Whole>,
+    limit: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "field::window")]
     window: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::burst")]
-    burst: Option<Whole>,
+    burst: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::expires_in_ms")]
-    expires_in_ms: Option<Whole>,
+    expires_in_ms: Option<WholeNumber>,
 }
 
-/// The override of a client that is in force.
-struct Shown {
+/// The override in force for a client.
+struct OverrideView {
     set: Override,
-    /// Whether the configuration has it, and not the run time.
+    /// Whether it comes from the configuration, and not from a request.
     configured: bool,
 }
 
-impl Shown {
+impl OverrideView {
     const fn configured(access: Access) -> Self {
         Self { set: Override { access, until: None }, configured: true }
     }
@@ -79,20 +83,20 @@ pub(super) async fn reply(caller: &Caller, request: &Parts) -> Result<Reply, Pro
 async fn list_all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy"])?;
     let entries = match query.text("policy")? {
-        Some(name) => vec![gate.policy(questions::known_length(name)?)?],
+        Some(name) => vec![gate.policy(questions::check_name_length(name)?)?],
         None => gate.policies(),
     };
-    Ok(aside_in_order(move || all(entries)).await?)
+    Ok(run_in_background_in_order(move || all(entries)).await?)
 }
 
-fn all(entries: Vec<Arc<Entry>>) -> Reply {
+fn all(entries: Vec<Arc<ServedPolicy>>) -> Reply {
     let mut shown = Vec::new();
     for entry in entries {
         let configured = entry.limiter.rules().by_key().into_iter();
         let mut in_force: BTreeMap<_, _> =
-            configured.map(|(key, access)| (key, Shown::configured(access))).collect();
+            configured.map(|(key, access)| (key, OverrideView::configured(access))).collect();
         let set = entry.limiter.overrides().into_iter();
-        in_force.extend(set.map(|(key, set)| (key, Shown { set, configured: false })));
+        in_force.extend(set.map(|(key, set)| (key, OverrideView { set, configured: false })));
         shown.extend(in_force.into_iter().map(|(key, one)| (entry.clone(), key, one)));
     }
     let mut out = br#"{"overrides":"#.to_vec();
@@ -102,33 +106,33 @@ fn all(entries: Vec<Arc<Entry>>) -> Reply {
 }
 
 pub(super) async fn set(gate: &Arc<Gate>, body: &[u8]) -> Result<Reply, Problem> {
-    let said: Set<'_> = body::parse(body)?;
-    let policy = required(said.policy.as_deref(), "policy")?;
-    let key = required(said.key.as_deref(), "key")?.as_bytes();
-    let entry = gate.policy(questions::known_length(policy)?)?;
+    let body: SetOverride<'_> = body::parse(body)?;
+    let policy = required(body.policy.as_deref(), "policy")?;
+    let key = required(body.key.as_deref(), "key")?.as_bytes();
+    let entry = gate.policy(questions::check_name_length(policy)?)?;
     if key.len() > MAX_KEY_BYTES {
-        return Err(AskError::KeyTooLong { bytes: key.len() }.into());
+        return Err(GateError::KeyTooLong { bytes: key.len() }.into());
     }
-    let access = access(&said, &entry, gate.limits().max_time_to_fresh)?;
-    let until = said.expires_in_ms.map(|Whole(after_ms)| {
+    let access = access(&body, &entry, gate.limits().max_time_to_fresh)?;
+    let until = body.expires_in_ms.map(|WholeNumber(after_ms)| {
         let after = Ticks(after_ms.saturating_mul(Ticks::PER_MILLISECOND));
         entry.limiter.now().after(after).unwrap_or(Tick(i64::MAX))
     });
     let (gate, key) = (gate.clone(), Box::<[u8]>::from(key));
     // Every change copies the overrides of the policy, so that decisions read them without a lock.
-    aside_in_order(move || {
+    run_in_background_in_order(move || {
         check_number(&gate, &entry, &key)?;
         entry.limiter.set_override(&key, access.clone(), until);
         let mut out = Vec::new();
-        let shown = Shown { set: Override { access, until }, configured: false };
+        let shown = OverrideView { set: Override { access, until }, configured: false };
         write(&mut out, &entry, &key, &shown);
         Ok(answer::json(out))
     })
     .await?
 }
 
-/// Denies one more override than the server may have, unless it replaces another.
-fn check_number(gate: &Gate, entry: &Entry, key: &[u8]) -> Result<(), Problem> {
+/// Rejects an override above the maximum number, unless it replaces another.
+fn check_number(gate: &Gate, entry: &ServedPolicy, key: &[u8]) -> Result<(), Problem> {
     let most = gate.limits().max_overrides;
     let found: usize = gate.policies().iter().map(|entry| entry.limiter.overrides().len()).sum();
     if found < most || entry.limiter.overrides().iter().any(|(set, _)| **set == *key) {
@@ -137,22 +141,22 @@ fn check_number(gate: &Gate, entry: &Entry, key: &[u8]) -> Result<(), Problem> {
     Err(Problem::new(
         StatusCode::CONFLICT,
         format!(
-            "the server has {found} overrides that were set at run time; remove some, or raise `max_overrides` of \
+            "the server already has {found} overrides set at run time; remove some, or raise `max_overrides` in \
              `[limits]` ({most})"
         ),
     ))
 }
 
-/// Says what the client gets from now on, if the configuration has an override for it.
+/// Removes an override. If the configuration has another one for the client, returns that.
 async fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy", "key"])?;
     let (key, policy) = (query.required("key")?, query.text("policy")?);
-    let entry = gate.policy(questions::known_length(required_policy(policy)?)?)?;
+    let entry = gate.policy(questions::check_name_length(required_policy(policy)?)?)?;
     let key = Box::<[u8]>::from(key);
-    aside_in_order(move || removed(&entry, &key)).await?
+    run_in_background_in_order(move || removed(&entry, &key)).await?
 }
 
-fn removed(entry: &Entry, key: &[u8]) -> Result<Reply, Problem> {
+fn removed(entry: &ServedPolicy, key: &[u8]) -> Result<Reply, Problem> {
     let was_there = entry.limiter.remove_override(key);
     match (was_there, entry.limiter.rules().of_key(key)) {
         (true, None) => {
@@ -162,63 +166,69 @@ fn removed(entry: &Entry, key: &[u8]) -> Result<Reply, Problem> {
         }
         (true, Some(access)) => {
             let mut out = Vec::new();
-            write(&mut out, entry, key, &Shown::configured(access));
+            write(&mut out, entry, key, &OverrideView::configured(access));
             Ok(answer::json(out))
         }
         (false, None) => {
-            Err(Problem::new(StatusCode::NOT_FOUND, "the client has no override there"))
+            Err(Problem::new(StatusCode::NOT_FOUND, "the client has no override in this policy"))
         }
         (false, Some(access)) => Err(Problem::new(
             StatusCode::CONFLICT,
             format!(
-                "the override is in the configuration and stays in force: {access}; \
-                 remove it there, or set another over it"
+                "the override comes from the configuration ({access}) and cannot be removed here; \
+                 remove it from the configuration, or set another one"
             ),
         )),
     }
 }
 
 fn required_policy(policy: Option<&str>) -> Result<&str, Problem> {
-    policy.ok_or_else(|| Problem::bad("parameter \"policy\" is missing"))
+    policy.ok_or_else(|| Problem::bad("missing parameter \"policy\""))
 }
 
-/// What the client gets. What is not said is as in the policy; a limit of its own has a burst of its own.
-fn access(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Problem> {
-    let says_numbers = said.limit.is_some()
-        || said.window.is_some()
-        || said.burst.is_some()
-        || said.algorithm.is_some();
-    match said.access.as_deref() {
-        Some(_) if says_numbers => {
-            Err(Problem::bad("`access` stands alone; leave out the numbers or `access`"))
+/// Returns the access that a body describes. Missing fields are inherited from the policy, except for the burst.
+fn access(
+    body: &SetOverride<'_>,
+    entry: &ServedPolicy,
+    longest: Duration,
+) -> Result<Access, Problem> {
+    let has_numbers = body.limit.is_some()
+        || body.window.is_some()
+        || body.burst.is_some()
+        || body.algorithm.is_some();
+    match body.access.as_deref() {
+        Some(_) if has_numbers => {
+            Err(Problem::bad("`access` cannot be combined with a limit; remove one of them"))
         }
         Some("unlimited") => Ok(Access::Unlimited),
         Some("blocked") => Ok(Access::Blocked),
         Some(other) => {
-            Err(Problem::bad(format!("access {other:?} is unknown; there is unlimited, blocked")))
+            Err(Problem::bad(format!("access {other:?} is unknown; use unlimited or blocked")))
         }
-        None => limited(said, entry, longest),
+        None => limited(body, entry, longest),
     }
 }
 
-fn limited(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, Problem> {
-    let Whole(limit) = required(said.limit, "limit")?;
+fn limited(
+    body: &SetOverride<'_>,
+    entry: &ServedPolicy,
+    longest: Duration,
+) -> Result<Access, Problem> {
+    let WholeNumber(limit) = required(body.limit, "limit")?;
     let base = entry.limiter.rules().base();
     let base: Option<&Numbers> = match &base {
         Access::Limited(policy) => policy.limits().first().map(tallygate::Limit::numbers),
         Access::Unlimited | Access::Blocked => None,
     };
-    let kind = match said.algorithm.as_deref() {
+    let kind = match body.algorithm.as_deref() {
         Some(name) => Kind::from_str(name)
             .map_err(|unknown| Problem::bad(format!("algorithm {name:?}: {unknown}")))?,
         None => base.map_or(Kind::TokenBucket, |base| base.kind),
     };
-    let window = match said.window.as_deref() {
+    let window = match body.window.as_deref() {
         Some(text) => {
-            Some(humantime::parse_duration(text).map(Ticks::from_duration).map_err(|_| {
-                let expected = "expected a time such as \"30s\", \"1m\" or \"1h\"";
-                Problem::bad(format!("window: found {text:?}; {expected}"))
-            })?)
+            let window = duration::parse(text).map(Ticks::from_duration);
+            Some(window.map_err(|error| Problem::bad(format!("window: {error}")))?)
         }
         None => base.map(|base| base.window),
     };
@@ -226,27 +236,28 @@ fn limited(said: &Set<'_>, entry: &Entry, longest: Duration) -> Result<Access, P
     if let Some(window) = window {
         builder = builder.per(window);
     }
-    if let Some(Whole(burst)) = said.burst {
+    if let Some(WholeNumber(burst)) = body.burst {
         builder = builder.burst(burst);
     }
     let policy = Policy::all_of(&*entry.name, [builder]);
     let policy = policy.map_err(|error| Problem::bad(error.to_string()))?;
-    // Its numbers come with a request: they may keep state as long as the policy's own do, or as all such numbers may.
+    // The numbers come with a request: they may keep state as long as those of the policy, or as `max_time_to_fresh`
+    // allows.
     let own = base.map_or(0, nanos_to_fresh);
     let most = longest.as_nanos().max(own);
     let found = policy.limits().iter().map(|limit| nanos_to_fresh(limit.numbers())).max();
     if found.is_some_and(|found| found > most) {
         let most = Duration::from_secs(u64::try_from(most / 1_000_000_000).unwrap_or(u64::MAX));
-        let most = humantime::format_duration(most);
+        let most = duration::DurationText(most);
         return Err(Problem::bad(format!(
-            "a client would take longer than {most} to be fresh again; use a shorter window or a smaller burst \
-             (`max_time_to_fresh` of `[limits]`)"
+            "a client would need more than {most} to recover its full quota (`max_time_to_fresh` in `[limits]`); use a \
+             shorter window or a smaller burst"
         )));
     }
     Ok(Access::from(policy))
 }
 
-/// The longest that a key takes to be fresh again, without debt.
+/// Returns the longest time until a key without debt is fresh again.
 fn nanos_to_fresh(numbers: &Numbers) -> u128 {
     let window = u128::from(numbers.window.0);
     match numbers.kind.is_bucket() {
@@ -255,7 +266,12 @@ fn nanos_to_fresh(numbers: &Numbers) -> u128 {
     }
 }
 
-fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }: &Shown) {
+fn write(
+    out: &mut Vec<u8>,
+    entry: &ServedPolicy,
+    key: &[u8],
+    OverrideView { set, configured }: &OverrideView,
+) {
     out.extend_from_slice(br#"{"policy":"#);
     answer::text(out, &entry.name);
     out.push(b',');
@@ -275,8 +291,8 @@ fn write(out: &mut Vec<u8>, entry: &Entry, key: &[u8], Shown { set, configured }
     let configured: &[u8] = if *configured { b"true" } else { b"false" };
     out.extend_from_slice(br#","configured":"#);
     out.extend_from_slice(configured);
-    // An override that is set at run time holds on the server that took it; those of the configuration on every server
-    // that has the configuration.
+    // An override that is set at run time applies to one server; an override of the configuration applies to every
+    // server that has it.
     let scope: &[u8] = if configured == b"true" { b"configuration" } else { b"this server" };
     out.extend_from_slice(br#","scope":""#);
     out.extend_from_slice(scope);

@@ -1,14 +1,15 @@
-//! The page that is served at `/`, out of the binary: no file is read, and nothing of it comes from elsewhere.
+//! The page at `/`. Its files are part of the binary, and it loads nothing from other servers.
 //!
-//! A browser gets the page, whoever does not ask for HTML a few lines of text. The files lie in `src/page`; what they
-//! show is asked of this server. They are asked for anew each time and sent only when they have changed, so that
-//! modules of two versions never meet.
+//! A browser gets the page, other clients get a few lines of text. The files are in `src/page`; they request their data
+//! from this server. Browsers revalidate the files every time, so that files of different versions are never mixed.
 
 use std::hash::BuildHasher as _;
 
 use foldhash::quality::FixedState;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::http::uri::Authority;
 
 use super::{Reply, answer};
 
@@ -61,29 +62,42 @@ static ASSETS: [Asset; 21] = [
     asset!("uplot.LICENSE", TEXT),
 ];
 
-/// What the page may do: its own files and this server, nothing else. A name that finds its way into the markup still
-/// runs nothing.
+/// The page may only load its own files and call this server. Injected markup cannot run scripts.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
      img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; \
      form-action 'none'";
 
-/// A file by its name below `/page/`.
+/// Returns a file by its name below `/page/`.
 pub(super) fn asset(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
 
-/// What is served at `/`.
-pub(super) fn home(fields: &HeaderMap, text: &'static str) -> Reply {
+/// Serves `/`. In the text, `{address}` stands for the address that the client used.
+pub(super) fn home(request: &Parts, text: &str, is_encrypted: bool) -> Reply {
+    let fields = &request.headers;
     let accepted = fields.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut kinds = accepted.flat_map(|list| list.split(',')).map(|kind| kind.split(';').next());
     let is_browser = kinds.any(|kind| kind.is_some_and(|kind| kind.trim() == "text/html"));
     let mut reply = if is_browser {
         INDEX.reply(fields)
     } else {
+        let text = text.replace("{address}", &address(request, is_encrypted));
         answer::with_type(text, HeaderValue::from_static(TEXT))
     };
     reply.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     reply
+}
+
+/// Returns the address that the client used, or the default one if the client did not send a usable name.
+fn address(request: &Parts, is_encrypted: bool) -> String {
+    let host = request.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = request.uri.authority().map(Authority::as_str).or(host);
+    let is_name = |host: &&str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
+        (1..=255).contains(&host.len()) && host.bytes().all(is_plain)
+    };
+    let scheme = if is_encrypted { "https" } else { "http" };
+    format!("{scheme}://{}", host.filter(is_name).unwrap_or("127.0.0.1:8080"))
 }
 
 impl Asset {
@@ -115,7 +129,7 @@ impl Asset {
         reply
     }
 
-    /// The same for the same bytes, of whichever server.
+    /// Equal bytes have the same tag on every server.
     fn tag(&self) -> String {
         format!("\"{:016x}\"", FixedState::default().hash_one(self.body))
     }

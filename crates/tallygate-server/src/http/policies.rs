@@ -1,21 +1,21 @@
-//! The policies in force, with their tiers: what a client may be asked about.
+//! Lists the policies in force, with their tiers.
 
 use std::sync::Arc;
 
 use hyper::http::request::Parts;
-use tallygate::Access;
+use tallygate::tiers::Access;
 
 use super::admin::list;
 use super::problem::Problem;
 use super::query::Query;
 use super::{Reply, answer};
-use crate::aside::aside_in_order;
+use crate::background::run_in_background_in_order;
 use crate::gate::Gate;
 
 pub(super) async fn reply(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     Query::parse(request.uri.query(), &[])?;
     let gate = gate.clone();
-    Ok(aside_in_order(move || all(&gate)).await?)
+    Ok(run_in_background_in_order(move || all(&gate)).await?)
 }
 
 fn all(gate: &Gate) -> Reply {

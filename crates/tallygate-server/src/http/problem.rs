@@ -1,27 +1,28 @@
-//! What went wrong, as RFC 9457 has it: `application/problem+json`.
+//! Errors as `application/problem+json` (RFC 9457).
 
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
 
 use super::{Reply, answer};
-use crate::gate::AskError;
+use crate::envoy::EnvoyError;
+use crate::gate::{GateError, ReservationScope, SettleFailure};
 
-/// Why a request is not answered.
+/// The error of a request.
 #[derive(Debug)]
-pub(super) struct Problem {
-    pub(super) status: StatusCode,
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
     detail: String,
     field: Option<(header::HeaderName, HeaderValue)>,
 }
 
 pub(super) const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// The longest text about a problem, in bytes: some of it may come from the request.
+/// The longest detail, in bytes: parts of it may come from the request.
 const MAX_DETAIL_BYTES: usize = 512;
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: cut(detail.into()), field: None }
     }
 
@@ -29,25 +30,30 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// The same, with a header field that says more.
+    /// Returns the description.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Adds a header field.
     pub(super) fn with(mut self, name: header::HeaderName, value: &'static str) -> Self {
         self.field = Some((name, HeaderValue::from_static(value)));
         self
     }
 
-    /// The same, under another status.
+    /// Replaces the status, if another is given.
     pub(super) fn under(mut self, status: Option<StatusCode>) -> Self {
         self.status = status.unwrap_or(self.status);
         self
     }
 
-    /// The same, of one item of a list.
+    /// Adds the index of an item.
     pub(super) fn of_item(mut self, index: usize) -> Self {
         self.detail = cut(format!("item {index}: {}", self.detail));
         self
     }
 
-    pub(super) fn reply(self) -> Reply {
+    pub(crate) fn reply(self) -> Reply {
         let mut json = Vec::with_capacity(96 + self.detail.len());
         json.extend_from_slice(br#"{"type":"about:blank","title":"#);
         answer::text(&mut json, self.status.canonical_reason().unwrap_or("Refused"));
@@ -74,25 +80,54 @@ fn cut(mut text: String) -> String {
     text
 }
 
-impl From<AskError> for Problem {
-    fn from(error: AskError) -> Self {
+impl From<EnvoyError> for Problem {
+    fn from(error: EnvoyError) -> Self {
         let status = match error {
-            AskError::UnknownPolicy { .. } => StatusCode::NOT_FOUND,
-            AskError::UnknownTier(_) | AskError::KeyTooLong { .. } => StatusCode::BAD_REQUEST,
-            AskError::Reservations { whose } if whose != "the server has" => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
-            AskError::Reservations { .. } | AskError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            EnvoyError::Invalid(_) => StatusCode::BAD_REQUEST,
+            EnvoyError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            EnvoyError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            EnvoyError::NotConfigured => StatusCode::NOT_FOUND,
         };
         Self::new(status, error.to_string())
     }
 }
 
+impl From<GateError> for Problem {
+    fn from(error: GateError) -> Self {
+        let status = match error {
+            GateError::UnknownPolicy { .. } => StatusCode::NOT_FOUND,
+            GateError::UnknownTier(_)
+            | GateError::KeyTooLong { .. }
+            | GateError::NothingToReserve
+            | GateError::TimeToLive { .. }
+            | GateError::Items { .. } => StatusCode::BAD_REQUEST,
+            GateError::TooManyReservations { scope: ReservationScope::Server }
+            | GateError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            GateError::TooManyReservations { .. } => StatusCode::TOO_MANY_REQUESTS,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<SettleFailure> for Problem {
+    fn from(failure: SettleFailure) -> Self {
+        let status = match failure {
+            SettleFailure::Unknown | SettleFailure::Reset => StatusCode::NOT_FOUND,
+            SettleFailure::AlreadySettled => StatusCode::CONFLICT,
+            SettleFailure::Store(error) => return error.into(),
+        };
+        Self::new(status, failure.to_string())
+    }
+}
+
 impl From<std::io::Error> for Problem {
-    /// The answer where work in the background failed.
+    /// Returns the error for failed background work.
     fn from(error: std::io::Error) -> Self {
-        tracing::error!(%error, "work in the background failed; the request is answered with an error");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be carried out")
+        tracing::error!(%error, "background work failed; answering the request with status 500");
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal error; the server log has the reason",
+        )
     }
 }
 
@@ -100,8 +135,9 @@ impl From<std::io::Error> for Problem {
 mod tests {
     use super::*;
 
+    /// Fault E8.
     #[test]
-    fn e8_a_long_text_is_cut_between_characters() {
+    fn a_long_text_is_cut_between_characters() {
         let problem = Problem::bad("ä".repeat(10_000)).of_item(3);
         assert!(problem.detail.len() <= MAX_DETAIL_BYTES);
         assert!(problem.detail.starts_with("item 3: ää") && problem.detail.ends_with("ä…"));

@@ -1,4 +1,4 @@
-//! What stands behind the `?`, and names in a path: percent-decoding, and no parameter that nobody reads.
+//! Query parameters and names in paths: percent-decoding. Unknown parameters are errors.
 
 use super::problem::Problem;
 
@@ -6,12 +6,12 @@ use super::problem::Problem;
 pub(super) struct Query(Vec<(String, Vec<u8>)>);
 
 impl Query {
-    /// Reads a query whose parameters are all known, each given once at most.
+    /// Parses a query. Unknown and repeated parameters are errors.
     pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
         Self::with_lists(query, known, &[])
     }
 
-    /// The same, where some may be given several times.
+    /// Parses a query in which some parameters may be repeated.
     pub(super) fn with_lists(
         query: Option<&str>,
         known: &[&str],
@@ -23,13 +23,13 @@ impl Query {
             let name = String::from_utf8_lossy(&decoded(name, true)?).into_owned();
             if !known.contains(&name.as_str()) {
                 let there_is = match known {
-                    [] => "there is none".to_owned(),
-                    known => format!("there is {}", known.join(", ")),
+                    [] => "this path takes none".to_owned(),
+                    known => format!("this path takes {}", known.join(", ")),
                 };
                 return Err(Problem::bad(format!("unknown parameter {name:?}; {there_is}")));
             }
             if !lists.contains(&name.as_str()) && read.iter().any(|(other, _)| *other == name) {
-                return Err(Problem::bad(format!("parameter {name:?} is given twice")));
+                return Err(Problem::bad(format!("parameter {name:?} is given more than once")));
             }
             read.push((name, decoded(value, true)?));
         }
@@ -44,19 +44,19 @@ impl Query {
         Ok(self.texts(name)?.first().copied())
     }
 
-    /// All that is given under a name.
+    /// Returns all values of a parameter.
     pub(super) fn texts(&self, name: &str) -> Result<Vec<&str>, Problem> {
         let given = self.0.iter().filter(|(known, _)| known == name);
         let texts = given.map(|(_, value)| std::str::from_utf8(value)).collect::<Result<_, _>>();
-        texts.map_err(|_| Problem::bad(format!("parameter {name:?} is not UTF-8")))
+        texts.map_err(|_| Problem::bad(format!("parameter {name:?} is not valid UTF-8")))
     }
 
-    /// A parameter that must be there.
+    /// Returns a required parameter.
     pub(super) fn required(&self, name: &str) -> Result<&[u8], Problem> {
-        self.bytes(name).ok_or_else(|| Problem::bad(format!("parameter {name:?} is missing")))
+        self.bytes(name).ok_or_else(|| Problem::bad(format!("missing parameter {name:?}")))
     }
 
-    /// A whole number, in digits.
+    /// Returns a whole number, written in digits.
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -68,7 +68,7 @@ impl Query {
     }
 }
 
-/// Bytes out of their percent-encoding; in a query a `+` is a space.
+/// Decodes percent-encoding; in a query, `+` is a space.
 pub(super) fn decoded(text: &str, is_query: bool) -> Result<Vec<u8>, Problem> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -80,7 +80,7 @@ pub(super) fn decoded(text: &str, is_query: bool) -> Result<Vec<u8>, Problem> {
                     let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
                     u8::try_from(high? * 16 + low?).ok()
                 });
-                let expected = "expected two hexadecimal digits behind each %";
+                let expected = "expected two hexadecimal digits after each %";
                 out.push(digits.ok_or_else(|| Problem::bad(format!("{text:?}: {expected}")))?);
                 rest = &after[2..];
             }
@@ -91,7 +91,7 @@ pub(super) fn decoded(text: &str, is_query: bool) -> Result<Vec<u8>, Problem> {
     Ok(out)
 }
 
-/// Bytes as a query takes them.
+/// Percent-encodes bytes for a query.
 pub(super) fn encoded(bytes: &[u8]) -> String {
     let mut out = String::new();
     for &byte in bytes {
@@ -119,8 +119,9 @@ mod tests {
         }
     }
 
+    /// Fault A14.
     #[test]
-    fn a14_a_number_is_digits_and_nothing_else() {
+    fn a_number_is_digits_and_nothing_else() {
         let number =
             |text: &str| Query::parse(Some(text), &["cost"]).and_then(|q| q.number("cost"));
         assert_eq!(number("cost=18446744073709551615").unwrap(), Some(u64::MAX));

@@ -1,4 +1,4 @@
-//! What clients ask: check, peek, refund and reset, one by one or in lists, and reservations.
+//! Check, peek, refund and reset, one by one or in lists; and reservations.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,110 +7,109 @@ use foldhash::quality::RandomState;
 use futures_util::{StreamExt as _, stream};
 use hyper::StatusCode;
 use serde::Deserialize;
-use tallygate::{MAX_KEY_BYTES, Ticks};
 use tallygate_redis::Stores;
 
 use super::Reply;
-use super::answer::{self, More};
-use super::body::{self, Items, Text, Whole, fields, required};
-use super::headers::{Dialect, Quota};
+use super::answer::{self, DecisionExtras};
+use super::body::{self, Items, Text, WholeNumber, fields, required};
+use super::headers::{Quota, wanted_dialects};
 use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
-use super::sending::Reserved;
+use super::sending::ReservedBytes;
+use crate::client_budgets::{BudgetOwner, WAITING_BYTES};
 use crate::config::MAX_NAME_BYTES;
-use crate::gate::{Answer, Ask, AskError, Decided, Gate, SettleFailure, Verb};
-use crate::holdings::{Holder, WAITING_BYTES};
-use crate::turn::{DECISION, SCAN_BYTE, Turn};
+use crate::gate::{Answer, Ask, Gate, PolicyDecision, ReservationId, SettleFailure, Verb};
+use crate::turn::{DECISION, SCAN_BYTE, TimeSlice};
 
-/// How many questions of a list memory decides in one turn.
+/// How many items of a list the memory store decides in one slice.
 const IN_A_TURN: usize = 32;
-/// How many questions of a list are prepared at a time for a store across the network, and how many are with it.
+/// How many items of a list are prepared at a time for a remote store, and how many are in flight.
 const PREPARED: usize = 128;
 const IN_FLIGHT: usize = 64;
 
 /// The work of looking up a policy and a tier.
 const LOOKED_UP: usize = 200;
-/// The bytes that take as long to look through as to find the place of any key by its hash.
+/// The work of hashing a key in addition to its bytes, in bytes.
 const HASHED_AS: usize = 32;
 
 fields! {
     policy: Text<'de>,
     key: Text<'de>,
-    cost: Whole,
+    cost: WholeNumber,
     tier: Text<'de>,
-    ttl_ms: Whole,
+    ttl_ms: WholeNumber,
     reservation: Text<'de>,
-    actual: Whole,
+    actual: WholeNumber,
 }
 
-/// One question, or one of a list.
+/// A single request, or an item of a list.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Question<'a> {
+struct CheckItem<'a> {
     #[serde(borrow, default, deserialize_with = "field::policy")]
     policy: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "field::key")]
     key: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::cost")]
-    cost: Option<Whole>,
+    cost: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "field::tier")]
     tier: Option<Text<'a>>,
 }
 
-/// One question, or a list.
+/// A body: a single request, or a list.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Questions<'a> {
+struct CheckBody<'a> {
     #[serde(borrow, default, deserialize_with = "field::policy")]
     policy: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "field::key")]
     key: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::cost")]
-    cost: Option<Whole>,
+    cost: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "field::tier")]
     tier: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "items")]
-    checks: Option<Items<Question<'a>>>,
+    checks: Option<Items<CheckItem<'a>>>,
     #[serde(borrow, default, deserialize_with = "items")]
-    all: Option<Items<Question<'a>>>,
+    all: Option<Items<CheckItem<'a>>>,
 }
 
 fn items<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
-) -> Result<Option<Items<Question<'de>>>, D::Error> {
+) -> Result<Option<Items<CheckItem<'de>>>, D::Error> {
     Items::deserialize(deserializer).map(Some)
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Reserve<'a> {
+struct ReserveBody<'a> {
     #[serde(borrow, default, deserialize_with = "field::policy")]
     policy: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "field::key")]
     key: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::cost")]
-    cost: Option<Whole>,
+    cost: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "field::tier")]
     tier: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::ttl_ms")]
-    ttl_ms: Option<Whole>,
+    ttl_ms: Option<WholeNumber>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settle<'a> {
+struct SettleBody<'a> {
     #[serde(borrow, default, deserialize_with = "field::reservation")]
     reservation: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::actual")]
-    actual: Option<Whole>,
+    actual: Option<WholeNumber>,
 }
 
-impl Question<'_> {
+impl CheckItem<'_> {
     fn ask(&self) -> Result<Ask<'_>, Problem> {
         let policy = self.policy.as_deref();
         Ok(Ask {
-            policy: known_length(required(policy, "policy")?)?,
+            policy: check_name_length(required(policy, "policy")?)?,
             key: required(self.key.as_deref(), "key")?.as_bytes(),
             cost: self.cost.map(|cost| cost.0),
             tier: self.tier.as_deref(),
@@ -119,53 +118,52 @@ impl Question<'_> {
     }
 }
 
-/// A policy's name that is worth looking up.
-pub(super) fn known_length(policy: &str) -> Result<&str, Problem> {
+/// Checks that the name of a policy is short enough to exist.
+pub(super) fn check_name_length(policy: &str) -> Result<&str, Problem> {
     if policy.len() <= MAX_NAME_BYTES {
         return Ok(policy);
     }
     let bytes = policy.len();
-    let detail =
-        format!("no policy has a name of {bytes} bytes; they have {MAX_NAME_BYTES} at most");
+    let detail = format!("the policy name has {bytes} bytes; names have at most {MAX_NAME_BYTES}");
     Err(Problem::new(StatusCode::NOT_FOUND, detail))
 }
 
-/// Check, peek, refund, reset. One question is answered in header fields too, if they are asked for. Room for a long reply
-/// is reserved before anything is charged.
+/// Handles check, peek, refund and reset. A single request can also be answered in header fields. The memory of a long
+/// reply is reserved before anything is charged.
 pub(super) async fn ask(
     gate: &Arc<Gate>,
     verb: Verb,
     query: Option<&str>,
     body: &[u8],
-    reserve: impl FnOnce(usize) -> Result<Option<Reserved>, Problem>,
+    reserve: impl FnOnce(usize) -> Result<Option<ReservedBytes>, Problem>,
 ) -> Result<Reply, Problem> {
-    let dialects = Dialect::wanted(&Query::parse(query, &["headers"])?, &[])?;
-    let mut turn = Turn::default();
+    let dialects = wanted_dialects(&Query::parse(query, &["headers"])?, &[])?;
+    let mut turn = TimeSlice::default();
     let split = Split::of(body, &mut turn).await?;
-    let Questions { policy, key, cost, tier, mut checks, mut all } = split.rest()?;
+    let CheckBody { policy, key, cost, tier, mut checks, mut all } = split.rest()?;
     if let (Some(found), Some(_)) = (split.len(), &all) {
-        check_number(gate, found)?;
+        gate.validate_number(found)?;
     }
     if let (Some(_), Some(Items(items))) = (split.len(), checks.as_mut().or(all.as_mut())) {
         *items = split.items(&mut turn).await?;
     }
-    let one = Question { policy, key, cost, tier };
+    let one = CheckItem { policy, key, cost, tier };
     let is_one =
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
     match (is_one, checks, all) {
         (_, None, None) => {
             let ask = Ask { shows_access: !dialects.is_empty(), ..one.ask()? };
-            let told = gate.ask(verb, ask).answer().await?;
+            let answer = gate.ask(verb, ask).answer().await?;
             let mut out = Vec::with_capacity(answer::BYTES);
-            write(&mut out, &told);
+            write(&mut out, &answer, None);
             let mut reply = answer::json(out);
-            if let Some(quota) = Quota::of(&told) {
+            if let Some(quota) = Quota::of(&answer) {
                 quota.write_all(reply.headers_mut(), dialects);
             }
             Ok(reply)
         }
         _ if !dialects.is_empty() => {
-            Err(Problem::bad("header fields tell of one decision; leave out `headers` for a list"))
+            Err(Problem::bad("`headers` only works for a single check; remove it to send a list"))
         }
         (false, Some(Items(items)), None) => {
             let waiting = match gate.stores() {
@@ -173,37 +171,41 @@ pub(super) async fn ask(
                 Stores::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
             };
             let reserved = reserve(answer::BYTES * items.len() + waiting)?;
-            let mut reply = each(gate, verb, &items, &mut turn).await?;
+            let mut reply = check_each(gate, verb, &items, &mut turn).await?;
             if let Some(reserved) = reserved {
                 reply.extensions_mut().insert(reserved);
             }
             Ok(reply)
         }
         (false, None, Some(Items(items))) if verb == Verb::Check => {
-            together(gate, &items, &mut turn).await
+            check_together(gate, &items, &mut turn).await
         }
-        (false, None, Some(_)) => Err(Problem::bad("`all` is for check; send `checks`")),
-        _ => Err(Problem::bad("`checks` and `all` stand alone; send one of them, or one question")),
+        (false, None, Some(_)) => {
+            Err(Problem::bad("`all` only works with /v1/check; send `checks`"))
+        }
+        _ => Err(Problem::bad(
+            "send either `checks`, `all`, or a single request (`policy`, `key`), not several of them",
+        )),
     }
 }
 
-/// Asks the questions of a list, each by itself.
-async fn each(
+/// Decides the items of a list one by one.
+async fn check_each(
     gate: &Arc<Gate>,
     verb: Verb,
-    items: &[Question<'_>],
-    turn: &mut Turn,
+    items: &[CheckItem<'_>],
+    turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
-    let asks = all_known(gate, items, turn).await?;
-    // What is asked about one client is asked in order; the order of others' nobody can tell.
+    let asks = validate_items(gate, items, turn).await?;
+    // Items of the same client are decided in order. The order of different clients does not matter.
     let mut clients = HashSet::with_capacity_and_hasher(asks.len(), RandomState::default());
-    let mut are_others = true;
+    let mut are_distinct = true;
     for ask in &asks {
         turn.spend(SCAN_BYTE * (HASHED_AS + ask.key.len())).await;
-        are_others &= clients.insert((ask.policy, ask.key));
+        are_distinct &= clients.insert((ask.policy, ask.key));
     }
     drop(clients);
-    let in_flight = if are_others { IN_FLIGHT } else { 1 };
+    let in_flight = if are_distinct { IN_FLIGHT } else { 1 };
     let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
     out.extend_from_slice(br#"{"results":["#);
     let mut index = 0;
@@ -215,11 +217,11 @@ async fn each(
         turn.spend(some.len() * DECISION).await;
         let answers: Vec<_> = some.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
         let mut answers = stream::iter(answers).buffered(in_flight);
-        while let Some(told) = answers.next().await {
+        while let Some(answer) = answers.next().await {
             if index > 0 {
                 out.push(b',');
             }
-            write(&mut out, &told.map_err(|error| Problem::from(error).of_item(index))?);
+            write(&mut out, &answer.map_err(|error| Problem::from(error).of_item(index))?, None);
             index += 1;
         }
     }
@@ -227,118 +229,75 @@ async fn each(
     Ok(answer::json(out))
 }
 
-/// Denies an `all` with more items than it may have.
-fn check_number(gate: &Gate, found: usize) -> Result<(), Problem> {
-    let most = gate.limits().max_all_items;
-    if found <= most {
-        return Ok(());
-    }
-    Err(Problem::bad(format!(
-        "`all` has {found} items; send at most {most} (`max_all_items` of `[limits]`)"
-    )))
-}
-
-/// Asks them as one.
-async fn together(
+/// Decides the items together: all are charged, or none is.
+async fn check_together(
     gate: &Arc<Gate>,
-    items: &[Question<'_>],
-    turn: &mut Turn,
+    items: &[CheckItem<'_>],
+    turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
-    if items.is_empty() {
-        return Err(Problem::bad("`all` is empty; ask at least one question"));
-    }
-    check_number(gate, items.len())?;
-    let asks = all_known(gate, items, turn).await?;
+    gate.validate_number(items.len())?;
+    let asks = validate_items(gate, items, turn).await?;
     turn.spend(asks.len() * DECISION).await;
-    let told = gate.ask_all(&asks).await?;
+    let answer = gate.ask_all(&asks).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
-    let more = More { refused: told.refused, ..More::default() };
-    answer::decision(&mut out, &told.entry.name, &told.decision, &more);
+    let more = DecisionExtras { denied_index: answer.denied, ..DecisionExtras::default() };
+    answer::decision(&mut out, &answer.entry.name, &answer.decision, &more);
     Ok(answer::json(out))
 }
 
-/// The questions of a list, if all can be asked: else nothing is charged.
-async fn all_known<'a>(
+/// Validates the items of a list before anything is charged.
+async fn validate_items<'a>(
     gate: &Gate,
-    items: &'a [Question<'_>],
-    turn: &mut Turn,
+    items: &'a [CheckItem<'_>],
+    turn: &mut TimeSlice,
 ) -> Result<Vec<Ask<'a>>, Problem> {
     let mut asks = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         turn.spend(LOOKED_UP).await;
         let ask = item.ask().and_then(|ask| {
-            let entry = gate.policy(ask.policy)?;
-            entry.limiter.rule(&ask.of_limiter()).map_err(AskError::from)?;
-            match ask.key.len() {
-                ..=MAX_KEY_BYTES => Ok(ask),
-                bytes => Err(AskError::KeyTooLong { bytes }.into()),
-            }
+            gate.validate(&ask)?;
+            Ok(ask)
         });
         asks.push(ask.map_err(|problem| problem.of_item(index))?);
     }
     Ok(asks)
 }
 
-fn write(out: &mut Vec<u8>, told: &Answer) {
-    let Decided { decision, refused_by, .. } = &told.decided;
-    let more = More { refused_by: refused_by.as_deref(), ..More::default() };
-    answer::decision(out, &told.entry.name, decision, &more);
+fn write(out: &mut Vec<u8>, answer: &Answer, reservation: Option<ReservationId>) {
+    let PolicyDecision { decision, denied_by, shadow_denied_by, .. } = &answer.decided;
+    let more = DecisionExtras {
+        denied_by: denied_by.as_deref(),
+        shadow_denied_by: shadow_denied_by.as_deref(),
+        reservation,
+        ..DecisionExtras::default()
+    };
+    answer::decision(out, &answer.entry.name, decision, &more);
 }
 
 /// Charges an estimate that is settled later.
-pub(super) async fn reserve(gate: &Gate, holder: Holder, body: &[u8]) -> Result<Reply, Problem> {
-    let Reserve { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
-    let question = Question { policy, key, cost, tier };
+pub(super) async fn reserve(
+    gate: &Gate,
+    holder: BudgetOwner,
+    body: &[u8],
+) -> Result<Reply, Problem> {
+    let ReserveBody { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
+    let question = CheckItem { policy, key, cost, tier };
     let ask = question.ask()?;
-    let Whole(ttl_ms) = required(ttl_ms, "ttl_ms")?;
-    let longest = u64::try_from(gate.limits().max_reservation_ttl.as_millis()).unwrap_or(u64::MAX);
-    if !(1..=longest).contains(&ttl_ms) {
-        return Err(Problem::bad(format!(
-            "ttl_ms {ttl_ms} is not from 1 to {longest} (`max_reservation_ttl` of `[limits]`)"
-        )));
-    }
-    let entry = gate.policy(ask.policy)?;
-    let estimate = ask.cost.unwrap_or(entry.cost);
-    if estimate == 0 {
-        // It would take a place for nothing.
-        return Err(Problem::bad("cost is 0; reserve at least 1, or look with /v1/peek"));
-    }
-    let time_to_live = Ticks(ttl_ms * Ticks::PER_MILLISECOND);
-    let (client, counted) = ((ask.key, ask.tier), (holder, &gate.limits()));
-    let reserving = gate.reservations.reserve(&entry, client, estimate, time_to_live, counted);
-    let (Decided { decision, refused_by, .. }, reservation) = reserving.await?;
-    let more = More { reservation, refused_by: refused_by.as_deref(), ..More::default() };
+    let WholeNumber(ttl_ms) = required(ttl_ms, "ttl_ms")?;
+    let (answer, reservation) = gate.reserve(ask, ttl_ms, holder).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
-    answer::decision(&mut out, &entry.name, &decision, &more);
+    write(&mut out, &answer, reservation);
     Ok(answer::json(out))
 }
 
-/// Charges what it cost.
+/// Replaces the estimate of a reservation by the real cost.
 pub(super) async fn settle(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
-    let Settle { reservation, actual } = body::parse(body)?;
+    let SettleBody { reservation, actual } = body::parse(body)?;
     let reservation = required(reservation, "reservation")?;
-    let Whole(actual) = required(actual, "actual")?;
-    let unknown = || {
-        let detail = "no such reservation; it has lapsed, or another server made it";
-        Problem::new(StatusCode::NOT_FOUND, detail)
-    };
-    let is_written = reservation.len() == 32 && !reservation.starts_with('+');
-    let number = u128::from_str_radix(&reservation, 16).ok().filter(|_| is_written);
-    match gate.reservations.settle(number.ok_or_else(unknown)?, actual, &gate.limits()).await {
-        Ok((entry, decision)) => {
-            let mut out = Vec::with_capacity(answer::BYTES);
-            answer::decision(&mut out, &entry.name, &decision, &More::default());
-            Ok(answer::json(out))
-        }
-        Err(SettleFailure::Unknown) => Err(unknown()),
-        Err(SettleFailure::Reset) => Err(Problem::new(
-            StatusCode::NOT_FOUND,
-            "the client was reset after the reservation was made; there is nothing to settle",
-        )),
-        Err(SettleFailure::AlreadySettled) => Err(Problem::new(
-            StatusCode::CONFLICT,
-            "the reservation was settled before; settle each one once",
-        )),
-        Err(SettleFailure::Store(error)) => Err(error.into()),
-    }
+    let WholeNumber(actual) = required(actual, "actual")?;
+    let reservation = ReservationId::parse(reservation.as_bytes()).ok_or(SettleFailure::Unknown)?;
+    let (entry, decision) = gate.settle(reservation, actual).await?;
+    let mut out = Vec::with_capacity(answer::BYTES);
+    answer::decision(&mut out, &entry.name, &decision, &DecisionExtras::default());
+    Ok(answer::json(out))
 }

@@ -1,8 +1,8 @@
-//! Who may ask, and who may administer.
+//! Authorizes requests: who may check, and who may administer.
 //!
-//! Tokens of the configuration decide. Without check tokens, every caller may ask. Without admin tokens, the admin verbs
-//! are closed: they answer on a Unix socket to processes of the server's own user and of root, and on loopback only if the
-//! configuration says so. A proxy on the same machine also connects from loopback, with anybody's requests.
+//! Without check tokens, every client may check. Without admin tokens, admin requests are disabled, except over a Unix
+//! socket for processes of the server's own user and of root. On loopback they are only allowed if the configuration
+//! says so: a proxy on the same machine also connects from loopback, with requests of any client.
 
 use std::sync::atomic::Ordering;
 
@@ -10,15 +10,16 @@ use hyper::header;
 use hyper::http::request::Parts;
 use hyper::{StatusCode, Version};
 
+use super::Caller;
 use super::identity::{is_called_local, is_forwarded};
 use super::problem::Problem;
-use super::{Caller, SURFACE};
-use crate::config::{Denied, Given, Role};
+use crate::config::{AccessDenied, Role, TokenDigest};
 
-/// Lets a request through if its caller has a role.
-pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), Problem> {
+/// Checks that the caller has a role.
+pub(crate) fn authorize(caller: &Caller, role: Role, request: &Parts) -> Result<(), Problem> {
     let is_operator = || is_operator(caller, request);
-    let denied = match caller.shared.admit(SURFACE, role, || token(request), is_operator) {
+    let denied = match caller.shared.authorize(caller.surface, role, || token(request), is_operator)
+    {
         Ok(()) => {
             caller.has_authenticated.store(true, Ordering::Relaxed);
             return Ok(());
@@ -26,19 +27,19 @@ pub(super) fn admit(caller: &Caller, role: Role, request: &Parts) -> Result<(), 
         Err(denied) => denied,
     };
     let (status, detail) = match (denied, role) {
-        (Denied::AdminClosed, _) => (
+        (AccessDenied::AdminClosed, _) => (
             StatusCode::FORBIDDEN,
-            "admin is closed: configure a token in `[auth] admin`, call over a Unix socket as the server's own user, \
+            "admin requests are disabled: configure a token in `[auth] admin`, call over a Unix socket as the server's own user, \
              or set `[admin] loopback = true` and call localhost or 127.0.0.1 by HTTP/1.1 without a proxy",
         ),
-        (Denied::CheckToken, _) => {
-            (StatusCode::FORBIDDEN, "this is for the operator; your token lets you check")
+        (AccessDenied::CheckToken, _) => {
+            (StatusCode::FORBIDDEN, "this needs an admin token; the token sent is a check token")
         }
-        (Denied::NoToken, Role::Admin) => (
+        (AccessDenied::NoToken, Role::Admin) => (
             StatusCode::UNAUTHORIZED,
-            "this is for the operator; send `Authorization: Bearer TOKEN`",
+            "this needs an admin token; send `Authorization: Bearer TOKEN`",
         ),
-        (Denied::NoToken, Role::Check) => (
+        (AccessDenied::NoToken, Role::Check) => (
             StatusCode::UNAUTHORIZED,
             "missing or invalid token; send `Authorization: Bearer TOKEN`",
         ),
@@ -58,17 +59,17 @@ fn is_operator(caller: &Caller, request: &Parts) -> bool {
     caller.shared.is_operator(caller.peer) && is_direct && is_called_so
 }
 
-/// Returns the token that a request presents. Of two, another program may read the other one.
-fn token(request: &Parts) -> Option<Given> {
+/// Returns the token of a request. Two tokens are ambiguous: a proxy might use the other one.
+fn token(request: &Parts) -> Option<TokenDigest> {
     let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
     match (given.next(), given.next()) {
-        (Some(given), None) => bearer(given.as_bytes()).map(Given::new),
+        (Some(given), None) => bearer(given.as_bytes()).map(TokenDigest::new),
         _ => None,
     }
 }
 
 fn bearer(given: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = given.split_at_checked("Bearer ".len())?;
-    // No token is longer: so long ones are not even hashed.
+    // Valid tokens are shorter, so do not hash longer ones.
     (scheme.eq_ignore_ascii_case(b"Bearer ") && token.len() <= 1024).then_some(token)
 }

@@ -1,4 +1,4 @@
-//! What is served where, by which methods, and to whom.
+//! Routes: paths, methods and roles.
 
 use std::sync::atomic::Ordering;
 
@@ -12,17 +12,18 @@ use super::body::Received;
 use super::identity::{self, Exposure};
 use super::page::{self, Asset};
 use super::problem::Problem;
-use super::sending::ForOperators;
+use super::sending::OperatorReply;
 use super::{
-    Caller, Reply, admin, answer, authorize, backtest, body, overrides, policies, questions, roles,
-    simulate,
+    Caller, Reply, admin, answer, authorize, backtest, body, envoy, overrides, policies, questions,
+    roles, simulate,
 };
-use crate::aside::aside_in_order;
+use crate::background::run_in_background_in_order;
+use crate::client_budgets::HeldBytes;
 use crate::config::Role;
 use crate::gate::Verb;
-use crate::holdings::HeldBytes;
+use crate::metrics::Format;
 
-/// A place that is served.
+/// A route.
 #[derive(Clone, Copy)]
 enum Route<'a> {
     Home,
@@ -30,6 +31,7 @@ enum Route<'a> {
     Ask(Verb),
     Reserve,
     Settle,
+    Envoy,
     Authorize(&'a str),
     Simulate,
     Explain,
@@ -38,7 +40,7 @@ enum Route<'a> {
     Metrics,
     OpenApi,
     Policies,
-    Hot,
+    HotClients,
     Client,
     Overrides,
     Reload,
@@ -47,38 +49,39 @@ enum Route<'a> {
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// It decides without the store, too.
+/// The body of `/readyz` while the store is unavailable.
 const WITHOUT_STORE: &str =
     "ready, but the store does not answer; policies decide by on_store_error\n";
 
 const WITHOUT_MEMORY: &str =
-    "degraded: the store is out of memory and refuses writes; policies decide by on_store_error\n";
+    "degraded: the store is out of memory and rejects writes; policies decide by on_store_error\n";
 
 const HELLO: &str = "\
 This is Tallygate, a rate limiter.
 
-  POST /v1/check               may this client do this now?
-  POST /v1/peek                the same, without charging
-  POST /v1/reserve, /v1/settle charge an estimate, then what it cost
-  GET  /v1/authorize/{policy}  for proxies
-  POST /v1/simulate            what each algorithm would do to some traffic
-  POST /v1/explain             the arithmetic of one of those decisions
-  GET  /livez, /readyz         is it there, does it want requests
-  GET  /metrics                for Prometheus
-  GET  /openapi.json           all of it, in detail
-  GET  /                       in a browser: a page to try it with
+  POST /v1/check               check a request and charge it if allowed
+  POST /v1/peek                check without charging
+  POST /v1/reserve, /v1/settle charge an estimate, then replace it by the real cost
+  GET  /v1/authorize/{policy}  check a request of a proxy (nginx, Caddy, HAProxy)
+  POST /json                   check descriptors of Envoy's rate limit service
+  POST /v1/simulate            run the algorithms on generated traffic
+  POST /v1/explain             show the arithmetic of one decision
+  GET  /livez, /readyz         liveness and readiness
+  GET  /metrics                metrics for Prometheus
+  GET  /openapi.json           the full API description
+  GET  /                       in a browser: a page to try it
 
-For the operator (with an admin token, or over a Unix socket as the server's own user):
+Admin requests (with an admin token, or over a Unix socket as the user of the server):
 
-  POST /v1/refund, /v1/reset   give back, start over
+  POST /v1/refund, /v1/reset   return units to a client, or reset it
   GET  /v1/policies            the policies in force
-  GET  /v1/admin/hot           the busiest and the most refused clients
-  GET  /v1/admin/client?key=   one client in every policy
-  GET, PUT, DELETE /v1/admin/overrides
-  POST /v1/admin/reload        read the configuration anew
-  POST /v1/backtest?policy=    what policies would have done to the log in the body
+  GET  /v1/admin/hot           the busiest and the most denied clients
+  GET  /v1/admin/client?key=   the state of one client in every policy
+  GET, PUT, DELETE /v1/admin/overrides  list, set and remove overrides
+  POST /v1/admin/reload        reload the configuration
+  POST /v1/backtest?policy=    report what policies would have done to an access log
 
-Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' http://127.0.0.1:8080/v1/check
+Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' {address}/v1/check
 ";
 
 impl<'a> Route<'a> {
@@ -90,6 +93,7 @@ impl<'a> Route<'a> {
             "/v1/reset" => Self::Ask(Verb::Reset),
             "/v1/reserve" => Self::Reserve,
             "/v1/settle" => Self::Settle,
+            "/json" => Self::Envoy,
             "/v1/simulate" => Self::Simulate,
             "/v1/explain" => Self::Explain,
             "/" => Self::Home,
@@ -98,7 +102,7 @@ impl<'a> Route<'a> {
             "/metrics" => Self::Metrics,
             "/openapi.json" => Self::OpenApi,
             "/v1/policies" => Self::Policies,
-            "/v1/admin/hot" => Self::Hot,
+            "/v1/admin/hot" => Self::HotClients,
             "/v1/admin/client" => Self::Client,
             "/v1/admin/overrides" => Self::Overrides,
             "/v1/admin/reload" => Self::Reload,
@@ -120,6 +124,7 @@ impl<'a> Route<'a> {
             Self::Ask(_)
             | Self::Reserve
             | Self::Settle
+            | Self::Envoy
             | Self::Simulate
             | Self::Explain
             | Self::Reload
@@ -133,25 +138,26 @@ impl<'a> Route<'a> {
             | Self::Metrics
             | Self::OpenApi
             | Self::Policies
-            | Self::Hot
+            | Self::HotClients
             | Self::Client => "GET, HEAD",
         }
     }
 
-    /// Who is served; `None` is anybody: what is asked before one can know more, and what is the same for all.
+    /// Returns the role that a route needs; `None` is open to every client.
     const fn role(self) -> Option<Role> {
         match self {
             Self::Home | Self::Page(_) | Self::Live | Self::Ready | Self::OpenApi => None,
             Self::Ask(Verb::Check | Verb::Peek)
             | Self::Reserve
             | Self::Settle
+            | Self::Envoy
             | Self::Authorize(_)
             | Self::Simulate
             | Self::Explain
             | Self::Metrics => Some(Role::Check),
             Self::Ask(Verb::Refund | Verb::Reset)
             | Self::Policies
-            | Self::Hot
+            | Self::HotClients
             | Self::Client
             | Self::Overrides
             | Self::Reload
@@ -161,7 +167,7 @@ impl<'a> Route<'a> {
 }
 
 impl Route<'_> {
-    /// Whether an operator needs the reply during an attack.
+    /// Returns whether an operator needs the reply during an attack.
     const fn is_for_operators(self) -> bool {
         matches!(self, Self::Metrics) || matches!(self.role(), Some(Role::Admin))
     }
@@ -175,7 +181,7 @@ impl Route<'_> {
     }
 }
 
-/// How a path is described, whatever stands for the policy in it; `None` where nothing is served.
+/// Returns the template of a path, without the name of a policy; `None` if there is no such route.
 pub(super) fn template(path: &str) -> Option<&str> {
     match Route::of(path)? {
         Route::Authorize(_) => Some("/v1/authorize/{policy}"),
@@ -183,7 +189,7 @@ pub(super) fn template(path: &str) -> Option<&str> {
     }
 }
 
-/// Answers a request. `head` counts the memory of its head, and is dropped with it.
+/// Answers a request. `head` is the counted memory of its head, and is dropped with it.
 pub(super) async fn reply(
     caller: &Caller,
     request: Request<Incoming>,
@@ -196,24 +202,28 @@ pub(super) async fn reply(
     let mut reply = served.unwrap_or_else(Problem::reply);
     body.leave();
     if body.is_unread && !is_http2 {
-        // The connection cannot be used for another request, and the client should know.
+        // The connection cannot be reused, and the client must know it.
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     reply
 }
 
-/// The body of a request, which not every handler reads.
+/// The body of a request. Not every handler reads it.
 struct RequestBody {
     incoming: Option<Incoming>,
-    /// Whether a part of it was left unread.
+    /// Whether a part of it was not read.
     is_unread: bool,
 }
 
 impl RequestBody {
     /// Returns the body to a handler that reads it. A body can be read once.
     fn take(&mut self) -> Result<Incoming, Problem> {
-        let was_read =
-            || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the body was read before");
+        let was_read = || {
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal error: the body was already read",
+            )
+        };
         self.incoming.take().ok_or_else(was_read)
     }
 
@@ -236,11 +246,11 @@ async fn served(
     body: &mut RequestBody,
 ) -> Result<Reply, Problem> {
     let route = Route::of(request.uri.path()).ok_or_else(|| {
-        Problem::new(StatusCode::NOT_FOUND, "nothing is served here; / says what is")
+        Problem::new(StatusCode::NOT_FOUND, "not found; GET / lists what is served")
     })?;
     let methods = route.methods();
     if !methods.split(", ").any(|method| method == request.method) {
-        let detail = format!("{} is not served here; use {methods}", request.method);
+        let detail = format!("{} is not allowed here; use {methods}", request.method);
         return Err(
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail).with(header::ALLOW, methods)
         );
@@ -249,20 +259,20 @@ async fn served(
     let gate = &shared.gate;
     if let Some(role) = route.role() {
         identity::check(caller, route.exposure(), &request)?;
-        roles::admit(caller, role, &request)?;
+        roles::authorize(caller, role, &request)?;
     }
     let is_for_operators = route.is_for_operators();
     let mut reply = match route {
         Route::Ask(verb) => {
             let query = request.uri.query().map(str::to_owned);
-            // The body may take long to come: the head is not held meanwhile.
+            // The body may take long to arrive, so drop the head first.
             drop((request, head));
             let body = body.read(caller).await?;
             questions::ask(gate, verb, query.as_deref(), &body, |bytes| caller.reserve(bytes)).await
         }
         Route::Authorize(policy) => {
             body.leave();
-            let question = authorize::Question::of(caller, policy, &request)?;
+            let question = authorize::AuthorizeRequest::of(caller, policy, &request)?;
             drop((request, head));
             authorize::authorize(caller, question).await
         }
@@ -274,6 +284,10 @@ async fn served(
             drop((request, head));
             questions::settle(gate, &body.read(caller).await?).await
         }
+        Route::Envoy => {
+            drop((request, head));
+            envoy::reply(gate, &body.read(caller).await?).await
+        }
         Route::Simulate => {
             drop((request, head));
             simulate::simulate(&body.read(caller).await?).await
@@ -282,7 +296,10 @@ async fn served(
             drop((request, head));
             simulate::explain(&body.read(caller).await?).await
         }
-        Route::Home => Ok(page::home(&request.headers, HELLO)),
+        Route::Home => {
+            let is_encrypted = caller.shared.http.is_encrypted() && caller.peer.address.is_some();
+            Ok(page::home(&request, HELLO, is_encrypted))
+        }
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),
         Route::Ready if shared.is_ready.load(Ordering::Acquire) => {
@@ -292,24 +309,26 @@ async fn served(
                 _ => "ready\n",
             }))
         }
-        Route::Ready => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it is stopping")),
+        Route::Ready => {
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down"))
+        }
         Route::Metrics => {
             body.leave();
+            let format = Format::wanted(&request.headers);
             drop((request, head));
-            let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             let shared = caller.shared.clone();
-            let metrics = aside_in_order(move || {
-                let figures = shared.gate.figures(shared.holdings.bytes());
-                shared.gate.metrics.render(&figures)
+            let metrics = run_in_background_in_order(move || {
+                shared.gate.render_metrics(shared.budgets.bytes(), format)
             });
-            let metrics = metrics.await?;
-            Ok(answer::with_type(metrics, HeaderValue::from_static(open_metrics)))
+            let mut reply = answer::with_type(metrics.await?, format.content_type());
+            reply.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+            Ok(reply)
         }
         Route::OpenApi => {
             Ok(answer::with_type(OPENAPI, HeaderValue::from_static("application/json")))
         }
         Route::Policies => policies::reply(gate, &request).await,
-        Route::Hot => admin::hot(gate, &request).await,
+        Route::HotClients => admin::hot(gate, &request).await,
         Route::Client => admin::client(gate, &request).await,
         Route::Overrides if request.method == Method::PUT => {
             drop((request, head));
@@ -323,7 +342,7 @@ async fn served(
         Route::Backtest => backtest::reply(caller, &request, body.take()?).await,
     }?;
     if is_for_operators {
-        reply.extensions_mut().insert(ForOperators);
+        reply.extensions_mut().insert(OperatorReply);
     }
     Ok(reply)
 }

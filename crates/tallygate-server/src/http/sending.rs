@@ -1,59 +1,61 @@
-//! Replies on their way out: what they hold until they are taken, and who does not take them.
+//! Replies that are being sent: counts their memory until the client has read them, and detects clients that do not
+//! read.
 //!
-//! Over HTTP/2 each reply waits for a window that its client opens, or never does, while the connection goes on. So
-//! replies are counted by when something of them was last taken, in turns of a quarter of the time that a client has: one
-//! that is found in too old a turn ends the connection. Over HTTP/1 it is the connection itself that stands still, and
-//! `connection/impatient.rs` that notices.
+//! Over HTTP/2, a single reply can wait for its flow-control window for ever, while the connection goes on. So unread
+//! replies are counted by the time of their last progress, in intervals of a quarter of the write timeout. A reply in
+//! too old an interval aborts the connection. Over HTTP/1, the whole connection stops, and
+//! `connection/write_deadline.rs` detects it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use hyper::HeaderMap;
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use super::Reply;
-use crate::holdings::HeldBytes;
+use crate::client_budgets::HeldBytes;
 
-/// In how many turns a client's time passes.
+/// The number of intervals in a write timeout.
 const TURNS: u32 = 4;
-/// Turns that are told apart: those of a client's time, the one in which it began, and some to spare.
+/// The number of intervals that are distinguished: those of a timeout, the current one, and a reserve.
 const KEPT: usize = 8;
-/// How many turns ago something was taken at the latest of what is too old.
+/// The age, in intervals, at which a reply has timed out.
 const TOO_OLD: usize = 1 + TURNS as usize;
 
-/// The replies of a connection that are not taken yet, by the turn in which something of them was.
+/// The unread replies of a connection, by the interval of their last progress.
 #[derive(Debug, Default)]
-pub(super) struct Untaken {
+pub(super) struct UnreadReplies {
     turn: AtomicUsize,
     by_turn: [AtomicUsize; KEPT],
     first: Notify,
     too_many: Notify,
 }
 
-impl Untaken {
-    /// There are too many of them.
-    pub(super) fn give_up(&self) {
+impl UnreadReplies {
+    /// Aborts the connection at once.
+    pub(super) fn abort(&self) {
         self.too_many.notify_one();
     }
 
-    /// Waits until something was not taken for so long, or there is too much of it.
-    pub(super) async fn neglected(&self, patience: Duration) {
+    /// Waits until a reply made no progress for `timeout`, or the connection is aborted.
+    pub(super) async fn wait_for_timeout(&self, timeout: Duration) {
         tokio::select! {
             () = self.too_many.notified() => {}
-            () = self.grow_old(patience) => {}
+            () = self.wait_until_stale(timeout) => {}
         }
     }
 
-    async fn grow_old(&self, patience: Duration) {
-        // Without a reply there is nothing to look for.
+    async fn wait_until_stale(&self, timeout: Duration) {
+        // Without a reply there is nothing to time out.
         self.first.notified().await;
         loop {
-            tokio::time::sleep(patience / TURNS).await;
+            tokio::time::sleep(timeout / TURNS).await;
             let turn = self.turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             let old = turn.wrapping_sub(TOO_OLD) % KEPT;
             if self.by_turn[old].load(Ordering::Relaxed) > 0 {
@@ -73,130 +75,189 @@ impl Untaken {
     }
 }
 
-/// A reply among those that are not taken.
+/// An unread reply.
 #[derive(Debug)]
-struct Place {
-    among: Arc<Untaken>,
+struct UnreadReply {
+    among: Arc<UnreadReplies>,
     turn: AtomicUsize,
 }
 
-impl Place {
-    fn new(among: Arc<Untaken>) -> Self {
+impl UnreadReply {
+    fn new(among: Arc<UnreadReplies>) -> Self {
         let turn = AtomicUsize::new(among.enter());
         among.first.notify_one();
         Self { among, turn }
     }
 
-    /// Something was taken.
+    /// Notes progress.
     fn renew(&self) {
         let turn = self.among.enter();
         self.among.leave(self.turn.swap(turn, Ordering::Relaxed));
     }
 }
 
-impl Drop for Place {
+impl Drop for UnreadReply {
     fn drop(&mut self) {
         self.among.leave(*self.turn.get_mut());
     }
 }
 
-/// What is held for a reply before it is made: one that tells what was charged is not to find that there is no room.
+/// Memory that is reserved before a reply is made, so that a reply about charged requests always fits.
 #[derive(Clone, Debug)]
-pub(super) struct Reserved(Arc<HeldBytes>);
+pub(super) struct ReservedBytes(Arc<HeldBytes>);
 
-impl Reserved {
+impl ReservedBytes {
     pub(super) fn new(held: HeldBytes) -> Self {
         Self(Arc::new(held))
     }
 
-    /// What a reply brings with it.
+    /// Takes the reserved memory from a reply.
     pub(super) fn of(reply: &mut Reply) -> Option<HeldBytes> {
         let Self(held) = reply.extensions_mut().remove()?;
         Arc::into_inner(held)
     }
 }
 
-/// Marks a reply that an operator needs during an attack. It is held in a reserve, so that clients who hold all of
-/// `max_held_bytes` do not keep it back.
+/// Marks a reply that an operator needs during an attack. A reserve holds it, even if clients use all of
+/// `max_buffer_bytes`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ForOperators;
+pub(super) struct OperatorReply;
 
-impl ForOperators {
+impl OperatorReply {
     /// Returns whether a reply is marked, and removes the mark.
     pub(super) fn of(reply: &mut Reply) -> bool {
         reply.extensions_mut().remove::<Self>().is_some()
     }
 }
 
-/// The body of a reply. It is handed on piece by piece: to copy megabytes at once would hold up others.
+/// What follows the body of a reply: messages that are not known yet, then trailers.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplyTail(Arc<Tail>);
+
 #[derive(Debug)]
-pub(super) struct Sending {
-    bytes: Bytes,
-    until_taken: Option<Arc<UntilTaken>>,
+pub(super) struct Tail {
+    messages: Option<mpsc::Receiver<Bytes>>,
+    trailers: HeaderMap,
 }
 
-/// How much of a body is handed on at a time.
-const PIECE_BYTES: usize = 16 * 1024;
+impl ReplyTail {
+    pub(crate) fn new(messages: Option<mpsc::Receiver<Bytes>>, trailers: HeaderMap) -> Self {
+        Self(Arc::new(Tail { messages, trailers }))
+    }
 
-/// What a reply keeps until its last piece is taken.
-#[derive(Debug)]
-struct UntilTaken {
-    place: Option<Place>,
-    _held: [Option<HeldBytes>; 2],
-}
-
-/// A piece of a body that is not taken yet.
-#[derive(Debug)]
-pub(super) struct Piece {
-    bytes: Bytes,
-    of: Option<Arc<UntilTaken>>,
-}
-
-impl Sending {
-    /// A body, counted among those that are not taken where it can wait by itself.
-    pub(super) fn new(
-        bytes: Bytes,
-        held: [Option<HeldBytes>; 2],
-        among: Option<&Arc<Untaken>>,
-    ) -> Self {
-        let is_counted = among.is_some() || held.iter().any(Option::is_some);
-        let until_taken = (!bytes.is_empty() && is_counted).then(|| {
-            let place = among.cloned().map(Place::new);
-            Arc::new(UntilTaken { place, _held: held })
-        });
-        Self { bytes, until_taken }
+    /// Takes the tail from a reply.
+    pub(super) fn of(reply: &mut Reply) -> Option<Tail> {
+        let Self(tail) = reply.extensions_mut().remove()?;
+        Arc::into_inner(tail)
     }
 }
 
-impl Body for Sending {
-    type Data = Piece;
+/// The body of a reply. It is sent in chunks: copying megabytes at once would delay other tasks.
+#[derive(Debug)]
+pub(super) struct ReplyBody {
+    bytes: Bytes,
+    hold: Option<Arc<ReplyHold>>,
+    tail: Option<Box<BodyTail>>,
+}
+
+/// What follows the body, and what a stream of messages holds until its end.
+#[derive(Debug)]
+struct BodyTail {
+    messages: Option<mpsc::Receiver<Bytes>>,
+    trailers: HeaderMap,
+    /// Counts each message among the unread replies until it is read. The stream itself may be silent for long.
+    among: Option<Arc<UnreadReplies>>,
+    _held: [Option<HeldBytes>; 2],
+}
+
+/// The size of a chunk.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// What a reply holds until its last chunk is written.
+#[derive(Debug)]
+struct ReplyHold {
+    place: Option<UnreadReply>,
+    _held: [Option<HeldBytes>; 2],
+}
+
+/// A chunk of a body that is not written yet.
+#[derive(Debug)]
+pub(super) struct BodyChunk {
+    bytes: Bytes,
+    of: Option<Arc<ReplyHold>>,
+}
+
+impl ReplyBody {
+    /// Creates a body. `among` counts it among the unread replies of an HTTP/2 connection.
+    pub(super) fn new(
+        bytes: Bytes,
+        held: [Option<HeldBytes>; 2],
+        among: Option<&Arc<UnreadReplies>>,
+        tail: Option<Tail>,
+    ) -> Self {
+        let body_tail = |Tail { messages, trailers }, among: Option<&Arc<UnreadReplies>>, _held| {
+            Some(Box::new(BodyTail { messages, trailers, among: among.cloned(), _held }))
+        };
+        let tail = match tail {
+            Some(tail) if tail.messages.is_some() => {
+                return Self { bytes, hold: None, tail: body_tail(tail, among, held) };
+            }
+            tail => tail.and_then(|tail| body_tail(tail, None, [None, None])),
+        };
+        let has_own_budget = among.is_some() || held.iter().any(Option::is_some);
+        let hold = (!bytes.is_empty() && has_own_budget).then(|| {
+            let place = among.cloned().map(UnreadReply::new);
+            Arc::new(ReplyHold { place, _held: held })
+        });
+        Self { bytes, hold, tail }
+    }
+
+    /// Returns the next message, or the trailers after the last one.
+    fn poll_tail(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<BodyChunk>>> {
+        let Some(tail) = &mut self.tail else { return Poll::Ready(None) };
+        if let Some(messages) = &mut tail.messages
+            && let Some(bytes) = ready!(messages.poll_recv(cx))
+        {
+            let place = tail.among.clone().map(UnreadReply::new);
+            let of =
+                place.map(|place| Arc::new(ReplyHold { place: Some(place), _held: [None, None] }));
+            return Poll::Ready(Some(Frame::data(BodyChunk { bytes, of })));
+        }
+        Poll::Ready(self.tail.take().map(|tail| Frame::trailers(tail.trailers)))
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = BodyChunk;
     type Error = Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Piece>, Infallible>>> {
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<BodyChunk>, Infallible>>> {
         let length = self.bytes.len().min(PIECE_BYTES);
         if length == 0 {
-            return Poll::Ready(None);
+            return self.poll_tail(cx).map(|frame| frame.map(Ok));
         }
         let bytes = self.bytes.split_to(length);
-        // The last piece takes it along.
-        let of =
-            if self.bytes.is_empty() { self.until_taken.take() } else { self.until_taken.clone() };
-        Poll::Ready(Some(Ok(Frame::data(Piece { bytes, of }))))
+        // The last chunk takes the hold with it.
+        let of = if self.bytes.is_empty() { self.hold.take() } else { self.hold.clone() };
+        Poll::Ready(Some(Ok(Frame::data(BodyChunk { bytes, of }))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes.is_empty() && self.tail.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.len() as u64)
+        match &self.tail {
+            None => SizeHint::with_exact(self.bytes.len() as u64),
+            Some(_) => SizeHint::default(),
+        }
     }
 }
 
-impl Buf for Piece {
+impl Buf for BodyChunk {
     fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -220,21 +281,22 @@ impl Buf for Piece {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(8);
+    const TIMEOUT: Duration = Duration::from_secs(8);
 
-    /// How long it takes until somebody is found to take nothing, in seconds.
-    async fn noticed_after(untaken: &Untaken) -> u64 {
+    /// Returns the seconds until a timeout is detected.
+    async fn seconds_until_timeout(unread: &UnreadReplies) -> u64 {
         let began = tokio::time::Instant::now();
-        untaken.neglected(PATIENCE).await;
+        unread.wait_for_timeout(TIMEOUT).await;
         began.elapsed().as_secs()
     }
 
-    fn unsent(untaken: &Arc<Untaken>, bytes: &'static [u8]) -> Piece {
-        let mut sending = Sending::new(Bytes::from_static(bytes), [None, None], Some(untaken));
+    fn unsent(unread: &Arc<UnreadReplies>, bytes: &'static [u8]) -> BodyChunk {
+        let mut sending =
+            ReplyBody::new(Bytes::from_static(bytes), [None, None], Some(unread), None);
         next(&mut sending).expect("a body")
     }
 
-    fn next(sending: &mut Sending) -> Option<Piece> {
+    fn next(sending: &mut ReplyBody) -> Option<BodyChunk> {
         let mut context = Context::from_waker(std::task::Waker::noop());
         match Pin::new(sending).poll_frame(&mut context) {
             Poll::Ready(frame) => frame.map(|frame| match frame {
@@ -245,48 +307,50 @@ mod tests {
         }
     }
 
+    /// Fault E6.
     #[tokio::test(start_paused = true)]
-    async fn e6_a_reply_that_nobody_takes_is_noticed_whatever_the_others_do() {
-        let untaken = Arc::new(Untaken::default());
-        let _stalled = unsent(&untaken, b"stalled");
+    async fn a_reply_that_nobody_takes_is_noticed_whatever_the_others_do() {
+        let unread = Arc::new(UnreadReplies::default());
+        let _stalled = unsent(&unread, b"stalled");
         let others = tokio::spawn({
-            let untaken = untaken.clone();
+            let unread = unread.clone();
             async move {
                 loop {
-                    let mut other = unsent(&untaken, b"taken");
+                    let mut other = unsent(&unread, b"taken");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     other.advance(5);
                 }
             }
         });
-        assert_eq!(noticed_after(&untaken).await, 10);
+        assert_eq!(seconds_until_timeout(&unread).await, 10);
         others.abort();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reply_that_is_taken_bit_by_bit_is_waited_for() {
-        let untaken = Arc::new(Untaken::default());
-        let mut slow = unsent(&untaken, &[0; 20]);
+        let unread = Arc::new(UnreadReplies::default());
+        let mut slow = unsent(&unread, &[0; 20]);
         let taking = tokio::spawn(async move {
             while slow.has_remaining() {
-                tokio::time::sleep(PATIENCE - Duration::from_secs(1)).await;
+                tokio::time::sleep(TIMEOUT - Duration::from_secs(1)).await;
                 slow.advance(1);
             }
         });
         tokio::select! {
-            () = untaken.neglected(PATIENCE) => panic!("it takes something each time"),
+            () = unread.wait_for_timeout(TIMEOUT) => panic!("it takes something each time"),
             taken = taking => taken.expect("it took all"),
         }
-        assert!(untaken.by_turn.iter().all(|count| count.load(Ordering::Relaxed) == 0));
+        assert!(unread.by_turn.iter().all(|count| count.load(Ordering::Relaxed) == 0));
     }
 
     #[test]
     fn a_large_reply_is_handed_on_in_pieces_and_held_until_the_last_is_taken() {
-        let untaken = Arc::new(Untaken::default());
+        let unread = Arc::new(UnreadReplies::default());
         let body: Vec<u8> = (0..=u8::MAX).cycle().take(100_000).collect();
-        let mut sending = Sending::new(Bytes::from(body.clone()), [None, None], Some(&untaken));
+        let mut sending =
+            ReplyBody::new(Bytes::from(body.clone()), [None, None], Some(&unread), None);
         let waiting =
-            || -> usize { untaken.by_turn.iter().map(|count| count.load(Ordering::Relaxed)).sum() };
+            || -> usize { unread.by_turn.iter().map(|count| count.load(Ordering::Relaxed)).sum() };
         let (mut taken, mut pieces) = (Vec::new(), 0);
         while let Some(mut piece) = next(&mut sending) {
             assert_eq!(waiting(), 1);

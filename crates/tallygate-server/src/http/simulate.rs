@@ -1,8 +1,7 @@
-//! Scenarios over HTTP: what limits would do to made-up traffic, and the arithmetic of one of the decisions.
+//! Simulations over HTTP, and the arithmetic of one of their decisions.
 //!
-//! Open to whoever may check, since no client's state is touched: to everybody, unless there are tokens of `check`. The
-//! work is bounded by the scenario's own bounds, is done aside, and few at a time: whoever comes when all are busy is
-//! told to come again.
+//! Every client that may check may simulate, since no real state is affected. The size of a scenario is bounded. Few
+//! simulations run at a time, on background threads; further requests get status 503.
 
 use std::time::Duration;
 
@@ -12,124 +11,127 @@ use tallygate_core::Kind;
 use tallygate_lab::simulate::{Pattern, Retry, Scenario, ScenarioError, arithmetic, report};
 use tokio::sync::Semaphore;
 
-use super::body::{self, Object, Text, Whole, fields, required};
+use super::body::{self, Object, Text, WholeNumber, fields, required};
 use super::problem::Problem;
 use super::{Reply, answer};
-use crate::aside::{SCENARIOS_AT_A_TIME, aside};
+use crate::background::{SCENARIOS_AT_A_TIME, run_in_background};
 
-/// How long the next one waits for one of those that are worked out to end.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a request waits for a running simulation to end.
+const QUEUE_TIMEOUT: Duration = Duration::from_millis(250);
 
 static PLACES: Semaphore = Semaphore::const_new(SCENARIOS_AT_A_TIME);
 
 fields! {
-    limit: Whole,
-    window_ms: Whole,
-    burst: Whole,
+    limit: WholeNumber,
+    window_ms: WholeNumber,
+    burst: WholeNumber,
     algorithms: Vec<Text<'de>>,
     pattern: Text<'de>,
-    rate_per_minute: Whole,
-    duration_ms: Whole,
-    seed: Whole,
-    cost: Whole,
-    retry: Object<Retries>,
+    rate_per_minute: WholeNumber,
+    duration_ms: WholeNumber,
+    seed: WholeNumber,
+    cost: WholeNumber,
+    retry: Object<RetryBody>,
     obeys: bool,
     jitter: bool,
-    naive_wait_ms: Whole,
-    attempts: Whole,
-    clients: Whole,
-    greedy_factor: Whole,
-    burst_size: Whole,
-    scenario: Object<Traffic<'de>>,
+    naive_wait_ms: WholeNumber,
+    attempts: WholeNumber,
+    clients: WholeNumber,
+    greedy_factor: WholeNumber,
+    burst_size: WholeNumber,
+    instances: WholeNumber,
+    scenario: Object<ScenarioBody<'de>>,
     algorithm: Text<'de>,
-    event: Whole,
+    event: WholeNumber,
 }
 
-/// A scenario as it is written.
+/// The body of a scenario.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Traffic<'a> {
+pub(super) struct ScenarioBody<'a> {
     #[serde(default, deserialize_with = "field::limit")]
-    limit: Option<Whole>,
+    limit: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::window_ms")]
-    window_ms: Option<Whole>,
+    window_ms: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::burst")]
-    burst: Option<Whole>,
+    burst: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "field::algorithms")]
     algorithms: Option<Vec<Text<'a>>>,
     #[serde(borrow, default, deserialize_with = "field::pattern")]
     pattern: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::rate_per_minute")]
-    rate_per_minute: Option<Whole>,
+    rate_per_minute: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::duration_ms")]
-    duration_ms: Option<Whole>,
+    duration_ms: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::seed")]
-    seed: Option<Whole>,
+    seed: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::cost")]
-    cost: Option<Whole>,
+    cost: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::retry")]
-    retry: Option<Object<Retries>>,
+    retry: Option<Object<RetryBody>>,
     #[serde(default, deserialize_with = "field::clients")]
-    clients: Option<Whole>,
+    clients: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::greedy_factor")]
-    greedy_factor: Option<Whole>,
+    greedy_factor: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::burst_size")]
-    burst_size: Option<Whole>,
+    burst_size: Option<WholeNumber>,
+    #[serde(default, deserialize_with = "field::instances")]
+    instances: Option<WholeNumber>,
 }
 
-/// What a refused client does, as it is written.
+/// The body of the retry settings.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Retries {
+pub(super) struct RetryBody {
     #[serde(default, deserialize_with = "field::obeys")]
     obeys: Option<bool>,
     #[serde(default, deserialize_with = "field::jitter")]
     jitter: Option<bool>,
     #[serde(default, deserialize_with = "field::naive_wait_ms")]
-    naive_wait_ms: Option<Whole>,
+    naive_wait_ms: Option<WholeNumber>,
     #[serde(default, deserialize_with = "field::attempts")]
-    attempts: Option<Whole>,
+    attempts: Option<WholeNumber>,
 }
 
-/// Which decision is to be explained.
+/// The body of `/v1/explain`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Explain<'a> {
+struct ExplainBody<'a> {
     #[serde(borrow, default, deserialize_with = "field::scenario")]
-    scenario: Option<Object<Traffic<'a>>>,
+    scenario: Option<Object<ScenarioBody<'a>>>,
     #[serde(borrow, default, deserialize_with = "field::algorithm")]
     algorithm: Option<Text<'a>>,
     #[serde(default, deserialize_with = "field::event")]
-    event: Option<Whole>,
+    event: Option<WholeNumber>,
 }
 
-/// What each algorithm would do to some traffic.
+/// Runs the algorithms on a scenario.
 pub(super) async fn simulate(body: &[u8]) -> Result<Reply, Problem> {
-    let scenario = body::parse::<Traffic<'_>>(body)?.scenario()?;
-    worked_out(move || report(scenario)).await
+    let scenario = body::parse::<ScenarioBody<'_>>(body)?.scenario()?;
+    run_simulation(move || report(scenario)).await
 }
 
-/// Why one request was decided as it was.
+/// Returns the arithmetic of one decision.
 pub(super) async fn explain(body: &[u8]) -> Result<Reply, Problem> {
-    let Explain { scenario, algorithm, event } = body::parse(body)?;
-    let Object(scenario) = scenario.unwrap_or(Object(Traffic::default()));
+    let ExplainBody { scenario, algorithm, event } = body::parse(body)?;
+    let Object(scenario) = scenario.unwrap_or(Object(ScenarioBody::default()));
     let scenario = scenario.scenario()?;
     let algorithm = kind("algorithm", &required(algorithm, "algorithm")?)?;
-    let Whole(event) = required(event, "event")?;
-    worked_out(move || arithmetic(&scenario, algorithm, event)).await
+    let WholeNumber(event) = required(event, "event")?;
+    run_simulation(move || arithmetic(&scenario, algorithm, event)).await
 }
 
-/// Works something out away from the threads that serve, and answers with it.
-async fn worked_out<T: Serialize>(
+/// Runs work on a background thread, and replies with its result.
+async fn run_simulation<T: Serialize>(
     work: impl FnOnce() -> Result<T, ScenarioError> + Send + 'static,
 ) -> Result<Reply, Problem> {
     let busy = || {
-        let detail = "others are simulating; come again in a second";
+        let detail = "too many simulations are running; retry in 1 s";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).with(header::RETRY_AFTER, "1")
     };
-    let place = tokio::time::timeout(PATIENCE, PLACES.acquire()).await;
+    let place = tokio::time::timeout(QUEUE_TIMEOUT, PLACES.acquire()).await;
     let place = place.map_err(|_| busy())?.map_err(|_| busy())?;
-    let working = aside(move || {
+    let working = run_in_background(move || {
         let _held_until_done = place;
         let done = work().map_err(|error| Problem::bad(error.to_string()))?;
         serde_json::to_vec(&done).map_err(|error| broken(&error))
@@ -138,16 +140,17 @@ async fn worked_out<T: Serialize>(
 }
 
 fn broken(error: &dyn std::fmt::Display) -> Problem {
-    tracing::error!(%error, "a scenario could not be worked out");
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the scenario could not be worked out")
+    tracing::error!(%error, "simulation failed; answering the request with status 500");
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the server log has the reason")
 }
 
-impl Traffic<'_> {
-    /// The scenario with its defaults. A limit of its own has a burst of its own, unless it says otherwise.
+impl ScenarioBody<'_> {
+    /// Returns the scenario with its defaults. The default of the burst is the limit.
     fn scenario(self) -> Result<Scenario, Problem> {
         let default = Scenario::default();
-        let Object(retries) = self.retry.unwrap_or(Object(Retries::default()));
-        let or = |given: Option<Whole>, default| given.map_or(default, |Whole(given)| given);
+        let Object(retries) = self.retry.unwrap_or(Object(RetryBody::default()));
+        let or =
+            |given: Option<WholeNumber>, default| given.map_or(default, |WholeNumber(given)| given);
         let limit = or(self.limit, default.limit);
         let algorithms = match self.algorithms {
             Some(names) => {
@@ -174,6 +177,7 @@ impl Traffic<'_> {
             clients: or(self.clients, default.clients),
             greedy_factor: or(self.greedy_factor, default.greedy_factor),
             burst_size: or(self.burst_size, default.burst_size),
+            instances: or(self.instances, default.instances),
         })
     }
 }
@@ -187,5 +191,5 @@ fn pattern(name: &str) -> Result<Pattern, Problem> {
 }
 
 fn unknown(field: &str, name: &str, known: &[&str]) -> Problem {
-    Problem::bad(format!("`{field}` has {name:?}; use {}", known.join(", ")))
+    Problem::bad(format!("`{field}` {name:?} is unknown; use one of {}", known.join(", ")))
 }

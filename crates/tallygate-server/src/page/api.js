@@ -1,6 +1,6 @@
-// What the server is asked. A failure is a `Problem` with the server's own words.
+// Requests to the server. A failure is a `Problem` with the message of the server.
 
-/** What the server said instead of an answer. */
+/** An error response of the server, or no response. */
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -8,7 +8,7 @@ export class Problem extends Error {
   }
 }
 
-// The token of who looks on: for this tab of the browser only, and gone with it.
+// The token of the user. Only this browser tab keeps it, until it is closed.
 const TOKEN = "tallygate-token";
 
 export const token = () => sessionStorage.getItem(TOKEN) ?? "";
@@ -18,10 +18,10 @@ export function setToken(token) {
   else sessionStorage.removeItem(TOKEN);
 }
 
-// A link that ends in `#token=…` hands a token over. It does not stay in the address, nor in the history.
-const handedOver = /^#token=([!-~]+)$/.exec(location.hash);
-if (handedOver) {
-  setToken(handedOver[1]);
+// A link that ends in `#token=…` passes a token. The token is removed from the address and the history.
+const tokenInLink = /^#token=([!-~]+)$/.exec(location.hash);
+if (tokenInLink) {
+  setToken(tokenInLink[1]);
   history.replaceState(null, "", location.pathname + location.search);
 }
 
@@ -31,7 +31,7 @@ export async function post(path, body) {
   return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
 }
 
-/** The whole reply: its status, header fields and text. */
+/** Sends a request and returns the status, header fields and text of the response. */
 export async function postWhole(path, body) {
   const reply = await fetch(path, { method: "POST", headers: credentials(), body: JSON.stringify(body) });
   return { status: reply.status, ok: reply.ok, fields: [...reply.headers], text: await reply.text() };
@@ -56,11 +56,11 @@ async function send(path, options) {
   return reply;
 }
 
-/** What a problem+json says. */
+/** Returns the detail of a problem+json response. */
 export function detailOf(text, status) {
   try {
-    return JSON.parse(text).detail ?? `the server said ${status}`;
+    return JSON.parse(text).detail ?? `the server answered with status ${status}`;
   } catch {
-    return `the server said ${status}`;
+    return `the server answered with status ${status}`;
   }
 }

@@ -1,15 +1,15 @@
-// Backtest: what policies would have done to the traffic of an access log.
+// Backtest: the requests of an access log that policies would have denied.
 //
-// The log goes up as it is, in one stream whose progress is shown; the server reads it, decides and forgets it.
+// The page uploads the log unchanged and shows the progress. The server decides each request and does not keep the log.
 
 import { credentials, detailOf } from "./api.js";
-import { byId, make, newId, table, tell } from "./dom.js";
+import { byId, make, newId, table, setText } from "./dom.js";
 import { overTime } from "./plots.js";
 import { count, percent } from "./units.js";
 
 const POLICIES = ["token_bucket 100/1m burst 20", "sliding_window_counter 100/1m", "fixed_window 1000/1h"];
-/** The share of clients that a suggested limit spares, in percent. */
-const SPARED = "99.9";
+/** The share of clients to which a suggested limit denies nothing, in percent. */
+const UNAFFECTED = "99.9";
 const UNAUTHORIZED = 401;
 
 export class Backtest {
@@ -28,7 +28,7 @@ export class Backtest {
     this.named = make(
       "p",
       { class: "about" },
-      "Combined, JSON lines or CSV, plain or compressed. This server reads it, decides, and forgets it.",
+      "Combined, JSON lines or CSV, plain or gzip. The server does not keep the log.",
     );
     this.drop = make(
       "div",
@@ -61,7 +61,7 @@ export class Backtest {
       "select",
       { id: formatId, name: "format" },
       [
-        ["", "as it looks"],
+        ["", "detect"],
         ["combined", "combined"],
         ["json", "JSON lines"],
         ["csv", "CSV"],
@@ -72,6 +72,14 @@ export class Backtest {
       { id: policiesId, name: "policies", rows: 4, spellcheck: false },
       POLICIES.join("\n"),
     );
+    const filter = (name, label, placeholder) => {
+      const id = newId(name);
+      const input = make("input", { id, name, type: "text", placeholder, spellcheck: false });
+      return { input, field: make("div", { class: "field" }, make("label", { for: id }, label), input) };
+    };
+    this.where = filter("where", "Only lines with", "path=/api/*");
+    this.status = filter("status", "Only status", "200,4xx");
+    this.excludeAgent = filter("exclude-agent", "Not from agents with", "bot");
     this.suggest = make("input", { type: "checkbox", name: "suggest", checked: true });
     this.run = make("button", { type: "submit", class: "primary", disabled: true }, "Run");
     this.stop = make(
@@ -79,7 +87,7 @@ export class Backtest {
       { type: "button", hidden: true, onclick: () => this.request?.abort() },
       "Stop",
     );
-    this.progress = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Sent" });
+    this.progress = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload progress" });
     this.state = make("output", { class: "state" });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.results = make("div", { class: "results" });
@@ -103,7 +111,7 @@ export class Backtest {
             make(
               "div",
               { class: "field" },
-              make("label", { for: keyId }, "Who is a client"),
+              make("label", { for: keyId }, "Key"),
               this.key,
               make(
                 "datalist",
@@ -116,13 +124,15 @@ export class Backtest {
           make(
             "div",
             { class: "field" },
-            make("label", { for: policiesId }, "Policies, one a line"),
+            make("label", { for: policiesId }, "Policies, one per line"),
             this.policies,
+            make("p", { class: "about" }, "Commas separate several limits of one policy: gcra 5/s, fixed_window 1000/1h"),
           ),
+          make("div", { class: "triple" }, this.where.field, this.status.field, this.excludeAgent.field),
           make(
             "div",
             { class: "field choice" },
-            make("label", {}, this.suggest, ` Suggest limits that spare ${SPARED} % of clients`),
+            make("label", {}, this.suggest, ` Suggest the lowest limits that deny nothing to ${UNAFFECTED} % of clients`),
           ),
           make("div", { class: "bar" }, this.run, this.stop, this.progress, this.state),
         ),
@@ -141,34 +151,37 @@ export class Backtest {
     if (!file) return;
     this.log = file;
     this.run.disabled = false;
-    tell(this.named, `${file.name}, ${count(file.size)} bytes`);
+    setText(this.named, `${file.name}, ${count(file.size)} bytes`);
   }
 
   query() {
     const query = new URLSearchParams({ key: this.key.value });
     for (const line of this.policies.value.split("\n")) if (line.trim()) query.append("policy", line.trim());
     if (this.format.value) query.set("format", this.format.value);
-    if (this.suggest.checked) query.set("suggest", SPARED);
+    if (this.where.input.value) query.set("where", this.where.input.value);
+    if (this.status.input.value) query.set("status", this.status.input.value);
+    if (this.excludeAgent.input.value) query.set("exclude_agent", this.excludeAgent.input.value);
+    if (this.suggest.checked) query.set("suggest", UNAFFECTED);
     return query;
   }
 
   send() {
-    // `fetch` does not tell how much of a body has gone.
+    // `fetch` does not report the progress of an upload.
     const request = (this.request = new XMLHttpRequest());
     request.open("POST", `v1/backtest?${this.query()}`);
     for (const [name, value] of Object.entries(credentials())) request.setRequestHeader(name, value);
     request.upload.addEventListener("progress", ({ loaded, total }) => {
       this.progress.value = total > 0 ? loaded / total : 0;
-      tell(this.state, loaded < total ? `${percent(loaded, total)} sent` : "deciding …");
+      setText(this.state, loaded < total ? `${percent(loaded, total)} sent` : "running …");
     });
     request.addEventListener("load", () => {
       if (request.status === 200) this.show(JSON.parse(request.responseText));
       else if (request.status === UNAUTHORIZED)
-        this.fail("this is for the operator; give the admin token under Live");
+        this.fail("this needs the admin token; enter it in the Live tab");
       else this.fail(detailOf(request.responseText, request.status));
     });
     request.addEventListener("error", () =>
-      this.fail("the server does not answer, or took only part of the log"),
+      this.fail("the server did not answer, or closed the connection before the end of the log"),
     );
     request.addEventListener("abort", () => this.fail("stopped"));
     request.addEventListener("loadend", () => {
@@ -178,31 +191,41 @@ export class Backtest {
     this.run.disabled = true;
     this.stop.hidden = false;
     this.problem.hidden = true;
+    this.clear();
     this.progress.hidden = false;
     this.progress.value = 0;
-    tell(this.state, "");
+    setText(this.state, "");
     request.send(this.log);
+  }
+
+  /** Removes the results of the previous run, so that they are not taken for those of this one. */
+  clear() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.chart = null;
+    this.results.replaceChildren();
   }
 
   fail(detail) {
     this.problem.hidden = false;
-    tell(this.problem, detail);
-    tell(this.state, "");
+    setText(this.problem, detail);
+    setText(this.state, "");
     this.progress.hidden = true;
   }
 
   show(report) {
     this.progress.value = 1;
-    tell(this.state, `${count(report.lines)} lines read`);
+    setText(this.state, `${count(report.lines)} lines read`);
     const skipped = [
-      report.unreadable ? `${count(report.unreadable)} lines could not be read` : "",
-      report.without_key ? `${count(report.without_key)} have no client` : "",
-      ...report.cut_short.map(({ reason }) => `cut short: ${reason}`),
+      report.unreadable ? `${count(report.unreadable)} invalid lines` : "",
+      report.filtered ? `${count(report.filtered)} lines filtered out` : "",
+      report.without_key ? `${count(report.without_key)} lines without a key` : "",
+      ...report.cut_short.map(({ reason }) => `a log ended early: ${reason}`),
     ].filter(Boolean);
     const about = make(
       "p",
       {},
-      `${count(report.requests)} requests of ${count(report.clients)} clients`,
+      `${count(report.requests)} requests from ${count(report.clients)} clients`,
       report.from ? ` from ${report.from} to ${report.to}` : "",
       skipped.length ? `; ${skipped.join(", ")}` : "",
       ".",
@@ -222,19 +245,19 @@ export class Backtest {
             [
               "policy",
               "#allowed",
-              "#refused",
-              "#share",
-              "#clients refused",
-              "#share",
-              `spares ${SPARED} % of clients`,
+              "#denied",
+              "#share denied",
+              "#clients denied",
+              "#share of clients",
+              `denies nothing to ${UNAFFECTED} % of clients`,
             ],
             report.policies.map((policy) => [
               make("code", {}, policy.policy),
               count(policy.allowed),
-              count(policy.refused),
-              percent(policy.refused, policy.allowed + policy.refused),
-              count(policy.clients_refused),
-              percent(policy.clients_refused, report.clients),
+              count(policy.denied),
+              percent(policy.denied, policy.allowed + policy.denied),
+              count(policy.clients_denied),
+              percent(policy.clients_denied, report.clients),
               suggested(policy) === null ? null : make("code", {}, suggested(policy)),
             ]),
           ),
@@ -243,7 +266,7 @@ export class Backtest {
       make(
         "section",
         { class: "box" },
-        make("h2", {}, `Requests and refusals, each ${count(report.over_time.step_s)} s`),
+        make("h2", {}, `Requests and denied requests per ${count(report.over_time.step_s)} s`),
         make(
           "div",
           { class: "legend" },
@@ -252,7 +275,7 @@ export class Backtest {
               "span",
               {},
               make("span", { class: `key line hue-${hue % 6}${hue ? " dashed" : ""}` }),
-              hue ? `refused by ${name}` : name,
+              hue ? `denied by ${name}` : name,
             ),
           ),
         ),
@@ -262,18 +285,18 @@ export class Backtest {
         "div",
         { class: "columns" },
         ...report.policies
-          .filter(({ hardest_hit: hit }) => hit.length > 0)
+          .filter(({ most_denied: hit }) => hit.length > 0)
           .map((policy) =>
             make(
               "section",
               { class: "box scroll" },
               table(
-                `Hardest hit by ${policy.policy}`,
-                ["client", "#requests", "#refused", "#peak"],
-                policy.hardest_hit.map((client) => [
+                `Clients denied most by ${policy.policy}`,
+                ["client", "#requests", "#denied", "#peak"],
+                policy.most_denied.map((client) => [
                   client.client,
                   count(client.requests),
-                  count(client.refused),
+                  count(client.denied),
                   count(client.peak),
                 ]),
               ),
@@ -283,7 +306,7 @@ export class Backtest {
           "section",
           { class: "box" },
           table(
-            `The busiest ${report.peaks.window} of each client`,
+            `Peak of each client within ${report.peaks.window}`,
             ["share of clients", "#at most"],
             report.peaks.quantiles.map(({ share, requests }) => [
               `${share} %`,
@@ -299,8 +322,8 @@ export class Backtest {
           "section",
           { class: "box scroll" },
           table(
-            "Lines that could not be read",
-            ["#line", "why", "text"],
+            "Invalid lines",
+            ["#line", "reason", "text"],
             report.unreadable_lines.map(({ line, reason, text }) => [
               count(line),
               reason,

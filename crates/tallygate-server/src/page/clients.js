@@ -1,15 +1,17 @@
-// Clients: real decisions of the running server, and what each client has left.
+// Clients: real decisions of the running server, and the remaining quota of each client.
 //
-// Sending is `POST /v1/check`, one request each; what is left is looked at by `POST /v1/peek`, which charges nobody,
-// and only while this is seen.
+// Each button press sends `POST /v1/check`. The remaining quota comes from `POST /v1/peek`, which charges nothing. The page
+// sends it only while this tab is visible.
 
 import { get, post, postWhole } from "./api.js";
-import { byId, make, newId, tell } from "./dom.js";
+import { byId, make, newId, setText } from "./dom.js";
 import { count } from "./units.js";
 
-const LOOK_EVERY_MS = 200;
-const HELD_EVERY_MS = 50;
-const REMEMBERED = 60;
+const PEEK_INTERVAL_MS = 200;
+const HOLD_INTERVAL_MS = 50;
+const COUNTDOWN_INTERVAL_MS = 100;
+/** The number of decisions in the history of a client. */
+const HISTORY_LENGTH = 60;
 
 export class Clients {
   constructor() {
@@ -31,13 +33,13 @@ export class Clients {
     this.rule = make("code", { class: "policy-line" });
     this.tier = make("select", { id: tierId, name: "tier", onchange: () => this.choosePolicy() });
     this.tierField = make("span", { class: "inline" }, make("label", { for: tierId }, "Tier"), this.tier);
-    this.cost = make("input", { id: costId, name: "cost", type: "number", min: 1, max: 1_000_000, value: 1 });
+    this.cost = make("input", { id: costId, name: "cost", type: "number", min: 0, max: 1_000_000, value: 1 });
     this.list = make("ul", { class: "cards" });
     const name = make("input", {
       type: "text",
       name: "new-client",
-      placeholder: "Another client",
-      "aria-label": "Name of another client",
+      placeholder: "Add a client",
+      "aria-label": "Key of the new client",
       spellcheck: false,
     });
     const add = make(
@@ -53,7 +55,7 @@ export class Clients {
       name,
       make("button", { type: "submit" }, "Add"),
     );
-    this.replyHead = make("p", { class: "status" }, "Nothing was sent yet.");
+    this.replyHead = make("p", { class: "status" }, "No request sent yet.");
     this.replyFields = make("dl", { class: "header-fields" });
     this.replyBody = make("code", {});
     byId("clients").replaceChildren(
@@ -71,8 +73,8 @@ export class Clients {
         make("div", {}, this.list, add),
         make(
           "section",
-          { class: "reply", "aria-label": "The last reply" },
-          make("h2", {}, "The last reply"),
+          { class: "reply", "aria-label": "Last response" },
+          make("h2", {}, "Last response"),
           this.replyHead,
           this.replyFields,
           make("pre", {}, this.replyBody),
@@ -98,16 +100,16 @@ export class Clients {
   async shown() {
     this.isVisible = true;
     if (!this.policies) await this.findPolicies();
-    this.look();
+    this.peek();
   }
 
   hidden() {
     this.isVisible = false;
-    clearTimeout(this.looking);
+    clearTimeout(this.peekTimer);
     for (const client of this.clients) client.release();
   }
 
-  /** Asks which policies there are; whoever may not know writes a name. */
+  /** Reads the list of policies. If the user may not see it, the user types a name instead. */
   async findPolicies() {
     try {
       this.policies = (await get("v1/policies")).policies;
@@ -129,8 +131,8 @@ export class Clients {
       make("option", { value: "" }, "none"),
       ...tiers.map(({ name }) => make("option", { value: name, selected: name === tier?.name }, name)),
     );
-    tell(this.rule, (tier ?? policy)?.rule ?? "");
-    // A name that was written may be wrong: nobody asks about it until a request went through.
+    setText(this.rule, (tier ?? policy)?.rule ?? "");
+    // A typed name may be wrong, so the page does not peek before a request has succeeded.
     this.isKnown = policy !== undefined;
   }
 
@@ -141,7 +143,8 @@ export class Clients {
   }
 
   async send(client) {
-    const question = this.question(client, Number(this.cost.value) || 1);
+    // An empty field means the default cost. A cost of 0 is sent as 0.
+    const question = this.question(client, this.cost.value === "" ? 1 : Number(this.cost.value));
     let reply;
     try {
       reply = await postWhole("v1/check?headers=all", question);
@@ -150,65 +153,65 @@ export class Clients {
       return;
     }
     this.show(reply);
-    const told = parsed(reply.text);
+    const answer = parsed(reply.text);
     if (!reply.ok) {
-      client.failed(told?.detail ?? `the server said ${reply.status}`);
+      client.failed(answer?.detail ?? `the server answered with status ${reply.status}`);
       return;
     }
     this.isKnown = true;
-    client.decided(told);
+    client.decided(answer);
   }
 
   show({ status, fields, text }) {
-    tell(this.replyHead, `HTTP ${status}`);
+    setText(this.replyHead, `HTTP ${status}`);
     this.replyFields.replaceChildren(
       ...fields.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]),
     );
-    const told = parsed(text);
-    tell(this.replyBody, told ? JSON.stringify(told, null, 2) : text);
+    const answer = parsed(text);
+    setText(this.replyBody, answer ? JSON.stringify(answer, null, 2) : text);
   }
 
-  async look() {
-    clearTimeout(this.looking);
-    const looked = this.clients.slice();
-    if (this.isKnown && looked.length > 0 && document.visibilityState === "visible") {
+  async peek() {
+    clearTimeout(this.peekTimer);
+    const peeked = this.clients.slice();
+    if (this.isKnown && peeked.length > 0 && document.visibilityState === "visible") {
       try {
         const { results } = await post("v1/peek", {
-          checks: looked.map((client) => this.question(client, 0)),
+          checks: peeked.map((client) => this.question(client, 0)),
         });
-        looked.forEach((client, index) => client.left(results[index]));
+        peeked.forEach((client, index) => client.left(results[index]));
       } catch {
-        // The next send says what is wrong.
+        // The next request that the user sends shows the error.
         this.isKnown = false;
       }
     }
-    if (this.isVisible) this.looking = setTimeout(() => this.look(), LOOK_EVERY_MS);
+    if (this.isVisible) this.peekTimer = setTimeout(() => this.peek(), PEEK_INTERVAL_MS);
   }
 }
 
-/** A client: its name, its buttons, what it has left, and what it was told. */
+/** A client: its name, its buttons, its remaining quota and its decisions. */
 class Client {
   constructor(name, send, remove) {
     this.send = () => send(this);
     this.allowed = 0;
-    this.refused = 0;
+    this.denied = 0;
     this.name = make("input", {
       class: "client-name",
       type: "text",
       value: name,
-      "aria-label": "Client's name",
+      "aria-label": "Key of the client",
       spellcheck: false,
     });
     this.fill = make("div", { class: "fill" });
     this.meter = make(
       "div",
-      { class: "meter", role: "meter", "aria-label": "Left", "aria-valuemin": "0" },
+      { class: "meter", role: "meter", "aria-label": "Remaining", "aria-valuemin": "0" },
       this.fill,
     );
     this.remaining = make("output", { class: "left" }, "–");
-    this.counts = make("output", { class: "counts" }, "0 allowed, 0 refused");
+    this.counts = make("output", { class: "counts" }, "0 allowed, 0 denied");
     this.history = make("ol", { class: "history", "aria-label": "Decisions" });
-    this.told = make("p", { class: "told" });
+    this.message = make("p", { class: "message" });
     const hold = make(
       "button",
       {
@@ -263,7 +266,7 @@ class Client {
         this.counts,
       ),
       this.history,
-      this.told,
+      this.message,
     );
   }
 
@@ -275,7 +278,7 @@ class Client {
     if (this.isHeld) return;
     this.isHeld = true;
     while (this.isHeld) {
-      await Promise.all([this.send(), new Promise((done) => setTimeout(done, HELD_EVERY_MS))]);
+      await Promise.all([this.send(), new Promise((done) => setTimeout(done, HOLD_INTERVAL_MS))]);
     }
   }
 
@@ -285,38 +288,55 @@ class Client {
 
   decided(decision) {
     if (decision.allowed) this.allowed += 1;
-    else this.refused += 1;
-    tell(this.counts, `${count(this.allowed)} allowed, ${count(this.refused)} refused`);
+    else this.denied += 1;
+    setText(this.counts, `${count(this.allowed)} allowed, ${count(this.denied)} denied`);
     this.history.append(
       make("li", {
-        class: `key ${decision.allowed ? "allowed" : "refused"}`,
-        title: decision.allowed ? "allowed" : "refused",
+        class: `key ${decision.allowed ? "allowed" : "denied"}`,
+        title: decision.allowed ? "allowed" : "denied",
       }),
     );
-    while (this.history.children.length > REMEMBERED) this.history.firstChild.remove();
-    const retry =
-      decision.retry_after_ms === null
-        ? "it can never fit"
-        : `retry after ${count(decision.retry_after_ms)} ms`;
-    tell(
-      this.told,
-      decision.allowed ? "" : `Refused${decision.refused_by ? ` by ${decision.refused_by}` : ""}: ${retry}.`,
-    );
+    while (this.history.children.length > HISTORY_LENGTH) this.history.firstChild.remove();
+    clearTimeout(this.countdown);
+    if (decision.allowed) setText(this.message, "");
+    else this.showDenial(decision);
     this.left(decision);
   }
 
+  /** Counts down to the retry time of a denial, and then says that a retry can succeed. */
+  showDenial({ denied_by: by, retry_after_ms: wait }) {
+    const denied = `Denied${by ? ` by ${by}` : ""}`;
+    if (wait === null) {
+      setText(this.message, `${denied}: the cost is above the limit, so no wait helps.`);
+      return;
+    }
+    const until = performance.now() + wait;
+    const step = () => {
+      const left = until - performance.now();
+      if (left <= 0) {
+        setText(this.message, `${denied}. A retry can succeed now.`);
+        return;
+      }
+      setText(this.message, `${denied}: retry after ${(Math.ceil(left / 100) / 10).toFixed(1)} s.`);
+      this.countdown = setTimeout(step, Math.min(COUNTDOWN_INTERVAL_MS, left));
+    };
+    step();
+  }
+
   left({ limit, remaining }) {
-    const part = limit > 0 ? remaining / limit : 0;
+    // A client without limits has null for both.
+    const part = limit === null ? 1 : limit > 0 ? remaining / limit : 0;
     this.fill.style.setProperty("--part", part);
     this.meter.classList.toggle("empty", remaining === 0);
-    this.meter.setAttribute("aria-valuemax", limit);
-    this.meter.setAttribute("aria-valuenow", remaining);
-    tell(this.remaining, `${count(remaining)} of ${count(limit)}`);
+    this.meter.setAttribute("aria-valuemax", limit ?? 1);
+    this.meter.setAttribute("aria-valuenow", remaining ?? 1);
+    setText(this.remaining, limit === null ? "no limit" : `${count(remaining)} of ${count(limit)}`);
   }
 
   failed(detail) {
     this.release();
-    tell(this.told, detail);
+    clearTimeout(this.countdown);
+    setText(this.message, detail);
   }
 }
 

@@ -1,28 +1,29 @@
 // Compare: the six algorithms on the same traffic.
 //
-// One question is with the server at a time. What changes meanwhile is asked next, the newest only: so a drag is drawn
-// as it goes, and costs the server no more than it can answer.
+// The page sends one simulation request at a time. If the scenario changes meanwhile, only the newest change is sent next. A
+// drag is therefore drawn while it happens, and sends no more requests than the server can answer.
 
 import { Problem, post } from "./api.js";
 import { controls } from "./controls.js";
-import { byId, copy, make, tell } from "./dom.js";
+import { byId, copy, make, newId, setText } from "./dom.js";
 import { Lane } from "./lanes.js";
 import { playback } from "./playback.js";
 import { ALGORITHMS, fromQuery, toQuery } from "./scenario.js";
 import { algorithmName } from "./units.js";
 
-/** How long the address rests before it is written: browsers take only so many changes. */
-const ADDRESS_RESTS_MS = 250;
-/** Of how many changes it is kept how long they took. */
+/** The delay before the address is updated; browsers limit how often it may change. */
+const ADDRESS_DELAY_MS = 250;
+/** The number of redraw times that are kept. */
 const REDRAWS_KEPT = 100;
 
 export class Compare {
   /**
-   * @param explain is told which decision is to be explained
-   * @param addressed is told that the address changed
+   * @param explain called with the decision to explain
+   * @param addressed called when the address changes
    */
   constructor(explain, addressed) {
     this.scenario = fromQuery("");
+    this.client = 0;
     this.reply = null;
     this.since = null;
     this.frame = null;
@@ -32,7 +33,19 @@ export class Compare {
     this.stage = byId("lanes");
     this.lanes = ALGORITHMS.map(() => new Lane(explain, { cumulative: true, policy: showPolicy }));
     this.stage.replaceChildren(...this.lanes.map((lane) => lane.element));
-    byId("legend").replaceChildren(...legend());
+    const clientId = newId("client");
+    this.clientList = make("select", {
+      id: clientId,
+      name: "client",
+      onchange: () => this.showClient(Number(this.clientList.value)),
+    });
+    this.clientField = make(
+      "span",
+      { class: "inline", hidden: true },
+      make("label", { for: clientId }, "State and curves of"),
+      this.clientList,
+    );
+    byId("legend").replaceChildren(this.clientField, ...legend());
     this.playback = playback(byId("playback"), (us, part) => {
       this.stage.style.setProperty("--now", part);
       this.stage.classList.toggle("part", part < 1);
@@ -45,9 +58,10 @@ export class Compare {
     new ResizeObserver(() => this.resize()).observe(this.stage);
   }
 
-  /** Takes the scenario of an address. */
+  /** Shows the scenario of an address. */
   take(query) {
     const scenario = fromQuery(query);
+    this.client = Number(/(?:^|&)client=(\d{1,2})(?:&|$)/.exec(query)?.[1] ?? 0);
     if (this.reply && toQuery(scenario) === toQuery(this.scenario)) return;
     this.scenario = scenario;
     this.controls.set(scenario);
@@ -55,12 +69,20 @@ export class Compare {
   }
 
   query() {
-    return toQuery(this.scenario);
+    const client = this.clientField.hidden || this.client === 0 ? "" : `client=${this.client}`;
+    return [toQuery(this.scenario), client].filter(Boolean).join("&");
+  }
+
+  /** Shows the state and the curves of another client. */
+  showClient(client) {
+    this.client = client;
+    this.show(this.reply);
+    this.addressed();
   }
 
   changed(since) {
-    clearTimeout(this.resting);
-    this.resting = setTimeout(() => this.addressed(), ADDRESS_RESTS_MS);
+    clearTimeout(this.addressTimer);
+    this.addressTimer = setTimeout(() => this.addressed(), ADDRESS_DELAY_MS);
     this.since ??= since;
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
@@ -81,7 +103,7 @@ export class Compare {
         if (!(error instanceof Problem)) throw error;
         this.stage.classList.add("stale");
         this.problem.hidden = false;
-        tell(this.problem, error.message);
+        setText(this.problem, error.message);
       }
     }
     this.isAsking = false;
@@ -91,7 +113,15 @@ export class Compare {
     this.reply = reply;
     this.problem.hidden = true;
     this.stage.classList.remove("stale");
-    reply.lanes.forEach((lane, index) => this.lanes[index].show(lane, reply));
+    const { clients } = reply.lanes[0];
+    if (this.client >= clients.length) this.client = 0;
+    this.clientField.hidden = clients.length === 1;
+    this.clientList.replaceChildren(
+      ...clients.map(({ name }, index) =>
+        make("option", { value: index, selected: index === this.client }, name),
+      ),
+    );
+    reply.lanes.forEach((lane, index) => this.lanes[index].show(lane, reply, this.client));
     const instants = new Float64Array(reply.lanes.flatMap((lane) => lane.events.at_us)).sort();
     this.playback.set(reply.scenario.duration_ms * 1000, instants);
     this.onshown?.(reply);
@@ -114,7 +144,7 @@ export class Compare {
   }
 }
 
-/** Waits until what was drawn is on the screen. */
+/** Waits until the browser has painted. */
 function painted() {
   return new Promise((done) =>
     requestAnimationFrame(() => {
@@ -128,20 +158,22 @@ function painted() {
 function legend() {
   const entry = (kind, text) => make("span", {}, make("span", { class: `key ${kind}` }), text);
   return [
-    entry("allowed", "allowed"),
-    entry("refused", "refused"),
-    entry("worst", "the worst window"),
-    entry("limit-line", "capacity, ideal line"),
-    entry("offered", "offered"),
+    entry("allowed", "arrives, allowed"),
+    entry("denied", "arrives, denied"),
+    entry("departed", "leaves, after its delay"),
+    entry("queue", "waiting to leave"),
+    entry("worst", "worst window: the most allowed in any window"),
+    entry("limit-line", "capacity; burst + rate"),
+    entry("offered", "requested"),
     make(
       "span",
       { class: "tip" },
-      "Click a decision, or walk them by arrow keys and press Enter, to see its arithmetic.",
+      "To see the arithmetic of a decision, click it, or select it with the arrow keys and press Enter.",
     ),
   ];
 }
 
-/** The policy as a configuration and as a program has it. */
+/** Shows the policy as a configuration file and as Rust code. */
 function showPolicy(lane) {
   const dialog = byId("policy");
   const text = (title, text) => {
@@ -151,7 +183,7 @@ function showPolicy(lane) {
       {
         type: "button",
         onclick: async () => {
-          tell(button, (await copy(text, shown)) ? "Copied" : "Selected");
+          setText(button, (await copy(text, shown)) ? "Copied" : "Selected");
         },
       },
       "Copy",

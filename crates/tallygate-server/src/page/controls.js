@@ -1,9 +1,9 @@
-// The controls of a scenario: a slider and a field for each number, a list of patterns.
+// The controls of a scenario: a slider and a field per number, and the list of patterns.
 
-import { make, newId, tell } from "./dom.js";
+import { make, newId, setText } from "./dom.js";
 import { CHOICES, NUMBERS, PATTERNS, applies, changed, read } from "./scenario.js";
 
-/** Puts the controls into a form. `onchange` is told each new scenario. */
+/** Fills a form with the controls. Calls `onchange` with each new scenario. */
 export function controls(form, scenario, onchange) {
   let now = scenario;
   const change = (next) => {
@@ -35,13 +35,13 @@ export function controls(form, scenario, onchange) {
 
   function show() {
     pattern.value = now.pattern;
-    tell(about, PATTERNS.find(([name]) => name === now.pattern)[2]);
+    setText(about, PATTERNS.find(([name]) => name === now.pattern)[2]);
     for (const row of rows) row.show();
   }
   show();
 
   return {
-    /** Shows another scenario, and tells nobody. */
+    /** Shows another scenario without calling `onchange`. */
     set(scenario) {
       now = scenario;
       show();
@@ -93,7 +93,7 @@ function number(field, scenario, change) {
   function show() {
     element.hidden = !applies(scenario(), field);
     const value = read(scenario(), field) / scale;
-    // Whoever is typing is not interrupted.
+    // Do not overwrite a number while the user types it.
     if (document.activeElement !== exact || Number(exact.value) !== value) exact.value = value;
     slider.value = value;
     slider.setAttribute("aria-valuetext", `${value} ${field.unit}`.trim());

@@ -1,8 +1,8 @@
-// Elements, made without markup: whatever is shown is text, so a name is never anything else.
+// Creates elements without parsing markup: every value is inserted as text, so a name cannot inject HTML.
 
 /**
- * An element with its properties and children. Properties that begin with `on` are listeners, those with a dash are
- * attributes, `class` is the class; everything else is set on the element itself. A child that is no node is text.
+ * Creates an element with properties and children. A property whose name starts with `on` is an event listener, a name with
+ * a dash is an attribute, and `class` sets the class. Every other property is set on the element. A string child is text.
  */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -18,30 +18,30 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Puts a text where another one is, if it is another. */
-export function tell(element, text) {
-  const told = String(text);
-  if (element.textContent !== told) element.textContent = told;
+/** Sets the text of an element, and leaves the element alone if it already has that text. */
+export function setText(element, text) {
+  const next = String(text);
+  if (element.textContent !== next) element.textContent = next;
 }
 
 export const byId = (id) => document.getElementById(id);
 
-let made = 0;
-/** An id that no other element has. */
-export const newId = (of) => `${of}-${++made}`;
+let ids = 0;
+/** Returns an id that no other element has. */
+export const newId = (prefix) => `${prefix}-${++ids}`;
 
-/** Copies a text; where the browser refuses, selects it. */
-export async function copy(text, shown) {
+/** Copies a text. If the browser refuses, selects the element that shows the text instead. Returns whether it copied. */
+export async function copy(text, element) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    getSelection().selectAllChildren(shown);
+    getSelection().selectAllChildren(element);
     return false;
   }
 }
 
-/** A table with a caption, column names and rows of texts or nodes; a column is a number's if its name begins with #. */
+/** Creates a table from a caption, column names and rows of texts or nodes. A column name that starts with # aligns right. */
 export function table(caption, columns, rows) {
   const isNumber = columns.map((column) => column.startsWith("#"));
   const cell = (tag, value, index) =>

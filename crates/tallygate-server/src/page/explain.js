@@ -1,12 +1,12 @@
-// Explain: the arithmetic that made a decision, as the core tells it.
+// Explain: the arithmetic of a decision, as the core computed it.
 
 import { Problem, post } from "./api.js";
-import { byId, make, newId, table, tell } from "./dom.js";
+import { byId, make, newId, table, setText } from "./dom.js";
 import { Lane } from "./lanes.js";
 import { algorithmName, clock, count, span } from "./units.js";
 
 export class Explain {
-  /** @param addressed is told that the address changed */
+  /** @param addressed called when the address changes */
   constructor(addressed) {
     this.addressed = addressed;
     this.asked = 0;
@@ -48,6 +48,7 @@ export class Explain {
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.steps = make("ol", { class: "steps-of" });
     this.facts = make("div", { class: "facts" });
+    this.symbols = make("div", { class: "facts symbols" });
     byId("explain").replaceChildren(
       make(
         "div",
@@ -55,9 +56,9 @@ export class Explain {
         make("label", { for: algorithmId }, "Algorithm"),
         this.algorithms,
         make("label", { for: eventId }, "Decision"),
-        walk("The decision before", "‹", -1),
+        walk("Previous decision", "‹", -1),
         this.number,
-        walk("The next decision", "›", 1),
+        walk("Next decision", "›", 1),
         this.of,
         make(
           "a",
@@ -69,18 +70,18 @@ export class Explain {
               byId("tab-compare").click();
             },
           },
-          "Back to the comparison",
+          "Back to Compare",
         ),
       ),
       this.lane.element,
       this.problem,
       this.verdict,
-      make("div", { class: "columns" }, this.steps, this.facts),
+      make("div", { class: "columns" }, this.steps, make("div", { class: "side" }, this.facts, this.symbols)),
     );
     new ResizeObserver(() => this.lane.lane && this.lane.resize()).observe(byId("explain"));
   }
 
-  /** Takes a reply to explain decisions of. */
+  /** Sets the simulation whose decisions are explained. */
   take(reply) {
     this.reply = reply;
     this.algorithms.replaceChildren(
@@ -89,7 +90,7 @@ export class Explain {
     if (this.isVisible) this.choose(this.algorithm, this.event);
   }
 
-  /** What the address says. */
+  /** Reads the decision from an address. */
   address(query) {
     const given = new URLSearchParams(query);
     if (given.has("algorithm")) this.algorithm = given.get("algorithm");
@@ -115,7 +116,7 @@ export class Explain {
     if (this.lane.lane) this.lane.redraw();
   }
 
-  /** Explains a decision; without one, the first that was refused. */
+  /** Explains a decision. If `event` is null, explains the first denial. */
   choose(algorithm, event) {
     const lane = this.reply.lanes.find((lane) => lane.algorithm === algorithm) ?? this.reply.lanes[0];
     const decisions = lane.events.at_us.length;
@@ -128,8 +129,8 @@ export class Explain {
     this.algorithms.value = this.algorithm;
     if (Number(this.number.value) !== this.event + 1) this.number.value = this.event + 1;
     this.number.max = Math.max(1, decisions);
-    tell(this.of, `of ${count(decisions)}`);
-    this.lane.show(lane, this.reply);
+    setText(this.of, `of ${count(decisions)}`);
+    this.lane.show(lane, this.reply, lane.events.client[this.event]);
     this.lane.select(this.event);
     this.addressed();
     this.ask();
@@ -139,30 +140,33 @@ export class Explain {
     const turn = ++this.asked;
     const question = { scenario: this.reply.scenario, algorithm: this.algorithm, event: this.event };
     try {
-      const told = await post("v1/explain", question);
-      if (turn === this.asked) this.show(told);
+      const explanation = await post("v1/explain", question);
+      if (turn === this.asked) this.show(explanation);
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       if (turn !== this.asked) return;
       this.problem.hidden = false;
-      tell(this.problem, error.message);
+      setText(this.problem, error.message);
+      for (const part of [this.verdict, this.steps, this.facts, this.symbols]) part.replaceChildren();
     }
   }
 
-  show(told) {
+  show(explanation) {
     this.problem.hidden = true;
-    this.told = told;
-    const { decision } = told;
-    const client = this.reply.lanes.find((lane) => lane.algorithm === told.algorithm).clients;
-    const who = client.length > 1 ? ` by ${client[told.client].name}` : "";
-    tell(this.verdict, `At ${clock(told.at_us)}${who}: ${decision.allowed ? "allowed" : "refused"}`);
-    this.verdict.className = decision.allowed ? "verdict allowed" : "verdict refused";
+    this.explanation = explanation;
+    const { decision, at_us, client, instance } = explanation;
+    const lane = this.reply.lanes.find((lane) => lane.algorithm === explanation.algorithm);
+    const who = lane.clients.length > 1 ? ` by ${lane.clients[client].name}` : "";
+    const where = lane.division ? ` on instance ${instance + 1}` : "";
+    setText(this.verdict, `At ${clock(at_us)}${who}${where}: ${decision.allowed ? "allowed" : "denied"}`);
+    this.verdict.className = decision.allowed ? "verdict allowed" : "verdict denied";
     this.steps.replaceChildren(
-      ...told.steps.map((step) =>
+      ...explanation.steps.map((step) =>
         make(
           "li",
           {},
-          make("span", { class: "says" }, step.says),
+          make("span", { class: "description" }, step.description),
+          make("code", { class: "step-name" }, `${step.name} =`),
           make("code", { class: "formula" }, step.formula),
           make("strong", {}, step.value),
         ),
@@ -171,7 +175,7 @@ export class Explain {
     const never = decision.allowed ? "–" : "never";
     this.facts.replaceChildren(
       table(
-        "What the client is told",
+        "Fields of the decision",
         ["field", "#value"],
         [
           ["limit", count(decision.limit)],
@@ -180,6 +184,19 @@ export class Explain {
           ["reset after", span(decision.reset_after_us)],
           ["delay", span(decision.delay_us)],
         ],
+      ),
+    );
+    this.symbols.replaceChildren(
+      table(
+        "Symbols",
+        ["symbol", "meaning", "#value"],
+        explanation.symbols.map(({ symbol, meaning, value }) => [make("code", {}, symbol), meaning, value]),
+      ),
+      make(
+        "p",
+        { class: "about" },
+        "Times are in microseconds since the start. The arithmetic uses whole numbers only: ⌊ ⌋ rounds down, ⌈ ⌉ rounds up, " +
+          "gcd is the greatest common divisor, and mod is the remainder.",
       ),
     );
   }

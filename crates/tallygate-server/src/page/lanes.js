@@ -1,17 +1,20 @@
-// The lanes: one for each algorithm, all on the same traffic and the same axis of time.
+// The lanes: one per algorithm, all with the same traffic and the same time axis.
 //
-// A lane shows what the server decided and decides nothing. Its decisions are walked by arrow keys, or pointed at; the
-// one that is chosen is handed on to be explained.
+// A lane shows decisions of the server and makes none itself. The user selects a decision with the pointer or the arrow keys
+// and opens its explanation with a click or Enter.
 
-import { make, newId, tell } from "./dom.js";
-import { AREA, cumulative, decisions, decisionsHeight, state } from "./plots.js";
+import { make, newId, setText } from "./dom.js";
+import { AREA, cumulative, decisions, decisionsHeight, departures, state } from "./plots.js";
 import { algorithmName, clock, count, span } from "./units.js";
 
-/** One algorithm's lane. `chosen` is told the decision that somebody wants explained, by its place. */
+/** The lane of one algorithm. */
 export class Lane {
-  /** @param parts what is drawn: `{ cumulative: true, policy: show }`; both may be left out. */
-  constructor(chosen, parts = {}) {
-    this.chosen = chosen;
+  /**
+   * @param onchoose called with the algorithm and the index of the decision to explain
+   * @param parts the optional parts: `{ cumulative: true, policy: show }`
+   */
+  constructor(onchoose, parts = {}) {
+    this.onchoose = onchoose;
     this.at = null;
     this.shownUpTo = Infinity;
     const readoutId = newId("readout");
@@ -19,9 +22,10 @@ export class Lane {
     this.policyText = make("code", { class: "policy-line" });
     this.figures = {
       allowed: make("output", { class: "figure allowed" }),
-      refused: make("output", { class: "figure refused" }),
+      denied: make("output", { class: "figure denied" }),
       worst: make("output", { class: "figure" }),
     };
+    this.worstReason = make("p", { class: "notes worst-reason", hidden: true });
     this.notes = make("p", { class: "notes" });
     this.strip = make("div", {
       class: "strip",
@@ -37,6 +41,7 @@ export class Lane {
         this.choose();
       },
     });
+    this.leaving = make("div", { class: "leaving" });
     this.mark = make("div", { class: "mark", hidden: true });
     this.readout = make("p", { class: "readout", id: readoutId });
     this.stateName = make("span", { class: "plot-name" });
@@ -45,6 +50,7 @@ export class Lane {
       "div",
       { class: "timeline" },
       make("div", { class: "plot" }, this.strip, veil()),
+      make("div", { class: "plot departures" }, this.leaving, veil()),
       make("div", { class: "plot" }, statePlot, veil(), this.readout),
       this.mark,
     );
@@ -68,7 +74,7 @@ export class Lane {
               {
                 type: "button",
                 class: "quiet",
-                title: "The policy as TOML and as Rust",
+                title: "Show the policy as TOML and as Rust",
                 onclick: () => parts.policy(this.lane),
               },
               "Code",
@@ -80,9 +86,10 @@ export class Lane {
         "dl",
         { class: "figures" },
         figure("allowed", this.figures.allowed, "allowed"),
-        figure("refused", this.figures.refused, "refused"),
+        figure("denied", this.figures.denied, "denied"),
         figure("worst window", this.figures.worst),
       ),
+      this.worstReason,
       this.notes,
     );
     this.element = make(
@@ -93,87 +100,107 @@ export class Lane {
     );
     this.plots = {};
     this.make = () => {
-      this.plots.decisions = decisions(
-        this.strip,
-        () => this.lane,
-        () => this.lane.window_us,
-      );
+      this.plots.decisions = decisions(this.strip, () => this.lane);
+      this.plots.departures = departures(this.leaving, () => this.lane);
       this.plots.state = state(statePlot, () => this.lane);
       if (this.total) this.plots.cumulative = cumulative(this.total, () => this.lane);
     };
     if (parts.cumulative) {
-      this.total = make("div", { class: "plot" }, make("span", { class: "plot-name" }, "admitted so far"));
+      this.total = make("div", { class: "plot" }, make("span", { class: "plot-name" }, "left so far"));
       this.element.append(
         make("div", { class: "total" }, make("div", { class: "plot" }, this.total, veil())),
       );
     }
   }
 
-  /** Shows a lane of a reply, with what all of them share. */
-  show(lane, reply) {
+  /** Shows a lane of a reply. The state and the curves are those of one client. */
+  show(lane, reply, shownClient = 0) {
+    const client = lane.clients[shownClient] ?? lane.clients[0];
+    const { state, cumulative, departures, worst_window } = client;
+    const { at_us, allowed, delay_us } = lane.events;
+    const isShown = (index) => allowed[index] === 1 && lane.clients[lane.events.client[index]] === client;
     this.lane = {
       ...lane,
+      shownClient: lane.clients.indexOf(client),
+      state,
+      cumulative,
+      departures,
+      worst_window,
+      departures_us: at_us.map((at, index) => at + delay_us[index]).filter((_, index) => isShown(index)),
       ideal: reply.ideal,
-      offered: reply.offered,
+      offered: reply.offered[shownClient] ?? reply.offered[0],
       limit: reply.scenario.limit,
       duration_us: reply.scenario.duration_ms * 1000,
       window_us: reply.scenario.window_ms * 1000,
     };
     if (!this.plots.state) this.make();
-    const { events, state, cumulative } = this.lane;
+    const { events } = this.lane;
     const height = decisionsHeight(lane.clients.length);
     if (this.plots.decisions.height !== height)
       this.plots.decisions.setSize({ width: this.plots.decisions.width, height });
     this.plots.decisions.setData([events.at_us, events.allowed]);
+    this.plots.departures.setData([departures.at_us, departures.value]);
     this.plots.state.setData([state.at_us, state.value]);
-    this.plots.cumulative?.setData([cumulative.at_us, cumulative.value]);
-    tell(this.name, algorithmName(lane.algorithm));
-    tell(this.policyText, lane.policy);
-    const whose = lane.clients.length > 1 ? ` of ${lane.clients[0].name}` : "";
-    tell(this.stateName, `${state.name}${whose}${state.unit === state.name ? "" : `, in ${state.unit}`}`);
-    const worst = lane.worst_window;
-    tell(this.figures.worst, `${count(worst.count)} of ${count(this.lane.limit)}`);
-    this.figures.worst.classList.toggle("over", worst.count > this.lane.limit);
+    this.plots.cumulative?.setData([departures.at_us, departures.value]);
+    setText(this.name, algorithmName(lane.algorithm));
+    setText(this.policyText, lane.policy);
+    const whose = lane.clients.length > 1 ? ` of ${client.name}` : "";
+    if (this.total) setText(this.total.firstChild, `left so far${whose}`);
+    setText(this.stateName, `${state.name}${whose}${state.unit === state.name ? "" : `, in ${state.unit}`}`);
+    const worst = worst_window;
+    setText(this.figures.worst, `${count(worst.count)} of ${count(this.lane.limit)}`);
+    const isOver = worst.count > this.lane.limit;
+    this.figures.worst.classList.toggle("over", isOver);
+    this.worstReason.hidden = !isOver;
+    setText(this.worstReason, (isOver && lane.worst_window_reason) || "");
     const notes = [];
+    if (lane.longest_delay_us > 0) notes.push(`longest delay: ${span(lane.longest_delay_us)}`);
+    if (lane.division) {
+      const { allowed_if_shared: shared, denied_with_room_elsewhere: unlucky } = lane.division;
+      notes.push(
+        `one shared quota: ${count(shared)} allowed`,
+        `${count(unlucky)} denied although another instance had room`,
+      );
+    }
     if (lane.clients.length > 1) {
       notes.push(
         lane.clients
-          .map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.asked)}`)
+          .map((client) => `${client.name}: ${count(client.allowed)} of ${count(client.requests)}`)
           .join(", "),
       );
     }
     if (lane.retried > 0) notes.push(`${count(lane.retried)} retries, ${count(lane.gave_up)} gave up`);
-    if (lane.cut_at_us !== undefined) notes.push(`cut at ${clock(lane.cut_at_us)}: too many decisions`);
-    tell(this.notes, notes.join("; "));
+    if (lane.cut_at_us !== undefined) notes.push(`stopped at ${clock(lane.cut_at_us)}: too many decisions`);
+    this.notes.replaceChildren(...notes.map((note) => make("span", {}, note)));
     this.strip.setAttribute("aria-valuemax", Math.max(1, events.at_us.length));
     this.select(this.at === null ? null : Math.min(this.at, events.at_us.length - 1));
     this.upTo(this.shownUpTo);
   }
 
-  /** Counts what was decided until an instant. */
+  /** Shows the counts up to a time. */
   upTo(us) {
     this.shownUpTo = us;
     if (!this.lane) return;
     const { at_us, allowed } = this.lane.events;
     let yes = this.lane.allowed;
-    let no = this.lane.refused;
+    let no = this.lane.denied;
     if (us < this.lane.duration_us) {
       const end = after(at_us, us);
       yes = 0;
       for (let index = 0; index < end; index += 1) yes += allowed[index];
       no = end - yes;
     }
-    tell(this.figures.allowed, count(yes));
-    tell(this.figures.refused, count(no));
+    setText(this.figures.allowed, count(yes));
+    setText(this.figures.denied, count(no));
   }
 
-  /** Marks a decision and says what it was. */
+  /** Marks a decision and describes it. */
   select(index) {
-    const { at_us, allowed, client, attempt, remaining, retry_after_us } = this.lane.events;
+    const { at_us, allowed, client, instance, attempt, remaining, retry_after_us, delay_us } = this.lane.events;
     this.at = index === null || index < 0 || at_us.length === 0 ? null : index;
     this.mark.hidden = this.at === null;
     if (this.at === null) {
-      tell(this.readout, at_us.length ? "" : "Nobody comes.");
+      setText(this.readout, at_us.length ? "" : "No requests.");
       this.strip.setAttribute("aria-valuenow", "1");
       this.strip.setAttribute("aria-valuetext", `${at_us.length} decisions`);
       return;
@@ -181,17 +208,19 @@ export class Lane {
     this.mark.style.setProperty("--at", at_us[index] / this.lane.duration_us);
     const who = this.lane.clients.length > 1 ? `, ${this.lane.clients[client[index]].name}` : "";
     const again = attempt[index] > 1 ? `, attempt ${attempt[index]}` : "";
-    const told = allowed[index]
-      ? `allowed, ${count(remaining[index])} left`
-      : `refused, ${retry_after_us[index] === null ? "can never fit" : `retry after ${span(retry_after_us[index])}`}`;
-    const text = `#${index + 1} at ${clock(at_us[index])}${who}${again}: ${told}`;
-    tell(this.readout, text);
+    const where = this.lane.division ? `, instance ${instance[index] + 1}` : "";
+    const wait = delay_us[index] ? `, leaves ${span(delay_us[index])} later` : "";
+    const outcome = allowed[index]
+      ? `allowed${wait}, ${count(remaining[index])} remaining`
+      : `denied, ${retry_after_us[index] === null ? "the cost is above the limit" : `retry after ${span(retry_after_us[index])}`}`;
+    const text = `#${index + 1} at ${clock(at_us[index])}${who}${where}${again}: ${outcome}`;
+    setText(this.readout, text);
     this.strip.setAttribute("aria-valuenow", index + 1);
     this.strip.setAttribute("aria-valuetext", text);
   }
 
   choose() {
-    if (this.at !== null) this.chosen(this.lane.algorithm, this.at);
+    if (this.at !== null) this.onchoose(this.lane.algorithm, this.at);
   }
 
   key(event) {
@@ -213,7 +242,7 @@ export class Lane {
     event.preventDefault();
   }
 
-  /** Selects the decision that is nearest to the pointer, of the client in whose row it is. */
+  /** Selects the decision nearest to the pointer, among those of the client whose row it is in. */
   point(event) {
     const { at_us, client } = this.lane.events;
     if (at_us.length === 0) return;
@@ -232,6 +261,7 @@ export class Lane {
   resize() {
     for (const [plot, into] of [
       [this.plots.decisions, this.strip],
+      [this.plots.departures, this.strip],
       [this.plots.state, this.strip],
       [this.plots.cumulative, this.total],
     ]) {
@@ -243,14 +273,17 @@ export class Lane {
     for (const plot of Object.values(this.plots)) plot.redraw(false, true);
   }
 
-  /** What the plots hold now. */
+  /** Returns the data of the plots. */
   plotted() {
     const drawn = (plot) => ({ at_us: [...plot.data[0]], value: [...plot.data[1]] });
     return {
       algorithm: this.lane.algorithm,
       decisions: { ...drawn(this.plots.decisions), client: [...this.lane.events.client] },
       state: drawn(this.plots.state),
-      cumulative: drawn(this.plots.cumulative),
+      departures: drawn(this.plots.cumulative),
+      departures_us: this.lane.departures_us,
+      client: this.lane.clients[this.lane.shownClient].name,
+      cumulative: this.lane.cumulative,
       ideal: this.lane.ideal,
       offered: this.lane.offered,
       worst_window: this.lane.worst_window,
@@ -261,7 +294,7 @@ export class Lane {
   }
 }
 
-/** What hides the time that has not come yet. */
+/** Creates the veil that hides the time after the current one. */
 function veil() {
   const veil = make("div", { class: "veil" });
   veil.style.setProperty("--gutter", `${AREA.left}px`);
@@ -269,7 +302,7 @@ function veil() {
   return veil;
 }
 
-/** How many of a sorted list are at or before a value. */
+/** Returns how many values of a sorted list are at most `value`. */
 export function after(sorted, value) {
   let [low, high] = [0, sorted.length];
   while (low < high) {

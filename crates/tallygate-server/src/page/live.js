@@ -1,20 +1,24 @@
-// Live: what the running server does, once a second while this is seen.
+// Live: the metrics of the running server, read once per second while this tab is visible.
 
 import { Problem, get, getText, setToken, token } from "./api.js";
-import { byId, make, newId, table, tell } from "./dom.js";
+import { byId, make, newId, table, setText } from "./dom.js";
 import { parse, quantile, select, sum } from "./metrics.js";
 import { live } from "./plots.js";
 import { count, measured, percent, rate } from "./units.js";
 
 const EVERY_MS = 1000;
 const SECONDS_KEPT = 120;
-/** As many policies are drawn as can be told apart; the table has all. */
+/** The most policies in the plot, so that their colors differ. The table has all. */
 const MOST_DRAWN = 6;
+
+/** The requests that shadow limits would have denied, which only servers with shadow limits report. */
+const SHADOW_DENIALS = "tallygate_shadow_denials_total";
 
 export class Live {
   constructor() {
     this.readings = [];
     this.drawn = "";
+    this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     const tokenId = newId("token");
     this.token = make("input", {
       id: tokenId,
@@ -29,7 +33,6 @@ export class Live {
       this.tiles[name] = make("output", {}, "–");
       return make("div", { class: "tile" }, make("span", { class: "label" }, label), this.tiles[name]);
     };
-    this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.key = make("div", { class: "legend" });
     this.chart = make("div", { class: "plot" });
     this.policies = make("div", {});
@@ -37,23 +40,40 @@ export class Live {
     this.busiestClients = make("div", {});
     this.hot = make("div", {});
     this.hotProblem = make("p", { class: "about", role: "status" });
+    // Hidden until the server asks for a token.
+    this.tokenForm = make(
+      "form",
+      {
+        class: "bar token",
+        hidden: true,
+        onsubmit: (event) => {
+          event.preventDefault();
+          setToken(this.token.value);
+          this.isDenied = false;
+          this.readHot();
+        },
+      },
+      make("label", { for: tokenId }, "Admin token"),
+      this.token,
+      make("button", { type: "submit" }, "Use"),
+    );
     byId("live").replaceChildren(
       this.problem,
       make(
         "div",
         { class: "tiles" },
-        tile("decisions", "decisions a second"),
-        tile("refused", "refused"),
-        tile("p50", "latency, median"),
-        tile("p99", "latency, 99 %"),
+        tile("decisions", "decisions per second"),
+        tile("denied", "denied"),
+        tile("p50", "median latency"),
+        tile("p99", "99th percentile latency"),
         tile("store", "store"),
-        tile("keys", "clients kept"),
-        tile("connections", "connections"),
+        tile("keys", "keys in memory"),
+        tile("connections", "open connections"),
       ),
       make(
         "section",
         { class: "box" },
-        make("h2", {}, "Decisions a second, by policy and outcome"),
+        make("h2", {}, "Decisions per second, by policy and outcome"),
         this.key,
         this.chart,
       ),
@@ -64,21 +84,7 @@ export class Live {
         make(
           "section",
           { class: "box" },
-          make(
-            "form",
-            {
-              class: "bar token",
-              onsubmit: (event) => {
-                event.preventDefault();
-                setToken(this.token.value);
-                this.isRefused = false;
-                this.readHot();
-              },
-            },
-            make("label", { for: tokenId }, "Admin token"),
-            this.token,
-            make("button", { type: "submit" }, "Use"),
-          ),
+          this.tokenForm,
           this.hotProblem,
           this.hot,
         ),
@@ -122,34 +128,40 @@ export class Live {
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       this.problem.hidden = false;
-      tell(this.problem, error.message);
+      setText(this.problem, error.message);
     }
   }
 
-  /** Asks for hot clients, until that is refused; then again when another token is given. */
+  /** Reads the busiest and most denied clients. After a 401 or 403, waits until the user enters another token. */
   async readHot() {
-    if (this.isRefused) return;
+    if (this.isDenied) return;
     try {
-      const { most_refused: refused, busiest } = await get("v1/admin/hot");
-      tell(this.hotProblem, "");
+      const { most_denied: denied, busiest } = await get("v1/admin/hot");
+      setText(this.hotProblem, "");
+      this.tokenForm.hidden = true;
       const rows = (clients) =>
-        clients.map((client) => [client.key, client.policy, `≈ ${count(client.count)}`]);
+        clients.map(({ key, policy, count: times, error }) => [
+          key,
+          policy,
+          error > 0 ? `${count(times)} ± ${count(error)}` : count(times),
+        ]);
       this.hot.replaceChildren(
         table(
-          "The most refused clients of the last minutes",
-          ["client", "policy", "#refused"],
-          rows(refused),
+          "Most denied clients of the last minutes",
+          ["client", "policy", "#denied"],
+          rows(denied),
         ),
       );
       this.busiestClients.replaceChildren(
-        table("The busiest clients", ["client", "policy", "#decisions"], rows(busiest)),
+        table("Busiest clients of the last minutes", ["client", "policy", "#decisions"], rows(busiest)),
       );
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      this.isRefused = error.status === 401 || error.status === 403;
+      this.isDenied = error.status === 401 || error.status === 403;
+      this.tokenForm.hidden = !this.isDenied;
       this.hot.replaceChildren();
       this.busiestClients.replaceChildren();
-      tell(this.hotProblem, `The most refused clients: ${error.message}.`);
+      setText(this.hotProblem, `Cannot list the busiest and the most denied clients: ${error.message}.`);
     }
   }
 
@@ -157,10 +169,10 @@ export class Live {
     const now = this.readings[this.readings.length - 1];
     const before = this.readings[this.readings.length - 2];
     const kept = select(now.samples, "tallygate_keys_live");
-    tell(this.tiles.keys, kept.length ? count(sum(now.samples, "tallygate_keys_live")) : "–");
-    tell(this.tiles.connections, count(sum(now.samples, "tallygate_connections")));
+    setText(this.tiles.keys, kept.length ? count(sum(now.samples, "tallygate_keys_live")) : "–");
+    setText(this.tiles.connections, count(sum(now.samples, "tallygate_connections")));
     const breaker = select(now.samples, "tallygate_store_breaker_open");
-    tell(
+    setText(
       this.tiles.store,
       breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, breaker open" : "Redis, breaker closed",
     );
@@ -171,8 +183,8 @@ export class Live {
         ? []
         : [
             table(
-              "The store",
-              ["counted", "#so far"],
+              "Store",
+              ["counter", "#since startup"],
               ["calls", "timeouts", "errors", "breaker_opened", "connections", "redirections"].map((name) => [
                 name.replace("_", " "),
                 count(sum(now.samples, `tallygate_store_${name}_total`)),
@@ -180,24 +192,24 @@ export class Live {
             ),
           ]),
     );
+    this.draw();
     if (!before) return;
     const seconds = now.at - before.at;
     const each = (labels) =>
       (sum(now.samples, "tallygate_decisions_total", labels) -
         sum(before.samples, "tallygate_decisions_total", labels)) /
       seconds;
-    tell(this.tiles.decisions, rate(each({})));
-    tell(this.tiles.refused, percent(each({ outcome: "refused" }), each({})));
+    setText(this.tiles.decisions, rate(each({})));
+    setText(this.tiles.denied, percent(each({ outcome: "denied" }), each({})));
     for (const [name, part] of [
       ["p50", 0.5],
       ["p99", 0.99],
     ]) {
-      // Of the last ten seconds: one alone may have too few requests to tell.
+      // Over the last ten seconds, because a single second may have too few requests.
       const since = this.readings[Math.max(0, this.readings.length - 11)];
       const at = quantile(part, since.samples, now.samples, "tallygate_request_seconds", {});
-      tell(this.tiles[name], at === null ? "–" : `≈ ${measured(at)}`);
+      setText(this.tiles[name], at === null ? "–" : `≈ ${measured(at)}`);
     }
-    this.draw(now);
   }
 
   showPolicies({ samples }) {
@@ -205,20 +217,29 @@ export class Live {
       ...new Set(select(samples, "tallygate_decisions_total").map(({ labels }) => labels.policy)),
     ].sort();
     const total = (policy, outcome) => sum(samples, "tallygate_decisions_total", { policy, outcome });
+    const shadows = select(samples, SHADOW_DENIALS);
+    const shadow = (policy) =>
+      shadows.some(({ labels }) => labels.policy === policy) ? count(sum(shadows, SHADOW_DENIALS, { policy })) : null;
     this.policies.replaceChildren(
       table(
         "Since the server started",
-        ["policy", "#allowed", "#refused", "#share refused"],
+        ["policy", "#allowed", "#denied", "#share denied", ...(shadows.length ? ["#denied by shadow limits"] : [])],
         policies.map((policy) => {
-          const [allowed, refused] = [total(policy, "allowed"), total(policy, "refused")];
-          return [policy, count(allowed), count(refused), percent(refused, allowed + refused)];
+          const [allowed, denied] = [total(policy, "allowed"), total(policy, "denied")];
+          return [
+            policy,
+            count(allowed),
+            count(denied),
+            percent(denied, allowed + denied),
+            ...(shadows.length ? [shadow(policy)] : []),
+          ];
         }),
       ),
     );
     this.busiest = policies
       .sort(
         (one, other) =>
-          total(other, "allowed") + total(other, "refused") - total(one, "allowed") - total(one, "refused"),
+          total(other, "allowed") + total(other, "denied") - total(one, "allowed") - total(one, "denied"),
       )
       .slice(0, MOST_DRAWN)
       .sort();
@@ -226,19 +247,19 @@ export class Live {
 
   draw() {
     const series = this.busiest.flatMap((policy, hue) =>
-      ["allowed", "refused"].map((outcome) => ({ policy, outcome, hue })),
+      ["allowed", "denied"].map((outcome) => ({ policy, outcome, hue })),
     );
     const drawn = JSON.stringify(series);
     if (this.drawn !== drawn) {
       this.drawn = drawn;
       this.plot?.destroy();
-      this.plot = live(this.chart, series);
+      this.plot = live(this.chart, series, SECONDS_KEPT);
       this.key.replaceChildren(
         ...series.map(({ policy, outcome, hue }) =>
           make(
             "span",
             {},
-            make("span", { class: `key line hue-${hue}${outcome === "refused" ? " dashed" : ""}` }),
+            make("span", { class: `key line hue-${hue}${outcome === "denied" ? " dashed" : ""}` }),
             `${policy}, ${outcome}`,
           ),
         ),

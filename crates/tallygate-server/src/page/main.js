@@ -1,6 +1,6 @@
-// The page: its tabs and its address; and `window.tallygate`, through which tests read what is drawn.
+// The page: its tabs, its address, and `window.tallygate`, through which tests read the plotted data.
 //
-// The address is `#TAB?QUERY`: the scenario, and the decision that is explained.
+// The address is `#TAB?QUERY`. The query contains the scenario and the explained decision.
 
 import { Backtest } from "./backtest.js";
 import { Clients } from "./clients.js";
@@ -72,14 +72,13 @@ document.addEventListener("theme", () => {
 });
 
 /**
- * What the page shows, for tests and the curious: `plotted()` is the data of every lane's plots as uPlot holds them,
- * `scenario()` what was asked, `explained()` the arithmetic that is shown, `redraws()` how many milliseconds passed
- * from each change to its drawing.
+ * The contents of the page, for tests: `plotted()` returns the data of the plots of every lane, `scenario()` the scenario,
+ * `explained()` the shown arithmetic, and `redraws()` the milliseconds from each change until it was drawn.
  */
 window.tallygate = {
   plotted: () => compare.plotted(),
   scenario: () => compare.scenario,
-  explained: () => explain.told ?? null,
+  explained: () => explain.explanation ?? null,
   redraws: () => [...compare.redraws],
 };
 

@@ -1,6 +1,6 @@
-// What the server counts, read from its text for Prometheus.
+// Parses the metrics of the server, which are in the text format of Prometheus.
 
-/** The samples of a text: `{ name, labels, value }`. */
+/** Returns the samples of a text: `{ name, labels, value }`. */
 export function parse(text) {
   return text
     .split("\n")
@@ -19,7 +19,7 @@ function sample(line) {
     const equals = line.indexOf("=", at);
     const name = line.slice(at, equals);
     let value = "";
-    // From behind the opening quote to the closing one.
+    // From the opening quote to the closing quote.
     for (at = equals + 2; line[at] !== '"'; at += 1) {
       if (line[at] === "\\") {
         at += 1;
@@ -46,8 +46,8 @@ export const select = (samples, name, labels = {}) =>
   );
 
 /**
- * About where a quantile lies of what was observed between two readings: within its bucket, evenly. `null` if nothing
- * was observed; a quantile above the last bound is that bound.
+ * Estimates a quantile of the observations between two readings, by interpolation within its histogram bucket. Returns
+ * `null` if there were no observations. A quantile above the last bound is that bound.
  */
 export function quantile(part, before, now, name, labels) {
   const buckets = new Map();

@@ -1,12 +1,12 @@
-// Playback: a place in virtual time that moves, or rests, or goes from decision to decision.
+// Playback: plays and pauses virtual time, and steps from decision to decision.
 
-import { make, tell } from "./dom.js";
+import { make, setText } from "./dom.js";
 import { after } from "./lanes.js";
 import { clock } from "./units.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 5, 10, 50];
 
-/** Puts the controls into an element. `moved` is told the instant that is shown, in microseconds. */
+/** Fills an element with the controls. Calls `moved` with the shown time in microseconds. */
 export function playback(into, moved) {
   let durationUs = 1;
   let instants = [];
@@ -23,15 +23,15 @@ export function playback(into, moved) {
     "button",
     {
       type: "button",
-      "aria-label": "One decision back",
-      title: "One decision back",
+      "aria-label": "Previous decision",
+      title: "Previous decision",
       onclick: () => step(-1),
     },
     "‹",
   );
   const forth = make(
     "button",
-    { type: "button", "aria-label": "One decision on", title: "One decision on", onclick: () => step(1) },
+    { type: "button", "aria-label": "Next decision", title: "Next decision", onclick: () => step(1) },
     "›",
   );
   const speed = make(
@@ -60,7 +60,7 @@ export function playback(into, moved) {
     const now = Math.min(us, durationUs);
     time.value = Math.round((1000 * now) / durationUs);
     time.setAttribute("aria-valuetext", clock(now));
-    tell(shown, clock(now));
+    setText(shown, clock(now));
     moved(us >= durationUs ? Infinity : us, now / durationUs);
   }
   function frame(now) {
@@ -73,13 +73,13 @@ export function playback(into, moved) {
   function start() {
     if (at >= durationUs) put(0);
     isPlaying = true;
-    tell(play, "Pause");
+    setText(play, "Pause");
     lastFrame = performance.now();
     requestAnimationFrame(frame);
   }
   function pause() {
     isPlaying = false;
-    tell(play, "Play");
+    setText(play, "Play");
   }
   function step(direction) {
     pause();
@@ -89,7 +89,7 @@ export function playback(into, moved) {
   }
 
   return {
-    /** Goes on with other decisions, at the same instant. */
+    /** Sets the duration and the decisions, and keeps the current time. */
     set(duration, decisions) {
       durationUs = duration;
       instants = decisions;

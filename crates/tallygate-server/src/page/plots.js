@@ -1,6 +1,6 @@
-// The plots: uPlot with the page's colours, and what a lane draws with it.
+// The plots: uPlot with the colors of the page.
 //
-// Times are microseconds of virtual time, as the server tells them: what a plot holds is what came, number for number.
+// Times are microseconds of virtual time. A plot holds the numbers of the server's response unchanged.
 
 import { axisTime, count, trimmed } from "./units.js";
 
@@ -10,29 +10,29 @@ const RIGHT = 18;
 const NAMED = [19, RIGHT, 0, 0];
 const styles = getComputedStyle(document.documentElement);
 
-/** A colour of the style sheet, as it is now: it differs by theme. */
-export const colour = (name) => styles.getPropertyValue(`--${name}`).trim();
+/** Returns a color of the style sheet in the current theme. */
+export const color = (name) => styles.getPropertyValue(`--${name}`).trim();
 
 const font = () => `11px ${styles.getPropertyValue("--sans")}`;
 
 const xAxis = (isShown) => ({
-  stroke: () => colour("muted"),
+  stroke: () => color("muted"),
   font: font(),
   size: isShown ? 24 : 0,
   gap: 3,
   space: 64,
-  grid: { stroke: () => colour("grid"), width: 1 },
-  ticks: { show: isShown, stroke: () => colour("grid"), width: 1, size: 4 },
+  grid: { stroke: () => color("grid"), width: 1 },
+  ticks: { show: isShown, stroke: () => color("grid"), width: 1, size: 4 },
   values: isShown ? (_, splits) => splits.map((us) => axisTime(us, (splits[1] ?? us) - splits[0])) : () => [],
 });
 
 const yAxis = (values = (_, splits) => splits.map((value) => shortened(value))) => ({
-  stroke: () => colour("muted"),
+  stroke: () => color("muted"),
   font: font(),
   size: GUTTER,
   gap: 4,
   space: 26,
-  grid: { stroke: () => colour("grid"), width: 1 },
+  grid: { stroke: () => color("grid"), width: 1 },
   ticks: { show: false },
   values,
 });
@@ -58,17 +58,17 @@ function plot(into, height, options, data) {
   );
 }
 
-/** Where a plot's area begins and ends, as parts of the page's own boxes: the veil and the marks are put there. */
+/** The distance from the left and right edge of a plot to its drawing area, for the veil and the marks. */
 export const AREA = { left: GUTTER, right: RIGHT };
 
-/** How high the decisions of so many clients are. */
+/** Returns the height of the decisions of so many clients. */
 export const decisionsHeight = (clients) => Math.max(40, 16 * clients);
 
 /**
- * The decisions of a lane: up and filled if allowed, down with a foot if refused, so that shape tells as colour does.
- * Each client has a row. `lane()` is the lane that is drawn, `windowUs()` how long its window is.
+ * Plots the decisions of a lane at their arrival, one row per client. Allowed requests point up, denied ones point down and
+ * end in a cross, so that they differ in shape and not only in color. `lane()` returns the lane to draw.
  */
-export function decisions(into, lane, windowUs) {
+export function decisions(into, lane) {
   const draw = (u) => {
     const { ctx } = u;
     const dpr = devicePixelRatio;
@@ -81,10 +81,12 @@ export function decisions(into, lane, windowUs) {
       ctx.font = `${10 * dpr}px ${styles.getPropertyValue("--sans")}`;
       ctx.textAlign = "right";
       ctx.textBaseline = "middle";
-      ctx.fillStyle = colour("muted");
-      lane().clients.forEach(({ name }, index) =>
-        ctx.fillText(name, left - 5 * dpr, top + row * (index + 0.5)),
-      );
+      lane().clients.forEach(({ name }, index) => {
+        ctx.fillStyle = color(index === lane().shownClient ? "text" : "muted");
+        ctx.fillText(name, left - 5 * dpr, top + row * (index + 0.5));
+      });
+    } else {
+      gutterText(u, "arrive");
     }
     ctx.beginPath();
     ctx.rect(left, top - 1, width, height + 2);
@@ -92,11 +94,11 @@ export function decisions(into, lane, windowUs) {
     const worst = lane().worst_window;
     if (worst && worst.count > 0) {
       const from = u.valToPos(worst.from_us, "x", true);
-      const to = u.valToPos(worst.from_us + windowUs(), "x", true);
-      ctx.fillStyle = colour(worst.count > lane().limit ? "over-wash" : "wash");
+      const to = u.valToPos(worst.from_us + lane().window_us, "x", true);
+      ctx.fillStyle = color(worst.count > lane().limit ? "over-wash" : "wash");
       ctx.fillRect(from, top, to - from, height);
     }
-    ctx.strokeStyle = colour("grid");
+    ctx.strokeStyle = color("grid");
     ctx.lineWidth = dpr;
     ctx.beginPath();
     for (let index = 0; index < rows; index += 1) {
@@ -108,7 +110,7 @@ export function decisions(into, lane, windowUs) {
     const thick = Math.max(1, Math.min(2, width / dpr / Math.max(1, at_us.length) / 1.6)) * dpr;
     const foot = at_us.length > width / dpr ? 0 : Math.min(3, row / dpr / 6) * dpr;
     for (const kind of [1, 0]) {
-      ctx.strokeStyle = colour(kind ? "allowed" : "refused");
+      ctx.strokeStyle = color(kind ? "allowed" : "denied");
       ctx.lineWidth = thick;
       ctx.beginPath();
       for (let index = 0; index < at_us.length; index += 1) {
@@ -142,7 +144,65 @@ export function decisions(into, lane, windowUs) {
   );
 }
 
-/** The inner state of a lane over time, with the line it cannot pass. */
+/** Writes a word beside a plot. */
+function gutterText(u, text) {
+  const { ctx } = u;
+  const { left, top, height } = u.bbox;
+  ctx.save();
+  ctx.font = `${10 * devicePixelRatio}px ${styles.getPropertyValue("--sans")}`;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "middle";
+  ctx.fillStyle = color("muted");
+  ctx.fillText(text, left - 5 * devicePixelRatio, top + height / 2);
+  ctx.restore();
+}
+
+/** The height of the departures. */
+export const DEPARTURES_HEIGHT = 26;
+
+/** Plots each allowed request of the shown client at the time at which it leaves: its arrival plus its delay. */
+export function departures(into, lane) {
+  const draw = (u) => {
+    gutterText(u, "leave");
+    const { ctx } = u;
+    const { left, top, width, height } = u.bbox;
+    const { departures_us } = lane();
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(left, top - 1, width, height + 2);
+    ctx.clip();
+    ctx.strokeStyle = color("grid");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.beginPath();
+    ctx.moveTo(left, Math.round(top + height) - 0.5);
+    ctx.lineTo(left + width, Math.round(top + height) - 0.5);
+    ctx.stroke();
+    const spacing = width / devicePixelRatio / Math.max(1, departures_us.length);
+    ctx.strokeStyle = color("departed");
+    ctx.lineWidth = Math.max(1, Math.min(2.5, spacing / 1.6)) * devicePixelRatio;
+    ctx.beginPath();
+    for (const at of departures_us) {
+      const x = u.valToPos(at, "x", true);
+      ctx.moveTo(x, top + height);
+      ctx.lineTo(x, top + height * 0.12);
+    }
+    ctx.stroke();
+    ctx.restore();
+  };
+  return plot(
+    into,
+    DEPARTURES_HEIGHT,
+    {
+      scales: { x: { time: false, range: () => [0, lane().duration_us] }, y: { range: () => [0, 1] } },
+      axes: [xAxis(false), { ...yAxis(() => []), grid: { show: false } }],
+      series: [{}, { paths: () => null, points: { show: false } }],
+      hooks: { draw: [draw] },
+    },
+    [[], []],
+  );
+}
+
+/** Plots the inner state of the shown client over time, with its largest value as a dashed line. */
 export function state(into, lane) {
   const capacity = (u) => rule(u, lane().state.capacity, "limit-line");
   return plot(
@@ -163,8 +223,8 @@ export function state(into, lane) {
       series: [
         {},
         {
-          stroke: () => colour("state"),
-          fill: () => colour("state-wash"),
+          stroke: () => color("state"),
+          fill: () => color("state-wash"),
           width: 1.5,
           points: { show: false },
         },
@@ -175,16 +235,21 @@ export function state(into, lane) {
   );
 }
 
-/** What was admitted so far, against what was offered and the ideal line. */
+/**
+ * Plots the units of the shown client that have left so far (thick), those allowed so far (thin), those requested, and the
+ * most that a bucket allows. The area between allowed and left is filled: these requests wait.
+ */
 export function cumulative(into, lane) {
   const others = (u) => {
+    queue(u, lane());
     path(u, lane().offered, "offered", [2, 3]);
     path(u, lane().ideal, "limit-line", [6, 4]);
+    path(u, lane().cumulative, "allowed", []);
   };
-  const highest = () => Math.max(1, last(lane().cumulative.value), last(lane().ideal.value), 0);
+  const highest = () => Math.max(1, last(lane().cumulative.value), last(lane().ideal.value));
   return plot(
     into,
-    130,
+    156,
     {
       padding: NAMED,
       scales: {
@@ -192,7 +257,7 @@ export function cumulative(into, lane) {
         y: { range: () => [0, highest() * 1.08] },
       },
       axes: [xAxis(true), yAxis()],
-      series: [{}, { stroke: () => colour("allowed"), width: 2, points: { show: false } }],
+      series: [{}, { stroke: () => color("departed"), width: 2.5, points: { show: false } }],
       hooks: { drawClear: [others] },
     },
     [[], []],
@@ -206,6 +271,19 @@ function rule(u, value, name) {
   path(u, { at_us: [u.scales.x.min, u.scales.x.max], value: [value, value] }, name, [6, 4]);
 }
 
+/** Fills the area between the allowed units and the departed units. */
+function queue(u, { cumulative, departures }) {
+  const { ctx } = u;
+  const corners = ({ at_us, value }) =>
+    at_us.map((at, index) => [u.valToPos(at, "x", true), u.valToPos(value[index], "y", true)]);
+  ctx.save();
+  ctx.beginPath();
+  for (const [x, y] of [...corners(cumulative), ...corners(departures).reverse()]) ctx.lineTo(x, y);
+  ctx.fillStyle = color("queue-wash");
+  ctx.fill();
+  ctx.restore();
+}
+
 function path(u, { at_us, value }, name, dash) {
   const { ctx } = u;
   ctx.save();
@@ -213,7 +291,7 @@ function path(u, { at_us, value }, name, dash) {
   ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
   ctx.clip();
   ctx.beginPath();
-  ctx.strokeStyle = colour(name);
+  ctx.strokeStyle = color(name);
   ctx.lineWidth = 1.25 * devicePixelRatio;
   ctx.setLineDash(dash.map((length) => length * devicePixelRatio));
   at_us.forEach((at, index) => {
@@ -226,7 +304,7 @@ function path(u, { at_us, value }, name, dash) {
   ctx.restore();
 }
 
-/** An axis of the time of day. */
+/** Returns an axis for the time of day. */
 const dayAxis = () => ({
   ...xAxis(true),
   space: 80,
@@ -241,18 +319,21 @@ function timeOfDay(at, range) {
   return range > DAY_S ? `${date.toISOString().slice(5, 10)} ${time.slice(0, 5)}` : time;
 }
 
-/** Lines over the time of day, from 0 up. */
-function lines(into, series, axis) {
+/** Plots lines over the time of day, from 0 up. `xRange` returns the shown range; without it, the data determines it. */
+function lines(into, series, axis, xRange) {
   return plot(
     into,
     220,
     {
-      scales: { x: { time: true }, y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] } },
+      scales: {
+        x: { time: true, ...(xRange ? { range: xRange } : {}) },
+        y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] },
+      },
       axes: [axis, yAxis()],
       series: [
         {},
         ...series.map(({ isDashed, hue }) => ({
-          stroke: () => colour(`hue-${hue}`),
+          stroke: () => color(`hue-${hue}`),
           width: 2,
           dash: isDashed ? [5, 4] : undefined,
           points: { show: false },
@@ -263,15 +344,16 @@ function lines(into, series, axis) {
   );
 }
 
-/** What is live: a line for each policy and outcome. */
-export const live = (into, series) =>
+/** Plots the live rates: a line per policy and outcome. The axis covers the last `seconds`, also before there is data. */
+export const live = (into, series, seconds) =>
   lines(
     into,
-    series.map(({ outcome, hue }) => ({ isDashed: outcome === "refused", hue })),
+    series.map(({ outcome, hue }) => ({ isDashed: outcome === "denied", hue })),
     dayAxis(),
+    () => [Date.now() / 1000 - seconds, Date.now() / 1000],
   );
 
-/** What a backtest counted in steps of time: requests, and refusals by policy. */
+/** Plots the counts of a backtest over time: requests, and denials by policy. */
 export function overTime(into, { over_time: { points }, policies }) {
   const series = [
     { isDashed: false, hue: 0 },
@@ -281,7 +363,7 @@ export function overTime(into, { over_time: { points }, policies }) {
   plot.setData([
     points.map(({ time }) => Date.parse(time) / 1000),
     points.map(({ requests }) => requests),
-    ...policies.map((_, index) => points.map(({ refused }) => refused[index])),
+    ...policies.map((_, index) => points.map(({ denied }) => denied[index])),
   ]);
   return plot;
 }

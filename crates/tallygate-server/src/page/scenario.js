@@ -1,7 +1,7 @@
-// The scenario: what can be said of it, what the page begins with, and how it stands in the address.
+// The scenario: its fields, its initial values, and how the address stores it.
 //
-// A number is kept as the server takes it; `scale` is how many of the server's units make one of those shown. The
-// slider covers what is often wanted, the field beside it everything that the server may take.
+// A number is stored in the unit of the server. `scale` is the number of these units per unit shown. The slider covers the
+// usual range, and the field beside it the full range of the server.
 
 export const ALGORITHMS = [
   "token_bucket",
@@ -13,30 +13,30 @@ export const ALGORITHMS = [
 ];
 
 export const PATTERNS = [
-  ["steady", "Steady", "Evenly spaced."],
-  ["bursty", "Bursty", "Groups at one instant, with pauses between."],
-  ["poisson", "Poisson", "Independent clients: gaps by chance, from the seed."],
-  ["ramp", "Ramp", "From nothing to twice the rate."],
+  ["steady", "Steady", "Evenly spaced requests."],
+  ["bursty", "Bursty", "Groups of requests at one instant, with pauses between them."],
+  ["poisson", "Poisson", "Random gaps, as from many independent clients. The seed sets them."],
+  ["ramp", "Ramp", "From zero to twice the rate."],
   [
     "spike",
     "Spike across a boundary",
-    "The whole limit just before a window ends, and once more just after.",
+    "The whole limit just before a window ends, and again just after.",
   ],
-  ["retry", "A client that retries", "Each refused request comes again."],
-  ["greedy", "Several clients, one greedy", "Each has an allowance of its own."],
+  ["retry", "Retrying client", "The client retries each denied request."],
+  ["greedy", "One greedy client among several", "Each client has its own quota."],
 ];
 
-/** What is dragged. `only` says with which pattern. */
+/** The numbers, each with a slider. `only` names the pattern to which a number applies. */
 export const NUMBERS = [
   { name: "limit", label: "Limit", unit: "", min: 1, max: 100, most: 1_000_000 },
   { name: "window_ms", label: "Window", unit: "s", scale: 1000, min: 1, max: 60, most: 86_400, step: 0.1 },
   { name: "burst", label: "Burst", unit: "", min: 1, max: 100, most: 1_000_000, hint: "for buckets" },
-  { name: "rate_per_minute", label: "Incoming", unit: "a minute", min: 1, max: 600, most: 1_000_000 },
-  { name: "burst_size", label: "Group", unit: "", min: 1, max: 50, most: 10_000, only: "bursty" },
+  { name: "rate_per_minute", label: "Rate", unit: "per minute", min: 1, max: 600, most: 1_000_000 },
+  { name: "burst_size", label: "Group size", unit: "", min: 1, max: 50, most: 10_000, only: "bursty" },
   { name: "clients", label: "Polite clients", unit: "", min: 1, max: 15, most: 15, only: "greedy" },
   {
     name: "greedy_factor",
-    label: "The greedy one",
+    label: "Greedy client",
     unit: "×",
     min: 1,
     max: 50,
@@ -45,7 +45,7 @@ export const NUMBERS = [
   },
   {
     name: "naive_wait_ms",
-    label: "Waits",
+    label: "Wait",
     unit: "ms",
     min: 10,
     max: 2000,
@@ -66,13 +66,14 @@ export const NUMBERS = [
   },
   { name: "duration_ms", label: "Duration", unit: "s", scale: 1000, min: 5, max: 120, most: 86_400, step: 1 },
   { name: "cost", label: "Cost", unit: "", min: 1, max: 20, most: 1_000_000 },
+  { name: "instances", label: "Instances", unit: "", min: 1, max: 16, most: 16, hint: "share the quota" },
   { name: "seed", label: "Seed", unit: "", min: 1, max: 1000, most: Number.MAX_SAFE_INTEGER },
 ];
 
-/** What is ticked. */
+/** The checkboxes. */
 export const CHOICES = [
-  { name: "obeys", label: "Obeys Retry-After", within: "retry", only: "retry" },
-  { name: "jitter", label: "With jitter", within: "retry", only: "retry" },
+  { name: "obeys", label: "Respect Retry-After", within: "retry", only: "retry" },
+  { name: "jitter", label: "Add jitter", within: "retry", only: "retry" },
 ];
 
 export function first() {
@@ -90,23 +91,24 @@ export function first() {
     clients: 3,
     greedy_factor: 20,
     burst_size: 8,
+    instances: 1,
   };
 }
 
-/** A value of a scenario, wherever it stands. */
+/** Returns the value of a field. */
 export const read = (scenario, field) => (field.within ? scenario[field.within] : scenario)[field.name];
 
-/** A scenario with another value. */
+/** Returns the scenario with another value of a field. */
 export function changed(scenario, field, value) {
   if (!field.within) return { ...scenario, [field.name]: value };
   return { ...scenario, [field.within]: { ...scenario[field.within], [field.name]: value } };
 }
 
-/** Whether a field means anything with a scenario. */
+/** Returns whether a field applies to a scenario. */
 export const applies = (scenario, field) =>
   (!field.only || field.only === scenario.pattern) && !(field.unless && scenario.retry[field.unless]);
 
-/** As it stands in the address: whatever is not as the page begins. */
+/** Returns the query of an address: every value that differs from the initial one. */
 export function toQuery(scenario) {
   const usual = first();
   const query = new URLSearchParams();
@@ -118,7 +120,7 @@ export function toQuery(scenario) {
   return query.toString();
 }
 
-/** What the address says; what it says wrongly is as the page begins. */
+/** Returns the scenario of an address. Invalid and missing values are the initial ones. */
 export function fromQuery(text) {
   const query = new URLSearchParams(text);
   let scenario = first();

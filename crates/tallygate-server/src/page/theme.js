@@ -1,5 +1,5 @@
-// The theme, before anything is painted: light or dark, as the system has it or as somebody chose. Whoever draws by
-// colours of the style sheet listens to the document's event `theme`.
+// Sets the theme before the first paint: light or dark, as the system or the user chose. Code that draws with colors of the
+// style sheet listens to the event `theme` of the document.
 "use strict";
 {
   const KEPT = "tallygate-theme";

@@ -1,34 +1,34 @@
 // Times and numbers as people read them.
 
-const US_A_SECOND = 1_000_000;
+const US_PER_SECOND = 1_000_000;
 
-/** Microseconds on an axis: seconds, with as many digits as the step between two marks needs. */
+/** Formats microseconds for an axis, with as many digits as the step between two labels needs. */
 export function axisTime(us, stepUs) {
-  if (stepUs >= 60 * US_A_SECOND) return `${trimmed(us / (60 * US_A_SECOND), 2)} min`;
-  if (stepUs >= US_A_SECOND / 10) return `${trimmed(us / US_A_SECOND, 1)} s`;
+  if (stepUs >= 60 * US_PER_SECOND) return `${trimmed(us / (60 * US_PER_SECOND), 2)} min`;
+  if (stepUs >= US_PER_SECOND / 10) return `${trimmed(us / US_PER_SECOND, 1)} s`;
   if (stepUs >= 1000) return `${trimmed(us / 1000, 0)} ms`;
   return `${us} µs`;
 }
 
-/** A time on a clock that starts at 0: `3.250 s`. */
+/** Formats a time since the start: `3.250 s`. */
 export function clock(us) {
-  return `${(us / US_A_SECOND).toFixed(3)} s`;
+  return `${(us / US_PER_SECOND).toFixed(3)} s`;
 }
 
-/** A span of microseconds, exact where it is short: `800 ms`, `1.25 s`, `2 min 5 s`. */
+/** Formats a duration in microseconds: `800 ms`, `1.25 s`, `2 min 5 s`. */
 export function span(us) {
   if (us === null || us === undefined) return "never";
   if (us === 0) return "0 s";
   if (us < 1000) return `${us} µs`;
-  if (us < US_A_SECOND) return `${trimmed(us / 1000, 3)} ms`;
-  if (us < 60 * US_A_SECOND) return `${trimmed(us / US_A_SECOND, 3)} s`;
-  const seconds = us / US_A_SECOND;
+  if (us < US_PER_SECOND) return `${trimmed(us / 1000, 3)} ms`;
+  if (us < 60 * US_PER_SECOND) return `${trimmed(us / US_PER_SECOND, 3)} s`;
+  const seconds = us / US_PER_SECOND;
   const minutes = Math.floor(seconds / 60);
   const rest = trimmed(seconds - 60 * minutes, 1);
   return rest === "0" ? `${minutes} min` : `${minutes} min ${rest} s`;
 }
 
-/** A span of seconds that were measured, as well as a histogram tells. */
+/** Formats a measured duration in seconds, with two significant digits. */
 export function measured(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   const [value, unit] =
@@ -40,14 +40,24 @@ export function trimmed(value, digits) {
   return value.toFixed(digits).replace(/\.?0+$/, (zeros, at, whole) => (whole.includes(".") ? "" : zeros));
 }
 
-/** A count, in groups of three. */
+/** Formats a count, with digits in groups of three. */
 export const count = (value) => Number(value).toLocaleString("en").replaceAll(",", " ");
 
-/** A rate a second. */
+/** Formats a rate per second. */
 export const rate = (value) => (value >= 100 ? count(Math.round(value)) : trimmed(value, 1));
 
-/** A part of a whole, in percent. */
-export const percent = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+/**
+ * Formats a share in percent, with three decimals below 1 % and one above. A share above 0 is never shown as 0, and a share
+ * below 100 % is never shown as 100 %.
+ */
+export function percent(part, whole) {
+  if (!(whole > 0)) return "–";
+  if (part === 0 || part === whole) return part === 0 ? "0 %" : "100 %";
+  const share = (100 * part) / whole;
+  if (share < 0.001) return "< 0.001 %";
+  if (share > 99.9) return share > 99.999 ? "> 99.999 %" : `${trimmed(share, 3)} %`;
+  return share < 1 ? `${trimmed(share, 3)} %` : `${share.toFixed(1)} %`;
+}
 
 const NAMES = {
   token_bucket: "Token bucket",
@@ -58,5 +68,5 @@ const NAMES = {
   gcra: "GCRA",
 };
 
-/** The name of an algorithm. */
+/** Returns the name of an algorithm for display. */
 export const algorithmName = (algorithm) => NAMES[algorithm] ?? algorithm;

@@ -1,17 +1,18 @@
-//! Reading the arguments of a command.
+//! Reads the arguments of a command.
 
 use std::ops::RangeInclusive;
 
 use super::reply::{Output, Quoted};
 use crate::config::MAX_NAME_BYTES;
+use crate::gate::{GateError, ThrottleError};
 
-/// The greatest number that an argument may be: RESP has no greater integers.
+/// The largest number in an argument: the largest integer of RESP.
 pub(super) const MAX_NUMBER: u64 = i64::MAX as u64;
 
-/// What is wrong with the arguments of a command.
+/// An error in the arguments of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mistake<'a> {
-    /// They are too few, too many, or not the ones that the command takes.
+    /// There are too few, too many or unknown arguments.
     Usage,
     Number {
         what: &'static str,
@@ -22,26 +23,46 @@ pub(super) enum Mistake<'a> {
         what: &'static str,
         found: &'a [u8],
     },
+    Gate(GateError),
+    Throttle(ThrottleError),
+}
+
+impl From<GateError> for Mistake<'_> {
+    fn from(error: GateError) -> Self {
+        Self::Gate(error)
+    }
+}
+
+impl From<ThrottleError> for Mistake<'_> {
+    fn from(error: ThrottleError) -> Self {
+        Self::Throttle(error)
+    }
 }
 
 impl Mistake<'_> {
-    /// Writes an error; `usage` is the form that the command takes.
+    /// Writes the error; `usage` is the syntax of the command.
     pub(super) fn write(self, usage: impl std::fmt::Display, out: &mut Output) {
         match self {
             Self::Usage => out.error("ERR", format_args!("wrong arguments; use {usage}")),
             Self::Number { what, found, range } => {
                 let (found, least, most) = (Quoted(found), range.start(), range.end());
-                let use_ = format_args!("use a whole number from {least} to {most}");
-                out.error("ERR", format_args!("{what} is {found}; {use_}"));
+                out.error(
+                    "ERR",
+                    format_args!(
+                        "{what} must be a whole number from {least} to {most} (got {found})"
+                    ),
+                );
             }
             Self::Name { what, found } => {
                 out.error("ERR", format_args!("no {what} is named {}", Quoted(found)));
             }
+            Self::Gate(error) => out.error("ERR", error),
+            Self::Throttle(error) => out.error("ERR", error),
         }
     }
 }
 
-/// Reads a whole number in digits and nothing else: no sign, no space, no exponent.
+/// Reads a whole number that consists of digits only.
 pub(super) fn number<'a>(
     what: &'static str,
     found: &'a [u8],
@@ -57,7 +78,7 @@ pub(super) fn number<'a>(
     }
 }
 
-/// Reads the name of a policy or a tier. A longer one than the configuration allows is not looked up.
+/// Reads the name of a policy or a tier. A name longer than the configuration allows is unknown.
 pub(super) fn name<'a>(what: &'static str, found: &'a [u8]) -> Result<&'a str, Mistake<'a>> {
     let short = (found.len() <= MAX_NAME_BYTES).then_some(found);
     let text = short.and_then(|found| std::str::from_utf8(found).ok());
@@ -68,8 +89,9 @@ pub(super) fn name<'a>(what: &'static str, found: &'a [u8]) -> Result<&'a str, M
 mod tests {
     use super::*;
 
+    /// Fault A14.
     #[test]
-    fn a14_numbers_are_digits_and_nothing_else() {
+    fn numbers_are_digits_and_nothing_else() {
         assert_eq!(number("n", b"0", 0..=MAX_NUMBER), Ok(0));
         assert_eq!(number("n", b"9223372036854775807", 0..=MAX_NUMBER), Ok(MAX_NUMBER));
         let refused: [&[u8]; 14] = [

@@ -1,8 +1,8 @@
-//! Reading, deciding and writing in step.
+//! Serves a RESP connection: reads, decides and writes, in this order.
 //!
-//! Everything that has come is decided, then the replies are written, then more is read: whoever does not take replies
-//! is not read from, and holds no more memory than two buffers, which are small again once it rests. Decisions of a store across the network run side by
-//! side, and their replies go out in the order of the questions.
+//! All received commands are decided, then the replies are written, then more is read. So a client that does not read
+//! its replies is not read from, and uses no more memory than two buffers, which shrink when the connection is idle.
+//! Commands that wait for a remote store run concurrently; their replies keep the order of the commands.
 
 use std::io;
 use std::sync::Arc;
@@ -11,59 +11,57 @@ use std::time::{Duration, Instant};
 use bytes::{Buf as _, BytesMut};
 use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use futures_util::{FutureExt as _, future};
-use prometheus_client::metrics::histogram::Histogram;
+use tallygate_lab::duration::DurationText;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::commands::{self, Ran};
-use super::parse::{MAX_COMMAND, Parsed, Parser};
+use super::commands::{self, CommandResult};
+use super::parse::{Arguments, MAX_COMMAND, Parsed, Parser};
 use super::reply::Output;
 use super::session::Session;
+use super::transaction::Transaction;
+use crate::client_budgets::{HeldBytes, WAITING_BYTES};
 use crate::config::Limits;
 use crate::connection::{Connection, Stop, TURN_BYTES};
-use crate::holdings::{HeldBytes, WAITING_BYTES};
-use crate::metrics;
+use crate::metrics::Latency;
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::traces::Trace;
-use crate::turn::{COMMAND, REPLY_BYTE, Turn};
+use crate::turn::{COMMAND, REPLY_BYTE, TimeSlice};
 
-/// How much is read at a time: less while little comes.
+/// How much is read at a time: less while the client sends little.
 const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = TURN_BYTES;
-/// Replies are written when there are so many bytes of them, before more is decided.
+/// Replies are written before more is decided when they have this many bytes.
 const WRITE_AT: usize = 16 << 10;
-/// What a connection keeps of its buffers while it rests. A command that needs more is counted among what its client makes the
-/// server hold.
+/// The size of the input buffer of an idle connection. A command that needs more is counted in the budget of its
+/// client.
 const KEPT: usize = 2 * READ_MOST;
-/// What a connection keeps of its replies' buffer while it rests.
+/// The size of the output buffer of an idle connection.
 const KEPT_OUTPUT: usize = 4 << 10;
-/// The longest command of a client that has yet to present a token.
+/// The longest command of a client that has not presented a token yet.
 const MAX_UNAUTHENTICATED: usize = 4 << 10;
-/// How many commands are looked at before they are carried out.
-const AHEAD: usize = 16;
-/// How many commands may wait for a store across the network without being counted: their memory is among the buffers of a
-/// connection.
+/// How many commands may wait for a remote store without being counted: the buffers of a connection cover their memory.
 const UNCOUNTED: usize = 4;
 /// How many waiting commands are counted at a time.
 const WAITING_STEP: usize = 16;
-/// How long a client that is sent off may go on sending.
+/// How long a connection that is being closed is still read.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The replies that are to come, in order.
+/// The pending replies, in order.
 type Pending = FuturesOrdered<
     future::Either<std::pin::Pin<Box<dyn Future<Output = Vec<u8>> + Send>>, future::Ready<Vec<u8>>>,
 >;
 
-/// Commands that wait for a store, counted among the memory that clients make the server hold.
+/// The counted memory of commands that wait for a store.
 #[derive(Default)]
-struct Waiting {
+struct WaitingCommands {
     held: Option<HeldBytes>,
-    /// How many the held bytes are for.
+    /// The number of commands that the bytes cover.
     counted: usize,
 }
 
-impl Waiting {
-    /// Returns whether one more command may wait besides so many others.
+impl WaitingCommands {
+    /// Returns whether one more command may wait in addition to `others`.
     fn has_room(&mut self, others: usize, session: &Session, limits: &Limits) -> bool {
         if others < UNCOUNTED + self.counted {
             return true;
@@ -83,6 +81,77 @@ impl Waiting {
     }
 }
 
+/// Runs the commands of a batch. Their replies keep the order of the commands.
+struct Batch<'a> {
+    output: &'a mut Output,
+    pending: &'a mut Pending,
+    session: &'a mut Session,
+    limits: &'a Limits,
+    waiting: WaitingCommands,
+    turn: TimeSlice,
+    /// The length of the last reply.
+    replied: usize,
+}
+
+impl Batch<'_> {
+    /// Runs a command. Returns the commands of an `EXEC`, which the caller runs next.
+    async fn run(&mut self, words: Arguments<'_>) -> Option<Box<Transaction>> {
+        self.turn.spend(COMMAND + REPLY_BYTE * std::mem::take(&mut self.replied)).await;
+        let before = self.output.bytes.len();
+        if !self.pending.is_empty() {
+            let room = if commands::may_overlap(words) { self.limits.max_pipeline } else { 1 };
+            while self.pending.len() >= room {
+                self.take().await;
+            }
+            // Without room, the command waits for the earlier ones, and nothing more is read.
+            while !self.waiting.has_room(self.pending.len(), self.session, self.limits) {
+                self.take().await;
+            }
+        }
+        let mut transaction = None;
+        if self.pending.is_empty() {
+            match commands::run(self.session, words, self.output) {
+                CommandResult::Done => {}
+                CommandResult::Later(reply) => self.pending.push_back(future::Either::Left(reply)),
+                CommandResult::Execute(commands) => transaction = Some(commands),
+            }
+        } else {
+            // The reply waits for the earlier ones. `EXEC` does not overlap them, so it is not here.
+            let mut behind = Output::new(self.output.protocol);
+            self.pending.push_back(match commands::run(self.session, words, &mut behind) {
+                CommandResult::Later(reply) => future::Either::Left(reply),
+                CommandResult::Done | CommandResult::Execute(_) => {
+                    future::Either::Right(future::ready(behind.bytes))
+                }
+            });
+        }
+        self.replied = self.output.bytes.len().saturating_sub(before);
+        transaction
+    }
+
+    /// Waits for the next pending reply.
+    async fn take(&mut self) {
+        if let Some(reply) = self.pending.next().await {
+            self.output.bytes.extend_from_slice(&reply);
+        }
+    }
+
+    /// Waits for all pending replies.
+    async fn finish(&mut self) {
+        while !self.pending.is_empty() {
+            self.take().await;
+        }
+    }
+
+    /// Writes the replies if there are many, before more commands run.
+    async fn write_if_long(&mut self, stream: &mut Box<dyn Connection>) -> io::Result<()> {
+        if self.output.bytes.len() >= WRITE_AT {
+            write(stream, &mut self.output.bytes).await?;
+        }
+        Ok(())
+    }
+}
+
 /// Serves a connection until either end closes it.
 pub(super) async fn serve(
     shared: Arc<Shared>,
@@ -92,7 +161,7 @@ pub(super) async fn serve(
 ) {
     let latency = shared.gate.metrics.latency("resp");
     let limits = shared.limits();
-    let serving = Serving {
+    let serving = RespConnection {
         stream,
         input: BytesMut::new(),
         parser: Parser::default(),
@@ -105,39 +174,39 @@ pub(super) async fn serve(
         held: None,
         connected: Instant::now(),
     };
-    // Whoever went away in the midst of it is not told.
+    // Errors mean that the client is gone.
     let _ = serving.run(stop).await;
 }
 
-struct Serving {
+struct RespConnection {
     stream: Box<dyn Connection>,
     input: BytesMut,
     parser: Parser,
     output: Output,
     pending: Pending,
     session: Session,
-    latency: Histogram,
+    latency: Arc<Latency>,
     limits: Limits,
-    /// When a command began of which only a part has come.
+    /// When the first part of an incomplete command arrived.
     begun: Option<Instant>,
-    /// What a long command is counted by.
+    /// The counted memory of a long command.
     held: Option<HeldBytes>,
     connected: Instant,
 }
 
-impl Serving {
+impl RespConnection {
     async fn run(mut self, mut stop: Stop) -> io::Result<()> {
         let mut chunk = READ_LEAST;
-        // Made once: it is asked at every read.
+        // Created once, and polled at every read.
         let stopped = async move {
-            // If nobody can tell it any more, it is over too.
+            // If the sender is gone, shut down as well.
             let _ = stop.wait_for(|stop| *stop).await;
         };
         tokio::pin!(stopped);
         let mut is_stopping = None;
         loop {
             if !self.has_room() {
-                return self.turn_away().await;
+                return self.reject_command().await;
             }
             if !self.session.may_check() {
                 chunk = READ_LEAST;
@@ -148,7 +217,7 @@ impl Serving {
                 Some(begun) => Some(begun + self.limits.head_timeout),
                 None => self.limits.idle_timeout.map(|idle| Instant::now() + idle),
             };
-            let deadline = [deadline, self.to_authenticate()].into_iter().flatten().min();
+            let deadline = [deadline, self.auth_deadline()].into_iter().flatten().min();
             let read = match is_stopping {
                 None => tokio::select! {
                     biased;
@@ -157,19 +226,19 @@ impl Serving {
                         is_stopping = Some(Instant::now());
                         continue;
                     }
-                    () = rest(deadline), if deadline.is_some() => return self.send_off().await,
+                    () = sleep_until(deadline), if deadline.is_some() => return self.close_after_timeout().await,
                 },
-                // What has come is still answered, what has not is not waited for: the sockets are looked at once more.
+                // Received commands are still answered, but no more are waited for: poll the socket once more.
                 Some(since) if since.elapsed() < LINGER => {
                     tokio::task::yield_now().await;
-                    // Twice: at the end of a turn nothing is read, whatever has come.
+                    // Twice: at the end of its share of bytes, the stream yields once without reading.
                     let read = self.stream.read_buf(&mut self.input).now_or_never();
                     match read.or_else(|| self.stream.read_buf(&mut self.input).now_or_never()) {
                         Some(read) => read?,
-                        None => return self.part().await,
+                        None => return self.close().await,
                     }
                 }
-                Some(_) => return self.part().await,
+                Some(_) => return self.close().await,
             };
             if read == 0 {
                 return Ok(());
@@ -177,9 +246,9 @@ impl Serving {
             chunk = if read == room { (2 * chunk).min(READ_MOST) } else { chunk };
             let began = Instant::now();
             self.session.look_up_access();
-            let patience = self.to_authenticate();
+            let patience = self.auth_deadline();
             let goes_on = Trace::of_batch().follow(self.answer(), |_| None).await?;
-            metrics::observe(&self.latency, began.elapsed());
+            self.latency.observe(began.elapsed());
             let is_amid = !self.input.is_empty() || self.parser.is_amid();
             self.begun = self.begun.or(Some(began)).filter(|_| is_amid);
             let written = write(&mut self.stream, &mut self.output.bytes);
@@ -188,18 +257,18 @@ impl Serving {
                 None => written.await?,
             }
             if !goes_on {
-                return self.part().await;
+                return self.close().await;
             }
-            self.rest_small();
+            self.shrink_buffers();
         }
     }
 
-    /// Until when the client has to present a token; `None` if it need not, or has.
-    fn to_authenticate(&self) -> Option<Instant> {
+    /// Returns the deadline for presenting a token; `None` if none is needed.
+    fn auth_deadline(&self) -> Option<Instant> {
         (!self.session.may_check()).then(|| self.connected + self.limits.auth_timeout)
     }
 
-    /// Whether there is room for what has come of a command and for the rest of it.
+    /// Returns whether the buffers have room for the current command.
     fn has_room(&mut self) -> bool {
         if self.input.len() > MAX_UNAUTHENTICATED && !self.session.may_check() {
             return false;
@@ -211,8 +280,8 @@ impl Serving {
         true
     }
 
-    /// Gives back what only a large batch needed.
-    fn rest_small(&mut self) {
+    /// Returns memory that only a large batch needed.
+    fn shrink_buffers(&mut self) {
         if self.input.len() <= KEPT {
             self.held = None;
         }
@@ -223,63 +292,48 @@ impl Serving {
         self.parser.shrink();
     }
 
-    /// Closes the connection of a client whose command there is no room for.
-    async fn turn_away(mut self) -> io::Result<()> {
+    /// Closes the connection of a client whose command does not fit into the buffers.
+    async fn reject_command(mut self) -> io::Result<()> {
         if self.session.may_check() {
-            let why = "the server holds as much as it may of what clients send; retry in 1 s";
+            let why = "the request and response buffers are full; retry in 1 s";
             self.output.error("ERR", why);
         } else {
             let why = format_args!(
-                "Authentication required: a command before AUTH has at most {MAX_UNAUTHENTICATED} bytes"
+                "Authentication required: before AUTH, a command must have at most {MAX_UNAUTHENTICATED} bytes"
             );
             self.output.error("NOAUTH", why);
         }
         write(&mut self.stream, &mut self.output.bytes).await?;
-        self.part().await
+        self.close().await
     }
 
-    /// Answers every command that has come whole; whether the connection goes on.
+    /// Answers all complete commands. Returns whether the connection continues.
     async fn answer(&mut self) -> io::Result<bool> {
         let Self { stream, input, parser, output, pending, session, limits, begun, .. } = self;
-        let (mut done, mut foreseen) = (0, 0);
-        let (mut turn, mut replied) = (Turn::default(), 0);
-        let mut waiting = Waiting::default();
+        let mut done = 0;
+        let mut batch = Batch {
+            output,
+            pending,
+            session,
+            limits,
+            waiting: WaitingCommands::default(),
+            turn: TimeSlice::default(),
+            replied: 0,
+        };
         let goes_on = loop {
-            if done >= foreseen {
-                foreseen = done + foresee(session, parser, &input[done..]);
-            }
+            let gate = batch.session.gate();
+            parser.look_ahead(&input[done..], |words| commands::prefetch(gate, words));
             let (used, parsed) = parser.next(&input[done..]);
             match parsed {
                 Parsed::Command(words) => {
                     *begun = None;
-                    turn.spend(COMMAND + REPLY_BYTE * std::mem::take(&mut replied)).await;
-                    let before = output.bytes.len();
-                    if !pending.is_empty() {
-                        let room =
-                            if commands::may_overlap(words) { limits.max_pipeline } else { 1 };
-                        while pending.len() >= room {
-                            take(pending, output).await;
-                        }
-                        // Without room, the command waits for the ones before it, and nothing more is read.
-                        while !waiting.has_room(pending.len(), session, limits) {
-                            take(pending, output).await;
+                    if let Some(transaction) = batch.run(words).await {
+                        for words in transaction.commands() {
+                            let _ = batch.run(words).await;
+                            batch.write_if_long(stream).await?;
                         }
                     }
-                    if pending.is_empty() {
-                        match commands::run(session, words, output) {
-                            Ran::Done => {}
-                            Ran::Later(reply) => pending.push_back(future::Either::Left(reply)),
-                        }
-                    } else {
-                        // It waits behind the others.
-                        let mut behind = Output::new(output.protocol);
-                        pending.push_back(match commands::run(session, words, &mut behind) {
-                            Ran::Done => future::Either::Right(future::ready(behind.bytes)),
-                            Ran::Later(reply) => future::Either::Left(reply),
-                        });
-                    }
-                    replied = output.bytes.len().saturating_sub(before);
-                    if session.is_over {
+                    if batch.session.is_over {
                         break false;
                     }
                 }
@@ -289,47 +343,42 @@ impl Serving {
                     break true;
                 }
                 Parsed::Wrong(error) => {
-                    while !pending.is_empty() {
-                        take(pending, output).await;
-                    }
-                    output.error("ERR", error);
+                    batch.finish().await;
+                    batch.output.error("ERR", error);
+                    batch.session.break_transaction();
                     if error.closes() {
                         break false;
                     }
                 }
             }
             done += used;
-            if output.bytes.len() >= WRITE_AT {
-                write(stream, &mut output.bytes).await?;
-            }
+            batch.write_if_long(stream).await?;
         };
-        while !pending.is_empty() {
-            take(pending, output).await;
-        }
+        batch.finish().await;
         input.advance(done);
         Ok(goes_on)
     }
 
-    /// Closes the connection of a client that took too long, and says so if it is in the midst of a command.
-    async fn send_off(mut self) -> io::Result<()> {
-        if let Some(deadline) = self.to_authenticate()
+    /// Closes the connection after a timeout, with an error if a command is incomplete.
+    async fn close_after_timeout(mut self) -> io::Result<()> {
+        if let Some(deadline) = self.auth_deadline()
             && deadline <= Instant::now()
         {
-            let within = humantime::format_duration(self.limits.auth_timeout);
-            let why = format!("Authentication required: no valid token came within {within}");
+            let within = DurationText(self.limits.auth_timeout);
+            let why = format!("Authentication required: no valid token arrived within {within}");
             self.output.error("NOAUTH", why);
             write(&mut self.stream, &mut self.output.bytes).await?;
         } else if self.begun.is_some() {
-            let within = humantime::format_duration(self.limits.head_timeout);
-            let told = format!("the rest of the command did not come within {within}");
-            self.output.error("ERR", told);
+            let within = DurationText(self.limits.head_timeout);
+            let message = format!("the rest of the command did not arrive within {within}");
+            self.output.error("ERR", message);
             write(&mut self.stream, &mut self.output.bytes).await?;
         }
-        self.part().await
+        self.close().await
     }
 
-    /// Closes the connection so that what was written arrives: a system that closes on unread bytes takes replies back.
-    async fn part(mut self) -> io::Result<()> {
+    /// Closes the connection so that the replies arrive: a close with unread bytes would reset the connection.
+    async fn close(mut self) -> io::Result<()> {
         self.stream.shutdown().await?;
         let mut unread = [0; 1024];
         let drained = async {
@@ -340,42 +389,21 @@ impl Serving {
     }
 }
 
-/// Looks at the next commands, so that what they need is there when they are carried out; how many bytes they have.
-fn foresee(session: &Session, parser: &Parser, input: &[u8]) -> usize {
-    let (mut scout, mut seen) = (Parser::default(), 0);
-    if parser.is_amid() {
-        return 0;
-    }
-    for _ in 0..AHEAD {
-        let (used, Parsed::Command(words)) = scout.next(&input[seen..]) else { break };
-        commands::prefetch(session.gate(), words);
-        seen += used;
-    }
-    seen
-}
-
-/// Waits for a time, or for ever.
-async fn rest(until: Option<Instant>) {
+/// Waits until a time; for ever if there is none.
+async fn sleep_until(until: Option<Instant>) {
     match until {
         Some(until) => tokio::time::sleep_until(until.into()).await,
         None => future::pending().await,
     }
 }
 
-/// Takes the next reply that was waited for.
-async fn take(pending: &mut Pending, output: &mut Output) {
-    if let Some(reply) = pending.next().await {
-        output.bytes.extend_from_slice(&reply);
-    }
-}
-
-/// Writes all of it, through whatever lies between.
+/// Writes and flushes all bytes.
 async fn write(
     stream: &mut (impl AsyncWrite + Unpin + ?Sized),
     bytes: &mut Vec<u8>,
 ) -> io::Result<()> {
     stream.write_all(bytes).await?;
-    // What TLS has taken is not yet on its way.
+    // TLS may have buffered the bytes.
     stream.flush().await?;
     bytes.clear();
     Ok(())

@@ -1,4 +1,4 @@
-//! Any bytes, in any pieces: the same commands, the same replies.
+//! Fuzz target for RESP: bytes in any pieces give the same commands and the same replies.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::config::Config;
 use crate::peer::Peer;
 use crate::shared::Shared;
 
-/// Commands: how the bytes are cut decides nothing. The first four bytes say how they are.
+/// Commands: how the bytes are split does not matter. The first four bytes define the split.
 pub fn resp(input: &[u8]) {
     let Some((lengths, bytes)) = input.split_first_chunk::<4>() else { return };
     let pieces = cut(bytes, lengths);
     let whole = parsed(&[bytes]);
     assert_eq!(whole, parsed(&pieces), "the commands of {lengths:?}");
-    let (one, other) = (asked(&[bytes]), asked(&pieces));
+    let (one, other) = (replies_of_new_server(&[bytes]), replies_of_new_server(&pieces));
     if is_timeless(&whole) {
         assert_eq!(one, other, "the replies to {lengths:?}");
     } else {
@@ -28,7 +28,7 @@ pub fn resp(input: &[u8]) {
     }
 }
 
-/// Pieces of these lengths and one more, in turn.
+/// Splits bytes into pieces of these lengths plus one, repeatedly.
 fn cut<'a>(mut bytes: &'a [u8], lengths: &[u8]) -> Vec<&'a [u8]> {
     let mut pieces = Vec::new();
     for &length in lengths.iter().cycle() {
@@ -43,17 +43,18 @@ fn cut<'a>(mut bytes: &'a [u8], lengths: &[u8]) -> Vec<&'a [u8]> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Seen {
+enum ParsedItem {
     Command(Vec<Vec<u8>>),
     Wrong(ProtocolError),
 }
 
-/// What a connection would see of these reads.
-fn parsed(pieces: &[&[u8]]) -> Vec<Seen> {
+/// Returns the commands that a connection would parse from these reads.
+fn parsed(pieces: &[&[u8]]) -> Vec<ParsedItem> {
     let (mut parser, mut input, mut seen) = (Parser::default(), Vec::new(), Vec::new());
     for piece in pieces {
         input.extend_from_slice(piece);
         loop {
+            parser.look_ahead(&input, |_| {});
             let (used, parsed) = parser.next(&input);
             match parsed {
                 Parsed::Command(words) => {
@@ -61,7 +62,7 @@ fn parsed(pieces: &[&[u8]]) -> Vec<Seen> {
                     assert!((1..=MAX_ARGUMENTS).contains(&words.len()));
                     assert!(words.iter().all(|word| word.len() <= MAX_ARGUMENT));
                     assert!(used > 0, "a command has bytes");
-                    seen.push(Seen::Command(words));
+                    seen.push(ParsedItem::Command(words));
                 }
                 Parsed::Nothing => assert!(used > 0, "nothing has bytes, too"),
                 Parsed::Incomplete => {
@@ -69,7 +70,7 @@ fn parsed(pieces: &[&[u8]]) -> Vec<Seen> {
                     break;
                 }
                 Parsed::Wrong(error) => {
-                    seen.push(Seen::Wrong(error));
+                    seen.push(ParsedItem::Wrong(error));
                     if error.closes() {
                         return seen;
                     }
@@ -82,13 +83,15 @@ fn parsed(pieces: &[&[u8]]) -> Vec<Seen> {
     seen
 }
 
-/// Whether what is replied has nothing to do with the time of day or the number of the connection.
-fn is_timeless(seen: &[Seen]) -> bool {
+/// Returns whether the replies do not depend on the time or the id of the connection.
+fn is_timeless(seen: &[ParsedItem]) -> bool {
     seen.iter().all(|seen| match seen {
-        Seen::Command(words) => [&b"PING"[..], b"ECHO", b"SELECT", b"COMMAND", b"CONFIG", b"QUIT"]
-            .iter()
-            .any(|name| words[0].eq_ignore_ascii_case(name)),
-        Seen::Wrong(_) => true,
+        ParsedItem::Command(words) => {
+            [&b"PING"[..], b"ECHO", b"SELECT", b"COMMAND", b"CONFIG", b"QUIT"]
+                .iter()
+                .any(|name| words[0].eq_ignore_ascii_case(name))
+        }
+        ParsedItem::Wrong(_) => true,
     })
 }
 
@@ -99,14 +102,14 @@ fn without_numbers(replies: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// What a server that nobody has asked before replies to these reads.
-fn asked(pieces: &[&[u8]]) -> Vec<u8> {
+/// Returns the replies of a new server to these reads.
+fn replies_of_new_server(pieces: &[&[u8]]) -> Vec<u8> {
     replies(&Arc::new(crate::fuzzing::shared(&Config::demo())), pieces)
 }
 
-/// What a server replies to these reads, until the client hangs up.
+/// Returns the replies of a server to these reads, until the client closes the connection.
 pub(crate) fn replies(shared: &Arc<Shared>, pieces: &[&[u8]]) -> Vec<u8> {
-    /// As much as fits into memory: nobody reads before the end.
+    /// Enough for all replies: the client only reads at the end.
     const ROOM: usize = 1 << 30;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     runtime.expect("a runtime").block_on(async {
@@ -117,7 +120,7 @@ pub(crate) fn replies(shared: &Arc<Shared>, pieces: &[&[u8]]) -> Vec<u8> {
         let mut serving = pin!(serving);
         let mut is_over = false;
         for piece in pieces {
-            // Whoever has been sent off cannot go on.
+            // The server may have closed the connection.
             if is_over || client.write_all(piece).await.is_err() {
                 break;
             }

@@ -1,17 +1,20 @@
-//! Commands out of bytes that come in pieces.
+//! Parses commands from bytes that arrive in pieces.
 //!
-//! A command is an array of bulk strings, or a line of words as people type it. Its arguments are told as pieces of the
-//! input, without a copy. What was looked at is not looked at again when more bytes come, nothing is allocated for a
-//! length before its bytes are there, and nothing nests, so there is no recursion.
+//! A command is an array of bulk strings, or a line of words (an inline command). Arguments are slices of the input,
+//! without a copy. Parsed bytes are not parsed again when more arrive, nothing is allocated for a length before its
+//! bytes arrive, and nothing nests, so there is no recursion. Commands can be parsed [ahead](Parser::look_ahead), so
+//! that the memory which they need is loaded before they run.
 //!
-//! What is over a limit of ours is read past and refused. What no limit allows leaves no way to find where the next
-//! command begins, so it closes the connection.
+//! A command above our limits is skipped and answered with an error. A command above the limits of Redis closes the
+//! connection, since the start of the next command cannot be found.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 
 use super::reply::Quoted;
 
-/// The most arguments of a command, its name among them.
+/// Maximum number of arguments, including the name.
 pub(super) const MAX_ARGUMENTS: usize = 64;
 /// The longest argument, in bytes.
 pub(super) const MAX_ARGUMENT: usize = 64 << 10;
@@ -19,28 +22,38 @@ pub(super) const MAX_ARGUMENT: usize = 64 << 10;
 pub(super) const MAX_COMMAND: usize = 128 << 10;
 /// The longest command in a line, in bytes.
 const MAX_LINE: usize = 64 << 10;
-/// Redis's own limits: the length of an argument, and the number of them.
+/// The limits of Redis: the length of an argument, and the number of arguments.
 const MAX_LENGTH: usize = 512 << 20;
 const MAX_COUNT: usize = 1 << 20;
-/// The digits of the greatest length, with some to spare.
+/// How many commands are parsed ahead.
+const AHEAD: usize = 16;
+/// No more commands are parsed ahead when they have this many arguments.
+const AHEAD_ARGUMENTS: usize = 128;
+/// Maximum number of digits of a length, with a reserve.
 const MAX_DIGITS: usize = 12;
 
-/// Makes commands of bytes.
+/// Parses commands.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
-    /// How much of the input has been looked at, from the beginning of the command.
+    /// How much of the input has been parsed, from the start of the command.
     at: usize,
-    /// How many arguments are still to come.
+    /// How many arguments are missing.
     missing: usize,
-    /// The length of the argument that comes next, if it is known already.
+    /// The length of the next argument, if it is known already.
     coming: Option<usize>,
-    /// Where the arguments are.
+    /// The positions of the arguments, of commands that were parsed ahead and of the current one.
     spans: Vec<Span>,
-    /// Why the command, which is read past, is refused.
+    /// The index of the first argument of the current command.
+    first: usize,
+    /// Commands that were parsed ahead.
+    ahead: VecDeque<AheadCommand>,
+    /// What follows them, if it was parsed as well.
+    after: Option<(usize, Progress)>,
+    /// Why the command, which is being skipped, is rejected.
     refused: Option<ProtocolError>,
-    /// How many bytes to read past.
+    /// How many bytes to skip.
     skip: usize,
-    /// The words of a line, without their quotes.
+    /// The words of a line, without quotes.
     words: Vec<u8>,
 }
 
@@ -50,6 +63,24 @@ struct Span {
     end: usize,
 }
 
+/// A command that was parsed ahead.
+#[derive(Debug)]
+struct AheadCommand {
+    /// Its length in bytes.
+    used: usize,
+    /// The indexes of its arguments.
+    spans: Range<usize>,
+}
+
+/// How far an array was parsed.
+#[derive(Clone, Copy, Debug)]
+enum Progress {
+    Complete,
+    Nothing,
+    Incomplete,
+    Wrong(ProtocolError),
+}
+
 /// The arguments of a command; the first is its name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arguments<'a> {
@@ -57,19 +88,19 @@ pub(super) struct Arguments<'a> {
     spans: &'a [Span],
 }
 
-/// What the input begins with.
+/// What the input starts with.
 #[derive(Debug)]
 pub(super) enum Parsed<'a> {
     Command(Arguments<'a>),
-    /// Something without meaning, such as an empty line: there may be more behind it.
+    /// Nothing, such as an empty line. More may follow.
     Nothing,
     /// A part of a command.
     Incomplete,
-    /// Something that is none; where it does not close the connection, there may be more behind it.
+    /// Not a command. If the error does not close the connection, more may follow.
     Wrong(ProtocolError),
 }
 
-/// Why bytes are no command.
+/// Why bytes are not a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub(super) enum ProtocolError {
@@ -95,65 +126,148 @@ impl<'a> Arguments<'a> {
         self.bytes.get(start..end)
     }
 
-    /// The first, the command's name.
+    /// Returns the name of the command.
     pub(super) fn name(self) -> &'a [u8] {
         self.at(0).unwrap_or_default()
     }
 
-    /// Those from `first` on.
+    /// Returns the arguments from `first` on.
     pub(super) fn from(self, first: usize) -> impl Iterator<Item = &'a [u8]> {
         (first..self.len()).filter_map(move |index| self.at(index))
     }
 }
 
+/// Commands that are stored after their input is gone.
+#[derive(Debug, Default)]
+pub(super) struct StoredCommands {
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+    /// The end of each command in `spans`.
+    ends: Vec<usize>,
+}
+
+impl StoredCommands {
+    pub(super) fn push(&mut self, words: Arguments<'_>) {
+        for word in words.from(0) {
+            let start = self.bytes.len();
+            self.bytes.extend_from_slice(word);
+            self.spans.push(Span { start, end: self.bytes.len() });
+        }
+        self.ends.push(self.spans.len());
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Returns the commands in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Arguments<'_>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let spans = starts.zip(&self.ends).filter_map(|(start, end)| self.spans.get(start..*end));
+        spans.map(|spans| Arguments { bytes: &self.bytes, spans })
+    }
+
+    /// Returns the most memory that one more command takes: the vectors may double.
+    pub(super) fn memory_of(words: Arguments<'_>) -> usize {
+        let bytes: usize = words.from(0).map(<[u8]>::len).sum();
+        2 * (bytes + words.len() * size_of::<Span>() + size_of::<usize>())
+    }
+}
+
 impl Parser {
-    /// Looks at the input: how many of its bytes are done with, and what it begins with. The rest, with more behind it,
-    /// is the input of the next call.
+    /// Parses the start of the input. Returns how many bytes are done, and what they are. The next call gets the rest
+    /// of the input, with more bytes after it.
     pub(super) fn next<'a>(&'a mut self, input: &'a [u8]) -> (usize, Parsed<'a>) {
-        if self.missing == 0 {
-            match input.first() {
-                None => return (0, Parsed::Incomplete),
-                Some(b'*') => {}
-                Some(_) => return self.line(input),
+        if let Some(AheadCommand { used, spans }) = self.ahead.pop_front() {
+            return (used, Parsed::Command(Arguments { bytes: input, spans: &self.spans[spans] }));
+        }
+        let (used, progress) = match self.after.take() {
+            Some(after) => after,
+            None if self.missing == 0 && !input.starts_with(b"*") => return self.line(input),
+            None => self.array(input),
+        };
+        let parsed = match progress {
+            Progress::Complete => {
+                Parsed::Command(Arguments { bytes: input, spans: &self.spans[self.first..] })
             }
+            Progress::Nothing => Parsed::Nothing,
+            Progress::Incomplete => Parsed::Incomplete,
+            Progress::Wrong(error) => Parsed::Wrong(error),
+        };
+        (used, parsed)
+    }
+
+    /// Parses the next commands, and calls `visit` with each. [`next`](Self::next) then returns them without parsing
+    /// them again. Inline commands are not parsed ahead.
+    pub(super) fn look_ahead(&mut self, input: &[u8], mut visit: impl FnMut(Arguments<'_>)) {
+        if !self.ahead.is_empty() || self.after.is_some() {
+            return;
+        }
+        if self.missing == 0 {
+            self.spans.clear();
+        }
+        let mut seen = 0;
+        while self.ahead.len() < AHEAD && self.spans.len() < AHEAD_ARGUMENTS {
+            let input = &input[seen..];
+            if self.missing == 0 && !input.starts_with(b"*") {
+                return;
+            }
+            let (used, progress) = self.array(input);
+            let Progress::Complete = progress else {
+                self.after = Some((used, progress));
+                return;
+            };
+            let spans = self.first..self.spans.len();
+            visit(Arguments { bytes: input, spans: &self.spans[spans.clone()] });
+            self.ahead.push_back(AheadCommand { used, spans });
+            seen += used;
+        }
+    }
+
+    /// Parses an array, or continues with one. Returns how many bytes are done.
+    fn array(&mut self, input: &[u8]) -> (usize, Progress) {
+        if self.missing == 0 {
             let (count, used) = match length(&input[1..], MAX_COUNT) {
                 Ok(Some(length)) => length,
-                Ok(None) => return (0, Parsed::Incomplete),
-                Err(Unusable) => return (0, Parsed::Wrong(ProtocolError::Count)),
+                Ok(None) => return (0, Progress::Incomplete),
+                Err(InvalidLength) => return (0, Progress::Wrong(ProtocolError::Count)),
             };
             self.at = 1 + used;
             if count == 0 {
-                return (std::mem::take(&mut self.at), Parsed::Nothing);
+                return (std::mem::take(&mut self.at), Progress::Nothing);
             }
             self.missing = count;
-            self.spans.clear();
+            if self.ahead.is_empty() {
+                self.spans.clear();
+            }
+            self.first = self.spans.len();
             if count > MAX_ARGUMENTS {
                 self.refused = Some(ProtocolError::TooManyArguments { count });
             }
         }
         match self.arguments(input) {
-            Err(error) => (0, Parsed::Wrong(error)),
+            Err(error) => (0, Progress::Wrong(error)),
             Ok(true) => {
                 let used = std::mem::take(&mut self.at);
                 match self.refused.take() {
-                    Some(refused) => (used, Parsed::Wrong(refused)),
-                    None => (used, Parsed::Command(Arguments { bytes: input, spans: &self.spans })),
+                    Some(refused) => (used, Progress::Wrong(refused)),
+                    None => (used, Progress::Complete),
                 }
             }
-            // What is refused is not kept.
+            // Do not keep a command that is rejected.
             Ok(false) if self.refused.is_some() => {
-                (std::mem::take(&mut self.at), Parsed::Incomplete)
+                (std::mem::take(&mut self.at), Progress::Incomplete)
             }
-            Ok(false) => (0, Parsed::Incomplete),
+            Ok(false) => (0, Progress::Incomplete),
         }
     }
 
-    /// Whether a part of a command has been looked at already.
+    /// Returns whether a part of a command has been parsed.
     pub(super) const fn is_amid(&self) -> bool {
         self.at > 0 || self.missing > 0
     }
 
-    /// Goes on with the arguments of an array; whether they are complete.
+    /// Continues with the arguments of an array. Returns whether they are complete.
     fn arguments(&mut self, input: &[u8]) -> Result<bool, ProtocolError> {
         while self.missing > 0 {
             if self.skip > 0 {
@@ -175,8 +289,9 @@ impl Parser {
                     if kind != b'$' {
                         return Err(ProtocolError::NotBulk { found: kind });
                     }
-                    let told = length(rest, MAX_LENGTH);
-                    let Some((bytes, used)) = told.map_err(|Unusable| ProtocolError::Length)?
+                    let parsed_items = length(rest, MAX_LENGTH);
+                    let Some((bytes, used)) =
+                        parsed_items.map_err(|InvalidLength| ProtocolError::Length)?
                     else {
                         return Ok(false);
                     };
@@ -213,8 +328,11 @@ impl Parser {
         Ok(true)
     }
 
-    /// A command in a line.
+    /// Parses an inline command.
     fn line<'a>(&'a mut self, input: &'a [u8]) -> (usize, Parsed<'a>) {
+        if input.is_empty() {
+            return (0, Parsed::Incomplete);
+        }
         let end = memchr::memchr(b'\n', &input[self.at..]).map(|end| self.at + end);
         if end.unwrap_or(input.len()) > MAX_LINE {
             return (0, Parsed::Wrong(ProtocolError::LineTooLong));
@@ -242,8 +360,8 @@ impl Parser {
         (end + 1, parsed)
     }
 
-    /// Splits a line into words: apart by spaces, in double quotes with escapes, or in single quotes as they stand. Returns
-    /// how many there are. Of those beyond the limit only the last is kept, in the place of the one before.
+    /// Splits a line into words, separated by spaces, with escapes in double quotes and without in single quotes.
+    /// Returns their number. Of the words beyond the limit, only the last is kept.
     fn split(&mut self, line: &[u8]) -> Result<usize, ProtocolError> {
         self.words.clear();
         self.spans.clear();
@@ -277,17 +395,17 @@ impl Parser {
         Ok(count)
     }
 
-    /// Gives back memory that only a long line needed.
+    /// Returns memory that only a long line needed.
     pub(super) fn shrink(&mut self) {
         self.words.clear();
         self.words.shrink_to(KEPT_WORDS);
     }
 }
 
-/// The bytes of words that a parser keeps room for between two commands.
+/// The size of the buffer for words that is kept between commands.
 const KEPT_WORDS: usize = 1024;
 
-/// Takes a word up to its closing quote; what follows it.
+/// Reads a word up to its closing quote, and returns the rest.
 fn unquote<'a>(
     quote: u8,
     mut inside: &'a [u8],
@@ -326,7 +444,7 @@ fn unquote<'a>(
     }
 }
 
-/// The value of a digit that is one.
+/// Returns the value of a valid hexadecimal digit.
 const fn hex(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',
@@ -334,7 +452,7 @@ const fn hex(digit: u8) -> u8 {
     }
 }
 
-/// A browser that took the wrong port, or somebody who made it.
+/// Returns whether the words are an HTTP request, sent by mistake or by a malicious page.
 fn is_http(words: Arguments<'_>) -> bool {
     let last = words.at(words.len() - 1).unwrap_or_default();
     last.starts_with(b"HTTP/")
@@ -342,11 +460,11 @@ fn is_http(words: Arguments<'_>) -> bool {
         || words.name().eq_ignore_ascii_case(b"Host:")
 }
 
-/// A length that is none, or that no limit allows.
-struct Unusable;
+/// An invalid length, or one above the limits of Redis.
+struct InvalidLength;
 
-/// A length and its line's end, if they are there; and how many bytes they take.
-fn length(line: &[u8], most: usize) -> Result<Option<(usize, usize)>, Unusable> {
+/// Parses a length and its line end, if they are complete. Returns the length and the bytes used.
+fn length(line: &[u8], most: usize) -> Result<Option<(usize, usize)>, InvalidLength> {
     let mut value = 0;
     for (digits, &byte) in line.iter().enumerate() {
         match byte {
@@ -355,17 +473,17 @@ fn length(line: &[u8], most: usize) -> Result<Option<(usize, usize)>, Unusable> 
                 return match line.get(digits + 1) {
                     None => Ok(None),
                     Some(b'\n') if value <= most => Ok(Some((value, digits + 2))),
-                    Some(_) => Err(Unusable),
+                    Some(_) => Err(InvalidLength),
                 };
             }
-            _ => return Err(Unusable),
+            _ => return Err(InvalidLength),
         }
     }
     Ok(None)
 }
 
 impl ProtocolError {
-    /// Whether nobody knows where the next command would begin, or nobody should.
+    /// Returns whether the error closes the connection, because the start of the next command is unknown or unsafe.
     pub(super) const fn closes(self) -> bool {
         match self {
             Self::TooManyArguments { .. }
@@ -397,7 +515,7 @@ impl fmt::Display for ProtocolError {
             Self::UnbalancedQuotes => {
                 write!(
                     f,
-                    "Protocol error: unbalanced quotes; close each, and put a space behind it"
+                    "Protocol error: unbalanced quotes; close each quote and put a space after it"
                 )
             }
             Self::LineTooLong => {
@@ -411,9 +529,11 @@ impl fmt::Display for ProtocolError {
                 write!(f, "Protocol error: expected '$', got {}", Quoted(&[*found]))
             }
             Self::NoLineEnd => {
-                write!(f, "Protocol error: an argument is longer than its length says")
+                write!(f, "Protocol error: an argument is longer than its announced length")
             }
-            Self::Http => write!(f, "this is HTTP on a port for RESP; HTTP has a port of its own"),
+            Self::Http => {
+                write!(f, "this is the RESP port, but the request is HTTP; use the HTTP port")
+            }
         }
     }
 }
@@ -425,28 +545,40 @@ mod tests {
     use proptest::prelude::*;
 
     #[derive(Clone, Debug, PartialEq, Eq)]
-    enum Told {
+    enum ParsedItem {
         Command(Vec<Vec<u8>>),
         Wrong(ProtocolError),
     }
 
-    /// What is told of input that comes in these pieces; and the most that was kept of it.
-    fn told(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> (Vec<Told>, usize) {
+    /// Parses input that arrives in these pieces. Returns the results, and the most bytes that were kept.
+    fn parsed_items(
+        pieces: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> (Vec<ParsedItem>, usize) {
+        parse(pieces, |_, _| {})
+    }
+
+    /// Does the same after `prepare` has seen the parser and the input.
+    fn parse(
+        pieces: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        mut prepare: impl FnMut(&mut Parser, &[u8]),
+    ) -> (Vec<ParsedItem>, usize) {
         let mut parser = Parser::default();
-        let (mut kept, mut most, mut told) = (Vec::new(), 0, Vec::new());
+        let (mut kept, mut most, mut parsed_items) = (Vec::new(), 0, Vec::new());
         for piece in pieces {
             kept.extend_from_slice(piece.as_ref());
             loop {
+                prepare(&mut parser, &kept);
                 let (used, parsed) = parser.next(&kept);
                 match parsed {
                     Parsed::Command(words) => {
-                        told.push(Told::Command(words.from(0).map(<[u8]>::to_vec).collect()));
+                        parsed_items
+                            .push(ParsedItem::Command(words.from(0).map(<[u8]>::to_vec).collect()));
                     }
                     Parsed::Nothing => {}
                     Parsed::Wrong(error) => {
-                        told.push(Told::Wrong(error));
+                        parsed_items.push(ParsedItem::Wrong(error));
                         if error.closes() {
-                            return (told, most);
+                            return (parsed_items, most);
                         }
                     }
                     Parsed::Incomplete => {
@@ -458,15 +590,15 @@ mod tests {
             }
             most = most.max(kept.len());
         }
-        (told, most)
+        (parsed_items, most)
     }
 
-    fn whole(input: &[u8]) -> Vec<Told> {
-        told([input]).0
+    fn whole(input: &[u8]) -> Vec<ParsedItem> {
+        parsed_items([input]).0
     }
 
-    fn command(words: &[&[u8]]) -> Told {
-        Told::Command(words.iter().map(|word| word.to_vec()).collect())
+    fn command(words: &[&[u8]]) -> ParsedItem {
+        ParsedItem::Command(words.iter().map(|word| word.to_vec()).collect())
     }
 
     fn array(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
@@ -498,19 +630,20 @@ mod tests {
         assert_eq!(read(r#"a "b c" '' "\x41\n\"\q""#), [command(&[b"a", b"b c", b"", b"A\n\"q"])]);
         assert_eq!(read(r"'it\'s' '\n'"), [command(&[b"it's", b"\\n"])]);
         for unbalanced in [r#"a "b"#, r#"a "b"c"#, "a 'b", r#"a "b\"#] {
-            assert_eq!(read(unbalanced), [Told::Wrong(ProtocolError::UnbalancedQuotes)]);
+            assert_eq!(read(unbalanced), [ParsedItem::Wrong(ProtocolError::UnbalancedQuotes)]);
         }
     }
 
+    /// Fault E9.
     #[test]
-    fn e9_lengths_that_no_limit_allows_are_told_at_once() {
-        let count = Told::Wrong(ProtocolError::Count);
+    fn lengths_that_no_limit_allows_are_told_at_once() {
+        let count = ParsedItem::Wrong(ProtocolError::Count);
         for input in
             ["*-1\r", "*1048577\r\n", "*99999999999999999999", "*\r\n", "*1x", "* 1", "*+1"]
         {
             assert_eq!(whole(input.as_bytes()), std::slice::from_ref(&count), "{input:?}");
         }
-        let length = Told::Wrong(ProtocolError::Length);
+        let length = ParsedItem::Wrong(ProtocolError::Length);
         let lengths = [
             "-1\r",
             "536870913\r\n",
@@ -526,11 +659,12 @@ mod tests {
             let input = format!("*1\r\n${input}");
             assert_eq!(whole(input.as_bytes()), std::slice::from_ref(&length), "{input:?}");
         }
-        assert_eq!(whole(b"*1\r\n$1\r\nab\r\n"), [Told::Wrong(ProtocolError::NoLineEnd)]);
+        assert_eq!(whole(b"*1\r\n$1\r\nab\r\n"), [ParsedItem::Wrong(ProtocolError::NoLineEnd)]);
     }
 
+    /// Fault E9.
     #[test]
-    fn e9_nothing_is_allocated_ahead_of_bytes() {
+    fn nothing_is_allocated_ahead_of_bytes() {
         let mut parser = Parser::default();
         let input = b"*1048576\r\n$536870912\r\nabc";
         let (used, parsed) = parser.next(input);
@@ -539,14 +673,16 @@ mod tests {
         assert!(held < 4096, "{held}");
     }
 
+    /// Fault E10.
     #[test]
-    fn e10_arrays_do_not_nest() {
+    fn arrays_do_not_nest() {
         let deep = b"*1\r\n".repeat(100_000);
-        assert_eq!(whole(&deep), [Told::Wrong(ProtocolError::NotBulk { found: b'*' })]);
+        assert_eq!(whole(&deep), [ParsedItem::Wrong(ProtocolError::NotBulk { found: b'*' })]);
     }
 
+    /// Fault D3.
     #[test]
-    fn d3_what_is_over_a_limit_is_read_past_and_never_kept() {
+    fn what_is_over_a_limit_is_read_past_and_never_kept() {
         let long = vec![b'x'; 10 << 20];
         let many = vec![b"x"; 100_000];
         let heavy = vec![vec![b'x'; MAX_ARGUMENT]; 3];
@@ -560,8 +696,8 @@ mod tests {
         ];
         for (mut input, error) in cases {
             input.extend_from_slice(b"PING\r\n");
-            let (told, most) = told(input.chunks(4096));
-            assert_eq!(told, [Told::Wrong(error), command(&[b"PING"])]);
+            let (parsed_items, most) = parsed_items(input.chunks(4096));
+            assert_eq!(parsed_items, [ParsedItem::Wrong(error), command(&[b"PING"])]);
             assert!(most <= MAX_COMMAND + 4096, "{error:?}: {most}");
         }
     }
@@ -569,22 +705,23 @@ mod tests {
     #[test]
     fn what_is_at_its_limit_is_read() {
         let longest = vec![b'x'; MAX_ARGUMENT];
-        let told = whole(&array(&[&b"ECHO"[..], &longest]));
-        assert_eq!(told, [command(&[b"ECHO", &longest])]);
+        let parsed_items = whole(&array(&[&b"ECHO"[..], &longest]));
+        assert_eq!(parsed_items, [command(&[b"ECHO", &longest])]);
         let most = [&b"x"[..]; MAX_ARGUMENTS];
         assert_eq!(whole(&array(&most)), [command(&most)]);
     }
 
     #[test]
     fn a_line_without_end_is_given_up() {
-        let (told, most) = told(vec![b'x'; 2 * MAX_LINE].chunks(4096));
-        assert_eq!(told, [Told::Wrong(ProtocolError::LineTooLong)]);
+        let (parsed_items, most) = parsed_items(vec![b'x'; 2 * MAX_LINE].chunks(4096));
+        assert_eq!(parsed_items, [ParsedItem::Wrong(ProtocolError::LineTooLong)]);
         assert!(most <= MAX_LINE + 4096, "{most}");
     }
 
+    /// Fault E13.
     #[test]
-    fn e13_http_is_recognised() {
-        let http = [Told::Wrong(ProtocolError::Http)];
+    fn http_is_recognised() {
+        let http = [ParsedItem::Wrong(ProtocolError::Http)];
         assert_eq!(whole(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), http);
         assert_eq!(whole(b"PRI * HTTP/2.0\r\n"), http);
         assert_eq!(whole(b"post /v1/check\r\n"), http);
@@ -592,7 +729,33 @@ mod tests {
         assert_eq!(whole(b"GET a\r\n"), [command(&[b"GET", b"a"])]);
     }
 
-    /// Commands in arrays and lines, what is refused, what has no meaning, and noise.
+    /// Splits input into pieces of these sizes, repeatedly.
+    fn pieces<'a>(input: &'a [u8], sizes: &[usize]) -> impl Iterator<Item = &'a [u8]> {
+        let mut sizes = sizes.iter().cycle();
+        let mut rest = input;
+        std::iter::from_fn(move || {
+            let size = (*sizes.next()?).min(rest.len());
+            let (piece, behind) = rest.split_at(size);
+            rest = behind;
+            (size > 0).then_some(piece)
+        })
+    }
+
+    #[test]
+    fn commands_are_parsed_ahead_up_to_a_bound() {
+        let input = array(&[&b"PING"[..], b"a"]).repeat(100);
+        let (mut parser, mut visited, mut rest) = (Parser::default(), 0, &input[..]);
+        for command in 0..100 {
+            parser.look_ahead(rest, |_| visited += 1);
+            assert_eq!(visited, ((command / AHEAD + 1) * AHEAD).min(100));
+            let (used, Parsed::Command(words)) = parser.next(rest) else { panic!("{command}") };
+            assert_eq!(words.at(1), Some(&b"a"[..]));
+            rest = &rest[used..];
+        }
+        assert!(parser.spans.capacity() <= 2 * AHEAD_ARGUMENTS, "{}", parser.spans.capacity());
+    }
+
+    /// Commands in arrays and lines, rejected commands, empty input, and noise.
     fn input() -> impl Strategy<Value = Vec<u8>> {
         let word = vec(any::<u8>(), 0..12);
         let part = prop_oneof![
@@ -609,17 +772,27 @@ mod tests {
     proptest! {
         #![proptest_config(tallygate_testkit::cases(128))]
 
+        /// Fault E11.
         #[test]
-        fn e11_pieces_of_any_size_give_the_same_commands(input in input(), sizes in vec(1..40_usize, 1..20)) {
-            let mut sizes = sizes.into_iter().cycle();
-            let mut rest = &input[..];
-            let pieces = std::iter::from_fn(|| {
-                let size = sizes.next()?.min(rest.len());
-                let (piece, behind) = rest.split_at(size);
-                rest = behind;
-                (size > 0).then_some(piece)
+        fn pieces_of_any_size_give_the_same_commands(input in input(), sizes in vec(1..40_usize, 1..20)) {
+            prop_assert_eq!(parsed_items(pieces(&input, &sizes)).0, whole(&input));
+        }
+
+        /// Commands that are parsed ahead are the same, and each array is visited once.
+        #[test]
+        fn looking_ahead_changes_no_command(input in input(), sizes in vec(1..400_usize, 1..20)) {
+            let mut visited = Vec::new();
+            let (ahead, _) = parse(pieces(&input, &sizes), |parser, input| {
+                parser.look_ahead(input, |words| visited.push(words.from(0).map(<[u8]>::to_vec).collect::<Vec<_>>()));
+                assert!(parser.ahead.len() <= AHEAD, "{}", parser.ahead.len());
+                assert!(parser.spans.len() < 2 * AHEAD_ARGUMENTS, "{}", parser.spans.len());
             });
-            prop_assert_eq!(told(pieces).0, whole(&input));
+            prop_assert_eq!(&ahead, &whole(&input));
+            // Visited commands are a part of all commands, in order; inline commands are not visited.
+            let mut all = ahead.iter();
+            for words in visited {
+                prop_assert!(all.any(|item| *item == ParsedItem::Command(words.clone())), "{:?}", words);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What is answered, in RESP2 or RESP3.
+//! Writes replies in RESP2 or RESP3.
 //!
-//! Replies of a pipeline are gathered in one buffer. Errors are one line of bounded length, whatever they quote.
+//! The replies of a pipeline are collected in one buffer. Errors are one line of bounded length, whatever they quote.
 
 use std::fmt::{self, Write as _};
 
@@ -27,14 +27,14 @@ impl Output {
         Self { bytes: Vec::new(), protocol }
     }
 
-    /// A word such as `OK`.
+    /// Writes a word such as `OK`.
     pub(super) fn simple(&mut self, word: &str) {
         self.bytes.push(b'+');
         self.bytes.extend_from_slice(word.as_bytes());
         self.end();
     }
 
-    /// What is wrong: a code for programs, a text for people.
+    /// Writes an error: a code for programs, and a text.
     pub(super) fn error(&mut self, code: &str, text: impl fmt::Display) {
         self.bytes.push(b'-');
         self.bytes.extend_from_slice(code.as_bytes());
@@ -50,22 +50,12 @@ impl Output {
         self.headed(b':', value);
     }
 
-    /// A number that may be more than RESP's integers can say: then it is told as the largest.
+    /// Writes a number. One above the integers of RESP is written as the largest integer.
     pub(super) fn count(&mut self, value: u64) {
         self.integer(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
-    /// Yes or no: 1 or 0 in RESP2.
-    pub(super) fn boolean(&mut self, value: bool) {
-        match self.protocol {
-            Protocol::Resp2 => self.integer(value.into()),
-            Protocol::Resp3 => {
-                self.bytes.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" });
-            }
-        }
-    }
-
-    /// Bytes of any kind.
+    /// Writes a bulk string.
     pub(super) fn bulk(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
         self.headed(b'$', length(bytes.len()));
@@ -73,7 +63,7 @@ impl Output {
         self.end();
     }
 
-    /// Nothing.
+    /// Writes null.
     pub(super) fn null(&mut self) {
         self.bytes.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",
@@ -81,16 +71,32 @@ impl Output {
         });
     }
 
-    /// A list; so many replies follow.
+    /// Writes null in place of an array.
+    pub(super) fn null_array(&mut self) {
+        self.bytes.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"*-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// Starts an array; `items` replies follow.
     pub(super) fn array(&mut self, items: usize) {
         self.headed(b'*', length(items));
     }
 
-    /// Names and values; so many pairs follow. In RESP2 a list of both in turn.
+    /// Starts a map; `pairs` names and values follow. In RESP2 it is an array.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(2 * pairs),
             Protocol::Resp3 => self.headed(b'%', length(pairs)),
+        }
+    }
+
+    /// Starts a set; `items` replies follow. In RESP2 it is an array.
+    pub(super) fn set(&mut self, items: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.array(items),
+            Protocol::Resp3 => self.headed(b'~', length(items)),
         }
     }
 
@@ -109,22 +115,22 @@ fn length(items: usize) -> i64 {
     i64::try_from(items).unwrap_or(i64::MAX)
 }
 
-/// Bytes that somebody sent, to be quoted: printable, whatever they are.
+/// Bytes of a client in quotes, with escapes.
 pub(super) struct Quoted<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // More of it than fits is not worth the work.
-        let told = &self.0[..self.0.len().min(MAX_QUOTED)];
-        let cut = if told.len() < self.0.len() { "..." } else { "" };
-        write!(f, "'{}{cut}'", told.escape_ascii())
+        // Do not escape more than is shown.
+        let shown = &self.0[..self.0.len().min(MAX_QUOTED)];
+        let cut = if shown.len() < self.0.len() { "..." } else { "" };
+        write!(f, "'{}{cut}'", shown.escape_ascii())
     }
 }
 
-/// The most that is quoted, in bytes.
+/// Maximum number of quoted bytes.
 const MAX_QUOTED: usize = 64;
 
-/// One line with room for so many bytes. It fails when it is full.
+/// A line with room for a number of bytes. Writing fails when it is full.
 struct Line<'a> {
     bytes: &'a mut Vec<u8>,
     room: usize,
@@ -135,14 +141,14 @@ impl fmt::Write for Line<'_> {
         for character in text.chars() {
             let mut utf8 = [0; 4];
             let escaped;
-            let told: &[u8] = if character.is_control() {
+            let shown: &[u8] = if character.is_control() {
                 escaped = character.escape_default().to_string();
                 escaped.as_bytes()
             } else {
                 character.encode_utf8(&mut utf8).as_bytes()
             };
-            self.room = self.room.checked_sub(told.len()).ok_or(fmt::Error)?;
-            self.bytes.extend_from_slice(told);
+            self.room = self.room.checked_sub(shown.len()).ok_or(fmt::Error)?;
+            self.bytes.extend_from_slice(shown);
         }
         Ok(())
     }
@@ -158,16 +164,18 @@ mod tests {
         String::from_utf8(output.bytes).expect("text")
     }
 
+    /// Fault H5.
     #[test]
-    fn h5_a_line_end_in_an_error_is_escaped() {
+    fn a_line_end_in_an_error_is_escaped() {
         let text = written(Protocol::Resp2, |out| out.error("ERR", "a\r\n+OK\r\n\0\u{85}é"));
         assert_eq!(text, "-ERR a\\r\\n+OK\\r\\n\\u{0}\\u{85}é\r\n");
         let quoted = written(Protocol::Resp2, |out| out.error("ERR", Quoted(b"x\r\n\xff")));
         assert_eq!(quoted, "-ERR 'x\\\\r\\\\n\\\\xff'\r\n".replace("\\\\", "\\"));
     }
 
+    /// Fault E8.
     #[test]
-    fn e8_an_error_has_a_bounded_length_whatever_it_quotes() {
+    fn an_error_has_a_bounded_length_whatever_it_quotes() {
         let long = "é\n".repeat(100_000);
         let text = written(Protocol::Resp2, |out| out.error("ERR", &long));
         assert!(text.len() <= "-ERR ...\r\n".len() + MAX_ERROR, "{}", text.len());
@@ -181,18 +189,19 @@ mod tests {
         let write = |out: &mut Output| {
             out.map(1);
             out.bulk("a");
-            out.boolean(true);
+            out.set(0);
             out.null();
+            out.null_array();
             out.count(u64::MAX);
             out.integer(i64::MIN);
         };
         assert_eq!(
             written(Protocol::Resp2, write),
-            "*2\r\n$1\r\na\r\n:1\r\n$-1\r\n:9223372036854775807\r\n:-9223372036854775808\r\n"
+            "*2\r\n$1\r\na\r\n*0\r\n$-1\r\n*-1\r\n:9223372036854775807\r\n:-9223372036854775808\r\n"
         );
         assert_eq!(
             written(Protocol::Resp3, write),
-            "%1\r\n$1\r\na\r\n#t\r\n_\r\n:9223372036854775807\r\n:-9223372036854775808\r\n"
+            "%1\r\n$1\r\na\r\n~0\r\n_\r\n_\r\n:9223372036854775807\r\n:-9223372036854775808\r\n"
         );
     }
 }

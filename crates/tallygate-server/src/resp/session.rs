@@ -1,51 +1,55 @@
-//! What the server knows about the client of a connection, and the commands by which clients introduce themselves and look around.
+//! The state of a connection, and the commands about it.
 //!
-//! Commands of Redis that mean nothing here are answered as Redis would, where there is a sensible answer: clients send
-//! `HELLO`, `CLIENT SETINFO`, `SELECT 0` or `COMMAND DOCS` before anything else, and close the connection after an error.
+//! Commands of Redis that have no meaning here are answered as Redis would, where that makes sense: clients send
+//! `HELLO`, `CLIENT SETINFO`, `SELECT 0` or `COMMAND DOCS` first, and close the connection after an error.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arguments::Mistake;
-use super::commands::{DONE, Outcome, Ran};
+use super::commands::{CommandResult, DONE, Outcome};
 use super::parse::Arguments;
 use super::reply::{Output, Protocol, Quoted};
-use crate::aside::aside_in_order;
-use crate::config::{Denied, Given, Limits, Role};
+use super::transaction::Transaction;
+use crate::background::run_in_background_in_order;
+use crate::client_budgets::{BudgetOwner, HeldBytes};
+use crate::config::{AccessDenied, Limits, Role, TokenDigest};
 use crate::gate::Gate;
-use crate::holdings::HeldBytes;
 use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
 use crate::shared::Shared;
 
 const SURFACE: &str = "resp";
 
-/// What a client has said about itself.
+/// The state of a connection.
 pub(super) struct Session {
     shared: Arc<Shared>,
     peer: Peer,
     id: u64,
     name: Box<[u8]>,
-    /// The token that it presented. Its role is looked up again with every batch of commands: the token may have been revoked.
-    token: Option<Given>,
-    /// Whether it may check, as of the last look.
+    /// The token of the client. Its role is looked up with every batch of commands, because the token may have been
+    /// revoked.
+    token: Option<TokenDigest>,
+    /// Whether the client may check, according to the last lookup.
     may_check: bool,
-    /// Whether it has sent `QUIT`.
+    /// The commands since `MULTI`.
+    pub(super) transaction: Option<Box<Transaction>>,
+    /// Whether the client has sent `QUIT`.
     pub(super) is_over: bool,
 }
 
-/// The longest name that a client may give itself, in bytes.
+/// The longest name of a connection, in bytes.
 const LONGEST_NAME: usize = 256;
 
-/// Longer ones are not even hashed: no token is as long.
+/// Longer tokens are not hashed: no valid token is as long.
 const LONGEST_TOKEN: usize = 1024;
 
-/// The version of Redis whose clients are understood.
+/// The version of Redis that is reported to clients.
 const REDIS_VERSION: &str = "7.2.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What `CONFIG GET` knows: nothing is kept on a disk. redis-benchmark asks for it.
+/// The settings of `CONFIG GET`, which redis-benchmark reads.
 const CONFIG: [(&str, &str); 3] = [("save", ""), ("appendonly", "no"), ("databases", "1")];
 
 impl Session {
@@ -53,96 +57,115 @@ impl Session {
         static CONNECTED: AtomicU64 = AtomicU64::new(1);
         let id = CONNECTED.fetch_add(1, Ordering::Relaxed);
         let (name, token) = (Box::default(), None);
-        let mut session = Self { shared, peer, id, name, token, may_check: false, is_over: false };
+        let (may_check, transaction, is_over) = (false, None, false);
+        let mut session = Self { shared, peer, id, name, token, may_check, transaction, is_over };
         session.look_up_access();
         session
     }
 
-    /// Room for bytes that this client makes the server hold, if there is any.
+    /// Counts buffered bytes of this client, if the limits allow it.
     pub(super) fn hold(&self, bytes: usize, limits: &Limits) -> Option<HeldBytes> {
-        self.shared.hold(self.shared.holder(self.peer), bytes, limits)
+        self.shared.hold(self.owner(), bytes, limits)
     }
 
-    /// Whether the client may check: it has presented a token, or needs none.
+    /// Returns the limits per client in force.
+    pub(super) fn limits(&self) -> Limits {
+        self.shared.limits()
+    }
+
+    /// Returns the owner of the budget of this connection.
+    pub(super) fn owner(&self) -> BudgetOwner {
+        self.shared.holder(self.peer)
+    }
+
+    /// Returns whether the client may check: it has presented a token, or needs none.
     pub(super) const fn may_check(&self) -> bool {
         self.may_check
     }
 
-    /// Looks up whether the client may check, by the configuration that is in force now.
+    /// Looks up whether the client may check, by the configuration in force.
     pub(super) fn look_up_access(&mut self) {
         let settings = self.shared.settings.load();
-        self.may_check = settings.tokens.admit(Role::Check, || self.token, || false).is_ok();
+        self.may_check = settings.tokens.authorize(Role::Check, || self.token, || false).is_ok();
     }
 
-    /// The gate that decides for this client.
+    /// Returns the gate.
     pub(super) fn gate(&self) -> &Arc<Gate> {
         &self.shared.gate
     }
 
-    /// Returns whether the client may run a command of a role. If not, writes why.
+    /// Returns whether the client may run a command of a role. If not, writes an error.
     pub(super) fn may(&self, role: Option<Role>, out: &mut Output) -> bool {
         let denied = match role {
             None => return true,
             Some(Role::Check) if self.may_check => return true,
             Some(role) => {
                 let is_operator = || self.shared.is_operator(self.peer);
-                match self.shared.admit(SURFACE, role, || self.token, is_operator) {
+                match self.shared.authorize(SURFACE, role, || self.token, is_operator) {
                     Ok(()) => return true,
                     Err(denied) => denied,
                 }
             }
         };
         let (kind, why) = match (denied, role) {
-            (Denied::NoToken, Some(Role::Admin)) if self.may_check => {
-                ("NOAUTH", "Authentication required: AUTH with an admin token first")
+            (AccessDenied::NoToken, Some(Role::Admin)) if self.may_check => {
+                ("NOAUTH", "Authentication required: use AUTH with an admin token first")
             }
-            (Denied::NoToken, _) => ("NOAUTH", "Authentication required."),
-            (Denied::CheckToken, _) => {
-                ("NOPERM", "this is for the operator; your token lets you check")
+            (AccessDenied::NoToken, _) => ("NOAUTH", "Authentication required."),
+            (AccessDenied::CheckToken, _) => {
+                ("NOPERM", "this needs an admin token; the token sent is a check token")
             }
-            (Denied::AdminClosed, _) => (
+            (AccessDenied::AdminClosed, _) => (
                 "NOPERM",
-                "admin is closed: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
+                "admin commands are disabled: configure a token in `[auth] admin`, connect over a Unix socket as the server's own user, or set `[admin] loopback = true`",
             ),
         };
         out.error(kind, why);
         false
     }
 
-    fn refuse(&self, kind: &'static str, why: &str, out: &mut Output) {
+    fn reject_token(&self, kind: &'static str, why: &str, out: &mut Output) {
         let labels = SurfaceLabels { surface: SURFACE };
-        self.shared.gate.metrics.tokens_refused.get_or_create(&labels).inc();
+        self.shared.gate.metrics.tokens_rejected.get_or_create(&labels).inc();
         out.error(kind, why);
     }
 
     pub(super) fn auth<'a>(&mut self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
         let token = words.from(1).last().ok_or(Mistake::Usage)?;
-        if self.log_in(token, out) {
+        if self.authenticate(token, out) {
             out.simple("OK");
         }
         DONE
     }
 
-    /// Takes a token if it is a right one. If not, writes why. There are no users: any name will do.
-    fn log_in(&mut self, token: &[u8], out: &mut Output) -> bool {
+    /// Accepts a valid token, or writes an error. There are no users, so any user name works.
+    fn authenticate(&mut self, token: &[u8], out: &mut Output) -> bool {
         if token.len() > LONGEST_TOKEN {
-            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+            self.reject_token(
+                "WRONGPASS",
+                "invalid username-password pair or user is disabled.",
+                out,
+            );
             return false;
         }
-        let given = Given::new(token);
-        let is_right = {
+        let given = TokenDigest::new(token);
+        let is_valid = {
             let settings = self.shared.settings.load();
             let tokens = &settings.tokens;
-            if !tokens.guard_checks() && !tokens.guard_administration() {
+            if !tokens.checks_need_token() && !tokens.admin_needs_token() {
                 let why =
                     "AUTH called without any password configured: the configuration has no tokens";
                 out.error("ERR", why);
                 return false;
             }
-            tokens.is_right(given)
+            tokens.is_valid(given)
         };
-        if !is_right {
-            self.refuse("WRONGPASS", "invalid username-password pair or user is disabled.", out);
+        if !is_valid {
+            self.reject_token(
+                "WRONGPASS",
+                "invalid username-password pair or user is disabled.",
+                out,
+            );
             return false;
         }
         self.token = Some(given);
@@ -150,7 +173,7 @@ impl Session {
         true
     }
 
-    /// Greets the client, and takes its token and its name: all of it, or nothing.
+    /// Runs `HELLO`: accepts the protocol, the token and the name, or none of them.
     pub(super) fn hello<'a>(&mut self, words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
         let protocol = match words.at(1) {
             None => out.protocol,
@@ -179,12 +202,12 @@ impl Session {
         if name.is_some_and(|name| !is_name(name)) {
             return bad_name(out);
         }
-        if token.is_some_and(|token| !self.log_in(token, out)) {
+        if token.is_some_and(|token| !self.authenticate(token, out)) {
             return DONE;
         }
         if !self.may_check {
             let why = "HELLO must be called with the client already authenticated, or with AUTH user token";
-            self.refuse("NOAUTH", why, out);
+            self.reject_token("NOAUTH", why, out);
             return DONE;
         }
         if let Some(name) = name {
@@ -223,7 +246,7 @@ impl Session {
                 out.simple("OK");
             }
             (b"SETNAME", Some(_), 3) => return bad_name(out),
-            // What a client is made with, and what Redis may not forget: nothing here depends on it.
+            // The library of a client and eviction hints do not matter here.
             (b"SETINFO", Some(_), 4) | (b"NO-EVICT" | b"NO-TOUCH", Some(_), 3) => out.simple("OK"),
             (b"INFO" | b"LIST", None, _) => out.bulk(self.line()),
             _ => out.error(
@@ -237,8 +260,9 @@ impl Session {
         DONE
     }
 
-    /// Forgets the token, the name and the protocol.
+    /// Forgets the token, the name, the protocol and the commands since `MULTI`.
     pub(super) fn reset<'a>(&mut self, out: &mut Output) -> Outcome<'a> {
+        self.transaction = None;
         self.token = None;
         self.look_up_access();
         self.name = Box::default();
@@ -253,7 +277,7 @@ impl Session {
         DONE
     }
 
-    /// The line about this connection in `CLIENT LIST`, which shows no others.
+    /// Returns the line about this connection in `CLIENT LIST`, which lists no others.
     fn line(&self) -> String {
         let Self { id, name, peer, .. } = self;
         let address = peer.address.map_or("unix".to_owned(), |address| address.to_string());
@@ -297,8 +321,8 @@ impl Session {
             return DONE;
         }
         let (gate, mut reply) = (self.shared.gate.clone(), Output::new(out.protocol));
-        Ok(Ran::Later(Box::pin(async move {
-            match aside_in_order(move || text + &list_policies(&gate)).await {
+        Ok(CommandResult::Later(Box::pin(async move {
+            match run_in_background_in_order(move || text + &list_policies(&gate)).await {
                 Ok(text) => reply.bulk(text),
                 Err(error) => reply.error("ERR", format_args!("cannot list the policies: {error}")),
             }
@@ -321,7 +345,7 @@ fn list_policies(gate: &Gate) -> String {
 /// Answers `CONFIG GET`, and no other form of `CONFIG`.
 pub(super) fn config<'a>(words: Arguments<'a>, out: &mut Output) -> Outcome<'a> {
     if !words.at(1).is_some_and(|what| what.eq_ignore_ascii_case(b"GET")) || words.len() < 3 {
-        out.error("ERR", "only CONFIG GET is answered; the configuration is a file");
+        out.error("ERR", "only CONFIG GET is supported; change the configuration file instead");
         return DONE;
     }
     let is_wanted = |name: &str| {
@@ -359,12 +383,13 @@ mod tests {
     use crate::resp::commands;
     use crate::resp::parse::{Parsed, Parser};
 
+    /// Fault J4.
     #[tokio::test]
-    async fn j4_info_lists_the_policies_in_the_background() {
-        // One list at a time is written there: INFO has to wait for this one.
+    async fn info_lists_the_policies_in_the_background() {
+        // Only one list is written at a time: INFO has to wait for this one.
         let (began, begun) = oneshot::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
-        let other = tokio::spawn(aside_in_order(move || {
+        let other = tokio::spawn(run_in_background_in_order(move || {
             let _ = began.send(());
             let _ = ended.recv();
         }));
@@ -374,7 +399,7 @@ mod tests {
         let mut parser = Parser::default();
         let (_, Parsed::Command(words)) = parser.next(b"INFO\r\n") else { panic!("a command") };
         let mut out = Output::default();
-        let Ran::Later(mut reply) = commands::run(&mut session, words, &mut out) else {
+        let CommandResult::Later(mut reply) = commands::run(&mut session, words, &mut out) else {
             panic!("INFO listed the policies at once")
         };
         assert!((&mut reply).now_or_never().is_none(), "it waits for the other list");

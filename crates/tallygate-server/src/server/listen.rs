@@ -1,4 +1,4 @@
-//! Where connections come in: TCP or a Unix socket.
+//! Listeners: TCP or a Unix socket.
 
 use std::fmt;
 use std::io;
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::connection::{Connection, Impatient, InTurns, Security, Stop};
+use crate::connection::{Connection, FairStream, Security, Stop, WriteDeadline};
 use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
 use crate::shared::Shared;
 
-/// How long the next try waits after a connection could not be accepted.
-const AGAIN: Duration = Duration::from_millis(50);
-/// How long none may have failed until it is over.
-const OVER: Duration = Duration::from_secs(1);
+/// The pause after an accept error.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+/// How long accepting must work until the failure counts as over.
+const RECOVERED_AFTER: Duration = Duration::from_secs(1);
 
-/// A place where connections come in.
+/// A listening socket.
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix { listener: UnixListener, path: PathBuf },
@@ -29,10 +29,16 @@ impl Listener {
     /// Listens on `HOST:PORT` or `unix:/path`.
     pub(super) async fn bind(address: &str) -> io::Result<Self> {
         let Some(path) = address.strip_prefix("unix:") else {
-            return TcpListener::bind(address).await.map(Self::Tcp);
+            let bound = TcpListener::bind(address).await.map(Self::Tcp);
+            return bound.map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidInput => {
+                    io::Error::other(format!("{error}; use HOST:PORT or unix:/path"))
+                }
+                _ => error,
+            });
         };
         let path = PathBuf::from(path);
-        // A socket that nobody listens on any more is in the way. One that cannot be asked may be somebody's.
+        // Remove a stale socket: no process listens on it any more. On other errors, it may be in use.
         let asked = tokio::net::UnixStream::connect(&path).await;
         if asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             && is_socket(&path)
@@ -42,7 +48,7 @@ impl Listener {
         Ok(Self::Unix { listener: UnixListener::bind(&path)?, path })
     }
 
-    /// The port, where there is one.
+    /// Returns the port of a TCP listener.
     pub(super) fn port(&self) -> Option<u16> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
@@ -50,7 +56,7 @@ impl Listener {
         }
     }
 
-    /// Serves every connection that comes, until it is told to stop.
+    /// Accepts and serves connections until the server shuts down.
     pub(super) async fn accept<F>(
         self,
         surface: &'static str,
@@ -63,12 +69,12 @@ impl Listener {
     {
         let security = if self.port().is_some() { security } else { Security::none() };
         let serve = Arc::new(serve);
-        let given_up = &shared.gate.metrics.connections_given_up;
-        let mut failing = Failing::default();
+        let given_up = &shared.gate.metrics.connections_aborted;
+        let mut failures = AcceptFailures::default();
         let mut is_stopping = false;
         loop {
             let accepted = if is_stopping {
-                // Whoever is in the queue has come in time: to close upon it would reset it.
+                // Connections in the queue arrived in time: closing the listener would reset them.
                 self.next().now_or_never()
             } else {
                 tokio::select! {
@@ -80,28 +86,28 @@ impl Listener {
                 if std::mem::replace(&mut is_stopping, true) {
                     break;
                 }
-                // The sockets are looked at once more.
+                // Poll the sockets once more.
                 tokio::task::yield_now().await;
                 continue;
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    failing.accepted();
-                    // One too many is closed at once.
+                    failures.accepted();
+                    // Without a free slot, close the connection at once.
                     let Some(counted) = shared.admit_connection(peer) else { continue };
                     let limits = shared.limits();
-                    let stream = InTurns::new(stream);
-                    let stream = Impatient::new(stream, limits.write_timeout, given_up.clone());
-                    let patience = limits.head_timeout.min(limits.auth_timeout);
+                    let stream = FairStream::new(stream);
+                    let stream = WriteDeadline::new(stream, limits.write_timeout, given_up.clone());
+                    let timeout = limits.head_timeout.min(limits.auth_timeout);
                     let (shared, stop) = (shared.clone(), stop.clone());
                     let (security, serve) = (security.clone(), serve.clone());
                     tokio::spawn(async move {
-                        match security.agree(Box::new(stream), patience, stop.clone()).await {
+                        match security.handshake(Box::new(stream), timeout, stop.clone()).await {
                             Ok(stream) => serve(shared, stream, peer, stop).await,
                             Err(error) => {
                                 let labels = SurfaceLabels { surface };
                                 shared.gate.metrics.handshakes_failed.get_or_create(&labels).inc();
-                                tracing::debug!(%error, surface, "no TLS was agreed on");
+                                tracing::debug!(%error, surface, "TLS handshake failed; closing the connection");
                             }
                         }
                         drop(counted);
@@ -109,12 +115,12 @@ impl Listener {
                 }
                 Err(error) => {
                     shared.gate.metrics.accept_errors.inc();
-                    failing.count(&error);
+                    failures.count(&error);
                     if is_stopping {
                         break;
                     }
-                    // No descriptors left, most likely: others must close theirs first.
-                    tokio::time::sleep(AGAIN).await;
+                    // Most likely there are no descriptors left: other connections must end first.
+                    tokio::time::sleep(RETRY_AFTER).await;
                 }
             }
         }
@@ -124,7 +130,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                // Replies are small and waited for.
+                // Replies are small, and clients wait for them.
                 let _ = stream.set_nodelay(true);
                 Ok((Box::new(stream), Peer::at(address.ip())))
             }
@@ -137,26 +143,26 @@ impl Listener {
     }
 }
 
-/// Connections that cannot be accepted: told when it begins and when it is over, not each.
+/// Accept errors: logged when they begin and when they end, not each.
 #[derive(Default)]
-struct Failing {
+struct AcceptFailures {
     failed: u64,
     last: Option<Instant>,
 }
 
-impl Failing {
+impl AcceptFailures {
     fn count(&mut self, error: &io::Error) {
         if self.last.is_none() {
-            tracing::warn!(%error, "connections cannot be accepted; those that are there are served");
+            tracing::warn!(%error, "cannot accept connections; still serving the open ones");
         }
         self.failed += 1;
         self.last = Some(Instant::now());
     }
 
-    /// One was accepted. Between two that are not, that is no end.
+    /// Notes an accepted connection. A single success between failures does not end the failure.
     fn accepted(&mut self) {
-        if self.last.is_some_and(|last| last.elapsed() >= OVER) {
-            tracing::warn!(failed = self.failed, "connections are accepted again");
+        if self.last.is_some_and(|last| last.elapsed() >= RECOVERED_AFTER) {
+            tracing::warn!(failed = self.failed, "accepting connections again");
             *self = Self::default();
         }
     }

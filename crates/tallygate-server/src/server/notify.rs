@@ -1,7 +1,7 @@
-//! Tells whoever started the server how it is doing, as systemd's `Type=notify` has it: datagrams to `NOTIFY_SOCKET`.
+//! Notifies the service manager, as systemd's `Type=notify` requires: datagrams to `NOTIFY_SOCKET`.
 //!
-//! A unit is then started when the server listens, not when its process exists, and a server whose threads are stuck is
-//! noticed. Without the variable nobody is told anything, and whoever does not listen is not waited for.
+//! So systemd knows when the server listens, and restarts it if its threads are stuck. Without the variable nothing is
+//! sent, and sending never blocks.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,22 +10,22 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// It listens, with this configuration.
+/// Reports that the server listens.
 pub(super) fn ready() {
-    tell("READY=1\nSTATUS=serving");
+    notify("READY=1\nSTATUS=serving");
 }
 
-/// It reads its configuration anew, and says that it is [`ready`] when that is done.
+/// Reports that the server reloads its configuration; [`ready`] ends the reload.
 pub(super) fn reloading() {
-    tell("RELOADING=1\nSTATUS=reading the configuration");
+    notify("RELOADING=1\nSTATUS=reloading the configuration");
 }
 
-/// It was told to stop.
+/// Reports that the server shuts down.
 pub(super) fn stopping() {
-    tell("STOPPING=1\nSTATUS=answering what has come");
+    notify("STOPPING=1\nSTATUS=shutting down");
 }
 
-/// Says that it is alive, twice as often as is asked for; for ever, if that is not at all.
+/// Sends watchdog messages, twice as often as required. Never returns.
 pub(super) async fn stay_watched() {
     let Some(every) = watchdog(std::env::var("WATCHDOG_USEC").ok().as_deref()) else {
         return std::future::pending().await;
@@ -34,7 +34,7 @@ pub(super) async fn stay_watched() {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        tell("WATCHDOG=1");
+        notify("WATCHDOG=1");
     }
 }
 
@@ -43,16 +43,16 @@ fn watchdog(micros: Option<&str>) -> Option<Duration> {
     Some(Duration::from_micros(micros) / 2)
 }
 
-fn tell(state: &str) {
+fn notify(state: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())
         && let Err(error) = send(&socket, state)
     {
-        tracing::warn!(%error, "whoever started the server cannot be told how it is");
+        tracing::warn!(%error, "sd_notify failed; the service manager does not see the state of the server");
     }
 }
 
 fn send(socket: &OsString, state: &str) -> io::Result<()> {
-    // A name that begins with an @ is not in the file system.
+    // A name that starts with @ is an abstract socket.
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
@@ -86,10 +86,10 @@ mod tests {
             (abstract_socket, format!("@{name}").into()),
         ];
         for (listener, socket) in listeners {
-            send(&socket, "READY=1").expect("somebody listens");
-            let mut told = [0; 32];
-            let length = listener.recv(&mut told).expect("it was told");
-            assert_eq!(&told[..length], b"READY=1");
+            send(&socket, "READY=1").expect("the socket has a listener");
+            let mut message = [0; 32];
+            let length = listener.recv(&mut message).expect("the message arrives");
+            assert_eq!(&message[..length], b"READY=1");
         }
     }
 }

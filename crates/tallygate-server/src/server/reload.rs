@@ -1,8 +1,8 @@
-//! Keeps the configuration current: on SIGHUP, when asked, and when the file changes.
+//! Reloads the configuration: on SIGHUP, on an admin request, and when the file changes.
 //!
-//! The file and those it names, tokens and certificates, are looked at twice a second, by their contents: so a rename, a
-//! symlink swap and a rewrite in place are all noticed. What is found is taken after two equal looks, so that a file
-//! being written is not half taken. A file with a mistake changes nothing.
+//! The contents of the file, and of the tokens and certificates that it names, are compared twice per second. So a
+//! rename, a symlink swap and a rewrite in place are all noticed. A change is applied when two comparisons in a row see
+//! the same contents, so that a half-written file is not used. An invalid file changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,78 +14,101 @@ use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::notify;
-use crate::config::Config;
+use crate::config::{Config, RestartSettings, Tokens, envoy_files};
 use crate::metrics::OutcomeLabels;
-use crate::shared::{Settings, Shared};
+use crate::options::ServeOptions;
+use crate::shared::{ReloadResult, Settings, Shared};
 
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often a file that changes while it is read is read again.
-const TRIES: u32 = 10;
+const POLL_EVERY: Duration = Duration::from_millis(500);
+/// How often a file is read again if it changes while it is read.
+const READ_ATTEMPTS: u32 = 10;
 
-/// The configuration, looked at again and again.
-pub(super) struct Watched {
-    path: PathBuf,
+/// The configuration files that are watched.
+pub(super) struct WatchedConfig {
+    /// The configuration file; `None` if the server has only rules for Envoy.
+    path: Option<PathBuf>,
+    options: ServeOptions,
     text: Digest,
-    /// The files that the text names.
+    /// The files that the configuration names.
     names: Vec<PathBuf>,
-    /// All of it, as it was when it was read last.
+    /// The digest of all files when they were last read.
     in_force: Digest,
 }
 
-/// What stands for contents, so that secrets need not be kept.
+/// A digest of contents, so that secrets are not kept.
 type Digest = [u8; 32];
 
-impl Watched {
-    /// Looks at it for the first time: before it is read, so that what changes from then on is noticed.
-    pub(super) fn new(path: &Path) -> Self {
+impl WatchedConfig {
+    /// Computes the first digest. This happens before the files are read, so that every later change is noticed. Returns
+    /// `None` if the server was started without files.
+    pub(super) fn new(options: &ServeOptions) -> Option<Self> {
+        if options.config.is_none() && options.envoy_config.is_none() {
+            return None;
+        }
         let nothing = Digest::default();
+        let (path, options) = (options.config.clone(), options.clone());
         let mut watched =
-            Self { path: path.to_owned(), text: nothing, names: Vec::new(), in_force: nothing };
-        watched.in_force = watched.look();
-        watched
+            Self { path, options, text: nothing, names: Vec::new(), in_force: nothing };
+        watched.in_force = watched.digest_now();
+        Some(watched)
     }
 
-    /// What stands for everything that is there now.
-    fn look(&mut self) -> Digest {
-        // Without descriptors nothing can be seen, and nothing has changed.
-        self.try_look().unwrap_or(self.in_force)
+    /// Returns the digest of the current files.
+    fn digest_now(&mut self) -> Digest {
+        // Without free descriptors the files cannot be read; assume that nothing changed.
+        self.try_digest().unwrap_or(self.in_force)
     }
 
-    fn try_look(&mut self) -> Result<Digest, NoDescriptors> {
-        let text = contents(&self.path)?;
+    fn try_digest(&mut self) -> Result<Digest, NoDescriptors> {
+        let text = match &self.path {
+            Some(path) => contents(path)?,
+            None => None,
+        };
         let digest = digest(text.as_deref());
         if self.text != digest {
             self.text = digest;
             let text = text.as_deref().and_then(|text| std::str::from_utf8(text).ok());
             self.names = text.map(Config::files_named).unwrap_or_default();
         }
-        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let folder = self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
         let mut all = Sha256::new_with_prefix(digest);
-        for name in &self.names {
-            all.update(self::digest(contents(&folder.join(name))?.as_deref()));
+        let named = self.names.iter().map(|name| folder.join(name));
+        for path in named.chain(self.options.envoy_config.clone()) {
+            // A folder counts by its files, which may come and go.
+            for file in envoy_files(&path).unwrap_or_else(|_| vec![path]) {
+                all.update(self::digest(Some(file.as_os_str().as_encoded_bytes())));
+                all.update(self::digest(contents(&file)?.as_deref()));
+            }
         }
         Ok(all.finalize().into())
     }
 
-    /// Reads it, and what stands for what was read: what changed meanwhile is read again, a few times.
-    fn read(&mut self) -> (Digest, anyhow::Result<Config>) {
-        let mut before = self.look();
-        for _ in 0..TRIES {
-            let read = Config::read(&self.path);
-            let after = self.look();
+    /// Reads the configuration, and returns it with its digest. If a file changes meanwhile, reads again, a few times.
+    /// Without a configuration file, the tokens stay as they are.
+    fn read(&mut self, tokens: &Arc<Tokens>) -> (Digest, anyhow::Result<Config>) {
+        let mut before = self.digest_now();
+        for _ in 0..READ_ATTEMPTS {
+            let read = self.options.read_config().map(|(config, new_token)| match new_token {
+                Some(_) => Config { tokens: tokens.clone(), ..config },
+                None => config,
+            });
+            let after = self.digest_now();
             if before == after {
                 return (after, read);
             }
             before = after;
         }
-        (before, Err(anyhow::anyhow!("{} is being written all the time", self.path.display())))
+        (
+            before,
+            Err(anyhow::anyhow!("the files changed while they were read, several times in a row")),
+        )
     }
 }
 
-/// The system lets the server open nothing more at this time.
+/// The limit on open files is reached.
 struct NoDescriptors;
 
-/// What a file has in it, if it can be read.
+/// Returns the contents of a file; `None` if it cannot be read.
 fn contents(path: &Path) -> Result<Option<Vec<u8>>, NoDescriptors> {
     let no_more = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
     match std::fs::read(path) {
@@ -99,23 +122,23 @@ fn digest(contents: Option<&[u8]>) -> Digest {
     Sha256::new_with_prefix(missing).chain_update(contents.unwrap_or_default()).finalize().into()
 }
 
-/// Watches until the server stops.
+/// Watches the files until the server shuts down.
 pub(super) async fn watch(
-    mut config: Option<Watched>,
+    mut config: Option<WatchedConfig>,
     mut hangup: Signal,
     shared: Arc<Shared>,
-    mut asked: mpsc::Receiver<oneshot::Sender<Result<(), String>>>,
+    mut asked: mpsc::Receiver<oneshot::Sender<ReloadResult>>,
 ) {
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut seen = config.as_ref().map(|config| config.in_force);
     loop {
-        let (is_own_idea, tell) = tokio::select! {
+        let (is_automatic, reply) = tokio::select! {
             _ = hangup.recv() => (false, None),
-            Some(tell) = asked.recv() => (false, Some(tell)),
+            Some(reply) = asked.recv() => (false, Some(reply)),
             _ = ticks.tick() => {
                 let Some(config) = &mut config else { continue };
-                let found = Some(config.look());
+                let found = Some(config.digest_now());
                 let is_steady = found == seen;
                 seen = found;
                 if !is_steady || seen == Some(config.in_force) {
@@ -126,30 +149,32 @@ pub(super) async fn watch(
         };
         let result = match &mut config {
             Some(config) => {
-                let (found, read) = config.read();
+                let tokens = shared.settings.load().tokens.clone();
+                let (found, read) = config.read(&tokens);
                 let is_steady = seen == Some(found);
                 seen = Some(found);
-                // Nobody waits: it is looked at again.
-                if is_own_idea && !is_steady {
+                // No client waits for this reload: try again at the next tick.
+                if is_automatic && !is_steady {
                     continue;
                 }
                 notify::reloading();
-                // Also what is refused is not looked at again until it changes.
+                // An invalid configuration is not read again until it changes.
                 config.in_force = found;
                 put_in_force(read, &shared)
             }
-            None => {
-                Err("no configuration was given at the start; there is nothing to read".to_owned())
-            }
+            None => Err(
+                "the server was started without a configuration file; there is nothing to reload"
+                    .to_owned(),
+            ),
         };
         notify::ready();
-        if let Some(tell) = tell {
-            let _ = tell.send(result);
+        if let Some(reply) = reply {
+            let _ = reply.send(result);
         }
     }
 }
 
-fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> Result<(), String> {
+fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> ReloadResult {
     let count =
         |outcome| shared.gate.metrics.reloads.get_or_create(&OutcomeLabels { outcome }).inc();
     match read {
@@ -158,15 +183,26 @@ fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> Result<(), Str
             shared.settings.store(Arc::new(Settings::of(&config)));
             shared.renew(&config.tls);
             count("applied");
-            tracing::info!(policies = config.policies.len(), "the configuration was read anew");
-            Ok(())
+            tracing::info!(policies = config.policies.len(), "configuration reloaded");
+            for warning in config.warnings() {
+                tracing::warn!("{warning}");
+            }
+            let needs_restart = shared.at_start.changed(&RestartSettings::of(&config));
+            if !needs_restart.is_empty() {
+                let settings = needs_restart.join(", ");
+                tracing::warn!(
+                    settings,
+                    "the new configuration changes settings that need a restart; keeping the old ones until then"
+                );
+            }
+            Ok(needs_restart)
         }
         Err(error) => {
-            count("refused");
+            count("rejected");
             let error = format!("{error:#}");
             tracing::error!(
                 error,
-                "the configuration has a mistake; the one before stays in force"
+                "configuration reload failed; keeping the previous configuration"
             );
             Err(error)
         }

@@ -1,7 +1,7 @@
-//! When clients are saved and where: at the end, and every so often if it is asked for; and read again at the start.
+//! Snapshots of the memory store: loaded at startup, written on shutdown and, if configured, periodically.
 //!
-//! A snapshot that is damaged keeps the server from starting: whoever wants to forgive everybody says so by moving it
-//! away. One that cannot be written to is told at the start, not at the end.
+//! A damaged snapshot prevents startup: to start with an empty store, the operator moves the file away. A directory
+//! that is not writable is detected at startup, not on shutdown.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,83 +10,71 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::config::Config;
-use crate::gate::{Gate, Remembered};
-use crate::options::ServeOptions;
+use crate::gate::{Gate, RestoredStores};
 
-/// Where clients are saved, and how often.
+/// The path and the interval of snapshots.
 #[derive(Clone)]
 pub(super) struct Snapshot {
     path: PathBuf,
     every: Option<Duration>,
-    /// One at a time.
+    /// Held while a snapshot is written.
     saving: Arc<Mutex<()>>,
 }
 
 impl Snapshot {
-    /// What flags or the configuration ask for. Only what is kept in memory can be lost.
-    pub(super) fn asked_for(
-        options: &ServeOptions,
-        config: &Config,
-        in_memory: bool,
-    ) -> anyhow::Result<Option<Self>> {
-        let Some(path) = options.snapshot.as_ref().or(config.snapshot.as_ref()) else {
-            anyhow::ensure!(
-                options.snapshot_every.is_none(),
-                "--snapshot-every without --snapshot saves nothing; say where"
-            );
-            return Ok(None);
-        };
-        anyhow::ensure!(
-            in_memory,
-            "a snapshot is for store = \"memory\", and Redis keeps its clients itself; leave out one of the two"
-        );
-        let every = options.snapshot_every.or(config.snapshot_every);
-        Ok(Some(Self { path: path.clone(), every, saving: Arc::default() }))
+    /// Returns the settings of the configuration; `None` if there are no snapshots.
+    pub(super) fn of(config: &Config) -> Option<Self> {
+        let path = config.snapshot.clone()?;
+        Some(Self { path, every: config.snapshot_every, saving: Arc::default() })
     }
 
-    /// Reads who is remembered.
-    pub(super) fn read(&self, config: &Config, max_keys: usize) -> anyhow::Result<Remembered> {
+    /// Loads the snapshot.
+    pub(super) fn read(&self, config: &Config, max_keys: usize) -> anyhow::Result<RestoredStores> {
         let path = self.path.display();
         let started = Instant::now();
-        let read = Remembered::read(&self.path, config, max_keys)
-            .with_context(|| format!("the snapshot {path} is refused"))?;
+        let read = RestoredStores::read(&self.path, config, max_keys)
+            .with_context(|| format!("cannot load the snapshot {path}"))?;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        tempfile::tempfile_in(folder)
-            .with_context(|| format!("snapshots cannot be written to {}", folder.display()))?;
+        tempfile::tempfile_in(folder).with_context(|| {
+            format!("cannot write snapshots to the directory {}", folder.display())
+        })?;
         let Some(read) = read else {
-            tracing::info!(path = %path, "there is no snapshot yet; nobody is remembered");
-            return Ok(Remembered::default());
+            tracing::info!(path = %path, "no snapshot found; starting with an empty store");
+            return Ok(RestoredStores::default());
         };
-        tracing::info!(path = %path, clients = read.keys, took = ?started.elapsed(), "the snapshot was read");
+        tracing::info!(path = %path, keys = read.keys, took = ?started.elapsed(), "snapshot loaded");
         for policy in &read.gone {
             tracing::warn!(
                 policy = &**policy,
-                "a policy of the snapshot is no longer there; what was used under it is dropped"
+                "the snapshot has a policy that is not in the configuration; dropping its keys"
             );
         }
         if read.evicted > 0 {
             tracing::warn!(
-                clients = read.evicted,
+                keys = read.evicted,
                 max_keys,
-                "the snapshot has more clients than are kept now; the least used are forgotten"
+                "the snapshot has more keys than max_keys; dropping the least used"
             );
         }
         Ok(read)
     }
 
-    /// Saves every so often, for as long as it is polled.
+    /// Writes snapshots periodically. Never returns.
     pub(super) async fn keep_saving(&self, gate: &Arc<Gate>) {
         let Some(every) = self.every else { return std::future::pending().await };
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.save(gate).await {
-                tracing::error!(error = format!("{error:#}"), "the one before stays");
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "snapshot failed; keeping the previous one"
+                );
             }
         }
     }
 
-    /// Saves once.
+    /// Writes one snapshot.
     pub(super) async fn save(&self, gate: &Arc<Gate>) -> anyhow::Result<()> {
         let (this, gate) = (self.clone(), gate.clone());
         let saved = tokio::task::spawn_blocking(move || {
@@ -102,8 +90,8 @@ impl Snapshot {
         });
         let saved = saved
             .await?
-            .with_context(|| format!("the snapshot {} cannot be written", self.path.display()))?;
-        tracing::debug!(clients = saved.keys, bytes = saved.bytes, "clients were saved");
+            .with_context(|| format!("cannot write the snapshot {}", self.path.display()))?;
+        tracing::debug!(keys = saved.keys, bytes = saved.bytes, "snapshot written");
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
-//! How long one request holds a worker of the runtime, and how its cost grows with its bytes.
+//! Tests how long one request occupies a worker of the runtime, and how its cost grows with its size.
 //!
-//! A server runs on a runtime with one worker. On the same worker a probe yields again and again, and measures how much
-//! processor time passes between two of its turns: no other task waits longer. It is the time of the thread, so that other
-//! processes on the machine do not count. Each case runs a few times and the best run counts, since a virtual machine
-//! can be interrupted by its host.
+//! A server runs on a runtime with one worker. On the same worker, a probe task yields in a loop and measures the
+//! processor time between two of its runs: no other task waits longer. The time is that of the thread, so other
+//! processes do not count. Each case runs a few times and the best run counts, since the host can interrupt a virtual
+//! machine.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use std::fmt::Write as _;
@@ -12,27 +12,28 @@ use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
-use tallygate::Capacity;
+use tallygate::store::Capacity;
 use tallygate_redis::Stores;
 use tallygate_testkit::http2;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::config::Config;
 use crate::connection::Security;
 
-/// The longest that a request may hold a worker.
+/// The longest time that a request may occupy a worker.
 const BOUND: Duration = Duration::from_millis(1);
 /// How often a case is measured at most.
 const RUNS: usize = 5;
-/// A remark in a configuration: the server gets 2000 overrides.
+/// A comment in a configuration that makes the test set 2000 overrides.
 const MANY_OVERRIDES: &str = "# many overrides";
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Measure {
-    /// The longest time between two turns of another task.
+    /// The longest time between two runs of the probe.
     Longest,
-    /// All the processor time of the worker.
+    /// The whole processor time of the worker.
     Total,
 }
 
@@ -48,8 +49,8 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// Sends bytes, reads to the end, and returns what came. Over HTTP the last request asks for the end: a connection that its
-/// client has closed for writing is not answered.
+/// Sends bytes and returns all replies. Over HTTP, the last request asks to close the connection: a half-closed
+/// connection is not answered.
 fn exchange(address: &str, surface: Surface, script: &[u8]) -> Vec<u8> {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -57,7 +58,7 @@ fn exchange(address: &str, surface: Surface, script: &[u8]) -> Vec<u8> {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let mut writing = &stream;
-            // A server that has heard enough closes the connection.
+            // The server may close the connection early.
             let _ = writing.write_all(script);
             if let Surface::Resp = surface {
                 let _ = stream.shutdown(Shutdown::Write);
@@ -81,12 +82,12 @@ fn serve(
     let (measured, replies) = runtime.block_on(async {
         let (reload, _) = mpsc::channel(1);
         let stores = Stores::Memory(Capacity::of(100_000));
-        let shared = Arc::new(Shared::new(&config, stores, Remembered::default(), reload));
+        let shared = Arc::new(Shared::new(&config, stores, RestoredStores::default(), reload));
         if text.contains(MANY_OVERRIDES) {
             for number in 0..2_000 {
                 let key = format!("client-{number}");
                 let entry = shared.gate.policy("policy-number-0").unwrap();
-                entry.limiter.set_override(key.as_bytes(), tallygate::Access::Blocked, None);
+                entry.limiter.set_override(key.as_bytes(), tallygate::tiers::Access::Blocked, None);
             }
         }
         shared.is_ready.store(true, Ordering::Release);
@@ -110,16 +111,16 @@ fn serve(
             ))),
         }
         let script = script.to_owned();
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let asking = std::thread::spawn(move || {
             let replies = exchange(&address, surface, &script);
-            let _ = tell.send(());
+            let _ = sender.send(());
             replies
         });
         let began = thread_time();
         let (mut longest, mut last) = (Duration::ZERO, began);
         if measure == Measure::Total {
-            told.await.unwrap();
+            receiver.await.unwrap();
         }
         while !asking.is_finished() {
             tokio::task::yield_now().await;
@@ -179,7 +180,7 @@ fn post(path: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The same request, after which others follow.
+/// The same request, without closing the connection.
 fn keep_alive(request: &[u8]) -> Vec<u8> {
     let request = String::from_utf8_lossy(request);
     request.replacen("connection: close\r\n", "", 1).into_bytes()
@@ -191,13 +192,13 @@ fn get(path: &str, times: usize) -> Vec<u8> {
     [one.repeat(times - 1), last].concat().into_bytes()
 }
 
-/// So many requests of HTTP/2 at once.
+/// Returns HTTP/2 requests that are sent at once.
 fn streams(count: u32, path: &str, body: Option<&[u8]>) -> Vec<u8> {
     let requests = (0..count).flat_map(|stream| http2::request(2 * stream + 1, path, body));
     [http2::hello(&[]), requests.collect(), farewell()].concat()
 }
 
-/// Asks for the end of a connection of HTTP/2 once all is answered.
+/// Returns the bytes that end an HTTP/2 connection after all replies.
 fn farewell() -> Vec<u8> {
     http2::frame(http2::kind::GOAWAY, 0, 0, &[0; 8])
 }
@@ -226,8 +227,9 @@ fn replies(expected: &'static str, count: usize) -> impl Fn(&str) {
     }
 }
 
+/// Fault J4.
 #[test]
-fn j4_no_http_request_holds_a_worker_longer_than_a_millisecond() {
+fn no_http_request_holds_a_worker_longer_than_a_millisecond() {
     let config = policies(300) + MANY_OVERRIDES;
     let http = |case: &str, script: Vec<u8>, is_right: &dyn Fn(&str)| {
         assert_yields(case, &config, Surface::Http, &script, is_right);
@@ -272,7 +274,7 @@ fn j4_no_http_request_holds_a_worker_longer_than_a_millisecond() {
     http("checks of HTTP/2", streams(70, "/v1/check", Some(check)), &replies("\"remaining\"", 70));
     let bomb = http2::frame(http2::kind::HEADERS, http2::END_HEADERS, 1, &http2::bomb());
     http("a bomb of HTTP/2", [http2::hello(&[]), bomb, farewell()].concat(), &|_| {});
-    http("metrics of 300 policies", get("/metrics", 4), &replies("# EOF", 4));
+    http("metrics of 300 policies", get("/metrics", 4), &replies("# TYPE process_threads", 4));
     http("300 policies", get("/v1/policies", 4), &replies("policy-number-299", 4));
     http("2000 overrides", get("/v1/admin/overrides", 4), &replies("client-1999", 4));
     http("hot clients", get("/v1/admin/hot", 20), &replies("busiest", 20));
@@ -287,8 +289,9 @@ fn j4_no_http_request_holds_a_worker_longer_than_a_millisecond() {
     http("the description", get("/openapi.json", 50), &replies("HTTP/1.1 200", 50));
 }
 
+/// Fault J4.
 #[test]
-fn j4_no_resp_command_holds_a_worker_longer_than_a_millisecond() {
+fn no_resp_command_holds_a_worker_longer_than_a_millisecond() {
     let config = policies(100);
     let resp = |case: &str, script: String, is_right: &dyn Fn(&str)| {
         assert_yields(case, &config, Surface::Resp, script.as_bytes(), is_right);
@@ -323,8 +326,10 @@ fn j4_no_resp_command_holds_a_worker_longer_than_a_millisecond() {
 }
 
 /// The cost of ten times the bytes is at most about ten times the cost, for each thing that a request may have many of.
+///
+/// Fault J4.
 #[test]
-fn j4_a_request_costs_time_linear_in_its_bytes() {
+fn a_request_costs_time_linear_in_its_bytes() {
     let config = policies(2);
     let total = |surface, script: &[u8]| serve(Measure::Total, &config, surface, script, &|_| {});
     let check = |case: &str, surface, few: &[u8], many: &[u8]| {

@@ -1,6 +1,6 @@
-//! A connection whose other end has to take something of what is written now and then.
+//! A stream that fails if the client does not read.
 //!
-//! Slowness is not the point: any byte taken is another full time. A timer is made only where there is no room to write.
+//! A slow client is fine: every byte that it reads restarts the timeout. The timer only exists while a write waits.
 
 use std::io;
 use std::pin::Pin;
@@ -11,22 +11,22 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream that fails once its other end has taken nothing for too long.
-pub(crate) struct Impatient<S> {
+/// A stream whose writes fail after the client has read nothing for too long.
+pub(crate) struct WriteDeadline<S> {
     stream: S,
-    patience: Duration,
-    given_up: Counter,
+    timeout: Duration,
+    timeouts: Counter,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Impatient<S> {
-    /// Whoever is given up is counted.
-    pub(crate) fn new(stream: S, patience: Duration, given_up: Counter) -> Self {
-        Self { stream, patience, given_up, waiting: None }
+impl<S> WriteDeadline<S> {
+    /// Counts each timeout in `timeouts`.
+    pub(crate) fn new(stream: S, timeout: Duration, timeouts: Counter) -> Self {
+        Self { stream, timeout, timeouts, waiting: None }
     }
 
-    /// What came of writing, or that it took too long.
-    fn within<T>(
+    /// Returns the result of a write, or an error if it has waited too long.
+    fn or_timeout<T>(
         &mut self,
         cx: &mut Context<'_>,
         written: Poll<io::Result<T>>,
@@ -35,18 +35,18 @@ impl<S> Impatient<S> {
             self.waiting = None;
             return written;
         }
-        let patience = self.patience;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        let timeout = self.timeout;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         if waiting.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
         self.waiting = None;
-        self.given_up.inc();
+        self.timeouts.inc();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteDeadline<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -56,14 +56,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteDeadline<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.within(cx, written)
+        self.or_timeout(cx, written)
     }
 
     fn poll_write_vectored(
@@ -72,7 +72,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        self.within(cx, written)
+        self.or_timeout(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -81,12 +81,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.within(cx, flushed)
+        self.or_timeout(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let closed = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.within(cx, closed)
+        self.or_timeout(cx, closed)
     }
 }
 
@@ -96,32 +96,33 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
+    /// Fault E12.
     #[tokio::test(start_paused = true)]
-    async fn e12_a_client_that_takes_nothing_is_given_up() {
-        let (near, far) = tokio::io::duplex(64);
-        let given_up = Counter::default();
-        let mut near = Impatient::new(near, PATIENCE, given_up.clone());
+    async fn a_client_that_takes_nothing_is_given_up() {
+        let (server, client) = tokio::io::duplex(64);
+        let timeouts = Counter::default();
+        let mut server = WriteDeadline::new(server, TIMEOUT, timeouts.clone());
         let began = tokio::time::Instant::now();
-        let error = near.write_all(&[0; 1000]).await.expect_err("nobody reads");
-        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, PATIENCE));
-        assert_eq!(given_up.get(), 1);
-        drop(far);
+        let error = server.write_all(&[0; 1000]).await.expect_err("the client does not read");
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, TIMEOUT));
+        assert_eq!(timeouts.get(), 1);
+        drop(client);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_little_is_waited_for() {
-        let (near, mut far) = tokio::io::duplex(64);
-        let mut near = Impatient::new(near, PATIENCE, Counter::default());
+        let (server, mut client) = tokio::io::duplex(64);
+        let mut server = WriteDeadline::new(server, TIMEOUT, Counter::default());
         let slow = tokio::spawn(async move {
             let (mut taken, mut piece) = (0, [0; 64]);
             while taken < 1000 {
-                tokio::time::sleep(PATIENCE - Duration::from_secs(1)).await;
-                taken += far.read(&mut piece).await.unwrap_or_default();
+                tokio::time::sleep(TIMEOUT - Duration::from_secs(1)).await;
+                taken += client.read(&mut piece).await.unwrap_or_default();
             }
         });
-        near.write_all(&[0; 1000]).await.expect("it takes something each time");
+        server.write_all(&[0; 1000]).await.expect("it takes something each time");
         slow.await.expect("it took all");
     }
 }

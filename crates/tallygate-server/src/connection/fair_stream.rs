@@ -1,8 +1,8 @@
-//! A connection that lets others have their turn, however much comes over it.
+//! A stream that yields to other tasks, however much data it carries.
 //!
-//! A task that always finds something to read is stopped by the runtime after 128 reads only: a client that sends small
-//! things without end would have a thread to itself for tens of milliseconds, and whoever else is served by it waits. The
-//! same goes for one that takes megabytes as fast as they are written.
+//! The runtime only interrupts a task after 128 reads that do not wait. A client that sends small requests without
+//! pause would occupy a thread for tens of milliseconds, and other clients of that thread would wait. The same is true
+//! of a client that reads megabytes as fast as they are written.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -10,26 +10,26 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How much is read in a turn, about: a read that has begun is not cut short.
+/// About how many bytes are read before other tasks run. A read that has begun is not cut short.
 pub(crate) const TURN_BYTES: usize = 8 * 1024;
 
-/// How much is written in a turn, about: to copy it takes far less than to answer what is read.
+/// About how many bytes are written before other tasks run. Copying takes far less time than answering requests.
 const TURN_WRITTEN: usize = 128 * 1024;
 
-/// A stream that is read and written turn by turn.
-pub(crate) struct InTurns<S> {
+/// A stream that yields to other tasks after a number of bytes.
+pub(crate) struct FairStream<S> {
     stream: S,
     read: usize,
     written: usize,
 }
 
-impl<S> InTurns<S> {
+impl<S> FairStream<S> {
     pub(crate) fn new(stream: S) -> Self {
         Self { stream, read: 0, written: 0 }
     }
 }
 
-impl<S> InTurns<S> {
+impl<S> FairStream<S> {
     fn poll_turn_to_write(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.written < TURN_WRITTEN {
             return Poll::Ready(());
@@ -41,20 +41,20 @@ impl<S> InTurns<S> {
     fn count_written(&mut self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.written = match polled {
             Poll::Ready(Ok(bytes)) => self.written + bytes,
-            // It waits until something is taken: others have their turn anyway.
+            // The task waits for the client, so other tasks run anyway.
             Poll::Ready(Err(_)) | Poll::Pending => 0,
         };
         polled
     }
 }
 
-/// Comes back once the others had their turn. Not by the waker alone: whoever waits for a socket would wait until the runtime
-/// looks at sockets of itself.
+/// Becomes ready after other tasks have run. The waker alone is not enough: tasks that wait for a socket would wait
+/// until the runtime polls sockets on its own.
 fn next_turn(cx: &mut Context<'_>) -> Poll<()> {
     pin!(tokio::task::yield_now()).poll(cx)
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for FairStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -68,14 +68,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, into);
         self.read = match polled {
             Poll::Ready(_) => self.read + into.filled().len() - before,
-            // It waits for more: others have their turn anyway.
+            // The task waits for more data, so other tasks run anyway.
             Poll::Pending => 0,
         };
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for InTurns<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for FairStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -119,7 +119,7 @@ mod tests {
 
     #[tokio::test]
     async fn others_have_their_turn_between_two_of_a_client_that_always_sends() {
-        let mut endless = InTurns::new(Endless);
+        let mut endless = FairStream::new(Endless);
         let turns = turns_of_others(async {
             for _ in 0..100 {
                 endless.read_exact(&mut [0; TURN_BYTES]).await.expect("more");
@@ -131,7 +131,7 @@ mod tests {
 
     #[tokio::test]
     async fn others_have_their_turn_between_two_of_a_client_that_always_takes() {
-        let mut endless = InTurns::new(Endless);
+        let mut endless = FairStream::new(Endless);
         let turns = turns_of_others(async {
             endless.write_all(&vec![0; 100 * TURN_WRITTEN]).await.expect("room");
         });
@@ -139,7 +139,7 @@ mod tests {
         assert!(turns >= 98, "{turns} turns");
     }
 
-    /// How often others had their turn until something was done.
+    /// Returns how often other tasks ran until `something` was done.
     async fn turns_of_others(something: impl Future<Output = ()>) -> usize {
         let turns = Cell::new(0);
         let others = async {
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// What has always something to read and room to write, and never a rest of its own.
+    /// A stream that is always ready to be read and written.
     struct Endless;
 
     impl AsyncWrite for Endless {

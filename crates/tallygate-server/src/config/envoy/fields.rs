@@ -1,0 +1,442 @@
+//! The fields of a file of envoyproxy/ratelimit. Unknown fields are errors.
+//!
+//! All fields of that project are read. A `rate_limit` has a few more here: `algorithm`, `burst`, `unit_multiplier`,
+//! `on_store_error` and `instances`.
+
+use std::sync::Arc;
+
+use tallygate::policy::LimitBuilder;
+use tallygate::tiers::Access;
+use tallygate::{Kind, Policy, Ticks, Tiers};
+use tallygate_lab::names::nearest;
+use tallygate_redis::OnFailure;
+
+use super::super::{KeySource, PolicyConfig};
+use super::Policies;
+use super::matching::{
+    DescriptorRule, Domain, Domains, EnvoyLimit, EnvoyMode, EnvoyRule, Level, MAX_ENTRIES, Unit,
+    policy_name,
+};
+use super::yaml::{self, Content, Node, Place, YamlError};
+
+/// The path of a descriptor: keys, and values where the file gives them.
+type Path<'a> = Vec<(&'a str, Option<&'a str>)>;
+
+/// Adds the domains of a text, and a policy for each of their limits.
+///
+/// # Errors
+///
+/// Fails if the text is invalid. What was added before stays.
+pub(super) fn add(
+    text: &str,
+    domains: &mut Domains,
+    policies: &mut Policies,
+) -> Result<(), YamlError> {
+    let documents = yaml::parse(text)?;
+    if documents.is_empty() {
+        return Err(Place::START.error("the file is empty; it needs a `domain` and `descriptors`"));
+    }
+    for document in &documents {
+        add_domain(document, domains, policies)?;
+    }
+    Ok(())
+}
+
+fn add_domain(
+    node: &Node<'_>,
+    domains: &mut Domains,
+    policies: &mut Policies,
+) -> Result<(), YamlError> {
+    let fields = Fields::of(node, &["domain", "descriptors"])?;
+    let name = match fields.text("domain")? {
+        Some(name) if !name.is_empty() => name,
+        _ => return Err(node.error("`domain` is missing or empty; each file needs one")),
+    };
+    let override_policy = policy_name(name, &[]);
+    let mut building = DomainBuilder { domain: name, policies, path: Path::new() };
+    let rules = building.level(fields.list("descriptors")?)?;
+    // Limits that come with requests have a policy of their own, which limits nothing by itself.
+    let policy = PolicyConfig::of_envoy(Access::Unlimited, OnFailure::Deny, false);
+    add_policy(policies, &override_policy, policy, node)?;
+    if !domains.insert(name.into(), Domain { override_policy, rules }) {
+        return Err(fields
+            .place("domain")
+            .error(format!("domain {name:?} is already defined; a domain must be in one file")));
+    }
+    Ok(())
+}
+
+fn add_policy(
+    policies: &mut Policies,
+    name: &Arc<str>,
+    policy: PolicyConfig,
+    node: &Node<'_>,
+) -> Result<(), YamlError> {
+    match policies.insert(name.clone(), policy) {
+        None => Ok(()),
+        Some(_) => Err(node.error(format!(
+            "there is already a policy named {name:?}; rename it, or define the domain once"
+        ))),
+    }
+}
+
+struct DomainBuilder<'a, 'p> {
+    domain: &'a str,
+    policies: &'p mut Policies,
+    path: Path<'a>,
+}
+
+const DESCRIPTOR_FIELDS: [&str; 9] = [
+    "key",
+    "value",
+    "rate_limit",
+    "descriptors",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+];
+
+const LIMIT_FIELDS: [&str; 10] = [
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "name",
+    "replaces",
+    "algorithm",
+    "burst",
+    "unit_multiplier",
+    "on_store_error",
+    "instances",
+];
+
+impl<'a> DomainBuilder<'a, '_> {
+    fn level(&mut self, descriptors: &'a [Node<'_>]) -> Result<Level, YamlError> {
+        let mut level = Level::default();
+        for node in descriptors {
+            if self.path.len() == MAX_ENTRIES {
+                return Err(node.error(format!(
+                    "descriptors are nested too deeply; use at most {MAX_ENTRIES} levels"
+                )));
+            }
+            let fields = Fields::of(node, &DESCRIPTOR_FIELDS)?;
+            let key = match fields.text("key")? {
+                Some(key) if !key.is_empty() => key,
+                _ => return Err(node.error("`key` is missing or empty; each descriptor needs one")),
+            };
+            let value = fields.text("value")?.filter(|value| !value.is_empty());
+            self.path.push((key, value));
+            let rule = self.descriptor(node, &fields, value)?;
+            if !level.insert(key, value, rule) {
+                let path = policy_name(self.domain, &self.path);
+                let path = path.strip_prefix("envoy:").unwrap_or(&path);
+                return Err(node.error(format!(
+                    "duplicate descriptor {path}; its key and value appear twice at this level"
+                )));
+            }
+            self.path.pop();
+        }
+        Ok(level)
+    }
+
+    fn descriptor(
+        &mut self,
+        node: &'a Node<'_>,
+        fields: &Fields<'a>,
+        value: Option<&str>,
+    ) -> Result<DescriptorRule, YamlError> {
+        let mode = match (fields.flag("shadow_mode")?, fields.flag("quota_mode")?) {
+            (true, true) => {
+                return Err(fields.place("quota_mode").error(
+                    "`shadow_mode` and `quota_mode` cannot be combined; remove one of them",
+                ));
+            }
+            (true, false) => EnvoyMode::Shadow,
+            (false, true) => EnvoyMode::Quota,
+            (false, false) => EnvoyMode::Enforced,
+        };
+        let is_shared = fields.flag("share_threshold")?;
+        if is_shared && !value.is_some_and(|value| value.contains('*')) {
+            tracing::warn!(
+                line = fields.place("share_threshold").line,
+                "`share_threshold` has no effect without a `value` that contains `*`; ignoring it"
+            );
+        }
+        let detailed_metric = fields.flag("detailed_metric")?;
+        let limit = match fields.get("rate_limit") {
+            None => None,
+            Some(limit) => Some(Arc::new(self.limit(limit, mode, detailed_metric)?)),
+        };
+        if limit.is_none() && mode != EnvoyMode::Enforced {
+            let field = if mode == EnvoyMode::Shadow { "shadow_mode" } else { "quota_mode" };
+            // envoyproxy/ratelimit ignores it as well, so the file still works.
+            tracing::warn!(
+                line = node.place.line,
+                "`{field}` has no effect on a descriptor without `rate_limit`; ignoring it"
+            );
+        }
+        let next = self.level(fields.list("descriptors")?)?;
+        if limit.is_none() && next.is_empty() {
+            tracing::debug!(
+                line = node.place.line,
+                "a descriptor has neither `rate_limit` nor `descriptors`; its requests are not limited"
+            );
+        }
+        let value_to_metric = fields.flag("value_to_metric")?;
+        Ok(DescriptorRule { limit, next, is_shared, value_to_metric })
+    }
+
+    fn limit(
+        &mut self,
+        node: &'a Node<'_>,
+        mode: EnvoyMode,
+        detailed_metric: bool,
+    ) -> Result<EnvoyRule, YamlError> {
+        let fields = Fields::of(node, &LIMIT_FIELDS)?;
+        let name = fields.text("name")?.filter(|name| !name.is_empty()).map(Box::from);
+        let replaces = replaces(&fields, name.as_deref())?;
+        let is_unlimited = fields.flag("unlimited")?;
+        let unit = match fields.text("unit")? {
+            Some(_) if is_unlimited => {
+                return Err(fields.place("unit").error(
+                    "`unit` cannot be combined with `unlimited: true`; remove one of them",
+                ));
+            }
+            Some(unit) => Unit::of_name(unit).ok_or_else(|| {
+                let known = "second, minute, hour, day, week, month or year";
+                fields.place("unit").error(format!("unknown unit {unit:?}; use {known}"))
+            })?,
+            None if is_unlimited => Unit::Second,
+            None => {
+                return Err(node.error(
+                    "`unit` is missing; use second, minute, hour, day, week, month or year",
+                ));
+            }
+        };
+        let requests_per_unit = match fields.number("requests_per_unit", u64::from(u32::MAX))? {
+            Some(number) => u32::try_from(number).unwrap_or(u32::MAX),
+            // As in envoyproxy/ratelimit: without a number, everything is denied.
+            None if is_unlimited => 0,
+            None => {
+                return Err(node.error("`requests_per_unit` is missing; 0 denies every request"));
+            }
+        };
+        let (on_failure, fails_without_store) = on_store_error(&fields)?;
+        let access = match requests_per_unit {
+            _ if is_unlimited => Access::Unlimited,
+            0 => Access::Blocked,
+            limit => self.policy(node, &fields, limit, unit)?.into(),
+        };
+        let policy = policy_name(self.domain, &self.path);
+        let is_open = |value: &Option<&str>| value.is_none_or(|value| value.contains('*'));
+        let has_one_key = !self.path.iter().any(|(_, value)| is_open(value));
+        let config = PolicyConfig::of_envoy(access, on_failure, has_one_key);
+        add_policy(self.policies, &policy, config, node)?;
+        let limit = EnvoyLimit { requests_per_unit, unit };
+        Ok(EnvoyRule {
+            policy,
+            limit,
+            is_unlimited,
+            name,
+            replaces,
+            mode,
+            fails_without_store,
+            detailed_metric,
+        })
+    }
+
+    fn policy(
+        &self,
+        node: &Node<'_>,
+        fields: &Fields<'_>,
+        limit: u32,
+        unit: Unit,
+    ) -> Result<Policy, YamlError> {
+        let kind = match fields.text("algorithm")? {
+            None => Kind::FixedWindow,
+            Some(name) => kind(name).ok_or_else(|| {
+                let near = nearest(name, KINDS.iter().map(|(known, _)| *known));
+                let hint = match near {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => KINDS.map(|(known, _)| known).join(", "),
+                };
+                fields.place("algorithm").error(format!("unknown algorithm {name:?}; {hint}"))
+            })?,
+        };
+        let multiplier = fields.number("unit_multiplier", u64::from(u32::MAX))?.unwrap_or(1);
+        if multiplier == 0 {
+            return Err(fields
+                .place("unit_multiplier")
+                .error("unit_multiplier must be at least 1 (got 0)"));
+        }
+        let seconds = unit.seconds().saturating_mul(multiplier);
+        let mut builder: LimitBuilder = Policy::of(kind, u64::from(limit))
+            .per(Ticks(seconds.saturating_mul(Ticks::PER_SECOND)));
+        if let Some(burst) = fields.number("burst", u64::MAX)? {
+            builder = builder.burst(burst);
+        }
+        let name = policy_name(self.domain, &self.path);
+        Policy::all_of(&*name, [builder]).map_err(|error| node.error(error.to_string()))
+    }
+}
+
+const KINDS: [(&str, Kind); 6] = [
+    ("fixed_window", Kind::FixedWindow),
+    ("token_bucket", Kind::TokenBucket),
+    ("gcra", Kind::Gcra),
+    ("leaky_bucket", Kind::LeakyBucket),
+    ("sliding_window_log", Kind::SlidingWindowLog),
+    ("sliding_window_counter", Kind::SlidingWindowCounter),
+];
+
+fn kind(name: &str) -> Option<Kind> {
+    KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+}
+
+/// Returns what the policy does while the store is unavailable, and whether the request fails instead.
+fn on_store_error(fields: &Fields<'_>) -> Result<(OnFailure, bool), YamlError> {
+    let instances = fields.number("instances", u64::from(u32::MAX))?;
+    let given = fields.text("on_store_error")?;
+    if instances.is_some() && given != Some("local") {
+        return Err(fields
+            .place("instances")
+            .error("`instances` only works with `on_store_error: local`"));
+    }
+    match given {
+        // The policy denies, so that nothing is charged, and the surface replies with an error.
+        None | Some("error") => Ok((OnFailure::Deny, true)),
+        Some("allow") => Ok((OnFailure::Allow, false)),
+        Some("deny") => Ok((OnFailure::Deny, false)),
+        Some("local") => match instances.and_then(|number| u32::try_from(number).ok()) {
+            Some(instances @ 1..) => Ok((OnFailure::Local { instances }, false)),
+            _ => Err(fields.place("on_store_error").error(
+                "`on_store_error: local` divides the quota between servers; set `instances` to their number (at least 1)",
+            )),
+        },
+        Some(other) => Err(fields
+            .place("on_store_error")
+            .error(format!("unknown value {other:?}; use error, allow, deny or local"))),
+    }
+}
+
+fn replaces(fields: &Fields<'_>, own: Option<&str>) -> Result<Vec<Box<str>>, YamlError> {
+    let mut names = Vec::new();
+    for node in fields.list("replaces")? {
+        let name = match Fields::of(node, &["name"])?.text("name")? {
+            Some(name) if !name.is_empty() => name,
+            _ => return Err(node.error("`name` is missing or empty; name the limit to replace")),
+        };
+        if own == Some(name) {
+            return Err(node.error(format!("the limit {name:?} cannot replace itself")));
+        }
+        names.push(name.into());
+    }
+    Ok(names)
+}
+
+/// The fields of a map.
+struct Fields<'a> {
+    entries: Vec<(&'a str, &'a Node<'a>)>,
+    place: Place,
+}
+
+impl<'a> Fields<'a> {
+    /// Checks that a node is a map, and that all its fields are known.
+    fn of(node: &'a Node<'_>, known: &[&str]) -> Result<Self, YamlError> {
+        let Content::Map(map) = &node.content else {
+            let reason = format!("expected a map with {}, found {}", known.join(", "), node.kind());
+            return Err(node.error(reason));
+        };
+        let mut entries = Vec::with_capacity(map.len());
+        for (key, value) in map {
+            let Content::Scalar { text, .. } = &key.content else {
+                return Err(
+                    key.error(format!("expected the name of a field, found {}", key.kind()))
+                );
+            };
+            if !known.contains(&&**text) {
+                return Err(key.error(match nearest(text, known.iter().copied()) {
+                    Some(near) => format!("unknown field `{text}`; did you mean `{near}`?"),
+                    None => format!("unknown field `{text}`; expected one of {}", known.join(", ")),
+                }));
+            }
+            entries.push((&**text, value));
+        }
+        Ok(Self { entries, place: node.place })
+    }
+
+    /// Returns the value of a field, unless it is missing or null.
+    fn get(&self, name: &str) -> Option<&'a Node<'a>> {
+        let found = self.entries.iter().find(|(field, _)| *field == name);
+        found.map(|(_, value)| *value).filter(|value| !value.is_null())
+    }
+
+    /// Returns the place of a field, or of the map.
+    fn place(&self, name: &str) -> Place {
+        self.get(name).map_or(self.place, |value| value.place)
+    }
+
+    /// Returns the text of a scalar as it is written: `404` and `true` are texts as well.
+    fn text(&self, name: &str) -> Result<Option<&'a str>, YamlError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Node { content: Content::Scalar { text, .. }, .. }) => Ok(Some(text)),
+            Some(node) => {
+                Err(node.error(format!("`{name}` must be a text, found {}", node.kind())))
+            }
+        }
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, YamlError> {
+        match self.text(name)? {
+            None => Ok(false),
+            Some(text) => match text.to_ascii_lowercase().as_str() {
+                "true" | "yes" | "on" => Ok(true),
+                "false" | "no" | "off" => Ok(false),
+                _ => Err(self
+                    .place(name)
+                    .error(format!("`{name}` must be true or false (got {text:?})"))),
+            },
+        }
+    }
+
+    fn number(&self, name: &str, most: u64) -> Result<Option<u64>, YamlError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match text.parse::<u64>() {
+            Ok(number) if is_decimal && number <= most => Ok(Some(number)),
+            _ => Err(self
+                .place(name)
+                .error(format!("`{name}` must be a whole number from 0 to {most} (got {text:?})"))),
+        }
+    }
+
+    fn list(&self, name: &str) -> Result<&'a [Node<'a>], YamlError> {
+        match self.get(name) {
+            None => Ok(&[]),
+            Some(Node { content: Content::List(items), .. }) => Ok(items),
+            Some(node) => {
+                Err(node.error(format!("`{name}` must be a list, found {}", node.kind())))
+            }
+        }
+    }
+}
+
+impl PolicyConfig {
+    fn of_envoy(access: Access, on_failure: OnFailure, has_one_key: bool) -> Self {
+        Self {
+            tiers: Tiers::new(access),
+            cost: 1,
+            key: KeySource::default(),
+            ipv6_prefix: 64,
+            on_failure,
+            instances: None,
+            lease: None,
+            deny_cache: true,
+            has_one_key,
+            takes_request_limits: true,
+            redis_only: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,690 @@
+//! Decides a request: finds the rule of each descriptor, and checks all of them together.
+//!
+//! By default, all descriptors are charged, or none is. With `charge = "always"`, each is charged by itself, as in
+//! envoyproxy/ratelimit. Limits in shadow or quota mode never deny. They are charged for allowed requests only, after
+//! the decision, so that a failure of theirs has no effect on it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tallygate::algorithm::Op;
+use tallygate::store::Store as _;
+use tallygate::tiers::{Access, ClientRule};
+use tallygate::{Cost, Decision, Source, Tick, Ticks};
+use tallygate_redis::JointAsk;
+
+use super::{
+    DescriptorStatus, EnvoyError, RateLimitRequest, RateLimitResponse, TightestLimit, request_limit,
+};
+use crate::config::{
+    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, Limits, MAX_ENTRIES,
+    override_key,
+};
+use crate::gate::{Gate, GateError, Policies, ServedPolicy};
+
+/// Decides a request.
+///
+/// # Errors
+///
+/// The request is malformed or too large, there are no rules, or the store is unavailable and a rule leaves the decision to
+/// Envoy.
+pub(crate) async fn decide(
+    gate: &Gate,
+    request: &RateLimitRequest<'_>,
+) -> Result<RateLimitResponse, EnvoyError> {
+    let limits = gate.limits();
+    check_size(request, &limits)?;
+    let policies = gate.in_force();
+    let Some(envoy) = policies.envoy.clone() else {
+        return Err(EnvoyError::NotConfigured);
+    };
+    let mut targets = targets(request, &envoy, &policies, &limits)?;
+    apply_replaces(&mut targets);
+    decide_enforced(gate, &mut targets, envoy.settings.charge).await?;
+    let is_over_limit = targets.iter().any(Target::is_over_limit);
+    let is_charged = !is_over_limit || envoy.settings.charge == Charge::Always;
+    decide_observed(&mut targets, is_charged).await;
+    for target in &targets {
+        target.count_details(gate);
+    }
+    Ok(response(&targets, is_over_limit, &envoy))
+}
+
+fn check_size(request: &RateLimitRequest<'_>, limits: &Limits) -> Result<(), EnvoyError> {
+    let (count, most) = (request.descriptors.len(), limits.max_all_items);
+    if request.domain.is_empty() {
+        return Err(EnvoyError::Invalid("the domain is empty".to_owned()));
+    }
+    if count == 0 {
+        return Err(EnvoyError::Invalid("the list of descriptors is empty".to_owned()));
+    }
+    if count > most {
+        return Err(too_many_descriptors(most));
+    }
+    if request.descriptors.iter().any(|descriptor| descriptor.entries.len() > MAX_ENTRIES) {
+        return Err(EnvoyError::TooLarge(format!(
+            "a descriptor has more than {MAX_ENTRIES} entries"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn too_many_descriptors(most: usize) -> EnvoyError {
+    EnvoyError::TooLarge(format!(
+        "the request has more than {most} descriptors (`max_all_items` in `[limits]`)"
+    ))
+}
+
+/// A descriptor of the request, and the limit that applies to it.
+enum Target {
+    /// No rule matches, or another limit replaces it.
+    Unmatched,
+    /// The configuration says `unlimited`.
+    Unlimited {
+        rule: Arc<EnvoyRule>,
+    },
+    Limited(Box<LimitedTarget>),
+}
+
+struct LimitedTarget {
+    policy: Arc<ServedPolicy>,
+    key: Vec<u8>,
+    hits: Cost,
+    /// The configured rule, if one matches.
+    rule: Option<Arc<EnvoyRule>>,
+    /// The limit of the request, if it brings one.
+    request_rule: Option<ClientRule>,
+    limit: EnvoyLimit,
+    mode: EnvoyMode,
+    /// The name for detailed metrics.
+    metric: Option<String>,
+    /// `None` until it is decided, and if a limit in shadow or quota mode could not be decided.
+    decision: Option<Decision>,
+}
+
+impl Target {
+    fn limited(&self) -> Option<&LimitedTarget> {
+        match self {
+            Self::Limited(target) => Some(target),
+            Self::Unmatched | Self::Unlimited { .. } => None,
+        }
+    }
+
+    fn rule(&self) -> Option<&Arc<EnvoyRule>> {
+        match self {
+            Self::Unmatched => None,
+            Self::Unlimited { rule } => Some(rule),
+            // A limit of the request has no name, and replaces nothing.
+            Self::Limited(target) if target.request_rule.is_some() => None,
+            Self::Limited(target) => target.rule.as_ref(),
+        }
+    }
+
+    /// Returns whether it denies the request.
+    fn is_over_limit(&self) -> bool {
+        self.limited().is_some_and(|target| target.mode == EnvoyMode::Enforced && target.exceeds())
+    }
+
+    fn count_details(&self, gate: &Gate) {
+        if let Some(LimitedTarget { metric: Some(name), decision: Some(decision), .. }) =
+            self.limited()
+        {
+            gate.metrics.envoy_details.count(name, decision.allowed);
+        }
+    }
+}
+
+impl LimitedTarget {
+    fn exceeds(&self) -> bool {
+        self.decision.is_some_and(|decision| !decision.allowed)
+    }
+
+    fn fails_without_store(&self) -> bool {
+        self.rule.as_ref().is_none_or(|rule| rule.fails_without_store)
+    }
+
+    /// Returns whether every request is denied. A look at such a limit is allowed.
+    fn is_blocked(&self) -> bool {
+        self.limit.requests_per_unit == 0
+    }
+
+    fn ask(&self) -> tallygate::Ask<'_> {
+        tallygate::Ask::new(&self.key).cost(self.hits)
+    }
+
+    fn part(&self) -> Result<JointAsk<'_>, GateError> {
+        Ok(match &self.request_rule {
+            None => JointAsk::of_any(&self.policy.limiter, self.ask())?,
+            Some(rule) => JointAsk::of_any_under(&self.policy.limiter, rule.clone(), self.ask())?,
+        })
+    }
+
+    /// Carries out an operation on the key.
+    async fn apply(&self, op: Op) -> Result<Decision, GateError> {
+        let limiter = &self.policy.limiter;
+        Ok(match &self.request_rule {
+            None => limiter.decide_with(self.ask(), op, |_, decision, _| decision).await?,
+            Some(rule) => limiter.store().apply::<Decision>(rule, &self.key, op, None).await?,
+        })
+    }
+
+    /// Returns whether the hits would be allowed, and the present state.
+    async fn look(&self) -> Result<Decision, GateError> {
+        let peeked = self.apply(Op::Peek(self.hits)).await?;
+        // A peek answers as a check would, and an allowed check lowers the remaining units by its cost.
+        let charged = if peeked.allowed { self.hits } else { 0 };
+        Ok(Decision { remaining: peeked.remaining.saturating_add(charged), ..peeked })
+    }
+
+    fn access(&self) -> Access {
+        match &self.request_rule {
+            // A rule of a request has no override that could end.
+            Some(rule) => rule.access(Tick(0)).clone(),
+            None => match self.policy.limiter.rule(&self.ask()) {
+                Ok(rule) => rule.access(self.policy.limiter.now()).clone(),
+                Err(_) => Access::Unlimited,
+            },
+        }
+    }
+}
+
+/// Finds the limits of the descriptors.
+fn targets(
+    request: &RateLimitRequest<'_>,
+    envoy: &EnvoyConfig,
+    policies: &Policies,
+    limits: &Limits,
+) -> Result<Vec<Target>, EnvoyError> {
+    let Some(domain) = envoy.domains.get(&request.domain) else {
+        return Ok(request.descriptors.iter().map(|_| Target::Unmatched).collect());
+    };
+    let common_hits = Cost::from(request.hits_addend.max(1));
+    let find = |(index, descriptor): (usize, &super::Descriptor<'_>)| {
+        let entries: Vec<(&str, &str)> =
+            descriptor.entries.iter().map(|(key, value)| (&**key, &**value)).collect();
+        let found = domain.find(&entries);
+        let hits = descriptor.hits_addend.unwrap_or(common_hits);
+        let (policy, key, rule, metric) = match found {
+            Some(found) if found.rule.is_unlimited && descriptor.limit.is_none() => {
+                return Ok(Target::Unlimited { rule: found.rule.clone() });
+            }
+            Some(found) => (&found.rule.policy, found.key, Some(found.rule.clone()), found.metric),
+            None if descriptor.limit.is_none() => return Ok(Target::Unmatched),
+            None => (&domain.override_policy, override_key(&entries), None, None),
+        };
+        let policy = policies.get(policy).cloned().ok_or_else(|| {
+            EnvoyError::Unavailable(format!("the policy {policy:?} is not in force"))
+        })?;
+        let (limit, request_rule, mode) = match (descriptor.limit, &rule) {
+            (Some(limit), _) => {
+                let at = |error| match error {
+                    EnvoyError::Invalid(reason) => {
+                        EnvoyError::Invalid(format!("descriptor {index}: {reason}"))
+                    }
+                    other => other,
+                };
+                let (limit, rule) =
+                    request_limit::rule(limit, limits.max_time_to_fresh).map_err(at)?;
+                (limit, Some(rule), EnvoyMode::Enforced)
+            }
+            (None, Some(rule)) => (rule.limit, None, rule.mode),
+            (None, None) => return Ok(Target::Unmatched),
+        };
+        Ok(Target::Limited(Box::new(LimitedTarget {
+            policy,
+            key,
+            hits,
+            rule,
+            request_rule,
+            limit,
+            mode,
+            metric,
+            decision: None,
+        })))
+    };
+    request.descriptors.iter().enumerate().map(find).collect()
+}
+
+/// Removes the limits that others of the same request replace.
+fn apply_replaces(targets: &mut [Target]) {
+    let replaced: HashSet<Box<str>> = targets
+        .iter()
+        .filter_map(Target::rule)
+        .flat_map(|rule| rule.replaces.iter().cloned())
+        .collect();
+    if replaced.is_empty() {
+        return;
+    }
+    for target in targets {
+        let name = target.rule().and_then(|rule| rule.name.as_deref());
+        if name.is_some_and(|name| replaced.contains(name)) {
+            *target = Target::Unmatched;
+        }
+    }
+}
+
+/// Decides the limits that can deny.
+async fn decide_enforced(
+    gate: &Gate,
+    targets: &mut [Target],
+    charge: Charge,
+) -> Result<(), EnvoyError> {
+    let mut enforced = Vec::with_capacity(targets.len());
+    for target in targets {
+        let Target::Limited(target) = target else { continue };
+        if target.mode != EnvoyMode::Enforced {
+            continue;
+        }
+        if target.is_blocked() && target.hits == 0 {
+            target.decision = Some(NOTHING_LEFT);
+            continue;
+        }
+        enforced.push(&mut **target);
+    }
+    let decisions = match charge {
+        Charge::AllOrNothing => decide_together(gate, &enforced).await,
+        Charge::Always => decide_each(gate, &enforced).await,
+    };
+    let decisions = decisions.map_err(|error| match error {
+        // Keys are bounded, and tiers are not used, so only the store can fail.
+        error @ (GateError::Store(_) | GateError::KeyTooLong { .. }) => {
+            EnvoyError::Unavailable(error.to_string())
+        }
+        other => EnvoyError::Invalid(other.to_string()),
+    })?;
+    for (target, decision) in enforced.into_iter().zip(decisions) {
+        if decision.source == Source::FailedClosed && target.fails_without_store() {
+            return Err(EnvoyError::Unavailable("the store is unavailable".to_owned()));
+        }
+        target.decision = Some(decision);
+    }
+    Ok(())
+}
+
+/// A look at a limit that denies every request.
+const NOTHING_LEFT: Decision = Decision {
+    allowed: true,
+    limit: 0,
+    remaining: 0,
+    retry_after: Some(Ticks::ZERO),
+    reset_after: Ticks::ZERO,
+    delay: Ticks::ZERO,
+    scarcest: None,
+    denied_by: None,
+    shadow_denied_by: None,
+    source: Source::Store,
+    quota: None,
+};
+
+/// Charges all limits, or none.
+async fn decide_together(
+    gate: &Gate,
+    targets: &[&mut LimitedTarget],
+) -> Result<Vec<Decision>, GateError> {
+    if let [target] = targets
+        && target.request_rule.is_none()
+    {
+        return Ok(vec![target.apply(Op::Check(target.hits)).await?]);
+    }
+    let parts = targets.iter().map(|target| target.part()).collect::<Result<Vec<_>, _>>()?;
+    let decided = gate.check_parts(parts).await?;
+    let parts =
+        decided.parts.into_iter().zip(targets).map(async |(decision, target)| match decision {
+            Some(decision) => Ok(decision),
+            // In a cluster, keys behind a denied one were not asked.
+            None => target.look().await,
+        });
+    join_all(parts).await.into_iter().collect()
+}
+
+/// Charges each limit by itself, also if it is exceeded.
+async fn decide_each(
+    gate: &Gate,
+    targets: &[&mut LimitedTarget],
+) -> Result<Vec<Decision>, GateError> {
+    let each = targets.iter().map(async |target| {
+        let decided = gate.check_parts(vec![target.part()?]).await?;
+        let is_answered = !matches!(
+            decided.decision.source,
+            Source::FailedOpen | Source::FailedClosed | Source::Overloaded
+        );
+        if !decided.decision.allowed && is_answered && !target.is_blocked() {
+            let charged = target.apply(Op::Force(i128::from(target.hits))).await?;
+            return Ok(Decision {
+                remaining: charged.remaining,
+                reset_after: charged.reset_after,
+                ..decided.decision
+            });
+        }
+        Ok(decided.decision)
+    });
+    join_all(each).await.into_iter().collect()
+}
+
+/// Decides the limits in shadow and quota mode, after the others. Without an answer, they have no status.
+async fn decide_observed(targets: &mut [Target], is_charged: bool) {
+    let observed = targets.iter_mut().filter_map(|target| match target {
+        Target::Limited(target) if target.mode != EnvoyMode::Enforced => Some(&mut **target),
+        _ => None,
+    });
+    let each = observed.map(async |target| {
+        let decided = match is_charged {
+            true => target.apply(Op::Check(target.hits)).await,
+            false => target.look().await,
+        };
+        target.decision = decided.ok().filter(|decision| {
+            !matches!(
+                decision.source,
+                Source::FailedOpen | Source::FailedClosed | Source::Overloaded
+            )
+        });
+    });
+    join_all(each).await;
+}
+
+fn response(targets: &[Target], is_over_limit: bool, envoy: &EnvoyConfig) -> RateLimitResponse {
+    let in_quota_mode =
+        |target: &Target| target.limited().is_some_and(|target| target.mode == EnvoyMode::Quota);
+    let quota_violations = targets.iter().any(in_quota_mode).then(|| {
+        let violates = |target: &Target| {
+            in_quota_mode(target) && target.limited().is_some_and(LimitedTarget::exceeds)
+        };
+        targets
+            .iter()
+            .enumerate()
+            .filter(|(_, target)| violates(target))
+            .map(|(at, _)| at)
+            .collect()
+    });
+    RateLimitResponse {
+        is_over_limit,
+        statuses: targets.iter().map(status).collect(),
+        quota_violations,
+        tightest: match envoy.settings.headers {
+            EnvoyHeaders::None => None,
+            EnvoyHeaders::X | EnvoyHeaders::Draft | EnvoyHeaders::All => tightest(targets),
+        },
+        headers: Vec::new(),
+        wanted_headers: envoy.settings.headers,
+    }
+}
+
+fn status(target: &Target) -> DescriptorStatus {
+    match target {
+        Target::Unmatched => DescriptorStatus::default(),
+        Target::Unlimited { .. } => {
+            DescriptorStatus { remaining: u32::MAX, ..DescriptorStatus::default() }
+        }
+        Target::Limited(limited) => {
+            let name = target.rule().and_then(|rule| rule.name.clone());
+            let is_over_limit = target.is_over_limit();
+            let reset_after_s = |decision: Decision| {
+                let seconds = decision.reset_after.0.div_ceil(Ticks::PER_SECOND);
+                if is_over_limit { seconds.max(1) } else { seconds }
+            };
+            DescriptorStatus {
+                is_over_limit,
+                limit: Some((limited.limit, name)),
+                remaining: limited
+                    .decision
+                    .map_or(0, |decision| u32::try_from(decision.remaining).unwrap_or(u32::MAX)),
+                reset_after_s: limited.decision.map(reset_after_s),
+            }
+        }
+    }
+}
+
+/// Returns the limit that header fields are about: the first that denied the request, or the one with the least
+/// remaining.
+fn tightest(targets: &[Target]) -> Option<TightestLimit> {
+    let enforced = targets
+        .iter()
+        .filter_map(Target::limited)
+        .filter(|target| target.mode == EnvoyMode::Enforced);
+    let decided = enforced.filter_map(|target| Some((target, target.decision?)));
+    let (target, decision) =
+        decided.min_by_key(|(_, decision)| (decision.allowed, decision.remaining))?;
+    Some(TightestLimit { policy: (&*target.policy.name).into(), access: target.access(), decision })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tallygate::store::Capacity;
+    use tallygate_redis::Stores;
+
+    use super::super::{Descriptor, RequestLimit};
+    use super::*;
+    use crate::config::Config;
+    use crate::gate::RestoredStores;
+    use crate::metrics::Metrics;
+
+    /// Windows of years, so that none ends during a test.
+    const RULES: &str = "
+domain: d
+descriptors:
+  - key: three
+    rate_limit: {unit: year, requests_per_unit: 3, name: three}
+  - key: five
+    rate_limit: {unit: year, requests_per_unit: 5}
+  - key: none
+    rate_limit: {unit: year, requests_per_unit: 0}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: year, requests_per_unit: 1}
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: year, requests_per_unit: 1}
+  - key: instead
+    rate_limit: {unit: year, requests_per_unit: 9, replaces: [{name: three}]}
+  - key: file
+    value: a*
+    share_threshold: true
+    rate_limit: {unit: year, requests_per_unit: 2}
+";
+
+    fn gate(settings: &str) -> Gate {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+        let text = format!("[envoy]\nconfig = \"rules.yaml\"\n{settings}\n");
+        let config = Config::parse(&text, folder.path()).unwrap();
+        let stores = Stores::Memory(Capacity::of(1_000));
+        Gate::new(&config, stores, Metrics::new(), RestoredStores::default())
+    }
+
+    fn descriptor(key: &'static str, value: &'static str) -> Descriptor<'static> {
+        Descriptor { entries: vec![(key.into(), value.into())], ..Descriptor::default() }
+    }
+
+    fn ask(gate: &Gate, descriptors: &[Descriptor<'static>], hits: u32) -> RateLimitResponse {
+        let request = RateLimitRequest {
+            domain: "d".into(),
+            descriptors: descriptors.to_vec(),
+            hits_addend: hits,
+        };
+        tallygate::block_on(decide(gate, &request)).unwrap()
+    }
+
+    /// Returns whether each descriptor is over its limit, and its remaining units.
+    fn shown(response: &RateLimitResponse) -> Vec<(bool, u32)> {
+        let shown = |status: &DescriptorStatus| (status.is_over_limit, status.remaining);
+        response.statuses.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn a_denied_descriptor_charges_no_other() {
+        let gate = gate("");
+        let both = [descriptor("five", "x"), descriptor("three", "x")];
+        for left in [(4, 2), (3, 1), (2, 0)] {
+            let response = ask(&gate, &both, 0);
+            assert!(!response.is_over_limit);
+            assert_eq!(shown(&response), [(false, left.0), (false, left.1)]);
+        }
+        let denied = ask(&gate, &both, 0);
+        assert!(denied.is_over_limit);
+        assert_eq!(shown(&denied), [(false, 2), (true, 0)], "the first still has its two");
+        assert!(denied.statuses[1].reset_after_s.is_some_and(|seconds| seconds > 0));
+        assert_eq!(shown(&ask(&gate, &both[..1], 0)), [(false, 1)]);
+    }
+
+    #[test]
+    fn charge_always_charges_every_descriptor_as_the_original_does() {
+        let gate = gate("charge = \"always\"");
+        let both = [descriptor("five", "x"), descriptor("three", "x")];
+        for _ in 0..3 {
+            assert!(!ask(&gate, &both, 0).is_over_limit);
+        }
+        assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 1), (true, 0)], "the first was charged");
+        assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 0), (true, 0)]);
+        // Three hits on two that are left: denied, and nothing is left.
+        let other = [descriptor("five", "y")];
+        assert_eq!(shown(&ask(&gate, &other, 3)), [(false, 2)]);
+        assert_eq!(shown(&ask(&gate, &other, 3)), [(true, 0)]);
+        assert_eq!(shown(&ask(&gate, &other, 1)), [(true, 0)]);
+    }
+
+    #[test]
+    fn hits_come_from_the_descriptor_then_from_the_request_then_they_are_one() {
+        let gate = gate("");
+        let hits = |hits_addend| Descriptor { hits_addend, ..descriptor("five", "x") };
+        assert_eq!(shown(&ask(&gate, &[hits(None)], 0)), [(false, 4)]);
+        assert_eq!(shown(&ask(&gate, &[hits(None)], 2)), [(false, 2)]);
+        assert_eq!(shown(&ask(&gate, &[hits(Some(0))], 9)), [(false, 2)], "a look");
+        assert_eq!(shown(&ask(&gate, &[hits(Some(2))], 9)), [(false, 0)]);
+        assert_eq!(shown(&ask(&gate, &[hits(Some(0))], 0)), [(false, 0)], "a look at nothing left");
+        assert_eq!(shown(&ask(&gate, &[hits(None)], 0)), [(true, 0)]);
+    }
+
+    #[test]
+    fn descriptors_without_a_limit_have_a_status_without_one() {
+        let gate = gate("");
+        let all = [descriptor("other", "x"), descriptor("free", "x"), descriptor("none", "x")];
+        let response = ask(&gate, &all[..2], 0);
+        assert_eq!(response.statuses[0], DescriptorStatus::default());
+        let unlimited = DescriptorStatus { remaining: u32::MAX, ..DescriptorStatus::default() };
+        assert_eq!(response.statuses[1], unlimited);
+        let denied = ask(&gate, &all, 0);
+        assert_eq!(shown(&denied), [(false, 0), (false, u32::MAX), (true, 0)]);
+        let look = Descriptor { hits_addend: Some(0), ..descriptor("none", "x") };
+        assert_eq!(shown(&ask(&gate, &[look], 0)), [(false, 0)]);
+        let unknown = RateLimitRequest {
+            domain: "unknown".into(),
+            descriptors: vec![descriptor("none", "x")],
+            hits_addend: 0,
+        };
+        let response = tallygate::block_on(decide(&gate, &unknown)).unwrap();
+        assert_eq!(response.statuses, [DescriptorStatus::default()]);
+    }
+
+    #[test]
+    fn shadow_and_quota_mode_count_and_deny_nothing() {
+        let gate = gate("");
+        let both = [descriptor("shadow", "x"), descriptor("quota", "x"), descriptor("three", "x")];
+        let first = ask(&gate, &both, 0);
+        assert_eq!(shown(&first), [(false, 0), (false, 0), (false, 2)]);
+        assert_eq!(first.quota_violations, Some(vec![]));
+        let second = ask(&gate, &both, 0);
+        assert!(!second.is_over_limit);
+        assert_eq!(shown(&second), [(false, 0), (false, 0), (false, 1)]);
+        assert_eq!(second.quota_violations, Some(vec![1]));
+        // A denied request does not count in shadow mode.
+        let other = [descriptor("shadow", "y"), descriptor("none", "x")];
+        assert_eq!(shown(&ask(&gate, &other, 0)), [(false, 1), (true, 0)]);
+        assert_eq!(ask(&gate, &other, 0).quota_violations, None);
+    }
+
+    #[test]
+    fn a_limit_that_another_replaces_is_neither_checked_nor_charged() {
+        let gate = gate("");
+        let both = [descriptor("three", "x"), descriptor("instead", "x")];
+        for left in (4..9).rev() {
+            let response = ask(&gate, &both, 0);
+            assert_eq!(shown(&response), [(false, 0), (false, left)]);
+            assert_eq!(response.statuses[0].limit, None);
+        }
+        let alone = ask(&gate, &both[..1], 0);
+        assert_eq!(shown(&alone), [(false, 2)]);
+        assert_eq!(alone.statuses[0].limit.as_ref().unwrap().1.as_deref(), Some("three"));
+    }
+
+    #[test]
+    fn values_of_a_shared_pattern_share_one_counter() {
+        let gate = gate("");
+        assert_eq!(shown(&ask(&gate, &[descriptor("file", "a1")], 0)), [(false, 1)]);
+        assert_eq!(shown(&ask(&gate, &[descriptor("file", "a2")], 0)), [(false, 0)]);
+        assert_eq!(shown(&ask(&gate, &[descriptor("file", "a3")], 0)), [(true, 0)]);
+    }
+
+    #[test]
+    fn a_limit_of_the_request_applies_instead_of_the_configured_one() {
+        let gate = gate("");
+        let with = |key, requests_per_unit, unit| {
+            let limit = Some(RequestLimit { requests_per_unit, unit });
+            Descriptor { limit, ..descriptor(key, "x") }
+        };
+        // Of a descriptor that matches no rule.
+        for left in [1, 0] {
+            assert_eq!(shown(&ask(&gate, &[with("other", 2, 4)], 0)), [(false, left)]);
+        }
+        assert_eq!(shown(&ask(&gate, &[with("other", 2, 4)], 0)), [(true, 0)]);
+        let current = ask(&gate, &[with("other", 2, 4)], 0).statuses[0].limit.clone().unwrap();
+        assert_eq!((current.0.requests_per_unit, current.0.unit as u64), (2, 4));
+        // Usage of the configured limit counts.
+        assert_eq!(shown(&ask(&gate, &[descriptor("three", "x")], 2)), [(false, 1)]);
+        assert_eq!(shown(&ask(&gate, &[with("three", 10, 4)], 0)), [(false, 7)]);
+        assert_eq!(shown(&ask(&gate, &[with("three", 0, 4)], 0)), [(true, 0)]);
+        // Together with another descriptor, all or nothing.
+        let both = [with("three", 10, 4), descriptor("none", "x")];
+        assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 7), (true, 0)]);
+        // A limit without a known unit, or of a year, is an error.
+        for unit in [0, 6, 99] {
+            let request = RateLimitRequest {
+                domain: "d".into(),
+                descriptors: vec![with("other", 1, unit)],
+                hits_addend: 0,
+            };
+            let error = tallygate::block_on(decide(&gate, &request)).unwrap_err();
+            assert!(matches!(error, EnvoyError::Invalid(_)), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn malformed_and_large_requests_are_errors() {
+        let gate = gate("");
+        let ask = |domain: &'static str, descriptors: Vec<Descriptor<'static>>| {
+            let request = RateLimitRequest { domain: domain.into(), descriptors, hits_addend: 1 };
+            tallygate::block_on(decide(&gate, &request)).unwrap_err()
+        };
+        assert!(matches!(ask("", vec![descriptor("five", "x")]), EnvoyError::Invalid(_)));
+        assert!(matches!(ask("d", vec![]), EnvoyError::Invalid(_)));
+        assert!(matches!(ask("d", vec![descriptor("five", "x"); 65]), EnvoyError::TooLarge(_)));
+        let entries = vec![("five".into(), "x".into()); MAX_ENTRIES + 1];
+        let deep = Descriptor { entries, ..Descriptor::default() };
+        assert!(matches!(ask("d", vec![deep]), EnvoyError::TooLarge(_)));
+    }
+
+    #[test]
+    fn a_reload_keeps_what_was_used() {
+        let gate = gate("");
+        ask(&gate, &[descriptor("five", "x")], 4);
+        let folder = tempfile::tempdir().unwrap();
+        let changed = RULES.replace("requests_per_unit: 5", "requests_per_unit: 6");
+        std::fs::write(folder.path().join("rules.yaml"), changed).unwrap();
+        let config = Config::parse("[envoy]\nconfig = \"rules.yaml\"\n", folder.path()).unwrap();
+        gate.put_in_force(&config);
+        assert_eq!(shown(&ask(&gate, &[descriptor("five", "x")], 1)), [(false, 1)]);
+        // Without rules, the service fails, so that Envoy decides.
+        gate.put_in_force(&Config::parse("", Path::new("")).unwrap());
+        let request = RateLimitRequest {
+            domain: "d".into(),
+            descriptors: vec![descriptor("five", "x")],
+            hits_addend: 0,
+        };
+        let error = tallygate::block_on(decide(&gate, &request)).unwrap_err();
+        assert!(matches!(error, EnvoyError::NotConfigured));
+    }
+}
