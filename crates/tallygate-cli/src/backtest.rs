@@ -1,4 +1,4 @@
-//! `tallygate backtest`: options in, a report out, and how far it is meanwhile.
+//! `tallygate backtest`: reads the options, shows the progress and prints the report.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -9,8 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tallygate_lab::backtest::{
-    Bounds, Input, Plan, Progress, Report, Wanted, backtest, grouped, write_html, write_text,
+    BacktestPlan, Bounds, Input, LogOptions, Progress, Report, Trial, backtest, grouped,
+    write_html, write_text,
 };
+
+use tallygate_core::Policy;
+use tallygate_server::{ConfiguredPolicy, configured_policies};
 
 use crate::cli::Backtest;
 
@@ -44,24 +48,61 @@ pub(crate) fn run(options: &Backtest) -> anyhow::Result<ExitCode> {
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn plan_of(options: &Backtest) -> anyhow::Result<Plan> {
-    let Some(first) = options.policies.first() else {
-        anyhow::bail!("no policy is given; say one such as --policy \"token_bucket 100/1m\"");
+fn plan_of(options: &Backtest) -> anyhow::Result<BacktestPlan> {
+    let policies = trials(options)?;
+    let Some(first) = policies.first() else {
+        anyhow::bail!(
+            "no policy is given; add at least one, such as --policy \"token_bucket 100/1m\""
+        );
     };
-    Ok(Plan {
-        wanted: Wanted {
+    let filters = options.filters.iter().chain(&options.status).chain(&options.exclude_agent);
+    Ok(BacktestPlan {
+        log: LogOptions {
             key: options.key.clone(),
             format: options.format,
             time: options.time.clone(),
+            filters: filters.cloned().collect(),
         },
-        peak: options.peak.unwrap_or(first.numbers().window),
-        policies: options.policies.clone(),
+        peak: options.peak.unwrap_or(first.limits()[0].numbers().window),
+        policies,
         suggest: options.suggest,
         top: options.top,
     })
 }
 
-/// How much there is to read, if that is known. A file that is not there is found out before anything is read.
+/// Returns the policies to try: those written on the command line and those of the configuration file.
+fn trials(options: &Backtest) -> anyhow::Result<Vec<Trial>> {
+    let Some(path) = &options.config else {
+        let parse = |text: &String| {
+            Trial::parse(text).map_err(|error| anyhow::anyhow!("--policy {text:?}: {error}"))
+        };
+        return options.policies.iter().map(parse).collect();
+    };
+    let configured = configured_policies(path)?;
+    if options.policies.is_empty() {
+        return Ok(configured.iter().map(trial).collect());
+    }
+    let find = |text: &String| match configured.iter().find(|policy| policy.name == *text) {
+        Some(policy) => Ok(trial(policy)),
+        None => Trial::parse(text).map_err(|error| {
+            let names: Vec<&str> = configured.iter().map(|policy| &*policy.name).collect();
+            let (file, names) = (path.display(), names.join(", "));
+            anyhow::anyhow!(
+                "--policy {text:?} is not a policy of {file} ({names}), and not a limit: {error}"
+            )
+        }),
+    };
+    options.policies.iter().map(find).collect()
+}
+
+fn trial(configured: &ConfiguredPolicy) -> Trial {
+    Trial::named(&*configured.name, Policy::clone(&configured.policy), configured.cost)
+}
+
+/// Returns the size of the logs, if it is known.
+///
+/// # Errors
+/// Returns an error if a file cannot be opened, before anything is read.
 fn size_of(inputs: &[Input]) -> anyhow::Result<Option<u64>> {
     let mut sum = Some(0_u64);
     for input in inputs {
@@ -86,7 +127,7 @@ fn print(report: &Report, as_json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// How far it is, if standard error is a terminal; nothing elsewhere.
+/// The progress bar. It is drawn only if standard error is a terminal.
 struct Bar {
     bar: ProgressBar,
     began: Instant,
@@ -110,12 +151,12 @@ impl Bar {
             return;
         }
         let Progress::Reading { bytes, lines } = progress else {
-            return self.bar.set_message("finding the limits that spare enough clients");
+            return self.bar.set_message("searching for the suggested limits");
         };
         let took = self.began.elapsed().max(Duration::from_millis(1)).as_millis();
         let rate = u128::from(lines) * 1000 / took;
         let lines = grouped(lines.into());
-        self.bar.set_message(format!("{lines} lines, {} a second", grouped(rate)));
+        self.bar.set_message(format!("{lines} lines, {} per second", grouped(rate)));
         self.bar.set_position(bytes);
     }
 

@@ -20,7 +20,7 @@ use crate::cli::{Check, Connect, Ping};
 const LONGEST_LINE: u64 = 512;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks; the exit code is the answer.
+/// Sends a check. The exit code is the answer.
 pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     let Check { policy, key, cost, tier, token_file, to, quiet } = options;
     let resp = &to.resp;
@@ -29,12 +29,12 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
     words.extend(tier.iter().flat_map(|tier| ["TIER", tier]));
     let token = token_file.as_deref().map(read_token).transpose()?;
-    let cannot = || format!("cannot ask {resp}");
-    let mut stream = connect(to).with_context(cannot)?;
-    let reply = ask(&mut *stream, token.as_deref(), &words).with_context(cannot)?;
+    let failed = || format!("check on {resp} failed");
+    let mut stream = connect(to).with_context(failed)?;
+    let reply = ask(&mut *stream, token.as_deref(), &words).with_context(failed)?;
     let [allowed, limit, remaining, retry_after_ms, ..] = reply[..] else {
         anyhow::bail!(
-            "{resp} answered with {} numbers; expected 6: is it a Tallygate server?",
+            "{resp} answered with {} numbers; expected 6 (is it a Tallygate server?)",
             reply.len()
         );
     };
@@ -42,14 +42,14 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
         let mut out = io::stdout().lock();
         match (allowed, retry_after_ms) {
             (1, _) => writeln!(out, "allowed, {remaining} of {limit} left")?,
-            (_, ..0) => writeln!(out, "refused, and no wait will do")?,
-            (_, wait) => writeln!(out, "refused, try again in {wait} ms")?,
+            (_, ..0) => writeln!(out, "denied; the cost is higher than the limit can ever allow")?,
+            (_, wait) => writeln!(out, "denied, retry in {wait} ms")?,
         }
     }
     Ok(if allowed == 1 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Whether it answers: any reply will do, also that one needs a token.
+/// Checks that a server answers. Any reply counts, also an error about a missing token.
 pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
     let answer = |stream: &mut dyn Connection| -> anyhow::Result<String> {
         stream.write_all(command(&["PING"]).as_bytes())?;
@@ -60,10 +60,10 @@ pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
     };
     let resp = &options.to.resp;
     let answered = connect(&options.to).and_then(|mut stream| answer(&mut *stream));
-    let line = answered.with_context(|| format!("cannot ask {resp}"))?;
+    let line = answered.with_context(|| format!("ping of {resp} failed"))?;
     anyhow::ensure!(
         line.starts_with(['+', '-']),
-        "{resp} answered {line:?}; expected PONG: is it a Tallygate server?"
+        "{resp} answered {line:?}; expected PONG (is it a Tallygate server?)"
     );
     Ok(ExitCode::SUCCESS)
 }
@@ -72,7 +72,7 @@ trait Connection: Read + Write {}
 
 impl<T: Read + Write> Connection for T {}
 
-/// A connection to `HOST:PORT` or `unix:/path`, by TLS if there is somebody to trust.
+/// Connects to `HOST:PORT` or `unix:/path`, by TLS if a certificate authority is given.
 fn connect(to: &Connect) -> anyhow::Result<Box<dyn Connection>> {
     let address = &*to.resp;
     if let Some(ca) = &to.ca {
@@ -94,8 +94,8 @@ fn connect_by_tcp(address: &str) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A connection to `HOST:PORT` by TLS, if its certificate is one of those to be trusted. One of our own, and its key, are
-/// shown if there are any.
+/// Connects to `HOST:PORT` by TLS. Verifies the certificate of the server, and presents a client certificate if there is
+/// one.
 fn connect_by_tls(
     address: &str,
     ca: &Path,
@@ -113,11 +113,12 @@ fn connect_by_tls(
         None => client.with_no_client_auth(),
         Some((own, key)) => {
             let private = PrivateKeyDer::from_pem_file(key);
-            let private = private
-                .with_context(|| format!("{} has no private key to be read", key.display()))?;
-            client.with_client_auth_cert(certificates(own)?, private).with_context(|| {
-                format!("{} and {} do not go together", own.display(), key.display())
-            })?
+            let private = private.with_context(|| {
+                format!("{} contains no valid private key; expected PEM", key.display())
+            })?;
+            client
+                .with_client_auth_cert(certificates(own)?, private)
+                .with_context(|| format!("{} and {} do not match", own.display(), key.display()))?
         }
     };
     let (host, _) = address.rsplit_once(':').context("expected HOST:PORT")?;
@@ -126,20 +127,21 @@ fn connect_by_tls(
     Ok(Box::new(StreamOwned::new(session, connect_by_tcp(address)?)))
 }
 
-/// The certificates of a file.
+/// Reads the certificates of a file.
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let name = path.display();
     let all = CertificateDer::pem_file_iter(path).with_context(|| format!("cannot read {name}"))?;
     let all = all.collect::<Result<Vec<_>, _>>();
-    let all = all.with_context(|| format!("{name} has a certificate that cannot be read"))?;
-    anyhow::ensure!(!all.is_empty(), "{name} has no certificate");
+    let all =
+        all.with_context(|| format!("{name} contains an invalid certificate; expected PEM"))?;
+    anyhow::ensure!(!all.is_empty(), "{name} contains no certificate; expected PEM");
     Ok(all)
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    Ok(tokens_of(&text).next().with_context(|| format!("{name} has no token"))?.to_owned())
+    Ok(tokens_of(&text).next().with_context(|| format!("{name} contains no token"))?.to_owned())
 }
 
 /// Sends one command, and reads an array of numbers.
@@ -166,12 +168,12 @@ fn ask(
     let count: usize = first
         .strip_prefix('*')
         .and_then(|count| count.parse().ok())
-        .with_context(|| format!("found {first:?}; expected a list: is it a Tallygate server?"))?;
+        .with_context(|| format!("found {first:?}; expected a list (is it a Tallygate server?)"))?;
     let mut numbers = Vec::new();
     for _ in 0..count.min(16) {
         let number = line()?;
         let number = number.strip_prefix(':').and_then(|number| number.parse().ok());
-        numbers.push(number.context("expected numbers")?);
+        numbers.push(number.context("expected a list of numbers")?);
     }
     Ok(numbers)
 }

@@ -1,17 +1,17 @@
-//! What can be asked for on the command line.
+//! The arguments of the command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tallygate_core::{Anchor, Cost, Kind, Limit, Ticks};
-use tallygate_lab::backtest::{Format, KeyFrom, Share};
+use tallygate_core::{Anchor, Cost, Kind, Ticks};
+use tallygate_lab::backtest::{Format, KeyFrom, LineFilter, Share};
 use tallygate_lab::simulate::Pattern;
-use tallygate_lab::spelling;
+use tallygate_lab::{duration, limit_syntax};
 use tallygate_server::ServeOptions;
 
-/// A rate limiter that decides exactly.
+/// A rate limiter: serve limits over HTTP, RESP and gRPC, check them from scripts, and try them on logs and simulated traffic.
 #[derive(Debug, Parser)]
 #[command(name = "tallygate", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
@@ -29,88 +29,64 @@ pub(crate) enum Command {
     Backtest(Backtest),
     Simulate(Simulate),
     Completions(Completions),
+    Man(Man),
 }
 
 const SERVE: &str = "\
 Examples:
   tallygate serve
-      Try it: the page is at http://127.0.0.1:8080, and it says what else to ask.
+      Try it without a configuration. Open http://127.0.0.1:8080 in a browser.
   tallygate serve --config tallygate.toml --http 0.0.0.0:8080
-      Your policies, for a network.
+      Serve your policies to the network.
   tallygate serve --config tallygate.toml --store redis://127.0.0.1:6379
-      The same quota for all servers on one Redis or Valkey.
+      Share the quotas between all servers on one Redis or Valkey.
+  tallygate serve --grpc 0.0.0.0:8081 --envoy-config ratelimit.yaml
+      Serve Envoy with the configuration of envoyproxy/ratelimit.
   tallygate serve --http unix:/run/tallygate.sock --resp 127.0.0.1:0
-      A socket for a proxy beside it, and a free port.
+      Listen on a Unix socket for a local proxy, and on any free port for RESP.
 
 Configuration:
-  [policies.api]                    # asked for by this name
+  [policies.api]                    # the name that requests use
   algorithm = \"token_bucket\"        # or gcra, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter
   limit = 100
   window = \"1m\"
-  burst = 200                       # for buckets; without it the limit
+  burst = 200                       # for buckets; default: the limit
 
-  Flags and environment variables go before the file. `tallygate check-config FILE` says what a file comes to, or what is
-  wrong with it. All of it is in docs/server.md.
+  Flags override environment variables, and both override the file. `tallygate check-config FILE` validates a file and
+  prints the effective settings. docs/server.md describes all settings.
 
 Signals:
-  SIGHUP            read the configuration anew; one that is wrong changes nothing, and is logged
-  SIGTERM, SIGINT   be unready, answer what has come, stop
+  SIGHUP            reload the configuration; if it is invalid, keep the previous one and log the error
+  SIGTERM, SIGINT   stop accepting connections, answer pending requests, exit
 
 Exit status:
-  0  it was told to stop, and answered what had come; what takes longer than 10 s is dropped, and logged
-  2  it could not start, or not save its clients at the end: the message says why";
+  0  shut down by a signal; pending requests were answered or, after 10 s, dropped and logged
+  2  the server could not start, or could not write its snapshot on shutdown; the message gives the reason";
 
-/// A time that is not none.
-fn some_time(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err("expected a time such as 30s or 5m".to_owned()),
+/// Parses a duration that is longer than zero.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text).map_err(|error| error.to_string())? {
+        Duration::ZERO => Err("must be longer than 0s".to_owned()),
+        time => Ok(time),
     }
 }
 
-/// Serve decisions over HTTP and RESP.
+/// Serve decisions over HTTP, RESP and gRPC.
 ///
-/// Without a configuration it listens on loopback with a policy to try things with, and says what to try. Prints the
-/// addresses it listens on, one a line, then `tallygate ready`. Stops on SIGTERM or SIGINT when its connections have
-/// ended, reads its configuration anew on SIGHUP and when the file changes.
+/// Without a configuration file, the server listens on loopback with the policy "demo" and prints commands to try. On
+/// startup it prints its listen addresses, one per line, and then `tallygate ready`. SIGTERM and SIGINT shut it down after
+/// the pending requests. SIGHUP, or a change of the file, reloads the configuration.
 #[derive(Args, Debug)]
 #[command(after_long_help = SERVE)]
 pub(crate) struct Serve {
-    /// The configuration, in TOML
+    /// Configuration file (TOML)
     #[arg(long, value_name = "FILE", env = "TALLYGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Where to listen for HTTP: `HOST:PORT` or `unix:/path`; port 0 picks a free one [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDR", env = "TALLYGATE_HTTP")]
-    pub(crate) http: Option<String>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
 
-    /// Where to listen for RESP [default: 127.0.0.1:6380]
-    #[arg(long, value_name = "ADDR", env = "TALLYGATE_RESP")]
-    pub(crate) resp: Option<String>,
-
-    /// Where clients are kept: `memory`, or redis://, rediss://, redis+cluster:// or redis+sentinel:// [default: memory]
-    #[arg(
-        long,
-        value_name = "STORE",
-        env = "TALLYGATE_STORE",
-        hide_env_values = true,
-        verbatim_doc_comment
-    )]
-    pub(crate) store: Option<String>,
-
-    /// The most clients that are kept in memory, for each policy
-    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", default_value_t = 1_000_000)]
-    pub(crate) max_keys: usize,
-
-    /// A file in which clients are saved when it stops, and read when it starts; for the store in memory
-    #[arg(long, value_name = "PATH", env = "TALLYGATE_SNAPSHOT")]
-    pub(crate) snapshot: Option<PathBuf>,
-
-    /// Save them every so often as well, such as `30s`
-    #[arg(long, value_name = "TIME", env = "TALLYGATE_SNAPSHOT_EVERY", value_parser = some_time)]
-    pub(crate) snapshot_every: Option<Duration>,
-
-    /// Where to send traces of requests, over OTLP: `http://HOST:PORT`; without it where `OTEL_EXPORTER_OTLP_ENDPOINT` says
+    /// OTLP collector for traces: `http://HOST:PORT` [default: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`]
     #[cfg(feature = "otlp")]
     #[arg(
         long,
@@ -121,32 +97,90 @@ pub(crate) struct Serve {
     )]
     pub(crate) otlp: Option<String>,
 
-    /// How much is logged
+    /// Log level
     #[arg(long, value_name = "LEVEL", env = "TALLYGATE_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log: LogLevel,
 
-    /// How it is logged, to standard error
+    /// Format of the log, which goes to standard error
     #[arg(long, value_name = "FORMAT", env = "TALLYGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
 }
 
-impl Serve {
-    /// Returns what a server is started with.
-    pub(crate) fn options(self) -> ServeOptions {
+/// Settings that take precedence over the configuration file.
+#[derive(Args, Debug)]
+pub(crate) struct Settings {
+    /// HTTP listen address: `HOST:PORT` or `unix:/path`; port 0 picks a free port [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", env = "TALLYGATE_HTTP")]
+    pub(crate) http: Option<String>,
+
+    /// RESP listen address: `HOST:PORT` or `unix:/path` [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "ADDR", env = "TALLYGATE_RESP")]
+    pub(crate) resp: Option<String>,
+
+    /// gRPC listen address for Envoy's rate limit service: `HOST:PORT` or `unix:/path` [default: none]
+    #[arg(long, value_name = "ADDR", env = "TALLYGATE_GRPC")]
+    pub(crate) grpc: Option<String>,
+
+    /// Rules of Envoy's rate limit service: a YAML file of envoyproxy/ratelimit, or a folder of them
+    #[arg(long, value_name = "PATH", env = "TALLYGATE_ENVOY_CONFIG")]
+    pub(crate) envoy_config: Option<PathBuf>,
+
+    /// Store for the keys: `memory`, or a redis://, rediss://, redis+cluster:// or redis+sentinel:// URL [default: memory]
+    #[arg(
+        long,
+        value_name = "STORE",
+        env = "TALLYGATE_STORE",
+        hide_env_values = true,
+        verbatim_doc_comment
+    )]
+    pub(crate) store: Option<String>,
+
+    /// Number of this server among the `instances` of a policy, from 1, with the memory store
+    #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE")]
+    pub(crate) instance: Option<u32>,
+
+    /// Maximum number of keys kept in memory per policy
+    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", default_value_t = 1_000_000)]
+    pub(crate) max_keys: usize,
+
+    /// Snapshot file of the memory store: loaded on startup, written on shutdown
+    #[arg(long, value_name = "PATH", env = "TALLYGATE_SNAPSHOT")]
+    pub(crate) snapshot: Option<PathBuf>,
+
+    /// Also write the snapshot at this interval, such as `30s`
+    #[arg(long, value_name = "TIME", env = "TALLYGATE_SNAPSHOT_EVERY", value_parser = interval)]
+    pub(crate) snapshot_every: Option<Duration>,
+}
+
+impl Settings {
+    fn options(self, config: Option<PathBuf>) -> ServeOptions {
         ServeOptions {
-            config: self.config,
+            config,
             http: self.http,
             resp: self.resp,
+            grpc: self.grpc,
+            envoy_config: self.envoy_config,
             store: self.store,
+            instance: self.instance,
             max_keys: self.max_keys,
             snapshot: self.snapshot,
             snapshot_every: self.snapshot_every,
+            otlp: None,
+            log: LogLevel::Info.into(),
+            log_format: LogFormat::Text.into(),
+        }
+    }
+}
+
+impl Serve {
+    /// Returns the options of the server.
+    pub(crate) fn options(self) -> ServeOptions {
+        ServeOptions {
             #[cfg(feature = "otlp")]
             otlp: self.otlp,
-            #[cfg(not(feature = "otlp"))]
-            otlp: None,
             log: self.log.into(),
             log_format: self.log_format.into(),
+            ..self.settings.options(self.config)
         }
     }
 }
@@ -187,51 +221,65 @@ impl From<LogFormat> for tallygate_server::LogFormat {
     }
 }
 
-/// Say what is wrong with a configuration, or what it comes to.
+/// Validate a configuration file, or rules for Envoy, and print the settings and policies in effect.
+///
+/// Flags and environment variables count as they do for `tallygate serve`. Settings without an effect are reported as
+/// warnings on standard error.
 #[derive(Args, Debug)]
 pub(crate) struct CheckConfig {
-    /// The configuration, in TOML
-    pub(crate) file: PathBuf,
+    /// Configuration file (TOML)
+    #[arg(required_unless_present = "envoy_config")]
+    file: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl CheckConfig {
+    /// Returns the options of the server that would be started.
+    pub(crate) fn options(self) -> ServeOptions {
+        self.settings.options(self.file)
+    }
 }
 
 const CHECK: &str = "\
 Examples:
   tallygate check demo \"$USER\" && make deploy
-      Only as often as the policy lets you.
+      Deploy only if the policy allows it.
   until tallygate check --quiet mail \"$address\"; do sleep 1; done
-      When there is room.
+      Wait until the policy allows it.
 
 Exit status:
   0  allowed
-  1  refused; standard output says when to come back
-  2  no answer: the message says why";
+  1  denied; standard output says when to retry
+  2  no decision; the message gives the reason";
 
 const PING: &str = "\
 Examples:
   tallygate ping
   tallygate ping --resp unix:/run/tallygate/resp.sock
 
-It needs neither a policy nor a token, so it suits health checks.";
+Needs neither a policy nor a token, so it suits health checks.";
 
-/// Ask a server whether a client may do something now: exit code 0 if so, 1 if not, 2 if it cannot be asked.
+/// Check a limit on a running server: exit code 0 if allowed, 1 if denied, 2 on errors.
 #[derive(Args, Debug)]
 #[command(after_long_help = CHECK)]
 pub(crate) struct Check {
-    /// The policy
+    /// Name of the policy
     pub(crate) policy: String,
 
-    /// The client
+    /// Key of the client
     pub(crate) key: String,
 
-    /// How much is asked for [default: the policy's]
+    /// Units to charge [default: the cost set in the policy]
     #[arg(long, value_name = "N")]
     pub(crate) cost: Option<Cost>,
 
-    /// The client's tier
+    /// Tier of the client
     #[arg(long, value_name = "NAME")]
     pub(crate) tier: Option<String>,
 
-    /// A file with the token to ask with, in its first line
+    /// File with the token; its first token is used
     #[arg(long, value_name = "FILE", env = "TALLYGATE_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
 
@@ -243,7 +291,7 @@ pub(crate) struct Check {
     pub(crate) quiet: bool,
 }
 
-/// Ask a server whether it is there: exit code 0 if it answers, 2 if not.
+/// Check that a server answers: exit code 0 if it does, 2 if not.
 #[derive(Args, Debug)]
 #[command(after_long_help = PING)]
 pub(crate) struct Ping {
@@ -254,168 +302,186 @@ pub(crate) struct Ping {
 /// Where a server is, and how it is spoken to.
 #[derive(Args, Debug)]
 pub(crate) struct Connect {
-    /// Where the server listens for RESP: `HOST:PORT` or `unix:/path`
+    /// RESP address of the server: `HOST:PORT` or `unix:/path`
     #[arg(long, value_name = "ADDR", env = "TALLYGATE_RESP", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
 
-    /// Speak TLS, and trust the certificates of this file (PEM)
+    /// Use TLS and trust the certificate authorities in this file (PEM)
     #[arg(long, value_name = "FILE", env = "TALLYGATE_CA")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Show the certificate of this file to a server that asks for one (PEM)
+    /// Client certificate, for a server that requires one (PEM)
     #[arg(long, value_name = "FILE", env = "TALLYGATE_CERT", requires_all = ["ca", "cert_key"])]
     pub(crate) cert: Option<PathBuf>,
 
-    /// The private key of that certificate (PEM)
+    /// Private key of the client certificate (PEM)
     #[arg(long, value_name = "FILE", env = "TALLYGATE_CERT_KEY", requires = "cert")]
     pub(crate) cert_key: Option<PathBuf>,
 }
 
-/// Print completions for a shell.
+/// Print a shell completion script.
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
+    /// Shell to print the script for
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Decide a trace of requests in virtual time.
+/// Print the manual page, or write one page per command.
 ///
-/// Reads a line with the capacity, a line with the window, a line with the number of instructions n,
-/// then n lines `request CLIENT TIMESTAMP [COST]`. Prints `allow` or `deny` a request. Lines with
-/// another first word count and are skipped, blank lines do not count, lines after the n-th are
-/// ignored.
+///   tallygate man | man -l -
+///   tallygate man /usr/local/share/man/man1
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Man {
+    /// Existing folder to write all pages to; without it, the main page is printed
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// Decide a trace of requests and print each decision.
 ///
-/// Without options it follows the textbook token bucket in whole units of time to the letter,
-/// including its drift. With --exact or --algorithm it decides as Tallygate does in production, and
-/// the capacity is the limit of each window.
+/// The input is a line with the capacity, a line with the window, a line with the number of instructions n, and then n
+/// lines `request CLIENT TIMESTAMP [COST]`, or the same as a list: `["request", "alice", "0"]`. The output is `allow` or
+/// `deny` per request. Lines that start with another word count as instructions and are ignored. Lines after the n-th
+/// instruction are ignored, too. Ignored lines are reported on standard error; blank lines do not count. Time is the time of
+/// the trace.
+///
+/// Without options, the algorithm is the textbook token bucket in whole units of time, including its rounding drift. With
+/// --exact or --algorithm, the decisions are those of the server, and the capacity is the limit per window.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit code 2 means bad input or bad options: the message says which line, what \
-was found and what was expected. Results of the lines before it are printed."
+    after_help = "Exit code 2 means invalid input or options; the message names the line, what was found and what was \
+expected. The results of the lines before it are printed."
 )]
 pub(crate) struct Replay {
-    /// Where to read; standard input without it
+    /// File to read [default: standard input]
     pub(crate) file: Option<PathBuf>,
 
-    /// Decide by one of the six algorithms of production
+    /// Use this algorithm, with the exact arithmetic of the server
     #[arg(long, value_name = "NAME", value_parser = kind())]
     pub(crate) algorithm: Option<Kind>,
 
-    /// Decide by the drift-free token bucket of production (the others have no drift to lose)
+    /// Use the exact token bucket of the server, which has no rounding drift
     #[arg(long)]
     pub(crate) exact: bool,
 
-    /// The most that is admitted at one instant, for buckets [default: the capacity]
+    /// Units that a bucket allows at one instant [default: the capacity]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(Cost).range(1..))]
     pub(crate) burst: Option<Cost>,
 
-    /// Where a fixed window starts [default: clock]
+    /// Start of a fixed window [default: clock]
     #[arg(long, value_name = "WHERE", value_enum)]
     pub(crate) anchor: Option<WindowAnchor>,
 
-    /// Keep the clients in Redis or Valkey, under names of this run that are removed at its end
+    /// Keep the keys in Redis or Valkey, under names of this run, and remove them at the end
     ///
-    /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`. The
-    /// times are those of the trace.
+    /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`.
     #[arg(long, value_name = "URL", verbatim_doc_comment)]
     pub(crate) store: Option<String>,
 
-    /// Print each decision as a line of JSON, with times in units of the trace
+    /// Print each decision as one line of JSON, with times in units of the trace
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// See what each algorithm would do to the same traffic.
+/// Compare the algorithms on the same simulated traffic.
 ///
-/// The traffic is made up, in virtual time, and is the same for the same options and seed. The limit is `limit` per
-/// `window`; every decision is the one that would be served.
+/// The traffic is generated, and the same options and seed give the same traffic. The limit is --limit units per --window.
+/// The decisions are those that the server would make.
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
-    /// How much a client may use a window
+    /// Units that a client may use per window
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) limit: Cost,
 
-    /// The window
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    /// Length of the window
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     pub(crate) window: Duration,
 
-    /// The most that is admitted at one instant, for buckets [default: the limit]
+    /// Units that a bucket allows at one instant [default: the limit]
     #[arg(long, value_name = "N")]
     pub(crate) burst: Option<Cost>,
 
-    /// An algorithm to show; may be given several times [default: all six]
+    /// Algorithm to run; may be given several times [default: all six]
     #[arg(long = "algorithm", value_name = "NAME", value_parser = kind())]
     pub(crate) algorithms: Vec<Kind>,
 
-    /// How requests come
+    /// Traffic pattern
     ///
-    /// steady: evenly. bursty: groups at one instant. poisson: at random. ramp: from none to twice the rate. spike: the
-    /// limit just before a window's end and again just after, and little besides. retry: evenly, and whoever is refused
-    /// comes again. greedy: some polite clients, and one that is not.
+    /// steady: evenly spaced. bursty: groups at one instant. poisson: random gaps. ramp: from zero to twice the rate. spike:
+    /// the whole limit just before a window ends and again just after. retry: evenly spaced, and denied requests are
+    /// retried. greedy: several polite clients and one greedy client.
     #[arg(long, value_name = "NAME", default_value = Pattern::Steady.name(), value_parser = pattern())]
     pub(crate) pattern: Pattern,
 
-    /// How many come, as `90/m`, `2/s` or `600/h`; whole requests a minute
+    /// Request rate, such as `90/m`, `2.5/s` or `600/h`; must be a whole number per minute
     #[arg(long, value_name = "N/TIME", default_value = "90/m", value_parser = per_minute)]
     pub(crate) rate: u64,
 
-    /// How long it goes on
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    /// Length of the simulation
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     pub(crate) duration: Duration,
 
-    /// What chance is made of: the same seed, the same traffic
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// What a request uses
+    /// Units that each request charges
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: Cost,
 
-    /// retry: come again after --naive-wait, whatever was said
+    /// retry: ignore Retry-After and retry after --naive-wait
     #[arg(long)]
     pub(crate) naive: bool,
 
-    /// retry: come again on time, and not a random part later
+    /// retry: retry exactly on time, without jitter
     #[arg(long)]
     pub(crate) no_jitter: bool,
 
-    /// retry: how long the naive wait
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = humantime::parse_duration)]
+    /// retry: time that a --naive client waits
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration::parse)]
     pub(crate) naive_wait: Duration,
 
-    /// retry: how often a request is tried
+    /// retry: maximum number of attempts per request
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) attempts: u64,
 
-    /// greedy: how many polite clients there are
+    /// greedy: number of polite clients
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) clients: u64,
 
-    /// greedy: how many times as much as a polite client the greedy one sends
+    /// greedy: requests of the greedy client per request of a polite one
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) greedy_factor: u64,
 
-    /// bursty: how many come at one instant
+    /// bursty: requests per group
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) burst_size: u64,
 
-    /// Print what `POST /v1/simulate` replies instead of a table
+    /// Divide the quota between this many instances behind a random load balancer
+    ///
+    /// Each instance decides alone with its share of the limit and burst, as servers with `store = "memory"` do.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) instances: u64,
+
+    /// Print the JSON of `POST /v1/simulate` instead of a table
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Also write a report that stands alone
+    /// Also write a self-contained HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 
-    /// Draw with characters of ASCII only
+    /// Draw with ASCII characters only
     #[arg(long)]
     pub(crate) ascii: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WindowAnchor {
-    /// On multiples of the window
+    /// At multiples of the window on the clock
     Clock,
-    /// At the first request admitted after the client was fresh
+    /// At the first allowed request of a client that has nothing used
     FirstRequest,
 }
 
@@ -432,57 +498,87 @@ fn kind() -> impl clap::builder::TypedValueParser<Value = Kind> {
     PossibleValuesParser::new(Kind::ALL.map(Kind::name)).try_map(|name| name.parse::<Kind>())
 }
 
-/// Say what limits would have done to the requests of a log.
+/// Report what policies would have done to the requests of an access log.
 ///
-/// Reads combined logs of nginx and Apache, JSON lines and CSV, plain or gzip, in the order given, and decides every
-/// request under every policy, in the time of the log. Tells what share of requests and clients would have been
-/// refused, who is hit hardest and when, and how busy clients are at their peak. Lines that cannot be read are counted,
-/// and the first few are shown.
+/// Reads combined logs of nginx and Apache, JSON lines and CSV, plain or gzip, in the order given. Decides every request
+/// under every policy, at the time in the log. Reports the share of requests and clients that would have been denied,
+/// which clients are denied most and when, and the peak rates of clients. Invalid lines are counted, and the first few are
+/// shown.
 #[derive(Args, Debug)]
 #[command(
     after_help = "A policy is an algorithm (token_bucket, gcra, leaky_bucket, fixed_window, sliding_window_log, \
-sliding_window_counter), a limit and a window, and for buckets perhaps a burst: \"gcra 5/s\", \"fixed_window 1000/1h\".
+sliding_window_counter), a limit and a window, and optionally a burst for buckets: \"gcra 5/s\", \"fixed_window 1000/1h\".
 
-Exit code 1 means that a log could not be read to its end; 2 that nothing was decided."
+Examples:
+  tallygate backtest access.log --policy \"token_bucket 100/1m burst 20\" --suggest 99.9
+      Try a limit, and find the lowest one that affects at most 0.1 % of clients.
+  tallygate backtest access.log.gz --config tallygate.toml --html report.html
+      Try the policies of a server.
+  tallygate backtest access.log --where path=/login --status 401,403 --policy \"sliding_window_log 5/10m\"
+      Try a limit on failed logins only.
+
+Exit code 1 means that a log could not be read to its end; 2 means that there is no report."
 )]
 pub(crate) struct Backtest {
-    /// Where to read; standard input without any, or for `-`
+    /// Log files to read; `-` is standard input [default: -]
     #[arg(value_name = "LOG")]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// Whose requests they are: `ip`, `header:NAME` or `field:NAME`
+    /// Source of the key: `ip`, `header:NAME` or `field:NAME`
     #[arg(long, value_name = "KEY", default_value = "ip")]
     pub(crate) key: KeyFrom,
 
-    /// A policy to try, such as `token_bucket 100/1m burst 20`; may be given several times
-    #[arg(long = "policy", value_name = "POLICY", required = true, value_parser = spelling::parse)]
-    pub(crate) policies: Vec<Limit>,
+    /// Policy to try, such as `token_bucket 100/1m burst 20`; may be given several times
+    ///
+    /// Commas separate several limits of one policy, of which a request must pass all: `gcra 5/s, fixed_window 1000/1h`.
+    /// With --config, the name of a policy in the file, or `NAME/TIER`.
+    #[arg(long = "policy", value_name = "POLICY", required_unless_present = "config")]
+    pub(crate) policies: Vec<String>,
 
-    /// How lines are written [default: found out]
+    /// Try the policies of this configuration file: those named by --policy, or all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Only use lines with this value, such as `path=/login`, `path=/api/*` or `method!=GET`; all must match
+    ///
+    /// The fields are those of --key: `header:NAME`, or the name of a field. `path`, `method` and `status` match the usual
+    /// names of these fields in JSON and CSV. A `*` at the end stands for any text. Paths are compared without their query.
+    #[arg(long = "where", value_name = "FIELD=VALUE")]
+    pub(crate) filters: Vec<LineFilter>,
+
+    /// Only use lines with one of these status codes, such as `200`, `404,429` or `5xx`
+    #[arg(long, value_name = "CODES", value_parser = LineFilter::status)]
+    pub(crate) status: Option<LineFilter>,
+
+    /// Ignore lines whose user agent contains this text, such as `bot`; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = LineFilter::exclude_agent)]
+    pub(crate) exclude_agent: Vec<LineFilter>,
+
+    /// Format of the log [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = format())]
     pub(crate) format: Option<Format>,
 
-    /// The field with the time, in JSON and CSV (without it `time`, `timestamp`, `ts`, `@timestamp`, `msec`, …)
+    /// Field with the time, in JSON and CSV [default: `time`, `timestamp`, `ts`, `@timestamp`, `msec`, …]
     #[arg(long, value_name = "FIELD")]
     pub(crate) time: Option<String>,
 
-    /// Find for each policy the least limit that would have spared this share of clients, in percent, such as 99.9
+    /// For each policy, find the lowest limit that denies nothing to this percentage of clients, such as 99.9
     #[arg(long, value_name = "SHARE")]
     pub(crate) suggest: Option<Share>,
 
-    /// The window of the clients' peaks [default: that of the first policy]
-    #[arg(long, value_name = "WINDOW", value_parser = spelling::window)]
+    /// Window in which the peak rates of clients are measured [default: the window of the first policy]
+    #[arg(long, value_name = "WINDOW", value_parser = limit_syntax::window)]
     pub(crate) peak: Option<Ticks>,
 
-    /// How many of the clients that are hit hardest are told
+    /// Number of most-denied clients to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
 
-    /// Also write a page with plots
+    /// Also write an HTML report with plots
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 
-    /// Print the figures as JSON
+    /// Print the report as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -490,9 +586,9 @@ pub(crate) struct Backtest {
 fn format() -> impl clap::builder::TypedValueParser<Value = Format> {
     let value = |format: Format| {
         PossibleValue::new(format.name()).help(match format {
-            Format::Combined => "nginx's and Apache's combined and common logs",
-            Format::Json => "A JSON object a line",
-            Format::Csv => "Values with commas, semicolons or tabs between them, under a header",
+            Format::Combined => "Combined and common logs of nginx and Apache",
+            Format::Json => "One JSON object per line",
+            Format::Csv => "Values separated by commas, semicolons or tabs, with a header line",
         })
     };
     PossibleValuesParser::new(Format::ALL.map(value)).try_map(|name| name.parse::<Format>())
@@ -500,19 +596,60 @@ fn format() -> impl clap::builder::TypedValueParser<Value = Format> {
 
 fn pattern() -> impl clap::builder::TypedValueParser<Value = Pattern> {
     PossibleValuesParser::new(Pattern::ALL.map(Pattern::name))
-        .try_map(|name| Pattern::of_name(&name).ok_or("no such pattern"))
+        .try_map(|name| Pattern::of_name(&name).ok_or("unknown pattern"))
 }
 
-/// Whole requests a minute, written as a number of requests in a unit of time.
+/// Parses a rate such as `2.5/s` and returns the requests per minute, which must be a whole number.
 fn per_minute(rate: &str) -> Result<u64, String> {
-    let expected = || format!("found `{rate}`; expected a rate such as 90/m, 2/s or 600/h");
+    let expected = || format!("found `{rate}`; expected a rate such as 90/m, 2.5/s or 600/h");
     let (number, unit) = rate.split_once('/').ok_or_else(expected)?;
-    let number: u64 = number.parse().map_err(|_| expected())?;
-    match unit {
-        "s" => number.checked_mul(60).ok_or_else(expected),
-        "m" => Ok(number),
-        "h" if number.is_multiple_of(60) => Ok(number / 60),
-        "h" => Err(format!("{rate} is no whole number a minute; use a multiple of 60/h")),
-        _ => Err(expected()),
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let is_number = |digits: &str| {
+        (1..=9).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    if !is_number(whole) || !is_number(fraction) {
+        return Err(expected());
+    }
+    let number = |digits: &str| digits.parse::<u64>().map_err(|_| expected());
+    // In billionths, which nine digits after the point cannot exceed.
+    let billionths = number(whole)? * BILLION + number(&format!("{fraction:0<9}"))?;
+    let (times, per) = match unit {
+        "s" => (60, BILLION),
+        "m" => (1, BILLION),
+        "h" => (1, 60 * BILLION),
+        _ => return Err(expected()),
+    };
+    let requests = u128::from(billionths) * times;
+    if !requests.is_multiple_of(per.into()) {
+        return Err(format!(
+            "{rate} is not a whole number of requests per minute; use a rate such as 90/m, 2.5/s or 600/h"
+        ));
+    }
+    u64::try_from(requests / u128::from(per)).map_err(|_| expected())
+}
+
+const BILLION: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_whole_number_per_minute() {
+        for (rate, expected) in [
+            ("90/m", 90),
+            ("2/s", 120),
+            ("2.5/s", 150),
+            ("0.05/s", 3),
+            ("600/h", 10),
+            ("1.50/m", 0),
+        ] {
+            assert_eq!(per_minute(rate).unwrap_or(0), expected, "{rate}");
+        }
+        for bad in
+            ["", "90", "/s", "./s", "1./s", ".5/s", "-1/s", "1e3/s", "1/d", "1.23/s", "1,5/s"]
+        {
+            assert!(per_minute(bad).is_err(), "{bad}");
+        }
     }
 }

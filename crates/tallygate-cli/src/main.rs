@@ -9,8 +9,10 @@ mod replay;
 mod simulate;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 
 use cli::Command;
@@ -24,7 +26,7 @@ fn main() -> ExitCode {
             return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(2) };
         }
         Command::CheckConfig(options) => {
-            tallygate_server::check_config(&options.file).map(|()| ExitCode::SUCCESS)
+            tallygate_server::check_config(&options.options()).map(|()| ExitCode::SUCCESS)
         }
         Command::Check(options) => check::run(&options),
         Command::Ping(options) => check::ping(&options),
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Man(options) => write_manual(options.folder.as_deref()),
     };
     match result {
         Ok(code) => code,
@@ -50,4 +53,15 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Writes one manual page per command to a folder, or the main page to standard output.
+fn write_manual(folder: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let command = cli::Cli::command();
+    match folder {
+        Some(folder) => clap_mangen::generate_to(command, folder)
+            .with_context(|| format!("cannot write manual pages to {}", folder.display()))?,
+        None => clap_mangen::Man::new(command).render(&mut std::io::stdout().lock())?,
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
-//! `tallygate replay`: a trace in, decisions out.
+//! `tallygate replay`: reads a trace and prints a decision per request.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 
 use anyhow::Context as _;
 use tallygate_core::Anchor;
@@ -9,7 +9,7 @@ use tallygate_lab::replay;
 
 use crate::cli::Replay;
 
-/// Decides the trace. What was decided before an error is printed before the error is.
+/// Decides the trace, and reports the lines that were ignored on standard error. Decisions before an error are printed first.
 pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
     let &Replay { algorithm, exact, burst, json, .. } = options;
     let anchor = options.anchor.map(Anchor::from);
@@ -25,7 +25,14 @@ pub(crate) fn run(options: &Replay) -> anyhow::Result<()> {
     match replay.run(input, io::stdout().lock()) {
         // The reader of the output has closed it: `head`, for example.
         Err(error) if is_broken_pipe(&error) => Ok(()),
-        result => result,
+        Err(error) => Err(error),
+        Ok(ignored) => {
+            for line in ignored.to_string().lines() {
+                // The decisions are complete, so a closed standard error is not a failure.
+                let _ = writeln!(io::stderr(), "tallygate: {line}");
+            }
+            Ok(())
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tallygate simulate`: a scenario out of flags, and its report as a table, as JSON or as a page.
+//! `tallygate simulate`: builds a scenario from the flags and prints its report as a table, as JSON or as a page.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -8,9 +8,10 @@ use tallygate_lab::simulate::{Report, Retry, Scenario, Style, draw, page, report
 
 use crate::cli::Simulate;
 
-/// Runs a scenario and shows it.
+/// Runs a scenario and prints its report.
 pub(crate) fn run(options: &Simulate) -> anyhow::Result<()> {
-    let report = report(scenario(options)?)?;
+    let report = report(scenario(options)?);
+    let report = report.map_err(|error| anyhow::anyhow!(error.message(flag)))?;
     if let Some(path) = &options.html {
         let written = std::fs::write(path, page(&report));
         written.with_context(|| format!("cannot write {}", path.display()))?;
@@ -60,11 +61,28 @@ fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
         clients: options.clients,
         greedy_factor: options.greedy_factor,
         burst_size: options.burst_size,
+        instances: options.instances,
     })
+}
+
+/// Returns the flag that sets a field of a scenario.
+fn flag(field: &'static str) -> String {
+    let flag = match field {
+        "algorithms" => "algorithm",
+        "rate_per_minute" => "rate",
+        "window_ms" => "window",
+        "duration_ms" => "duration",
+        "retry.naive_wait_ms" => "naive-wait",
+        "retry.attempts" => "attempts",
+        "burst_size" => "burst-size",
+        "greedy_factor" => "greedy-factor",
+        other => other,
+    };
+    format!("--{flag}")
 }
 
 fn millis(flag: &str, time: Duration) -> anyhow::Result<u64> {
     let millis = u64::try_from(time.as_millis()).ok();
     let whole = millis.filter(|millis| Duration::from_millis(*millis) == time);
-    whole.with_context(|| format!("--{flag} {time:?} is no whole number of milliseconds"))
+    whole.with_context(|| format!("--{flag} must be a whole number of milliseconds (got {time:?})"))
 }

@@ -1,8 +1,7 @@
-//! The page, in a real Chromium: what it shows is what the server and the commands say.
+//! Tests the page in a real Chromium and compares it with the server and the commands.
 //!
-//! The browser is driven by `page/*.mjs`, one file a case; a case fails on what it asserts, on any error that the page
-//! or the console tells of, and on any request that leaves the server. `scripts/install-test-clients` installs the
-//! browser and what drives it.
+//! `page/*.mjs` drive the browser, one file per case. A case fails on an assertion, on any error of the page or the
+//! console, and on any request to another server. `scripts/install-test-clients` installs the browser and its driver.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 mod common;
@@ -17,7 +16,7 @@ use http_client::{ask, get, post};
 use serde_json::Value;
 use tallygate::{Ask, Kind, Policy, RateLimiter, Tick, Ticks};
 
-/// Policies with names that would be markup if they were not text.
+/// Policies whose names contain markup.
 const POLICIES: &str = r#"
     [policies.api]
     algorithm = "token_bucket"
@@ -25,16 +24,20 @@ const POLICIES: &str = r#"
     window = "1h"
     [policies.api.tiers.pro]
     limit = 50
+    [policies.brief]
+    algorithm = "token_bucket"
+    limit = 1
+    window = "2s"
     [policies."<img src=x onerror=alert(1)>"]
     algorithm = "fixed_window"
     limit = 1
     window = "1h"
 "#;
 
-/// The policy of a server without a configuration, with the admin verbs open.
+/// The policy of a server without a configuration. Tests may use its admin verbs.
 const DEMO: &str = include_str!("../../tallygate-server/src/demo.toml");
 
-/// Runs a case of `page/` in the browser, one at a time; what it prints.
+/// Runs a case of `page/` in the browser, one at a time, and returns its output.
 #[track_caller]
 fn drive(case: &str, served: &Served) -> String {
     static BROWSER: Mutex<()> = Mutex::new(());
@@ -52,15 +55,15 @@ fn drive(case: &str, served: &Served) -> String {
         .env("ONE_TIME_TOKEN", served.printed_token().unwrap_or_default())
         .output()
         .expect("node runs: run scripts/install-test-clients");
-    let told = String::from_utf8_lossy(&output.stdout);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{case}: {told}{said}");
-    told.into_owned()
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{case}: {printed}{errors}");
+    printed.into_owned()
 }
 
 #[test]
-fn a_link_hands_the_printed_token_over_to_the_page() {
-    drive("handed-token", &Served::start(&[], None));
+fn a_link_passes_the_printed_token_to_the_page() {
+    drive("token-in-link", &Served::start(&[], None));
 }
 
 #[test]
@@ -69,12 +72,12 @@ fn every_tab_opens_by_mouse_and_by_keyboard() {
 }
 
 #[test]
-fn dragging_a_slider_redraws_and_the_address_brings_it_back() {
+fn dragging_a_slider_redraws_and_the_address_restores_it() {
     println!("{}", drive("dragging", &Served::start(&[], Some(DEMO))));
 }
 
 #[test]
-fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
+fn the_plots_equal_the_output_of_the_command_and_the_decisions_of_the_library() {
     let printed = drive("plotted", &Served::start(&[], Some(DEMO)));
     let mut compared = 0;
     for line in printed.lines() {
@@ -103,9 +106,29 @@ fn what_is_plotted_is_what_the_command_prints_and_the_library_decides() {
     assert!(compared > 5_000, "{compared}");
 }
 
-/// A span of microseconds, in the library's nanoseconds.
+/// Converts microseconds to the library's nanoseconds.
 const fn micros(micros: u64) -> Ticks {
     Ticks(micros * 1000)
+}
+
+#[test]
+fn requests_leave_a_leaky_bucket_evenly_and_a_token_bucket_at_once() {
+    drive("departures", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn the_state_and_the_curves_are_those_of_the_chosen_client() {
+    drive("greedy", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn instances_that_divide_a_quota_are_compared_with_a_shared_one() {
+    drive("instances", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
+fn a_share_is_shown_as_none_or_all_only_if_it_is() {
+    drive("shares", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
@@ -114,8 +137,8 @@ fn time_can_be_played_paused_and_stepped() {
 }
 
 #[test]
-fn a_scenario_that_is_refused_says_why_and_the_next_is_drawn() {
-    drive("refused", &Served::start(&[], Some(DEMO)));
+fn the_error_of_an_invalid_scenario_is_shown_and_the_next_one_is_drawn() {
+    drive("invalid-scenario", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
@@ -134,12 +157,12 @@ fn one_clients_spam_does_not_touch_another() {
 }
 
 #[test]
-fn it_fits_a_phone() {
+fn the_page_fits_a_phone() {
     drive("phone", &Served::start(&[], Some(DEMO)));
 }
 
 #[test]
-fn dark_and_light_differ_and_both_can_be_read() {
+fn the_dark_and_light_themes_are_readable() {
     drive("theme", &Served::start(&[], Some(DEMO)));
 }
 
@@ -156,17 +179,18 @@ fn with_a_token_live_shows_clients_to_the_operator_only() {
 }
 
 #[test]
-fn a_log_is_streamed_up_and_decided_as_the_command_does() {
+fn an_uploaded_log_gives_the_same_report_as_the_command() {
     drive("backtest", &Served::start(&[], Some(POLICIES)));
 }
 
+/// Fault H6.
 #[test]
-fn h6_a_script_for_a_name_is_text_wherever_it_is_shown() {
+fn a_name_with_a_script_is_shown_as_text() {
     drive("hostile", &Served::start(&[], Some(POLICIES)));
 }
 
 #[test]
-fn a_browser_gets_the_page_and_others_a_few_lines() {
+fn a_browser_gets_the_page_and_other_clients_get_text() {
     let served = Served::start(&[], Some(DEMO));
     let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     let page = ask(served.http(), "GET /", &[("accept", browser)], "");
@@ -177,13 +201,22 @@ fn a_browser_gets_the_page_and_others_a_few_lines() {
         assert_eq!(lines.field("content-type"), Some("text/plain; charset=utf-8"));
         assert!(lines.body.contains("/v1/check"), "{lines:?}");
     }
+    // The example names the address that the client used.
+    let example = |host: &str| {
+        let reply = ask(served.http(), "GET /", &[("host", host)], "");
+        let line = reply.body.lines().find(|line| line.starts_with("Try: ")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(example("localhost:8443"), "http://localhost:8443/v1/check");
+    assert_eq!(example("[::1]:80"), "http://[::1]:80/v1/check");
     assert_eq!(get(served.http(), "/page/none.js").status, 404);
     assert_eq!(get(served.http(), "/page/../page.rs").status, 404);
     assert_eq!(post(served.http(), "/", "").status, 405);
 }
 
+/// Fault H6.
 #[test]
-fn h6_the_page_may_run_its_own_files_and_nothing_else() {
+fn the_page_runs_only_its_own_files() {
     let served = Served::start(&[], Some(DEMO));
     for path in ["/", "/page/main.js", "/page/style.css"] {
         let reply = ask(served.http(), &format!("GET {path}"), &[("accept", "text/html")], "");
@@ -207,7 +240,7 @@ fn h6_the_page_may_run_its_own_files_and_nothing_else() {
 }
 
 #[test]
-fn a_file_that_is_known_is_not_sent_again() {
+fn an_unchanged_file_is_not_sent_again() {
     let served = Served::start(&[], Some(DEMO));
     let first = get(served.http(), "/page/uplot.js");
     assert_eq!((first.status, first.field("cache-control")), (200, Some("no-cache")));

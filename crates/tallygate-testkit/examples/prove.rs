@@ -1,6 +1,6 @@
-//! Makes seeded mistakes in a copy of the tree, one at a time, and expects the tests that each names to fail.
+//! Makes seeded mistakes in a copy of the tree, one at a time, and expects the tests of each mistake to fail.
 //!
-//! `scripts/prove` calls it. With arguments, only the mistakes whose name contains one of them.
+//! `scripts/prove` calls it. With arguments, it makes only the mistakes whose name contains one of them.
 
 #![allow(clippy::print_stdout, reason = "a program that reports what it found")]
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tallygate_testkit::mistakes::{self, Mistake, TestName};
 
-/// How long a test may take. One that hangs has failed, too.
+/// The longest time that a test may take. A test that hangs counts as failed.
 const LONGEST: Duration = Duration::from_secs(60);
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -41,7 +41,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(if missed == 0 && noticed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A copy of the tree, which is removed in the end.
+/// A copy of the tree, which is removed on drop.
 struct Copy {
     top: PathBuf,
     folder: PathBuf,
@@ -63,7 +63,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Makes a mistake, runs its tests, and takes it back. Returns what was wrong, if not all of them failed.
+    /// Makes a mistake, runs its tests, and undoes it. Returns the problem if not all tests failed.
     fn try_out(&self, mistake: &Mistake) -> Result<Option<String>, Box<dyn Error>> {
         let before = match mistake.make(&self.folder) {
             Ok(before) => before,
@@ -91,7 +91,7 @@ impl Copy {
         })
     }
 
-    /// Runs a test; returns whether it passed.
+    /// Runs a test. Returns whether it passed.
     fn run(
         &self,
         test: &TestName,
@@ -107,7 +107,7 @@ impl Copy {
             .env("CARGO_TARGET_DIR", target.join("prove"))
             .env("TALLYGATE_VALKEY_SERVER", target.join("test-servers/valkey-server"))
             .env("TALLYGATE_TEST_CLIENTS", target.join("test-clients"))
-            // A property that is broken shows within its first cases; shrinking them is for people.
+            // A broken property fails within its first cases. Shrinking them is not needed here.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .process_group(0)
             .stdout(Stdio::from(log.try_clone()?))

@@ -1,24 +1,26 @@
-//! The seeds of the fuzz targets, in `fuzz/corpus`, and what a few mistakes make of them.
+//! Runs fuzz targets on their seeds in `fuzz/corpus`, and on random mutations of them.
 //!
-//! A fuzzer follows what is covered and finds more; this needs no other compiler, takes a second, and tries the same
+//! A fuzzer follows the code coverage and finds more. This needs no nightly compiler, takes a second, and tries the same
 //! mutations every time.
 
 use std::path::Path;
 
 use fastrand::Rng;
 
-/// Runs a target over its seeds and over so many mutations of them.
+/// Runs a target on its seeds and on a number of mutations of them.
 ///
 /// # Panics
-/// The target does, or it has no seeds. The input is printed.
+/// Panics if the target panics, after printing the input, or if the target has no seeds.
 pub fn try_corpus(target: &str, mutations: usize, run: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let files = std::fs::read_dir(&folder).expect("the target has seeds");
-    let mut files: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+    let files = std::fs::read_dir(&folder).expect("the target has a folder of seeds");
+    let mut files: Vec<_> =
+        files.map(|file| file.expect("the folder can be listed").path()).collect();
     files.sort();
-    let seeds: Vec<_> = files.iter().map(|file| std::fs::read(file).expect("a seed")).collect();
+    let seeds: Vec<_> =
+        files.iter().map(|file| std::fs::read(file).expect("the seed can be read")).collect();
     let run = |input: &[u8]| {
-        let _shown = ShownOnPanic(input);
+        let _guard = PrintOnPanic(input);
         run(input);
     };
     for seed in &seeds {
@@ -34,11 +36,11 @@ pub fn try_corpus(target: &str, mutations: usize, run: impl Fn(&[u8])) {
     }
 }
 
-/// Makes one mistake.
+/// Changes the input at one place.
 fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
-    const TELLING: &[u8] = b"\0\r\n\t \"'\\,:;=%+-*$[]{}#09AZaz_\x7f\x80\xff";
+    const SPECIAL_BYTES: &[u8] = b"\0\r\n\t \"'\\,:;=%+-*$[]{}#09AZaz_\x7f\x80\xff";
     let byte = |random: &mut Rng| match random.bool() {
-        true => TELLING[random.usize(..TELLING.len())],
+        true => SPECIAL_BYTES[random.usize(..SPECIAL_BYTES.len())],
         false => random.u8(..),
     };
     let (start, end) = {
@@ -63,12 +65,12 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
     }
 }
 
-struct ShownOnPanic<'a>(&'a [u8]);
+struct PrintOnPanic<'a>(&'a [u8]);
 
-impl Drop for ShownOnPanic<'_> {
+impl Drop for PrintOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            #[expect(clippy::print_stderr, reason = "whoever looks for a failure looks for this")]
+            #[expect(clippy::print_stderr, reason = "the input is needed to reproduce the failure")]
             {
                 eprintln!("the input was b\"{}\"", self.0.escape_ascii());
             }

@@ -1,45 +1,45 @@
-//! Frames of HTTP/2 written by hand: what no well-behaved client can be made to send.
+//! HTTP/2 frames, written by hand, because HTTP client libraries cannot send what attackers send.
 
-/// What a connection begins with.
+/// The connection preface.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Kinds of frames.
+/// Types of frames.
 pub mod kind {
     /// A part of a body.
     pub const DATA: u8 = 0;
-    /// A head, or its beginning.
+    /// A header block, or its beginning.
     pub const HEADERS: u8 = 1;
-    /// A request is taken back.
+    /// Cancels a request.
     pub const RST_STREAM: u8 = 3;
-    /// What the other end should know.
+    /// Settings for the peer.
     pub const SETTINGS: u8 = 4;
-    /// To be answered with the same.
+    /// A ping, to be answered with the same payload.
     pub const PING: u8 = 6;
-    /// The connection ends.
+    /// Announces the end of the connection.
     pub const GOAWAY: u8 = 7;
-    /// More may be sent.
+    /// Allows the peer to send more.
     pub const WINDOW_UPDATE: u8 = 8;
-    /// More of a head.
+    /// The continuation of a header block.
     pub const CONTINUATION: u8 = 9;
 }
 
-/// Of HEADERS and DATA: the request ends here.
+/// A flag of HEADERS and DATA: the request is complete.
 pub const END_STREAM: u8 = 1;
-/// Of HEADERS and CONTINUATION: the head ends here.
+/// A flag of HEADERS and CONTINUATION: the header block is complete.
 pub const END_HEADERS: u8 = 4;
-/// Of SETTINGS: how much of each reply may be sent before more is asked for.
+/// A setting: how many bytes of each response the peer may send before a `WINDOW_UPDATE`.
 pub const INITIAL_WINDOW_SIZE: u16 = 4;
-/// Of GOAWAY: the client does too much of something.
+/// An error code of GOAWAY: the client causes too much load.
 pub const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// A frame.
+/// Returns a frame.
 ///
 /// # Panics
 ///
-/// If the payload is longer than a frame can say.
+/// Panics if the payload has 16 MiB or more.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).ok().filter(|length| *length < 1 << 24);
-    let length = length.expect("a payload of less than 16 MiB").to_be_bytes();
+    let length = length.expect("the payload has less than 16 MiB").to_be_bytes();
     let mut frame = length[1..].to_vec();
     frame.extend_from_slice(&[kind, flags]);
     frame.extend_from_slice(&stream.to_be_bytes());
@@ -47,7 +47,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The beginning of a connection, with some settings.
+/// Returns the start of a connection, with settings.
 pub fn hello(settings: &[(u16, u32)]) -> Vec<u8> {
     let mut payload = Vec::new();
     for (name, value) in settings {
@@ -57,13 +57,13 @@ pub fn hello(settings: &[(u16, u32)]) -> Vec<u8> {
     [PREFACE, &frame(kind::SETTINGS, 0, 0, &payload)].concat()
 }
 
-/// The fields of a request, without Huffman's code and without touching the table.
+/// Returns the header fields of a request, without Huffman coding and without entries in the dynamic table.
 ///
 /// # Panics
 ///
-/// If the path has more than 126 bytes.
+/// Panics if the path has more than 126 bytes.
 pub fn fields(method: Method, path: &str) -> Vec<u8> {
-    assert!(path.len() < 127, "a length of one byte");
+    assert!(path.len() < 127, "the length of the path must fit one byte");
     let method = match method {
         Method::Get => 0x82,
         Method::Post => 0x83,
@@ -77,16 +77,16 @@ pub fn fields(method: Method, path: &str) -> Vec<u8> {
     block
 }
 
-/// How a request is made.
+/// The method of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Method {
-    /// Without a body.
+    /// GET, without a body.
     Get,
-    /// With a body.
+    /// POST, with a body.
     Post,
 }
 
-/// A whole request.
+/// Returns a complete request.
 pub fn request(stream: u32, path: &str, body: Option<&[u8]>) -> Vec<u8> {
     match body {
         None => frame(kind::HEADERS, END_HEADERS | END_STREAM, stream, &fields(Method::Get, path)),
@@ -98,17 +98,17 @@ pub fn request(stream: u32, path: &str, body: Option<&[u8]>) -> Vec<u8> {
     }
 }
 
-/// Takes a request back.
+/// Returns the frame that cancels a request.
 pub fn reset(stream: u32) -> Vec<u8> {
     const CANCEL: u32 = 8;
     frame(kind::RST_STREAM, 0, stream, &CANCEL.to_be_bytes())
 }
 
-/// The fields of a request with a field of 4000 bytes that is remembered, then 8000 times the byte that stands for it:
-/// 32 MB in 12 KB.
+/// Returns the header fields of a decompression bomb: a field of 4000 bytes that enters the table, and 8000 references to
+/// it, which are 32 MB in 12 KB.
 pub fn bomb() -> Vec<u8> {
     let mut block = fields(Method::Get, "/livez");
-    // Remembered: `x`, with a length of 127 and 3873.
+    // Add the field `x` to the table. Its value has a length of 127 + 3873.
     block.extend_from_slice(&[0x40, 1, b'x', 0x7f, 0xa1, 0x1e]);
     block.extend_from_slice(&[b'y'; 4000]);
     block.extend_from_slice(&[0xbe; 8000]);

@@ -1,14 +1,20 @@
-//! What Tallygate's tests are made of.
+//! Shared code of Tallygate's tests. This crate is not published.
 //!
-//! | file | what |
+//! To test your own store, start with [`contract`]: implement [`contract::Subject`] and call [`store_contract!`].
+//!
+//! | file | contents |
 //! |---|---|
-//! | `contract.rs` | what every store does, whatever it is made of |
+//! | `contract.rs` | the tests that every store must pass |
 //! | `corpus.rs` | the seeds of the fuzz targets, and mutations of them |
-//! | `http2.rs` | frames of HTTP/2, written by hand |
-//! | `model.rs` | the definitions of the six algorithms, written again without any cleverness |
-//! | `traces.rs` | generators of limits, of traffic, and of every operation on a key |
-//! | `vectors.rs` | cases with their answers, kept in `vectors/` |
-//! | `servers/` | real Redis and Valkey servers, clusters, sentinels, and a proxy that fails |
+//! | `http2.rs` | HTTP/2 frames, written by hand |
+//! | `mistakes.rs` | the registry of seeded mistakes |
+//! | `model.rs` | a simple and slow reference implementation of the six algorithms |
+//! | `traces.rs` | generators of limits, traffic and operations |
+//! | `vectors.rs` | test cases with their expected results, from `vectors/` |
+//! | `servers/` | real Redis and Valkey servers, clusters, sentinels, and a proxy that fails on demand |
+
+// The examples of the documents give a reader who copies them no warnings.
+#![doc(test(attr(deny(unused_imports, unused_must_use, unused_mut, unused_variables))))]
 
 use proptest::prelude::ProptestConfig;
 
@@ -32,19 +38,26 @@ pub use vectors::{DecisionCase, Expected, ReplayCase, decision_cases, replay_cas
 /// The examples of the documents, compiled and run with the other doc tests.
 #[cfg(doctest)]
 mod documents {
+    #[doc = include_str!("../../../docs/verbs.md")]
+    struct Verbs;
     #[doc = include_str!("../../../README.md")]
     struct Readme;
     #[doc = include_str!("../../../docs/choosing-an-algorithm.md")]
     struct ChoosingAnAlgorithm;
+    #[doc = include_str!("../../../docs/guides/move-from-governor.md")]
+    struct MoveFromGovernor;
+    #[doc = include_str!("../../../docs/guides/pay-per-token.md")]
+    struct PayPerToken;
 }
 
-/// How hard a property is tried: so many cases, or what `PROPTEST_CASES` says. Failing cases are
-/// written into tests by hand, with a name, not into files beside them.
+/// Returns the configuration of a property test: `usual` cases, or as many as `PROPTEST_CASES` says.
+///
+/// Failing cases are not saved in files. Write a test with a name for each of them.
 #[must_use]
 pub fn cases(usual: u32) -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    let configured = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig {
-        cases: asked.unwrap_or(usual),
+        cases: configured.unwrap_or(usual),
         failure_persistence: None,
         max_shrink_time: 20_000,
         ..ProptestConfig::default()

@@ -1,8 +1,8 @@
 //! The registry of seeded mistakes: each breaks the code in one way that a test must notice.
 //!
-//! `mistakes/*.toml` has them, by area. A test checks that every text is found exactly once, so that none is
-//! forgotten when the code changes. `scripts/prove` makes each mistake in a copy of the tree and expects its
-//! tests to fail.
+//! They are in `mistakes/*.toml`, by area. A test checks that every text occurs exactly once, so that the registry stays
+//! up to date when the code changes. `scripts/prove` makes each mistake in a copy of the tree and expects its tests to
+//! fail.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,9 +15,9 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mistake {
-    /// By which `scripts/prove` and `docs/faults.md` call it.
+    /// The name in `scripts/prove` and `docs/faults.md`.
     pub name: String,
-    /// What goes wrong.
+    /// What goes wrong with this mistake.
     pub why: String,
     /// The tests that must fail.
     pub tests: Vec<TestName>,
@@ -26,7 +26,7 @@ pub struct Mistake {
     pub edits: Vec<Edit>,
 }
 
-/// A text in a file, and what replaces it.
+/// A text in a file, and its replacement.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Edit {
@@ -34,7 +34,7 @@ pub struct Edit {
     pub file: PathBuf,
     /// The text, which must occur exactly once.
     pub find: String,
-    /// What is written instead.
+    /// The replacement.
     pub replace: String,
 }
 
@@ -47,7 +47,7 @@ pub struct TestName {
     pub package: String,
     /// The target of the package.
     pub target: String,
-    /// The test's path within the target.
+    /// The path of the test within the target.
     pub name: String,
 }
 
@@ -81,7 +81,7 @@ struct Area {
 /// Reads all mistakes of a repository, sorted by name.
 ///
 /// # Errors
-/// A file cannot be read or is not a registry, or two mistakes have the same name.
+/// Returns an error if a file cannot be read or parsed, or if two mistakes have the same name.
 pub fn read_all(root: &Path) -> Result<Vec<Mistake>, String> {
     let folder = root.join("mistakes");
     let listed = fs::read_dir(&folder).map_err(|why| format!("{}: {why}", folder.display()))?;
@@ -96,23 +96,24 @@ pub fn read_all(root: &Path) -> Result<Vec<Mistake>, String> {
     all.sort_by(|one, other| one.name.cmp(&other.name));
     let mut names = HashSet::new();
     match all.iter().find(|mistake| !names.insert(mistake.name.as_str())) {
-        Some(twice) => Err(format!("two mistakes are called {}", twice.name)),
+        Some(twice) => Err(format!("two mistakes have the name {}", twice.name)),
         None => Ok(all),
     }
 }
 
 impl Mistake {
-    /// Makes the mistake in a tree. Returns the files as they were, for [`undo`].
+    /// Makes the mistake in a tree. Returns the original files, for [`undo`].
     ///
     /// # Errors
-    /// A text is not found exactly once. Then nothing has changed.
+    /// Returns an error if a text does not occur exactly once, or if a file cannot be read or written. If a text is not
+    /// found, no file changes.
     pub fn make(&self, root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
         let mut before: Vec<(PathBuf, String)> = Vec::new();
         let mut after: Vec<(PathBuf, String)> = Vec::new();
         for edit in &self.edits {
             let path = root.join(&edit.file);
-            let place = match after.iter().position(|(other, _)| *other == path) {
-                Some(place) => place,
+            let index = match after.iter().position(|(other, _)| *other == path) {
+                Some(index) => index,
                 None => {
                     let text = fs::read_to_string(&path)
                         .map_err(|why| format!("{}: {why}", edit.file.display()))?;
@@ -121,7 +122,7 @@ impl Mistake {
                     after.len() - 1
                 }
             };
-            let text = &mut after[place].1;
+            let text = &mut after[index].1;
             match text.matches(&edit.find).count() {
                 1 => *text = text.replacen(&edit.find, &edit.replace, 1),
                 times => {
@@ -135,10 +136,10 @@ impl Mistake {
     }
 }
 
-/// Writes files as they were before a mistake was made.
+/// Restores the files that [`Mistake::make`] returned.
 ///
 /// # Errors
-/// A file cannot be written.
+/// Returns an error if a file cannot be written.
 pub fn undo(files: &[(PathBuf, String)]) -> Result<(), String> {
     files.iter().try_for_each(|(path, text)| {
         fs::write(path, text).map_err(|why| format!("{}: {why}", path.display()))

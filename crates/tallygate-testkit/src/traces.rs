@@ -1,24 +1,24 @@
-//! Limits and traffic that look for trouble: boundary ticks, crowds at one instant, long idling,
-//! clocks that jump, costs from nothing to everything, numbers at the ends of their ranges.
+//! Generators of limits and traffic for property tests, with many edge cases: boundary ticks, many requests at one tick,
+//! long idle times, clocks that jump, costs from 0 to the largest, numbers at the ends of their ranges.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate_core::{Anchor, Cost, Kind, Limit, MAX_LOG_ENTRIES, Policy, Tick, Ticks};
 
-/// Something that happens to a key.
+/// An operation on a key.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// A request.
     Check(Cost),
-    /// A look at what a request would be answered.
+    /// A peek: returns what a check would return.
     Peek(Cost),
-    /// A charge into debt, or a refund.
+    /// A forced charge, or a refund.
     Force(i128),
-    /// Forgiveness.
+    /// A reset.
     Reset,
-    /// Another limit from here on.
+    /// A change to another limit.
     Change(Limit),
-    /// The state goes out as bytes and comes back.
+    /// The state is encoded and decoded.
     Store,
 }
 
@@ -39,7 +39,7 @@ fn build(
     builder.limit().ok()
 }
 
-/// A limit small enough that every boundary is near.
+/// Generates a limit so small that traffic reaches all its boundaries.
 pub fn small_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
     (1..=9_u64, 1..=24_u64, proptest::option::of(1..=14_u64), any::<bool>()).prop_map(
         move |(limit, window, burst, anchored)| {
@@ -48,7 +48,7 @@ pub fn small_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
     )
 }
 
-/// A valid limit with at least one number near an end of its range.
+/// Generates a valid limit, often with numbers near the ends of their ranges.
 pub fn extreme_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
     let number = prop_oneof![
         2 => 1..=3_u64,
@@ -60,7 +60,7 @@ pub fn extreme_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
         1 => (0..=2_u64).prop_map(|n| (1 << 61) - n),
     ];
     let numbers = (number.clone(), number.clone(), proptest::option::of(number), any::<bool>());
-    numbers.prop_filter_map("refused as a limit", move |(limit, window, burst, anchored)| {
+    numbers.prop_filter_map("the limit is not valid", move |(limit, window, burst, anchored)| {
         let (limit, window) = match kind {
             Kind::SlidingWindowLog => (limit.min(MAX_LOG_ENTRIES), window % ((1 << 61) + 1)),
             kind if kind.is_bucket() => (limit, window),
@@ -70,22 +70,22 @@ pub fn extreme_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
     })
 }
 
-/// Any valid limit of an algorithm.
+/// Generates a valid limit of an algorithm.
 pub fn any_limit_of(kind: Kind) -> impl Strategy<Value = Limit> {
     prop_oneof![3 => small_limit_of(kind), 1 => extreme_limit_of(kind)]
 }
 
-/// Any valid limit.
+/// Generates a valid limit of any algorithm.
 pub fn any_limit() -> impl Strategy<Value = Limit> {
     proptest::sample::select(&Kind::ALL[..]).prop_flat_map(any_limit_of)
 }
 
-/// Any bucket.
+/// Generates a valid bucket.
 pub fn bucket_limit() -> impl Strategy<Value = Limit> {
     proptest::sample::select(&Kind::ALL[..3]).prop_flat_map(any_limit_of)
 }
 
-/// Costs around what a limit can take.
+/// Generates costs around the capacity of a limit.
 pub fn costs(limit: &Limit) -> impl Strategy<Value = Cost> + use<> {
     let capacity = limit.numbers().burst;
     prop_oneof![
@@ -99,8 +99,8 @@ pub fn costs(limit: &Limit) -> impl Strategy<Value = Cost> + use<> {
     ]
 }
 
-/// Times that mostly go on: together, one by one, around windows and token intervals, after long
-/// idling. With `back`, some also come late, or after the clock was set back.
+/// Generates times that mostly advance: by 0, by a few ticks, by about a window or the interval of a token, or by a long
+/// idle time. With `back`, some times are late, or the clock was set back.
 pub fn times(limit: &Limit, length: usize, back: bool) -> impl Strategy<Value = Vec<Tick>> + use<> {
     let window = limit.numbers().window.0;
     let interval = window / limit.numbers().limit;
@@ -139,13 +139,13 @@ pub fn times(limit: &Limit, length: usize, back: bool) -> impl Strategy<Value = 
         gaps.into_iter()
             .map(|gap| {
                 now = clamp(now + gap);
-                Tick(i64::try_from(now).expect("clamped"))
+                Tick(i64::try_from(now).expect("the time was clamped"))
             })
             .collect()
     })
 }
 
-/// A history of a key under a limit: every operation there is, at times of every kind.
+/// Generates a history of a key under a limit: all operations, at all kinds of times.
 pub fn steps(limit: Limit, length: usize) -> impl Strategy<Value = (Limit, Vec<(Tick, Step)>)> {
     let capacity = i128::from(limit.numbers().burst);
     let step = prop_oneof![
@@ -164,7 +164,7 @@ pub fn steps(limit: Limit, length: usize) -> impl Strategy<Value = (Limit, Vec<(
         .prop_map(move |(times, steps)| (limit.clone(), times.into_iter().zip(steps).collect()))
 }
 
-/// A history in which most steps can be reservations ([`Step::Check`]) and settlements ([`Step::Store`]).
+/// Generates a history in which most steps are reservations ([`Step::Check`]) and settlements ([`Step::Store`]).
 pub fn settling_steps(
     limit: Limit,
     length: usize,
@@ -173,7 +173,7 @@ pub fn settling_steps(
     let step = prop_oneof![
         8 => costs(&limit).prop_map(Step::Check),
         8 => Just(Step::Store),
-        1 => (1..=capacity).prop_map(|by| Step::Force(-by)),
+        4 => (1..=capacity).prop_map(|by| Step::Force(-by)),
         1 => (1..=capacity.min(9)).prop_map(Step::Force),
         1 => Just(Step::Reset),
     ];

@@ -1,53 +1,53 @@
-//! Cases with their answers.
+//! Test vectors: cases with their expected results.
 
 use serde::Deserialize;
 use tallygate_core::{Cost, Decision, Kind, Tick, Ticks};
 
-/// A trace and the decisions that must come of it.
+/// A trace and its expected decisions.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DecisionCase {
-    /// The algorithm's name.
+    /// The name of the algorithm.
     pub algorithm: String,
     /// L.
     pub limit: Cost,
     /// W, in ticks.
     pub window: u64,
-    /// B; L for windows.
+    /// B. Equal to L for windows.
     pub burst: Cost,
-    /// Client, tick and cost of each request.
+    /// The client, tick and cost of each request.
     pub trace: Vec<(String, i64, Cost)>,
-    /// The decision on each.
+    /// The decision on each request.
     pub decisions: Vec<Expected>,
 }
 
-/// What a decision must say.
+/// The expected fields of a decision.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct Expected {
-    /// As in [`Decision`].
+    /// See [`Decision`].
     pub allowed: bool,
-    /// As in [`Decision`].
+    /// See [`Decision`].
     pub remaining: Cost,
-    /// As in [`Decision`].
+    /// See [`Decision`].
     pub retry_after: Option<u64>,
-    /// As in [`Decision`].
+    /// See [`Decision`].
     pub reset_after: u64,
-    /// As in [`Decision`].
+    /// See [`Decision`].
     pub delay: u64,
 }
 
 impl DecisionCase {
-    /// Which of the six.
+    /// Returns the algorithm.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.algorithm.parse().expect("the vectors name the six algorithms")
     }
 
-    /// The trace as the simulator takes it.
+    /// Returns the trace for the simulator.
     pub fn requests(&self) -> impl Iterator<Item = (&str, Tick, Cost)> {
         self.trace.iter().map(|(client, tick, cost)| (client.as_str(), Tick(*tick), *cost))
     }
 
-    /// The trace as `tallygate replay` reads it.
+    /// Returns the trace as input of `tallygate replay`.
     #[must_use]
     pub fn as_replay(&self) -> String {
         let mut lines = vec![self.limit.to_string(), self.window.to_string()];
@@ -71,29 +71,29 @@ impl From<Decision> for Expected {
     }
 }
 
-/// What the replay command reads, and the lines it must print.
+/// An input of the replay command, and its expected output.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ReplayCase {
-    /// What the case is about.
+    /// A description of the case.
     pub name: String,
     /// Standard input.
     pub input: String,
-    /// Standard output, by line.
+    /// The lines of standard output.
     pub output: Vec<String>,
 }
 
-/// All decision cases.
+/// Returns all decision cases.
 #[must_use]
 pub fn decision_cases() -> Vec<DecisionCase> {
     parse(include_str!("../vectors/decisions.jsonl"))
 }
 
-/// All replay cases.
+/// Returns all replay cases.
 #[must_use]
 pub fn replay_cases() -> Vec<ReplayCase> {
     parse(include_str!("../vectors/replay.jsonl"))
 }
 
 fn parse<T: for<'a> Deserialize<'a>>(lines: &str) -> Vec<T> {
-    lines.lines().map(|line| serde_json::from_str(line).expect("a vector a line")).collect()
+    lines.lines().map(|line| serde_json::from_str(line).expect("each line is a vector")).collect()
 }

@@ -1,4 +1,4 @@
-//! The seeded mistakes and `docs/faults.md` name what exists.
+//! All names in the registry of mistakes and in `docs/faults.md` exist.
 
 #![allow(clippy::panic, reason = "a test, also where it is no #[test]")]
 
@@ -16,7 +16,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
 }
 
-/// The text of all Rust files in a folder.
+/// Returns the text of all Rust files in a folder.
 fn rust_in(folder: &Path) -> String {
     let mut text = String::new();
     let Ok(listed) = fs::read_dir(folder) else { return text };
@@ -34,7 +34,7 @@ fn rust_in(folder: &Path) -> String {
 #[test]
 fn every_mistake_can_be_made() {
     let mut wrong = Vec::new();
-    for mistake in mistakes::read_all(&root()).expect("a registry") {
+    for mistake in mistakes::read_all(&root()).expect("the registry can be read") {
         assert!(!mistake.tests.is_empty() && !mistake.edits.is_empty(), "{}", mistake.name);
         for edit in &mistake.edits {
             let times = read(&root().join(&edit.file)).matches(&edit.find).count();
@@ -53,7 +53,7 @@ fn every_mistake_can_be_made() {
 fn every_test_of_a_mistake_exists() {
     let mut wrong = Vec::new();
     let shared = rust_in(&root().join("crates/tallygate-testkit/src"));
-    for mistake in mistakes::read_all(&root()).expect("a registry") {
+    for mistake in mistakes::read_all(&root()).expect("the registry can be read") {
         for test @ TestName { package, target, name } in &mistake.tests {
             let package = root().join("crates").join(package);
             let text = match target.as_str() {
@@ -61,7 +61,7 @@ fn every_test_of_a_mistake_exists() {
                 target => {
                     let folder = package.join("tests");
                     let file = fs::read_to_string(folder.join(format!("{target}.rs")));
-                    // Some are made by a macro from functions that several packages share.
+                    // A macro defines some tests from functions that several packages share.
                     file.unwrap_or_default() + &rust_in(&folder.join(target)) + &shared
                 }
             };
@@ -78,7 +78,7 @@ fn every_test_of_a_mistake_exists() {
 /// Every test and mistake that `docs/faults.md` names exists.
 #[test]
 fn every_name_in_the_table_of_faults_exists() {
-    let all = mistakes::read_all(&root()).expect("a registry");
+    let all = mistakes::read_all(&root()).expect("the registry can be read");
     let mistakes: HashSet<&str> = all.iter().map(|mistake| mistake.name.as_str()).collect();
     let tests = rust_in(&root().join("crates"));
     let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! The order of crates and modules is the one that `ARCHITECTURE.md` says.
+//! Crates and modules use each other only in the order that `ARCHITECTURE.md` lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ struct Crate {
     layers: Vec<Vec<BTreeSet<String>>>,
 }
 
-/// The list in `ARCHITECTURE.md`: a crate per line, its layers indented below it.
+/// Reads the list in `ARCHITECTURE.md`: a crate per line, its layers indented below it.
 fn order() -> Vec<Crate> {
     let document = read(&root().join("ARCHITECTURE.md"));
     let section = document.split_once(SECTION).expect("the section").1;
@@ -67,7 +67,7 @@ impl Root {
         Self { modules, re_exports }
     }
 
-    /// The module that a path from the root leads to, if it is one of this crate's.
+    /// Returns the module of a path from the root, if it is a module of this crate.
     fn module(&self, path: &[String]) -> Option<&str> {
         let first = path.first()?;
         self.modules.get(first).or_else(|| self.re_exports.get(first)).map(String::as_str)
@@ -78,7 +78,7 @@ fn without_comments(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// The paths of all `use` declarations that begin with a prefix, without it.
+/// Returns the paths of all `use` declarations that start with a prefix, without the prefix.
 fn used(text: &str, prefix: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     for (place, _) in text.match_indices("use ") {
@@ -93,7 +93,7 @@ fn used(text: &str, prefix: &str) -> Vec<Vec<String>> {
     paths
 }
 
-/// Expands `a::{b, c::d}` to its paths. What an item is renamed to does not count.
+/// Expands `a::{b, c::d}` to its paths. New names after `as` are ignored.
 fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
     let segments = |text: &str| -> Vec<String> {
         let text = text.split(" as ").next().unwrap_or_default();
@@ -121,7 +121,7 @@ fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
     }
 }
 
-/// Which modules the file of a module uses. Its tests may use any.
+/// Returns the modules that a file uses. Its tests may use any module.
 fn uses(text: &str, is_top: bool, root: &Root) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let code = without_comments(code);
@@ -137,7 +137,7 @@ fn uses(text: &str, is_top: bool, root: &Root) -> BTreeSet<String> {
     paths.iter().filter_map(|path| root.module(path)).map(str::to_owned).collect()
 }
 
-/// The files of a folder that are built into the crate: not those for tests and fuzzing.
+/// Returns the files of a folder that are part of the crate, without files for tests and fuzzing.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for path in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("a file").path()) {
@@ -188,7 +188,7 @@ fn no_module_uses_one_below_it_in_the_list() {
         for path in files(&source) {
             let inner = path.strip_prefix(&source).expect("below the source").with_extension("");
             let first = inner.iter().next().expect("a name").to_string_lossy().into_owned();
-            // Another file of the same module.
+            // A file of the same module.
             let module = if first == "no_traces" { "traces" } else { &*first };
             let is_top = inner.iter().count() == 1;
             for other in uses(&read(&path), is_top, &root) {

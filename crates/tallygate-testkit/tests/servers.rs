@@ -1,4 +1,4 @@
-//! The harness of real servers does what its tests will rely on.
+//! The harness of real servers works as the tests that use it expect.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn is_alive(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
 }
 
-/// Where a server keeps its files.
+/// Returns the folder of a server.
 fn folder(server: &Server) -> PathBuf {
     let answer: Vec<String> = server.ask(&["CONFIG", "GET", "dir"]);
     PathBuf::from(&answer[1])
@@ -76,7 +76,7 @@ mod one_server {
     }
 
     #[test]
-    fn answers_nothing_while_frozen_and_all_afterwards() {
+    fn answers_nothing_while_frozen_and_everything_afterwards() {
         let server = Server::start(Flavor::Redis);
         let mut connection = connect(&server.url());
         connection.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
@@ -88,7 +88,7 @@ mod one_server {
     }
 
     #[test]
-    fn is_ended_even_when_frozen() {
+    fn is_killed_even_when_frozen() {
         let server = Server::start(Flavor::Redis);
         let pid = server.pid();
         server.freeze();
@@ -97,7 +97,7 @@ mod one_server {
     }
 
     #[test]
-    fn lists_the_keys_that_would_stay_for_ever() {
+    fn lists_the_keys_without_an_expiry() {
         let server = Server::start(Flavor::Redis);
         let mut connection = server.connection().expect("it runs");
         let mut pipe = redis::pipe();
@@ -111,7 +111,7 @@ mod one_server {
     }
 
     #[test]
-    fn speaks_tls_to_who_trusts_its_authority() {
+    fn serves_tls_to_clients_that_trust_its_authority() {
         let server = Server::with_tls(Flavor::Redis);
         let url = server.rediss_url();
         let port = url.trim_start_matches("rediss://127.0.0.1:").trim_end_matches('/');
@@ -156,19 +156,19 @@ mod replication {
     }
 
     #[test]
-    fn a_demoted_primary_refuses_writes_on_connections_that_stay_open() {
+    fn a_demoted_primary_rejects_writes_on_open_connections() {
         let (old, new) = (Server::start(Flavor::Redis), Server::start(Flavor::Redis));
         let mut connection = connect(&old.url());
         redis::cmd("SET").arg("key").arg(1).query::<()>(&mut connection).expect("a primary writes");
         old.demote_to(&new);
         let refused = redis::cmd("SET").arg("key").arg(2).query::<()>(&mut connection);
-        assert_eq!(refused.expect_err("a replica refuses").code(), Some("READONLY"));
+        assert_eq!(refused.expect_err("a replica rejects writes").code(), Some("READONLY"));
         old.wait_until_linked();
         assert_eq!(value(&old, "key"), None);
     }
 
     #[test]
-    fn what_is_written_while_replication_is_paused_dies_with_the_primary() {
+    fn writes_during_paused_replication_are_lost_with_the_primary() {
         for flavor in Flavor::ALL {
             let primary = Server::start(flavor);
             let replica = Server::replica_of(&primary);
@@ -176,7 +176,7 @@ mod replication {
             replica.wait_until_caught_up_with(&primary);
             replica.pause_replication();
             set(&primary, "lost", "1");
-            // It tries to come back, and is not let in.
+            // The replica tries to reconnect, and the primary rejects it.
             let turned_away = || replica.log().matches("Unable to AUTH").count();
             wait_until("the replica was turned away twice", SOON, || turned_away() >= 2);
             primary.kill();
@@ -291,7 +291,7 @@ mod proxy {
     }
 
     #[test]
-    fn hands_on_and_counts_connections() {
+    fn forwards_and_counts_connections() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let before = Instant::now();
@@ -305,7 +305,7 @@ mod proxy {
     }
 
     #[test]
-    fn loses_the_reply_to_a_request_that_was_done() {
+    fn loses_the_reply_to_a_completed_request() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let (mut one, mut two) = (connect(&proxy.url()), connect(&proxy.url()));
@@ -315,7 +315,7 @@ mod proxy {
         assert_eq!(proxy.replies_lost(), 1);
         assert_eq!(increment(&mut two), Ok(2), "only one connection breaks");
 
-        // The greeting of the new connection comes first, and gets its reply.
+        // The greeting of the new connection is first, and gets its reply.
         proxy.lose_next_reply_to("INCR");
         let mut three = connect(&proxy.url());
         assert_eq!(redis::cmd("PING").query(&mut three), Ok("PONG".to_owned()));
@@ -325,7 +325,7 @@ mod proxy {
     }
 
     #[test]
-    fn loses_the_reply_only_after_all_that_was_sent_before_is_done() {
+    fn loses_the_reply_only_after_all_earlier_requests_are_completed() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let mut connection = connect(&proxy.url());
@@ -351,14 +351,14 @@ mod proxy {
         increment(&mut connection).expect_err("it is cut");
         let refused = redis::Client::open(proxy.url())
             .and_then(|client| increment(&mut client.get_connection()?));
-        refused.expect_err("it is refused");
+        refused.expect_err("the proxy closes the connection");
         proxy.refuse(false);
         assert_eq!(increment(&mut connect(&proxy.url())), Ok(2));
         assert_eq!(proxy.connections().len(), 3);
     }
 
     #[test]
-    fn hands_nothing_on_while_stalled_and_all_afterwards() {
+    fn forwards_nothing_while_stalled_and_everything_afterwards() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let (mut one, mut two) = (connect(&proxy.url()), connect(&proxy.url()));
@@ -376,7 +376,7 @@ mod proxy {
     }
 
     #[test]
-    fn leads_new_connections_to_another_server() {
+    fn connects_new_connections_to_another_server() {
         let (one, two) = (Server::start(Flavor::Redis), Server::start(Flavor::Redis));
         let proxy = Proxy::start(&one.address());
         let mut connection = connect(&proxy.url());
@@ -388,7 +388,7 @@ mod proxy {
     }
 
     #[test]
-    fn breaks_its_connections_and_leaves_its_port_when_dropped() {
+    fn breaks_its_connections_and_frees_its_port_when_dropped() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let mut connection = connect(&proxy.url());
@@ -398,6 +398,6 @@ mod proxy {
         let address = proxy.address();
         drop(proxy);
         increment(&mut connection).expect_err("the proxy is gone");
-        std::net::TcpStream::connect(address).expect_err("nobody listens");
+        std::net::TcpStream::connect(address).expect_err("no process listens on the port");
     }
 }

@@ -1,13 +1,13 @@
-//! Row H11: what Tallygate is built of is what `deny.toml` allows, by name, licence and source.
+//! Fault H11: `deny.toml` allows all dependencies, by name, license and source.
 //!
-//! cargo-deny says the same and more (`scripts/supply-chain`), and takes five minutes to build; this takes a second.
+//! cargo-deny checks the same and more (`scripts/supply-chain`), but takes five minutes to build. This takes a second.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// What of `deny.toml` is looked at.
+/// The rules of `deny.toml` that are checked.
 struct Rules {
     licenses: Vec<String>,
     banned: Vec<String>,
@@ -29,7 +29,7 @@ impl Rules {
         }
     }
 
-    /// What is wrong with the packages that `cargo metadata` tells.
+    /// Returns the problems of the packages in the output of `cargo metadata`.
     fn complaints(&self, metadata: &Value) -> Vec<String> {
         let packages = metadata["packages"].as_array().expect("packages");
         packages.iter().flat_map(|package| self.complaints_about(package)).collect()
@@ -40,7 +40,7 @@ impl Rules {
         let license = package["license"].as_str().unwrap_or_default();
         let mut found = Vec::new();
         if !self.allow(license) {
-            found.push(format!("{name}: the licence {license:?} is not allowed"));
+            found.push(format!("{name}: the license {license:?} is not allowed"));
         }
         if self.banned.iter().any(|banned| banned == name) {
             found.push(format!("{name} is banned"));
@@ -48,7 +48,7 @@ impl Rules {
         match package["source"].as_str() {
             Some(source) if source.starts_with("registry+") => {}
             Some(source) => found.push(format!("{name} comes from {source}")),
-            // One of ours.
+            // A package of this workspace.
             None => {
                 let dependencies = package["dependencies"].as_array().expect("dependencies");
                 let anything = dependencies
@@ -60,7 +60,7 @@ impl Rules {
         found
     }
 
-    /// Whether a licence expression can be met by what is allowed. Older ones say `/` for `OR`.
+    /// Returns whether the allowed licenses satisfy a license expression. Older expressions have `/` for `OR`.
     fn allow(&self, expression: &str) -> bool {
         let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
         let words: Vec<_> = spaced.split_whitespace().collect();
@@ -95,7 +95,7 @@ impl Rules {
                 *words = rest;
                 allowed
             }
-            // An exception is a licence of its own.
+            // A license with an exception is a different license.
             [license, "WITH", exception, rest @ ..] => {
                 *words = rest;
                 self.licenses.contains(&format!("{license} WITH {exception}"))
@@ -117,24 +117,26 @@ fn rules() -> Rules {
     Rules::read(&std::fs::read_to_string(top().join("deny.toml")).expect("deny.toml"))
 }
 
+/// Fault H11.
 #[test]
-fn h11_what_it_is_built_of_is_allowed() {
-    // Not `--offline`: the metadata cover every platform, and a machine that has only built for its own lacks the crates
-    // of the others. Cargo downloads those, and uses no network if it has them all.
-    let told = Command::new(env!("CARGO"))
+fn all_dependencies_are_allowed() {
+    // Not `--offline`: the metadata covers all platforms, and a machine that has built for one platform lacks the crates
+    // of the others. Cargo downloads them, and uses no network if it has them all.
+    let output = Command::new(env!("CARGO"))
         .args(["metadata", "--locked", "--all-features", "--format-version", "1"])
         .current_dir(top())
         .output()
         .expect("cargo runs");
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let metadata: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert!(metadata["packages"].as_array().is_some_and(|packages| packages.len() > 100));
     let complaints = rules().complaints(&metadata);
     assert!(complaints.is_empty(), "{complaints:#?}");
 }
 
+/// Fault H11.
 #[test]
-fn h11_whatever_comes_from_a_registry_is_pinned_by_its_checksum() {
+fn registry_packages_are_pinned_by_checksum() {
     let lock = std::fs::read_to_string(top().join("Cargo.lock")).expect("Cargo.lock");
     let lock: toml::Table = lock.parse().expect("TOML");
     for package in lock["package"].as_array().expect("packages") {
@@ -143,8 +145,9 @@ fn h11_whatever_comes_from_a_registry_is_pinned_by_its_checksum() {
     }
 }
 
+/// Fault H11.
 #[test]
-fn h11_what_is_not_allowed_is_told() {
+fn forbidden_dependencies_are_reported() {
     let rules = rules();
     let package = |name: &str, license: &str, source: Value, req: &str| {
         json!({"packages": [{
@@ -153,18 +156,18 @@ fn h11_what_is_not_allowed_is_told() {
         }]})
     };
     let registry = json!("registry+index");
-    let says = |metadata: Value, expected: &[&str]| {
+    let reports = |metadata: Value, expected: &[&str]| {
         assert_eq!(rules.complaints(&metadata), expected);
     };
-    says(package("a", "MIT OR GPL-3.0-only", registry.clone(), "*"), &[]);
-    says(package("a", "(MIT OR Apache-2.0) AND Unicode-3.0", registry.clone(), "1"), &[]);
-    says(package("a", "Unlicense/MIT", registry.clone(), "1"), &[]);
-    says(
+    reports(package("a", "MIT OR GPL-3.0-only", registry.clone(), "*"), &[]);
+    reports(package("a", "(MIT OR Apache-2.0) AND Unicode-3.0", registry.clone(), "1"), &[]);
+    reports(package("a", "Unlicense/MIT", registry.clone(), "1"), &[]);
+    reports(
         package("a", "MIT AND GPL-3.0-only", registry.clone(), "1"),
-        &["a: the licence \"MIT AND GPL-3.0-only\" is not allowed"],
+        &["a: the license \"MIT AND GPL-3.0-only\" is not allowed"],
     );
-    says(package("a", "", registry.clone(), "1"), &["a: the licence \"\" is not allowed"]);
-    says(package("openssl-sys", "MIT", registry, "1"), &["openssl-sys is banned"]);
-    says(package("a", "MIT", json!("git+https://a"), "1"), &["a comes from git+https://a"]);
-    says(package("a", "MIT", Value::Null, "*"), &["a takes any \"other\""]);
+    reports(package("a", "", registry.clone(), "1"), &["a: the license \"\" is not allowed"]);
+    reports(package("openssl-sys", "MIT", registry, "1"), &["openssl-sys is banned"]);
+    reports(package("a", "MIT", json!("git+https://a"), "1"), &["a comes from git+https://a"]);
+    reports(package("a", "MIT", Value::Null, "*"), &["a takes any \"other\""]);
 }

@@ -1,4 +1,4 @@
-//! What is done to the server, all of it from one address that is not the good client's.
+//! The attacks on the server, all from one address that is not the good client's.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddrV4, TcpStream};
@@ -13,15 +13,15 @@ use tallygate_testkit::http2::{
 use crate::rest;
 use crate::server::{Server, connect};
 
-/// An attack, by some threads at once.
+/// An attack that several threads run at once.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) attackers: usize,
-    /// What the server may hold more under it.
+    /// The most additional memory of the server during the attack.
     pub(crate) most_mib: u64,
-    /// What the configuration says besides.
+    /// Additional configuration.
     pub(crate) config: &'static str,
-    /// Whether others can connect meanwhile.
+    /// Whether other clients can connect during the attack.
     pub(crate) lets_in: bool,
     pub(crate) run: fn(&Server, usize, &AtomicBool),
 }
@@ -35,8 +35,8 @@ const fn attack(
     Attack { name, attackers, most_mib, config: "", lets_in: true, run }
 }
 
-/// What one address may hold of bodies and replies is 64 MiB. Buffers that grow are up to twice as large as what is in
-/// them, and connections have some of their own.
+/// One address may use 64 MiB of buffers for bodies and replies. Growing buffers take up to twice the size of their
+/// contents, and each connection has buffers of its own.
 const SHARE_MIB: u64 = 2 * 64 + 32;
 
 pub(crate) const ATTACKS: &[Attack] = &[
@@ -66,13 +66,13 @@ pub(crate) const ATTACKS: &[Attack] = &[
     Attack { lets_in: false, ..attack("no-descriptors", 1, 16, no_descriptors) },
 ];
 
-/// Checks need a token, and one address may have many connections.
+/// Checks need a token, and an address may have many connections.
 const GUARDED: &str =
     "[auth]\ncheck = [\"env:ABUSE_TOKEN\"]\n[limits]\nmax_connections_per_address = 5000\n";
 /// The attacker may administer.
 const ADMIN: &str = "[admin]\nloopback = true\n";
 
-/// Sends what is made for each round, 1000 commands at a time, and reads what comes back.
+/// Sends 1000 generated commands per round and reads the replies.
 fn resp_rounds(server: &Server, over: &AtomicBool, command: impl Fn(u64) -> String) {
     let Some(mut stream) = open(server.resp) else { return };
     let Ok(mut reading) = stream.try_clone() else { return };
@@ -93,7 +93,7 @@ fn resp_rounds(server: &Server, over: &AtomicBool, command: impl Fn(u64) -> Stri
     });
 }
 
-/// Sends a request again and again over one connection, and reads the replies.
+/// Sends a request repeatedly over one connection and reads the replies.
 fn http_rounds<B: AsRef<[u8]>>(
     server: &Server,
     over: &AtomicBool,
@@ -119,7 +119,7 @@ fn http_rounds<B: AsRef<[u8]>>(
     }
 }
 
-/// Reads a reply to its end; whether there was one.
+/// Reads a whole reply. Returns whether there was one.
 pub(crate) fn read_reply(stream: &mut TcpStream) -> bool {
     let (mut reply, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     let mut missing = usize::MAX;
@@ -139,7 +139,7 @@ pub(crate) fn read_reply(stream: &mut TcpStream) -> bool {
     true
 }
 
-/// 2000 connections that present no token, and send the longest lines that they may.
+/// 2000 connections without a token that send the longest possible lines.
 fn unauthenticated(server: &Server, _: usize, over: &AtomicBool) {
     let line = format!("{}\r\n", "a ".repeat(1_900)).repeat(4) + &"x".repeat(3_000);
     keep_open(server.resp, 2_000, over, |stream| {
@@ -147,7 +147,7 @@ fn unauthenticated(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// Lists with as many items as they may have.
+/// Lists with the most items.
 fn large_lists(server: &Server, place: usize, over: &AtomicBool) {
     let items: Vec<_> =
         (0..10_000).map(|key| format!(r#"{{"policy":"keys","key":"{place}-{key}"}}"#)).collect();
@@ -155,7 +155,7 @@ fn large_lists(server: &Server, place: usize, over: &AtomicBool) {
     http_rounds(server, over, "/v1/check", |_| &body);
 }
 
-/// Packed logs of two million clients each, sent to be backtested.
+/// Uploads compressed logs of two million clients each for a backtest.
 fn archives(server: &Server, _: usize, over: &AtomicBool) {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     for client in 0..2_000_000_u32 {
@@ -176,7 +176,7 @@ fn throttle_numbers(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// `CL.THROTTLE` with numbers that would be kept for 126 years.
+/// `CL.THROTTLE` with numbers that would need 126 years to refill.
 fn throttle_years(server: &Server, _: usize, over: &AtomicBool) {
     resp_rounds(server, over, |round| {
         format!("CL.THROTTLE key-{round} 1000000 1 4000 1000000\r\n")
@@ -191,7 +191,7 @@ fn resp_words(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// `all` with as many items as a body holds.
+/// `all` with as many items as fit into a body.
 fn large_alls(server: &Server, place: usize, over: &AtomicBool) {
     let items: Vec<_> =
         (0..10_000).map(|key| format!(r#"{{"policy":"keys","key":"{place}-{key}"}}"#)).collect();
@@ -199,7 +199,7 @@ fn large_alls(server: &Server, place: usize, over: &AtomicBool) {
     http_rounds(server, over, "/v1/check", |_| &body);
 }
 
-/// Names of policies that there are not.
+/// Unknown names of policies.
 fn unknown_names(server: &Server, _: usize, over: &AtomicBool) {
     resp_rounds(server, over, |round| format!("TG.CHECK {}{round} k\r\n", "apikeys".repeat(30)));
 }
@@ -222,7 +222,7 @@ fn goes_on(over: &AtomicBool) -> bool {
     !over.load(Ordering::Relaxed)
 }
 
-/// Whether the other end has closed a connection on which nothing is read otherwise.
+/// Returns whether the server has closed a connection from which nothing else is read.
 fn is_closed(stream: &TcpStream) -> bool {
     let _ = stream.set_nonblocking(true);
     let looked = stream.peek(&mut [0; 1]);
@@ -233,7 +233,7 @@ fn is_closed(stream: &TcpStream) -> bool {
     }
 }
 
-/// Keeps so many connections that are begun in some way; those that are closed are made again, but at most 200 a second.
+/// Keeps a number of connections open and replaces closed ones, at most 200 per second.
 fn keep_open(to: SocketAddrV4, count: usize, over: &AtomicBool, begin: impl Fn(&mut TcpStream)) {
     let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
     while goes_on(over) {
@@ -258,7 +258,7 @@ fn half_open(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// 500 requests whose bodies come a byte a second.
+/// 500 requests whose bodies arrive one byte per second.
 fn slow_bodies(server: &Server, _: usize, over: &AtomicBool) {
     let mut streams: Vec<Option<TcpStream>> = (0..500).map(|_| None).collect();
     while goes_on(over) {
@@ -277,7 +277,7 @@ fn slow_bodies(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// Bodies without end, 25 MB a second each.
+/// Endless bodies, 25 MB per second each.
 fn endless_bodies(server: &Server, _: usize, over: &AtomicBool) {
     let chunk = [b"40000\r\n".as_slice(), &[b' '; 0x4_0000], b"\r\n"].concat();
     while goes_on(over) {
@@ -290,7 +290,7 @@ fn endless_bodies(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// 500 bodies of nearly a megabyte that lack their end.
+/// 500 incomplete bodies of nearly a megabyte.
 fn unfinished_bodies(server: &Server, _: usize, over: &AtomicBool) {
     let body = vec![b' '; (1 << 20) - 1];
     keep_open(server.http, 500, over, |stream| {
@@ -299,10 +299,10 @@ fn unfinished_bodies(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// Writes the same until nothing more is taken.
+/// Writes the same request until the server takes no more.
 fn fill(stream: &mut TcpStream, request: &[u8]) {
     let piece = request.repeat((64 << 10) / request.len());
-    // Cut in the midst of a request.
+    // Ends in the middle of a request.
     let piece = &piece[..piece.len() - request.len() / 2];
     let _ = stream.set_write_timeout(Some(Duration::from_millis(50)));
     let mut left = 32 << 20;
@@ -314,19 +314,19 @@ fn fill(stream: &mut TcpStream, request: &[u8]) {
     }
 }
 
-/// 20 connections that ask for a large reply again and again, and read none.
+/// 20 connections that request a large reply repeatedly and read none.
 fn http_pipelines(server: &Server, _: usize, over: &AtomicBool) {
     keep_open(server.http, 20, over, |stream| {
         fill(stream, b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n");
     });
 }
 
-/// 20 connections that ask again and again, and read no reply.
+/// 20 connections that send requests repeatedly and read no reply.
 fn resp_pipelines(server: &Server, _: usize, over: &AtomicBool) {
     keep_open(server.resp, 20, over, |stream| fill(stream, b"TG.CHECK api attacker\r\n"));
 }
 
-/// 2 connections that ask 1000 at a time and read the replies, as fast as they are answered.
+/// 2 connections that send 1000 requests at a time and read the replies as fast as they arrive.
 fn resp_commands(server: &Server, _: usize, over: &AtomicBool) {
     let Some(mut stream) = open(server.resp) else { return };
     let (script, mut piece) = (b"TG.CHECK api attacker\r\n".repeat(1000), vec![0; 1 << 16]);
@@ -341,7 +341,7 @@ fn resp_commands(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// 50 connections with 250 requests each for megabytes or little, and no window to send them by.
+/// 50 connections with 250 requests each, for large and small replies, and a flow-control window of 0.
 fn closed_windows(server: &Server, _: usize, over: &AtomicBool) {
     let large = br#"{"rate_per_minute":60000,"duration_ms":10000}"#;
     keep_open(server.http, 50, over, |stream| {
@@ -358,7 +358,7 @@ fn closed_windows(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// Requests that are taken back at once, at most 10 000 a second each.
+/// Requests that are reset at once, at most 10 000 per second and thread.
 fn rapid_reset(server: &Server, _: usize, over: &AtomicBool) {
     while goes_on(over) {
         let Some(mut stream) = open(server.http) else { continue };
@@ -379,7 +379,7 @@ fn rapid_reset(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// Heads that never end; again as soon as the connection is closed, at most 500 times a second each.
+/// Endless heads; a new connection starts when one is closed, at most 500 per second and thread.
 fn continuation(server: &Server, place: usize, over: &AtomicBool) {
     let field = [&[0x40, 1, b'x', 126][..], &[b'y'; 126]].concat();
     let piece = if place == 0 { field.repeat(120) } else { Vec::new() };
@@ -393,7 +393,7 @@ fn continuation(server: &Server, place: usize, over: &AtomicBool) {
     }
 }
 
-/// Heads of a few bytes that stand for 32 MB, at most 500 a second each.
+/// Heads of a few bytes that decompress to 32 MB, at most 500 per second and thread.
 fn header_bombs(server: &Server, _: usize, over: &AtomicBool) {
     let block = http2::bomb();
     while goes_on(over) {
@@ -409,7 +409,7 @@ fn header_bombs(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// 20 connections with pings whose answers are not read.
+/// 20 connections with pings whose replies are not read.
 fn pings(server: &Server, _: usize, over: &AtomicBool) {
     keep_open(server.http, 20, over, |stream| {
         let _ = stream.write_all(&http2::hello(&[]));
@@ -417,7 +417,7 @@ fn pings(server: &Server, _: usize, over: &AtomicBool) {
     });
 }
 
-/// Scenarios that take a while to work out, one after the other.
+/// Expensive scenarios, one after another.
 fn simulations(server: &Server, _: usize, over: &AtomicBool) {
     let body = r#"{"rate_per_minute":60000,"duration_ms":10000}"#;
     let length = body.len();
@@ -432,7 +432,7 @@ fn simulations(server: &Server, _: usize, over: &AtomicBool) {
     }
 }
 
-/// As many connections as can be made, at most 1000 a second each; half of them for HTTP.
+/// As many connections as possible, at most 1000 per second and thread; half of them for HTTP.
 fn connections(server: &Server, place: usize, over: &AtomicBool) {
     let to = [server.http, server.resp][place % 2];
     let mut kept = Vec::new();
@@ -440,7 +440,7 @@ fn connections(server: &Server, place: usize, over: &AtomicBool) {
         if let Some(mut stream) = open(to) {
             let _ = stream.write_all(b"PING\r\n");
             let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
-            // Those that are let in are kept.
+            // Accepted connections stay open.
             if !matches!(stream.read(&mut [0; 7]), Ok(0)) && kept.len() < 5_000 {
                 kept.push(stream);
             }
@@ -449,7 +449,7 @@ fn connections(server: &Server, place: usize, over: &AtomicBool) {
     }
 }
 
-/// The system lets the server open nothing for 8 s, while 50 connections wait to be let in.
+/// The server can open no descriptors for 8 s while 50 connections wait to be accepted.
 fn no_descriptors(server: &Server, _: usize, over: &AtomicBool) {
     let set = |most: &str| {
         let pid = server.pid().to_string();

@@ -1,4 +1,5 @@
-//! The client that must not notice: so many questions a second, each timed from when it was due.
+//! The well-behaved client, whose latency must not suffer. It sends requests at a fixed rate and measures each from the time
+//! when it was due.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -8,24 +9,25 @@ use std::time::{Duration, Instant};
 use crate::Failure;
 use crate::server::{Server, connect};
 
-/// Where it is, apart from the attackers.
+/// The address of the client, which differs from that of the attackers.
 const FROM: [u8; 4] = [127, 0, 0, 2];
-/// How long an answer may take before it counts as none.
+/// The most time for a reply before the request counts as failed.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it asks over connections that it keeps, and over new ones.
+/// Requests per second over open connections, and over new ones.
 const EVERY: Duration = Duration::from_millis(5);
 const NEW_EVERY: Duration = Duration::from_millis(50);
-/// From how many hundredths of a second that others had of it a second counts as disturbed.
+/// A second counts as disturbed if the host took at least this many hundredths of it.
 const DISTURBED: u64 = 2;
-/// For how many times as long it is asked at most, to find seconds that are not.
+/// The most times as long that a measurement may take, to find undisturbed seconds.
 const MOST_DISTURBED: usize = 5;
 
-// A server that asks for no token takes one all the same: over RESP it answers with an error that nobody reads.
+// The client always sends a token. A server without tokens ignores it; over RESP it replies with an error, which the client
+// skips.
 const HTTP: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer the-token-of-the-good-client\r\ncontent-length: 29\r\n\r\n{\"policy\":\"api\",\"key\":\"good\"}";
 const RESP: &[u8] = b"TG.CHECK api good\r\n";
 const NEW: &[u8] = b"AUTH the-token-of-the-good-client\r\nTG.CHECK api good\r\n";
 
-/// How long answers took, and how many there were not.
+/// The latencies of the replies, and the number of missing ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Latency {
     pub(crate) p50: Duration,
@@ -33,22 +35,22 @@ pub(crate) struct Latency {
     pub(crate) failed: usize,
 }
 
-/// What was noticed.
+/// The measurements of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     pub(crate) http: Latency,
     pub(crate) resp: Latency,
-    /// A connection, a question and its answer.
+    /// A new connection with one request and its reply.
     pub(crate) new: Latency,
 }
 
-/// A good client, with the connections that it keeps.
+/// A good client with its open connections.
 pub(crate) struct Good {
     http: Kept,
     resp: Kept,
 }
 
-/// A connection that is made again if it is lost.
+/// A connection that is reopened if it is lost.
 struct Kept {
     to: SocketAddrV4,
     question: &'static [u8],
@@ -60,8 +62,8 @@ impl Good {
         Self { http: Kept::new(server.http, HTTP), resp: Kept::new(server.resp, RESP) }
     }
 
-    /// Asks for so many seconds. Those in which the host gave the machine's processors to others tell nothing, and are not
-    /// counted; if there are too many of them, some of them are.
+    /// Sends requests for a number of seconds. Seconds in which the host gave the processors to other machines do not
+    /// count, unless there are too many of them.
     pub(crate) fn watch(&mut self, seconds: usize) -> Result<Watched, Failure> {
         let Self { http, resp } = self;
         let to = resp.to;
@@ -117,7 +119,7 @@ impl Kept {
     }
 }
 
-/// Asks once; whether it was allowed.
+/// Sends one request and returns whether it was allowed.
 fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
     let (mut reply, mut filled) = ([0; 1024], 0);
     let is_allowed = |reply: &[u8]| {
@@ -132,7 +134,7 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
             Ok(read @ 1..) => filled += read,
             _ => return false,
         }
-        // The reply to `AUTH` may come by itself.
+        // The reply to `AUTH` may arrive separately.
         let is_complete = question != NEW || memchr::memchr(b'*', &reply[..filled]).is_some();
         if is_complete {
             return is_allowed(&reply[..filled]);
@@ -140,7 +142,7 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
     }
 }
 
-/// What became of questions.
+/// The results of requests.
 #[derive(Default)]
 struct Asked {
     times: Vec<Duration>,
@@ -158,7 +160,7 @@ impl Asked {
     }
 }
 
-/// Asks for a second when it is due, however long the one before took: who is late has waited.
+/// Sends the requests of a second when each is due. A late request counts the time since it was due.
 fn steadily(every: Duration, mut ask: impl FnMut() -> bool) -> Asked {
     let (began, mut due) = (Instant::now(), Duration::ZERO);
     let mut asked = Asked::default();
@@ -173,10 +175,10 @@ fn steadily(every: Duration, mut ask: impl FnMut() -> bool) -> Asked {
     asked
 }
 
-/// How long the host has given this machine's processors to others, in hundredths of a second.
+/// Returns the time for which the host gave this machine's processors to others, in hundredths of a second.
 fn stolen() -> Result<u64, Failure> {
     let all = std::fs::read_to_string("/proc/stat")?;
-    let stolen = all.split_whitespace().nth(8).ok_or("no times of the processors")?;
+    let stolen = all.split_whitespace().nth(8).ok_or("/proc/stat has no steal time")?;
     Ok(stolen.parse()?)
 }
 
@@ -186,7 +188,7 @@ impl fmt::Display for Latency {
     }
 }
 
-/// In milliseconds.
+/// Formats a duration in milliseconds.
 pub(crate) fn shown(time: Duration) -> String {
     let micros = time.as_micros();
     format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10)

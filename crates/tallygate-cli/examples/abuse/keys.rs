@@ -1,4 +1,4 @@
-//! Ten million invented keys, over RESP and HTTP: what they take, whom they hurt, and what they wash out.
+//! Ten million invented keys over RESP and HTTP: their memory, their effect on other clients, and the debts they evict.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -10,26 +10,26 @@ use crate::good::{Good, shown};
 use crate::server::{Server, connect};
 use crate::{Failure, PEACE, allowed, step_back};
 
-/// Keys that are invented, one in ten over HTTP.
+/// The number of invented keys; one in ten is sent over HTTP.
 const INVENTED: usize = 10_000_000;
-/// How many a second: the processor is shared with those who are measured.
+/// Keys per second. The rate is limited because the measured client shares the processors.
 const A_SECOND: usize = 150_000;
-/// How many go at once.
+/// Keys per pipeline.
 const BATCH: usize = 500;
-/// Clients that the server keeps, without being told.
+/// The default maximum of stored clients.
 const MAX_KEYS: usize = 1_000_000;
-/// What a kept client takes, with the tiers that it may have and the table's spare room.
+/// The bytes per stored client, including its tiers and the spare room of the table.
 const BYTES_A_KEY: usize = 96;
-/// Keys that are chosen to collide.
+/// The number of keys that are chosen to collide.
 const CHOSEN: usize = 20_000;
-/// Bits in which their hashes agree, if there is no secret.
+/// The bits in which their hashes agree without a secret.
 const ALIKE: u32 = 12;
-/// How long a key of the brief policy lives, and a second more.
+/// The life of a key of the brief policy, plus a second.
 const EXPIRED: Duration = Duration::from_secs(21);
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// All of it: a table, and whether every promise was kept.
+/// Runs all measurements. Returns a table and whether every promise was kept.
 pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
     let mut table = String::from("| promise | measured | verdict |\n|---|---|---|\n");
     let mut all_held = true;
@@ -50,7 +50,7 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
     let mut good = Good::new(&server);
     let peace = good.watch(PEACE)?;
     let before = server.holds()?.mib;
-    let mut judge = Asking::new(server.resp)?;
+    let mut judge = RespClient::new(server.resp)?;
     let greedy = ["greedy".to_owned()];
     let used_up = judge.check("keys", &greedy, 100)? == 1;
     let began = Instant::now();
@@ -78,8 +78,8 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
         let during = good.watch(seconds / 2)?;
         let failed = |_| "a flood failed";
         let (washed, unserved, asked) = judging.join().map_err(failed)??;
-        let refused = resp.join().map_err(failed)?? + http.join().map_err(failed)??;
-        Ok((during, washed, unserved + refused, asked))
+        let denied_keys = resp.join().map_err(failed)?? + http.join().map_err(failed)??;
+        Ok((during, washed, unserved + denied_keys, asked))
     })?;
     let took = began.elapsed().as_secs();
     let grown = server.holds()?.mib.saturating_sub(before);
@@ -93,14 +93,12 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
     );
     tell(
         "D2: no debt is washed out",
-        format!(
-            "a client that had used all was refused {asked} times of {asked}, but for {washed}"
-        ),
+        format!("a client without quota was denied {asked} times of {asked}, except {washed}"),
         used_up && washed == 0,
     );
     tell(
         "D2: others are served",
-        format!("{unserved} of {INVENTED} new clients were refused"),
+        format!("{unserved} of {INVENTED} new clients were denied"),
         unserved == 0,
     );
     for (name, peace, during) in
@@ -115,15 +113,15 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
     Ok(())
 }
 
-/// Clients that used up what `CL.THROTTLE` gave them, and then ten times as many keys as are kept, with large numbers.
+/// Clients that used up their `CL.THROTTLE` quota, then ten times as many keys as fit into the store.
 fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     const KEPT: usize = 100_000;
     const CLIENTS: usize = 200;
     let server = Server::start(binary, &["--max-keys", "100000"])?;
-    let mut asking = Asking::new(server.resp)?;
+    let mut client = RespClient::new(server.resp)?;
     let clients: Vec<_> =
         (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 5\r\n")).collect();
-    let used_up = asking.throttle(&clients)? == CLIENTS;
+    let used_up = client.throttle(&clients)? == CLIENTS;
     for batch in 0..10 * KEPT / BATCH {
         let flood: Vec<_> = (0..BATCH)
             .map(|key| {
@@ -131,14 +129,14 @@ fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result
                 format!("CL.THROTTLE flood-{batch}-{key} {} {large} 3600 {large}\r\n", large - 1)
             })
             .collect();
-        asking.throttle(&flood)?;
+        client.throttle(&flood)?;
     }
     let again: Vec<_> =
         (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 1\r\n")).collect();
-    let denied = CLIENTS - asking.throttle(&again)?;
+    let denied = CLIENTS - client.throttle(&again)?;
     tell(
         "J6: a million keys by CL.THROTTLE with large numbers, where 100 000 are kept",
-        format!("{denied} of {CLIENTS} clients that had used all are denied"),
+        format!("{denied} of {CLIENTS} clients without quota are denied"),
         used_up && denied * 100 >= CLIENTS * 99,
     );
     Ok(())
@@ -146,7 +144,7 @@ fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result
 
 fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "50000"])?;
-    let mut asking = Asking::new(server.resp)?;
+    let mut client = RespClient::new(server.resp)?;
     let is_chosen =
         |key: &String| xxhash_rust::xxh3::xxh3_128(key.as_bytes()) >> (128 - ALIKE) == 0;
     let chosen: Vec<String> = (0..)
@@ -158,7 +156,7 @@ fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<()
     let mut p99 = [Duration::MAX; 2];
     for _ in 0..5 {
         for (best, keys) in p99.iter_mut().zip([&at_random, &chosen]) {
-            let mut times = asking.times("keys", keys)?;
+            let mut times = client.times("keys", keys)?;
             times.sort_unstable();
             *best = (*best).min(times[times.len() * 99 / 100]);
         }
@@ -174,10 +172,10 @@ fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<()
 
 fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "12000000"])?;
-    let mut asking = Asking::new(server.resp)?;
+    let mut client = RespClient::new(server.resp)?;
     for batch in 0..INVENTED / BATCH {
         let keys: Vec<_> = (0..BATCH).map(|key| format!("old-{batch}-{key}")).collect();
-        asking.check("brief", &keys, 1)?;
+        client.check("brief", &keys, 1)?;
     }
     let filled = Instant::now();
     let mut slow = [Duration::ZERO; 4];
@@ -186,7 +184,7 @@ fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
             std::thread::sleep(EXPIRED.saturating_sub(filled.elapsed()));
         }
         let new: Vec<_> = (0..100_000).map(|key| format!("{kind}-{key}")).collect();
-        let mut times = asking.times("brief", &new)?;
+        let mut times = client.times("brief", &new)?;
         times.sort_unstable();
         slow[2 * place] = times[times.len() * 999 / 1000];
         slow[2 * place + 1] = times[times.len() - 1];
@@ -202,19 +200,19 @@ fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
     Ok(())
 }
 
-/// A connection that asks by RESP.
-struct Asking {
+/// A RESP connection.
+struct RespClient {
     stream: TcpStream,
     replies: Vec<u8>,
 }
 
-impl Asking {
+impl RespClient {
     fn new(to: SocketAddrV4) -> Result<Self, Failure> {
         let stream = connect([127, 0, 0, 1], to, PATIENCE)?;
         Ok(Self { stream, replies: Vec::new() })
     }
 
-    /// How many of some keys may use so much.
+    /// Checks keys and returns how many are allowed.
     fn check(&mut self, policy: &str, keys: &[String], cost: u32) -> Result<usize, Failure> {
         let mut script = String::new();
         for key in keys {
@@ -224,7 +222,7 @@ impl Asking {
         self.replies.clear();
         let mut piece = [0; 1 << 16];
         let (mut lines, mut allowed) = (0, 0);
-        // A line for the list and one for each of its numbers.
+        // Each reply has seven lines: the length of the list and six numbers.
         while lines < 7 * keys.len() {
             let read = self.stream.read(&mut piece)?;
             if read == 0 {
@@ -239,7 +237,7 @@ impl Asking {
         Ok(allowed)
     }
 
-    /// How many of some commands of `CL.THROTTLE` are allowed.
+    /// Sends `CL.THROTTLE` commands and returns how many are allowed.
     fn throttle(&mut self, commands: &[String]) -> Result<usize, Failure> {
         self.stream.write_all(commands.concat().as_bytes())?;
         self.replies.clear();
@@ -255,7 +253,7 @@ impl Asking {
         Ok(memchr::memmem::find_iter(&self.replies, b"*5\r\n:0\r\n").count())
     }
 
-    /// How long each of some keys takes by itself.
+    /// Checks keys one by one and returns their times.
     fn times(&mut self, policy: &str, keys: &[String]) -> Result<Vec<Duration>, Failure> {
         let times = keys.iter().map(|key| {
             let began = Instant::now();
@@ -266,28 +264,28 @@ impl Asking {
     }
 }
 
-/// Waits until so many were due at their share of the rate.
+/// Waits until the next requests are due at the given rate.
 fn pace(began: Instant, done: usize, of: usize) {
     let whole = INVENTED as u64 * 1_000_000 / A_SECOND as u64;
     let due = Duration::from_micros(whole * done as u64 / of as u64);
     std::thread::sleep(due.saturating_sub(began.elapsed()));
 }
 
-/// New keys over RESP; how many were refused.
+/// Checks new keys over RESP and returns how many were denied.
 fn flood_resp(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
-    let (mut asking, began, mut refused) = (Asking::new(to)?, Instant::now(), 0);
+    let (mut client, began, mut denied_keys) = (RespClient::new(to)?, Instant::now(), 0);
     for batch in 0..count / BATCH {
         let keys: Vec<_> = (0..BATCH).map(|key| format!("resp-{batch}-{key}")).collect();
-        refused += BATCH - asking.check("keys", &keys, 1)?;
+        denied_keys += BATCH - client.check("keys", &keys, 1)?;
         pace(began, (batch + 1) * BATCH, count);
     }
-    Ok(refused)
+    Ok(denied_keys)
 }
 
-/// New keys over HTTP, in lists; how many were refused.
+/// Checks new keys over HTTP in lists and returns how many were denied.
 fn flood_http(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
     const LIST: usize = 50;
-    let (mut stream, began, mut refused) =
+    let (mut stream, began, mut denied_keys) =
         (connect([127, 0, 0, 1], to, PATIENCE)?, Instant::now(), 0);
     let mut reply = vec![0; 1 << 16];
     for batch in 0..count / LIST {
@@ -301,7 +299,7 @@ fn flood_http(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
         );
         stream.write_all(format!("{head}{body}").as_bytes())?;
         let mut read = 0;
-        // The list ends the reply.
+        // The end of the list is the end of the reply.
         while !reply[..read].ends_with(b"]}") {
             match stream.read(&mut reply[read..])? {
                 0 => return Err("the server closed the connection".into()),
@@ -309,8 +307,8 @@ fn flood_http(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
             }
         }
         let allowed = memchr::memmem::find_iter(&reply[..read], b"\"allowed\":true").count();
-        refused += LIST - allowed;
+        denied_keys += LIST - allowed;
         pace(began, (batch + 1) * LIST, count);
     }
-    Ok(refused)
+    Ok(denied_keys)
 }

@@ -1,22 +1,22 @@
-//! Attacks on a server, measured: what a good client notices, and what the server holds.
+//! Measures attacks on a server: the latency of a good client, and the memory of the server.
 //!
 //! ```text
 //! abuse SERVER [--write FILE] [ATTACK…]
 //! ```
 //!
-//! Each attack has a server of its own, as it is shipped. A good client asks it steadily over HTTP and RESP from an
-//! address of its own, first in peace and then under attack. What comes out is a table, which takes the place of the one
-//! in FILE. Attackers have only the processors' time that server and good client leave, and are held back where the attack is
-//! not about work: on a machine of two cores they would be measured instead. `scripts/abuse` builds and runs this.
+//! Each attack has its own server with the default configuration. A good client sends steady requests over HTTP and RESP
+//! from its own address, first without and then under attack. The result is a table, which replaces the one in FILE.
+//! Attackers run at a lower priority, and their rate is limited where the attack is not about work: on a machine with two
+//! cores, the attackers would be measured otherwise. `scripts/abuse` builds and runs this.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `attacks.rs` | what is done to the server |
-//! | `good.rs` | the client that must not notice |
+//! | `attacks.rs` | the attacks |
+//! | `good.rs` | the well-behaved client |
 //! | `keys.rs` | ten million invented keys |
 //! | `medians.rs` | the largest requests, and the median of another client |
-//! | `server.rs` | a server, and what it holds |
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program for people")]
+//! | `server.rs` | a server and its memory |
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints a report")]
 
 mod attacks;
 mod good;
@@ -34,17 +34,17 @@ use attacks::{ATTACKS, Attack};
 use good::{Good, Latency};
 use server::{Holds, Server};
 
-/// How many seconds a good client is watched in peace, and under attack.
+/// Seconds for which the good client is measured without and under attack.
 const PEACE: usize = 5;
 const ATTACKED: usize = 12;
 
-/// How many times an attack is measured at most, until it was held.
+/// The most measurements of an attack, until one is within the bounds.
 const TRIES: usize = 2;
 
-/// What is measured besides attacks.
+/// The measurements other than attacks.
 const OTHERS: [&str; 2] = ["medians", "keys"];
 
-/// Where a table begins and ends in a document.
+/// The markers of a table in a document.
 const BEGIN: &str = "<!-- measured: ";
 const END: &str = "<!-- end -->";
 
@@ -61,10 +61,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all attacks were held.
+/// Runs the measurements and returns whether all were within their bounds.
 fn run() -> Result<bool, Failure> {
     let mut words = std::env::args().skip(1);
-    let binary = PathBuf::from(words.next().ok_or("which server?")?);
+    let binary = PathBuf::from(words.next().ok_or("expected the path of the server binary")?);
     let (mut write, mut wanted) = (None, Vec::new());
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -86,7 +86,7 @@ fn run() -> Result<bool, Failure> {
         let mut table = String::from(HEAD);
         print!("{table}");
         for attack in chosen {
-            // Other programs on the machine only ever add to a time: one that is too long is measured again.
+            // Other load only increases a time, so a measurement above the bound is repeated.
             let mut tries = 0;
             let (row, is_held) = loop {
                 tries += 1;
@@ -122,7 +122,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|---|---|---|
 ";
 
-/// Attacks one server; a row of the table, and whether it was held.
+/// Attacks one server. Returns a row of the table and whether the bounds held.
 fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), Failure> {
     let server = Server::configured(binary, &[], attack.config)?;
     let mut good = Good::new(&server);
@@ -138,7 +138,7 @@ fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), 
             });
         }
         let most = scope.spawn(|| most_held(&server, &over));
-        // An attack takes a moment to be one.
+        // The attack needs a moment to reach its full rate.
         std::thread::sleep(Duration::from_secs(1));
         let during = good.watch(ATTACKED);
         over.store(true, Ordering::Relaxed);
@@ -176,12 +176,12 @@ fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), 
     Ok((row, faults.is_empty()))
 }
 
-/// What a p99 may become: twice itself, or a millisecond more.
+/// Returns the bound of a p99: twice its value, or a millisecond more.
 fn allowed(p99: Duration) -> Duration {
     (2 * p99).max(p99 + Duration::from_millis(1))
 }
 
-/// The most that a server holds until it is over.
+/// Returns the peak memory of a server until the attack ends.
 fn most_held(server: &Server, over: &AtomicBool) -> Result<Holds, Failure> {
     let mut most = server.holds()?;
     while !over.load(Ordering::Relaxed) {
@@ -193,23 +193,24 @@ fn most_held(server: &Server, over: &AtomicBool) -> Result<Holds, Failure> {
     Ok(most)
 }
 
-/// Puts a table where the one before was.
+/// Replaces a table in a document.
 fn put(document: Option<&std::path::Path>, name: &str, table: &str) -> Result<(), Failure> {
     let Some(document) = document else { return Ok(()) };
     let text = std::fs::read_to_string(document)?;
     let begin = format!("{BEGIN}{name} -->\n");
-    let (before, rest) = text.split_once(&begin).ok_or_else(|| format!("no place for {name}"))?;
-    let (_, after) = rest.split_once(END).ok_or("a table without end")?;
+    let (before, rest) =
+        text.split_once(&begin).ok_or_else(|| format!("the document has no table {name}"))?;
+    let (_, after) = rest.split_once(END).ok_or("the table has no end marker")?;
     std::fs::write(document, format!("{before}{begin}{table}{END}{after}"))?;
     Ok(())
 }
 
-/// Leaves the processors to the server and the good client as far as they need them: attackers are elsewhere.
+/// Lowers the priority of the attackers below that of the server and the good client.
 fn step_back() {
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
-/// Waits until it is over, or for so long.
+/// Waits until the attack ends, or for at most this long.
 fn rest(over: &AtomicBool, time: Duration) {
     let until = Instant::now() + time;
     while !over.load(Ordering::Relaxed) && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! The largest requests that the limits accept, in a loop, and the median latency of another client meanwhile.
+//! Sends the largest accepted requests in a loop and measures the median latency of another client.
 //!
 //! Each kind is compared with ordinary checks from as many connections, since those compete for the same processors. Every
 //! connection sends its next request when it has read the whole reply to the last one. Times without load, with ordinary checks
@@ -17,21 +17,21 @@ use tallygate_testkit::http2::{self, END_HEADERS, END_STREAM, frame, kind};
 use crate::server::{Server, connect};
 use crate::{Failure, good, step_back};
 
-/// How many times each of the three is measured, and for how long.
+/// The number and the length of measurements of each of the three.
 const ROUNDS: usize = 4;
 const ROUND: Duration = Duration::from_millis(400);
-/// How long a load runs before it is measured.
+/// The time for which a load runs before the measurement.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// How long the other client rests between two checks.
+/// The pause of the other client between two checks.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How many connections send the largest requests.
+/// The number of connections that send the largest requests.
 const CONNECTIONS: [usize; 2] = [1, 4];
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const ATTACKER: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
 
-/// The policies besides those of every attack: names to compare unknown ones with.
+/// Additional policies, whose names are compared with unknown ones.
 fn config() -> String {
     let mut config = String::new();
     for number in 0..100 {
@@ -47,11 +47,11 @@ enum Surface {
     Resp,
 }
 
-/// A request that is sent again and again.
+/// A request that is sent repeatedly.
 struct Load {
     name: &'static str,
     surface: Surface,
-    /// What is sent at once; over HTTP/2 the requests of one round.
+    /// The bytes that are sent at once; over HTTP/2, the requests of one round.
     script: fn(u32) -> Vec<u8>,
 }
 
@@ -148,12 +148,12 @@ const ORDINARY_HTTP: Load = load("check", Surface::Http, |_| {
 });
 const ORDINARY_RESP: Load = load("check", Surface::Resp, |_| resp("TG.CHECK api attacker\r\n"));
 
-/// How many requests of HTTP/2 are sent at a time.
+/// The number of concurrent HTTP/2 requests.
 const STREAMS: u32 = 100;
-/// The last request of a pipeline of HTTP, and how its reply begins.
+/// The last request of an HTTP pipeline, and the start of its reply.
 const LAST: &str = "/the-last-of-a-pipeline";
 const LAST_REPLY: &[u8] = b"HTTP/1.1 404 ";
-/// The last command of RESP, and its reply.
+/// The last RESP command, and its reply.
 const END: &str = "PING the-end-of-a-round\r\n";
 const END_REPLY: &[u8] = b"the-end-of-a-round\r\n";
 
@@ -175,7 +175,7 @@ fn resp(commands: &str) -> Vec<u8> {
     format!("{commands}{END}").into_bytes()
 }
 
-/// A list of checks of other keys, of so many bytes.
+/// Returns a list of checks with distinct keys, of the given size in bytes.
 fn list(field: &str, count: usize, key_bytes: usize) -> String {
     let items: Vec<_> = (0..count)
         .map(|key| format!(r#"{{"policy":"keys","key":"{key:x<key_bytes$}"}}"#))
@@ -184,7 +184,7 @@ fn list(field: &str, count: usize, key_bytes: usize) -> String {
 }
 
 impl Load {
-    /// The ordinary checks that it is compared with.
+    /// Returns the ordinary checks for comparison.
     const fn ordinary(&self) -> &'static Self {
         match self.surface {
             Surface::Http | Surface::Http2 => &ORDINARY_HTTP,
@@ -192,7 +192,7 @@ impl Load {
         }
     }
 
-    /// Sends requests over one connection, one round after the other, until it is over.
+    /// Sends rounds of requests over one connection until the measurement ends.
     fn run(&self, server: &Server, over: &AtomicBool, rounds: &AtomicU64) {
         let to = if self.surface == Surface::Resp { server.resp } else { server.http };
         let same = (self.script)(1);
@@ -230,13 +230,13 @@ impl Load {
     }
 }
 
-/// Reads until something has come; whether it has.
+/// Reads until the given bytes arrive. Returns false at the end of the connection.
 fn read_until(stream: &mut TcpStream, replies: &mut Vec<u8>, end: &[u8]) -> bool {
     replies.clear();
     let mut piece = [0; 1 << 16];
     loop {
         let Ok(read @ 1..) = stream.read(&mut piece) else { return false };
-        // What came before cannot hold it, but for its beginning.
+        // Earlier bytes cannot contain the text, except for its start.
         replies.drain(..replies.len().saturating_sub(end.len()));
         replies.extend_from_slice(&piece[..read]);
         if memchr::memmem::find(replies, end).is_some() {
@@ -272,7 +272,7 @@ fn read_streams(stream: &mut TcpStream, unread: &mut Vec<u8>) -> bool {
     true
 }
 
-/// The median times of checks by another client, over HTTP and over RESP.
+/// The median times of checks of another client over HTTP and RESP.
 #[derive(Clone, Copy)]
 struct Medians {
     http: Duration,
@@ -293,7 +293,7 @@ impl std::fmt::Display for Medians {
     }
 }
 
-/// The median over one connection of HTTP and one of RESP, which are asked in turns.
+/// Measures the medians over one HTTP and one RESP connection, alternately.
 fn medians(server: &Server) -> Result<Medians, Failure> {
     let check = request("POST /v1/check", "", r#"{"policy":"api","key":"good"}"#);
     let mut http = connect(OTHER, server.http, PATIENCE)?;
@@ -307,7 +307,7 @@ fn medians(server: &Server) -> Result<Medians, Failure> {
             std::thread::sleep(PAUSE);
             let began = Instant::now();
             stream.write_all(question)?;
-            // The reply is small, and comes at once.
+            // The reply is small and arrives in one read.
             if stream.read(&mut reply)? == 0 {
                 return Err("the server closed the connection".into());
             }
@@ -321,7 +321,7 @@ fn medians(server: &Server) -> Result<Medians, Failure> {
     Ok(Medians { http, resp })
 }
 
-/// The medians while so many connections carry a load, and how many rounds of it were answered per second.
+/// Measures the medians under a load, and the rounds of the load per second.
 fn under(server: &Server, load: &Load, connections: usize) -> Result<(Medians, u64), Failure> {
     let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -346,7 +346,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|
 ";
 
-/// Measures all kinds; a table, and whether each was held.
+/// Measures all kinds. Returns a table and whether each was within its bound.
 pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
     let config = config();
     let server = Server::configured(binary, &[], &config)?;

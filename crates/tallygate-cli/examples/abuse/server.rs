@@ -1,4 +1,4 @@
-//! A server as it is shipped, and what it holds.
+//! Starts a server with the default configuration and reads its memory.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::Failure;
 
-/// What is asked for: all that a good client asks is allowed.
+/// The policies. Every request of the good client is allowed.
 const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000000\n[policies.keys]\nlimit = 1\nwindow = \"1000h\"\nburst = 100\n[policies.brief]\nlimit = 1\nwindow = \"20s\"\n";
 
-/// The token of the good client, where the server asks for one.
+/// The token of the good client, for servers that need one.
 pub(crate) const TOKEN: &str = "the-token-of-the-good-client";
 
 /// A server that runs until it is dropped.
@@ -23,7 +23,7 @@ pub(crate) struct Server {
     pub(crate) resp: SocketAddrV4,
 }
 
-/// What a server holds.
+/// The memory and the descriptors of a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holds {
     pub(crate) mib: u64,
@@ -35,7 +35,7 @@ impl Server {
         Self::configured(binary, options, "")
     }
 
-    /// Starts one with more in its configuration.
+    /// Starts a server with additional configuration.
     pub(crate) fn configured(binary: &Path, options: &[&str], more: &str) -> Result<Self, Failure> {
         let config =
             std::env::temp_dir().join(format!("tallygate-abuse-{}.toml", std::process::id()));
@@ -53,8 +53,10 @@ impl Server {
         let mut address = |name: &str| -> Result<SocketAddrV4, Failure> {
             let mut line = String::new();
             output.read_line(&mut line)?;
-            let address =
-                line.trim_end().strip_prefix(name).ok_or_else(|| format!("it said {line:?}"))?;
+            let address = line
+                .trim_end()
+                .strip_prefix(name)
+                .ok_or_else(|| format!("unexpected output {line:?}"))?;
             Ok(address.parse()?)
         };
         let (http, resp) = (address("http ")?, address("resp ")?);
@@ -74,7 +76,7 @@ impl Server {
     }
 }
 
-/// A connection from an address of this machine.
+/// Connects from a loopback address.
 pub(crate) fn connect(
     from: [u8; 4],
     to: SocketAddrV4,

@@ -1,18 +1,18 @@
-//! The store under load: several servers on one Redis at a distance, one hot key and a thousand others.
+//! Measures the store under load: several servers share one remote Redis, with one hot key and a thousand others.
 //!
 //! ```text
 //! load SERVER [--seconds N] [--write FILE]
 //! ```
 //!
-//! Every combination of round trip, demand and kind of request has the same time. A row has what was allowed against the
-//! bound over every interval, the share of the quota that was used, who answered, how long it took, and how many calls a
-//! decision cost. It fails if a bound is broken, if a failure setting decided anything, or if less than 95 % of the quota
-//! was used at twice the demand or more. `scripts/load` builds and runs this.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program for people")]
+//! Every combination of round-trip time, demand and kind of request is measured for the same time. A row has the allowed
+//! requests compared with the bound over every interval, the used share of the quota, the sources, the latency, and the
+//! calls per decision. The program fails if a bound is broken, if a failure setting made a decision, or if less than 95 %
+//! of the quota was used at twice the demand or more. `scripts/load` builds and runs this.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints a report")]
 #![allow(
     clippy::float_arithmetic,
     clippy::cast_precision_loss,
-    reason = "it measures, and decides nothing"
+    reason = "floats are only measured values"
 )]
 
 use std::collections::BTreeMap;
@@ -33,9 +33,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const ROUND_TRIPS_MS: [u64; 5] = [0, 1, 5, 20, 40];
 const DEMANDS: [f64; 3] = [0.5, 2.0, 10.0];
 const SERVERS: usize = 3;
-/// Connections to all servers together that ask for the hot key.
+/// The number of connections, over all servers, that check the hot key.
 const CONNECTIONS: usize = 150;
-/// How many requests a pipeline has.
+/// The number of requests per pipeline.
 const PIPELINE: usize = 8;
 const LIMIT: f64 = 200.0;
 const BURST: f64 = 20.0;
@@ -63,7 +63,7 @@ limit = 1000000
 window = "1s"
 "#;
 
-/// How the hot key is asked for.
+/// The kind of requests for the hot key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Single,
@@ -99,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// The largest burst: under several tiers, one of each.
+    /// Returns the largest burst; with several tiers, their sum.
     fn burst(self) -> f64 {
         if self == Self::MixedTiers { BURST + OTHER_BURST } else { BURST }
     }
@@ -125,12 +125,16 @@ const HEAD: &str = "\
 
 async fn run() -> Result<bool, Failure> {
     let mut words = std::env::args().skip(1);
-    let binary = PathBuf::from(words.next().ok_or("which server?")?);
+    let binary = PathBuf::from(words.next().ok_or("expected the path of the server binary")?);
     let (mut seconds, mut write) = (60.0, None);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--seconds" => seconds = words.next().ok_or("how many seconds?")?.parse()?,
-            "--write" => write = Some(PathBuf::from(words.next().ok_or("write what?")?)),
+            "--seconds" => {
+                seconds = words.next().ok_or("expected a number after --seconds")?.parse()?;
+            }
+            "--write" => {
+                write = Some(PathBuf::from(words.next().ok_or("expected a file after --write")?));
+            }
             other => return Err(format!("{other:?} is not known; use --seconds or --write").into()),
         }
     }
@@ -153,7 +157,9 @@ async fn run() -> Result<bool, Failure> {
                     if is_held || longest < STALL || tries == 3 {
                         break (row, is_held);
                     }
-                    eprintln!("the machine stood still for {longest:?}; measuring again: {row}");
+                    eprintln!(
+                        "the machine stalled for {longest:?}; repeating the measurement: {row}"
+                    );
                 };
                 print!("{row}");
                 table.push_str(&row);
@@ -167,11 +173,11 @@ async fn run() -> Result<bool, Failure> {
     Ok(held)
 }
 
-/// How long the machine may stand still in a row that is not held: longer, and a budget of 50 ms is over through no fault of
-/// the servers or of Redis.
+/// The longest stall of the machine in a failed row. With a longer one, a budget of 50 ms ends through no fault of the
+/// servers or of Redis, and the row is repeated.
 const STALL: Duration = Duration::from_millis(30);
 
-/// Watches how late a thread wakes that sleeps for a millisecond at a time.
+/// Measures stalls of the machine: how late a thread wakes that sleeps for a millisecond at a time.
 struct Stalls {
     is_over: Arc<AtomicBool>,
     watcher: std::thread::JoinHandle<Duration>,
@@ -199,18 +205,18 @@ impl Stalls {
     }
 }
 
-/// Puts the table into a document, in place of the one before.
+/// Replaces the table in a document.
 fn put(path: &Path, table: &str) -> Result<(), Failure> {
     const BEGIN: &str = "<!-- measured: load -->\n";
     const END: &str = "<!-- end -->";
     let document = std::fs::read_to_string(path)?;
-    let (before, rest) = document.split_once(BEGIN).ok_or("the document has no place for it")?;
-    let (_, after) = rest.split_once(END).ok_or("the place has no end")?;
+    let (before, rest) = document.split_once(BEGIN).ok_or("the document has no start marker")?;
+    let (_, after) = rest.split_once(END).ok_or("the document has no end marker")?;
     std::fs::write(path, format!("{before}{BEGIN}\n{table}\n{END}{after}"))?;
     Ok(())
 }
 
-/// Servers that share a Redis at a distance.
+/// Servers that share a remote Redis.
 struct Fleet {
     servers: Vec<Process>,
     round_trip: Duration,
@@ -222,7 +228,7 @@ struct Fleet {
 /// A server that runs until it is dropped.
 struct Process {
     child: Child,
-    /// Held open: a server that cannot write to its output fails.
+    /// Keeps the pipe of standard output open.
     _output: BufReader<ChildStdout>,
     http: String,
     config: PathBuf,
@@ -265,7 +271,7 @@ impl Drop for Process {
     }
 }
 
-/// One answer.
+/// One decision.
 #[derive(Clone, Debug)]
 struct Answer {
     sent: Instant,
@@ -291,12 +297,12 @@ impl Fleet {
             let mut client = Client::connect(&server.http).await?;
             let text = client.ask("GET /metrics", "").await?;
             let line = text.lines().find_map(|l| l.strip_prefix("tallygate_store_calls_total "));
-            calls += line.ok_or("no count of calls")?.trim().parse::<f64>()?;
+            calls += line.ok_or("the metrics have no count of calls")?.trim().parse::<f64>()?;
         }
         Ok(calls)
     }
 
-    /// Asks for a hot key for a while; a row of the table, and whether everything held.
+    /// Checks a hot key for a while. Returns a row of the table and whether every bound held.
     async fn measure(
         &self,
         kind: Kind,
@@ -313,7 +319,7 @@ impl Fleet {
         let mut tasks = Vec::new();
         for connection in 0..CONNECTIONS {
             let (http, key) = (self.servers[connection % SERVERS].http.clone(), key.clone());
-            // Spread over the pause, so that they come evenly.
+            // The callers start at different times, so that requests are evenly spaced.
             let mut next =
                 start + Duration::from_secs_f64(pause * connection as f64 / CONNECTIONS as f64);
             tasks.push(tokio::spawn(async move {
@@ -389,7 +395,8 @@ impl Fleet {
             () if !is_used => "QUOTA NOT USED",
             () => "held",
         };
-        let said: Vec<_> = sources.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let sources_text: Vec<_> =
+            sources.iter().map(|(name, count)| format!("{name} {count}")).collect();
         let decisions = (answers.len() + of_others.len()) as f64;
         let mut row = String::new();
         let _ = writeln!(
@@ -401,7 +408,7 @@ impl Fleet {
             answers.len(),
             excess,
             100.0 * share,
-            said.join(", "),
+            sources_text.join(", "),
             quantile_ms(answers, 0.5),
             quantile_ms(answers, 0.99),
             quantile_ms(of_others, 0.99),
@@ -411,8 +418,8 @@ impl Fleet {
     }
 }
 
-/// By how much the worst interval is above the bound (below it, if negative): of all intervals that begin when a request
-/// was sent and end when one was answered, those that certainly had their decision within.
+/// Returns by how much the worst interval exceeds the bound (negative if it stays below). An interval starts when a request
+/// was sent and ends when one was answered, and counts the decisions that certainly lie within it.
 fn worst_excess(allowed: &[&Answer], limit: f64, burst: f64) -> f64 {
     let mut by_end: Vec<_> = allowed.iter().map(|answer| (answer.received, answer.sent)).collect();
     by_end.sort_unstable();
@@ -437,13 +444,13 @@ fn quantile_ms(answers: &[Answer], quantile: f64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a place in a list"
+        reason = "an index of a list"
     )]
     let at = (took.len() as f64 * quantile) as usize;
     took.get(at.min(took.len().saturating_sub(1))).map_or(0.0, |took| took.as_secs_f64() * 1000.0)
 }
 
-/// A connection that speaks HTTP/1.1.
+/// An HTTP/1.1 connection.
 struct Client {
     stream: BufStream<TcpStream>,
     host: String,
@@ -462,7 +469,7 @@ impl Client {
         self.receive().await
     }
 
-    /// Sends all at once, and waits for all answers.
+    /// Sends all requests at once and waits for all replies.
     async fn check(&mut self, bodies: &[String]) -> Result<Vec<Answer>, Failure> {
         let sent = Instant::now();
         for body in bodies {
@@ -473,8 +480,9 @@ impl Client {
         for _ in bodies {
             let text = self.receive().await?;
             let json: serde_json::Value = serde_json::from_str(&text)?;
-            let allowed =
-                json["allowed"].as_bool().ok_or_else(|| format!("no decision: {text}"))?;
+            let allowed = json["allowed"]
+                .as_bool()
+                .ok_or_else(|| format!("the reply is not a decision: {text}"))?;
             let source = json["source"].as_str().unwrap_or_default().to_owned();
             answers.push(Answer { sent, received: Instant::now(), allowed, source });
         }

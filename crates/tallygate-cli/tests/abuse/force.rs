@@ -1,6 +1,6 @@
-//! Clients that try to get more than their quota, or to take it from others, by force alone.
+//! Tests hostile clients that try to get more than their quota, or to take the quota of others.
 //!
-//! Each test sends what a hostile client would send, and asserts the bound that `docs/operations.md` states.
+//! Each test sends the requests of such a client and checks the bound that `docs/operations.md` states.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ const API: &str = "[policies.api]\nlimit = 1000000\nwindow = \"1h\"\n";
 const MIB: u64 = 1024 * 1024;
 
 fn connect(served: &Served) -> TcpStream {
-    let stream = TcpStream::connect(served.resp()).expect("it listens");
+    let stream = TcpStream::connect(served.resp()).expect("the connection opens");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     stream
@@ -47,19 +47,20 @@ fn metric(served: &Served, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
 }
 
+/// Fault J2.
 #[test]
-fn j2_numbers_that_imply_a_life_of_years_are_denied_with_a_message() {
+fn limits_that_need_years_to_refill_are_rejected_with_a_message() {
     let served = Served::start(&[], Some(API));
     for numbers in
         ["1000000 1 4000 1000000", "1000000 1 4000", "0 1 604801", "9223372036854775807 1 1"]
     {
         let denied = exchange(&served, &format!("CL.THROTTLE k {numbers}\r\n"));
-        assert!(denied.starts_with("-ERR a key would take "), "{numbers}: {denied}");
-        assert!(denied.contains("use numbers that need at most 7days"), "{numbers}: {denied}");
+        assert!(denied.starts_with("-ERR a key would need "), "{numbers}: {denied}");
+        assert!(denied.contains("the maximum is 7d "), "{numbers}: {denied}");
     }
-    // A little above the bound does not read like the bound.
+    // A time just above the bound is not rounded to the bound.
     let denied = exchange(&served, "CL.THROTTLE k 604800000 1000000001 1000000000\r\n");
-    assert!(!denied.contains("would take 7days to"), "{denied}");
+    assert!(!denied.contains("would need 7d to"), "{denied}");
     assert!(exchange(&served, "CL.THROTTLE k 0 1 604800\r\n").starts_with("*5\r\n:0\r\n"));
     assert_eq!(metric(&served, "tallygate_keys_live{policy=\"CL.THROTTLE\"}"), 1);
     let override_ = r#"{"policy":"api","key":"a","limit":1,"window":"365d"}"#;
@@ -70,15 +71,16 @@ fn j2_numbers_that_imply_a_life_of_years_are_denied_with_a_message() {
     let longer = format!("{API}[limits]\nmax_time_to_fresh = \"30d\"\n");
     let served = Served::start(&[], Some(&longer));
     assert!(exchange(&served, "CL.THROTTLE k 0 1 2592000\r\n").starts_with("*5\r\n:0\r\n"));
-    assert!(exchange(&served, "CL.THROTTLE k 0 1 2592001\r\n").contains("at most 30days"));
+    assert!(exchange(&served, "CL.THROTTLE k 0 1 2592001\r\n").contains("the maximum is 30d "));
 
     let off = Served::start(&[], Some(&format!("{API}[cl_throttle]\nenabled = false\n")));
     let denied = exchange(&off, "CL.THROTTLE k 4 10 60\r\n");
-    assert!(denied.starts_with("-ERR CL.THROTTLE is turned off"), "{denied}");
+    assert!(denied.starts_with("-ERR CL.THROTTLE is disabled"), "{denied}");
 }
 
+/// Fault J2.
 #[test]
-fn j2_every_key_in_redis_expires_within_the_bound() {
+fn every_key_in_redis_expires_within_the_bound() {
     let redis = Server::start(Flavor::Redis);
     let served = Served::start(&["--store", &redis.url()], Some(API));
     let mut script = String::new();
@@ -96,9 +98,11 @@ fn j2_every_key_in_redis_expires_within_the_bound() {
     }
 }
 
-/// A new set of numbers with every command: each once kept a whole policy.
+/// Every command has other numbers. Each of them once stored a whole policy.
+///
+/// Fault J2.
 #[test]
-fn j2_numbers_that_change_take_the_memory_of_any_other_key() {
+fn changing_numbers_take_no_more_memory_than_other_keys() {
     const KEYS: u64 = 200_000;
     let options = ["--max-keys", "100000"];
     let served = Served::start(&options, Some(API));
@@ -120,8 +124,9 @@ fn j2_numbers_that_change_take_the_memory_of_any_other_key() {
     assert!(grown < 100_000 * 128 + 16 * MIB, "{grown} bytes for {live} keys");
 }
 
+/// Fault J4.
 #[test]
-fn j4_an_all_has_a_bound_that_can_be_configured() {
+fn an_all_has_a_bound_that_can_be_configured() {
     let all = |count: usize| {
         let items: Vec<_> =
             (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();
@@ -131,7 +136,7 @@ fn j4_an_all_has_a_bound_that_can_be_configured() {
     assert_eq!(post(served.http(), "/v1/check", &all(64)).status, 200);
     let denied = post(served.http(), "/v1/check", &all(65));
     assert_eq!(denied.status, 400);
-    assert!(denied.problem().contains("`all` has 65 items; send at most 64"), "{denied:?}");
+    assert!(denied.problem().contains("must have at most 64 items (got 65; "), "{denied:?}");
     assert_eq!(
         crate::http_client::remaining(served.http(), "api", "64"),
         1_000_000,
@@ -142,7 +147,7 @@ fn j4_an_all_has_a_bound_that_can_be_configured() {
     assert_eq!(post(more.http(), "/v1/check", &all(101)).status, 400);
 }
 
-/// The median time of some checks over one connection, in the order of their arrival.
+/// Returns the median time of checks over one connection.
 fn median(served: &Served, checks: usize) -> Duration {
     let mut client = Client::connect(served.http());
     let mut times: Vec<_> = (0..checks)
@@ -157,13 +162,13 @@ fn median(served: &Served, checks: usize) -> Duration {
     times[checks / 2]
 }
 
-/// Raises the limit of open files, and returns how many connections a test may hold: as many as it wants, or as many as the
-/// machine lets it have.
+/// Raises the limit of open files and returns how many connections a test may hold: at most as many as it wants and as
+/// the machine allows.
 fn connections(wanted: u64) -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("below the maximum");
-    // Other tests of this process have connections, too.
+    // Other tests in this process also have connections.
     let most = maximum.map_or(wanted, |maximum| wanted.min(maximum.saturating_sub(500)));
     assert!(most >= 400, "a limit of {maximum:?} open files is too low for this test");
     #[allow(clippy::print_stderr, reason = "a test that does less says so")]
@@ -173,9 +178,11 @@ fn connections(wanted: u64) -> u64 {
     most
 }
 
-/// Clients that never present a token, with the most expensive bytes that they may send.
+/// Clients without a token that send the most expensive bytes.
+///
+/// Fault J5.
 #[test]
-fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
+fn connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     let wanted = connections(3_000);
     let config = format!(
         "[auth]\ncheck = [\"env:CHECK\"]\n[limits]\nauth_timeout = \"12s\"\nmax_connections_per_address = 5000\n{API}"
@@ -186,7 +193,7 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     let mut open: Vec<_> = (0..wanted)
         .map(|_| {
             let mut stream = connect(&served);
-            // Whole lines of many words, and then a part of one, as long as may be.
+            // Complete lines of many words, then the longest possible part of one.
             stream.write_all(words.repeat(4).as_bytes()).unwrap();
             stream.write_all(&[b'x'; 3_000]).unwrap();
             stream
@@ -200,18 +207,18 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
             client
         })
         .collect();
-    // One reply of each says that all before it was read.
+    // One reply per connection shows that everything before it was read.
     for stream in &mut open {
         stream.read_exact(&mut [0; 16]).unwrap();
     }
     let grown = (served.resident_kib().saturating_sub(before)) * 1024;
-    // 32 KiB for a RESP connection, the largest head for one of HTTP: less than the formula says.
+    // 32 KiB for a RESP connection, the largest head for an HTTP connection: less than the formula.
     let most = wanted * 32 * 1024 + 50 * 160 * 1024 + 16 * MIB;
     assert!(grown < most, "{grown} bytes, more than {most}");
     let began = Instant::now();
     for stream in &mut open {
         let mut rest = String::new();
-        // A reset is an end as well: the server closed upon unread bytes.
+        // The connection may be reset, because the server closes it with unread bytes.
         let _ = stream.read_to_string(&mut rest);
     }
     for client in &mut heads {
@@ -220,14 +227,16 @@ fn j5_connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     let took = began.elapsed();
     assert!(took < Duration::from_secs(20), "closed after {took:?}");
     let long = exchange(&served, &format!("AUTH {}\r\n", "x".repeat(9_000)));
-    assert!(long.starts_with("-NOAUTH Authentication required: a command before AUTH"), "{long}");
+    assert!(long.starts_with("-NOAUTH Authentication required: before AUTH"), "{long}");
     let right = exchange(&served, "AUTH a-token-for-checks\r\nTG.CHECK api a\r\n");
     assert!(right.starts_with("+OK\r\n*6\r\n:1\r\n"), "{right}");
 }
 
-/// An idle connection keeps nothing of what a long line needed.
+/// An idle connection releases the memory of a long line.
+///
+/// Fault J5.
 #[test]
-fn j5_what_a_long_line_needed_is_given_back() {
+fn the_memory_of_a_long_line_is_released() {
     let wanted = connections(2_000);
     let config = format!("{API}[limits]\nmax_connections_per_address = 5000\n");
     let served = Served::start(&[], Some(&config));
@@ -252,8 +261,9 @@ fn j5_what_a_long_line_needed_is_given_back() {
     drop(open);
 }
 
+/// Fault J9.
 #[test]
-fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
+fn unlimited_reservations_leave_room_for_others_and_memory_bounded() {
     let config =
         format!("{API}[limits]\nmax_reservations = 2000\nmax_reservation_bytes = 4000000\n");
     let served = Served::start(&[], Some(&config));
@@ -263,14 +273,14 @@ fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
         client.send("POST /v1/reserve", &[], body.as_bytes());
         client.read().unwrap()
     };
-    // One key: a hundredth of all, of which one address has a quarter.
+    // A key has a hundredth of all reservations, and one address a quarter of that.
     let granted = (0..100).filter(|_| reserve("hot").status == 200).count();
     assert_eq!(granted, 5);
     let denied = reserve("hot");
     assert_eq!(denied.status, 429);
-    let expected = "your address has for this key as many open reservations";
+    let expected = "your address and this key have too many open reservations";
     assert!(denied.problem().starts_with(expected), "{denied:?}");
-    // One address: a tenth, whatever keys it invents.
+    // An address has a tenth of all, with any number of keys.
     let granted = (0..400).filter(|round| reserve(&format!("k{round}")).status == 200).count();
     assert_eq!(granted, 200 - 5);
     assert!(reserve("other").problem().starts_with("your address has"));
@@ -288,7 +298,7 @@ fn j9_reservations_without_end_leave_room_for_others_and_memory_bounded() {
     assert_eq!(metric(&served, "tallygate_reservations_open"), 200);
 }
 
-/// A client that may ask once blocked the reservations of another client's key for a day, and paid nothing.
+/// A client with a check token could once block the reservations of another client's key for a day at no cost.
 #[test]
 fn one_address_cannot_take_the_reservations_of_a_key_from_another() {
     let served = Served::start(&[], Some(&format!("{API}[limits]\nmax_reservations = 2000\n")));
@@ -300,7 +310,7 @@ fn one_address_cannot_take_the_reservations_of_a_key_from_another() {
     };
     let free = reserve("127.0.0.1", 0, 1_000);
     assert_eq!(free.status, 400, "{free:?}");
-    assert!(free.problem().starts_with("cost is 0; reserve at least 1"), "{free:?}");
+    assert!(free.problem().starts_with("cost must be at least 1 (got 0)"), "{free:?}");
     let long = reserve("127.0.0.1", 1, 3_600_001);
     assert_eq!(long.status, 400, "{long:?}");
     assert!(long.problem().contains("`max_reservation_ttl`"), "{long:?}");
@@ -323,8 +333,9 @@ fn settling_after_a_reset_names_the_reset() {
     assert!(denied.problem().starts_with("the client was reset"), "{denied:?}");
 }
 
+/// Fault J9.
 #[test]
-fn j9_a_settled_reservation_makes_room_and_ids_do_not_repeat() {
+fn a_settled_reservation_makes_room_and_ids_do_not_repeat() {
     let config = format!("{API}[limits]\nmax_reservations = 100\n");
     let served = Served::start(&[], Some(&config));
     let mut ids = std::collections::HashSet::new();
@@ -339,10 +350,12 @@ fn j9_a_settled_reservation_makes_room_and_ids_do_not_repeat() {
     }
 }
 
-/// With a hundred policies whose names are compared with each, an unknown name once took two milliseconds. It must cost about as
-/// much as any other error: here a wrong cost, over commands of the same length.
+/// An unknown name is compared with the names of a hundred policies, which once took two milliseconds. It must cost about
+/// as much as another error: an invalid cost in a command of the same length.
+///
+/// Fault J10.
 #[test]
-fn j10_unknown_names_by_the_thousand_cost_little() {
+fn thousands_of_unknown_names_cost_little() {
     const NAMES: usize = 5_000;
     let mut config = String::new();
     for number in 0..100 {
@@ -375,7 +388,7 @@ fn j10_unknown_names_by_the_thousand_cost_little() {
         }
     }
     let [unknown, long, wrong] = best;
-    // A few names are compared all the same, so that people see what they misspelled.
+    // A few names are still compared, so that the error suggests the right one.
     let most = 3 * wrong + Duration::from_millis(20);
     assert!(
         unknown < most && long < most,
@@ -385,11 +398,25 @@ fn j10_unknown_names_by_the_thousand_cost_little() {
     assert!(near.starts_with("-ERR no policy is named \"policy\""), "{near}");
 }
 
+/// Fault J14.
 #[test]
-fn j14_an_archive_with_many_clients_is_refused_in_bounded_memory() {
-    use std::io::Write as _;
+fn an_archive_with_many_clients_is_rejected_in_bounded_memory() {
     let config = "[backtest]\nmax_memory_bytes = 33554432\n";
     let served = Served::start(&[], Some(config));
+    let packed = archive_of_many_clients();
+    let path =
+        "/v1/backtest?policy=gcra+1/s&policy=sliding_window_log+1000/1h&policy=fixed_window+5/1h";
+    let mut client = Client::connect(served.http());
+    client.send(&format!("POST {path}"), &[], &packed);
+    let denied = client.read().expect("there is a reply");
+    assert_eq!(denied.status, 413, "{denied:?}");
+    assert!(denied.problem().contains("need more than 33554432 bytes of memory"), "{denied:?}");
+    let peak = served.peak_kib() * 1024;
+    assert!(peak < 150 * MIB, "{peak} bytes for a bound of 32 MiB");
+}
+
+/// A compressed log of two million clients.
+fn archive_of_many_clients() -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     for client in 0..2_000_000_u32 {
         let [_, b, c, d] = client.to_be_bytes();
@@ -397,28 +424,19 @@ fn j14_an_archive_with_many_clients_is_refused_in_bounded_memory() {
             format!("10.{b}.{c}.{d} - - [16/Nov/2026:06:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
         packed.write_all(line.as_bytes()).unwrap();
     }
-    let packed = packed.finish().unwrap();
-    let path =
-        "/v1/backtest?policy=gcra+1/s&policy=sliding_window_log+1000/1h&policy=fixed_window+5/1h";
-    let mut client = Client::connect(served.http());
-    client.send(&format!("POST {path}"), &[], &packed);
-    let denied = client.read().expect("a reply");
-    assert_eq!(denied.status, 413, "{denied:?}");
-    assert!(denied.problem().contains("33554432 bytes of memory for its clients"), "{denied:?}");
-    let peak = served.peak_kib() * 1024;
-    assert!(peak < 150 * MIB, "{peak} bytes for a bound of 32 MiB");
+    packed.finish().unwrap()
 }
 
-/// The numbers of the formula, by the names that it has for them.
+/// The numbers of the formula, by name.
 type Numbers = [(&'static str, u64)];
 
 /// Computes the formula of `docs/operations.md` as it is written there.
 fn documented_bound(numbers: &Numbers) -> u64 {
     let operations = include_str!("../../../../docs/operations.md");
-    let (_, rest) = operations.split_once("- **The worst case**").expect("it is stated");
+    let (_, rest) = operations.split_once("- **The worst case**").expect("the value is stated");
     let lines = rest.lines().skip_while(|line| !line.starts_with("      "));
     let lines = lines.take_while(|line| line.starts_with("      "));
-    // What a line counts is said behind the term, at a distance.
+    // Each line has a term, several spaces and an explanation.
     let terms: String = lines.map(|line| line.trim_start().split("   ").next().unwrap()).collect();
     let mut words = Vec::new();
     for word in terms.replace('(', " ( ").replace(')', " ) ").replace('+', " + ").split_whitespace()
@@ -427,7 +445,7 @@ fn documented_bound(numbers: &Numbers) -> u64 {
     }
     let mut words = words.iter().map(String::as_str).peekable();
     let sum = sum(&mut words, numbers);
-    assert_eq!(words.next(), None, "all of {terms:?} is understood");
+    assert_eq!(words.next(), None, "{terms:?} has unparsed terms");
     sum
 }
 
@@ -444,9 +462,9 @@ fn sum<'w>(words: &mut Peekable<impl Iterator<Item = &'w str>>, numbers: &Number
 fn product<'w>(words: &mut Peekable<impl Iterator<Item = &'w str>>, numbers: &Numbers) -> u64 {
     let mut product = 1;
     loop {
-        product *= match words.next().expect("a number") {
+        product *= match words.next().expect("the value is a number") {
             "(" => {
-                // No parentheses within others.
+                // There are no nested parentheses.
                 let inside: Vec<_> = words.by_ref().take_while(|word| *word != ")").collect();
                 sum(&mut inside.into_iter().peekable(), numbers)
             }
@@ -469,9 +487,9 @@ fn product<'w>(words: &mut Peekable<impl Iterator<Item = &'w str>>, numbers: &Nu
     }
 }
 
-/// The worst case of `docs/operations.md`, with limits of about a tenth and every attack at once.
+/// Runs every attack at once, with about a tenth of the default limits.
 #[test]
-fn the_worst_case_of_memory_is_what_the_documents_say() {
+fn the_worst_case_of_memory_stays_below_the_documented_formula() {
     const KEYS: u64 = 50_000;
     const HELD: u64 = 16 * MIB;
     const RESERVED: u64 = 8 * MIB;
@@ -482,7 +500,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     let wanted = connections(2_000);
     let config = format!(
         "{API}[limits]\nmax_connections = {wanted}\nmax_connections_per_address = {wanted}\n\
-         max_held_bytes = {HELD}\nmax_head_bytes = {HEAD}\nmax_reservation_bytes = {RESERVED}\n\
+         max_buffer_bytes = {HELD}\nmax_head_bytes = {HEAD}\nmax_reservation_bytes = {RESERVED}\n\
          max_reservations = {RESERVATIONS}\nmax_overrides = {OVERRIDES}\n\
          [backtest]\nmax_memory_bytes = {BACKTEST}\n",
     );
@@ -492,7 +510,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
         ("key_bytes", 2 * 128),
         ("max_connections", wanted),
         ("max_head_bytes", HEAD),
-        ("max_held_bytes", HELD),
+        ("max_buffer_bytes", HELD),
         ("threads", std::thread::available_parallelism().unwrap().get() as u64),
         ("max_streams", 100),
         ("max_http2_head_bytes", 16 * 1024),
@@ -501,7 +519,11 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
         ("max_overrides", OVERRIDES),
         ("max_memory_bytes", BACKTEST),
     ]);
-    assert_eq!(metric(&served, "tallygate_memory_bound_bytes"), bound, "as the server computes it");
+    assert_eq!(
+        metric(&served, "tallygate_memory_bound_bytes"),
+        bound,
+        "the server computes the same bound"
+    );
     let (mut checks, mut throttles) = (String::new(), String::new());
     for key in 0..4 * KEYS {
         let _ = write!(checks, "TG.CHECK api invented-{key} COST {}\r\n", 1 + key % 1000);
@@ -517,7 +539,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     for number in 0..OVERRIDES {
         assert_eq!(set(number).status, 200);
     }
-    assert_eq!(set(0).status, 200, "one that is there can be replaced");
+    assert_eq!(set(0).status, 200, "an existing override can be replaced");
     let denied = set(OVERRIDES);
     assert_eq!(denied.status, 409, "{denied:?}");
     assert!(denied.problem().contains("`max_overrides`"), "{denied:?}");
@@ -535,7 +557,7 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
                 .map(|_| {
                     let mut stream = connect(&served);
                     stream.write_all(line.as_bytes()).unwrap();
-                    // The room for a long line is given back with its reply: without it there is none for the next.
+                    // The memory of a long line is free after its reply; the next line needs it.
                     stream.read_exact(&mut [0; 16]).unwrap();
                     stream
                 })
@@ -562,16 +584,17 @@ fn the_worst_case_of_memory_is_what_the_documents_say() {
     });
     let peak = served.peak_kib() * 1024;
     assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
-    assert!(median(&served, 101) < Duration::from_millis(50), "it serves");
+    assert!(median(&served, 101) < Duration::from_millis(50), "the server is too slow");
 }
 
-/// Clients that hold all of `max_held_bytes` take nothing of the reserve for operators.
+/// Clients that use all of `max_buffer_bytes` take nothing from the reserve for operators.
 #[test]
 fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
     const BODY: usize = 1 << 20;
-    let config = format!("{API}[limits]\nmax_held_bytes = {}\nbody_timeout = \"60s\"\n", 4 * BODY);
+    let config =
+        format!("{API}[limits]\nmax_buffer_bytes = {}\nbody_timeout = \"60s\"\n", 4 * BODY);
     let served = Served::start(&[], Some(&config));
-    // Four bodies lack one byte each: so there is room for all of them, and for nothing else.
+    // Four bodies lack one byte each and fill the buffers.
     let held: Vec<_> = (0..4)
         .map(|address| {
             let mut client =
@@ -586,7 +609,7 @@ fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
         .collect();
     // Metrics are held in the reserve, so asking for them takes no room from the bodies that arrive.
     let since = Instant::now();
-    while metric(&served, "tallygate_held_bytes") < 4 * (BODY as u64 - 1) {
+    while metric(&served, "tallygate_buffer_bytes") < 4 * (BODY as u64 - 1) {
         assert!(since.elapsed() < PATIENCE, "the bodies are not counted");
     }
     assert_eq!(get(served.http(), "/openapi.json").status, 503, "no room for other replies");
@@ -600,13 +623,13 @@ fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
     for path in ["/metrics", "/v1/admin/overrides"] {
         let reply = get(served.http(), path);
         assert_eq!(reply.status, 200, "{path}: {reply:?}");
-        assert!(reply.body.len() > 1024, "{path} is larger than what is never counted");
+        assert!(reply.body.len() > 1024, "{path} is large enough to be counted");
     }
     assert_eq!(get(served.http(), "/openapi.json").status, 503, "the memory is still held");
     drop(held);
 }
 
-/// Reserves for an hour, 50 at a time, with another key of 4000 bytes each time.
+/// Makes reservations for an hour, 50 at a time, each with another key of 4000 bytes.
 fn reserve_without_end(served: &Served, address: u32, count: usize) {
     let mut client = Client::connect_from(&format!("127.0.1.{}", address + 1), served.http());
     for batch in 0..count / 50 {
@@ -621,9 +644,9 @@ fn reserve_without_end(served: &Served, address: u32, count: usize) {
     }
 }
 
-/// Limits under which the attacks on memory below would take many times the formula.
+/// Limits under which the attacks below would need many times the memory of the formula without protection.
 const SMALL_LIMITS: &str = "[limits]\nmax_connections = 500\nmax_connections_per_address = 500\n\
-    max_held_bytes = 16777216\nmax_head_bytes = 8192\nmax_reservation_bytes = 1048576\n\
+    max_buffer_bytes = 16777216\nmax_head_bytes = 8192\nmax_reservation_bytes = 1048576\n\
     max_reservations = 1000\nmax_overrides = 10\n[backtest]\nmax_memory_bytes = 1048576\n";
 
 #[track_caller]
@@ -632,7 +655,7 @@ fn assert_below(served: &Served, bound: u64) {
     assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
 }
 
-/// Each byte of a head refers to one field of the dynamic table, whose decoded copy takes a hundred bytes. No body comes.
+/// Each byte of a head refers to one field of the dynamic table, whose decoded copy takes a hundred bytes. There is no body.
 #[test]
 fn http2_heads_of_tiny_fields_stay_below_the_formula() {
     const REQUESTS: u32 = 100;
@@ -680,10 +703,10 @@ fn http2_heads_of_tiny_fields_stay_below_the_formula() {
     assert_below(&served, bound);
 }
 
-/// A connection that there is no memory for is closed with GOAWAY, before its heads are decoded.
+/// A connection without memory is closed with GOAWAY before its heads are decoded.
 #[test]
-fn an_http2_connection_without_memory_is_refused_with_goaway() {
-    let limits = "[limits]\nmax_held_bytes = 4194304\nmax_http2_head_bytes = 65536\n";
+fn an_http2_connection_without_memory_is_rejected_with_goaway() {
+    let limits = "[limits]\nmax_buffer_bytes = 4194304\nmax_http2_head_bytes = 65536\n";
     let served = Served::start(&[], Some(&format!("{API}{limits}")));
     let connect = || {
         let mut client = TcpStream::connect(served.http()).unwrap();
@@ -707,7 +730,7 @@ fn an_http2_connection_without_memory_is_refused_with_goaway() {
     while get(served.http(), "/metrics").status != 200 {
         assert!(began.elapsed() < PATIENCE, "the memory is not free again");
     }
-    assert_eq!(metric(&served, "tallygate_connections_refused_total{reason=\"memory\"}"), 1);
+    assert_eq!(metric(&served, "tallygate_connections_rejected_total{reason=\"buffers\"}"), 1);
 }
 
 /// Trailers are decoded like heads, and no handler reads them.
@@ -761,7 +784,7 @@ fn resp_pipelines_that_wait_for_redis_stay_below_the_formula() {
         }
         client.write_all(script.as_bytes()).unwrap();
     }
-    // Every command is answered, whatever the answer: all were read by then.
+    // Every command gets a reply, which shows that all were read.
     for client in &mut clients {
         let mut reply = [0; 1];
         client.read_exact(&mut reply).unwrap();

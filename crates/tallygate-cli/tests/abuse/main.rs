@@ -1,4 +1,4 @@
-//! A server under attack.
+//! Tests of a server under attack.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,26 +1,30 @@
-//! A Tallygate server as its users start it.
+//! Starts a Tallygate server for a test, as its users start it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tallygate_testkit::servers::wait_until;
 
 /// A server that runs until it is dropped.
 pub(crate) struct Served {
     child: Child,
-    /// Held open: a server whose output nobody can read would fail.
+    /// Keeps the pipe of standard output open.
     _output: BufReader<ChildStdout>,
-    /// The token that it printed, if it was started without a configuration.
+    /// The token that the server printed, if it was started without a configuration.
     one_time_token: Option<String>,
     http: String,
     resp: String,
+    /// Empty without a gRPC listener.
+    grpc: String,
     config: Option<PathBuf>,
     log: PathBuf,
 }
 
-/// Opens the admin verbs to a test, which comes over loopback, unless its configuration says otherwise.
+/// Adds `[admin] loopback = true` to a configuration without an `[admin]` table, so that a test may use the admin verbs.
 pub(crate) fn with_admin(config: &str) -> String {
     match config.contains("[admin]") {
         true => config.to_owned(),
@@ -28,17 +32,17 @@ pub(crate) fn with_admin(config: &str) -> String {
     }
 }
 
-/// How long a server may take to start and to stop.
+/// The most time that a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Served {
-    /// Starts the binary on free ports of loopback, and waits until it is ready. Without a configuration it serves the
-    /// demo policy.
+    /// Starts the binary on free loopback ports and waits until it is ready. Without a configuration, it serves the demo
+    /// policy.
     pub(crate) fn start(options: &[&str], config: Option<&str>) -> Self {
         Self::with_variables(options, config, &[])
     }
 
-    /// The same, by a shell that is told something first.
+    /// Starts the server from a shell that runs `prelude` first.
     pub(crate) fn after(prelude: &str, options: &[&str], config: Option<&str>) -> Self {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{prelude}; exec \"$0\" \"$@\""));
@@ -46,7 +50,7 @@ impl Served {
         Self::run(shell, options, config, None)
     }
 
-    /// The same, with variables in its environment.
+    /// Starts the server with environment variables.
     pub(crate) fn with_variables(
         options: &[&str],
         config: Option<&str>,
@@ -55,7 +59,7 @@ impl Served {
         Self::with_log(options, config, variables, None)
     }
 
-    /// The same, with something else for standard error than a file.
+    /// Starts the server with environment variables and another standard error than a file.
     pub(crate) fn with_log(
         options: &[&str],
         config: Option<&str>,
@@ -99,132 +103,151 @@ impl Served {
         let file = std::fs::File::create(&log).expect("the log is written");
         command.stderr(stderr.unwrap_or(file.into()));
         let mut child = command.spawn().expect("the binary starts");
-        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let (mut http, mut resp) = (String::new(), String::new());
+        let mut output = BufReader::new(child.stdout.take().expect("the stream is piped"));
+        let (mut http, mut resp, mut grpc) = (String::new(), String::new(), String::new());
+        let mut json_token = None;
         loop {
             let mut line = String::new();
-            output.read_line(&mut line).expect("it says where it listens");
+            output.read_line(&mut line).expect("the server prints its addresses");
+            // With `--log-format json`, everything is in one line.
+            if let Ok(object) = serde_json::from_str::<serde_json::Value>(&line) {
+                assert_eq!(object["status"], "ready", "unexpected line {line:?}");
+                let text = |name: &str| object[name].as_str().map(str::to_owned);
+                (http, resp) = (text("http").unwrap_or_default(), text("resp").unwrap_or_default());
+                grpc = text("grpc").unwrap_or_default();
+                json_token = text("admin_token");
+                break;
+            }
             match line.trim_end().split_once(' ') {
                 Some(("http", address)) => http = address.to_owned(),
                 Some(("resp", address)) => resp = address.to_owned(),
-                said => {
-                    assert_eq!(said, Some(("tallygate", "ready")), "it said {line:?}");
+                Some(("grpc", address)) => grpc = address.to_owned(),
+                other => {
+                    assert_eq!(other, Some(("tallygate", "ready")), "unexpected line {line:?}");
                     break;
                 }
             }
         }
         let is_demo = config.is_none() && !options.contains(&"--config");
         let one_time_token = is_demo.then(|| {
-            let mut lines = output.by_ref().lines().map(|line| line.expect("it goes on"));
+            if let Some(token) = json_token {
+                return token;
+            }
+            let mut lines = output.by_ref().lines().map(|line| line.expect("the output continues"));
             let token = lines.find_map(|line| {
-                line.trim().strip_prefix("admin token of this run: ").map(str::to_owned)
+                line.trim().strip_prefix("admin token for this run: ").map(str::to_owned)
             });
-            token.expect("a token")
+            token.expect("the server prints a token")
         });
-        Self { child, _output: output, one_time_token, http, resp, config, log }
+        Self { child, _output: output, one_time_token, http, resp, grpc, config, log }
     }
 
-    /// Where it listens for HTTP: `HOST:PORT` or `unix:/path`.
+    /// Returns the HTTP address: `HOST:PORT` or `unix:/path`.
     pub(crate) fn http(&self) -> &str {
         &self.http
     }
 
-    /// Where it listens for RESP.
+    /// Returns the RESP address.
     pub(crate) fn resp(&self) -> &str {
         &self.resp
     }
 
-    /// The port on which it listens for RESP.
-    pub(crate) fn resp_port(&self) -> &str {
-        self.resp.rsplit_once(':').expect("a port").1
+    /// Returns the gRPC address.
+    pub(crate) fn grpc(&self) -> &str {
+        assert!(!self.grpc.is_empty(), "the server was started with --grpc");
+        &self.grpc
     }
 
-    /// The admin token that it printed at startup.
+    /// Returns the RESP port.
+    pub(crate) fn resp_port(&self) -> &str {
+        self.resp.rsplit_once(':').expect("the address has a port").1
+    }
+
+    /// Returns the admin token that the server printed at startup.
     pub(crate) fn one_time_token(&self) -> &str {
         self.one_time_token.as_deref().expect("it was started without a configuration")
     }
 
-    /// The same; `None` if it was started with a configuration.
+    /// Returns the admin token, or `None` if the server was started with a configuration.
     pub(crate) fn printed_token(&self) -> Option<&str> {
         self.one_time_token.as_deref()
     }
 
-    /// Its configuration, to be changed.
+    /// Returns the path of the configuration file.
     pub(crate) fn config(&self) -> &Path {
-        self.config.as_deref().expect("it was started with one")
+        self.config.as_deref().expect("the server was started with a configuration")
     }
 
-    /// What it has logged so far.
+    /// Returns the log so far.
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).expect("a log")
+        std::fs::read_to_string(&self.log).expect("the log is readable")
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it holds in memory, in KiB.
+    /// Returns the resident memory, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         self.status("VmRSS:")
     }
 
-    /// The most that it ever held in memory, in KiB.
+    /// Returns the peak of resident memory, in KiB.
     pub(crate) fn peak_kib(&self) -> u64 {
         self.status("VmHWM:")
     }
 
     fn status(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
-        let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a size");
-        line.trim().trim_end_matches(" kB").parse().expect("a number")
+        let status = status.expect("the process is running");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .expect("the status has the field");
+        line.trim().trim_end_matches(" kB").parse().expect("the value is a number")
     }
 
-    /// How many files and connections it has open.
+    /// Returns the number of open files and connections.
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("the process is running")
+            .count()
     }
 
-    /// Waits until it has no more files and connections open than so many.
-    pub(crate) fn wait_for_descriptors(&self, most: usize) {
-        let started = Instant::now();
-        while self.descriptors() > most {
-            assert!(started.elapsed() < PATIENCE, "{} are open, not {most}", self.descriptors());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    /// Waits until the server has at most `max` files and connections open.
+    pub(crate) fn wait_for_descriptors(&self, max: usize) {
+        wait_until("descriptors are closed", PATIENCE, || self.descriptors() <= max);
     }
 
-    /// Sends a signal, by its name.
+    /// Sends a signal by its name.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.pid().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("kill runs");
         assert!(sent.success(), "SIG{name} was not sent");
     }
 
-    /// Waits for its end; the exit code.
-    pub(crate) fn ended(&mut self) -> Option<i32> {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it can be asked") {
-                return status.code();
-            }
-            assert!(started.elapsed() < PATIENCE, "it goes on");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    /// Waits until the server has exited and returns its exit code.
+    pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
+        let mut status = None;
+        wait_until("the server exits", PATIENCE, || {
+            status = self.child.try_wait().expect("the process status is readable");
+            status.is_some()
+        });
+        status.and_then(|status| status.code())
     }
 
-    /// Kills it, and leaves behind what it leaves behind.
+    /// Kills the server and keeps the sockets that it leaves behind.
     pub(crate) fn kill(mut self) {
         self.signal("KILL");
-        self.ended();
-        (self.http, self.resp) = (String::new(), String::new());
+        self.wait_for_exit();
+        (self.http, self.resp, self.grpc) = (String::new(), String::new(), String::new());
     }
 
-    /// Tells it to stop, and waits; the exit code.
+    /// Sends SIGTERM, waits for the exit and returns the exit code.
     pub(crate) fn stop(&mut self) -> Option<i32> {
         self.signal("TERM");
-        self.ended()
+        self.wait_for_exit()
     }
 }
 
@@ -233,7 +256,7 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            #[allow(clippy::print_stderr, reason = "whoever looks for a failure looks for this")]
+            #[allow(clippy::print_stderr, reason = "the log explains the failure")]
             {
                 eprintln!("the server logged:\n{}", self.log());
             }
@@ -242,10 +265,9 @@ impl Drop for Served {
         if let Some(path) = &self.config {
             let _ = std::fs::remove_file(path);
         }
-        // Killed, it could not do so itself.
-        for socket in
-            [&self.http, &self.resp].into_iter().filter_map(|one| one.strip_prefix("unix:"))
-        {
+        // A killed server does not remove its sockets.
+        let listeners = [&self.http, &self.resp, &self.grpc];
+        for socket in listeners.into_iter().filter_map(|one| one.strip_prefix("unix:")) {
             let _ = std::fs::remove_file(socket);
         }
     }

@@ -1,4 +1,4 @@
-//! Who is an administrator, and whose browser may call: proxies in their stock configuration, and pages of other sites.
+//! Tests which requests may administer: through proxies in their stock configuration, and from pages of other sites.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use std::io::{Read as _, Write as _};
@@ -58,14 +58,15 @@ fn socket(name: &str) -> String {
     format!("unix:{}", path.display())
 }
 
+/// Fault J11.
 #[test]
-fn j11_without_a_token_the_admin_verbs_are_closed_to_tcp() {
+fn without_a_token_the_admin_verbs_are_disabled_over_tcp() {
     let served = Served::start(&[], Some(CLOSED));
     for line in ADMIN_VERBS {
         for host in ["127.0.0.1", "localhost"] {
             let denied = ask(served.http(), line, &[("host", host)], "");
             assert_eq!(denied.status, 403, "{line}: {denied:?}");
-            assert!(denied.problem().starts_with("admin is closed"), "{denied:?}");
+            assert!(denied.problem().starts_with("admin requests are disabled"), "{denied:?}");
         }
     }
     let mut resp = TcpStream::connect(served.resp()).unwrap();
@@ -73,11 +74,12 @@ fn j11_without_a_token_the_admin_verbs_are_closed_to_tcp() {
     resp.write_all(b"TG.RESET api a\r\nTG.REFUND api a 1\r\nQUIT\r\n").unwrap();
     let mut replies = String::new();
     resp.read_to_string(&mut replies).unwrap();
-    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
+    assert_eq!(replies.matches("-NOPERM admin commands are disabled").count(), 2, "{replies}");
 }
 
+/// Fault J11.
 #[test]
-fn j11_the_servers_own_user_administers_over_a_unix_socket() {
+fn the_servers_own_user_administers_over_a_unix_socket() {
     let (http, resp) = (socket("admin-http"), socket("admin-resp"));
     let served = Served::start(&["--http", &http, "--resp", &resp], Some(CLOSED));
     let request = |more: &str| {
@@ -91,9 +93,11 @@ fn j11_the_servers_own_user_administers_over_a_unix_socket() {
     assert!(reset.starts_with("*6\r\n"), "{reset}");
 }
 
-/// As root, another user is `nobody`; else there is no other user to be.
+/// Runs only as root, with `nobody` as the other user.
+///
+/// Fault J11.
 #[test]
-fn j11_another_user_on_the_socket_is_not_the_operator() {
+fn another_user_on_the_socket_is_not_the_operator() {
     let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     if !is_root {
         return;
@@ -116,8 +120,9 @@ fn j11_another_user_on_the_socket_is_not_the_operator() {
     drop(served);
 }
 
+/// Fault J11.
 #[test]
-fn j11_without_a_configuration_the_printed_token_administers() {
+fn without_a_configuration_the_printed_token_administers() {
     let served = Served::start(&[], None);
     assert_eq!(ask(served.http(), "GET /v1/policies", &[], "").status, 401);
     let wrong = [("authorization", "Bearer 0000000000000000")];
@@ -145,7 +150,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a free port of loopback, with a configuration made of its address and a folder of its own.
+    /// Starts a proxy on a free loopback port. The configuration gets its address and a directory for the proxy.
     fn start(
         name: &str,
         binary: &str,
@@ -191,7 +196,7 @@ impl Proxy {
         })
     }
 
-    /// haproxy with a frontend and a backend, and the timeouts that it asks for.
+    /// haproxy with a frontend, a backend and the timeouts that it requires.
     fn haproxy(mode: &str, to: &str) -> Self {
         let name = format!("haproxy-{mode}");
         Self::start(&name, "/usr/sbin/haproxy", &["-db", "-f"], |address, _| {
@@ -217,40 +222,45 @@ impl Proxy {
     }
 }
 
-/// Asserts that the admin verbs are closed through a proxy by whatever host the client names, and that checks are not.
-fn is_closed_through(proxy: &Proxy) {
+/// Asserts that the admin verbs are denied through a proxy with every host name, and that checks are allowed.
+fn admin_is_denied_through(proxy: &Proxy) {
     for line in ADMIN_VERBS {
         for host in ["example.com", "localhost", "127.0.0.1", &*proxy.address] {
             let denied = ask(&proxy.address, line, &[("host", host)], "");
-            // A public name that a proxy hands on is not even asked for a role.
+            // A public host name is rejected before the role is checked.
             let is_public = denied.status == 421 && host == "example.com";
             assert!(is_public || denied.status == 403, "{line} {host}: {denied:?}");
         }
     }
-    assert_eq!(post(&proxy.address, "/v1/check", CHECK).status, 200, "checks go through");
+    assert_eq!(post(&proxy.address, "/v1/check", CHECK).status, 200, "checks are allowed");
 }
 
+/// Fault J11.
 #[test]
-fn j11_a_stock_nginx_makes_nobody_the_operator() {
+fn a_stock_nginx_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    is_closed_through(&Proxy::nginx(served.http()));
+    admin_is_denied_through(&Proxy::nginx(served.http()));
 }
 
+/// Fault J11.
 #[test]
-fn j11_a_stock_haproxy_makes_nobody_the_operator() {
+fn a_stock_haproxy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    is_closed_through(&Proxy::haproxy("http", served.http()));
+    admin_is_denied_through(&Proxy::haproxy("http", served.http()));
 }
 
+/// Fault J11.
 #[test]
-fn j11_a_stock_caddy_makes_nobody_the_operator() {
+fn a_stock_caddy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    is_closed_through(&Proxy::caddy(served.http()));
+    admin_is_denied_through(&Proxy::caddy(served.http()));
 }
 
-/// A proxy for TCP hands on bytes: in front of RESP, and of HTTP.
+/// A TCP proxy forwards bytes, in front of RESP and of HTTP.
+///
+/// Fault J11.
 #[test]
-fn j11_a_proxy_for_tcp_makes_nobody_the_operator() {
+fn a_tcp_proxy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
     let proxy = Proxy::haproxy("tcp", served.resp());
     let mut resp = TcpStream::connect(&proxy.address).unwrap();
@@ -258,15 +268,17 @@ fn j11_a_proxy_for_tcp_makes_nobody_the_operator() {
     resp.write_all(b"TG.RESET api a\r\nTG.REFUND api a 1\r\nTG.CHECK api a\r\nQUIT\r\n").unwrap();
     let mut replies = String::new();
     resp.read_to_string(&mut replies).unwrap();
-    assert_eq!(replies.matches("-NOPERM admin is closed").count(), 2, "{replies}");
-    assert!(replies.contains("*6\r\n:1\r\n"), "checks go through: {replies}");
+    assert_eq!(replies.matches("-NOPERM admin commands are disabled").count(), 2, "{replies}");
+    assert!(replies.contains("*6\r\n:1\r\n"), "checks are allowed: {replies}");
     drop(proxy);
-    is_closed_through(&Proxy::haproxy("tcp", served.http()));
+    admin_is_denied_through(&Proxy::haproxy("tcp", served.http()));
 }
 
 /// `[admin] loopback = true` is documented as unsafe with a proxy on the same machine. An admin token makes it safe.
+///
+/// Fault J11.
 #[test]
-fn j11_with_an_admin_token_a_proxy_on_the_same_machine_makes_nobody_the_operator() {
+fn with_an_admin_token_a_proxy_on_the_same_machine_makes_no_client_the_operator() {
     let config = format!("{OPEN}[auth]\nadmin = [\"env:ADMIN\"]\n");
     let served = Served::with_variables(&[], Some(&config), &[("ADMIN", "a-token-for-the-admin")]);
     let proxy = Proxy::haproxy("http", served.http());
@@ -284,15 +296,16 @@ fn j11_with_an_admin_token_a_proxy_on_the_same_machine_makes_nobody_the_operator
     assert!(replies.starts_with("-NOAUTH"), "{replies}");
 }
 
-/// Sends a request as it is; `None` where the server closed the connection.
+/// Sends a raw request. Returns `None` if the server closed the connection.
 fn raw(served: &Served, request: &str) -> Option<Reply> {
     let mut client = Client::connect(served.http());
     client.write(request.as_bytes()).unwrap();
     client.read()
 }
 
+/// Fault J12.
 #[test]
-fn j12_a_page_of_another_site_charges_changes_and_reads_nothing() {
+fn a_page_of_another_site_charges_changes_and_reads_nothing() {
     let served = Served::start(&[], Some(OPEN));
     let own = format!("http://{}", served.http());
     let foreign: [&[(&str, &str)]; 7] = [
@@ -317,13 +330,22 @@ fn j12_a_page_of_another_site_charges_changes_and_reads_nothing() {
     assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
     assert_eq!(remaining(served.http(), "api", "127.0.0.1"), 5, "nothing was charged");
     let page = [("origin", &*own), ("host", served.http()), ("sec-fetch-site", "same-origin")];
-    assert_eq!(ask(served.http(), "POST /v1/check", &page, CHECK).status, 200, "its own page may");
+    assert_eq!(
+        ask(served.http(), "POST /v1/check", &page, CHECK).status,
+        200,
+        "the server's own page is allowed"
+    );
     let typed = [("sec-fetch-site", "none")];
-    assert_eq!(ask(served.http(), "GET /metrics", &typed, "").status, 200, "a person may");
+    assert_eq!(
+        ask(served.http(), "GET /metrics", &typed, "").status,
+        200,
+        "an address that a user typed is allowed"
+    );
 }
 
+/// Fault J12.
 #[test]
-fn j12_a_public_name_that_leads_here_opens_nothing_unless_it_is_listed() {
+fn a_public_host_name_is_denied_unless_it_is_listed() {
     let served = Served::start(&[], Some(OPEN));
     let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
     for fields in [&rebound[..1], &rebound] {
@@ -340,8 +362,9 @@ fn j12_a_public_name_that_leads_here_opens_nothing_unless_it_is_listed() {
     assert_eq!(ask(served.http(), "GET /metrics", &named[..1], "").status, 200);
 }
 
+/// Fault J12.
 #[test]
-fn j12_a_request_that_names_two_hosts_is_denied() {
+fn a_request_that_names_two_hosts_is_denied() {
     let served = Served::start(&[], Some(OPEN));
     let length = CHECK.len();
     for head in [
@@ -350,16 +373,16 @@ fn j12_a_request_that_names_two_hosts_is_denied() {
         "POST http://localhost/v1/check HTTP/1.1\r\nhost: evil.example\r\n",
     ] {
         let denied = raw(&served, &format!("{head}content-length: {length}\r\n\r\n{CHECK}"));
-        let denied = denied.expect("a reply");
+        let denied = denied.expect("there is a reply");
         assert_eq!(denied.status, 400, "{head}: {denied:?}");
     }
     let twice = "PUT /v1/admin/overrides HTTP/1.1\r\nhost: localhost\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(raw(&served, twice).expect("a reply").status, 400);
+    assert_eq!(raw(&served, twice).expect("there is a reply").status, 400);
     assert_eq!(remaining(served.http(), "api", "a"), 5, "nothing was charged");
 }
 
 #[test]
-fn a_proxy_may_hand_on_what_its_clients_browser_sent() {
+fn a_proxy_may_forward_the_headers_of_its_clients_browser() {
     let config = format!("trusted_proxies = [\"127.0.0.1/32\"]\n{OPEN}");
     let trusting = Served::start(&[], Some(&config));
     let plain = Served::start(&[], Some(OPEN));
@@ -376,18 +399,22 @@ fn a_proxy_may_hand_on_what_its_clients_browser_sent() {
     assert_eq!(ask(trusting.http(), "GET /v1/authorize/api", &public, "").status, 200);
     let old =
         "GET /v1/authorize/api HTTP/1.0\r\nhost: shop.example\r\norigin: https://a.example\r\n\r\n";
-    assert_eq!(raw(&plain, old).expect("a reply").status, 200, "no browser speaks HTTP/1.0");
+    assert_eq!(
+        raw(&plain, old).expect("there is a reply").status,
+        200,
+        "no browser speaks HTTP/1.0"
+    );
 }
 
-/// nginx calls by HTTP/1.0 and adds no forwarding field, unless it is configured otherwise.
+/// By default, nginx uses HTTP/1.0 and adds no forwarding field.
 #[test]
-fn a_proxy_that_calls_by_http_1_0_is_no_administrator() {
+fn a_proxy_that_uses_http_1_0_is_not_the_operator() {
     let served = Served::start(&[], Some(OPEN));
     for line in ADMIN_VERBS {
         let mut client = Client::connect(served.http());
         let request = format!("{line} HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n");
         client.write(request.as_bytes()).unwrap();
-        let denied = client.read().expect("a reply");
+        let denied = client.read().expect("there is a reply");
         assert_eq!(denied.status, 403, "{line}: {denied:?}");
         for field in ["via", "forwarded", "x-real-ip", "x-forwarded-for", "x-forwarded-proto"] {
             let denied = ask(served.http(), line, &[(field, "1")], "");
@@ -406,7 +433,7 @@ fn a_request_without_a_plain_host_charges_and_changes_nothing() {
             let length = CHECK.len();
             let head = format!("{line} HTTP/1.1\r\n{host}content-length: {length}\r\n\r\n{CHECK}");
             client.write(head.as_bytes()).unwrap();
-            let denied = client.read().expect("a reply");
+            let denied = client.read().expect("there is a reply");
             assert_eq!(denied.status, 400, "{line} {host:?}: {denied:?}");
             assert_eq!(denied.field("connection"), Some("close"), "the body is not read");
         }
@@ -415,7 +442,7 @@ fn a_request_without_a_plain_host_charges_and_changes_nothing() {
 }
 
 #[test]
-fn a_reply_to_a_request_whose_body_is_not_read_says_that_the_connection_closes() {
+fn a_reply_to_an_unread_body_announces_that_the_connection_closes() {
     let served = Served::start(&[], Some(CLOSED));
     for (line, status) in [
         ("POST /livez", 405),
@@ -430,9 +457,9 @@ fn a_reply_to_a_request_whose_body_is_not_read_says_that_the_connection_closes()
     let mut client = Client::connect(served.http());
     for _ in 0..2 {
         client.send("POST /v1/check", &[], CHECK.as_bytes());
-        let reply = client.read().expect("a reply");
+        let reply = client.read().expect("there is a reply");
         assert_eq!((reply.status, reply.field("connection")), (200, None));
         client.send("GET /livez", &[], b"");
-        assert_eq!(client.read().expect("a reply").field("connection"), None);
+        assert_eq!(client.read().expect("there is a reply").field("connection"), None);
     }
 }

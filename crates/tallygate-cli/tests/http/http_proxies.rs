@@ -1,4 +1,4 @@
-//! Real proxies in front of a small site, with Tallygate as the gate: nginx by `auth_request`, Caddy by `forward_auth`.
+//! Tests real proxies that ask Tallygate about each request: nginx with `auth_request`, Caddy with `forward_auth`.
 //!
 //! `scripts/install-test-proxies` installs them.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
@@ -11,12 +11,22 @@ use std::time::{Duration, Instant};
 use crate::common::Served;
 use crate::http_client::Reply;
 
-/// The proxy comes from 127.0.0.1, clients from 127.0.0.2.
+/// The proxy has the address 127.0.0.1, clients have 127.0.0.2.
 const CONFIG: &str = r#"
     trusted_proxies = ["127.0.0.1/32"]
     [policies.site]
     limit = 2
     window = "1h"
+    key = "ip"
+    [policies.by_key]
+    limit = 2
+    window = "1h"
+    key = "header:x-api-key"
+    [policies.smooth]
+    algorithm = "leaky_bucket"
+    limit = 5
+    window = "1s"
+    burst = 5
     key = "ip"
 "#;
 
@@ -30,7 +40,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Starts it with a configuration, which is told an address to listen on and a directory of its own.
+    /// Starts a proxy. `configuration` gets the address to listen on and a directory for the proxy.
     fn start(
         binary: &Path,
         options: &[&str],
@@ -40,12 +50,13 @@ impl Proxy {
         let name = binary.file_name().unwrap().display();
         let directory = format!("tallygate-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(directory);
-        std::fs::create_dir_all(&directory).expect("a directory");
-        // Free just now, and nearly surely still when the proxy takes it.
+        std::fs::create_dir_all(&directory).expect("the directory exists");
+        // This port is free now and very probably still when the proxy binds it.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let address = address.expect("a free port").to_string();
+        let address = address.expect("a port is free").to_string();
         let path = directory.join(file);
-        std::fs::write(&path, config(&address, &directory.display().to_string())).expect("written");
+        std::fs::write(&path, config(&address, &directory.display().to_string()))
+            .expect("the file is written");
         let child = Command::new(binary)
             .args(options)
             .arg(&path)
@@ -58,7 +69,7 @@ impl Proxy {
         let mut proxy = Self { child, address, directory };
         let started = Instant::now();
         while TcpStream::connect(&proxy.address).is_err() {
-            let ended = proxy.child.try_wait().expect("it can be asked");
+            let ended = proxy.child.try_wait().expect("the process status is readable");
             assert!(
                 ended.is_none() && started.elapsed() < PATIENCE,
                 "{name} does not listen: {ended:?}"
@@ -77,7 +88,8 @@ impl Drop for Proxy {
     }
 }
 
-fn nginx(served: &Served) -> Proxy {
+/// Starts nginx. `asked` is the policy and the parameters of `/v1/authorize`.
+fn nginx(served: &Served, asked: &str) -> Proxy {
     let binary = ["/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/bin/nginx"]
         .into_iter()
         .map(Path::new)
@@ -105,17 +117,17 @@ fn nginx(served: &Served) -> Proxy {
                         auth_request_set $remaining $upstream_http_x_ratelimit_remaining;
                         auth_request_set $retry_after $upstream_http_retry_after;
                         add_header X-RateLimit-Remaining $remaining always;
-                        error_page 403 = @refused;
+                        error_page 403 = @denied;
                         try_files /hello.txt =404;
                         root {directory};
                     }}
-                    location @refused {{
+                    location @denied {{
                         add_header Retry-After $retry_after always;
                         return 429 "slow down";
                     }}
                     location = /gate {{
                         internal;
-                        proxy_pass http://{gate}/v1/authorize/site?deny=403;
+                        proxy_pass http://{gate}/v1/authorize/{asked};
                         proxy_pass_request_body off;
                         proxy_set_header Content-Length "";
                         proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -127,7 +139,7 @@ fn nginx(served: &Served) -> Proxy {
     })
 }
 
-fn caddy(served: &Served) -> Proxy {
+fn caddy(served: &Served, asked: &str) -> Proxy {
     let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-servers/caddy");
     let binary = std::fs::canonicalize(binary)
         .expect("caddy is installed: run scripts/install-test-proxies");
@@ -147,7 +159,7 @@ fn caddy(served: &Served) -> Proxy {
             http://{address} {{
                 route {{
                     forward_auth {gate} {{
-                        uri /v1/authorize/site
+                        uri /v1/authorize/{asked}
                         copy_headers X-RateLimit-Remaining
                     }}
                     respond "hello, {{header.X-RateLimit-Remaining}} left"
@@ -158,7 +170,7 @@ fn caddy(served: &Served) -> Proxy {
     })
 }
 
-/// Asks for the site from an address that is not the proxy's, and says that it is another one every time.
+/// Requests the site from another address than the proxy's, with a different forged address each time.
 fn visit(proxy: &Proxy, forged: u8) -> Reply {
     let shown = Command::new("curl")
         .args(["-sS", "-i", "--interface", "127.0.0.2"])
@@ -167,38 +179,74 @@ fn visit(proxy: &Proxy, forged: u8) -> Reply {
         .output()
         .expect("curl runs");
     assert!(shown.status.success(), "{shown:?}");
-    Reply::shown(&String::from_utf8(shown.stdout).expect("UTF-8"))
+    Reply::parse(&String::from_utf8(shown.stdout).expect("the text is UTF-8"))
 }
 
 #[test]
-fn nginx_passes_and_refuses_by_auth_request() {
+fn nginx_allows_and_denies_with_auth_request() {
     let served = Served::start(&[], Some(CONFIG));
-    let proxy = nginx(&served);
+    let proxy = nginx(&served, "site?deny=403");
     std::fs::write(proxy.directory.join("hello.txt"), "hello").unwrap();
     for (forged, left) in [(1, "1"), (2, "0")] {
         let passed = visit(&proxy, forged);
         assert_eq!((passed.status, &*passed.body), (200, "hello"));
         assert_eq!(passed.field("X-RateLimit-Remaining"), Some(left));
     }
-    let refused = visit(&proxy, 3);
-    assert_eq!((refused.status, &*refused.body), (429, "slow down"));
-    let wait: u64 = refused.field("Retry-After").unwrap().parse().unwrap();
+    let denied = visit(&proxy, 3);
+    assert_eq!((denied.status, &*denied.body), (429, "slow down"));
+    let wait: u64 = denied.field("Retry-After").unwrap().parse().unwrap();
     assert!((1700..=1800).contains(&wait), "{wait}");
 }
 
 #[test]
-fn caddy_passes_and_refuses_by_forward_auth() {
+fn caddy_allows_and_denies_with_forward_auth() {
     let served = Served::start(&[], Some(CONFIG));
-    let proxy = caddy(&served);
+    let proxy = caddy(&served, "site");
     for (forged, left) in [(1, "hello, 1 left"), (2, "hello, 0 left")] {
         let passed = visit(&proxy, forged);
         assert_eq!((passed.status, &*passed.body), (200, left));
     }
-    let refused = visit(&proxy, 3);
-    assert_eq!(refused.status, 429);
-    assert_eq!(refused.field("Content-Type"), Some("application/problem+json"));
-    assert_eq!(refused.field("X-RateLimit-Remaining"), Some("0"));
-    let wait: u64 = refused.field("Retry-After").unwrap().parse().unwrap();
+    let denied = visit(&proxy, 3);
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.field("Content-Type"), Some("application/problem+json"));
+    assert_eq!(denied.field("X-RateLimit-Remaining"), Some("0"));
+    let wait: u64 = denied.field("Retry-After").unwrap().parse().unwrap();
     assert!((1700..=1800).contains(&wait), "{wait}");
-    assert_eq!(refused.json()["violated-policies"][0], "site");
+    assert_eq!(denied.json()["violated-policies"][0], "site");
+}
+
+/// A request without the key is not a denial.
+#[test]
+fn proxies_pass_on_that_the_key_is_missing() {
+    let served = Served::start(&[], Some(CONFIG));
+    for proxy in [nginx(&served, "by_key?deny=403"), caddy(&served, "by_key")] {
+        assert_eq!(visit(&proxy, 1).status, 401);
+    }
+}
+
+/// The server holds the answers, so the proxy forwards a burst of 5 at 5 per second.
+#[test]
+fn proxies_forward_evenly_if_the_answers_are_held() {
+    let served = Served::start(&[], Some(CONFIG));
+    let proxy = nginx(&served, "smooth?deny=403&hold_ms=2000");
+    std::fs::write(proxy.directory.join("hello.txt"), "hello").unwrap();
+    let began = Instant::now();
+    let mut times: Vec<_> = std::thread::scope(|scope| {
+        let visits: Vec<_> = (0..5)
+            .map(|forged| {
+                let proxy = &proxy;
+                scope.spawn(move || {
+                    assert_eq!(visit(proxy, forged).status, 200);
+                    began.elapsed()
+                })
+            })
+            .collect();
+        visits.into_iter().map(|visit| visit.join().expect("the thread does not panic")).collect()
+    });
+    times.sort();
+    // The last of them waits for four others, 200 ms each. Rounding and the time between them take a part.
+    assert!(times[4] >= Duration::from_millis(700), "{times:?}");
+    drop(proxy);
+    let proxy = caddy(&served, "smooth?hold_ms=2000");
+    assert!([200, 429].contains(&visit(&proxy, 1).status));
 }

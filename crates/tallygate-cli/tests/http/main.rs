@@ -1,4 +1,4 @@
-//! HTTP: the API, its faults, proxies in front of it, and who may administer.
+//! Tests of HTTP: the API, its faults, proxies in front of it, and administrators.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! HTTP as it is on the wire: what is sent is said in full, what comes back is read in full.
+//! A minimal HTTP/1.1 client that shows requests and replies as they are on the wire.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
@@ -10,12 +10,12 @@ use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection that is kept.
+/// A keep-alive connection.
 pub(crate) struct Client {
     stream: BufReader<TcpStream>,
 }
 
-/// What came back.
+/// A reply.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -25,21 +25,24 @@ pub(crate) struct Reply {
 
 impl Client {
     pub(crate) fn connect(address: &str) -> Self {
-        let stream = TcpStream::connect(address).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        let stream = TcpStream::connect(address).expect("the connection opens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is set");
+        stream.set_write_timeout(Some(PATIENCE)).expect("the timeout is set");
         Self { stream: BufReader::new(stream) }
     }
 
-    /// The same, from another address of loopback.
+    /// Connects from another loopback address.
     pub(crate) fn connect_from(source: &str, address: &str) -> Self {
         use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-        let source: std::net::IpAddr = source.parse().expect("an address");
-        bind(&socket, &std::net::SocketAddr::from((source, 0))).expect("an address of loopback");
-        connect(&socket, &address.parse::<std::net::SocketAddr>().unwrap()).expect("it listens");
+        let socket =
+            socket(AddressFamily::INET, SocketType::STREAM, None).expect("the socket is created");
+        let source: std::net::IpAddr = source.parse().expect("the address is valid");
+        bind(&socket, &std::net::SocketAddr::from((source, 0)))
+            .expect("the loopback address is bound");
+        connect(&socket, &address.parse::<std::net::SocketAddr>().unwrap())
+            .expect("the connection opens");
         let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is set");
         Self { stream: BufReader::new(stream) }
     }
 
@@ -59,17 +62,17 @@ impl Client {
         }
         request.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
         request.extend_from_slice(body);
-        self.write(&request).expect("it reads");
+        self.write(&request).expect("the write succeeds");
     }
 
-    /// Reads a reply; `None` if the connection was closed instead.
+    /// Reads a reply. Returns `None` if the server closed the connection.
     pub(crate) fn read(&mut self) -> Option<Reply> {
         let mut line = String::new();
         if self.stream.read_line(&mut line).ok()? == 0 {
             return None;
         }
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.unwrap_or_else(|| panic!("{line:?} is no status line"));
+        let status = status.unwrap_or_else(|| panic!("{line:?} is not a status line"));
         let mut fields = Vec::new();
         loop {
             let mut line = String::new();
@@ -84,37 +87,38 @@ impl Client {
         let length = reply.field("content-length").map_or(0, |length| length.parse().unwrap());
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).ok()?;
-        reply.body = String::from_utf8(body).expect("UTF-8");
+        reply.body = String::from_utf8(body).expect("the text is UTF-8");
         Some(reply)
     }
 
-    /// Waits until it is told to go on with a body that was announced.
-    pub(crate) fn go_on(&mut self) {
+    /// Waits for `100 Continue`.
+    pub(crate) fn wait_for_continue(&mut self) {
         let (mut line, mut end) = (String::new(), String::new());
-        self.stream.read_line(&mut line).expect("a line");
-        self.stream.read_line(&mut end).expect("a line");
+        self.stream.read_line(&mut line).expect("there is a line");
+        self.stream.read_line(&mut end).expect("there is a line");
         assert_eq!((line.trim_end(), end.trim_end()), ("HTTP/1.1 100 Continue", ""));
     }
 
-    /// Whether the server has closed the connection.
+    /// Returns whether the server has closed the connection.
     pub(crate) fn is_closed(&mut self) -> bool {
         match self.stream.fill_buf() {
             Ok(rest) => rest.is_empty(),
-            // Nothing came in time: it is open.
+            // The read timed out: the connection is open.
             Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
         }
     }
 }
 
 impl Reply {
-    /// A reply as `curl -i` shows it.
-    pub(crate) fn shown(text: &str) -> Self {
+    /// Parses a reply as `curl -i` prints it.
+    pub(crate) fn parse(text: &str) -> Self {
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
         let mut lines = head.split("\r\n");
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status");
+        let status =
+            lines.next().and_then(|line| line.split(' ').nth(1)).expect("there is a status");
         let fields = lines.filter_map(|line| line.split_once(": "));
         Self {
-            status: status.parse().expect("a number"),
+            status: status.parse().expect("the value is a number"),
             fields: fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             body: body.to_owned(),
         }
@@ -129,21 +133,21 @@ impl Reply {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What a problem says, which must be one.
+    /// Returns the detail of a problem, and checks that the reply is one.
     #[track_caller]
     pub(crate) fn problem(&self) -> String {
         assert_eq!(self.field("content-type"), Some("application/problem+json"), "{self:?}");
         let json = self.json();
         assert_eq!(json["status"], self.status, "{self:?}");
         assert!(json["type"].is_string() && json["title"].is_string(), "{self:?}");
-        json["detail"].as_str().expect("a detail").to_owned()
+        json["detail"].as_str().expect("the problem has a detail").to_owned()
     }
 }
 
 pub(crate) fn ask(address: &str, line: &str, fields: &[(&str, &str)], body: &str) -> Reply {
     let mut client = Client::connect(address);
     client.send(line, fields, body.as_bytes());
-    client.read().expect("a reply")
+    client.read().expect("there is a reply")
 }
 
 pub(crate) fn get(address: &str, path: &str) -> Reply {
@@ -154,7 +158,7 @@ pub(crate) fn post(address: &str, path: &str, body: &str) -> Reply {
     ask(address, &format!("POST {path}"), &[], body)
 }
 
-/// What is left to a client, by a look.
+/// Returns the remaining units of a client with a peek.
 #[track_caller]
 pub(crate) fn remaining(address: &str, policy: &str, key: &str) -> u64 {
     let body = serde_json::json!({ "policy": policy, "key": key, "cost": 0 }).to_string();

@@ -1,4 +1,4 @@
-//! `tallygate replay --store`: the same traces through real servers, to the same answers.
+//! Tests `tallygate replay --store`: real servers decide the traces and give the same results as memory.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -11,26 +11,32 @@ fn replay(options: &[&str], input: &str) -> Output {
     command.arg("replay").args(options);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
+    let mut stdin = child.stdin.take().expect("the stream is piped");
     let input = input.to_owned();
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the process ends");
     writer.join().expect("the writer ends");
     output
 }
 
-/// Without the store and with it: the same lines, the same message, the same exit code.
+/// Checks that a replay gives the same output, message and exit code with and without the store.
 #[track_caller]
 fn same(store: &str, options: &[&str], input: &str) {
-    let here = replay(options, input);
-    let there = replay(&[options, &["--store", store]].concat(), input);
-    assert_eq!(String::from_utf8_lossy(&here.stderr), String::from_utf8_lossy(&there.stderr));
-    assert_eq!(String::from_utf8_lossy(&here.stdout), String::from_utf8_lossy(&there.stdout));
-    assert_eq!(here.status, there.status);
+    let in_memory = replay(options, input);
+    let in_store = replay(&[options, &["--store", store]].concat(), input);
+    assert_eq!(
+        String::from_utf8_lossy(&in_memory.stderr),
+        String::from_utf8_lossy(&in_store.stderr)
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&in_memory.stdout),
+        String::from_utf8_lossy(&in_store.stdout)
+    );
+    assert_eq!(in_memory.status, in_store.status);
 }
 
 #[test]
-fn every_vector_is_decided_by_redis_and_valkey_as_without_them() {
+fn redis_and_valkey_decide_every_vector_as_memory_does() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         for case in replay_cases() {
@@ -41,11 +47,11 @@ fn every_vector_is_decided_by_redis_and_valkey_as_without_them() {
             let options = ["--algorithm", &case.algorithm, "--burst", &burst, "--json"];
             same(&server.url(), &options, &case.as_replay());
         }
-        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "every run removes what it kept");
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "every run removes its keys");
     }
 }
 
-/// A trace of many clients at uneven times, with a look at the ends of time.
+/// Returns a trace of 50 clients at irregular times, some at equal times.
 fn trace() -> String {
     let mut trace = String::from("7\n100\n3000\n");
     let mut random = 1_u64;
@@ -71,9 +77,9 @@ fn a_cluster_decides_a_trace_as_memory_does() {
 }
 
 #[test]
-fn time_that_stands_still_loses_nothing_and_runs_do_not_meet() {
+fn a_replay_uses_the_times_of_the_trace_and_its_own_keys() {
     let server = Server::start(Flavor::Redis);
-    // Ten requests an hour of ticks apart in no time at all, and twice: each run begins anew.
+    // Ten requests, an hour of ticks apart, decided at once. The second run must not see the keys of the first.
     let input: String =
         (0..10).map(|hour| format!("request a {}\n", hour * 3_600_000_000_i64)).collect();
     for _ in 0..2 {
@@ -82,7 +88,7 @@ fn time_that_stands_still_loses_nothing_and_runs_do_not_meet() {
 }
 
 #[test]
-fn what_is_no_number_never_reaches_the_store() {
+fn a_malformed_number_never_reaches_the_store() {
     let server = Server::start(Flavor::Redis);
     for bad in ["inf", "nan", "0x10", "1e3", "+1", "1_000", "1.0", "-", "99999999999999999999"] {
         for line in [format!("request a {bad}"), format!("request a 0 {bad}")] {
@@ -97,12 +103,12 @@ fn what_is_no_number_never_reaches_the_store() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_an_error_without_its_password() {
+fn the_error_of_an_unavailable_store_hides_its_password() {
     let options = ["--exact", "--store", "redis://alice:hunter2@127.0.0.1:1/"];
     let output = replay(&options, "3\n10\n1\nrequest a 0\n");
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
-    assert!(message.starts_with("tallygate: --store: redis is not available: "), "{message}");
+    assert!(message.starts_with("tallygate: --store: redis is unavailable: "), "{message}");
     assert!(!message.contains("hunter2"), "{message}");
 }

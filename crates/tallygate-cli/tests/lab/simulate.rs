@@ -1,5 +1,5 @@
-//! Scenarios as their users see them: `tallygate simulate`, `POST /v1/simulate` and `POST /v1/explain`, each the real
-//! binary, and all of them compared with the core.
+//! Tests `tallygate simulate`, `POST /v1/simulate` and `POST /v1/explain` with the real binary, and compares the results
+//! with the core.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 use std::process::{Command, Output};
@@ -8,32 +8,30 @@ use std::time::Duration;
 use crate::common::Served;
 use crate::http_client::post;
 use serde_json::{Value, json};
-use tallygate::{
-    Algorithm as _, Decision, Kind, Limit, LimitState, Machine, Policy, Simulator, Tick, Ticks,
-    simulate,
-};
+use tallygate::algorithm::{Algorithm as _, LimitState, Machine, Simulator, simulate};
+use tallygate::{Decision, Kind, Limit, Policy, Tick, Ticks};
 
 fn tallygate(options: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
     command.arg("simulate").args(options).env_remove("COLUMNS").output().expect("the binary runs")
 }
 
-/// What a scenario comes to.
+/// Runs a scenario and returns its report.
 #[track_caller]
 fn run(options: &str) -> Value {
     let options: Vec<&str> = options.split_whitespace().chain(["--json"]).collect();
     let output = tallygate(&options);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    serde_json::from_slice(&output.stdout).expect("the text is JSON")
 }
 
 fn numbers(list: &Value) -> Vec<u64> {
-    let list = list.as_array().expect("a list");
+    let list = list.as_array().expect("the value is a list");
     list.iter().map(|number| number.as_u64().unwrap_or_else(|| panic!("{number}"))).collect()
 }
 
 fn lane<'a>(report: &'a Value, algorithm: &str) -> &'a Value {
-    let mut lanes = report["lanes"].as_array().expect("lanes").iter();
+    let mut lanes = report["lanes"].as_array().expect("there are lanes").iter();
     lanes.find(|lane| lane["algorithm"] == algorithm).unwrap_or_else(|| panic!("no {algorithm}"))
 }
 
@@ -41,14 +39,14 @@ fn events<'a>(lane: &'a Value, field: &str) -> &'a Value {
     &lane["events"][field]
 }
 
-/// The limit of a lane, in microseconds.
+/// Returns the limit of a lane, with a tick of a microsecond.
 fn limit_of(report: &Value, lane: &Value) -> Limit {
     let scenario = &report["scenario"];
-    let kind: Kind = lane["algorithm"].as_str().unwrap().parse().expect("one of the six");
+    let kind: Kind = lane["algorithm"].as_str().unwrap().parse().expect("the algorithm is known");
     let number = |field: &str| scenario[field].as_u64().unwrap();
     let limit = Policy::of(kind, number("limit")).per(Ticks(number("window_ms") * 1000));
     let limit = if kind.is_bucket() { limit.burst(number("burst")) } else { limit };
-    limit.limit().expect("a limit")
+    limit.limit().expect("the limit is valid")
 }
 
 fn tick(at_us: u64) -> Tick {
@@ -58,7 +56,7 @@ fn tick(at_us: u64) -> Tick {
 const PATTERNS: [&str; 7] = ["steady", "bursty", "poisson", "ramp", "spike", "retry", "greedy"];
 
 #[test]
-fn steady_requests_come_at_the_microsecond_they_are_due() {
+fn steady_requests_arrive_at_exact_times() {
     for rate in [7, 90, 100, 1234] {
         let report = run(&format!("--pattern steady --rate {rate}/m"));
         let due: Vec<u64> =
@@ -70,7 +68,7 @@ fn steady_requests_come_at_the_microsecond_they_are_due() {
 }
 
 #[test]
-fn bursts_are_groups_at_one_instant_with_the_rate_as_their_mean() {
+fn bursts_are_simultaneous_requests_with_the_given_mean_rate() {
     let report = run("--pattern bursty --burst-size 5 --rate 100/m --duration 60s");
     let times = numbers(events(lane(&report, "gcra"), "at_us"));
     assert_eq!(times.len(), 100);
@@ -80,7 +78,7 @@ fn bursts_are_groups_at_one_instant_with_the_rate_as_their_mean() {
 }
 
 #[test]
-fn chance_has_the_rate_as_its_mean_and_gaps_of_every_length() {
+fn random_arrivals_have_the_given_mean_rate_and_exponential_gaps() {
     let mut gaps = Vec::new();
     for seed in 1..=5 {
         let options = "--pattern poisson --rate 6000/m --duration 100s --algorithm gcra";
@@ -97,30 +95,30 @@ fn chance_has_the_rate_as_its_mean_and_gaps_of_every_length() {
 }
 
 #[test]
-fn a_ramp_begins_with_nothing_and_has_the_rate_as_its_mean() {
+fn a_ramp_starts_at_zero_and_has_the_given_mean_rate() {
     let report = run("--pattern ramp --rate 120/m --duration 60s --algorithm gcra");
     let times = numbers(events(lane(&report, "gcra"), "at_us"));
     assert_eq!(times.len(), 119);
-    // By half of the time a quarter has come.
+    // After half of the time, a quarter of the requests has arrived.
     assert_eq!(times.iter().filter(|at| **at <= 30_000_000).count(), 30);
     let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.windows(2).all(|pair| pair[1] <= pair[0] + 1), "{gaps:?}");
 }
 
 #[test]
-fn a_spike_straddles_a_boundary_and_shows_the_double_burst_of_fixed_windows() {
+fn a_spike_around_a_boundary_shows_the_double_burst_of_fixed_windows() {
     let report = run("--pattern spike");
     let times = numbers(events(lane(&report, "fixed_window"), "at_us"));
     let near = |from, to| times.iter().filter(|at| (from..to).contains(*at)).count();
     assert_eq!(near(19_500_000, 20_000_000), 10);
-    // One of the background comes at the boundary itself.
+    // One request of the background traffic arrives exactly at the boundary.
     assert_eq!(near(20_000_000, 20_500_000), 11);
     assert_eq!(lane(&report, "fixed_window")["worst_window"]["count"], 20);
     assert_eq!(lane(&report, "sliding_window_log")["worst_window"]["count"], 10);
 }
 
 #[test]
-fn a_log_never_admits_more_than_the_limit_in_any_window() {
+fn a_sliding_log_never_allows_more_than_the_limit_in_any_window() {
     for pattern in PATTERNS {
         for seed in 1..=3 {
             let report = run(&format!("--pattern {pattern} --rate 300/m --seed {seed} --limit 7"));
@@ -131,8 +129,8 @@ fn a_log_never_admits_more_than_the_limit_in_any_window() {
 }
 
 #[test]
-fn who_obeys_is_admitted_when_it_comes_again_if_nobody_else_came() {
-    // At 0 and at 600 ms, where one may come a second: the second is refused, and then alone.
+fn a_lone_client_that_waits_for_retry_after_is_allowed() {
+    // Requests at 0 and 600 ms with a limit of one per second: the second is denied, and no other request follows.
     let report =
         run("--pattern retry --no-jitter --limit 1 --window 1s --rate 100/m --duration 1200ms");
     for lane in report["lanes"].as_array().unwrap() {
@@ -146,24 +144,24 @@ fn who_obeys_is_admitted_when_it_comes_again_if_nobody_else_came() {
 }
 
 #[test]
-fn who_is_told_that_it_can_never_fit_does_not_come_again() {
+fn a_client_whose_cost_can_never_fit_does_not_retry() {
     let report = run("--pattern retry --cost 11 --rate 60/m");
     for lane in report["lanes"].as_array().unwrap() {
-        let counts = ["refused", "retried", "gave_up"].map(|field| lane[field].as_u64().unwrap());
+        let counts = ["denied", "retried", "gave_up"].map(|field| lane[field].as_u64().unwrap());
         assert_eq!(counts, [30, 0, 30]);
         assert!(lane["events"]["retry_after_us"].as_array().unwrap().iter().all(Value::is_null));
     }
 }
 
 #[test]
-fn who_does_not_obey_asks_more_and_gets_no_more() {
+fn a_client_that_ignores_retry_after_sends_more_and_gets_no_more() {
     let count = |report: &Value, field: &str| lane(report, "token_bucket")[field].as_u64().unwrap();
     let naive = run("--pattern retry --naive --no-jitter --rate 120/m");
     let obeys = run("--pattern retry --no-jitter --rate 120/m");
     assert!(count(&naive, "allowed") <= count(&obeys, "allowed") + 1);
-    assert!(count(&naive, "refused") > count(&obeys, "refused"));
+    assert!(count(&naive, "denied") > count(&obeys, "denied"));
     assert!(count(&naive, "gave_up") > 0);
-    // A retry comes exactly that much later.
+    // Each retry arrives exactly 200 ms after the previous attempt.
     let only = lane(&naive, "token_bucket");
     let (times, attempts) = (numbers(events(only, "at_us")), numbers(events(only, "attempt")));
     let first: Vec<u64> =
@@ -175,7 +173,7 @@ fn who_does_not_obey_asks_more_and_gets_no_more() {
 }
 
 #[test]
-fn jitter_adds_at_most_as_much_again_and_lanes_that_decide_alike_stay_alike() {
+fn jitter_at_most_doubles_a_wait_and_is_the_same_for_every_algorithm() {
     let report = run("--pattern retry --naive --rate 240/m --attempts 2");
     assert_eq!(
         lane(&report, "gcra")["events"]["at_us"],
@@ -183,21 +181,21 @@ fn jitter_adds_at_most_as_much_again_and_lanes_that_decide_alike_stay_alike() {
     );
     let only = lane(&report, "gcra");
     let (times, attempts) = (numbers(events(only, "at_us")), numbers(events(only, "attempt")));
-    let refused: Vec<u64> = times
+    let denied: Vec<u64> = times
         .iter()
         .zip(&attempts)
         .zip(numbers(events(only, "allowed")))
         .filter(|((_, attempt), allowed)| **attempt == 1 && *allowed == 0)
         .map(|((at, _), _)| *at)
         .collect();
-    let again: Vec<u64> =
+    let retries: Vec<u64> =
         times.iter().zip(&attempts).filter(|(_, n)| **n == 2).map(|(at, _)| *at).collect();
-    assert!(again.len() > 20);
-    for at in &again {
-        assert!(refused.iter().any(|first| (first + 200_000..=first + 400_000).contains(at)));
+    assert!(retries.len() > 20);
+    for at in &retries {
+        assert!(denied.iter().any(|first| (first + 200_000..=first + 400_000).contains(at)));
     }
-    let on_time = again.iter().filter(|at| refused.contains(&(*at - 200_000))).count();
-    assert!(on_time * 4 < again.len(), "{on_time} of {}", again.len());
+    let on_time = retries.iter().filter(|at| denied.contains(&(*at - 200_000))).count();
+    assert!(on_time * 4 < retries.len(), "{on_time} of {}", retries.len());
 }
 
 #[test]
@@ -225,11 +223,11 @@ fn a_greedy_client_takes_nothing_from_the_others() {
     assert_eq!(modest, polite(50));
     let report = run("--pattern greedy --clients 4 --rate 320/m --greedy-factor 50");
     let clients = &lane(&report, "token_bucket")["clients"];
-    assert_eq!((&clients[0]["asked"], &clients[4]["asked"]), (&json!(40), &json!(2000)));
+    assert_eq!((&clients[0]["requests"], &clients[4]["requests"]), (&json!(40), &json!(2000)));
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_and_another_gives_others() {
+fn the_same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     for pattern in PATTERNS {
         let once = |seed: &str| tallygate(&["--pattern", pattern, "--seed", seed, "--json"]).stdout;
         assert_eq!(once("1"), once("1"), "{pattern}");
@@ -240,7 +238,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_gives_others() {
 }
 
 #[test]
-fn what_a_seed_gives_does_not_change_with_versions() {
+fn the_traffic_of_a_seed_does_not_change_between_versions() {
     let report = run("--pattern poisson");
     let times = numbers(events(lane(&report, "gcra"), "at_us"));
     assert_eq!(times[..5], [378_779, 574_327, 593_945, 1_134_693, 1_675_582]);
@@ -249,7 +247,7 @@ fn what_a_seed_gives_does_not_change_with_versions() {
 #[test]
 fn http_and_the_command_line_give_the_same_bytes() {
     let served = Served::start(&[], None);
-    let asked = [
+    let scenarios = [
         (json!({}), "--pattern steady"),
         (json!({ "limit": 25 }), "--limit 25"),
         (
@@ -267,8 +265,9 @@ fn http_and_the_command_line_give_the_same_bytes() {
         ),
         (json!({ "pattern": "bursty", "burst_size": 4 }), "--pattern bursty --burst-size 4"),
         (json!({ "pattern": "poisson", "seed": 5 }), "--pattern poisson --seed 5"),
+        (json!({ "instances": 4, "rate_per_minute": 150 }), "--instances 4 --rate 2.5/s"),
     ];
-    for (body, options) in asked {
+    for (body, options) in scenarios {
         let reply = post(served.http(), "/v1/simulate", &body.to_string());
         assert_eq!((reply.status, reply.field("content-type")), (200, Some("application/json")));
         let options: Vec<&str> = options.split_whitespace().chain(["--json"]).collect();
@@ -281,7 +280,7 @@ fn http_and_the_command_line_give_the_same_bytes() {
 }
 
 #[test]
-fn every_decision_is_the_library_s_own() {
+fn every_decision_equals_that_of_the_library() {
     for pattern in PATTERNS {
         let report = run(&format!("--pattern {pattern} --rate 200/m --burst 4 --cost 2"));
         for lane in report["lanes"].as_array().unwrap() {
@@ -290,31 +289,31 @@ fn every_decision_is_the_library_s_own() {
             let trace = trace.into_iter().zip(numbers(events(lane, "at_us")));
             let decided: Vec<Decision> =
                 simulate(limit, trace.map(|(client, at)| (client, tick(at), 2))).collect();
-            let told = |field: &str, told: &dyn Fn(&Decision) -> Value| {
-                let expected: Vec<Value> = decided.iter().map(told).collect();
+            let has = |field: &str, value: &dyn Fn(&Decision) -> Value| {
+                let expected: Vec<Value> = decided.iter().map(value).collect();
                 assert_eq!(events(lane, field), &json!(expected), "{pattern} {field}");
             };
-            told("allowed", &|decision| u8::from(decision.allowed).into());
-            told("remaining", &|decision| decision.remaining.into());
-            told("retry_after_us", &|decision| decision.retry_after.map(|wait| wait.0).into());
-            told("delay_us", &|decision| decision.delay.0.into());
-            told("reset_after_us", &|decision| decision.reset_after.0.into());
+            has("allowed", &|decision| u8::from(decision.allowed).into());
+            has("remaining", &|decision| decision.remaining.into());
+            has("retry_after_us", &|decision| decision.retry_after.map(|wait| wait.0).into());
+            has("delay_us", &|decision| decision.delay.0.into());
+            has("reset_after_us", &|decision| decision.reset_after.0.into());
             let allowed = decided.iter().filter(|decision| decision.allowed).count();
             assert_eq!(lane["allowed"], allowed);
-            assert_eq!(lane["refused"], decided.len() - allowed);
+            assert_eq!(lane["denied"], decided.len() - allowed);
             let first = decided.iter().position(|decision| !decision.allowed);
             assert_eq!(
-                lane["first_refused_us"].as_u64(),
+                lane["first_denied_us"].as_u64(),
                 first.map(|i| numbers(events(lane, "at_us"))[i])
             );
         }
     }
 }
 
-/// The inner state of a client that has come, in thousandths.
+/// Returns the state of the only client, as reports show it, in thousandths.
 fn level(simulator: &Simulator<Limit>, at_us: u64) -> u64 {
     let limit = simulator.rule();
-    let first = limit.first(tick(at_us));
+    let first = limit.initial(tick(at_us));
     let state = simulator.state(0).unwrap_or(&first);
     let rounded = |numerator: u128, denominator: u128| {
         u64::try_from((numerator * 2 + denominator) / (2 * denominator)).unwrap()
@@ -325,7 +324,7 @@ fn level(simulator: &Simulator<Limit>, at_us: u64) -> u64 {
         let time = bucket.arrival_time(state);
         let (part, of) = (u128::from(time.fraction.0), u128::from(time.fraction.1));
         let ahead = i128::from(time.tick.0) - i128::from(at_us);
-        // Behind by less than a whole tick may still be ahead by its fraction: not if it is behind.
+        // An arrival time in the past counts as 0, whatever its fraction.
         return u128::try_from(ahead).map_or(0, |ahead| rounded(ahead * of + part, of));
     }
     let used = limit.used(state, tick(at_us));
@@ -339,51 +338,49 @@ fn level(simulator: &Simulator<Limit>, at_us: u64) -> u64 {
 
 #[test]
 #[allow(clippy::float_arithmetic, reason = "what JSON shows is compared with what it stands for")]
-fn the_state_that_is_drawn_is_the_core_s_before_and_after_each_decision_and_between() {
+fn the_state_series_of_every_client_equals_the_state_of_the_core() {
     for pattern in PATTERNS {
         let report = run(&format!("--pattern {pattern} --limit 7 --rate 150/m"));
         for lane in report["lanes"].as_array().unwrap() {
-            let mut simulator = Simulator::new(limit_of(&report, lane));
-            let drawn = numbers(&lane["state"]["at_us"]);
-            assert!(drawn.len() >= 241 && drawn.is_sorted(), "{pattern}");
-            let values: Vec<f64> = lane["state"]["value"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|v| v.as_f64().unwrap())
-                .collect();
-            assert!((0..=240).all(|step| drawn.contains(&(step * 125_000))), "{pattern}");
-            let shows = |at_us: u64, thousandths: u64| {
-                let first = drawn.partition_point(|at| *at < at_us);
-                let here =
-                    drawn[first..].iter().take_while(|at| **at == at_us).zip(&values[first..]);
-                let mut here = here.map(|(_, value)| *value);
-                assert!(
-                    here.any(|value| (value * 1000.0 - thousandths as f64).abs() < 0.01),
-                    "{pattern} {} at {at_us}: {thousandths}",
-                    lane["algorithm"]
-                );
-            };
-            let mut next = 0;
-            let times = numbers(events(lane, "at_us"));
-            for (at, client) in times.into_iter().zip(numbers(events(lane, "client"))) {
-                if client != 0 {
-                    continue;
+            for (client, shown) in lane["clients"].as_array().unwrap().iter().enumerate() {
+                let mut simulator = Simulator::new(limit_of(&report, lane));
+                let drawn = numbers(&shown["state"]["at_us"]);
+                assert!(drawn.len() >= 241 && drawn.is_sorted(), "{pattern}");
+                let values = shown["state"]["value"].as_array().unwrap().iter();
+                let values: Vec<f64> = values.map(|value| value.as_f64().unwrap()).collect();
+                assert!((0..=240).all(|step| drawn.contains(&(step * 125_000))), "{pattern}");
+                let shows = |at_us: u64, thousandths: u64| {
+                    let first = drawn.partition_point(|at| *at < at_us);
+                    let here =
+                        drawn[first..].iter().take_while(|at| **at == at_us).zip(&values[first..]);
+                    let mut here = here.map(|(_, value)| *value);
+                    assert!(
+                        here.any(|value| (value * 1000.0 - thousandths as f64).abs() < 0.01),
+                        "{pattern} {} at {at_us}: {thousandths}",
+                        lane["algorithm"]
+                    );
+                };
+                let mut next = 0;
+                let times = numbers(events(lane, "at_us"));
+                for (at, of) in times.into_iter().zip(numbers(events(lane, "client"))) {
+                    if of != client as u64 {
+                        continue;
+                    }
+                    while next <= at {
+                        shows(next, level(&simulator, next));
+                        next += 125_000;
+                    }
+                    shows(at, level(&simulator, at));
+                    simulator.step::<bool>(0, tick(at), 1);
+                    shows(at, level(&simulator, at));
                 }
-                while next <= at {
-                    shows(next, level(&simulator, next));
-                    next += 125_000;
-                }
-                shows(at, level(&simulator, at));
-                simulator.step::<bool>(0, tick(at), 1);
-                shows(at, level(&simulator, at));
             }
         }
     }
 }
 
 #[test]
-fn the_worst_window_is_what_counting_every_window_finds() {
+fn the_worst_window_is_the_maximum_over_all_windows() {
     for pattern in PATTERNS {
         let report = run(&format!("--pattern {pattern} --rate 200/m --window 3s --cost 2"));
         for lane in report["lanes"].as_array().unwrap() {
@@ -400,7 +397,7 @@ fn the_worst_window_is_what_counting_every_window_finds() {
                 });
                 counted.count() as u64 * 2
             };
-            // A worst window can begin with an admission.
+            // One of the worst windows starts with an allowed request.
             let most = (0..times.len()).map(|i| within(clients[i], times[i])).max().unwrap();
             let worst = &lane["worst_window"];
             assert_eq!(worst["count"], most, "{pattern}");
@@ -410,29 +407,36 @@ fn the_worst_window_is_what_counting_every_window_finds() {
     }
 }
 
-/// The height of a line of corners at an instant, after all that happens then.
+/// Returns the value of a step curve at a time, after all rises at that time.
 fn height(line: &Value, at_us: u64) -> u64 {
     let place = numbers(&line["at_us"]).partition_point(|at| *at <= at_us);
     numbers(&line["value"])[place - 1]
 }
 
 #[test]
-fn lines_count_what_was_asked_and_what_was_admitted_and_buckets_stay_below_the_ideal() {
+fn the_curves_of_every_client_count_its_units_and_buckets_stay_below_the_ideal() {
     for pattern in PATTERNS {
         let report = run(&format!("--pattern {pattern} --rate 200/m --cost 2 --burst 6"));
         for lane in report["lanes"].as_array().unwrap() {
-            let (times, allowed) =
-                (numbers(events(lane, "at_us")), numbers(events(lane, "allowed")));
-            let attempts = numbers(events(lane, "attempt"));
-            for &at in times.iter().step_by(7) {
-                let until = times.partition_point(|other| *other <= at);
-                let admitted: u64 = allowed[..until].iter().sum();
-                assert_eq!(height(&lane["cumulative"], at), 2 * admitted, "{pattern}");
-                let asked = attempts[..until].iter().filter(|attempt| **attempt == 1).count();
-                assert_eq!(height(&report["offered"], at), 2 * asked as u64, "{pattern}");
-                let kind: Kind = lane["algorithm"].as_str().unwrap().parse().unwrap();
-                if kind.is_bucket() && pattern != "greedy" {
-                    assert!(2 * admitted <= 6 + at * 10 / 10_000_000);
+            let field = |name: &str| numbers(events(lane, name));
+            let (times, allowed, attempts) = (field("at_us"), field("allowed"), field("attempt"));
+            let (clients, delays) = (field("client"), field("delay_us"));
+            for (client, shown) in lane["clients"].as_array().unwrap().iter().enumerate() {
+                let own: Vec<usize> =
+                    (0..times.len()).filter(|&i| clients[i] == client as u64).collect();
+                let count =
+                    |of: &dyn Fn(usize) -> bool| 2 * own.iter().filter(|i| of(**i)).count() as u64;
+                for &at in own.iter().map(|i| &times[*i]).step_by(7) {
+                    let units = count(&|i| allowed[i] == 1 && times[i] <= at);
+                    assert_eq!(height(&shown["cumulative"], at), units, "{pattern}");
+                    let left = count(&|i| allowed[i] == 1 && times[i] + delays[i] <= at);
+                    assert_eq!(height(&shown["departures"], at), left, "{pattern}");
+                    let requested = count(&|i| attempts[i] == 1 && times[i] <= at);
+                    assert_eq!(height(&report["offered"][client], at), requested, "{pattern}");
+                    let kind: Kind = lane["algorithm"].as_str().unwrap().parse().unwrap();
+                    if kind.is_bucket() {
+                        assert!(units <= 6 + at * 10 / 10_000_000);
+                    }
                 }
             }
         }
@@ -441,7 +445,103 @@ fn lines_count_what_was_asked_and_what_was_admitted_and_buckets_stay_below_the_i
 }
 
 #[test]
-fn an_explanation_is_of_that_very_decision() {
+fn requests_leave_a_leaky_bucket_at_an_even_rate_and_a_token_bucket_at_once() {
+    let report = run("--pattern bursty --burst-size 10 --limit 10 --window 10s --rate 20/m");
+    let rises = |algorithm: &str| {
+        let line = &lane(&report, algorithm)["clients"][0]["departures"];
+        let (at, value) = (numbers(&line["at_us"]), numbers(&line["value"]));
+        let corners = at.into_iter().zip(value).collect::<Vec<_>>();
+        corners
+            .windows(2)
+            .filter(|pair| pair[1].1 > pair[0].1)
+            .map(|pair| (pair[1].0, pair[1].1 - pair[0].1))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rises("token_bucket"), [(0, 10)]);
+    let leaky = rises("leaky_bucket");
+    assert_eq!(leaky.len(), 10, "{leaky:?}");
+    assert!(
+        leaky.iter().zip(0..).all(|(rise, second)| *rise == (second * 1_000_000, 1)),
+        "{leaky:?}"
+    );
+    assert_eq!(lane(&report, "leaky_bucket")["longest_delay_us"], 9_000_000);
+    assert_eq!(lane(&report, "token_bucket")["longest_delay_us"], 0);
+
+    // The text report shows the same: one tall bar, and an even row of low ones.
+    let shown =
+        tallygate(&["--ascii", "--pattern", "bursty", "--burst-size", "10", "--rate", "20/m"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let row = |algorithm: &str| {
+        let mut lines = shown.lines().skip_while(|line| line.is_empty() || !line.contains('#'));
+        let at = lines.by_ref().find(|line| line.starts_with(algorithm));
+        assert!(at.is_some(), "{shown}");
+        lines.next().unwrap()[24..].to_owned()
+    };
+    assert!(row("token_bucket").starts_with("9___"), "{shown}");
+    assert_eq!(row("leaky_bucket").matches('1').count(), 10, "{shown}");
+    assert!(!row("leaky_bucket").contains(|bar: char| ('2'..='9').contains(&bar)), "{shown}");
+}
+
+#[test]
+fn instances_with_a_share_each_deny_requests_that_another_instance_would_allow() {
+    let report = run("--pattern bursty --burst-size 10 --instances 3 --limit 10 --rate 60/m");
+    for lane in report["lanes"].as_array().unwrap() {
+        let limits: Vec<Limit> = [4, 3, 3]
+            .map(|share| {
+                let kind: Kind = lane["algorithm"].as_str().unwrap().parse().unwrap();
+                Policy::of(kind, share).per(Ticks(10_000_000)).limit().unwrap()
+            })
+            .to_vec();
+        let mut instances: Vec<Simulator<Limit>> = limits.into_iter().map(Simulator::new).collect();
+        let field = |name: &str| numbers(events(lane, name));
+        let (times, instance, allowed) = (field("at_us"), field("instance"), field("allowed"));
+        assert!((0..3).all(|one| instance.contains(&one)), "{instance:?}");
+        let mut elsewhere = 0;
+        for i in 0..times.len() {
+            let one = usize::try_from(instance[i]).unwrap();
+            let is_allowed = instances[one].step::<bool>(0, tick(times[i]), 1);
+            assert_eq!(u64::from(is_allowed), allowed[i], "{} {i}", lane["algorithm"]);
+            let fits = |other: &Simulator<Limit>| match other.state(0) {
+                Some(state) => other.rule().allows(state, tick(times[i]), 1),
+                None => true,
+            };
+            elsewhere += u64::from(!is_allowed && instances.iter().any(fits));
+        }
+        let division = &lane["division"];
+        assert_eq!(division["denied_with_room_elsewhere"], elsewhere, "{}", lane["algorithm"]);
+        assert!(elsewhere > 0, "{}", lane["algorithm"]);
+        let sum = |name: &str| numbers(&division[name]).into_iter().sum::<u64>();
+        assert_eq!((sum("requests"), sum("allowed")), (30, lane["allowed"].as_u64().unwrap()));
+        // One quota for all instances.
+        let shared = run("--pattern bursty --burst-size 10 --limit 10 --rate 60/m");
+        let shared = super::simulate::lane(&shared, lane["algorithm"].as_str().unwrap());
+        assert_eq!(division["allowed_if_shared"], shared["allowed"]);
+        assert!(lane["allowed"].as_u64() < shared["allowed"].as_u64(), "{}", lane["algorithm"]);
+        assert!(shared.get("division").is_none());
+    }
+    let shown = tallygate(&["--instances", "3"]).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(
+        shown.contains("divided between 3 instances") && shown.contains("room elsewhere"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_worst_window_above_the_limit_is_explained() {
+    let report = run("--pattern spike");
+    let reason = |algorithm: &str| lane(&report, algorithm)["worst_window_reason"].as_str();
+    assert_eq!(
+        reason("token_bucket"),
+        Some("A burst of 10 at once, plus up to 9 earned back within the window: up to 19.")
+    );
+    assert!(reason("fixed_window").unwrap().ends_with("up to 20."));
+    assert!(reason("sliding_window_counter").unwrap().ends_with("up to 20."));
+    assert_eq!(reason("sliding_window_log"), None);
+}
+
+#[test]
+fn an_explanation_matches_its_decision() {
     let served = Served::start(&[], None);
     for pattern in PATTERNS {
         let scenario = json!({ "pattern": pattern, "rate_per_minute": 200, "cost": 2 });
@@ -471,7 +571,7 @@ fn an_explanation_is_of_that_very_decision() {
                 let decided = steps.iter().find(|step| step["name"] == "allowed").unwrap();
                 assert_eq!(decided["value"], if allowed { "yes" } else { "no" });
                 assert!(steps.iter().all(|step| {
-                    ["says", "formula", "value"].iter().all(|field| step[field].is_string())
+                    ["description", "formula", "value"].iter().all(|field| step[field].is_string())
                 }));
             }
         }
@@ -479,7 +579,7 @@ fn an_explanation_is_of_that_very_decision() {
 }
 
 #[test]
-fn what_cannot_be_explained_says_what_can() {
+fn the_error_of_an_invalid_explanation_names_valid_values() {
     let served = Served::start(&[], None);
     let says = |body: Value, expected: &str| {
         let reply = post(served.http(), "/v1/explain", &body.to_string());
@@ -491,12 +591,12 @@ fn what_cannot_be_explained_says_what_can() {
     says(json!({ "event": 1 }), "missing field `algorithm`");
     says(
         json!({ "algorithm": "gcar", "event": 0 }),
-        "`algorithm` has \"gcar\"; use token_bucket, gcra, leaky_bucket, fixed_window, sliding_window_log, \
+        "`algorithm` \"gcar\" is unknown; use one of token_bucket, gcra, leaky_bucket, fixed_window, sliding_window_log, \
          sliding_window_counter",
     );
     says(
         json!({ "scenario": { "algorithms": ["gcra"] }, "algorithm": "token_bucket", "event": 0 }),
-        "`algorithm` is token_bucket, which is none of the scenario's `algorithms`",
+        "`algorithm` is token_bucket, which is not in the scenario's `algorithms`",
     );
     says(
         json!({ "scenario": { "limt": 1 }, "algorithm": "gcra", "event": 0 }),
@@ -504,8 +604,9 @@ fn what_cannot_be_explained_says_what_can() {
     );
 }
 
+/// Fault E15.
 #[test]
-fn e15_a_scenario_with_a_mistake_names_the_field_and_what_would_do() {
+fn the_error_of_an_invalid_scenario_names_the_field_and_valid_values() {
     let served = Served::start(&[], None);
     let says = |body: &str, expected: &str| {
         let reply = post(served.http(), "/v1/simulate", body);
@@ -515,39 +616,66 @@ fn e15_a_scenario_with_a_mistake_names_the_field_and_what_would_do() {
     };
     says("{\"limit\":0}", "`limit` is 0; use 1 to 1000000000");
     says("{\"limit\":1.5}", "`limit`: invalid type: floating point `1.5`");
-    says("{\"window_ms\":0}", "`window_ms` is 0; use 1 to ");
+    says("{\"window_ms\":0}", "`window_ms` is 0 ms; use 1 to 31622400000 ms");
     says("{\"burst\":0}", "`burst` is 0; use 1 to ");
     says("{\"cost\":0}", "`cost` is 0; use 1 to ");
-    says("{\"rate_per_minute\":0}", "`rate_per_minute` is 0; use 1 to 60000000");
-    says("{\"duration_ms\":86400001}", "`duration_ms` is 86400001; use 1 to 86400000");
+    says(
+        "{\"rate_per_minute\":0}",
+        "`rate_per_minute` is 0 per minute; use 1 to 60000000 per minute",
+    );
+    says("{\"duration_ms\":86400001}", "`duration_ms` is 86400001 ms; use 1 to 86400000 ms");
     says("{\"seed\":9007199254740992}", "`seed` is 9007199254740992; use 0 to 9007199254740991");
     says("{\"clients\":16}", "`clients` is 16; use 1 to 15");
     says("{\"greedy_factor\":0}", "`greedy_factor` is 0; use 1 to ");
     says("{\"burst_size\":0}", "`burst_size` is 0; use 1 to ");
+    says("{\"instances\":17}", "`instances` is 17; use 1 to 16");
+    says(
+        "{\"instances\":11}",
+        "`limit` is 10, less than one unit for each of 11 instances; use at least 11, or fewer with `instances`",
+    );
+    says(
+        "{\"instances\":5,\"burst\":4}",
+        "`burst` is 4, less than one unit for each of 5 instances",
+    );
     says("{\"retry\":{\"attempts\":0}}", "`retry.attempts` is 0; use 1 to 100");
-    says("{\"retry\":{\"naive_wait_ms\":0}}", "`retry.naive_wait_ms` is 0; use 1 to ");
+    says("{\"retry\":{\"naive_wait_ms\":0}}", "`retry.naive_wait_ms` is 0 ms; use 1 to ");
     says("{\"retry\":{\"obey\":true}}", "`retry`: unknown field `obey`; did you mean `obeys`?");
     says("{\"retry\":{\"obeys\":1}}", "`obeys`: invalid type: integer `1`, expected a boolean");
     says("{\"algorithms\":[]}", "`algorithms` is empty");
     says("{\"algorithms\":[\"gcra\",\"gcra\"]}", "`algorithms` has gcra twice");
-    says("{\"algorithms\":[\"leaky\"]}", "`algorithms` has \"leaky\"; use token_bucket, ");
-    says("{\"pattern\":\"random\"}", "`pattern` has \"random\"; use steady, bursty, ");
-    says("{\"limit\":1048577,\"window_ms\":10000000}", "no sliding_window_log can be made of this");
+    says(
+        "{\"algorithms\":[\"leaky\"]}",
+        "`algorithms` \"leaky\" is unknown; use one of token_bucket, ",
+    );
+    says(
+        "{\"pattern\":\"random\"}",
+        "`pattern` \"random\" is unknown; use one of steady, bursty, ",
+    );
+    says(
+        "{\"limit\":1048577,\"window_ms\":10000000}",
+        "these numbers are not a valid sliding_window_log",
+    );
     says(
         "{\"limit\":1,\"burst\":1000000000,\"window_ms\":86400}",
-        "`burst` is 1000000000, which a limit of 1 takes more than 285 years to earn",
+        "`burst` is 1000000000, which takes more than 285 years to refill at a limit of 1",
     );
-    says("{\"pattern\":\"spike\",\"duration_ms\":10000}", "a spike needs a longer one");
+    says(
+        "{\"pattern\":\"spike\",\"duration_ms\":10000}",
+        "a spike needs a duration longer than the window of 10000 ms",
+    );
     says("[]", "expected an object");
 }
 
 #[test]
-fn the_work_of_a_call_is_bounded() {
+fn the_work_per_simulation_is_bounded() {
     let served = Served::start(&[], None);
     let says = |body: &str| {
         let reply = post(served.http(), "/v1/simulate", body);
         assert_eq!(reply.status, 400, "{body}");
-        assert!(reply.problem().starts_with("more than 20000 requests would come"), "{reply:?}");
+        assert!(
+            reply.problem().starts_with("the scenario has more than 20000 requests"),
+            "{reply:?}"
+        );
     };
     says(r#"{"rate_per_minute":40001}"#);
     says(r#"{"rate_per_minute":60000000,"duration_ms":86400000}"#);
@@ -556,7 +684,7 @@ fn the_work_of_a_call_is_bounded() {
     says(r#"{"pattern":"bursty","rate_per_minute":60000000,"duration_ms":86400000}"#);
     says(r#"{"pattern":"spike","limit":1000000}"#);
     says(r#"{"pattern":"greedy","greedy_factor":1000000}"#);
-    // As many as there may be, all of them retried, end where there are too many.
+    // The most first attempts, each of them retried: the run stops at the maximum number of decisions.
     let most = json!({
         "pattern": "retry", "rate_per_minute": 40_000, "retry": { "obeys": false, "attempts": 100 },
     });
@@ -571,8 +699,8 @@ fn the_work_of_a_call_is_bounded() {
 }
 
 #[test]
-fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
-    /// Stands for a 503 that says so.
+fn simulations_beyond_the_limit_get_503_and_checks_continue() {
+    /// Stands for a 503 that names simulations as its reason.
     const BUSY: u16 = 0;
     let served = Served::start(&[], None);
     let most =
@@ -584,8 +712,9 @@ fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
             if reply.status == 503 {
                 assert_eq!(reply.field("retry-after"), Some("1"));
             }
-            // Some may be refused for what the replies to others hold.
-            let is_busy = reply.status == 503 && reply.problem().contains("simulating");
+            // Some may get a 503 because the replies to others fill the response buffers.
+            let is_busy =
+                reply.status == 503 && reply.problem().contains("simulations are running");
             if is_busy { BUSY } else { reply.status }
         };
         let asking: Vec<_> = (0..60).map(|_| scope.spawn(ask)).collect();
@@ -593,14 +722,14 @@ fn whoever_comes_when_all_are_busy_is_told_to_come_again_and_checks_go_on() {
         let check = post(served.http(), "/v1/check", r#"{"policy":"demo","key":"alice"}"#);
         assert_eq!(check.status, 200);
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-        asking.into_iter().map(|asking| asking.join().expect("a reply")).collect()
+        asking.into_iter().map(|asking| asking.join().expect("there is a reply")).collect()
     });
     assert!(statuses.iter().all(|status| [200, 503, BUSY].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200) && statuses.contains(&BUSY), "{statuses:?}");
     assert_eq!(post(served.http(), "/v1/simulate", "{}").status, 200);
 }
 
-/// Expressions that are compiled here, with their text.
+/// Compiles expressions and returns them with their text.
 macro_rules! policies {
     ($($policy:expr),* $(,)?) => {
         [$((stringify!($policy), (|| -> Result<Policy, tallygate::PolicyError> { Ok($policy) })())),*]
@@ -608,25 +737,15 @@ macro_rules! policies {
 }
 
 #[test]
-fn the_rust_of_a_lane_compiles_and_means_the_same() {
+fn the_rust_code_of_a_lane_compiles_to_the_same_limit() {
     let bare = |text: &str| text.replace(char::is_whitespace, "");
     let written = policies![
-        Policy::token_bucket(10)
-            .per(Ticks::from_duration(Duration::from_secs(10)))
-            .burst(10)
-            .build()?,
-        Policy::leaky_bucket(10)
-            .per(Ticks::from_duration(Duration::from_secs(10)))
-            .burst(10)
-            .build()?,
-        Policy::fixed_window(10).per(Ticks::from_duration(Duration::from_secs(10))).build()?,
-        Policy::sliding_window_log(10)
-            .per(Ticks::from_duration(Duration::from_secs(10)))
-            .build()?,
-        Policy::sliding_window_counter(10)
-            .per(Ticks::from_duration(Duration::from_secs(10)))
-            .build()?,
-        Policy::gcra(10).per(Ticks::from_duration(Duration::from_secs(10))).burst(10).build()?,
+        Policy::token_bucket(10).per(Duration::from_secs(10)).burst(10).build()?,
+        Policy::leaky_bucket(10).per(Duration::from_secs(10)).burst(10).build()?,
+        Policy::fixed_window(10).per(Duration::from_secs(10)).build()?,
+        Policy::sliding_window_log(10).per(Duration::from_secs(10)).build()?,
+        Policy::sliding_window_counter(10).per(Duration::from_secs(10)).build()?,
+        Policy::gcra(10).per(Duration::from_secs(10)).burst(10).build()?,
     ];
     let report = run("");
     for (lane, (text, policy)) in report["lanes"].as_array().unwrap().iter().zip(written) {
@@ -641,17 +760,25 @@ fn the_rust_of_a_lane_compiles_and_means_the_same() {
         Policy::gcra(5).per_minute().burst(2).build()?,
         Policy::gcra(5).per_hour().burst(2).build()?,
         Policy::gcra(5).per_day().burst(2).build()?,
-        Policy::gcra(5).per(Ticks::from_duration(Duration::from_millis(1500))).burst(2).build()?,
+        Policy::gcra(5).per(Duration::from_millis(1500)).burst(2).build()?,
     ];
     for (window, (text, policy)) in ["1s", "1m", "1h", "1d", "1500ms"].into_iter().zip(others) {
         let report = run(&format!("--limit 5 --burst 2 --window {window} --algorithm gcra"));
         assert_eq!(bare(report["lanes"][0]["rust"].as_str().unwrap()), bare(text));
-        policy.expect("a policy");
+        policy.expect("the policy is valid");
     }
 }
 
 #[test]
-fn the_toml_of_a_lane_is_a_configuration() {
+fn the_toml_of_a_lane_is_a_valid_configuration() {
+    let divided = run("--limit 7 --burst 3 --window 1500ms --instances 3");
+    let toml = lane(&divided, "gcra")["toml"].as_str().unwrap();
+    assert!(toml.ends_with("burst = 3\ninstances = 3\n"), "{toml}");
+    let served = Served::start(&[], Some(toml));
+    let look = post(served.http(), "/v1/peek", r#"{"policy":"example","key":"a","cost":0}"#);
+    assert_eq!(look.json()["limit"], 1);
+    let rust = lane(&divided, "gcra")["rust"].as_str().unwrap();
+    assert!(rust.ends_with(".build()?.share(Instance { index: 0, count: 3 })?"), "{rust}");
     let report = run("--limit 7 --burst 3 --window 1500ms");
     let shown = report["lanes"].as_array().unwrap().iter().map(|lane| {
         let served = Served::start(&[], lane["toml"].as_str());
@@ -664,14 +791,14 @@ fn the_toml_of_a_lane_is_a_configuration() {
 }
 
 #[test]
-fn the_terminal_shows_a_table_and_lanes_of_its_width() {
+fn the_text_report_has_a_table_and_lanes_as_wide_as_the_terminal() {
     let output = Command::new(env!("CARGO_BIN_EXE_tallygate"))
         .args(["simulate", "--pattern", "spike"])
         .env("COLUMNS", "60")
         .output()
         .expect("the binary runs");
-    let shown = String::from_utf8(output.stdout).expect("UTF-8");
-    assert!(!shown.contains('\x1b'), "colour without a terminal: {shown}");
+    let shown = String::from_utf8(output.stdout).expect("the text is UTF-8");
+    assert!(!shown.contains('\x1b'), "colors without a terminal: {shown}");
     let table: Vec<&str> = shown
         .lines()
         .find(|line| line.starts_with("fixed_window"))
@@ -682,7 +809,7 @@ fn the_terminal_shows_a_table_and_lanes_of_its_width() {
     let fixed = lane(&report, "fixed_window");
     assert_eq!(
         table[1..4],
-        [&fixed["allowed"], &fixed["refused"], &fixed["worst_window"]["count"]]
+        [&fixed["allowed"], &fixed["denied"], &fixed["worst_window"]["count"]]
             .map(ToString::to_string)
     );
     let lanes = shown.lines().filter(|line| line.starts_with("fixed_window")).nth(1).unwrap();
@@ -693,19 +820,20 @@ fn the_terminal_shows_a_table_and_lanes_of_its_width() {
 }
 
 #[test]
-fn the_document_shows_what_is_printed() {
-    let shown = String::from_utf8(tallygate(&["--pattern", "spike"]).stdout).expect("UTF-8");
+fn the_documented_output_is_current() {
+    let shown =
+        String::from_utf8(tallygate(&["--pattern", "spike"]).stdout).expect("the text is UTF-8");
     assert!(include_str!("../../../../docs/simulate.md").contains(&shown), "{shown}");
 }
 
 #[test]
-fn a_page_is_written_that_stands_alone() {
+fn the_html_option_writes_a_complete_page() {
     let path = std::env::temp_dir().join(format!("tallygate-test-{}.html", std::process::id()));
     let output = tallygate(&["--html", path.to_str().unwrap(), "--json"]);
-    let page = std::fs::read_to_string(&path).expect("a page");
-    std::fs::remove_file(&path).expect("it is there");
+    let page = std::fs::read_to_string(&path).expect("the page is readable");
+    std::fs::remove_file(&path).expect("the file exists");
     assert!(output.status.success());
-    serde_json::from_slice::<Value>(&output.stdout).expect("JSON besides");
+    serde_json::from_slice::<Value>(&output.stdout).expect("the output is JSON");
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     let nowhere = tallygate(&["--html", "/nowhere/at/all.html"]);
     assert_eq!(nowhere.status.code(), Some(2));
@@ -713,17 +841,32 @@ fn a_page_is_written_that_stands_alone() {
 }
 
 #[test]
-fn flags_that_say_nothing_sensible_are_refused() {
+fn invalid_options_are_errors_that_name_valid_values() {
     let says = |options: &[&str], expected: &str| {
         let output = tallygate(options);
         assert_eq!(output.status.code(), Some(2), "{options:?}");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains(expected), "{options:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains(expected), "{options:?}: {message}");
     };
     says(&["--rate", "90"], "found `90`; expected a rate such as 90/m");
-    says(&["--rate", "100/h"], "100/h is no whole number a minute");
-    says(&["--window", "1us"], "--window 1µs is no whole number of milliseconds");
+    says(&["--rate", "100/h"], "100/h is not a whole number of requests per minute");
+    says(&["--rate", "0/m"], "--rate is 0 per minute; use 1 to 60000000 per minute");
+    says(
+        &["--rate", "1000000/m"],
+        "more than 20000 requests; use a lower --rate or a shorter --duration",
+    );
+    says(&["--window", "0s"], "--window is 0 ms; use 1 to ");
+    says(&["--attempts", "0"], "--attempts is 0; use 1 to 100");
+    says(&["--naive-wait", "0s"], "--naive-wait is 0 ms; use 1 to ");
+    says(&["--burst-size", "0"], "--burst-size is 0; use 1 to ");
+    says(&["--greedy-factor", "0"], "--greedy-factor is 0; use 1 to ");
+    says(
+        &["--pattern", "spike", "--duration", "10s"],
+        "--duration is 10000 ms; a spike needs a duration longer than the window of 10000 ms",
+    );
+    says(&["--instances", "11"], "--limit is 10, less than one unit for each of 11 instances");
+    says(&["--window", "1us"], "found \"1us\"; expected a duration such as \"500ms\"");
     says(&["--pattern", "random"], "invalid value 'random'");
-    says(&["--algorithm", "gcra", "--algorithm", "gcra"], "`algorithms` has gcra twice");
-    says(&["--limit", "0"], "`limit` is 0; use 1 to 1000000000");
+    says(&["--algorithm", "gcra", "--algorithm", "gcra"], "--algorithm has gcra twice");
+    says(&["--limit", "0"], "--limit is 0; use 1 to 1000000000");
 }

@@ -1,4 +1,4 @@
-// A log that is dropped is streamed up with its progress shown, and what comes back is what the command prints.
+// A dropped log is uploaded with its progress shown, and the report equals that of the command.
 
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -9,7 +9,7 @@ import { assert, drive } from "./browser.mjs";
 const LINES = 60_000;
 const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>";
 const POLICIES = ["token_bucket 100/1m burst 20", "fixed_window 600/1m"];
-const BYTES_A_SECOND = 2_000_000;
+const BYTES_PER_SECOND = 2_000_000;
 
 const directory = mkdtempSync(path.join(os.tmpdir(), "tallygate-log-"));
 const log = path.join(directory, "access.log");
@@ -39,7 +39,7 @@ try {
       assert.ok(await run.isDisabled());
       await page.locator("input[name=key]").fill("field:user");
       await page.locator("textarea[name=policies]").fill(POLICIES.join("\n"));
-      // Dropped, as a file manager does.
+      // Drops the file, as a file manager does.
       const dropped = await page.evaluateHandle(
         async (text) => {
           const data = new DataTransfer();
@@ -56,7 +56,7 @@ try {
         offline: false,
         latency: 0,
         downloadThroughput: -1,
-        uploadThroughput: BYTES_A_SECOND,
+        uploadThroughput: BYTES_PER_SECOND,
       });
       await run.click();
       await page.waitForFunction(() => {
@@ -74,18 +74,18 @@ try {
       assert.equal(rows.length, expected.policies.length);
       for (const [index, row] of rows.entries()) {
         const cells = await row.locator("td").allTextContents();
-        const { policy, allowed, refused, clients_refused: clients, suggestion } = expected.policies[index];
+        const { policy, allowed, denied, clients_denied: clients, suggestion } = expected.policies[index];
         assert.equal(cells[0], policy);
         assert.deepEqual(
           [1, 2, 4].map((cell) => number(cells[cell])),
-          [allowed, refused, clients],
+          [allowed, denied, clients],
         );
-        assert.ok(refused > 0, policy);
+        assert.ok(denied > 0, policy);
         assert.equal(cells[6], suggestion.policy ?? suggestion.reason);
       }
-      const hardest = page.locator("table", { hasText: `Hardest hit by ${expected.policies[0].policy}` });
+      const mostDenied = page.locator("table", { hasText: `Clients denied most by ${expected.policies[0].policy}` });
       assert.deepEqual(
-        await hardest
+        await mostDenied
           .locator("tbody tr")
           .first()
           .locator("td")
@@ -105,7 +105,7 @@ try {
     { address: "#backtest" },
   );
 
-  // Chosen by keyboard, and stopped while it goes up.
+  // The file is chosen by keyboard, and the upload is stopped.
   await drive(
     async (page) => {
       await page.locator("input[name=log]").setInputFiles(log);
@@ -114,7 +114,7 @@ try {
         offline: false,
         latency: 0,
         downloadThroughput: -1,
-        uploadThroughput: BYTES_A_SECOND / 10,
+        uploadThroughput: BYTES_PER_SECOND / 10,
       });
       await page.getByRole("button", { name: "Run" }).press("Enter");
       await page.waitForFunction(() => document.querySelector("progress").value > 0);
@@ -125,7 +125,28 @@ try {
     { address: "#backtest", mayFail: /v1\/backtest/ },
   );
 
-  // A policy that is none is told in the server's words.
+  // Filters select lines.
+  await drive(
+    async (page) => {
+      await page.locator("input[name=log]").setInputFiles(log);
+      await page.locator("input[name=key]").fill("field:user");
+      await page.locator("textarea[name=policies]").fill("fixed_window 139/1m, gcra 1000/1s");
+      await page.locator("input[name=where]").fill("user=user *");
+      await page.getByRole("button", { name: "Run" }).click();
+      await page.locator(".results p", { hasText: "20 000 lines filtered out" }).waitFor();
+      const cells = await page.locator(".results tbody tr").first().locator("td").allTextContents();
+      assert.equal(cells[0], "fixed_window 139/1m, gcra 1000/1s burst 1000");
+
+      // After an error, the results of the run before are gone.
+      await page.locator("input[name=where]").fill("user");
+      await page.getByRole("button", { name: "Run" }).click();
+      await page.locator(".backtest .problem", { hasText: "expected FIELD=VALUE" }).waitFor();
+      assert.equal(await page.locator(".results table").count(), 0);
+    },
+    { address: "#backtest", expected: [/400 .*v1\/backtest/] },
+  );
+
+  // The server's error for an invalid policy is shown.
   await drive(
     async (page) => {
       await page.locator("input[name=log]").setInputFiles(log);

@@ -1,5 +1,5 @@
-// A page in Chromium that fails on whatever it should not do: an error, a warning of the content security policy, a
-// request to anywhere but the server.
+// Drives the page in Chromium. A case fails on an error, a violation of the content security policy, or a request to
+// another server.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -23,11 +23,11 @@ export const url = process.argv[2];
 export { assert };
 
 /**
- * Opens the page, lets a case drive it, and fails if the page did what it should not. `expected` are console errors that
- * must come, `mayFail` is a request that may end without a reply.
+ * Opens the page, runs a case, and fails on unexpected errors or requests. `expected` lists console errors that must occur;
+ * `mayFail` matches requests that may end without a reply.
  */
 export async function drive(run, { address = "", expected = [], mayFail = /^$/, ...options } = {}) {
-  // A profile of its own, in a directory that goes with it.
+  // A separate profile in a temporary directory.
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
   const wrong = [];
   const came = [];

@@ -1,4 +1,4 @@
-// Real decisions: what is sent drains the client that sent it, and nobody else.
+// Real decisions: a request charges only the client that sent it.
 
 import { assert, ask, drive, openTab } from "./browser.mjs";
 
@@ -16,7 +16,7 @@ await drive(async (page) => {
   await says(left(page, 0), "4 of 5");
   assert.equal(await remaining("alice"), 4);
 
-  // The reply is shown as it came.
+  // The reply is shown unchanged.
   const body = JSON.parse(await page.locator(".reply code").textContent());
   assert.deepEqual([body.allowed, body.policy, body.limit, body.remaining], [true, "api", 5, 4]);
   const fields = Object.fromEntries(
@@ -31,10 +31,10 @@ await drive(async (page) => {
   assert.equal(fields["content-type"], "application/json");
 
   await card(page, 0).getByRole("button", { name: "Send 10" }).click();
-  await says(card(page, 0).locator(".counts"), "5 allowed, 6 refused");
+  await says(card(page, 0).locator(".counts"), "5 allowed, 6 denied");
   await says(left(page, 0), "0 of 5");
-  await says(card(page, 0).locator(".told"), "retry after");
-  assert.equal(await card(page, 0).locator(".history .refused").count(), 6);
+  await says(card(page, 0).locator(".message"), "retry after");
+  assert.equal(await card(page, 0).locator(".history .denied").count(), 6);
   for (const [place, key] of [
     [1, "bob"],
     [2, "carol"],
@@ -43,7 +43,7 @@ await drive(async (page) => {
     assert.equal(await remaining(key), 5);
   }
 
-  // Held by pointer, and by keyboard, until it is let go.
+  // A button sends requests while it is held by pointer or keyboard.
   const hold = card(page, 1).getByRole("button", { name: "Hold" });
   const box = await hold.boundingBox();
   await page.mouse.move(box.x + 5, box.y + 5);
@@ -61,7 +61,7 @@ await drive(async (page) => {
   assert.equal(await remaining("carol"), 5);
   assert.equal(await left(page, 2).textContent(), "5 of 5");
 
-  // Another client, a tier, a cost, a name of one's own.
+  // Another client, a tier, a cost and a custom name.
   await page.locator("input[name=new-client]").fill("dave");
   await page.keyboard.press("Enter");
   await page.locator("select[name=tier]").selectOption("pro");
@@ -73,15 +73,31 @@ await drive(async (page) => {
   await says(left(page, 3), "50 of 50");
   assert.equal(await remaining("dave", { tier: "pro" }), 43);
 
-  // Whoever looks elsewhere asks no more.
+  // A cost of 0 is sent as 0, and charges nothing.
+  await page.locator("#clients input[name=cost]").fill("0");
+  const [sent] = await Promise.all([
+    page.waitForRequest((request) => request.url().includes("/v1/check")),
+    card(page, 3).getByRole("button", { name: "Send 1", exact: true }).click(),
+  ]);
+  assert.equal(sent.postDataJSON().cost, 0);
+  assert.equal(await remaining("erin", { tier: "pro" }), 50);
+
+  // After a denial, the page counts down to the retry time and then says that a retry can succeed.
+  await page.locator("select[name=policy]").selectOption("brief");
+  await page.locator("#clients input[name=cost]").fill("1");
+  await card(page, 2).getByRole("button", { name: "Send 10" }).click();
+  await says(card(page, 2).locator(".message"), /^Denied.*: retry after \d\.\d s\.$/);
+  await says(card(page, 2).locator(".message"), /^Denied.*\. A retry can succeed now\.$/);
+
+  // A hidden tab sends no requests.
   await openTab(page, "Compare");
-  const asked = [];
-  page.on("request", (request) => asked.push(request.url()));
+  const requests = [];
+  page.on("request", (request) => requests.push(request.url()));
   await page.locator("input[name=seed]").focus();
   for (let step = 0; step < 5; step += 1) {
     const count = await page.evaluate(() => window.tallygate.redraws().length);
     await page.keyboard.press("ArrowRight");
     await page.waitForFunction((count) => window.tallygate.redraws().length > count, count);
   }
-  assert.ok(asked.length >= 5 && asked.every((url) => url.endsWith("/v1/simulate")), `${asked}`);
+  assert.ok(requests.length >= 5 && requests.every((url) => url.endsWith("/v1/simulate")), `${requests}`);
 });

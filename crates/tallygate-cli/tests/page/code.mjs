@@ -1,4 +1,4 @@
-// Each lane gives its policy as TOML, which a server takes, and as Rust; both are copied as they are shown.
+// Each lane shows its policy as TOML, which a server accepts, and as Rust; both can be copied.
 
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -23,6 +23,9 @@ try {
           execFileSync(process.env.TALLYGATE, ["check-config", file], { encoding: "utf8" }),
           new RegExp(`${lane.algorithm} 7 per 10s`),
         );
+        // No line is cut off.
+        for (const pre of await dialog.locator("pre").all())
+          assert.ok(await pre.evaluate(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth));
         await page.keyboard.press("Escape");
         await dialog.waitFor({ state: "hidden" });
       }

@@ -1,4 +1,4 @@
-// A slider that is dragged redraws the lanes while it moves, within 100 ms, and the address keeps the scenario.
+// Dragging a slider redraws the lanes within 100 ms, and the address stores the scenario.
 
 import { assert, drive, drawn, plotted, redrawn } from "./browser.mjs";
 
@@ -32,13 +32,13 @@ await drive(async (page) => {
     `half of the redraws took longer than ${shown(times[times.length >> 1])} ms`,
   );
 
-  // By keyboard, by typing, and by another pattern.
+  // With the keyboard, by typing, and with another pattern.
   await slider.focus();
   await redrawn(page, () => page.keyboard.press("ArrowLeft"));
   assert.equal(await slider.inputValue(), String(limit - 1));
   await redrawn(page, () => page.locator("input[name=window_ms-exact]").fill("2.5"));
   await redrawn(page, () => page.locator("select[name=pattern]").selectOption("retry"));
-  await redrawn(page, () => page.getByLabel("Obeys Retry-After").uncheck());
+  await redrawn(page, () => page.getByLabel("Respect Retry-After").uncheck());
   await redrawn(page, () => page.locator("input[name=naive_wait_ms-exact]").fill("300"));
   await page.waitForFunction(() => location.hash.includes("naive_wait_ms=300"));
   const query = new URLSearchParams(new URL(page.url()).hash.split("?")[1]);
@@ -55,5 +55,5 @@ await drive(async (page) => {
   await drawn(page);
   assert.deepEqual(await plotted(page), kept);
   assert.equal(await page.locator("input[name=limit]").inputValue(), String(limit - 1));
-  assert.equal(await page.getByLabel("Obeys Retry-After").isChecked(), false);
+  assert.equal(await page.getByLabel("Respect Retry-After").isChecked(), false);
 });

@@ -1,12 +1,12 @@
-// A decision that is clicked, or walked to by keys, is explained by what the server says of it.
+// A decision that is selected by click or keyboard is explained with the server's arithmetic.
 
 import { assert, ask, drive, openTab, plotted, url } from "./browser.mjs";
 
 async function isExplained(page, algorithm, event) {
   await page.waitForFunction(
     ([algorithm, event]) => {
-      const told = window.tallygate.explained();
-      return told?.algorithm === algorithm && told.event === event;
+      const explanation = window.tallygate.explained();
+      return explanation?.algorithm === algorithm && explanation.event === event;
     },
     [algorithm, event],
   );
@@ -17,7 +17,7 @@ async function isExplained(page, algorithm, event) {
     .locator(".steps-of li")
     .evaluateAll((items) =>
       items.map((item) =>
-        ["says", "formula"]
+        ["description", "formula"]
           .map((name) => item.querySelector(`.${name}`).textContent)
           .concat(item.querySelector("strong").textContent),
       ),
@@ -25,10 +25,19 @@ async function isExplained(page, algorithm, event) {
   assert.ok(expected.steps.length >= 3);
   assert.deepEqual(
     shown,
-    expected.steps.map(({ says, formula, value }) => [says, formula, value]),
+    expected.steps.map(({ description, formula, value }) => [description, formula, value]),
   );
+  // The symbols that the formulas use are explained, with their values and units.
+  const symbols = await page
+    .locator(".symbols tbody tr")
+    .evaluateAll((rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent)));
+  assert.deepEqual(
+    symbols,
+    expected.symbols.map(({ symbol, meaning, value }) => [symbol, meaning, value ?? "–"]),
+  );
+  assert.ok(symbols.some(([symbol, , value]) => symbol === "W" && value === "10000000 µs"));
   const verdict = await page.locator(".verdict").textContent();
-  assert.ok(verdict.endsWith(expected.decision.allowed ? ": allowed" : ": refused"), verdict);
+  assert.ok(verdict.endsWith(expected.decision.allowed ? ": allowed" : ": denied"), verdict);
   return expected;
 }
 
@@ -36,17 +45,17 @@ await drive(async (page) => {
   const lanes = await plotted(page);
   for (const [place, lane] of lanes.entries()) {
     await openTab(page, "Compare");
-    // By keys: to the sixth decision, and Enter.
+    // With the keyboard: the sixth decision, then Enter.
     await page.locator("#lanes .strip").nth(place).focus();
     await page.keyboard.press("Home");
     for (let step = 0; step < 5; step += 1) await page.keyboard.press("ArrowRight");
     await page.keyboard.press("Enter");
-    const told = await isExplained(page, lane.algorithm, 5);
-    assert.equal(told.allowed, lane.decisions.value[5] === 1);
-    assert.equal(told.at_us, lane.decisions.at_us[5]);
+    const explanation = await isExplained(page, lane.algorithm, 5);
+    assert.equal(explanation.allowed, lane.decisions.value[5] === 1);
+    assert.equal(explanation.at_us, lane.decisions.at_us[5]);
   }
 
-  // By a click, on the place where it is drawn.
+  // With a click on the drawn decision.
   await openTab(page, "Compare");
   const [lane] = lanes;
   const wanted = lane.decisions.at_us.length - 1;
@@ -58,8 +67,8 @@ await drive(async (page) => {
   );
   await isExplained(page, lane.algorithm, wanted);
 
-  // One to the other, another algorithm, and by the address.
-  await page.getByRole("button", { name: "The decision before" }).click();
+  // The next decision, another algorithm, and the address.
+  await page.getByRole("button", { name: "Previous decision" }).click();
   await isExplained(page, lane.algorithm, wanted - 1);
   await page.locator("select[name=algorithm]").selectOption("fixed_window");
   await isExplained(page, "fixed_window", wanted - 1);
@@ -73,12 +82,12 @@ await drive(async (page) => {
   assert.ok(address.startsWith(`${url}#explain?`), address);
 });
 
-// Without a choice it is a refusal that is explained.
+// Without a selection, the first denial is explained.
 await drive(
   async (page) => {
     const [lane] = await plotted(page);
-    const told = await isExplained(page, lane.algorithm, lane.decisions.value.indexOf(0));
-    assert.equal(told.allowed, false);
+    const explanation = await isExplained(page, lane.algorithm, lane.decisions.value.indexOf(0));
+    assert.equal(explanation.allowed, false);
   },
   { address: "#explain" },
 );

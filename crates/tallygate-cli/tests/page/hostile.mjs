@@ -1,4 +1,4 @@
-// A client named `<script>`, or a policy, is text: in every view, and nothing of it runs.
+// A client or policy named `<script>` is shown as text in every view and does not run.
 
 import { assert, ask, drive, openTab } from "./browser.mjs";
 
@@ -26,18 +26,18 @@ await drive(async (page) => {
     await card.getByRole("button", { name: "Send 1", exact: true }).click();
     await card.locator(".counts", { hasText: "1 allowed" }).waitFor();
     await card.getByRole("button", { name: "Send 1", exact: true }).click();
-    await card.locator(".counts", { hasText: "1 refused" }).waitFor();
+    await card.locator(".counts", { hasText: "1 denied" }).waitFor();
   }
   const body = JSON.parse(await page.locator(".reply code").textContent());
   assert.equal(body.policy, POLICY);
   assert.equal(await elements(page), 0);
 
-  // What is counted is a sample: each comes often enough to be in it.
+  // The counts are sampled, so each client sends enough requests to be in the sample.
   await ask("v1/check", {
     checks: NAMES.flatMap((key) => Array.from({ length: 64 }, () => ({ policy: POLICY, key }))),
   });
   await openTab(page, "Live");
-  const table = page.locator("table", { hasText: "The most refused clients" });
+  const table = page.locator("table", { hasText: "Most denied clients" });
   for (const name of NAMES) {
     await page.waitForFunction(
       (name) => [...document.querySelectorAll(".live td")].some((cell) => cell.textContent === name),

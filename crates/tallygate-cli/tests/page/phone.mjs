@@ -1,4 +1,4 @@
-// On a phone nothing is wider than the screen, and whatever is pressed is large enough for a thumb.
+// On a phone nothing is wider than the screen, and every control is large enough for a thumb.
 
 import { assert, drive, openTab, plotted, redrawn } from "./browser.mjs";
 

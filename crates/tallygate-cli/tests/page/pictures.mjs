@@ -1,17 +1,19 @@
-// The pictures of the page in the documentation: `pictures.mjs URL DIRECTORY`. No test; `scripts/screenshots` runs it.
+// Takes the screenshots for the documentation: `pictures.mjs URL DIRECTORY`. Not a test; `scripts/screenshots` runs it.
 
 import path from "node:path";
 import { ask, drive as driven, openTab, redrawn } from "./browser.mjs";
 
 const directory = process.argv[3];
 const shoot = (page, name) => page.screenshot({ path: path.join(directory, `${name}.png`) });
-// What moves is where it goes to.
+// Animations are skipped to their end.
 const drive = (run, options) => driven(run, { reducedMotion: "reduce", ...options });
 const DESKTOP = { viewport: { width: 1280, height: 860 } };
+// The printed token of the server, for the tabs that need an administrator.
+const WITH_TOKEN = `#token=${process.env.ONE_TIME_TOKEN}`;
 const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
 
 await drive((page) => shoot(page, "compare"), {
-  address: "#compare?window_ms=6000&limit=12&burst=12&rate_per_minute=900&duration_ms=24000",
+  address: "#compare",
   viewport: { width: 1280, height: 1130 },
 });
 
@@ -38,23 +40,25 @@ await drive(
 
 await drive(
   async (page) => {
+    await openTab(page, "Clients");
     await page.locator(".left", { hasText: "5 of 5" }).first().waitFor();
     const press = (place, name) =>
       page.locator(".card").nth(place).getByRole("button", { name, exact: true }).click();
     for (let time = 0; time < 3; time += 1) await press(0, "Send 1");
     await press(1, "Send 10");
-    await page.locator(".card").nth(1).locator(".history .refused").nth(4).waitFor();
+    await page.locator(".card").nth(1).locator(".history .denied").nth(4).waitFor();
     await page.locator("input[name=new-client]").fill("<script>alert(1)</script>");
     await page.keyboard.press("Enter");
     await press(3, "Send 10");
-    await page.locator(".card").nth(3).locator(".history .refused").nth(4).waitFor();
+    await page.locator(".card").nth(3).locator(".history .denied").nth(4).waitFor();
     await shoot(page, "clients");
   },
-  { address: "#clients", viewport: { width: 1280, height: 660 } },
+  { address: WITH_TOKEN, viewport: { width: 1280, height: 660 } },
 );
 
 await drive(
   async (page) => {
+    await openTab(page, "Live");
     for (let second = 0; second < 15; second += 1) {
       const checks = Array.from({ length: 40 + 60 * (second % 4) }, (_, index) => ({
         policy: "demo",
@@ -66,11 +70,12 @@ await drive(
     }
     await shoot(page, "live");
   },
-  { address: "#live", colorScheme: "dark", ...DESKTOP },
+  { address: WITH_TOKEN, colorScheme: "dark", ...DESKTOP },
 );
 
 await drive(
   async (page) => {
+    await openTab(page, "Backtest");
     const line = (index) => {
       const at = new Date(1_700_000_000_000 + index * 1300 + (index % 7) * 90);
       const time = at
@@ -96,7 +101,7 @@ await drive(
     await page.locator(".results table").first().waitFor();
     await shoot(page, "backtest");
   },
-  { address: "#backtest", viewport: { width: 1280, height: 1000 } },
+  { address: WITH_TOKEN, viewport: { width: 1280, height: 1000 } },
 );
 
 await drive(
@@ -109,5 +114,5 @@ await drive(
     await page.locator(".left", { hasText: "of 5" }).first().waitFor();
     await shoot(page, "phone-clients");
   },
-  { colorScheme: "dark", ...PHONE },
+  { address: WITH_TOKEN, colorScheme: "dark", ...PHONE },
 );

@@ -1,10 +1,10 @@
-// Time plays, pauses and goes from decision to decision; what is counted is what was decided until then.
+// Playback runs, pauses and steps from decision to decision; the counts are those up to that time.
 
 import { assert, drive, plotted } from "./browser.mjs";
 
 const counted = async (page) => {
   const [lane] = await plotted(page);
-  return Number(lane.figures.allowed) + Number(lane.figures.refused);
+  return Number(lane.figures.allowed) + Number(lane.figures.denied);
 };
 const seconds = async (page) => parseFloat(await page.locator(".playback .time").textContent());
 
@@ -21,7 +21,7 @@ await drive(async (page) => {
   const until = (us) => lane.decisions.at_us.filter((at) => at <= us).length;
   assert.ok(at < 30 && (await counted(page)) < all, `at ${at} s`);
   assert.equal(await counted(page), until(at * 1e6 + 500));
-  // The future is behind a veil that ends where the plot does.
+  // The future is covered up to the end of the plot.
   const { veil, over } = await page.evaluate(() => {
     const plot = document.querySelector(".timeline .plot");
     const box = (element) => element.getBoundingClientRect().toJSON();
@@ -36,14 +36,14 @@ await drive(async (page) => {
     (one, other) => one - other,
   );
   for (const instant of instants.filter((at) => at > 0).slice(0, 4)) {
-    await page.getByRole("button", { name: "One decision on" }).click();
+    await page.getByRole("button", { name: "Next decision" }).click();
     assert.equal(await seconds(page), Number((instant / 1e6).toFixed(3)));
     assert.equal(await counted(page), until(instant));
   }
-  await page.getByRole("button", { name: "One decision back" }).click();
+  await page.getByRole("button", { name: "Previous decision" }).click();
   assert.equal(await seconds(page), Number((instants.filter((at) => at > 0)[2] / 1e6).toFixed(3)));
 
-  // Played to its end it stops by itself.
+  // Playback stops at the end.
   await page.locator("select[name=speed]").selectOption("50");
   await page.getByRole("button", { name: "Play" }).click();
   await page.getByRole("button", { name: "Play" }).waitFor();

@@ -1,5 +1,5 @@
-// What every lane plots is what `tallygate simulate --json` prints for the same scenario, number for number. Prints the
-// scenarios and the decisions that were plotted, a line each, for whoever compares them with the library.
+// Every lane plots exactly the numbers that `tallygate simulate --json` prints for the same scenario. Prints the scenarios
+// and the plotted decisions, one per line; the test compares them with the library.
 
 import { execFileSync } from "node:child_process";
 import { assert, drive, drawn, plotted, url } from "./browser.mjs";
@@ -15,7 +15,7 @@ const ADDRESSES = [
   "#compare?pattern=greedy&clients=4&greedy_factor=30",
 ];
 
-/** The options of the command that say the same as a scenario. */
+/** Returns the options of the command for a scenario. */
 function options({
   limit,
   window_ms,
@@ -30,6 +30,7 @@ function options({
   clients,
   greedy_factor,
   burst_size,
+  instances,
 }) {
   const given = {
     limit,
@@ -45,6 +46,7 @@ function options({
     clients,
     "greedy-factor": greedy_factor,
     "burst-size": burst_size,
+    instances,
   };
   return [
     ...Object.entries(given).flatMap(([name, value]) => [`--${name}`, String(value)]),
@@ -72,7 +74,8 @@ await drive(async (page) => {
     );
     assert.equal(lanes.length, 6);
     lanes.forEach((lane, index) => {
-      const { events, state, cumulative, worst_window, allowed, refused } = expected.lanes[index];
+      const { events, clients, allowed, denied } = expected.lanes[index];
+      const [{ state, cumulative, departures, worst_window }] = clients;
       const where = `${address}: ${lane.algorithm}`;
       assert.ok(events.at_us.length > 0, where);
       assert.deepEqual(
@@ -82,12 +85,13 @@ await drive(async (page) => {
       );
       assert.deepEqual(lane.state, { at_us: state.at_us, value: state.value }, where);
       assert.deepEqual(lane.cumulative, cumulative, where);
+      assert.deepEqual(lane.departures, departures, where);
       assert.deepEqual(lane.ideal, expected.ideal, where);
-      assert.deepEqual(lane.offered, expected.offered, where);
+      assert.deepEqual(lane.offered, expected.offered[0], where);
       assert.deepEqual(lane.worst_window, worst_window, where);
       const number = (text) => Number(text.replaceAll(/\s/g, ""));
       assert.equal(number(lane.figures.allowed), allowed, where);
-      assert.equal(number(lane.figures.refused), refused, where);
+      assert.equal(number(lane.figures.denied), denied, where);
       assert.equal(number(lane.figures.worst.split("of")[0]), worst_window.count, where);
     });
     console.log(

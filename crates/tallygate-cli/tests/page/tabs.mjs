@@ -1,4 +1,4 @@
-// Every tab opens by mouse and by keyboard, and is the only one that is seen.
+// Every tab opens by mouse and by keyboard, and only one is visible.
 
 import { assert, drive } from "./browser.mjs";
 
@@ -31,7 +31,7 @@ await drive(async (page) => {
   await page.keyboard.press("Home");
   await isOpen(page, "Compare");
 
-  // From the tabs, the tabulator leads to every control; what has the focus shows it.
+  // The Tab key reaches every control, and the focus is visible.
   const reached = new Set();
   for (;;) {
     await page.keyboard.press("Tab");

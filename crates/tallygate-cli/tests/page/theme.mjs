@@ -1,10 +1,10 @@
-// Dark where the system is dark, or where it was chosen; text is legible in both.
+// The theme follows the system or the user's choice; text is legible in both themes.
 
 import { assert, drive, openTab } from "./browser.mjs";
 
 const MIN_CONTRAST = 4.5;
 
-/** Texts whose contrast with what is behind them is too small. */
+/** Returns texts with too little contrast to their background. */
 const illegible = (page) =>
   page.evaluate((least) => {
     const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
@@ -60,7 +60,7 @@ for (const scheme of ["light", "dark"]) {
         if (name === "Explain") await page.locator(".steps-of li").first().waitFor();
         if (name === "Clients") {
           await page.getByRole("button", { name: "Send 10" }).first().click();
-          await page.locator(".history .refused").first().waitFor();
+          await page.locator(".history .denied").first().waitFor();
         }
         if (name === "Live") await page.locator("#live table").first().waitFor();
         assert.deepEqual(await illegible(page), [], `${scheme} ${name}`);
@@ -72,7 +72,7 @@ for (const scheme of ["light", "dark"]) {
 assert.notDeepEqual(seen.light.colours, seen.dark.colours);
 assert.notEqual(seen.light.pixels, seen.dark.pixels);
 
-// Chosen against the system, and kept.
+// The user's choice overrides the system and is stored.
 await drive(
   async (page) => {
     assert.deepEqual(await colours(page), seen.light.colours);

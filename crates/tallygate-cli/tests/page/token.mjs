@@ -1,4 +1,4 @@
-// With a token in the configuration, clients are told to whoever has it; the rest is for everybody.
+// With a token in the configuration, only its owner sees clients; everything else is public.
 
 import { assert, ask, drive, openTab } from "./browser.mjs";
 
@@ -6,29 +6,29 @@ await drive(
   async (page) => {
     await openTab(page, "Live");
     await ask("v1/check", { checks: Array.from({ length: 100 }, () => ({ policy: "api", key: "greedy" })) });
-    await page.locator(".live .about", { hasText: "this is for the operator" }).waitFor();
+    await page.locator(".live .about", { hasText: "this needs an admin token" }).waitFor();
     await page.locator("tr", { hasText: "95.0 %" }).waitFor();
 
     const token = page.locator("input[name=token]");
     assert.equal(await token.getAttribute("type"), "password");
-    await token.fill("sesame-of-somebody");
-    const refused = page.waitForResponse((reply) => reply.url().endsWith("hot") && reply.status() === 401);
+    await token.fill("sesame-of-another-user");
+    const rejected = page.waitForResponse((reply) => reply.url().endsWith("hot") && reply.status() === 401);
     await page.keyboard.press("Enter");
-    await refused;
+    await rejected;
     await token.fill("sesame-of-the-operator");
     await page.keyboard.press("Enter");
     await page.locator("td", { hasText: "greedy" }).first().waitFor();
     assert.ok(!page.url().includes("sesame"));
     assert.equal(await page.evaluate(() => Object.values(localStorage).join()), "");
 
-    // Kept for this tab, and used for the list of policies too.
+    // The token is stored for this tab and also used for the list of policies.
     await openTab(page, "Clients");
     await page.locator("select[name=policy]").waitFor();
   },
   { expected: [/401 .*v1\/admin\/hot/] },
 );
 
-// Whoever has none writes the policy's name.
+// Without a token, the user types the name of the policy.
 await drive(
   async (page) => {
     const name = page.locator("input[name=policy]");

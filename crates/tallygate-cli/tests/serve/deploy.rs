@@ -1,4 +1,4 @@
-//! What `deploy/` says of the server is so: every metric that an alert or a dashboard names is told.
+//! Checks `deploy/` against the server: every metric that an alert or a dashboard names exists.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -11,41 +11,43 @@ const ALERTS_TEST: &str = include_str!("../../../../deploy/prometheus-alerts-tes
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana-dashboard.json");
 const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
-/// All that a server tells, by name: with its clients in memory, and with a store, which need not be there.
-fn told() -> BTreeSet<String> {
+/// Returns the names of all metrics of a server with the memory store and of one with a Redis store, which need not run.
+fn exposed_metrics() -> BTreeSet<String> {
     let policy = "[policies.api]\nlimit = 5\nwindow = \"1m\"\n";
     let in_memory = Served::start(&[], Some(policy));
     let in_redis = Served::start(&["--store", "redis://127.0.0.1:1"], Some(policy));
     let mut names = BTreeSet::new();
     for served in [&in_memory, &in_redis] {
-        let mut stream = TcpStream::connect(served.http()).expect("it listens");
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("it is asked");
+        let mut stream = TcpStream::connect(served.http()).expect("the connection opens");
+        stream
+            .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .expect("the request is sent");
         let mut text = String::new();
-        stream.read_to_string(&mut text).expect("it answers");
+        stream.read_to_string(&mut text).expect("the server replies");
         names.extend(metrics_in(&text));
     }
     names
 }
 
-/// The names of metrics in a text.
+/// Returns the names of metrics in a text.
 fn metrics_in(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter(|word| word.starts_with("tallygate_")).map(str::to_owned)
 }
 
 #[test]
-fn every_metric_of_the_alerts_and_the_dashboard_is_told_by_a_server() {
-    let told = told();
+fn every_metric_of_the_alerts_and_the_dashboard_exists() {
+    let exposed = exposed_metrics();
     for (file, text) in [("alerts", ALERTS), ("tests", ALERTS_TEST), ("dashboard", DASHBOARD)] {
         let named: BTreeSet<_> = metrics_in(text).collect();
         assert!(named.len() > 5, "{file} names {named:?}");
-        let unknown: Vec<_> = named.difference(&told).collect();
-        assert!(unknown.is_empty(), "{file}: no server tells {unknown:?}");
+        let unknown: Vec<_> = named.difference(&exposed).collect();
+        assert!(unknown.is_empty(), "{file}: no server has {unknown:?}");
     }
 }
 
 #[test]
-fn every_alert_says_what_to_do() {
+fn every_alert_links_to_a_runbook() {
     let headings: BTreeSet<_> = OPERATIONS
         .lines()
         .filter_map(|line| line.strip_prefix("### "))
@@ -56,7 +58,7 @@ fn every_alert_says_what_to_do() {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("runbook: docs/operations.md#"))
         .collect();
-    assert_eq!(places.len(), alerts, "one for each alert");
+    assert_eq!(places.len(), alerts, "every alert needs one runbook");
     for place in places {
         assert!(headings.contains(place), "docs/operations.md has no {place:?} among {headings:?}");
     }

@@ -1,4 +1,4 @@
-//! Killed under load, again and again: it starts clean on the same ports and the same path, and serves.
+//! Kills the server under load many times: it starts clean on the same ports and socket paths.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -24,19 +24,19 @@ impl<S: Read + Write + Send> Stream for S {}
 fn connect(address: &str) -> Box<dyn Stream> {
     match address.strip_prefix("unix:") {
         Some(path) => {
-            let stream = UnixStream::connect(path).expect("it listens");
-            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+            let stream = UnixStream::connect(path).expect("the connection opens");
+            stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is set");
             Box::new(stream)
         }
         None => {
-            let stream = TcpStream::connect(address).expect("it listens");
-            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+            let stream = TcpStream::connect(address).expect("the connection opens");
+            stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is set");
             Box::new(stream)
         }
     }
 }
 
-/// Asks until nobody answers any more; says so once it was answered a few times.
+/// Sends requests until the server is gone. Sends a message to `answered` after a few replies.
 fn load(mut stream: Box<dyn Stream>, request: &[u8], depth: usize, answered: &mpsc::Sender<()>) {
     let (script, mut replies) = (request.repeat(depth), vec![0; 1 << 16]);
     for turn in 0.. {
@@ -44,27 +44,28 @@ fn load(mut stream: Box<dyn Stream>, request: &[u8], depth: usize, answered: &mp
             return;
         }
         if turn == 5 {
-            answered.send(()).expect("somebody waits");
+            answered.send(()).expect("a client waits");
         }
     }
 }
 
-/// What is left to a client that has not asked yet: the server knows nobody.
+/// Returns whether a client has its full quota, so the server kept no state.
 fn is_clean(resp: &str) -> bool {
     let mut stream = connect(resp);
-    stream.write_all(b"TG.PEEK api load COST 0\r\n").expect("it reads");
+    stream.write_all(b"TG.PEEK api load COST 0\r\n").expect("the write succeeds");
     let mut reply = [0; 31];
-    stream.read_exact(&mut reply).expect("a reply");
+    stream.read_exact(&mut reply).expect("there is a reply");
     reply.starts_with(b"*6\r\n:1\r\n:1000000\r\n:1000000\r\n:0")
 }
 
+/// Fault I2.
 #[test]
-fn i2_killed_a_hundred_times_under_load_it_starts_clean() {
+fn after_a_hundred_kills_under_load_the_server_starts_clean() {
     let path = std::env::temp_dir().join(format!("tallygate-killed-{}.sock", std::process::id()));
     let unix = format!("unix:{}", path.display());
     let (mut http_port, mut resp_port) = ("127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned());
     for round in 0..ROUNDS {
-        // First HTTP has the path, then RESP.
+        // HTTP uses the socket path in the first half of the rounds, RESP in the second.
         let (http, resp) =
             if round < ROUNDS / 2 { (&unix, &resp_port) } else { (&http_port, &unix) };
         let served = Served::start(&["--http", http, "--resp", resp], Some(POLICY));
@@ -72,27 +73,27 @@ fn i2_killed_a_hundred_times_under_load_it_starts_clean() {
         let loads = [(served.http(), HTTP, 1), (served.resp(), RESP, 1), (served.resp(), RESP, 50)]
             .map(|(address, request, depth)| (connect(address), request, depth));
         std::thread::scope(|scope| {
-            let (tell, told) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             let loads = loads.map(|(stream, request, depth)| {
-                let tell = tell.clone();
-                scope.spawn(move || load(stream, request, depth, &tell))
+                let sender = sender.clone();
+                scope.spawn(move || load(stream, request, depth, &sender))
             });
             for _ in loads {
-                told.recv_timeout(PATIENCE).expect("it answers");
+                receiver.recv_timeout(PATIENCE).expect("the server replies");
             }
-            assert_eq!(served.log(), "", "it has nothing to complain about");
+            assert_eq!(served.log(), "", "the log is not empty");
             (http_port, resp_port) = ports(&served, http_port.clone(), resp_port.clone());
             served.kill();
         });
-        assert!(path.exists(), "it could not take its socket away");
+        assert!(path.exists(), "a killed server leaves its socket");
     }
     let mut last = Served::start(&["--http", &http_port, "--resp", &unix], Some(POLICY));
     assert!(is_clean(last.resp()));
     assert_eq!(last.stop(), Some(0));
-    assert!(!Path::new(&path).exists(), "told to stop, it leaves nothing behind");
+    assert!(!Path::new(&path).exists(), "a stopped server removes its socket");
 }
 
-/// The ports that it was given the first time, or those that it had.
+/// Returns the ports of this server, or the previous ones where it uses a socket path.
 fn ports(served: &Served, http: String, resp: String) -> (String, String) {
     let given = |address: &str, before| match address.strip_prefix("unix:") {
         Some(_) => before,

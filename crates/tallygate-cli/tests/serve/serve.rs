@@ -1,35 +1,39 @@
-//! `tallygate serve` as its operators meet it: where it listens, how it changes, how it stops; and the commands around it.
+//! Tests `tallygate serve` (listeners, reloads, shutdown) and the commands `check` and `check-config`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::Served;
-use tallygate_testkit::servers::{Flavor, Server};
+use tallygate_testkit::servers::{Flavor, Server, wait_until};
+
+/// Long enough for a busy machine; only a failing test waits this long.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 const API: &str = "[policies.api]\nlimit = 3\nwindow = \"1h\"\n";
 
-/// The body of an answer to a request, and its status line.
+/// Sends a request and returns the status line and the body of the reply.
 fn http(address: &str, request: &str) -> (String, String) {
-    let mut answer = String::new();
+    let mut reply = String::new();
     let request = request.replace('\n', "\r\n");
     match address.strip_prefix("unix:") {
         Some(path) => {
-            let mut stream = UnixStream::connect(path).expect("it listens");
-            stream.write_all(request.as_bytes()).expect("it reads");
-            stream.read_to_string(&mut answer).expect("it answers");
+            let mut stream = UnixStream::connect(path).expect("the connection opens");
+            stream.write_all(request.as_bytes()).expect("the write succeeds");
+            stream.read_to_string(&mut reply).expect("the server replies");
         }
         None => {
-            let mut stream = TcpStream::connect(address).expect("it listens");
-            stream.write_all(request.as_bytes()).expect("it reads");
-            stream.read_to_string(&mut answer).expect("it answers");
+            let mut stream = TcpStream::connect(address).expect("the connection opens");
+            stream.write_all(request.as_bytes()).expect("the write succeeds");
+            stream.read_to_string(&mut reply).expect("the server replies");
         }
     }
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    (head.lines().next().expect("a status").to_owned(), body.to_owned())
+    let (head, body) = reply.split_once("\r\n\r\n").expect("the reply has a head and a body");
+    (head.lines().next().expect("there is a status").to_owned(), body.to_owned())
 }
 
 fn post(address: &str, path: &str, body: &str) -> (String, serde_json::Value) {
@@ -37,8 +41,8 @@ fn post(address: &str, path: &str, body: &str) -> (String, serde_json::Value) {
     let head = format!(
         "POST {path} HTTP/1.1\nHost: localhost\nConnection: close\nContent-Length: {length}\n\n"
     );
-    let (status, answer) = http(address, &format!("{head}{body}"));
-    (status, serde_json::from_str(&answer).unwrap_or(serde_json::Value::Null))
+    let (status, reply) = http(address, &format!("{head}{body}"));
+    (status, serde_json::from_str(&reply).unwrap_or(serde_json::Value::Null))
 }
 
 fn get(address: &str, path: &str) -> (String, String) {
@@ -47,27 +51,18 @@ fn get(address: &str, path: &str) -> (String, String) {
 
 fn check(served: &Served, key: &str) -> serde_json::Value {
     let body = format!("{{\"policy\":\"api\",\"key\":{}}}", serde_json::json!(key));
-    let (status, answer) = post(served.http(), "/v1/check", &body);
-    assert!(status.contains(" 200 "), "{status} {answer}");
-    answer
+    let (status, reply) = post(served.http(), "/v1/check", &body);
+    assert!(status.contains(" 200 "), "{status} {reply}");
+    reply
 }
 
 fn limit(served: &Served) -> u64 {
-    check(served, "who looks")["limit"].as_u64().expect("a limit")
+    check(served, "probe")["limit"].as_u64().expect("the limit is a number")
 }
 
 fn resp(served: &Served, words: &[&str]) -> String {
     let output = Command::new("redis-cli").args(["-p", served.resp_port()]).args(words).output();
-    String::from_utf8(output.expect("redis-cli runs").stdout).expect("text")
-}
-
-#[track_caller]
-fn soon(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(5), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    String::from_utf8(output.expect("redis-cli runs").stdout).expect("the text is UTF-8")
 }
 
 fn tallygate(words: &[&str]) -> Output {
@@ -79,41 +74,41 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn without_a_configuration_it_serves_a_demo_and_says_what_to_try() {
+fn without_a_configuration_the_server_serves_a_demo_and_prints_examples() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tallygate"))
         .args(["serve", "--http", "127.0.0.1:0", "--log", "error"])
         .env("TALLYGATE_RESP", "127.0.0.1:0")
         .stdout(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let mut line = || lines.next().expect("a line").expect("text");
+    let mut lines = BufReader::new(child.stdout.take().expect("the stream is piped")).lines();
+    let mut line = || lines.next().expect("there is a line").expect("the text is UTF-8");
     let http = line();
     assert!(http.starts_with("http 127.0.0.1:"), "{http}");
     let resp = line();
     assert!(resp.starts_with("resp 127.0.0.1:") && !resp.ends_with(":0"), "{resp}");
     assert_eq!(line(), "tallygate ready");
     assert!(line().contains("\"demo\""));
-    // What it says to try works as it is.
-    let tried = line();
-    let output = Command::new("sh").args(["-c", &tried]).output().expect("a shell");
-    assert!(text(&output.stdout).contains("\"allowed\":true"), "{tried}: {output:?}");
+    // The printed examples work unchanged.
+    let example = line();
+    let output = Command::new("sh").args(["-c", &example]).output().expect("the shell runs");
+    assert!(text(&output.stdout).contains("\"allowed\":true"), "{example}: {output:?}");
     for _ in 0..2 {
-        let tried = line();
-        let output = Command::new("sh").args(["-c", &tried]).output().expect("a shell");
+        let example = line();
+        let output = Command::new("sh").args(["-c", &example]).output().expect("the shell runs");
         assert!(
             output.status.success() && !text(&output.stdout).contains("ERR"),
-            "{tried}: {output:?}"
+            "{example}: {output:?}"
         );
     }
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
+    child.kill().expect("the process is running");
+    child.wait().expect("the process ends");
 }
 
 #[test]
-fn unix_sockets_serve_too_and_are_removed() {
+fn unix_sockets_work_and_are_removed_on_shutdown() {
     let folder = std::env::temp_dir().join(format!("tallygate-unix-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::create_dir_all(&folder).expect("the directory is created");
     let (http, resp) = (folder.join("http"), folder.join("resp"));
     let address = |path: &Path| format!("unix:{}", path.display());
     for _ in 0..2 {
@@ -121,126 +116,140 @@ fn unix_sockets_serve_too_and_are_removed() {
             Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
         assert_eq!(served.http(), address(&http));
         assert_eq!(check(&served, "alice")["remaining"], 2);
-        let mut stream = UnixStream::connect(&resp).expect("it listens");
-        stream.write_all(b"TG.CHECK api alice\r\n").expect("it reads");
+        let mut stream = UnixStream::connect(&resp).expect("the connection opens");
+        stream.write_all(b"TG.CHECK api alice\r\n").expect("the write succeeds");
         let mut reply = [0; 8];
-        stream.read_exact(&mut reply).expect("it answers");
+        stream.read_exact(&mut reply).expect("the server replies");
         assert_eq!(&reply, b"*6\r\n:1\r\n");
         drop(stream);
         assert_eq!(served.stop(), Some(0));
         assert!(!http.exists() && !resp.exists());
     }
-    // One that was killed leaves its socket, which is not in the way of the next.
+    // A killed server leaves its socket, which does not prevent the next start.
     let mut killed =
         Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
     killed.signal("KILL");
-    assert_eq!(killed.ended(), None);
+    assert_eq!(killed.wait_for_exit(), None);
     assert!(http.exists());
     let served = Served::start(&["--http", &address(&http), "--resp", &address(&resp)], Some(API));
     assert_eq!(check(&served, "alice")["remaining"], 2);
     drop(served);
-    std::fs::remove_dir_all(&folder).expect("it was there");
+    std::fs::remove_dir_all(&folder).expect("the file is removed");
 }
 
+/// Fault E14.
 #[test]
-fn e14_http_resp_and_the_library_see_one_quota_and_the_same_keys() {
+fn http_resp_and_the_library_share_one_quota_and_the_same_keys() {
     let server = Server::start(Flavor::Redis);
     let served = Served::start(&["--store", &server.url()], Some(API));
     let key = "a\u{0}b \u{fc}\"{x}\r\n";
     assert_eq!(check(&served, key)["remaining"], 2);
-    // Over RESP, byte for byte.
-    let mut stream = TcpStream::connect(served.resp()).expect("it listens");
+    // Over RESP, with the same bytes.
+    let mut stream = TcpStream::connect(served.resp()).expect("the connection opens");
     let request = format!("*3\r\n$8\r\nTG.CHECK\r\n$3\r\napi\r\n${}\r\n{key}\r\n", key.len());
-    stream.write_all(request.as_bytes()).expect("it reads");
+    stream.write_all(request.as_bytes()).expect("the write succeeds");
     let mut reply = [0; 15];
-    stream.read_exact(&mut reply).expect("it answers");
+    stream.read_exact(&mut reply).expect("the server replies");
     assert_eq!(&reply, b"*6\r\n:1\r\n:3\r\n:1\r");
-    // By the library, in another process.
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    // With the library, in another process.
+    let runtime = tokio::runtime::Runtime::new().expect("the runtime starts");
     runtime.block_on(async {
-        let policy =
-            tallygate::Policy::token_bucket(3).per_hour().named("api").build().expect("a policy");
-        let redis = tallygate_redis::Redis::open(&server.url()).expect("an address");
+        let policy = tallygate::Policy::token_bucket(3)
+            .per_hour()
+            .named("api")
+            .build()
+            .expect("the policy is valid");
+        let redis = tallygate_redis::Redis::open(&server.url()).expect("the address is valid");
         let limiter = tallygate::RateLimiter::with_store(policy, redis.store("api"));
-        let decision = limiter.check(key).await.expect("a decision");
+        let decision = limiter.check(key).await.expect("there is a decision");
         assert_eq!((decision.remaining, decision.source), (0, tallygate::Source::Store));
     });
     assert_eq!(check(&served, key)["allowed"], false);
 }
 
+/// Fault G1.
 #[test]
-fn g1_a_bad_file_changes_nothing_and_is_told() {
+fn an_invalid_file_changes_nothing_and_is_reported() {
     let served = Served::start(&[], Some(API));
     assert_eq!(limit(&served), 3);
     std::fs::write(served.config(), "[policies.api]\nlimt = 9\nwindow = \"1h\"\n")
-        .expect("written");
-    soon("the mistake is counted", || {
-        get(served.http(), "/metrics").1.contains("tallygate_reloads_total{outcome=\"refused\"} 1")
+        .expect("the file is written");
+    wait_until("the error is counted", PATIENCE, || {
+        get(served.http(), "/metrics").1.contains("tallygate_reloads_total{outcome=\"rejected\"} 1")
     });
     assert_eq!(limit(&served), 3);
-    let (status, told) = post(served.http(), "/v1/admin/reload", "");
+    let (status, problem) = post(served.http(), "/v1/admin/reload", "");
     assert!(status.contains(" 422 ") || status.contains(" 409 "), "{status}");
-    assert!(told.to_string().contains("did you mean `limit`?"), "{told}");
-    // And a good one is taken, also after the mistake.
+    assert!(problem.to_string().contains("did you mean `limit`?"), "{problem}");
+    // A valid file is loaded after the error.
     std::fs::write(served.config(), crate::common::with_admin(&API.replace('3', "5")))
-        .expect("written");
-    soon("the new limit", || limit(&served) == 5);
+        .expect("the file is written");
+    wait_until("the new limit is in force", PATIENCE, || limit(&served) == 5);
 }
 
+/// Fault G2.
 #[test]
-fn g2_a_symlink_swap_and_a_rename_are_taken_whole() {
+fn a_symlink_swap_and_a_rewritten_file_are_loaded_only_when_complete() {
     let folder = std::env::temp_dir().join(format!("tallygate-swap-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    // As Kubernetes does: the name is a link to a link to a folder, which is swapped.
+    std::fs::create_dir_all(&folder).expect("the directory is created");
+    // As in Kubernetes, the file is a link into a linked directory, which is swapped.
     for (version, limit) in [("one", "3"), ("two", "4")] {
-        std::fs::create_dir_all(folder.join(version)).expect("a folder");
+        std::fs::create_dir_all(folder.join(version)).expect("the directory is created");
         std::fs::write(
             folder.join(version).join("tallygate.toml"),
             crate::common::with_admin(&API.replace('3', limit)),
         )
-        .expect("written");
+        .expect("the file is written");
     }
-    std::os::unix::fs::symlink("one", folder.join("data")).expect("a link");
+    std::os::unix::fs::symlink("one", folder.join("data")).expect("the link is created");
     std::os::unix::fs::symlink("data/tallygate.toml", folder.join("tallygate.toml"))
-        .expect("a link");
+        .expect("the link is created");
     let config = folder.join("tallygate.toml");
-    let served = Served::start(&["--config", config.to_str().expect("a name")], None);
+    let served = Served::start(&["--config", config.to_str().expect("there is a name")], None);
     assert_eq!(limit(&served), 3);
     assert_eq!(check(&served, "alice")["remaining"], 2);
-    std::os::unix::fs::symlink("two", folder.join("data.new")).expect("a link");
-    std::fs::rename(folder.join("data.new"), folder.join("data")).expect("swapped");
-    soon("the swapped limit", || limit(&served) == 4);
-    // What was used stays used.
+    std::os::unix::fs::symlink("two", folder.join("data.new")).expect("the link is created");
+    std::fs::rename(folder.join("data.new"), folder.join("data")).expect("the files are swapped");
+    wait_until("the swapped file is loaded", PATIENCE, || limit(&served) == 4);
+    // The usage stays.
     assert_eq!(check(&served, "alice")["remaining"], 2);
-    // A file that is being rewritten is not taken before it rests, though it is a configuration all the time.
+    // A file that keeps changing is not loaded, although it is always a valid configuration.
     for round in 0..40 {
         std::fs::write(
             folder.join("two/tallygate.toml"),
             crate::common::with_admin(&API.replace('3', &format!("1{round:02}"))),
         )
-        .expect("written");
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(limit(&served), 4, "a file that was still being written was taken");
+        .expect("the file is written");
+        let written = Instant::now();
+        while written.elapsed() < Duration::from_millis(50) {
+            assert_eq!(limit(&served), 4, "a file that was still changing was loaded");
+        }
     }
-    soon("the file that rests", || limit(&served) == 139);
+    wait_until("the unchanged file is loaded", PATIENCE, || limit(&served) == 139);
     drop(served);
-    std::fs::remove_dir_all(&folder).expect("it was there");
+    std::fs::remove_dir_all(&folder).expect("the file is removed");
 }
 
+/// Fault G4.
 #[test]
-fn g4_under_load_every_decision_is_by_one_version() {
-    // Two versions whose limits and bursts go together; a decision by both would show another pair.
+fn under_load_every_decision_uses_one_version() {
+    // A decision that mixed both versions would show a remaining count above its limit.
     let versions = ["limit = 100\nburst = 1000\n", "limit = 200\nburst = 2000\n"];
     let config = |version: &str| format!("[policies.api]\nwindow = \"1h\"\n{version}");
     let served = Served::start(&[], Some(&config(versions[0])));
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
+    let latest = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let asking = scope.spawn(|| {
+        let client = scope.spawn(|| {
             let mut seen = std::collections::BTreeSet::new();
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                let answer = check(&served, "alice");
-                let limit = answer["limit"].as_u64().expect("a limit");
-                assert!(answer["remaining"].as_u64().expect("a number") <= limit, "{answer}");
+            while !stop.load(Ordering::Relaxed) {
+                let reply = check(&served, "alice");
+                let limit = reply["limit"].as_u64().expect("the limit is a number");
+                assert!(
+                    reply["remaining"].as_u64().expect("the value is a number") <= limit,
+                    "{reply}"
+                );
+                latest.store(limit, Ordering::Relaxed);
                 seen.insert(limit);
             }
             seen
@@ -250,59 +259,65 @@ fn g4_under_load_every_decision_is_by_one_version() {
                 served.config(),
                 crate::common::with_admin(&config(versions[round % 2])),
             )
-            .expect("written");
+            .expect("the file is written");
             served.signal("HUP");
-            std::thread::sleep(Duration::from_millis(50));
+            let expected = [1000, 2000][round % 2];
+            wait_until("the client sees the new version", PATIENCE, || {
+                latest.load(Ordering::Relaxed) == expected
+            });
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let seen = asking.join().expect("it asks");
+        stop.store(true, Ordering::Relaxed);
+        let seen = client.join().expect("the thread does not panic");
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1000, 2000]);
     });
 }
 
+/// Fault I1.
 #[test]
-fn i1_told_to_stop_it_answers_what_it_was_asked_and_exits_with_0() {
+fn on_shutdown_the_server_answers_pending_requests_and_exits_with_0() {
     let mut served = Served::start(&[], Some(&API.replace('3', "1000000")));
     let address = served.http().to_owned();
     let resp = served.resp().to_owned();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let stopping = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
+    let stopping = AtomicBool::new(false);
+    let answered = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        // Each asks over one connection until it is closed; whatever was sent whole must be answered whole, unless the
-        // connection was closed before it was read.
-        let asking: Vec<_> = (0..8)
+        // Each thread sends one request per connection until the server stops. A request gets a whole reply, unless the
+        // server stopped before it read the request.
+        let clients: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut answered = 0_u32;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !stop.load(Ordering::Relaxed) {
                         let Ok(mut stream) = TcpStream::connect(&resp) else { break };
-                        stream.write_all(b"TG.CHECK api alice\r\n").expect("it is open");
+                        stream
+                            .write_all(b"TG.CHECK api alice\r\n")
+                            .expect("the connection is open");
                         let mut reply = String::new();
                         let mut reader = BufReader::new(&stream);
                         if reader.read_line(&mut reply).unwrap_or(0) == 0 {
-                            // Not read: only after it was told to stop.
-                            assert!(stopping.load(std::sync::atomic::Ordering::SeqCst));
+                            // A request stays unread only during shutdown.
+                            assert!(stopping.load(Ordering::SeqCst));
                             break;
                         }
                         assert_eq!(reply, "*6\r\n");
-                        answered += 1;
+                        answered.fetch_add(1, Ordering::Relaxed);
                     }
-                    answered
                 })
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(300));
-        stopping.store(true, std::sync::atomic::Ordering::SeqCst);
+        wait_until("the load runs", PATIENCE, || answered.load(Ordering::Relaxed) > 100);
+        stopping.store(true, Ordering::SeqCst);
         assert_eq!(served.stop(), Some(0));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let answered: u32 = asking.into_iter().map(|one| one.join().expect("it asks")).sum();
-        assert!(answered > 100, "{answered}");
+        stop.store(true, Ordering::Relaxed);
+        for client in clients {
+            client.join().expect("the thread does not panic");
+        }
     });
     assert!(TcpStream::connect(&address).is_err());
 }
 
 #[test]
-fn the_little_client_tells_by_its_exit_code() {
+fn the_check_command_reports_the_decision_in_its_exit_code() {
     let served = Served::start(&[], Some(API));
     let ask = |words: &[&str]| tallygate(&[&["check", "--resp", served.resp()], words].concat());
     let first = ask(&["api", "alice", "--cost", "3"]);
@@ -310,77 +325,232 @@ fn the_little_client_tells_by_its_exit_code() {
         (first.status.code(), text(&first.stdout).as_str()),
         (Some(0), "allowed, 0 of 3 left\n")
     );
-    let refused = ask(&["api", "alice"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stdout).starts_with("refused, try again in "), "{refused:?}");
+    let denied = ask(&["api", "alice"]);
+    assert_eq!(denied.status.code(), Some(1));
+    assert!(text(&denied.stdout).starts_with("denied, retry in "), "{denied:?}");
     let never = ask(&["api", "alice", "--cost", "4"]);
-    assert_eq!(text(&never.stdout), "refused, and no wait will do\n");
+    assert_eq!(text(&never.stdout), "denied; the cost is higher than the limit can ever allow\n");
     assert_eq!(text(&ask(&["--quiet", "api", "alice"]).stdout), "");
     let unknown = ask(&["apii", "alice"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("did you mean \"api\"?"), "{unknown:?}");
-    let nobody = tallygate(&["check", "--resp", "127.0.0.1:1", "api", "alice"]);
-    assert_eq!(nobody.status.code(), Some(2));
-    assert!(text(&nobody.stderr).contains("cannot ask 127.0.0.1:1"), "{nobody:?}");
+    let unreachable = tallygate(&["check", "--resp", "127.0.0.1:1", "api", "alice"]);
+    assert_eq!(unreachable.status.code(), Some(2));
+    assert!(text(&unreachable.stderr).contains("check on 127.0.0.1:1 failed"), "{unreachable:?}");
 }
 
 #[test]
-fn a_configuration_is_checked_without_serving_it() {
+fn check_config_validates_a_configuration_without_serving_it() {
     let path = std::env::temp_dir().join(format!("tallygate-check-{}.toml", std::process::id()));
-    let name = path.to_str().expect("a name");
-    // Named without its folder: that of the configuration.
+    let name = path.to_str().expect("there is a name");
+    // A path without a directory is relative to the configuration.
     let tokens = path.with_extension("tokens");
-    std::fs::write(&tokens, "hunter2-of-the-operator\n").expect("written");
-    let tokens_name = tokens.file_name().and_then(|name| name.to_str()).expect("a name");
+    std::fs::write(&tokens, "hunter2-of-the-operator\n").expect("the file is written");
+    let tokens_name = tokens.file_name().and_then(|name| name.to_str()).expect("there is a name");
     let config = format!(
-        "store = \"redis://alice:hunter2@example.com\"\n[auth]\nadmin = [\"file:{tokens_name}\"]\n\
-         [policies.api]\nlimit = 100\nwindow = \"1m\"\nburst = 200\n[policies.api.tiers.pro]\nlimit = 1000\n\
-         [policies.api.overrides.bob]\naccess = \"unlimited\"\n"
+        r#"
+        store = "redis://alice:hunter2@example.com"
+        trusted_proxies = ["10.0.0.0/8"]
+        [auth]
+        admin = ["file:{tokens_name}"]
+        [policies.api]
+        limit = 100
+        window = "1m"
+        burst = 200
+        key = "header:X-API-Key"
+        lease = "50ms"
+        [policies.api.tiers.pro]
+        limit = 1000
+        [policies.api.overrides.bob]
+        access = "unlimited"
+        [policies.day]
+        algorithm = "fixed_window"
+        limit = 5
+        window = "1d"
+        anchor = "first_request"
+        penalty = {{ after = 3, lasts = "15m" }}
+        instances = 3
+        "#
     );
-    std::fs::write(&path, config).expect("written");
-    let shown = tallygate(&["check-config", name]);
+    std::fs::write(&path, config).expect("the file is written");
+    let check = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+        command.args(["check-config", name]).envs(variables.iter().copied());
+        command.output().expect("the binary runs")
+    };
+    let shown = check(&[]);
     assert_eq!(shown.status.code(), Some(0), "{shown:?}");
-    std::fs::remove_file(&tokens).expect("it was there");
+    let output = text(&shown.stdout);
+    let (before, after) = output.split_once("limits max_connections 10000, ").expect("limits");
     assert_eq!(
-        text(&shown.stdout),
-        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nstore redis://alice:***@example.com\nsnapshot none\n\
-         tls none\n\
-         auth check by anybody, admin by token\n\
-         limits 10000 connections, 1000 an address, heads of 65536 bytes in 1m, bodies of 1048576 bytes in 10s, \
-         268435456 bytes held, 100 streams, 256 commands at once, replies taken within 30s\n\
-         policy api: token_bucket 100 per 60s burst 200\npolicy api, tier pro: token_bucket 1000 per 60s\n\
-         policy api, override bob: unlimited\n"
+        before,
+        "http 127.0.0.1:8080\nresp 127.0.0.1:6380\nnames none\nstore redis://alice:***@example.com\nsnapshot none\n\
+         tls none\nauth check is open to everyone, admin needs a token\ntrusted_proxies 10.0.0.0/8\n"
     );
-    std::fs::write(&path, "[policies.api]\nlimt = 1\n").expect("written");
+    let (limits, after) = after.split_once('\n').expect("a line");
+    assert!(
+        limits.contains("head_timeout 1m, ") && limits.ends_with("idle_timeout none"),
+        "{limits}"
+    );
+    assert_eq!(
+        after,
+        "backtest max_bytes 268435456, max_memory_bytes 268435456\ncl_throttle enabled\n\
+         policy api: token_bucket 100 per 1m, burst 200\n\
+         policy api, settings: cost 1, key header:x-api-key, on_store_error allow, lease 50ms, deny_cache true\n\
+         policy api, tier pro: token_bucket 1000 per 1m, burst 1000\n\
+         policy api, override bob: unlimited\n\
+         policy day: fixed_window 5 per 1d, anchor first_request, penalty of 15m after 3 denials\n\
+         policy day, settings: cost 1, key ip, ipv6_prefix 64, instances 3, on_store_error allow, lease none, deny_cache true\n\
+         environment none\n"
+    );
+    let errors = text(&shown.stderr);
+    assert!(
+        errors.starts_with(
+            "tallygate: warning: policy \"day\": instances has no effect, because Redis"
+        ),
+        "{errors}"
+    );
+    // Environment variables count as they do for the server.
+    let shown = check(&[("TALLYGATE_STORE", "memory"), ("TALLYGATE_HTTP", "0.0.0.0:80")]);
+    let output = text(&shown.stdout);
+    assert!(
+        output.starts_with("http 0.0.0.0:80\n") && output.contains("\nstore memory\n"),
+        "{output}"
+    );
+    assert!(output.ends_with("environment TALLYGATE_HTTP, TALLYGATE_STORE\n"), "{output}");
+    assert_eq!(
+        text(&shown.stderr),
+        "tallygate: warning: policy \"api\": lease has no effect, because the store is in memory\n"
+    );
+    std::fs::remove_file(&tokens).expect("the file is removed");
+    std::fs::write(&path, "[policies.api]\nlimt = 1\n").expect("the file is written");
     let wrong = tallygate(&["check-config", name]);
     assert_eq!(wrong.status.code(), Some(2));
     assert_eq!(
         text(&wrong.stderr),
         format!("tallygate: {name}:2:1: unknown field `limt`; did you mean `limit`?\n")
     );
-    std::fs::remove_file(&path).expect("it was there");
+    std::fs::remove_file(&path).expect("the file is removed");
     let gone = tallygate(&["check-config", name]);
     assert!(text(&gone.stderr).starts_with(&format!("tallygate: cannot read {name}")), "{gone:?}");
 }
 
+/// What fails at startup fails in `check-config`, too.
 #[test]
-fn mistakes_at_the_start_are_told_and_nothing_is_served() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = taken.local_addr().expect("an address").to_string();
-    let refused = tallygate(&["serve", "--http", &address]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(
-        text(&refused.stderr).contains(&format!("cannot listen for HTTP on {address}")),
-        "{refused:?}"
+fn a_wrong_address_fails_in_check_config_as_in_serve() {
+    let path = std::env::temp_dir().join(format!("tallygate-address-{}.toml", std::process::id()));
+    let name = path.to_str().expect("there is a name");
+    for address in ["8080", ":8080"] {
+        let config = format!("[listen]\nhttp = \"{address}\"\n");
+        std::fs::write(&path, config).expect("the file is written");
+        let expected = format!("{name}:2:8: found \"{address}\"; expected HOST:PORT");
+        for words in [&["check-config", name][..], &["serve", "--config", name]] {
+            let failed = tallygate(words);
+            assert_eq!(failed.status.code(), Some(2), "{failed:?}");
+            assert!(text(&failed.stderr).contains(&expected), "{failed:?}");
+        }
+        let failed = tallygate(&["serve", "--http", address]);
+        assert_eq!(failed.status.code(), Some(2), "{failed:?}");
+        assert!(text(&failed.stderr).contains("--http: found "), "{failed:?}");
+    }
+    std::fs::write(&path, "").expect("the file is written");
+    let empty = tallygate(&["check-config", name]);
+    assert_eq!(empty.status.code(), Some(0));
+    assert_eq!(
+        text(&empty.stderr),
+        "tallygate: warning: no policies are configured; only CL.THROTTLE can be used\n"
     );
-    let refused = tallygate(&["serve", "--store", "redis://alice:hunter2@host:port"]);
-    assert_eq!(refused.status.code(), Some(2));
-    let message = text(&refused.stderr);
+    std::fs::remove_file(&path).expect("the file is removed");
+}
+
+#[test]
+fn a_reload_names_the_changes_that_need_a_restart() {
+    let served = Served::start(&[], Some(API));
+    let reload = |config: &str| {
+        let config = crate::common::with_admin(config);
+        std::fs::write(served.config(), config).expect("the file is written");
+        post(served.http(), "/v1/admin/reload", "").1
+    };
+    assert_eq!(reload(API), serde_json::json!({"reloaded": true, "needs_restart": []}));
+    // The flags of the test name both listeners, so only the other settings change.
+    let changed = format!(
+        "store = \"redis://127.0.0.1:1\"\n{API}lease = \"50ms\"\n[listen]\nhttp = \"127.0.0.1:1\"\n"
+    );
+    let expected = serde_json::json!({"reloaded": true, "needs_restart": ["store"]});
+    assert_eq!(reload(&changed), expected);
+    let snapshot = format!("snapshot = \"clients\"\n{API}");
+    let expected = serde_json::json!({"reloaded": true, "needs_restart": ["snapshot"]});
+    assert_eq!(reload(&snapshot), expected);
+    wait_until("the log has the warning", PATIENCE, || {
+        served.log().contains(
+            "settings that need a restart; keeping the old ones until then settings=\"store\"",
+        )
+    });
+}
+
+/// A client whose quota is full again needs no memory.
+#[test]
+fn idle_clients_are_dropped_in_the_background() {
+    let config = "sweep_every = \"100ms\"\n[policies.api]\nlimit = 1\nwindow = \"50ms\"\n\
+                  [policies.slow]\nlimit = 1\nwindow = \"1h\"\n";
+    let served = Served::start(&[], Some(config));
+    for key in 0..500 {
+        for policy in ["api", "slow"] {
+            post(served.http(), "/v1/check", &format!(r#"{{"policy":"{policy}","key":"{key}"}}"#));
+        }
+    }
+    let keys = |policy: &str| {
+        let (_, metrics) = get(served.http(), "/metrics");
+        let name = format!("tallygate_keys_live{{policy=\"{policy}\"}} ");
+        metrics.lines().find_map(|line| line.strip_prefix(&*name).map(str::to_owned))
+    };
+    wait_until("the idle clients are gone", PATIENCE, || keys("api").as_deref() == Some("0"));
+    assert_eq!(keys("slow").as_deref(), Some("500"), "clients that have used units stay");
+}
+
+#[test]
+fn several_servers_in_memory_share_a_quota() {
+    let config = "[policies.api]\nlimit = 10\nwindow = \"1h\"\ninstances = 3\n\
+                  [policies.api.tiers.pro]\nlimit = 100\n";
+    let limits = |options: &[&str]| {
+        let served = Served::start(options, Some(config));
+        let limit = |body: &str| post(served.http(), "/v1/peek", body).1["limit"].as_u64();
+        let base = limit(r#"{"policy":"api","key":"a"}"#);
+        let pro = limit(r#"{"policy":"api","key":"a","tier":"pro"}"#);
+        (base.expect("a limit"), pro.expect("a limit"))
+    };
+    let shares = ["1", "2", "3"].map(|number| limits(&["--instance", number]));
+    assert_eq!(shares, [(4, 34), (3, 33), (3, 33)]);
+    assert_eq!(limits(&[]), (3, 33), "without a number, the smallest share");
+    let path = std::env::temp_dir().join(format!("tallygate-share-{}.toml", std::process::id()));
+    std::fs::write(&path, config).expect("the file is written");
+    let name = path.to_str().expect("there is a name");
+    let wrong = tallygate(&["check-config", name, "--instance", "4"]);
+    assert_eq!(
+        text(&wrong.stderr),
+        "tallygate: policy \"api\": instance must be from 1 to 3 (got 4)\n"
+    );
+    std::fs::remove_file(&path).expect("the file is removed");
+}
+
+#[test]
+fn startup_errors_are_printed_and_nothing_is_served() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = taken.local_addr().expect("the address is valid").to_string();
+    let failed = tallygate(&["serve", "--http", &address]);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(
+        text(&failed.stderr).contains(&format!("cannot listen for HTTP on {address}")),
+        "{failed:?}"
+    );
+    let failed = tallygate(&["serve", "--store", "redis://alice:hunter2@host:port"]);
+    assert_eq!(failed.status.code(), Some(2));
+    let message = text(&failed.stderr);
     assert!(message.contains("use redis://") && !message.contains("hunter2"), "{message}");
 }
 
 #[test]
-fn help_and_completions_are_there() {
+fn help_and_completions_are_printed() {
     let help = text(&tallygate(&["serve", "--help"]).stdout);
     for flag in ["--config", "--http", "--resp", "--store", "TALLYGATE_STORE", "--log-format"] {
         assert!(help.contains(flag), "{flag} is not in the help");
@@ -393,8 +563,9 @@ fn help_and_completions_are_there() {
     }
 }
 
+/// Fault D7.
 #[test]
-fn d7_no_client_is_a_label() {
+fn no_metric_has_a_client_as_a_label() {
     let served = Served::start(&[], Some(API));
     for place in 0..50 {
         check(&served, &format!("client-{place}"));

@@ -1,4 +1,4 @@
-//! A restart forgives nobody, however the server ended, and a damaged snapshot is not started with.
+//! Tests snapshots: usage survives a restart, and the server does not start with a damaged snapshot.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 const API: &str = "[policies.api]\nlimit = 3\nwindow = \"1h\"\n";
 
-/// A folder that is gone with the test.
+/// A directory that is removed at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("tallygate-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
+        std::fs::create_dir_all(&path).expect("the directory is created");
         Self(path)
     }
 
@@ -37,7 +37,7 @@ impl Drop for Folder {
 fn call(served: &Served, line: &str, body: &Value) -> Value {
     let mut client = Client::connect(served.http());
     client.send(line, &[], body.to_string().as_bytes());
-    let reply = client.read().expect("an answer");
+    let reply = client.read().expect("there is a reply");
     assert!(reply.status < 300, "{line} {body}: {reply:?}");
     serde_json::from_str(&reply.body).unwrap_or(Value::Null)
 }
@@ -49,12 +49,12 @@ fn check(served: &Served, key: &str) -> Value {
 fn metric(served: &Served, name: &str) -> Option<String> {
     let mut client = Client::connect(served.http());
     client.send("GET /metrics", &[], b"");
-    let body = client.read().expect("an answer").body;
+    let body = client.read().expect("there is a reply").body;
     let line = body.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().to_owned())
 }
 
-/// A connection for RESP.
+/// A RESP connection.
 struct Resp(BufReader<TcpStream>);
 
 impl Resp {
@@ -64,7 +64,7 @@ impl Resp {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Asks many things at once; the first number of each answer.
+    /// Sends a pipeline and returns the first number of each reply.
     fn ask_all(&mut self, all: &[Vec<String>]) -> std::io::Result<Vec<i64>> {
         let mut sent = String::new();
         for words in all {
@@ -104,7 +104,7 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn what_was_used_and_set_outlasts_a_restart() {
+fn usage_and_overrides_survive_a_restart() {
     let folder = Folder::new("restart");
     let options = ["--snapshot", &folder.snapshot()];
     let config = format!(
@@ -121,9 +121,9 @@ fn what_was_used_and_set_outlasts_a_restart() {
     let blocked = json!({ "policy": "api", "key": "mallory", "access": "blocked" });
     call(&served, "PUT /v1/admin/overrides", &blocked);
     let throttle = words(&["CL.THROTTLE", "alice", "1", "1", "3600"]);
-    let mut resp = Resp::connect(served.resp()).expect("it listens");
-    let told = resp.ask_all(&vec![throttle.clone(); 3]).expect("answers");
-    assert_eq!(told, [0, 0, 1], "0 is admitted");
+    let mut resp = Resp::connect(served.resp()).expect("the connection opens");
+    let limited = resp.ask_all(&vec![throttle.clone(); 3]).expect("there are replies");
+    assert_eq!(limited, [0, 0, 1], "0 means allowed");
     drop(resp);
     assert_eq!(served.stop(), Some(0));
 
@@ -133,21 +133,21 @@ fn what_was_used_and_set_outlasts_a_restart() {
     assert_eq!(check(&served, "alice")["allowed"], false);
     assert_eq!(call(&served, "POST /v1/check", &pro)["allowed"], false);
     assert_eq!(check(&served, "mallory")["allowed"], false);
-    assert_eq!(check(&served, "guest")["allowed"], true, "the configuration no longer says so");
-    assert_eq!(check(&served, "somebody else")["allowed"], true);
-    let mut resp = Resp::connect(served.resp()).expect("it listens");
-    assert_eq!(resp.ask_all(&[throttle]).expect("answers"), [1]);
+    assert_eq!(check(&served, "guest")["allowed"], true, "the configuration has no such override");
+    assert_eq!(check(&served, "another client")["allowed"], true);
+    let mut resp = Resp::connect(served.resp()).expect("the connection opens");
+    assert_eq!(resp.ask_all(&[throttle]).expect("there are replies"), [1]);
     let log = served.log();
-    assert!(log.contains("no longer there") && log.contains("policy=\"gone\""), "{log}");
+    assert!(log.contains("not in the configuration") && log.contains("policy=\"gone\""), "{log}");
     drop(resp);
     assert_eq!(served.stop(), Some(0));
-    let left = std::fs::read_dir(&folder.0).expect("a folder").count();
-    assert_eq!(left, 1, "nothing but the snapshot");
+    let left = std::fs::read_dir(&folder.0).expect("the directory is created").count();
+    assert_eq!(left, 1, "only the snapshot is left");
 }
 
-/// It vanished at the next reload, and was not saved.
+/// Such an override once vanished at the next reload and was not saved.
 #[test]
-fn an_override_set_over_one_of_the_file_outlasts_a_reload_and_a_restart() {
+fn an_override_that_replaces_one_of_the_file_survives_a_reload_and_a_restart() {
     let folder = Folder::new("set-over");
     let options = ["--snapshot", &folder.snapshot()];
     let config = format!("{API}[policies.api.overrides.guest]\naccess = \"blocked\"\n");
@@ -168,7 +168,7 @@ fn an_override_set_over_one_of_the_file_outlasts_a_reload_and_a_restart() {
 }
 
 #[test]
-fn a_policy_that_changed_meanwhile_keeps_what_was_used() {
+fn a_changed_policy_keeps_the_usage_of_the_snapshot() {
     let folder = Folder::new("changed");
     let path = folder.snapshot();
     let mut served = Served::start(&["--snapshot", &path, "--max-keys", "10"], Some(API));
@@ -179,17 +179,17 @@ fn a_policy_that_changed_meanwhile_keeps_what_was_used() {
     let changed = API.replace("limit = 3", "limit = 5\nalgorithm = \"sliding_window_log\"");
     let options = ["--snapshot", &path, "--max-keys", "100000"];
     let mut served = Served::start(&options, Some(&changed));
-    let told = check(&served, "alice");
-    assert_eq!((&told["allowed"], &told["remaining"]), (&json!(true), &json!(1)));
+    let decision = check(&served, "alice");
+    assert_eq!((&decision["allowed"], &decision["remaining"]), (&json!(true), &json!(1)));
     assert_eq!(served.stop(), Some(0));
     let mut served = Served::start(&["--snapshot", &path, "--max-keys", "7"], Some(&changed));
     assert_eq!(check(&served, "alice")["remaining"], 0);
     assert_eq!(served.stop(), Some(0));
 }
 
-/// A question that is still being asked when the server is told to stop.
+/// A request that is still being sent when the shutdown starts.
 #[test]
-fn what_is_decided_while_it_stops_is_saved() {
+fn decisions_during_shutdown_are_saved() {
     let folder = Folder::new("draining");
     let path = folder.snapshot();
     let mut served = Served::start(&["--snapshot", &path], Some(API));
@@ -199,41 +199,41 @@ fn what_is_decided_while_it_stops_is_saved() {
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\nexpect: 100-continue\r\n\r\n",
         body.len()
     );
-    last.write(head.as_bytes()).expect("sent");
-    last.go_on();
+    last.write(head.as_bytes()).expect("the bytes are sent");
+    last.wait_for_continue();
     served.signal("TERM");
     let started = Instant::now();
     while TcpStream::connect(served.http()).is_ok() {
-        assert!(started.elapsed() < Duration::from_secs(20), "it does not stop");
+        assert!(started.elapsed() < Duration::from_secs(20), "the server does not stop");
     }
-    last.write(body.as_bytes()).expect("sent");
-    assert_eq!(last.read().expect("an answer").json()["allowed"], true);
-    assert_eq!(served.ended(), Some(0));
+    last.write(body.as_bytes()).expect("the bytes are sent");
+    assert_eq!(last.read().expect("there is a reply").json()["allowed"], true);
+    assert_eq!(served.wait_for_exit(), Some(0));
     let served = Served::start(&["--snapshot", &path], Some(API));
-    assert_eq!(check(&served, "last")["allowed"], false, "it is forgiven");
+    assert_eq!(check(&served, "last")["allowed"], false, "the usage was lost");
 }
 
-/// One greedy client, four servers one after the other: one burst.
+/// A greedy client gets one burst from four servers that run one after the other.
 #[test]
-fn a_restart_under_load_forgives_nobody() {
+fn a_restart_under_load_loses_no_usage() {
     let folder = Folder::new("load");
     let path = folder.snapshot();
     let config = "[policies.api]\nlimit = 500\nwindow = \"10h\"\n";
     let mut served = Served::start(&["--snapshot", &path], Some(config));
     let (http, resp) = (served.http().to_owned(), served.resp().to_owned());
-    let (admitted, asked) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (allowed_total, requests) = (AtomicU64::new(0), AtomicU64::new(0));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let asks = vec![words(&["TG.CHECK", "api", "greedy"]); 4];
                 while !is_over.load(Ordering::Relaxed) {
-                    // Between two servers nobody listens.
+                    // Between two servers, connecting fails.
                     let Ok(mut connection) = Resp::connect(&resp) else { continue };
-                    while let Ok(told) = connection.ask_all(&asks) {
-                        let allowed = told.iter().filter(|allowed| **allowed == 1).count();
-                        admitted.fetch_add(allowed as u64, Ordering::Relaxed);
-                        asked.fetch_add(asks.len() as u64, Ordering::Relaxed);
+                    while let Ok(replies) = connection.ask_all(&asks) {
+                        let allowed = replies.iter().filter(|allowed| **allowed == 1).count();
+                        allowed_total.fetch_add(allowed as u64, Ordering::Relaxed);
+                        requests.fetch_add(asks.len() as u64, Ordering::Relaxed);
                         if is_over.load(Ordering::Relaxed) {
                             break;
                         }
@@ -243,8 +243,8 @@ fn a_restart_under_load_forgives_nobody() {
         }
         for round in 1..=4_u64 {
             let started = Instant::now();
-            while asked.load(Ordering::Relaxed) < 300 * round {
-                assert!(started.elapsed() < Duration::from_secs(20), "nobody is answered");
+            while requests.load(Ordering::Relaxed) < 300 * round {
+                assert!(started.elapsed() < Duration::from_secs(20), "the server does not reply");
                 std::thread::yield_now();
             }
             assert_eq!(served.stop(), Some(0));
@@ -253,105 +253,108 @@ fn a_restart_under_load_forgives_nobody() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    let (admitted, asked) = (admitted.into_inner(), asked.into_inner());
-    assert!(asked >= 1_200);
-    // What is earned meanwhile is one in 72 s.
-    assert!((499..=501).contains(&admitted), "{admitted} of {asked}");
+    let (allowed_total, requests) = (allowed_total.into_inner(), requests.into_inner());
+    assert!(requests >= 1_200);
+    // One unit refills per 72 s.
+    assert!((499..=501).contains(&allowed_total), "{allowed_total} of {requests}");
 }
 
-/// Killed at any moment, also while it saves: the snapshot is the one before or the next one, whole.
+/// After a kill at any time, also during a save, the snapshot is the previous or the next one, complete.
 #[test]
-fn killed_while_it_saves_it_leaves_a_whole_snapshot() {
+fn a_kill_during_a_save_leaves_a_complete_snapshot() {
     let folder = Folder::new("killed");
     let path = folder.snapshot();
     let options = ["--snapshot", &path, "--snapshot-every", "1ms"];
     let mut served = Served::start(&options, Some(API));
-    let mut resp = Resp::connect(served.resp()).expect("it listens");
+    let mut resp = Resp::connect(served.resp()).expect("the connection opens");
     let greedy = vec![words(&["TG.CHECK", "api", "greedy"]); 4];
-    assert_eq!(resp.ask_all(&greedy).expect("answers"), [1, 1, 1, 0]);
+    assert_eq!(resp.ask_all(&greedy).expect("there are replies"), [1, 1, 1, 0]);
     for round in 0..10_u64 {
-        // Many others, so that saving takes a while.
+        // Many other clients, so that a save takes a while.
         let many =
             (0..2_000).map(|key| words(&["TG.CHECK", "api", &format!("client-{round}-{key}")]));
-        resp.ask_all(&many.collect::<Vec<_>>()).expect("answers");
+        resp.ask_all(&many.collect::<Vec<_>>()).expect("there are replies");
         let saved = || metric(&served, "tallygate_snapshots_total{outcome=\"written\"}");
         let before = saved();
         let started = Instant::now();
         while saved() == before {
-            assert!(started.elapsed() < Duration::from_secs(20), "nothing is saved");
+            assert!(started.elapsed() < Duration::from_secs(20), "no snapshot is written");
         }
         let moment = Duration::from_micros(300 * round);
         while started.elapsed() < moment {
             std::hint::spin_loop();
         }
         served.signal("KILL");
-        served.ended();
+        served.wait_for_exit();
         served = Served::start(&options, Some(API));
         assert_eq!(check(&served, "greedy")["allowed"], false, "round {round}");
-        resp = Resp::connect(served.resp()).expect("it listens");
+        resp = Resp::connect(served.resp()).expect("the connection opens");
     }
 }
 
-/// What it says when it does not start.
-fn refused(options: &[&str]) -> String {
+/// Starts a server, which must fail, and returns its error output.
+fn startup_error(options: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
     command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(options);
     let output = command.output().expect("the binary runs");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(output.stdout.is_empty(), "it must not listen: {output:?}");
-    String::from_utf8(output.stderr).expect("text")
+    assert!(output.stdout.is_empty(), "the server must not listen: {output:?}");
+    String::from_utf8(output.stderr).expect("the text is UTF-8")
 }
 
 #[test]
-fn a_damaged_snapshot_is_not_started_with_and_not_touched() {
+fn the_server_neither_loads_nor_changes_a_damaged_snapshot() {
     let folder = Folder::new("damaged");
     let path = folder.snapshot();
     let mut served = Served::start(&["--snapshot", &path], Some(API));
     check(&served, "alice");
     assert_eq!(served.stop(), Some(0));
-    let whole = std::fs::read(&path).expect("a snapshot");
+    let whole = std::fs::read(&path).expect("the snapshot exists");
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 4;
     for (bytes, expected) in [
-        (&flipped[..], "it is damaged: the checksum of the block at byte 13 is wrong"),
-        (&whole[..whole.len() - 9], "it is cut short after"),
-        (&b""[..], "it is cut short after 0 bytes"),
-        (&b"PK\x03\x04 an archive"[..], "it is no snapshot"),
-        (&b"tallygate\x02\0\0\0"[..], "it is of version 2, and version 1 is known here"),
+        (&flipped[..], "the snapshot is damaged: the checksum of the block at byte 13 is wrong"),
+        (&whole[..whole.len() - 9], "the snapshot is incomplete: it ends after"),
+        (&b""[..], "the snapshot is incomplete: it ends after 0 bytes"),
+        (&b"PK\x03\x04 an archive"[..], "the file is not a snapshot"),
+        (
+            &b"tallygate\x02\0\0\0"[..],
+            "the snapshot has version 2, and this program reads version 1",
+        ),
     ] {
-        std::fs::write(&path, bytes).expect("written");
-        let said = refused(&["--snapshot", &path]);
-        assert!(said.contains(&format!("the snapshot {path} is refused: {expected}")), "{said}");
-        assert!(said.contains("move it away to start with nobody remembered"), "{said}");
-        assert_eq!(std::fs::read(&path).expect("it is there"), bytes);
+        std::fs::write(&path, bytes).expect("the file is written");
+        let error = startup_error(&["--snapshot", &path]);
+        assert!(error.contains(&format!("cannot load the snapshot {path}: {expected}")), "{error}");
+        assert!(error.contains("move it away to start with an empty store"), "{error}");
+        assert_eq!(std::fs::read(&path).expect("the file exists"), bytes);
     }
 }
 
 #[test]
-fn where_it_cannot_be_saved_is_told_at_the_start_and_at_the_end() {
+fn an_unwritable_snapshot_is_reported_at_startup_and_shutdown() {
     let folder = Folder::new("nowhere");
     let nowhere = folder.0.join("nowhere/clients").display().to_string();
-    let said = refused(&["--snapshot", &nowhere]);
-    assert!(said.contains("snapshots cannot be written to"), "{said}");
+    let error = startup_error(&["--snapshot", &nowhere]);
+    assert!(error.contains("cannot write snapshots to the directory"), "{error}");
     let mut served = Served::start(&["--snapshot", &folder.snapshot()], Some(API));
-    std::fs::remove_dir_all(&folder.0).expect("removed");
+    std::fs::remove_dir_all(&folder.0).expect("the file is removed");
     assert_eq!(served.stop(), Some(2));
-    assert!(served.log().contains("cannot be written"), "{}", served.log());
+    assert!(served.log().contains("cannot write the snapshot"), "{}", served.log());
 }
 
 #[test]
-fn a_snapshot_is_for_clients_in_memory() {
+fn a_snapshot_needs_the_memory_store() {
     let folder = Folder::new("redis");
     let options = ["--snapshot", &folder.snapshot(), "--store", "redis://127.0.0.1:1"];
-    let said = refused(&options);
-    assert!(said.contains("a snapshot is for store = \"memory\""), "{said}");
+    let error = startup_error(&options);
+    assert!(error.contains("a snapshot only works with the memory store"), "{error}");
     let config = folder.0.join("tallygate.toml");
     let text = "snapshot = \"/var/lib/tallygate/clients\"\nsnapshot_every = \"30s\"\n";
-    std::fs::write(&config, text).expect("written");
+    std::fs::write(&config, text).expect("the file is written");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
     let output = command.arg("check-config").arg(&config).output().expect("the binary runs");
-    let shown = String::from_utf8(output.stdout).expect("text");
+    let shown = String::from_utf8(output.stdout).expect("the text is UTF-8");
     let mut shown: Vec<_> = shown.lines().collect();
     shown.retain(|line| line.starts_with("snapshot"));
-    assert_eq!(shown, ["snapshot /var/lib/tallygate/clients, every 30s and at the end"]);
+    assert_eq!(shown, ["snapshot /var/lib/tallygate/clients, written every 30s and on shutdown"]);
 }

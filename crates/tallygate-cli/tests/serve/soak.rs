@@ -1,35 +1,36 @@
-//! Row I5: what comes and goes leaves nothing behind. `scripts/soak` is the same for as long as one likes.
+//! Tests that connections, keys and reloads leave no memory or descriptors behind. `scripts/soak` runs for longer.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
 use crate::common::Served;
 
-/// Rounds until everything that is kept has been made, and rounds in which no more may come.
+/// Rounds in which memory may grow, and rounds in which it may not.
 const WARM_UP: usize = 4;
 const ROUNDS: usize = 4;
-/// In each round.
+/// The work per round.
 const CONNECTIONS: usize = 1500;
 const NEW_KEYS: usize = 10_000;
 const RELOADS: usize = 100;
-/// What an allocator may keep for itself, over all rounds. A KiB kept of each connection would be twelve times as much.
+/// The memory that the allocator may keep over all rounds. One KiB per connection would be twelve times as much.
 const SLACK_KIB: u64 = 512;
 
-/// A policy with many names, so that one that is kept too long is seen.
+/// Returns a policy with many names, so that a leak of policies shows.
 fn configuration(limit: usize) -> String {
     let tiers = (0..50).map(|tier| format!("[policies.api.tiers.t{tier}]\nlimit = {limit}\n"));
     let tiers: String = tiers.collect();
     format!("[policies.api]\nlimit = {limit}\nwindow = \"1m\"\n{tiers}")
 }
 
+/// Fault I5.
 #[test]
-fn i5_connections_keys_and_reloads_leave_nothing_behind() {
+fn connections_keys_and_reloads_leave_nothing_behind() {
     let mut served = Served::start(&["--max-keys", "2000"], Some(&configuration(5)));
     let descriptors = served.descriptors();
     let mut resident = Vec::new();
     for round in 0..WARM_UP + ROUNDS {
-        connect_in_every_way(&served);
-        ask_for_new_keys(&served, round);
+        open_and_close_connections(&served);
+        check_new_keys(&served, round);
         reload(&served, round);
         resident.push(served.resident_kib());
     }
@@ -39,9 +40,9 @@ fn i5_connections_keys_and_reloads_leave_nothing_behind() {
     assert_eq!(served.stop(), Some(0));
 }
 
-/// Connections that ask and go, that go in the midst of it, and that never say anything.
-fn connect_in_every_way(served: &Served) {
-    let last_words: [(&str, &[u8]); 5] = [
+/// Opens connections that send a whole request, a part of one, or nothing, and closes them.
+fn open_and_close_connections(served: &Served) {
+    let requests: [(&str, &[u8]); 5] = [
         (served.resp(), b"TG.CHECK api alice\r\n"),
         (served.resp(), b"*3\r\n$8\r\nTG.CHECK\r\n$3\r\nap"),
         (
@@ -54,32 +55,32 @@ fn connect_in_every_way(served: &Served) {
         ),
         (served.http(), b""),
     ];
-    for (address, words) in last_words.iter().cycle().take(CONNECTIONS) {
-        let mut stream = TcpStream::connect(address).expect("it listens");
-        stream.write_all(words).expect("it is there");
-        // Whatever it answers, it is done with this one.
+    for (address, request) in requests.iter().cycle().take(CONNECTIONS) {
+        let mut stream = TcpStream::connect(address).expect("the connection opens");
+        stream.write_all(request).expect("the write succeeds");
+        // The reply does not matter, only that the connection ends.
         let _ = stream.shutdown(Shutdown::Write);
         let _ = stream.read_to_end(&mut Vec::new());
     }
 }
 
-fn ask_for_new_keys(served: &Served, round: usize) {
-    let mut stream = TcpStream::connect(served.resp()).expect("it listens");
+fn check_new_keys(served: &Served, round: usize) {
+    let mut stream = TcpStream::connect(served.resp()).expect("the connection opens");
     for keys in (0..NEW_KEYS).collect::<Vec<_>>().chunks(1000) {
         let key = |key: &usize| format!("TG.CHECK api round-{round}-{key}\r\n");
         let commands: String = keys.iter().map(key).collect();
-        stream.write_all(commands.as_bytes()).expect("it is there");
-        // Each reply is an array of six numbers.
+        stream.write_all(commands.as_bytes()).expect("the write succeeds");
+        // Each reply has seven lines: an array of six numbers.
         let (mut lines, mut buffer) = (0, [0; 65536]);
         while lines < 7 * keys.len() {
-            let read = stream.read(&mut buffer).expect("it answers");
-            assert!(read > 0, "it hung up");
+            let read = stream.read(&mut buffer).expect("the server replies");
+            assert!(read > 0, "the server closed the connection");
             lines += buffer[..read].iter().filter(|byte| **byte == b'\n').count();
         }
     }
 }
 
-/// Configurations that are taken, and some that are not.
+/// Reloads valid configurations and, every fourth time, an invalid one.
 fn reload(served: &Served, round: usize) {
     for turn in 0..RELOADS {
         let text = match turn % 4 {
@@ -87,12 +88,12 @@ fn reload(served: &Served, round: usize) {
             _ => configuration(5 + round + turn),
         };
         std::fs::write(served.config(), crate::common::with_admin(&text))
-            .expect("it can be changed");
-        let mut stream = TcpStream::connect(served.http()).expect("it listens");
+            .expect("the file can be changed");
+        let mut stream = TcpStream::connect(served.http()).expect("the connection opens");
         let request = "POST /v1/admin/reload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-        stream.write_all(request.as_bytes()).expect("it is there");
+        stream.write_all(request.as_bytes()).expect("the write succeeds");
         let mut reply = String::new();
-        stream.read_to_string(&mut reply).expect("it answers");
+        stream.read_to_string(&mut reply).expect("the server replies");
         let expected = if turn % 4 == 3 { "HTTP/1.1 4" } else { "HTTP/1.1 2" };
         assert!(reply.starts_with(expected), "{reply}");
     }

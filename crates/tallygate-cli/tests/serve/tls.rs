@@ -1,4 +1,4 @@
-//! TLS on every listener, as curl and redis-cli meet it.
+//! Tests TLS on every listener with curl and redis-cli.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -21,50 +21,52 @@ fn config(certificates: &Certificates, more: &str) -> String {
     format!("[tls]\ncertificate = {certificate:?}\nkey = {key:?}\n{more}\n{POLICY}")
 }
 
-/// What curl gets; `None` if it comes to no reply.
+/// Runs curl. Returns `None` if there is no reply.
 fn curl(served: &Served, trusted: &Certificates, options: &[&str]) -> Option<Reply> {
     let url = format!("https://{}/v1/check", served.http());
     let mut command = Command::new("curl");
     command.args(["-si", "--max-time", "20", "--cacert"]).arg(trusted.authority()).args(options);
     command.args(["-d", r#"{"policy":"api","key":"alice"}"#, &url]);
     let output = command.output().expect("curl is installed");
-    let text = String::from_utf8(output.stdout).expect("text");
-    (!text.is_empty()).then(|| Reply::shown(&text))
+    let text = String::from_utf8(output.stdout).expect("the text is UTF-8");
+    (!text.is_empty()).then(|| Reply::parse(&text))
 }
 
-/// What redis-cli gets.
+/// Runs redis-cli and returns its output.
 fn redis_cli(served: &Served, trusted: &Certificates, options: &[&str]) -> String {
     let mut command = Command::new("redis-cli");
     command.args(["-p", served.resp_port(), "--tls", "--cacert"]).arg(trusted.authority());
     let output = command.args(options).args(["TG.PEEK", "api", "alice"]).output();
-    String::from_utf8(output.expect("redis-cli runs").stdout).expect("text").replace('\n', " ")
+    String::from_utf8(output.expect("redis-cli runs").stdout)
+        .expect("the text is UTF-8")
+        .replace('\n', " ")
 }
 
 #[test]
-fn both_listeners_speak_tls_and_nothing_else() {
+fn both_listeners_accept_only_tls() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "")));
     for version in ["--http1.1", "--http2"] {
         for tls in ["--tlsv1.3", "--tls-max=1.2"] {
             let options: Vec<_> = tls.split('=').chain([version]).collect();
-            let reply = curl(&served, &certificates, &options).expect("a reply");
+            let reply = curl(&served, &certificates, &options).expect("there is a reply");
             assert_eq!(reply.status, 200, "{version} {tls}");
         }
     }
-    // The fifth of five would be the last.
+    // Both surfaces charge the same quota of five.
     let peeked = redis_cli(&served, &certificates, &[]);
     assert!(peeked.starts_with("1 5 0 0 "), "{peeked}");
-    // Who trusts another authority trusts nobody here.
+    // A client that trusts another authority does not connect.
     let other = Certificates::new();
     assert!(curl(&served, &other, &[]).is_none());
     assert_eq!(redis_cli(&served, &other, &[]), "");
-    // In the clear nothing is answered.
+    // Plain text gets no reply.
     for (address, sent) in
         [(served.http(), "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"), (served.resp(), "PING\r\n")]
     {
-        let mut stream = TcpStream::connect(address).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        stream.write_all(sent.as_bytes()).expect("it reads");
+        let mut stream = TcpStream::connect(address).expect("the connection opens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the socket option is set");
+        stream.write_all(sent.as_bytes()).expect("the write succeeds");
         let mut answered = Vec::new();
         let _ = stream.read_to_end(&mut answered);
         let answered = String::from_utf8_lossy(&answered);
@@ -73,7 +75,7 @@ fn both_listeners_speak_tls_and_nothing_else() {
     let url = format!("https://{}/metrics", served.http());
     let mut command = Command::new("curl");
     let metrics = command.args(["-s", "--cacert"]).arg(certificates.authority()).arg(url).output();
-    let metrics = String::from_utf8(metrics.expect("curl runs").stdout).expect("text");
+    let metrics = String::from_utf8(metrics.expect("curl runs").stdout).expect("the text is UTF-8");
     assert!(
         metrics.contains("tallygate_tls_handshakes_failed_total{surface=\"http\"} 2"),
         "{metrics}"
@@ -81,42 +83,43 @@ fn both_listeners_speak_tls_and_nothing_else() {
 }
 
 #[test]
-fn all_that_was_asked_is_answered_over_tls_however_late_it_is_read() {
+fn all_replies_arrive_over_tls_even_if_they_are_read_late() {
     const ASKED: usize = 10_000;
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "")));
     let mut roots = rustls::RootCertStore::empty();
-    let authority = CertificateDer::from_pem_file(certificates.authority()).expect("a certificate");
-    roots.add(authority).expect("an authority");
+    let authority =
+        CertificateDer::from_pem_file(certificates.authority()).expect("the certificate is valid");
+    roots.add(authority).expect("the URI has an authority");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .expect("versions")
+        .expect("the versions are listed")
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let name = ServerName::try_from("127.0.0.1").expect("a name");
-    let session = ClientConnection::new(Arc::new(client), name).expect("a session");
-    let stream = TcpStream::connect(served.resp()).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let name = ServerName::try_from("127.0.0.1").expect("there is a name");
+    let session = ClientConnection::new(Arc::new(client), name).expect("the TLS session starts");
+    let stream = TcpStream::connect(served.resp()).expect("the connection opens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("the socket option is set");
     let mut stream = StreamOwned::new(session, stream);
     let one = {
-        stream.write_all(b"COMMAND\r\nPING\r\n").expect("it reads");
+        stream.write_all(b"COMMAND\r\nPING\r\n").expect("the write succeeds");
         let mut reply = Vec::new();
         while !reply.ends_with(b"+PONG\r\n") {
             let mut byte = [0];
-            stream.read_exact(&mut byte).expect("a reply");
+            stream.read_exact(&mut byte).expect("there is a reply");
             reply.push(byte[0]);
         }
         reply.len() - "+PONG\r\n".len()
     };
-    // More than the system keeps between the two.
-    stream.write_all(&b"COMMAND\r\n".repeat(ASKED)).expect("it reads");
+    // More bytes than the system buffers.
+    stream.write_all(&b"COMMAND\r\n".repeat(ASKED)).expect("the write succeeds");
     let mut replies = vec![0; one * ASKED];
-    stream.read_exact(&mut replies).expect("all replies");
+    stream.read_exact(&mut replies).expect("all replies arrive");
 }
 
 #[test]
-fn one_listener_may_speak_in_the_clear() {
+fn tls_can_be_enabled_for_one_listener() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "listeners = [\"resp\"]")));
     assert_eq!(crate::http_client::get(served.http(), "/livez").status, 200);
@@ -132,29 +135,29 @@ fn a_unix_socket_needs_no_tls() {
     let mut command = Command::new("redis-cli");
     let output = command.arg("-s").arg(&socket).arg("PING").output().expect("redis-cli runs");
     assert_eq!(output.stdout, b"PONG\n");
-    assert_eq!(curl(&served, &certificates, &[]).expect("a reply").status, 200);
+    assert_eq!(curl(&served, &certificates, &[]).expect("there is a reply").status, 200);
 }
 
 #[test]
-fn clients_show_a_certificate_where_it_is_asked_for() {
+fn a_client_certificate_is_required_if_configured() {
     let certificates = Certificates::new();
     let more = format!("client_ca = {:?}", certificates.authority());
     let served = Served::start(&[], Some(&config(&certificates, &more)));
     let (certificate, key) = certificates.client();
     let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
     let shown = ["--cert", &certificate, "--key", &key];
-    assert_eq!(curl(&served, &certificates, &shown).expect("a reply").status, 200);
+    assert_eq!(curl(&served, &certificates, &shown).expect("there is a reply").status, 200);
     assert!(redis_cli(&served, &certificates, &shown).starts_with("1 5 3"));
     assert!(curl(&served, &certificates, &[]).is_none(), "one without a certificate is served");
     assert_eq!(redis_cli(&served, &certificates, &[]), "");
-    // One that another authority has signed is none.
+    // A certificate of another authority is rejected.
     let (certificate, key) = Certificates::client(&Certificates::new());
     let shown = [certificate, key].map(|path| path.display().to_string());
     assert!(curl(&served, &certificates, &["--cert", &shown[0], "--key", &shown[1]]).is_none());
 }
 
 #[test]
-fn a_new_certificate_is_shown_to_whoever_connects_then_and_ends_nothing() {
+fn a_new_certificate_is_used_for_new_connections_and_closes_none() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "")));
     let shown = || {
@@ -162,27 +165,30 @@ fn a_new_certificate_is_shown_to_whoever_connects_then_and_ends_nothing() {
         command.args(["s_client", "-connect", served.http()]).stdin(std::process::Stdio::null());
         let output = command.output().expect("openssl is installed");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (_, text) = text.split_once("-----BEGIN CERTIFICATE-----").expect("a certificate");
-        text.split_once("-----END").expect("its end").0.trim().to_owned()
+        let (_, text) =
+            text.split_once("-----BEGIN CERTIFICATE-----").expect("the certificate is valid");
+        text.split_once("-----END").expect("the connection ends").0.trim().to_owned()
     };
     let in_file = || {
-        let text = std::fs::read_to_string(certificates.certificate()).expect("a file");
+        let text = std::fs::read_to_string(certificates.certificate()).expect("the file exists");
         let text = text.replace("-----BEGIN CERTIFICATE-----", "");
-        text.split_once("-----END").expect("its end").0.trim().to_owned()
+        text.split_once("-----END").expect("the connection ends").0.trim().to_owned()
     };
     let first = in_file();
     assert_eq!(shown(), first);
-    // A connection of before goes on.
+    // Existing connections continue.
     let mut stays = Command::new("redis-cli");
     stays.args(["-p", served.resp_port(), "--tls", "--cacert"]).arg(certificates.authority());
     stays.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let mut stays = stays.spawn().expect("redis-cli runs");
-    let (mut to, mut from) =
-        (stays.stdin.take().expect("a pipe"), stays.stdout.take().expect("a pipe"));
+    let (mut to, mut from) = (
+        stays.stdin.take().expect("the stream is piped"),
+        stays.stdout.take().expect("the stream is piped"),
+    );
     let mut ping = || {
-        to.write_all(b"PING\n").expect("it reads");
+        to.write_all(b"PING\n").expect("the write succeeds");
         let mut pong = [0; 5];
-        from.read_exact(&mut pong).expect("an answer");
+        from.read_exact(&mut pong).expect("there is a reply");
         assert_eq!(&pong, b"PONG\n");
     };
     ping();
@@ -191,107 +197,113 @@ fn a_new_certificate_is_shown_to_whoever_connects_then_and_ends_nothing() {
     wait_until("the new certificate is shown", PATIENCE, || shown() == in_file());
     ping();
     drop(to);
-    stays.wait().expect("it ends");
-    // A key that does not go with it changes nothing, and is told.
+    stays.wait().expect("the process ends");
+    // A key that does not match changes nothing and is logged.
     let second = in_file();
-    std::fs::copy(certificates.client().1, certificates.key()).expect("copied");
-    wait_until("it is refused", PATIENCE, || served.log().contains("do not go together"));
+    std::fs::copy(certificates.client().1, certificates.key()).expect("the file is copied");
+    wait_until("the certificate is rejected", PATIENCE, || served.log().contains("do not match"));
     assert_eq!(shown(), second);
     assert!(!served.log().contains("PRIVATE KEY"), "{}", served.log());
 }
 
+/// Fault E1.
 #[test]
-fn e1_a_handshake_that_does_not_come_is_not_waited_for() {
+fn a_tls_handshake_that_does_not_arrive_times_out() {
     let certificates = Certificates::new();
     let limits = "[limits]\nhead_timeout = \"300ms\"\n";
     let served = Served::start(&[], Some(&format!("{limits}{}", config(&certificates, ""))));
     let began = Instant::now();
-    let mut silent: Vec<_> =
-        (0..200).map(|_| TcpStream::connect(served.http()).expect("it listens")).collect();
-    assert_eq!(curl(&served, &certificates, &[]).expect("a reply").status, 200);
+    let mut silent: Vec<_> = (0..200)
+        .map(|_| TcpStream::connect(served.http()).expect("the connection opens"))
+        .collect();
+    assert_eq!(curl(&served, &certificates, &[]).expect("there is a reply").status, 200);
     for stream in &mut silent {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        assert_eq!(stream.read(&mut [0; 16]).expect("it is closed"), 0);
+        stream.set_read_timeout(Some(PATIENCE)).expect("the socket option is set");
+        assert_eq!(stream.read(&mut [0; 16]).expect("the connection is closed"), 0);
     }
     assert!(began.elapsed() >= Duration::from_millis(300), "it was closed upon at once");
 }
 
+/// Fault I1.
 #[test]
-fn i1_a_handshake_amid_the_stop_does_not_hold_it_up() {
+fn an_unfinished_tls_handshake_does_not_delay_shutdown() {
     let certificates = Certificates::new();
     let mut served = Served::start(&[], Some(&config(&certificates, "")));
-    let _silent = TcpStream::connect(served.http()).expect("it listens");
-    assert_eq!(curl(&served, &certificates, &[]).expect("a reply").status, 200);
+    let _silent = TcpStream::connect(served.http()).expect("the connection opens");
+    assert_eq!(curl(&served, &certificates, &[]).expect("there is a reply").status, 200);
     let began = Instant::now();
     assert_eq!(served.stop(), Some(0));
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
 #[test]
-fn certificates_that_do_not_work_are_told_with_their_place() {
+fn the_error_of_an_invalid_certificate_names_its_position() {
     let certificates = Certificates::new();
     let folder = certificates.folder();
     let name = folder.join("tallygate.toml");
-    std::fs::write(folder.join("empty.pem"), "nothing\n").expect("written");
-    let says = |table: &str, told: &str| {
-        std::fs::write(&name, format!("{POLICY}\n[tls]\n{table}\n")).expect("written");
+    std::fs::write(folder.join("empty.pem"), "nothing\n").expect("the file is written");
+    let says = |table: &str, expected: &str| {
+        std::fs::write(&name, format!("{POLICY}\n[tls]\n{table}\n")).expect("the file is written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
         let output = command.arg("check-config").arg(&name).output().expect("the binary runs");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{table}: {said}");
-        assert!(said.contains("tallygate.toml:5:1: tls: "), "{said}");
-        assert!(said.contains(told), "{said}");
+        let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{table}: {output_text}");
+        assert!(output_text.contains("tallygate.toml:5:1: tls: "), "{output_text}");
+        assert!(output_text.contains(expected), "{output_text}");
     };
     let (right, key) = ("certificate = \"server.crt\"", "key = \"server.key\"");
     says(&format!("{right}\nkey = \"none.key\""), "cannot read none.key: No such file");
     says(
         &format!("{right}\nkey = \"empty.pem\""),
-        "empty.pem has no private key; expected one as PEM",
+        "empty.pem contains no private key; expected PEM",
     );
     says(
         &format!("certificate = \"empty.pem\"\n{key}"),
-        "empty.pem has no certificate; expected one as PEM",
+        "empty.pem contains no certificate; expected PEM",
     );
-    says(&format!("{right}\nkey = \"client.key\""), "server.crt and client.key do not go together");
+    says(&format!("{right}\nkey = \"client.key\""), "server.crt and client.key do not match");
     says(&format!("{right}\n{key}\nclient_ca = \"none.crt\""), "cannot read none.crt");
-    says(&format!("{right}\n{key}\nlisteners = []"), "listeners is empty");
-    // From its own folder, wherever it is started.
+    says(&format!("{right}\n{key}\nlisteners = []"), "`listeners` is empty");
+    // Paths are relative to the configuration, not to the working directory.
     std::fs::write(&name, format!("{POLICY}\n[tls]\n{right}\n{key}\nclient_ca = \"ca.crt\"\n"))
-        .expect("written");
+        .expect("the file is written");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
     let output = command.arg("check-config").arg(&name).output().expect("the binary runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("tls http, resp, for clients with a certificate\n"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output_text.contains("tls http, resp, grpc, client certificate required\n"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn the_command_asks_by_tls() {
+fn the_check_command_works_over_tls() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "")));
-    let right = checked(&served, &certificates, &[]);
+    let right = run_check(&served, &certificates, &[]);
     assert_eq!(right.stdout, b"allowed, 4 of 5 left\n", "{right:?}");
-    assert_eq!(checked(&served, &Certificates::new(), &[]).status.code(), Some(2));
+    assert_eq!(run_check(&served, &Certificates::new(), &[]).status.code(), Some(2));
 }
 
 #[test]
-fn the_command_shows_a_certificate_of_its_own() {
+fn the_check_command_can_use_a_client_certificate() {
     let certificates = Certificates::new();
     let more = format!("client_ca = {:?}", certificates.authority());
     let served = Served::start(&[], Some(&config(&certificates, &more)));
     let (certificate, key) = certificates.client();
     let [certificate, key] = [certificate, key].map(|path| path.display().to_string());
     let shown = ["--cert", &certificate, "--cert-key", &key];
-    let right = checked(&served, &certificates, &shown);
+    let right = run_check(&served, &certificates, &shown);
     assert_eq!(right.stdout, b"allowed, 4 of 5 left\n", "{right:?}");
-    assert_eq!(checked(&served, &certificates, &[]).status.code(), Some(2));
+    assert_eq!(run_check(&served, &certificates, &[]).status.code(), Some(2));
     let others = certificates.key().display().to_string();
-    let wrong = checked(&served, &certificates, &["--cert", &certificate, "--cert-key", &others]);
-    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
-    assert!(said.contains("server.key do not go together"), "{said}");
+    let wrong = run_check(&served, &certificates, &["--cert", &certificate, "--cert-key", &others]);
+    let output_text = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(output_text.contains("server.key do not match"), "{output_text}");
 }
 
-/// What `tallygate check` says, which trusts some authority.
-fn checked(served: &Served, trusted: &Certificates, options: &[&str]) -> std::process::Output {
+/// Runs `tallygate check` with a trusted authority.
+fn run_check(served: &Served, trusted: &Certificates, options: &[&str]) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
     command.args(["check", "--resp", served.resp(), "api", "bob", "--ca"]);
     command.arg(trusted.authority()).args(options).output().expect("the binary runs")

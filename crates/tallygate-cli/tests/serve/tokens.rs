@@ -1,4 +1,4 @@
-//! Who may ask and who may administer: tokens, over HTTP and RESP.
+//! Tests the roles of tokens, over HTTP and RESP.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -21,12 +21,13 @@ const CONFIG: &str = r#"
 "#;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What needs a token to ask, and what one to administer.
-const TO_CHECK: [&str; 8] = [
+/// Requests that need a check token, and requests that need an admin token.
+const TO_CHECK: [&str; 9] = [
     "POST /v1/check",
     "POST /v1/peek",
     "POST /v1/reserve",
     "POST /v1/settle",
+    "POST /json",
     "POST /v1/simulate",
     "POST /v1/explain",
     "GET /v1/authorize/api",
@@ -53,28 +54,29 @@ fn with_token(served: &Served, line: &str, token: &str) -> Reply {
     ask(served.http(), line, &[("authorization", &bearer)], "")
 }
 
-/// All that is answered to some commands of RESP.
+/// Sends RESP commands and returns all replies.
 fn exchange(served: &Served, commands: &str) -> String {
-    let mut stream = TcpStream::connect(served.resp()).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    stream.write_all(commands.as_bytes()).expect("it reads");
-    stream.shutdown(Shutdown::Write).expect("a socket");
+    let mut stream = TcpStream::connect(served.resp()).expect("the connection opens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("the socket option is set");
+    stream.write_all(commands.as_bytes()).expect("the write succeeds");
+    stream.shutdown(Shutdown::Write).expect("the write side closes");
     let mut replies = String::new();
-    stream.read_to_string(&mut replies).expect("replies");
+    stream.read_to_string(&mut replies).expect("there are replies");
     replies
 }
 
+/// Fault H7.
 #[test]
-fn h7_a_token_opens_what_it_was_handed_out_for_and_nothing_more() {
+fn a_token_grants_its_role_and_nothing_more() {
     let served = served();
     for line in FOR_ALL {
         assert_eq!(ask(served.http(), line, &[], "").status, 200, "{line}");
     }
     for line in TO_CHECK {
-        let refused = ask(served.http(), line, &[], "");
-        assert_eq!((refused.status, refused.field("www-authenticate")), (401, Some("Bearer")));
+        let rejected = ask(served.http(), line, &[], "");
+        assert_eq!((rejected.status, rejected.field("www-authenticate")), (401, Some("Bearer")));
         assert_eq!(
-            refused.problem(),
+            rejected.problem(),
             "missing or invalid token; send `Authorization: Bearer TOKEN`",
             "{line}"
         );
@@ -88,18 +90,22 @@ fn h7_a_token_opens_what_it_was_handed_out_for_and_nothing_more() {
     }
     for line in TO_ADMINISTER {
         assert_eq!(ask(served.http(), line, &[], "").status, 401, "{line}");
-        let refused = with_token(&served, line, CHECK);
-        assert_eq!(refused.status, 403, "{line}");
-        assert_eq!(refused.problem(), "this is for the operator; your token lets you check");
+        let rejected = with_token(&served, line, CHECK);
+        assert_eq!(rejected.status, 403, "{line}");
+        assert_eq!(
+            rejected.problem(),
+            "this needs an admin token; the token sent is a check token"
+        );
         let passed = with_token(&served, line, ADMIN);
         assert!(!matches!(passed.status, 401 | 403), "{line}: {passed:?}");
     }
     let metrics = with_token(&served, "GET /metrics", CHECK).body;
-    assert!(metrics.contains("tallygate_tokens_refused_total{surface=\"http\"}"), "{metrics}");
+    assert!(metrics.contains("tallygate_tokens_rejected_total{surface=\"http\"}"), "{metrics}");
 }
 
+/// Fault H7.
 #[test]
-fn h7_who_has_not_authenticated_by_resp_is_told_nothing() {
+fn an_unauthenticated_resp_client_gets_only_errors() {
     let served = served();
     let needed = "-NOAUTH Authentication required.\r\n";
     for command in ["TG.CHECK api a", "CL.THROTTLE a 1 1 60", "INFO", "PING", "TG.RESET api a", "X"]
@@ -112,27 +118,28 @@ fn h7_who_has_not_authenticated_by_resp_is_told_nothing() {
     assert!(wrong.starts_with("-WRONGPASS ") && wrong.ends_with(needed), "{wrong}");
 }
 
+/// Fault H7.
 #[test]
-fn h7_a_token_opens_as_much_by_resp() {
+fn a_token_grants_the_same_role_over_resp() {
     let served = served();
     let checked = "*6\r\n:1\r\n:5\r\n:4\r\n:0\r\n:720000000\r\n:0\r\n";
     let fresh = "*6\r\n:1\r\n:5\r\n:5\r\n:0\r\n:0\r\n:0\r\n";
     let check = "TG.CHECK api a\r\n";
     let reset = "TG.RESET api a\r\n";
-    let forbidden = "-NOPERM this is for the operator; your token lets you check\r\n";
-    let told = exchange(&served, &format!("AUTH {CHECK}\r\n{check}{reset}"));
-    assert_eq!(told, format!("+OK\r\n{checked}{forbidden}"));
-    let told = exchange(&served, &format!("AUTH operator {ADMIN}\r\n{reset}{check}"));
-    assert_eq!(told, format!("+OK\r\n{fresh}{checked}"));
-    let told = exchange(&served, &format!("HELLO 2 AUTH default {ADMIN}\r\n{reset}"));
-    assert!(told.ends_with(fresh), "{told}");
-    // Who starts over has no token any more.
-    let told = exchange(&served, &format!("AUTH {ADMIN}\r\nRESET\r\n{check}"));
-    assert_eq!(told, "+OK\r\n+RESET\r\n-NOAUTH Authentication required.\r\n");
+    let forbidden = "-NOPERM this needs an admin token; the token sent is a check token\r\n";
+    let reply = exchange(&served, &format!("AUTH {CHECK}\r\n{check}{reset}"));
+    assert_eq!(reply, format!("+OK\r\n{checked}{forbidden}"));
+    let reply = exchange(&served, &format!("AUTH operator {ADMIN}\r\n{reset}{check}"));
+    assert_eq!(reply, format!("+OK\r\n{fresh}{checked}"));
+    let reply = exchange(&served, &format!("HELLO 2 AUTH default {ADMIN}\r\n{reset}"));
+    assert!(reply.ends_with(fresh), "{reply}");
+    // RESET clears the authentication.
+    let reply = exchange(&served, &format!("AUTH {ADMIN}\r\nRESET\r\n{check}"));
+    assert_eq!(reply, "+OK\r\n+RESET\r\n-NOAUTH Authentication required.\r\n");
 }
 
 #[test]
-fn without_tokens_to_ask_with_anybody_may_ask() {
+fn without_check_tokens_every_client_may_check() {
     let config = CONFIG.replace("check = [\"env:CHECK\"]", "");
     let served = Served::with_variables(&[], Some(&config), &[("ADMIN", ADMIN)]);
     for line in TO_CHECK {
@@ -143,95 +150,100 @@ fn without_tokens_to_ask_with_anybody_may_ask() {
 }
 
 #[test]
-fn a_token_is_replaced_without_a_moment_in_which_none_is_right() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_token_can_be_rotated_without_downtime() {
+    let folder = tempfile::tempdir().expect("the directory is created");
     let file = folder.path().join("tokens");
     let (old, new) = ("old-token-of-a-service", "new-token-of-a-service");
-    std::fs::write(&file, format!("{old}\n")).expect("written");
+    std::fs::write(&file, format!("{old}\n")).expect("the file is written");
     let config = format!(
         "[auth]\ncheck = [\"file:{}\"]\n[policies.api]\nlimit = 1\nwindow = \"1h\"\n",
         file.display()
     );
     let served = Served::start(&[], Some(&config));
     let is_right = |token| with_token(&served, "GET /metrics", token).status == 200;
-    let mut stays = TcpStream::connect(served.resp()).expect("it listens");
-    stays.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let mut stays = TcpStream::connect(served.resp()).expect("the connection opens");
+    stays.set_read_timeout(Some(PATIENCE)).expect("the socket option is set");
     let mut ask = |commands: &str, length: usize| {
-        stays.write_all(commands.as_bytes()).expect("it reads");
+        stays.write_all(commands.as_bytes()).expect("the write succeeds");
         let mut reply = vec![0; length];
-        stays.read_exact(&mut reply).expect("a reply");
-        String::from_utf8(reply).expect("text")
+        stays.read_exact(&mut reply).expect("there is a reply");
+        String::from_utf8(reply).expect("the text is UTF-8")
     };
     assert_eq!(ask(&format!("AUTH {old}\r\nPING\r\n"), 12), "+OK\r\n+PONG\r\n");
     assert!(is_right(old) && !is_right(new));
-    std::fs::write(&file, format!("{old}\n{new}\n")).expect("written");
+    std::fs::write(&file, format!("{old}\n{new}\n")).expect("the file is written");
     wait_until("the new token is right", PATIENCE, || is_right(new));
     assert!(is_right(old));
-    std::fs::write(&file, format!("{new}\n")).expect("written");
+    std::fs::write(&file, format!("{new}\n")).expect("the file is written");
     wait_until("the old token is wrong", PATIENCE, || !is_right(old));
     assert!(is_right(new));
-    // Also to who has been here since.
+    // Also on a connection that authenticated before.
     assert_eq!(ask("PING\r\n", 34), "-NOAUTH Authentication required.\r\n");
-    // A file without tokens changes nothing: nobody is locked out, nobody let in.
-    std::fs::write(&file, "# none\n").expect("written");
-    wait_until("it is refused", PATIENCE, || {
-        served.log().contains("has no token; write one a line")
+    // A file without tokens is rejected; the tokens in force stay.
+    std::fs::write(&file, "# none\n").expect("the file is written");
+    wait_until("the file is rejected", PATIENCE, || {
+        served.log().contains("contains no token; write one per line")
     });
     assert!(is_right(new) && !is_right(""));
 }
 
+/// Fault H10.
 #[test]
-fn h10_no_token_is_told_to_anybody() {
+fn no_token_is_ever_shown() {
     let variables = [("CHECK", CHECK), ("ADMIN", ADMIN)];
     let served = Served::with_variables(&["--log", "trace"], Some(CONFIG), &variables);
-    let mut said = String::new();
+    let mut output = String::new();
     for line in TO_CHECK.iter().chain(&TO_ADMINISTER) {
-        for token in [CHECK, ADMIN, "wrong-token-of-nobody"] {
-            said += &format!("{:?}", with_token(&served, line, token));
+        for token in [CHECK, ADMIN, "unknown-token-of-a-stranger"] {
+            output += &format!("{:?}", with_token(&served, line, token));
         }
     }
-    said += &exchange(&served, &format!("AUTH {CHECK}\r\nINFO\r\nCLIENT LIST\r\nCONFIG GET *\r\n"));
-    said += &exchange(&served, &format!("AUTH a {ADMIN}\r\nHELLO 3 AUTH a {ADMIN}\r\n"));
-    said += &exchange(&served, "AUTH wrong-token-of-nobody\r\n");
-    said += &served.log();
-    for secret in [CHECK, ADMIN, "wrong-token-of-nobody"] {
-        assert!(!said.contains(secret), "{said}");
+    output +=
+        &exchange(&served, &format!("AUTH {CHECK}\r\nINFO\r\nCLIENT LIST\r\nCONFIG GET *\r\n"));
+    output += &exchange(&served, &format!("AUTH a {ADMIN}\r\nHELLO 3 AUTH a {ADMIN}\r\n"));
+    output += &exchange(&served, "AUTH unknown-token-of-a-stranger\r\n");
+    output += &served.log();
+    for secret in [CHECK, ADMIN, "unknown-token-of-a-stranger"] {
+        assert!(!output.contains(secret), "{output}");
     }
 }
 
 #[test]
-fn the_command_asks_with_a_token() {
+fn the_check_command_sends_a_token() {
     let served = served();
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("the directory is created");
     let file = folder.path().join("token");
-    let asked = |token: &str| {
-        std::fs::write(&file, token).expect("written");
+    let check = |token: &str| {
+        std::fs::write(&file, token).expect("the file is written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
         command.args(["check", "--resp", served.resp(), "api", "alice", "--token-file"]).arg(&file);
         command.output().expect("the binary runs")
     };
-    let right = asked(&format!("# for the script\n{CHECK}\n"));
+    let right = check(&format!("# for the script\n{CHECK}\n"));
     assert_eq!(right.stdout, b"allowed, 4 of 5 left\n", "{right:?}");
-    let wrong = asked("wrong-token-of-nobody\n");
-    let told = String::from_utf8_lossy(&wrong.stderr);
-    assert!(wrong.status.code() == Some(2) && told.contains("WRONGPASS"), "{told}");
-    assert!(!told.contains("wrong-token"), "{told}");
+    let wrong = check("unknown-token-of-a-stranger\n");
+    let message = String::from_utf8_lossy(&wrong.stderr);
+    assert!(wrong.status.code() == Some(2) && message.contains("WRONGPASS"), "{message}");
+    assert!(!message.contains("wrong-token"), "{message}");
 }
 
 #[test]
-fn the_command_that_asks_whether_it_is_there_needs_no_token() {
-    let pinged = |address: &str| {
+fn the_ping_command_needs_no_token() {
+    let ping = |address: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
         command.args(["ping", "--resp", address]).output().expect("the binary runs")
     };
     let mut served = served();
-    let there = pinged(served.resp());
-    assert_eq!(there.status.code(), Some(0), "{there:?}");
-    let other = pinged(served.http());
-    let told = String::from_utf8_lossy(&other.stderr).into_owned();
-    assert!(other.status.code() == Some(2) && told.contains("is it a Tallygate server?"), "{told}");
+    let running = ping(served.resp());
+    assert_eq!(running.status.code(), Some(0), "{running:?}");
+    let other = ping(served.http());
+    let message = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(
+        other.status.code() == Some(2) && message.contains("is it a Tallygate server?"),
+        "{message}"
+    );
     served.stop();
-    let gone = pinged(served.resp());
-    let told = String::from_utf8_lossy(&gone.stderr).into_owned();
-    assert!(gone.status.code() == Some(2) && told.contains("cannot ask"), "{told}");
+    let gone = ping(served.resp());
+    let message = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert!(gone.status.code() == Some(2) && message.contains("ping of"), "{message}");
 }

@@ -30,8 +30,8 @@ struct Collector {
 
 impl Collector {
     fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("the address has a port");
+        let url = format!("http://{}", listener.local_addr().expect("the address is valid"));
         let taken = Arc::<Mutex<Vec<u8>>>::default();
         let keep = taken.clone();
         std::thread::spawn(move || {
@@ -44,7 +44,7 @@ impl Collector {
     }
 
     fn taken(&self) -> Vec<u8> {
-        self.taken.lock().expect("nobody panicked").clone()
+        self.taken.lock().expect("no thread panicked").clone()
     }
 }
 
@@ -64,7 +64,7 @@ fn take(stream: TcpStream, keep: &Mutex<Vec<u8>>) -> Option<()> {
         }
         let mut body = vec![0; length];
         stream.read_exact(&mut body).ok()?;
-        keep.lock().expect("nobody panicked").extend_from_slice(&body);
+        keep.lock().expect("no thread panicked").extend_from_slice(&body);
         stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()?;
     }
 }
@@ -85,7 +85,7 @@ fn status(reply: &Reply, expected: u16) {
 }
 
 #[test]
-fn requests_and_batches_are_traced_without_their_clients_and_the_last_are_sent_at_the_end() {
+fn requests_and_batches_are_traced_without_client_names_and_flushed_on_shutdown() {
     let collector = Collector::start();
     let mut served = Served::start(&["--otlp", &collector.url], Some(CONFIG));
     let body = format!(r#"{{"policy":"api","key":"{CLIENT}"}}"#);
@@ -98,11 +98,12 @@ fn requests_and_batches_are_traced_without_their_clients_and_the_last_are_sent_a
     status(&ask(served.http(), "GET /v1/authorize/api", &client, ""), 429);
     status(&get(served.http(), &format!("/v1/admin/client?key={CLIENT}")), 200);
     status(&get(served.http(), &format!("/{CLIENT}")), 404);
-    let mut resp = redis::Client::open(format!("redis://{}/", served.resp())).expect("an address");
+    let mut resp =
+        redis::Client::open(format!("redis://{}/", served.resp())).expect("the address is valid");
     let mut batch = redis::pipe();
     batch.cmd("TG.CHECK").arg(&["other", CLIENT]).cmd("CL.THROTTLE").arg(&[CLIENT, "1", "1", "60"]);
     batch.cmd("TG.CHECK").arg(&["other", CLIENT]);
-    let _: Vec<redis::Value> = batch.query(&mut resp).expect("answers");
+    let _: Vec<redis::Value> = batch.query(&mut resp).expect("there are replies");
     assert_eq!(served.stop(), Some(0));
 
     let taken = collector.taken();
@@ -120,23 +121,24 @@ fn requests_and_batches_are_traced_without_their_clients_and_the_last_are_sent_a
     }
     // One alone, the list (one of three), the batch (two of three); and what was refused.
     assert!(contains(&taken, &number("tallygate.allowed", 2)), "of the batch");
-    assert!(contains(&taken, &number("tallygate.refused", 2)), "of the list");
-    assert!(contains(&taken, &number("tallygate.refused", 0)), "of the first");
+    assert!(contains(&taken, &number("tallygate.denied", 2)), "of the list");
+    assert!(contains(&taken, &number("tallygate.denied", 0)), "of the first");
     let status = |code: u16| {
         let [high, low] =
-            [code >> 7, code & 0x7f].map(|part| u8::try_from(part).expect("seven bits"));
+            [code >> 7, code & 0x7f].map(|part| u8::try_from(part).expect("the byte is ASCII"));
         ["http.response.status_code".as_bytes(), &[0x12, 3, 0x18, low | 0x80, high]].concat()
     };
     for code in [200, 404, 429] {
         assert!(contains(&taken, &status(code)), "{code}");
     }
-    let trace = u128::from_str_radix(&parent[3..35], 16).expect("hexadecimal").to_be_bytes();
+    let trace =
+        u128::from_str_radix(&parent[3..35], 16).expect("the number is hexadecimal").to_be_bytes();
     assert!(contains(&taken, &trace), "the caller's trace goes on");
-    assert!(!contains(&taken, CLIENT.as_bytes()), "no client is ever told");
+    assert!(!contains(&taken, CLIENT.as_bytes()), "no trace contains a client");
 }
 
 #[test]
-fn the_collector_may_be_named_by_the_usual_variable() {
+fn the_collector_can_be_set_with_the_standard_variable() {
     let collector = Collector::start();
     let variable = [("OTEL_EXPORTER_OTLP_ENDPOINT", &*collector.url)];
     let mut served = Served::with_variables(&[], Some(CONFIG), &variable);
@@ -146,10 +148,13 @@ fn the_collector_may_be_named_by_the_usual_variable() {
 }
 
 #[test]
-fn a_collector_that_is_away_stops_nothing() {
-    let gone = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+fn an_unavailable_collector_blocks_nothing() {
+    let gone = TcpListener::bind("127.0.0.1:0")
+        .expect("the address has a port")
+        .local_addr()
+        .expect("the address is valid");
     let mut served = Served::start(&["--otlp", &format!("http://{gone}")], Some(CONFIG));
     status(&post(served.http(), "/v1/check", r#"{"policy":"api","key":"a"}"#), 200);
     assert_eq!(served.stop(), Some(0));
-    assert!(served.log().contains("traces cannot be sent"), "{}", served.log());
+    assert!(served.log().contains("cannot send traces; dropping them"), "{}", served.log());
 }

@@ -1,4 +1,4 @@
-//! A server whose clients are in Redis.
+//! Tests of a server with a Redis store.
 
 #[path = "../common/mod.rs"]
 mod common;

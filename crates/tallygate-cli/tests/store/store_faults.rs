@@ -1,4 +1,4 @@
-//! The server over a store that fails: away at the start, gone while serving, back again.
+//! Tests a server whose store fails: at startup, while serving, and after it is back.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::http_client::{Reply, ask, get, post};
 use serde_json::{Value, json};
 use tallygate_testkit::servers::{Flavor, Proxy, Server, wait_until};
 
-/// Long enough for a busy machine; nobody waits for it unless something is wrong.
+/// Long enough for a busy machine; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One policy of each kind, of which nothing comes back while a test runs. Of `alone` this server has half.
+/// One policy per failure setting. They refill nothing during a test. This server has half of the quota of `alone`.
 const POLICIES: &str = r#"
     [policies.open]
     limit = 4
@@ -48,28 +48,28 @@ fn check(served: &Served, policy: &str, key: &str, cost: u64) -> Value {
     reply.json()
 }
 
-/// Whether it was allowed, how much is left, and who answered.
+/// Returns whether the request was allowed, the remaining units, and the source.
 #[track_caller]
-fn told(decision: &Value) -> (bool, u64, &str) {
-    let remaining = decision["remaining"].as_u64().expect("a number");
-    let source = decision["source"].as_str().expect("a name");
-    (decision["allowed"].as_bool().expect("yes or no"), remaining, source)
+fn summary(decision: &Value) -> (bool, u64, &str) {
+    let remaining = decision["remaining"].as_u64().expect("the value is a number");
+    let source = decision["source"].as_str().expect("there is a name");
+    (decision["allowed"].as_bool().expect("the decision is allow or deny"), remaining, source)
 }
 
 /// Waits until the store answers for every policy.
 fn until_the_store_answers(served: &Served) {
     for policy in NAMES {
         wait_until("the store answers", PATIENCE, || {
-            let look = posted(served, "/v1/peek", &question(policy, "nobody", 0));
+            let look = posted(served, "/v1/peek", &question(policy, "probe", 0));
             look.json()["source"] == "store"
         });
     }
 }
 
-/// Waits until the store is given up, so that nobody waits for it any more.
-fn until_it_is_left_alone(served: &Served) {
+/// Waits until the circuit breaker is open, so that no request waits for the store.
+fn until_the_breaker_opens(served: &Served) {
     wait_until("the breaker opens", PATIENCE, || {
-        check(served, "open", "nobody", 0);
+        check(served, "open", "probe", 0);
         metric(served, "tallygate_store_breaker_open") == 1
     });
 }
@@ -79,7 +79,7 @@ fn metric(served: &Served, name: &str) -> u64 {
     let metrics = get(served.http(), "/metrics").body;
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     assert!(line.is_some(), "{name} in {metrics}");
-    line.and_then(|value| value.parse().ok()).expect("a number")
+    line.and_then(|value| value.parse().ok()).expect("the value is a number")
 }
 
 fn decisions(served: &Served, policy: &str, outcome: &str, source: &str) -> u64 {
@@ -89,40 +89,45 @@ fn decisions(served: &Served, policy: &str, outcome: &str, source: &str) -> u64 
 
 fn resp(served: &Served, words: &[&str]) -> Vec<i64> {
     let mut client =
-        redis::Client::open(format!("redis://{}/", served.resp())).expect("an address");
-    redis::cmd(words[0]).arg(&words[1..]).query(&mut client).expect("an answer")
+        redis::Client::open(format!("redis://{}/", served.resp())).expect("the address is valid");
+    redis::cmd(words[0]).arg(&words[1..]).query(&mut client).expect("there is a reply")
 }
 
-/// What every surface answers while the store is away, which it is, and nobody has asked yet.
+/// Checks the replies of every surface while the store is down. No client may have sent a request before.
 fn each_decides_by_its_failure_policy(served: &Served) {
     let open = check(served, "open", "alice", 3);
-    assert_eq!(told(&open), (true, 0, "failed_open"));
+    assert_eq!(summary(&open), (true, 0, "failed_open"));
     assert_eq!((&open["limit"], &open["retry_after_ms"]), (&json!(4), &json!(0)), "{open}");
-    assert_eq!(told(&check(served, "open", "alice", 3)), (true, 0, "failed_open"), "and again");
+    assert_eq!(
+        summary(&check(served, "open", "alice", 3)),
+        (true, 0, "failed_open"),
+        "a second request is allowed, too"
+    );
     let closed = check(served, "closed", "alice", 1);
-    assert_eq!(told(&closed), (false, 0, "failed_closed"));
-    assert_eq!(closed["retry_after_ms"], 1000, "it says when to try again: {closed}");
-    assert_eq!(told(&check(served, "alone", "alice", 2)), (true, 0, "local"));
-    assert_eq!(told(&check(served, "alone", "alice", 1)), (false, 0, "local"));
+    assert_eq!(summary(&closed), (false, 0, "failed_closed"));
+    assert_eq!(closed["retry_after_ms"], 1000, "the retry time is missing: {closed}");
+    assert_eq!(summary(&check(served, "alone", "alice", 2)), (true, 0, "local"));
+    assert_eq!(summary(&check(served, "alone", "alice", 1)), (false, 0, "local"));
 
     let look = |policy| posted(served, "/v1/peek", &question(policy, "bob", 1)).json();
-    assert_eq!(told(&look("open")), (true, 0, "failed_open"));
-    assert_eq!(told(&look("closed")), (false, 0, "failed_closed"));
-    assert_eq!(told(&look("alone")), (true, 1, "local"));
+    assert_eq!(summary(&look("open")), (true, 0, "failed_open"));
+    assert_eq!(summary(&look("closed")), (false, 0, "failed_closed"));
+    assert_eq!(summary(&look("alone")), (true, 1, "local"));
 
-    // What has no answer but "done" is a failure while nobody can do it.
+    // Refunds and resets fail while the store is down.
     for policy in ["open", "closed"] {
         for path in ["/v1/refund", "/v1/reset"] {
             let reply = posted(served, path, &question(policy, "alice", 1));
             assert_eq!(reply.status, 503, "{path} {policy}: {reply:?}");
-            assert!(reply.problem().contains("redis is not available"), "{reply:?}");
+            assert!(reply.problem().contains("redis is unavailable"), "{reply:?}");
         }
     }
-    assert_eq!(told(&posted(served, "/v1/refund", &question("alone", "alice", 1)).json()).1, 1);
+    assert_eq!(summary(&posted(served, "/v1/refund", &question("alone", "alice", 1)).json()).1, 1);
 
     let list: Vec<_> = NAMES.iter().map(|name| question(name, "carol", 1)).collect();
     let results = posted(served, "/v1/check", &json!({ "checks": list })).json();
-    let results: Vec<_> = results["results"].as_array().expect("a list").iter().map(told).collect();
+    let results: Vec<_> =
+        results["results"].as_array().expect("the value is a list").iter().map(summary).collect();
     let expected = [(true, 0, "failed_open"), (false, 0, "failed_closed"), (true, 1, "local")];
     assert_eq!(results, expected);
 
@@ -133,10 +138,10 @@ fn each_decides_by_its_failure_policy(served: &Served) {
     assert_eq!(resp(served, &["TG.CHECK", "alone", "dora"])[..4], [1, 2, 1, 0]);
     assert_eq!(resp(served, &["TG.PEEK", "closed", "dora"])[0], 0);
     let mut client =
-        redis::Client::open(format!("redis://{}/", served.resp())).expect("an address");
+        redis::Client::open(format!("redis://{}/", served.resp())).expect("the address is valid");
     let refund = redis::cmd("TG.REFUND").arg(&["open", "dora", "1"]).query::<()>(&mut client);
-    let refund = refund.expect_err("nobody can").to_string();
-    assert!(refund.contains("redis is not available"), "{refund}");
+    let refund = refund.expect_err("the call fails").to_string();
+    assert!(refund.contains("redis is unavailable"), "{refund}");
 }
 
 fn authorize_decides_by_its_failure_policy(served: &Served) {
@@ -145,8 +150,8 @@ fn authorize_decides_by_its_failure_policy(served: &Served) {
     assert_eq!((open.status, open.field("x-ratelimit-limit")), (200, None), "{open:?}");
     let closed = authorize("closed");
     assert_eq!((closed.status, closed.field("retry-after")), (503, Some("1")), "{closed:?}");
-    assert!(closed.problem().contains("the store cannot be asked"), "{closed:?}");
-    assert_eq!(closed.field("x-ratelimit-limit"), None, "nobody knows: {closed:?}");
+    assert!(closed.problem().contains("the store is unavailable"), "{closed:?}");
+    assert_eq!(closed.field("x-ratelimit-limit"), None, "the limit is unknown: {closed:?}");
     let closed = authorize("closed?deny=403");
     assert_eq!((closed.status, closed.problem().is_empty()), (403, false), "{closed:?}");
     let alone = authorize("alone?cost=2");
@@ -155,17 +160,20 @@ fn authorize_decides_by_its_failure_policy(served: &Served) {
     assert_eq!(authorize("alone?deny=403").status, 403);
 }
 
+/// Fault F1.
 #[test]
-fn f1_without_its_store_it_starts_says_so_and_decides_by_its_failure_policies() {
+fn without_its_store_the_server_starts_logs_it_and_uses_the_failure_settings() {
     let store = Server::start(Flavor::Redis);
     store.kill();
     let served = served(&store.url());
-    // The log is written by a thread of its own.
-    wait_until("the log says so", PATIENCE, || served.log().contains("the store does not answer"));
+    // A background thread writes the log.
+    wait_until("the log reports it", PATIENCE, || {
+        served.log().contains("the store is unavailable")
+    });
     each_decides_by_its_failure_policy(&served);
-    until_it_is_left_alone(&served);
+    until_the_breaker_opens(&served);
     let ready = get(served.http(), "/readyz");
-    assert_eq!(ready.status, 200, "it decides without it: {ready:?}");
+    assert_eq!(ready.status, 200, "the server is ready without the store: {ready:?}");
     assert!(ready.body.contains("the store does not answer"), "{ready:?}");
     assert_eq!(get(served.http(), "/livez").status, 200);
 
@@ -176,56 +184,59 @@ fn f1_without_its_store_it_starts_says_so_and_decides_by_its_failure_policies() 
     assert_eq!(store.keys_without_ttl(), Vec::<Vec<u8>>::new());
 }
 
+/// Faults F2, F4.
 #[test]
-fn f2_f4_a_store_that_goes_away_is_decided_without_and_counted() {
+fn while_the_store_is_down_the_failure_settings_decide_and_are_counted() {
     let store = Server::start(Flavor::Redis);
     let served = served(&store.url());
     until_the_store_answers(&served);
     store.kill();
     let errors = metric(&served, "tallygate_store_errors_total");
     each_decides_by_its_failure_policy(&served);
-    until_it_is_left_alone(&served);
+    until_the_breaker_opens(&served);
     assert!(metric(&served, "tallygate_store_errors_total") >= errors + 20);
     assert!(metric(&served, "tallygate_store_breaker_opened_total") >= 1);
     assert!(decisions(&served, "open", "allowed", "failed_open") >= 4);
-    assert_eq!(decisions(&served, "open", "refused", "failed_closed"), 0);
-    assert_eq!(decisions(&served, "closed", "refused", "failed_closed"), 5);
+    assert_eq!(decisions(&served, "open", "denied", "failed_closed"), 0);
+    assert_eq!(decisions(&served, "closed", "denied", "failed_closed"), 5);
     assert_eq!(decisions(&served, "closed", "allowed", "failed_open"), 0);
     assert_eq!(decisions(&served, "alone", "allowed", "local"), 4);
-    assert_eq!(decisions(&served, "alone", "refused", "local"), 3);
-    assert!(served.log().contains("redis could not decide"), "{}", served.log());
+    assert_eq!(decisions(&served, "alone", "denied", "local"), 3);
+    assert!(served.log().contains("redis check failed"), "{}", served.log());
 }
 
+/// Fault F3.
 #[test]
-fn f3_a_store_that_is_silent_costs_each_its_budget_and_then_nothing() {
+fn a_silent_store_costs_one_time_budget_and_then_nothing() {
     let store = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&store.address());
     let served = served(&proxy.url());
     until_the_store_answers(&served);
     proxy.stall(true);
-    // A list of a hundred is waited for once, not a hundred times.
+    // A list of a hundred checks waits for one time budget, not for a hundred.
     let list: Vec<_> = (0..100).map(|n| question("closed", &format!("client {n}"), 1)).collect();
     let began = std::time::Instant::now();
     let results = posted(&served, "/v1/check", &json!({ "checks": list })).json();
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    let results = results["results"].as_array().expect("a list");
+    let results = results["results"].as_array().expect("the value is a list");
     assert_eq!(results.len(), 100);
-    // The first silence may be that of a busy server: such a check is denied as overloaded.
+    // The first timeout may come from a busy server: such a check is denied as overloaded.
     let sources = ["failed_closed", "overloaded"];
     let is_denied = |result: &Value| {
         result["allowed"] == false && sources.iter().any(|source| result["source"] == *source)
     };
     assert_eq!(results.iter().find(|result| !is_denied(result)), None);
     assert!(metric(&served, "tallygate_store_timeouts_total") >= 1);
-    until_it_is_left_alone(&served);
-    assert_eq!(told(&check(&served, "closed", "alice", 1)), (false, 0, "failed_closed"));
+    until_the_breaker_opens(&served);
+    assert_eq!(summary(&check(&served, "closed", "alice", 1)), (false, 0, "failed_closed"));
     proxy.stall(false);
     until_the_store_answers(&served);
-    assert_eq!(told(&check(&served, "closed", "alice", 1)), (true, 3, "store"));
+    assert_eq!(summary(&check(&served, "closed", "alice", 1)), (true, 3, "store"));
 }
 
+/// Fault F4.
 #[test]
-fn f4_all_or_nothing_holds_without_the_store_and_names_who_refused() {
+fn all_or_nothing_holds_without_the_store_and_names_the_denying_check() {
     let store = Server::start(Flavor::Redis);
     let served = served(&store.url());
     until_the_store_answers(&served);
@@ -235,59 +246,69 @@ fn f4_all_or_nothing_holds_without_the_store_and_names_who_refused() {
         posted(&served, "/v1/check", &json!({ "all": all })).json()
     };
     let allowed = all(&["open", "alone"]);
-    assert_eq!((told(&allowed).0, &allowed["retry_after_ms"]), (true, &json!(0)), "{allowed}");
+    assert_eq!((summary(&allowed).0, &allowed["retry_after_ms"]), (true, &json!(0)), "{allowed}");
     for names in [["open", "alone", "closed"], ["closed", "alone", "open"]] {
-        let refused = all(&names);
-        assert_eq!(told(&refused), (false, 0, "failed_closed"), "{refused}");
-        let by = names.iter().position(|name| *name == "closed").expect("it is there");
-        assert_eq!((&refused["policy"], &refused["refused"]), (&json!("closed"), &json!(by)));
+        let denied = all(&names);
+        assert_eq!(summary(&denied), (false, 0, "failed_closed"), "{denied}");
+        let by = names.iter().position(|name| *name == "closed").expect("the policy is listed");
+        assert_eq!((&denied["policy"], &denied["denied_index"]), (&json!("closed"), &json!(by)));
     }
-    // Refused with the others, this one was charged nothing: of its two one is left.
-    assert_eq!(told(&check(&served, "alone", "alice", 1)), (true, 0, "local"));
+    // The denied request charged nothing, so one of two units is left.
+    assert_eq!(summary(&check(&served, "alone", "alice", 1)), (true, 0, "local"));
 }
 
+/// Fault F4.
 #[test]
-fn f4_a_reservation_without_the_store_gives_back_nothing_that_was_not_charged() {
+fn a_reservation_without_the_store_returns_nothing_that_was_not_charged() {
     let store = Server::start(Flavor::Redis);
     let served = served(&store.url());
     until_the_store_answers(&served);
-    assert_eq!(told(&check(&served, "open", "alice", 3)), (true, 1, "store"));
+    assert_eq!(summary(&check(&served, "open", "alice", 3)), (true, 1, "store"));
     store.kill();
     let reserve = |policy: &str| {
         let body = json!({ "policy": policy, "key": "alice", "cost": 2, "ttl_ms": 3_600_000 });
         posted(&served, "/v1/reserve", &body).json()
     };
     let closed = reserve("closed");
-    assert_eq!((told(&closed).2, closed.get("reservation")), ("failed_closed", None), "{closed}");
+    assert_eq!(
+        (summary(&closed).2, closed.get("reservation")),
+        ("failed_closed", None),
+        "{closed}"
+    );
     let open = reserve("open");
-    assert_eq!(told(&open), (true, 0, "failed_open"));
+    assert_eq!(summary(&open), (true, 0, "failed_open"));
     let settle = |reservation: &Value, actual: u64| {
         posted(&served, "/v1/settle", &json!({ "reservation": reservation, "actual": actual }))
     };
-    // Nobody can charge it now, so it can still be settled later.
+    // No client can charge it now, so it can still be settled later.
     let failed = settle(&open["reservation"], 0);
     assert_eq!(failed.status, 503, "{failed:?}");
 
     // The server that comes back has lost what it knew, as one without a disk does.
     store.restart();
     until_the_store_answers(&served);
-    assert_eq!(told(&check(&served, "open", "alice", 3)), (true, 1, "store"));
+    assert_eq!(summary(&check(&served, "open", "alice", 3)), (true, 1, "store"));
     let settled = settle(&open["reservation"], 0);
-    assert_eq!((settled.status, told(&settled.json())), (200, (true, 1, "store")), "{settled:?}");
+    assert_eq!(
+        (settled.status, summary(&settled.json())),
+        (200, (true, 1, "store")),
+        "{settled:?}"
+    );
     assert_eq!(settle(&open["reservation"], 0).status, 409);
 }
 
+/// Fault F4.
 #[test]
-fn f4_a_settlement_whose_reply_was_lost_is_not_made_again() {
+fn a_settlement_with_a_lost_reply_is_not_repeated() {
     let store = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&store.address());
     let served = served(&proxy.url());
     until_the_store_answers(&served);
     let body = json!({ "policy": "open", "key": "alice", "cost": 3, "ttl_ms": 3_600_000 });
     let reserved = posted(&served, "/v1/reserve", &body).json();
-    assert_eq!(told(&reserved), (true, 1, "store"));
+    assert_eq!(summary(&reserved), (true, 1, "store"));
     let settle = json!({ "reservation": reserved["reservation"], "actual": 1 });
-    // The server has been told the script of settling before: so the next call is the settlement.
+    // The server already has the script of settlements, so the next call is the settlement.
     let other = posted(&served, "/v1/reserve", &question_with_life("bob")).json();
     let other = json!({ "reservation": other["reservation"], "actual": 1 });
     assert_eq!(posted(&served, "/v1/settle", &other).status, 200);
@@ -297,43 +318,49 @@ fn f4_a_settlement_whose_reply_was_lost_is_not_made_again() {
     assert_eq!(proxy.replies_lost(), 1);
     until_the_store_answers(&served);
     assert_eq!(posted(&served, "/v1/settle", &settle).status, 409);
-    assert_eq!(told(&check(&served, "open", "alice", 0)), (true, 3, "store"), "settled once");
+    assert_eq!(summary(&check(&served, "open", "alice", 0)), (true, 3, "store"), "settled once");
 }
 
 fn question_with_life(key: &str) -> Value {
     json!({ "policy": "open", "key": key, "cost": 3, "ttl_ms": 3_600_000 })
 }
 
+/// Fault F22.
 #[test]
-fn f22_what_was_used_without_the_store_is_charged_when_it_is_back() {
+fn usage_during_an_outage_is_charged_when_the_store_is_back() {
     let store = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&store.address());
     let served = served(&proxy.url());
     until_the_store_answers(&served);
-    assert_eq!(told(&check(&served, "alone", "alice", 1)), (true, 3, "store"));
+    assert_eq!(summary(&check(&served, "alone", "alice", 1)), (true, 3, "store"));
     proxy.refuse(true);
     proxy.cut();
-    wait_until("it decides alone", PATIENCE, || {
-        told(&check(&served, "alone", "bob", 0)).2 == "local"
+    wait_until("the server decides alone", PATIENCE, || {
+        summary(&check(&served, "alone", "bob", 0)).2 == "local"
     });
-    assert_eq!(told(&check(&served, "alone", "alice", 2)), (true, 0, "local"));
-    assert_eq!(told(&check(&served, "alone", "bob", 1)), (true, 1, "local"));
+    assert_eq!(summary(&check(&served, "alone", "alice", 2)), (true, 0, "local"));
+    assert_eq!(summary(&check(&served, "alone", "bob", 1)), (true, 1, "local"));
     proxy.refuse(false);
-    // The first answer of the store knows what was used without it.
+    // The first decision of the store includes the usage during the outage.
     let mut first = Value::Null;
     wait_until("the store answers", PATIENCE, || {
         first = check(&served, "alone", "alice", 0);
         first["source"] == "store"
     });
-    assert_eq!(told(&first), (true, 1, "store"), "1 there, 2 here");
-    wait_until("others are charged too", PATIENCE, || {
-        told(&check(&served, "alone", "bob", 0)) == (true, 3, "store")
+    assert_eq!(
+        summary(&first),
+        (true, 1, "store"),
+        "1 unit was charged in the store and 2 locally"
+    );
+    wait_until("the usage of other clients is charged, too", PATIENCE, || {
+        summary(&check(&served, "alone", "bob", 0)) == (true, 3, "store")
     });
-    assert!(metric(&served, "tallygate_store_returned_total") >= 2);
+    assert!(metric(&served, "tallygate_store_charged_late_total") >= 2);
 }
 
+/// Fault C7.
 #[test]
-fn c7_lists_at_once_over_a_store_that_comes_and_goes_admit_no_more_than_there_is() {
+fn concurrent_lists_over_an_unstable_store_never_exceed_the_quota() {
     const CLIENTS: usize = 6;
     const LISTS: usize = 40;
     let store = Server::start(Flavor::Redis);
@@ -353,16 +380,16 @@ fn c7_lists_at_once_over_a_store_that_comes_and_goes_admit_no_more_than_there_is
             let reply = posted(&served, "/v1/check", &json!({ "checks": asks }));
             assert_eq!(reply.status, 200, "{reply:?}");
             let results = reply.json();
-            let results = results["results"].as_array().expect("a list").clone();
+            let results = results["results"].as_array().expect("the value is a list").clone();
             let names: Vec<_> = results.iter().map(|result| result["policy"].clone()).collect();
             assert_eq!(names, ["closed", "open", "closed", "alone"], "in order");
             assert_eq!(results[1]["allowed"], true, "{results:?}");
-            assert_eq!(results[2]["allowed"], false, "more than there ever is: {results:?}");
-            shared += u64::from(told(&results[0]).0);
+            assert_eq!(results[2]["allowed"], false, "the cost is above the capacity: {results:?}");
+            shared += u64::from(summary(&results[0]).0);
         }
         shared
     };
-    let admitted: u64 = std::thread::scope(|scope| {
+    let allowed: u64 = std::thread::scope(|scope| {
         let clients: Vec<_> =
             (0..CLIENTS).map(|client| scope.spawn(move || lists(client))).collect();
         while !clients.iter().all(std::thread::ScopedJoinHandle::is_finished) {
@@ -370,34 +397,36 @@ fn c7_lists_at_once_over_a_store_that_comes_and_goes_admit_no_more_than_there_is
             proxy.stall(true);
             std::thread::yield_now();
             proxy.stall(false);
-            check(&served, "open", "nobody", 0);
+            check(&served, "open", "probe", 0);
         }
-        clients.into_iter().map(|client| client.join().expect("its lists were answered")).sum()
+        clients.into_iter().map(|client| client.join().expect("the lists were answered")).sum()
     });
-    assert!(admitted <= 4, "{admitted} of 4 were admitted");
+    assert!(allowed <= 4, "{allowed} of 4 were allowed");
     until_the_store_answers(&served);
     assert_eq!(store.keys_without_ttl(), Vec::<Vec<u8>>::new());
 }
 
+/// Fault G1.
 #[test]
-fn g1_a_failure_policy_is_read_anew_with_the_rest() {
+fn a_reload_changes_the_failure_setting() {
     let store = Server::start(Flavor::Redis);
     let served = served(&store.url());
     until_the_store_answers(&served);
     store.kill();
-    assert_eq!(told(&check(&served, "open", "alice", 1)).2, "failed_open");
+    assert_eq!(summary(&check(&served, "open", "alice", 1)).2, "failed_open");
     let text =
         POLICIES.replacen("window = \"1000h\"", "window = \"1000h\"\non_store_error = \"deny\"", 1);
     std::fs::write(served.config(), text.replace("instances = 2", "instances = 4"))
-        .expect("written");
+        .expect("the file is written");
     let reload = ask(served.http(), "POST /v1/admin/reload", &[], "");
     assert_eq!(reload.status, 200, "{reload:?}");
-    assert_eq!(told(&check(&served, "open", "alice", 1)).2, "failed_closed");
+    assert_eq!(summary(&check(&served, "open", "alice", 1)).2, "failed_closed");
     assert_eq!(check(&served, "alone", "alice", 1)["limit"], 1, "a quarter of four");
 }
 
+/// Fault J3.
 #[test]
-fn j3_a_store_that_is_out_of_memory_makes_readyz_say_degraded_until_it_has_memory_again() {
+fn readyz_reports_degraded_while_the_store_is_out_of_memory() {
     let store = Server::start(Flavor::Redis);
     let served = served(&store.url());
     until_the_store_answers(&served);
@@ -405,7 +434,7 @@ fn j3_a_store_that_is_out_of_memory_makes_readyz_say_degraded_until_it_has_memor
     assert_eq!(metric(&served, "tallygate_store_out_of_memory"), 0);
     let _: () = store.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     wait_until("the store refuses a write", PATIENCE, || {
-        told(&check(&served, "closed", "alice", 1)).2 == "failed_closed"
+        summary(&check(&served, "closed", "alice", 1)).2 == "failed_closed"
     });
     let ready = get(served.http(), "/readyz");
     assert_eq!(ready.status, 200);
@@ -414,15 +443,17 @@ fn j3_a_store_that_is_out_of_memory_makes_readyz_say_degraded_until_it_has_memor
     assert!(metric(&served, "tallygate_store_out_of_memory_replies_total") > 0);
     let _: () = store.ask(&["CONFIG", "SET", "maxmemory", "0"]);
     wait_until("the store decides", PATIENCE, || {
-        told(&check(&served, "closed", "bob", 1)).2 == "store"
+        summary(&check(&served, "closed", "bob", 1)).2 == "store"
     });
     wait_until("it is ready", PATIENCE, || get(served.http(), "/readyz").body == "ready\n");
 }
 
-/// Callers that share a hot key get the quota and no more over HTTP, and the failure setting, which would allow them, is
-/// never asked.
+/// Callers that share a hot key get exactly the quota over HTTP, and the failure setting, which would allow more, is not
+/// used.
+///
+/// Fault J15.
 #[test]
-fn j15_many_connections_on_one_key_of_a_store_at_a_distance_get_exactly_the_quota() {
+fn many_connections_on_one_key_of_a_remote_store_get_exactly_the_quota() {
     let store = Server::start(Flavor::Redis);
     let proxy = Proxy::start(&store.address());
     let served = served(&proxy.url());
@@ -430,14 +461,14 @@ fn j15_many_connections_on_one_key_of_a_store_at_a_distance_get_exactly_the_quot
     proxy.delay(Duration::from_millis(20));
     let mut sources = std::collections::BTreeMap::<(String, bool), u32>::new();
     std::thread::scope(|scope| {
-        let asking: Vec<_> = (0..40)
+        let callers: Vec<_> = (0..40)
             .map(|_| {
                 scope.spawn(|| (0..3).map(|_| check(&served, "open", "hot", 1)).collect::<Vec<_>>())
             })
             .collect();
-        for one in asking {
-            for decision in one.join().expect("no panic") {
-                let (allowed, _, source) = told(&decision);
+        for caller in callers {
+            for decision in caller.join().expect("the thread does not panic") {
+                let (allowed, _, source) = summary(&decision);
                 *sources.entry((source.to_owned(), allowed)).or_default() += 1;
             }
         }

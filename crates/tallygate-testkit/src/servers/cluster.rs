@@ -9,34 +9,34 @@ use super::flavor::Flavor;
 use super::server::{Kind, Server};
 use super::waiting::{PATIENCE, PAUSE, wait_until};
 
-/// How many slots there are.
+/// The number of slots.
 const SLOTS: u16 = 16_384;
 
-/// How long a handshake may take until it is begun again.
+/// The time after which a handshake is started again.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
-/// A cluster. Nodes have indices: the first are primaries at the start, then come the replicas of
-/// the first primary, those of the second, and so on. A node keeps its index whatever it becomes.
+/// A cluster. Nodes have indexes: first the primaries at the start, then the replicas of the first primary, of the second
+/// primary, and so on. A node keeps its index if its role changes.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
     ids: Vec<String>,
 }
 
-/// Its life.
+/// Starting and stopping.
 impl Cluster {
-    /// Starts a cluster and waits until every node says that all is well. A node is held for dead
-    /// after a second.
+    /// Starts a cluster and waits until every node reports that the cluster is ok. A node is considered down after a
+    /// second.
     #[must_use]
     pub fn start(flavor: Flavor, primaries: usize, replicas_each: usize) -> Self {
         Self::with(flavor, primaries, replicas_each, &[])
     }
 
-    /// Starts a cluster with more settings for every node.
+    /// Starts a cluster with additional settings for every node.
     ///
     /// # Panics
     ///
-    /// If the nodes do not find together.
+    /// Panics if the nodes do not form a cluster in time.
     #[must_use]
     pub fn with(
         flavor: Flavor,
@@ -48,7 +48,7 @@ impl Cluster {
         let nodes: Vec<Server> = thread::scope(|scope| {
             let start = || Server::of(Kind::ClusterNode, flavor, arguments);
             let starting: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
-            starting.into_iter().map(|node| node.join().expect("a node starts")).collect()
+            starting.into_iter().map(|node| node.join().expect("the node starts")).collect()
         });
         let ids = nodes.iter().map(|node| node.ask(&["CLUSTER", "MYID"])).collect();
         let cluster = Self { nodes, ids };
@@ -73,7 +73,7 @@ impl Cluster {
     fn share_slots(&self, primaries: usize) {
         let first = |primary: usize| usize::from(SLOTS) * primary / primaries;
         for (index, node) in self.nodes.iter().enumerate() {
-            // Different from the start, or nodes would have to find out who gives way.
+            // Different epochs from the start, so that the nodes need not resolve a conflict.
             node.ask::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
             if index < primaries {
                 let (from, to) = (first(index).to_string(), (first(index + 1) - 1).to_string());
@@ -85,7 +85,7 @@ impl Cluster {
     fn introduce(&self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.all_know_all() {
-            assert!(Instant::now() < deadline, "the nodes of a cluster do not meet");
+            assert!(Instant::now() < deadline, "the nodes did not form a cluster in time");
             for node in &self.nodes[1..] {
                 let (port, bus) = (node.port().to_string(), node.bus_port().to_string());
                 self.nodes[0].ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
@@ -104,17 +104,17 @@ impl Cluster {
         })
     }
 
-    /// Ends a node at once, as a crash would.
+    /// Kills a node, like a crash.
     pub fn kill(&self, node: usize) {
         self.nodes[node].kill();
     }
 
-    /// Waits until every node that runs says that the cluster is well and that the nodes that run
-    /// have all slots: after a primary's end, until its replica has taken over.
+    /// Waits until every running node reports that the cluster is ok and that running nodes serve all slots. After a
+    /// primary was killed, this waits until its replica has taken over.
     ///
     /// # Panics
     ///
-    /// If that takes longer.
+    /// Panics if that takes longer than `within`.
     pub fn wait_until_ok(&self, within: Duration) {
         wait_until("the cluster is well", within, || {
             let info = |node: &Server| node.ask::<String>(&["CLUSTER", "INFO"]);
@@ -134,37 +134,37 @@ impl Cluster {
     }
 }
 
-/// Who has what.
+/// Nodes, slots and keys.
 impl Cluster {
-    /// Where its nodes are, the running ones and the others.
+    /// Returns the URLs of all nodes, including stopped ones.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Server::url).collect()
     }
 
-    /// Its nodes.
+    /// Returns the nodes.
     #[must_use]
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     ///
     /// # Panics
     ///
-    /// If no node runs.
+    /// Panics if no node is running.
     #[must_use]
     pub fn slot_of(&self, key: impl AsRef<[u8]>) -> u16 {
-        let node = self.running().next().expect("a node runs");
+        let node = self.running().next().expect("a node is running");
         node.ask(&[b"CLUSTER", b"KEYSLOT".as_slice(), key.as_ref()])
     }
 
-    /// Returns the index of the primary that has a slot, as the running nodes know now. Where they differ, the newest claim
-    /// holds.
+    /// Returns the index of the primary of a slot according to the running nodes. If they differ, the newest
+    /// configuration epoch counts.
     ///
     /// # Panics
     ///
-    /// If no node knows one.
+    /// Panics if no running node knows one.
     #[must_use]
     pub fn primary_of(&self, slot: u16) -> usize {
         self.views()
@@ -172,14 +172,14 @@ impl Cluster {
             .filter(|line| line.has(slot))
             .max_by_key(|line| line.epoch)
             .and_then(|line| self.index_of(&line.id))
-            .expect("a node has the slot")
+            .expect("a node serves the slot")
     }
 
     /// Waits until all running nodes agree on the primary of a slot, and returns its index.
     ///
     /// # Panics
     ///
-    /// If they do not.
+    /// Panics if they do not agree in time.
     #[must_use]
     pub fn agreed_primary_of(&self, slot: u16) -> usize {
         let mut agreed = None;
@@ -194,10 +194,10 @@ impl Cluster {
             };
             agreed.is_some()
         });
-        agreed.expect("the wait ended")
+        agreed.expect("the nodes agree after the wait")
     }
 
-    /// The index of a running replica of a node.
+    /// Returns the index of a running replica of a node.
     #[must_use]
     pub fn replica_of(&self, primary: usize) -> Option<usize> {
         self.views()
@@ -206,7 +206,7 @@ impl Cluster {
             .and_then(|line| self.index_of(&line.id))
     }
 
-    /// The keys that would stay for ever, of all primaries that run.
+    /// Returns the keys without an expiry on all running primaries.
     #[must_use]
     pub fn keys_without_ttl(&self) -> Vec<Vec<u8>> {
         self.views()
@@ -221,7 +221,7 @@ impl Cluster {
         self.nodes.iter().filter(|node| node.is_running())
     }
 
-    /// What each running node knows of all.
+    /// Returns what each running node knows about all nodes.
     fn views(&self) -> impl Iterator<Item = Vec<Line>> {
         self.running().map(|node| {
             let text: String = node.ask(&["CLUSTER", "NODES"]);
@@ -234,10 +234,9 @@ impl Cluster {
     }
 }
 
-/// Moving slots, in the steps of an operator: between them a slot is in two places.
+/// Moving slots, in the steps of an operator. Between the steps, a slot is on two nodes.
 impl Cluster {
-    /// Opens a slot on both sides. From now on its primary sends clients on (`ASK`) for keys that
-    /// it has not.
+    /// Opens a slot on both nodes. From now on, its primary redirects clients (`ASK`) for keys that it does not have.
     pub fn begin_migration(&self, slot: u16, to: usize) {
         let from = self.agreed_primary_of(slot);
         self.set_slot(to, slot, &["IMPORTING", &self.ids[from]]);
@@ -260,8 +259,8 @@ impl Cluster {
         }
     }
 
-    /// Gives an open slot to its new primary, and tells all primaries, the two first. One that only heard of it by and by
-    /// could meet a newer epoch of the old primary before, and give the slot back to it.
+    /// Assigns an open slot to its new primary, on all primaries, first on the two that are involved. A primary that
+    /// learned it later by gossip could see a newer epoch of the old primary first, and assign the slot back to it.
     pub fn end_migration(&self, slot: u16, to: usize) {
         let from = self.primary_of(slot);
         let primaries: Vec<_> = self.views().flatten().filter(|line| line.is_own).collect();
@@ -272,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// Moves a slot: all three steps.
+    /// Moves a slot in all three steps.
     pub fn migrate(&self, slot: u16, to: usize) {
         self.begin_migration(slot, to);
         self.migrate_keys(slot, to);
@@ -285,7 +284,7 @@ impl Cluster {
     }
 }
 
-/// A line of `CLUSTER NODES`: what one node knows of another, or of itself.
+/// A line of `CLUSTER NODES`: what a node knows about another node or about itself.
 #[derive(Debug)]
 struct Line {
     id: String,
@@ -300,7 +299,7 @@ impl Line {
         self.slots.iter().any(|slots| slots.contains(&slot))
     }
 
-    /// None for a node that is only about to be known.
+    /// Returns `None` for a node that is still in its handshake.
     fn of(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [id, _address, flags, primary, _ping, _pong, epoch, _link, slots @ ..] = &words[..]
@@ -321,7 +320,7 @@ impl Line {
     }
 }
 
-/// `5` or `5-9`; none for `[5->-…]`, a slot that is open.
+/// Parses `5` or `5-9`. Returns `None` for `[5->-…]`, an open slot.
 fn range(slots: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
     Some(first.parse().ok()?..=last.parse().ok()?)
@@ -337,13 +336,16 @@ mod tests {
             "07c3 127.0.0.1:30004@31004,host myself,master - 0 1426238317239 4 connected \
              0-5 93 [94->-e7d1]",
         )
-        .expect("a whole line");
+        .expect("the line is complete");
         assert_eq!((line.id.as_str(), line.is_own, line.epoch), ("07c3", true, 4));
         assert_eq!(line.primary, None);
         assert_eq!(line.slots, [0..=5, 93..=93]);
 
         let replica = "e7d1 :0@0 slave,fail 07c3 0 0 4 disconnected";
-        assert_eq!(Line::of(replica).expect("a whole line").primary.as_deref(), Some("07c3"));
+        assert_eq!(
+            Line::of(replica).expect("the line is complete").primary.as_deref(),
+            Some("07c3")
+        );
         assert!(Line::of("e7d1 :0@0 handshake - 0 0 0 connected").is_none());
     }
 }

@@ -1,22 +1,22 @@
-//! Redis or Valkey, and where its binary is.
+//! Redis or Valkey, and the path of its binary.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Which server.
+/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flavor {
-    /// `TALLYGATE_REDIS_SERVER`, or `redis-server` on the path.
+    /// Redis: the binary in `TALLYGATE_REDIS_SERVER`, or `redis-server` on the path.
     Redis,
-    /// `TALLYGATE_VALKEY_SERVER`, or `target/test-servers/valkey-server` of this workspace.
+    /// Valkey: the binary in `TALLYGATE_VALKEY_SERVER`, or `target/test-servers/valkey-server` of this workspace.
     Valkey,
 }
 
 impl Flavor {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Redis, Self::Valkey];
 
-    /// `redis` or `valkey`.
+    /// Returns `redis` or `valkey`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -25,11 +25,11 @@ impl Flavor {
         }
     }
 
-    /// The server's program.
+    /// Returns the path of the binary.
     ///
     /// # Panics
     ///
-    /// If it is not installed.
+    /// Panics if it is not installed.
     #[must_use]
     pub fn binary(self) -> PathBuf {
         let binary = env::var_os(self.variable())
@@ -41,7 +41,7 @@ impl Flavor {
             .filter(|binary| binary.is_file());
         assert!(
             binary.is_some(),
-            "no {}-server: run scripts/install-test-servers, or say in {} where it is",
+            "{}-server not found; run scripts/install-test-servers, or set {} to its path",
             self.name(),
             self.variable(),
         );

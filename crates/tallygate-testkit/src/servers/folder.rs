@@ -1,10 +1,10 @@
-//! A folder that goes with its owner.
+//! A temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, io, process};
 
-/// An empty folder among the system's temporary files, removed on drop.
+/// An empty folder in the system's folder for temporary files. It is removed on drop.
 #[derive(Debug)]
 pub(super) struct Folder(PathBuf);
 
@@ -15,11 +15,11 @@ impl Folder {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = env::temp_dir().join(format!("tallygate-server-{}-{number}", process::id()));
             let Err(error) = fs::create_dir(&path) else { return Self(path) };
-            // One may be left of a killed process that had this one's id.
+            // A killed process with the same id may have left a folder.
             assert_eq!(
                 error.kind(),
                 io::ErrorKind::AlreadyExists,
-                "no folder at {path:?}: {error}"
+                "cannot create the folder {path:?}: {error}"
             );
         }
     }
@@ -28,7 +28,7 @@ impl Folder {
         &self.0
     }
 
-    /// A file in it, for a command line.
+    /// Returns the path of a file in the folder, for a command line.
     pub(super) fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
@@ -36,7 +36,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A panic here would hide the test's own.
+        // A panic here would hide the panic of the test.
         drop(fs::remove_dir_all(&self.0));
     }
 }

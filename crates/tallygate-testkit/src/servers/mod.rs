@@ -1,21 +1,21 @@
 //! Real servers for tests, on free ports of the loopback interface.
 //!
-//! Each test starts what it needs and drops it: a server stops with its value, by its own process
-//! id, and takes its folder with it. Nothing is shared and nothing is kept, so tests run side by
-//! side. A value in a `static` is never dropped: do not put a server there.
+//! Each test starts the servers that it needs. Dropping a server stops its process, by its own process id, and removes
+//! its folder. Tests share nothing, so they can run in parallel. Do not put a server into a `static`, which is never
+//! dropped.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `flavor.rs` | Redis or Valkey, and where its binary is |
-//! | `server.rs` | one server: its life, its questions, its replicas |
+//! | `flavor.rs` | Redis or Valkey, and the path of its binary |
+//! | `server.rs` | one server: starting and stopping it, commands, replicas |
 //! | `cluster.rs` | a cluster: slots, failover, migration |
 //! | `sentinel.rs` | a primary, its replicas and three sentinels |
 //! | `proxy.rs` | a connection that fails on demand |
-//! | `folder.rs`, `port.rs`, `tls.rs`, `waiting.rs` | what they are made of |
+//! | `folder.rs`, `port.rs`, `tls.rs`, `waiting.rs` | temporary folders, free ports, certificates, waiting for a condition |
 //!
-//! Everything blocks and panics when it fails, also in asynchronous tests: a harness that goes on
-//! without its server tests nothing. What a server answers is a result where a test may want the
-//! error. `scripts/install-test-servers` installs the servers.
+//! All functions block, and panic if they fail, also in asynchronous tests: a test without its server tests nothing.
+//! Functions that send commands return a `Result` if a test may want the error. `scripts/install-test-servers` installs
+//! the servers.
 
 mod cluster;
 mod flavor;

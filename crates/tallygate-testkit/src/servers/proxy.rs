@@ -1,7 +1,7 @@
-//! A connection that fails on demand.
+//! A proxy whose connections fail on demand.
 //!
-//! A proxy hands bytes on and knows nothing of the protocol, so it also serves TLS. It fails in the
-//! ways of a network: lost replies, broken connections, silence, a server that moved.
+//! The proxy forwards bytes and does not know the protocol, so it also works with TLS. It fails as a network does: lost
+//! replies, broken connections, silence, a server that moved.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    switchboard: Arc<Switchboard>,
-    door: Option<JoinHandle<()>>,
+    shared: Arc<SharedState>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
@@ -24,107 +24,103 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// If there is no free port.
+    /// Panics if there is no free port.
     #[must_use]
     pub fn start(upstream: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let switchboard = Arc::new(Switchboard::default());
-        switchboard.state().upstream = upstream.to_owned();
-        let door = {
-            let switchboard = Arc::clone(&switchboard);
-            thread::spawn(move || switchboard.accept_all(&listener))
+        let shared = Arc::new(SharedState::default());
+        shared.state().upstream = upstream.to_owned();
+        let acceptor = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.accept_all(&listener))
         };
-        Self { address, switchboard, door: Some(door) }
+        Self { address, shared, acceptor: Some(acceptor) }
     }
 
-    /// `127.0.0.1:port`.
+    /// Returns `127.0.0.1:port`.
     #[must_use]
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// `redis://127.0.0.1:port/`.
+    /// Returns `redis://127.0.0.1:port/`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }
 
-    /// Lets the server do the next request, and breaks the client's connection instead of
-    /// delivering the reply, and any that were still to come before it. The client cannot know
-    /// whether it was done.
+    /// Lets the server carry out the next request, and then breaks the client's connection instead of delivering the
+    /// reply and any earlier replies that are pending. The client cannot know whether the request was carried out.
     ///
-    /// The next request may be a client's greeting: see
-    /// [`lose_next_reply_to`](Self::lose_next_reply_to).
+    /// The next request may be the greeting of a client: see [`lose_next_reply_to`](Self::lose_next_reply_to).
     pub fn lose_next_reply(&self) {
         self.lose_next_reply_to("");
     }
 
-    /// The same for the next request that contains a word, in the letters that the client sends:
-    /// `EVALSHA`.
+    /// Does the same for the next request that contains a word, such as `EVALSHA`, spelled as the client sends it.
     pub fn lose_next_reply_to(&self, word: &str) {
-        self.switchboard.state().to_lose = Some(word.as_bytes().to_owned());
+        self.shared.state().to_lose = Some(word.as_bytes().to_owned());
     }
 
-    /// How many replies were lost so far, by [`lose_next_reply`](Self::lose_next_reply) and
+    /// Returns how many replies were lost so far, by [`lose_next_reply`](Self::lose_next_reply) and
     /// [`lose_next_reply_to`](Self::lose_next_reply_to).
     #[must_use]
     pub fn replies_lost(&self) -> usize {
-        self.switchboard.state().replies_lost
+        self.shared.state().replies_lost
     }
 
-    /// Breaks all present connections. New ones are welcome.
+    /// Breaks all open connections. New ones are accepted.
     pub fn cut(&self) {
-        self.switchboard.state().lines.clear();
-        self.switchboard.changed.notify_all();
+        self.shared.state().lines.clear();
+        self.shared.changed.notify_all();
     }
 
-    /// While true, new connections are accepted and closed at once. Present ones stay.
+    /// While true, the proxy closes new connections immediately. Open ones stay open.
     pub fn refuse(&self, refusing: bool) {
-        self.switchboard.state().refusing = refusing;
+        self.shared.state().refusing = refusing;
     }
 
-    /// While true, connections are accepted and stay open, and nothing goes through. What was sent
-    /// meanwhile goes through afterwards.
+    /// While true, the proxy accepts connections and forwards nothing. It forwards the pending bytes afterwards.
     pub fn stall(&self, stalled: bool) {
-        self.switchboard.state().stalled = stalled;
-        self.switchboard.changed.notify_all();
+        self.shared.state().stalled = stalled;
+        self.shared.changed.notify_all();
     }
 
-    /// Delays every reply by the given time, as a server at that distance would. Requests are delivered at once, so the
-    /// whole round trip is in the reply. The order of replies stays the same.
+    /// Delays every reply by the given time, like a distant server. Requests are forwarded immediately, so the reply has
+    /// the delay of the whole round trip. The order of replies stays the same.
     pub fn delay(&self, round_trip: Duration) {
-        self.switchboard.state().round_trip = round_trip;
+        self.shared.state().round_trip = round_trip;
     }
 
-    /// Leads new connections to another server. Present ones stay: see [`cut`](Self::cut).
+    /// Connects new connections to another server. Open ones stay: see [`cut`](Self::cut).
     pub fn point_to(&self, upstream: &str) {
-        self.switchboard.state().upstream = upstream.to_owned();
+        self.shared.state().upstream = upstream.to_owned();
     }
 
-    /// When each connection so far was accepted, those that were refused included.
+    /// Returns when each connection was accepted, including connections that were refused.
     #[must_use]
     pub fn connections(&self) -> Vec<Instant> {
-        self.switchboard.state().accepted.clone()
+        self.shared.state().accepted.clone()
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.switchboard.state().closing = true;
+        self.shared.state().closing = true;
         self.cut();
-        // The door sees that it is closing when somebody knocks.
+        // The accepting thread checks whether to stop when a connection arrives.
         drop(TcpStream::connect(self.address));
-        if let Some(door) = self.door.take() {
-            drop(door.join());
+        if let Some(acceptor) = self.acceptor.take() {
+            drop(acceptor.join());
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Switchboard {
+struct SharedState {
     state: Mutex<State>,
-    /// Told when something is no longer stalled, or a line is gone.
+    /// Notified when something is no longer stalled, or a connection is gone.
     changed: Condvar,
 }
 
@@ -138,32 +134,32 @@ struct State {
     to_lose: Option<Vec<u8>>,
     replies_lost: usize,
     accepted: Vec<Instant>,
-    lines: HashMap<usize, Line>,
+    lines: HashMap<usize, Link>,
 }
 
-/// A client's connection and ours to the server. Both break when it is dropped.
+/// The connection of a client and the connection to the server. Dropping it breaks both.
 #[derive(Debug)]
-struct Line {
+struct Link {
     client: TcpStream,
     server: TcpStream,
     loses_reply: bool,
 }
 
-impl Drop for Line {
+impl Drop for Link {
     fn drop(&mut self) {
         drop(self.client.shutdown(Shutdown::Both));
         drop(self.server.shutdown(Shutdown::Both));
     }
 }
 
-/// What becomes of bytes from a client.
-enum Fate {
+/// What the proxy does with bytes from a client.
+enum Forwarding {
     Deliver,
     DeliverAndLoseReply,
     Gone,
 }
 
-impl Switchboard {
+impl SharedState {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,14 +175,14 @@ impl Switchboard {
             if state.refusing {
                 continue;
             }
-            // Under the lock, so that `cut` misses no line: a loopback address answers at once.
+            // Under the lock, so that `cut` misses no connection. A loopback address answers immediately.
             let Ok(server) = TcpStream::connect(&state.upstream) else { continue };
             drop((client.set_nodelay(true), server.set_nodelay(true)));
             let clones = (client.try_clone(), server.try_clone());
             let (Ok(from_client), Ok(from_server)) = clones else { continue };
             let clones = (client.try_clone(), server.try_clone());
             let (Ok(to_client), Ok(to_server)) = clones else { continue };
-            state.lines.insert(number, Line { client, server, loses_reply: false });
+            state.lines.insert(number, Link { client, server, loses_reply: false });
             drop(state);
             let up = Arc::clone(self);
             thread::spawn(move || up.carry_requests(number, from_client, to_server));
@@ -199,19 +195,19 @@ impl Switchboard {
         let mut buffer = vec![0; 64 * 1024];
         while let Some(request) = read_some(&mut client, &mut buffer) {
             match self.fate_of(number, request) {
-                Fate::Deliver => {
+                Forwarding::Deliver => {
                     if server.write_all(request).is_err() {
                         break;
                     }
                 }
-                Fate::DeliverAndLoseReply => {
+                Forwarding::DeliverAndLoseReply => {
                     drop(server.write_all(request));
-                    // The server does what it was sent before it sees the end and hangs up: by then
-                    // the request is done, however many were before it.
+                    // The server carries out everything that it received before it closes the connection. Then this
+                    // request and all requests before it are done.
                     drop(server.shutdown(Shutdown::Write));
                     return;
                 }
-                Fate::Gone => break,
+                Forwarding::Gone => break,
             }
         }
         self.hang_up(number);
@@ -234,20 +230,20 @@ impl Switchboard {
         self.hang_up(number);
     }
 
-    fn fate_of(&self, number: usize, request: &[u8]) -> Fate {
+    fn fate_of(&self, number: usize, request: &[u8]) -> Forwarding {
         let mut state = self.unstalled(number);
         let State { to_lose, lines, .. } = &mut *state;
-        let Some(line) = lines.get_mut(&number) else { return Fate::Gone };
+        let Some(line) = lines.get_mut(&number) else { return Forwarding::Gone };
         match to_lose.take_if(|word| contains(request, word)) {
-            None => Fate::Deliver,
+            None => Forwarding::Deliver,
             Some(_) => {
                 line.loses_reply = true;
-                Fate::DeliverAndLoseReply
+                Forwarding::DeliverAndLoseReply
             }
         }
     }
 
-    /// The state, once nothing is stalled or the line is gone.
+    /// Returns the state when nothing is stalled or the connection is gone.
     fn unstalled(&self, number: usize) -> MutexGuard<'_, State> {
         self.changed
             .wait_while(self.state(), |state| state.stalled && state.lines.contains_key(&number))
@@ -257,24 +253,24 @@ impl Switchboard {
     fn hang_up(&self, number: usize) {
         let mut state = self.state();
         if let Some(line) = state.lines.remove(&number) {
-            // Counted before the client can see the end.
+            // Count it before the client can see the end of the connection.
             state.replies_lost += usize::from(line.loses_reply);
         }
         self.changed.notify_all();
     }
 }
 
-/// Bytes, and when they are to be written.
+/// Bytes, and the time at which to write them.
 type Due = (Instant, Vec<u8>);
 
-/// Writes at once, or from a thread of its own after a delay.
+/// Writes immediately, or after a delay from its own thread.
 struct DelayedWriter {
     stream: TcpStream,
     delayed: Option<(mpsc::Sender<Due>, JoinHandle<()>)>,
 }
 
 impl DelayedWriter {
-    /// Returns whether the connection still takes bytes.
+    /// Returns whether the connection still accepts bytes.
     fn write(&mut self, bytes: &[u8], delay: Duration) -> bool {
         if self.delayed.is_none() {
             if delay.is_zero() {
@@ -305,7 +301,7 @@ impl DelayedWriter {
     }
 }
 
-/// None at the end.
+/// Returns `None` at the end of the stream.
 fn read_some<'buffer>(from: &mut TcpStream, buffer: &'buffer mut [u8]) -> Option<&'buffer [u8]> {
     let length = from.read(buffer).ok().filter(|length| *length > 0)?;
     Some(&buffer[..length])

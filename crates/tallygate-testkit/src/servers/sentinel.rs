@@ -6,23 +6,22 @@ use super::flavor::Flavor;
 use super::server::{Kind, Server};
 use super::waiting::{PATIENCE, wait_until};
 
-/// What the sentinels call what they watch.
+/// The name of the primary for the sentinels.
 const NAME: &str = "main";
 
-/// How many sentinels must agree that the primary is gone, of three.
+/// How many of the three sentinels must agree that the primary is down.
 const QUORUM: &str = "2";
 
-/// Servers under sentinels that hold one for dead after half a second.
+/// Servers and sentinels. The sentinels consider a server down after half a second.
 #[derive(Debug)]
 pub struct Sentinel {
-    // Dropped first, so that the end of the servers does not start a failover.
+    // Dropped first, so that stopping the servers does not start a failover.
     sentinels: Vec<Server>,
     servers: Vec<Server>,
 }
 
 impl Sentinel {
-    /// Starts a primary with replicas and three sentinels, and waits until they all know each
-    /// other.
+    /// Starts a primary with replicas and three sentinels, and waits until they all know each other.
     #[must_use]
     pub fn start(flavor: Flavor, replicas: usize) -> Self {
         let primary = Server::start(flavor);
@@ -54,48 +53,51 @@ impl Sentinel {
         }
     }
 
-    /// What a client asks the sentinels for: `main`.
+    /// Returns the name by which a client asks the sentinels for the primary: `main`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         NAME
     }
 
-    /// Where the sentinels are, the running ones and the others.
+    /// Returns the URLs of all sentinels, including stopped ones.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Server::url).collect()
     }
 
-    /// The three sentinels.
+    /// Returns the three sentinels.
     #[must_use]
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
-    /// The servers: the first is the primary at the start.
+    /// Returns the servers. The first one is the primary at the start.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// The address of the primary, as a running sentinel says.
+    /// Returns the address of the primary according to a running sentinel.
     ///
     /// # Panics
     ///
-    /// If no sentinel runs.
+    /// Panics if no sentinel is running.
     #[must_use]
     pub fn primary(&self) -> String {
         let sentinel = self.sentinels.iter().find(|sentinel| sentinel.is_running());
-        let address: Vec<String> =
-            sentinel.expect("a sentinel runs").ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+        let address: Vec<String> = sentinel.expect("a sentinel is running").ask(&[
+            "SENTINEL",
+            "GET-MASTER-ADDR-BY-NAME",
+            NAME,
+        ]);
         address.join(":")
     }
 
-    /// The server that a sentinel says is the primary.
+    /// Returns the primary according to a running sentinel.
     ///
     /// # Panics
     ///
-    /// If no sentinel runs.
+    /// Panics if no sentinel is running.
     #[must_use]
     pub fn primary_server(&self) -> &Server {
         let address = self.primary();
@@ -103,12 +105,11 @@ impl Sentinel {
         primary.expect("the primary is one of the servers")
     }
 
-    /// Waits until every running sentinel names another primary than `address`, and that one takes
-    /// writes.
+    /// Waits until every running sentinel names a primary other than `address`, and that one accepts writes.
     ///
     /// # Panics
     ///
-    /// If that takes longer.
+    /// Panics if that takes longer than `within`.
     pub fn wait_until_primary_is_not(&self, address: &str, within: Duration) {
         wait_until("the sentinels name another primary", within, || {
             let mut running = self.sentinels.iter().filter(|sentinel| sentinel.is_running());

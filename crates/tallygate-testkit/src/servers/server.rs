@@ -1,4 +1,4 @@
-//! One server: its life, its questions, its replicas.
+//! One server: starting and stopping it, commands, replicas.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -16,13 +16,13 @@ use super::port::free_port;
 use super::tls;
 use super::waiting::{PATIENCE, PAUSE, wait_until};
 
-/// How long an answer may take: much longer than a loaded machine needs.
+/// The timeout of a reply, much longer than a loaded machine needs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many ports are tried for one server.
 const ATTEMPTS: usize = 8;
 
-/// A server of its own process, port and folder; all three go with the value.
+/// A server with its own process, port and folder. Dropping it stops the process and removes the folder.
 #[derive(Debug)]
 pub struct Server {
     flavor: Flavor,
@@ -30,12 +30,12 @@ pub struct Server {
     arguments: Vec<String>,
     process: Mutex<Process>,
     port: u16,
-    /// For the cluster's bus or for TLS.
+    /// The port of the cluster bus or of TLS.
     second_port: u16,
     folder: Folder,
 }
 
-/// What the process is for.
+/// The role of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
@@ -50,26 +50,26 @@ struct Process {
     frozen: bool,
 }
 
-/// Its life.
+/// Starting and stopping.
 impl Server {
-    /// Starts a server that keeps nothing on disk.
+    /// Starts a server without persistence.
     #[must_use]
     pub fn start(flavor: Flavor) -> Self {
         Self::with(flavor, &[])
     }
 
-    /// Starts a server with more settings: `&["--maxmemory", "1mb"]`.
+    /// Starts a server with additional settings, such as `&["--maxmemory", "1mb"]`.
     #[must_use]
     pub fn with(flavor: Flavor, arguments: &[&str]) -> Self {
         Self::of(Kind::Plain, flavor, arguments)
     }
 
-    /// Starts a server that also speaks TLS, on a second port, see [`rediss_url`](Self::rediss_url).
+    /// Starts a server that also serves TLS on a second port: see [`rediss_url`](Self::rediss_url).
     ///
     /// # Panics
     ///
-    /// If the server is built without: Debian's Redis has it, the Valkey of
-    /// `scripts/install-test-servers` has not.
+    /// Panics if the server is built without TLS. Debian's Redis has TLS, the Valkey of `scripts/install-test-servers`
+    /// does not.
     #[must_use]
     pub fn with_tls(flavor: Flavor) -> Self {
         Self::of(Kind::Tls, flavor, &[])
@@ -78,10 +78,10 @@ impl Server {
     pub(super) fn of(kind: Kind, flavor: Flavor, arguments: &[&str]) -> Self {
         (0..ATTEMPTS)
             .find_map(|_| Self::on_a_free_port(kind, flavor, arguments))
-            .expect("one of several random ports is free")
+            .expect("one of the random ports is free")
     }
 
-    /// None if somebody else took the port before the server could.
+    /// Returns `None` if another process took the port before the server did.
     fn on_a_free_port(kind: Kind, flavor: Flavor, arguments: &[&str]) -> Option<Self> {
         let folder = Folder::new();
         let (port, second_port) = (free_port(), free_port());
@@ -92,11 +92,12 @@ impl Server {
         server.comes_up().then_some(server)
     }
 
-    /// False if it stopped because its port is taken.
+    /// Returns false if the server stopped because its port is taken.
     fn comes_up(&self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.process().child.try_wait().expect("it is our child") {
+            if let Some(status) = self.process().child.try_wait().expect("the process is our child")
+            {
                 let log = self.log();
                 assert!(
                     log.contains("Address already in use"),
@@ -106,11 +107,16 @@ impl Server {
                 );
                 return false;
             }
-            // Whoever took the port may answer there, too: only our own process counts.
+            // The process that took the port may answer there, so check that it is our own process.
             if self.reported_pid().ok().flatten() == Some(self.pid()) {
                 return true;
             }
-            assert!(Instant::now() < deadline, "no answer on {}:\n{}", self.address(), self.log());
+            assert!(
+                Instant::now() < deadline,
+                "the server on {} does not answer; its log:\n{}",
+                self.address(),
+                self.log()
+            );
             std::thread::sleep(PAUSE);
         }
     }
@@ -120,42 +126,41 @@ impl Server {
         Ok(info.get("process_id").and_then(|pid| pid.parse().ok()))
     }
 
-    /// Ends the process at once, as a crash would. Nothing if it has ended.
+    /// Kills the process, like a crash. Does nothing if it has ended.
     pub fn kill(&self) {
         self.process().kill();
     }
 
-    /// Stops the process where it is: connections stay open and nothing answers. Returns when it
-    /// has stopped.
+    /// Freezes the process: its connections stay open, and it does not answer. Returns when the process is frozen.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn freeze(&self) {
         let mut process = self.process();
         let pid = process.signal(Signal::STOP);
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(pid), options).expect("it is our child");
+        waitid(WaitId::Pid(pid), options).expect("the process is our child");
         process.frozen = true;
     }
 
-    /// Lets a frozen process go on. It then reads what came meanwhile.
+    /// Resumes a frozen process. It then reads what it received in the meantime.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn thaw(&self) {
         let mut process = self.process();
         process.signal(Signal::CONT);
         process.frozen = false;
     }
 
-    /// Ends the process, if it runs, and starts it again on the same port with the settings it was
-    /// started with: empty, and with its place in the cluster if it is a node.
+    /// Stops the process if it is running, and starts it again on the same port with the same settings. It starts without
+    /// data. A cluster node keeps its role in the cluster.
     ///
     /// # Panics
     ///
-    /// If somebody else took the port and keeps it.
+    /// Panics if another process took the port and keeps it.
     pub fn restart(&self) {
         wait_until("its port is free again", PATIENCE, || {
             let mut process = self.process();
@@ -166,67 +171,67 @@ impl Server {
         });
     }
 
-    /// Whether its process runs and is not frozen.
+    /// Returns whether the process is running and not frozen.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let mut process = self.process();
         !process.frozen && !process.has_ended()
     }
 
-    /// What it is.
+    /// Returns the kind of server.
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.flavor
     }
 
-    /// Where it listens.
+    /// Returns the port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// `127.0.0.1:port`.
+    /// Returns `127.0.0.1:port`.
     #[must_use]
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// `redis://127.0.0.1:port/`.
+    /// Returns `redis://127.0.0.1:port/`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}/", self.address())
     }
 
-    /// `rediss://127.0.0.1:port/`, with the port that speaks TLS. Clients must trust
-    /// [`ca_certificate`](Self::ca_certificate) and need no certificate of their own.
+    /// Returns `rediss://127.0.0.1:port/`, with the TLS port. Clients must trust
+    /// [`ca_certificate`](Self::ca_certificate) and need no certificate.
     ///
     /// # Panics
     ///
-    /// If the server was started without TLS.
+    /// Panics if the server was started without TLS.
     #[must_use]
     pub fn rediss_url(&self) -> String {
         assert_eq!(self.kind, Kind::Tls, "started without TLS; use Server::with_tls");
         format!("rediss://127.0.0.1:{}/", self.second_port)
     }
 
-    /// The certificate of the authority that signed the server's, a PEM file.
+    /// Returns the path of the certificate of the authority, a PEM file.
     ///
     /// # Panics
     ///
-    /// If the server was started without TLS.
+    /// Panics if the server was started without TLS.
     #[must_use]
     pub fn ca_certificate(&self) -> PathBuf {
         assert_eq!(self.kind, Kind::Tls, "started without TLS; use Server::with_tls");
         self.folder.path().join(tls::AUTHORITY)
     }
 
-    /// Its process; another one after a [`restart`](Self::restart).
+    /// Returns the process id, which changes with a [`restart`](Self::restart).
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process().child.id()
     }
 
-    /// What it has printed so far.
+    /// Returns the log of the server so far.
     #[must_use]
     pub fn log(&self) -> String {
         let log = fs::read(self.folder.path().join(LOG)).unwrap_or_default();
@@ -238,21 +243,21 @@ impl Server {
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        // A test that panics must still be able to end its servers.
+        // A test that panics must still be able to stop its servers.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Its questions, each on a connection of its own.
+/// Commands, each on its own connection.
 impl Server {
-    /// A blocking connection whose answers may take two seconds.
+    /// Returns a blocking connection with a timeout of two seconds per reply.
     ///
     /// # Errors
     ///
-    /// If nobody accepts it.
+    /// Returns an error if the server does not accept the connection.
     pub fn connection(&self) -> RedisResult<Connection> {
         let info = self.url().into_connection_info()?;
-        // Without greetings, so that connecting to a frozen server does not wait for its answer.
+        // Without a greeting, so that connecting to a frozen server does not wait for its reply.
         let quiet = info.redis_settings().clone().set_skip_set_lib_name();
         let client = Client::open(info.set_redis_settings(quiet))?;
         let connection = client.get_connection_with_timeout(ANSWER_TIMEOUT)?;
@@ -261,11 +266,11 @@ impl Server {
         Ok(connection)
     }
 
-    /// Sends a command: `&["CONFIG", "GET", "maxmemory"]`. Words may also be bytes.
+    /// Sends a command, such as `&["CONFIG", "GET", "maxmemory"]`. Words may also be bytes.
     ///
     /// # Errors
     ///
-    /// The server's, and that it cannot be reached.
+    /// Returns the error of the server, or an error if it cannot be reached.
     pub fn command(&self, words: &[impl AsRef<[u8]>]) -> RedisResult<Value> {
         let mut command = redis::Cmd::new();
         for word in words {
@@ -274,24 +279,24 @@ impl Server {
         command.query(&mut self.connection()?)
     }
 
-    /// Sends a command that must succeed, and reads its answer.
+    /// Sends a command that must succeed, and returns the reply.
     ///
     /// # Panics
     ///
-    /// If it fails, or answers with something else than a `T`.
+    /// Panics if the command fails, or if the reply is not a `T`.
     pub fn ask<T: FromRedisValue>(&self, words: &[impl AsRef<[u8]>]) -> T {
         let answer = self.command(words).and_then(|value| Ok(redis::from_redis_value(value)?));
         let words = words.iter().map(|word| word.as_ref().escape_ascii().to_string());
         let words: Vec<String> = words.collect();
         assert!(answer.is_ok(), "{words:?} to {}: {:?}", self.address(), answer.err());
-        answer.expect("just asserted")
+        answer.expect("checked above")
     }
 
-    /// The fields of a section of `INFO`.
+    /// Returns the fields of a section of `INFO`.
     ///
     /// # Panics
     ///
-    /// If it cannot be reached.
+    /// Panics if it cannot be reached.
     #[must_use]
     pub fn info(&self, section: &str) -> HashMap<String, String> {
         self.try_info(section).expect("a running server answers INFO")
@@ -306,15 +311,15 @@ impl Server {
             .collect())
     }
 
-    /// The keys of the first database that would stay for ever.
+    /// Returns the keys of the first database that have no expiry.
     ///
     /// # Panics
     ///
-    /// If it cannot be reached.
+    /// Panics if it cannot be reached.
     #[must_use]
     pub fn keys_without_ttl(&self) -> Vec<Vec<u8>> {
         let mut connection = self.connection().expect("a running server accepts connections");
-        // Only the node of a cluster knows the command: it makes a replica answer for its keys.
+        // Only cluster nodes know this command. It makes a replica answer for its keys.
         let is_node = redis::cmd("READONLY").query::<()>(&mut connection).is_ok();
         let mut found = BTreeSet::new();
         let mut cursor = 0_u64;
@@ -344,9 +349,9 @@ impl Server {
     }
 }
 
-/// Its replicas.
+/// Replicas.
 impl Server {
-    /// Starts a replica, and waits until it has the primary's data and follows it.
+    /// Starts a replica, and waits until it has the data of the primary and follows it.
     #[must_use]
     pub fn replica_of(primary: &Self) -> Self {
         let port = primary.port.to_string();
@@ -355,30 +360,29 @@ impl Server {
         replica
     }
 
-    /// Makes a replica a primary, with what it has.
+    /// Promotes a replica to a primary, with the data that it has.
     pub fn promote(&self) {
         self.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
     }
 
-    /// Makes a primary a replica of another, as a failover does to one that comes back: its
-    /// connections stay open, its writes are refused, its data become the other's. Does not wait
-    /// for them.
+    /// Makes a primary a replica of another server, as a failover does with an old primary: its connections stay open, it
+    /// rejects writes, and its data is replaced by that of the other server. Does not wait for the data.
     pub fn demote_to(&self, other: &Self) {
         self.ask::<()>(&["REPLICAOF", "127.0.0.1", &other.port.to_string()]);
     }
 
-    /// Cuts this replica off from its primary, and keeps it off: what is written from now on is on
-    /// the primary alone. It goes on as a replica of what it has.
+    /// Disconnects this replica from its primary. Later writes are only on the primary. The replica keeps serving its
+    /// data.
     ///
-    /// To freeze a replica is not enough: what the primary sent meanwhile waits in its socket, and
+    /// Freezing a replica is not enough: what the primary sends in the meantime waits in the socket of the replica, and
     /// survives the primary.
     pub fn pause_replication(&self) {
-        // A password that the primary did not ask for: it turns the replica away, once a second.
+        // The primary rejects a password that it does not expect. The replica retries once per second.
         self.ask::<()>(&["CONFIG", "SET", "masterauth", "wrong"]);
         self.ask::<i64>(&["CLIENT", "KILL", "TYPE", "master"]);
     }
 
-    /// Lets this replica go back to its primary. It does within a second or two.
+    /// Lets this replica reconnect to its primary, which takes a second or two.
     pub fn resume_replication(&self) {
         self.ask::<()>(&["CONFIG", "SET", "masterauth", ""]);
     }
@@ -388,11 +392,11 @@ impl Server {
         wait_until("a replica follows its primary", PATIENCE, || self.is_linked());
     }
 
-    /// Waits until this replica has all that the primary has at the time of the call.
+    /// Waits until this replica has all data that the primary has at the time of the call.
     ///
     /// # Panics
     ///
-    /// If it has not in time.
+    /// Panics if that takes too long.
     pub fn wait_until_caught_up_with(&self, primary: &Self) {
         let written = primary.offset("master_repl_offset");
         wait_until("a replica has what its primary has", PATIENCE, || {
@@ -422,7 +426,7 @@ fn ttls_ms(connection: &mut Connection, keys: &[Vec<u8>], is_node: bool) -> Vec<
     let mut ttls = redis::pipe();
     for key in keys {
         if is_node {
-            // For the keys of a slot that is being moved here.
+            // For the keys of a slot that is being moved to this node.
             ttls.cmd("ASKING").ignore();
         }
         ttls.cmd("PTTL").arg(key);
@@ -438,30 +442,30 @@ impl Process {
             .create(true)
             .append(true)
             .open(folder.path().join(LOG))
-            .expect("its folder is writable");
+            .expect("the folder is writable");
         let child = Command::new(flavor.binary())
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a file has as many handles as wanted"))
+            .stdout(log.try_clone().expect("the file handle can be cloned"))
             .stderr(log)
             .spawn()
-            .expect("the server's binary can be run");
+            .expect("the binary of the server can be run");
         Self { child, frozen: false }
     }
 
     fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("it is our child").is_some()
+        self.child.try_wait().expect("the process is our child").is_some()
     }
 
     fn signal(&mut self, signal: Signal) -> Pid {
-        // The id of one that has ended may be a stranger's by now.
+        // After the process has ended, its id may belong to another process.
         assert!(!self.has_ended(), "the server has ended; restart it first");
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("our child takes signals");
+        kill_process(pid, signal).expect("our child accepts signals");
         pid
     }
 
-    /// Also ends a frozen one: that signal waits for nobody.
+    /// Also kills a frozen process: this signal cannot be blocked.
     fn kill(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
@@ -470,21 +474,21 @@ impl Process {
 }
 
 impl Kind {
-    /// The command line, and what it needs in the folder.
+    /// Returns the command line, and creates the files that it needs.
     fn arguments(self, port: u16, second_port: u16, folder: &Folder) -> Vec<String> {
         let mut line = Vec::new();
         let mut set = |name: &str, value: &str| line.extend([name.to_owned(), value.to_owned()]);
         if self == Self::Sentinel {
-            // A sentinel writes what it learns into its configuration.
+            // A sentinel writes what it learns to its configuration file.
             let file = folder.file("sentinel.conf");
-            File::create(&file).expect("its folder is writable");
+            File::create(&file).expect("the folder is writable");
             set(&file, "--sentinel");
         } else {
             set("--save", "");
             set("--appendonly", "no");
-            // Or a replica restarts with what it once was sent.
+            // Otherwise a replica restarts with old data.
             set("--rdb-del-sync-files", "yes");
-            // A first replica need not wait for a second.
+            // The first replica need not wait for a second one.
             set("--repl-diskless-sync-delay", "0");
         }
         set("--bind", "127.0.0.1");

@@ -1,4 +1,4 @@
-//! Certificates for tests, made with `openssl`.
+//! Certificates for tests, created with `openssl`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use super::folder::Folder;
 
-/// The authority's certificate: what a client must trust.
+/// The certificate of the authority, which clients must trust.
 pub(super) const AUTHORITY: &str = "ca.crt";
-/// The server's, signed by the authority, for 127.0.0.1 and localhost.
+/// The certificate of the server for 127.0.0.1 and localhost, signed by the authority.
 pub(super) const CERTIFICATE: &str = "server.crt";
-/// The server's private key.
+/// The private key of the server.
 pub(super) const KEY: &str = "server.key";
 
-/// An `openssl` configuration of our own: the system's may add extensions.
+/// The configuration of `openssl`. The system's configuration may add extensions.
 const CONFIGURATION: &str = "\
 [req]
 prompt = no
@@ -38,12 +38,12 @@ extendedKeyUsage = clientAuth
 const KEY_OPTIONS: &str =
     "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -config openssl.cnf";
 
-/// An authority and what it has signed, in a folder that goes with this value.
+/// An authority and the certificates that it signed, in a folder that is removed on drop.
 #[derive(Debug)]
 pub struct Certificates(Folder);
 
 impl Certificates {
-    /// Makes an authority, a server's certificate and a client's.
+    /// Creates an authority, a certificate for a server and one for a client.
     #[expect(clippy::new_without_default, reason = "it runs a program and writes files")]
     pub fn new() -> Self {
         let folder = Folder::new();
@@ -52,41 +52,41 @@ impl Certificates {
         Self(folder)
     }
 
-    /// Where they are.
+    /// Returns the folder of the certificates.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }
 
-    /// What whoever trusts the authority must know.
+    /// Returns the path of the certificate of the authority.
     pub fn authority(&self) -> PathBuf {
         self.folder().join(AUTHORITY)
     }
 
-    /// The server's, for 127.0.0.1 and localhost.
+    /// Returns the path of the server's certificate, for 127.0.0.1 and localhost.
     pub fn certificate(&self) -> PathBuf {
         self.folder().join(CERTIFICATE)
     }
 
-    /// The server's private key.
+    /// Returns the path of the server's private key.
     pub fn key(&self) -> PathBuf {
         self.folder().join(KEY)
     }
 
-    /// A client's certificate and its private key.
+    /// Returns the paths of the client's certificate and private key.
     pub fn client(&self) -> (PathBuf, PathBuf) {
         (self.folder().join("client.crt"), self.folder().join("client.key"))
     }
 
-    /// Puts another certificate and key into the place of the server's, of the same authority.
+    /// Replaces the server's certificate and key by new ones of the same authority.
     pub fn renew(&self) {
         sign(&self.0, "server");
     }
 }
 
-/// Makes an authority and a server's certificate. The two differ because a strict client refuses
-/// an authority as a server.
+/// Creates an authority and a certificate for a server. They are two certificates because a strict client rejects the
+/// certificate of an authority as that of a server.
 pub(super) fn make_certificates(folder: &Folder) {
-    fs::write(folder.path().join("openssl.cnf"), CONFIGURATION).expect("its folder is writable");
+    fs::write(folder.path().join("openssl.cnf"), CONFIGURATION).expect("the folder is writable");
     openssl(
         folder,
         &format!("req -x509 {KEY_OPTIONS} -extensions authority -keyout ca.key -out {AUTHORITY}"),
@@ -94,14 +94,14 @@ pub(super) fn make_certificates(folder: &Folder) {
     sign(folder, "server");
 }
 
-/// Makes a key, and a certificate for who has it.
-fn sign(folder: &Folder, whom: &str) {
-    openssl(folder, &format!("req -new {KEY_OPTIONS} -keyout {whom}.key -out {whom}.csr"));
+/// Creates a key and a certificate for a server or a client.
+fn sign(folder: &Folder, role: &str) {
+    openssl(folder, &format!("req -new {KEY_OPTIONS} -keyout {role}.key -out {role}.csr"));
     openssl(
         folder,
         &format!(
-            "x509 -req -in {whom}.csr -CA {AUTHORITY} -CAkey ca.key -CAcreateserial \
-             -extfile openssl.cnf -extensions {whom} -out {whom}.crt"
+            "x509 -req -in {role}.csr -CA {AUTHORITY} -CAkey ca.key -CAcreateserial \
+             -extfile openssl.cnf -extensions {role} -out {role}.crt"
         ),
     );
 }

@@ -1,4 +1,4 @@
-// A link that ends in `#token=…` opens the admin verbs to the page, and the token leaves the address at once.
+// A link that ends in `#token=…` passes the token to the page, which removes it from the address at once.
 
 import { assert, ask, drive, openTab } from "./browser.mjs";
 

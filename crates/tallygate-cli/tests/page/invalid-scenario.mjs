@@ -1,4 +1,4 @@
-// What the server will not simulate is told in its words, beside the old lanes; the next scenario is drawn.
+// The server's error for an invalid scenario is shown beside the old lanes; the next scenario is drawn.
 
 import { assert, drive, redrawn } from "./browser.mjs";
 
@@ -8,11 +8,11 @@ await drive(
     await page.locator("input[name=rate_per_minute-exact]").fill("1000000");
     const problem = page.locator("#compare-problem");
     await problem.waitFor();
-    assert.match(await problem.textContent(), /more than 20000 requests would come/);
+    assert.match(await problem.textContent(), /more than 20000 requests/);
     await redrawn(page, () => page.locator("input[name=rate_per_minute-exact]").fill("100"));
     await problem.waitFor({ state: "hidden" });
 
-    // What is no number is not asked.
+    // An invalid number is not sent.
     const before = await page.evaluate(() => window.tallygate.scenario().limit);
     await page.locator("input[name=limit-exact]").fill("-5");
     assert.equal(await page.evaluate(() => window.tallygate.scenario().limit), before);
