@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Two servers under full load for minutes or hours: does anything grow?
+"""Runs two servers under full load for minutes or hours and checks that nothing grows.
 
-One keeps clients in memory and meets new ones all the time; the other has a Redis that is killed and started again now and
-then. Both are asked over HTTP (wrk) and RESP (redis-benchmark), connections come and go, configurations are read anew
-every second, some of them with a mistake. Every two seconds: resident memory, descriptors, and how long a client waits that
-asks fifty times a second. `scripts/soak` starts this; what it prints ends in a verdict, and its exit code is one.
+One server keeps its clients in memory and gets new ones all the time. The other uses a Redis that is killed and restarted at
+intervals. Both get load over HTTP (wrk) and RESP (redis-benchmark); connections open and close; the configuration is
+reloaded every second, sometimes with an error in it. Every two seconds the script samples resident memory, descriptors, and
+the latency of a client that sends fifty requests per second. `scripts/soak` starts this script. The last line of the output
+is the verdict; the exit code is 1 if a check failed.
 """
 
 import argparse, http.client, os, pathlib, re, signal, socket, statistics, subprocess, sys, tempfile, threading, time
 
-EVERY = 2.0
-AWAY = 2.0
-COLOURS = {"p50": "#0969da", "p99": "#cf222e", "value": "#0969da"}
+SAMPLE_EVERY_S = 2.0
+OUTAGE_S = 2.0
+COLORS = {"p50": "#0969da", "p99": "#cf222e", "value": "#0969da"}
 
 
 def free_port():
@@ -47,8 +48,8 @@ instances = 2
 """
 
 
-class Watched:
-    """A server and what is seen of it."""
+class WatchedServer:
+    """A server and its samples."""
 
     def __init__(self, name, binary, folder, options, keys):
         self.name, self.keys, self.folder = name, keys, folder
@@ -58,8 +59,8 @@ class Watched:
         self.process = subprocess.Popen(
             [binary, "serve", "--config", self.config, "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--log", "error", *options],
             stdout=subprocess.PIPE, stderr=self.log, text=True)
-        said = dict(self.process.stdout.readline().split(maxsplit=1) for _ in range(3))
-        self.http, self.resp = said["http"].strip(), said["resp"].strip()
+        addresses = dict(self.process.stdout.readline().split(maxsplit=1) for _ in range(3))
+        self.http, self.resp = addresses["http"].strip(), addresses["resp"].strip()
         self.samples, self.waits, self.errors = [], [], []
         self.lock = threading.Lock()
         self.reloads = 0
@@ -78,8 +79,8 @@ class Watched:
         connection.close()
         return sum(int(number) for number in re.findall(r"^tallygate_decisions_total\{.*\} (\d+)$", text, re.M))
 
-    def be_good(self, stop):
-        """Asks fifty times a second, and notes how long it waits."""
+    def send_regular_requests(self, stop):
+        """Sends fifty requests per second and records their latency."""
         host, port = self.resp.split(":")
         stream = socket.create_connection((host, int(port)), timeout=20)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,9 +97,9 @@ class Watched:
             stop.wait(0.02)
         stream.close()
 
-    def come_and_go(self, stop):
-        """Connections that ask and go, that go in the midst of it, and that say nothing."""
-        words = [
+    def open_and_close_connections(self, stop):
+        """Opens connections that send a whole request, a part of one, or nothing, and closes them."""
+        requests = [
             (self.resp, b"TG.CHECK api me\r\n"),
             (self.resp, b"*3\r\n$8\r\nTG.CHECK\r\n$3\r\nap"),
             (self.http, b"GET /v1/authorize/api HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
@@ -107,20 +108,20 @@ class Watched:
         ]
         turn = 0
         while not stop.is_set():
-            address, last = words[turn % len(words)]
+            address, request = requests[turn % len(requests)]
             turn += 1
             try:
                 host, port = address.split(":")
                 with socket.create_connection((host, int(port)), timeout=20) as stream:
-                    stream.sendall(last)
+                    stream.sendall(request)
                     stream.shutdown(socket.SHUT_WR)
                     while stream.recv(65536):
                         pass
             except OSError as error:
-                # Whoever goes in the midst of it may be gone upon.
+                # The server may reset a connection that closes in the middle of a request.
                 if not isinstance(error, (ConnectionResetError, BrokenPipeError)):
                     with self.lock:
-                        self.errors.append(f"a connection: {error}")
+                        self.errors.append(f"connection failed: {error}")
             stop.wait(0.005)
 
     def reload(self, stop):
@@ -136,7 +137,7 @@ class Watched:
             connection.close()
             if (status < 300) == (turn % 7 == 6):
                 with self.lock:
-                    self.errors.append(f"a reload was answered {status}")
+                    self.errors.append(f"a reload returned status {status}")
             self.reloads += 1
 
     def load(self):
@@ -165,7 +166,7 @@ end
 
 
 class Redis:
-    """A Redis that is killed now and then."""
+    """A Redis server that is killed and restarted at intervals."""
 
     def __init__(self, folder):
         self.port, self.folder, self.restarts = free_port(), folder, 0
@@ -183,17 +184,17 @@ class Redis:
                 time.sleep(0.05)
         sys.exit("redis-server did not start")
 
-    def fail_now_and_then(self, every, stop):
+    def fail_at_intervals(self, every, stop):
         while not stop.wait(every):
             self.process.kill()
             self.process.wait()
-            stop.wait(AWAY)
+            stop.wait(OUTAGE_S)
             self.start()
             self.restarts += 1
 
 
 def slope(points):
-    """Least squares, a second."""
+    """Returns the least-squares slope, per second."""
     mean_x = statistics.fmean(x for x, _ in points)
     mean_y = statistics.fmean(y for _, y in points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
@@ -207,7 +208,7 @@ def svg(servers, minutes):
            "{text{fill:#9da7b1}line{stroke:#3d444d}}</style>",
            f'<text x="{left}" y="20" font-size="14">Under full load for {minutes:g} minutes</text>']
     rows = [("resident memory, MiB", [("value", 1)]), ("descriptors", [("value", 2)]),
-            ("how long a good client waits, ms", [("p50", 3), ("p99", 4)])]
+            ("latency of a regular client, ms", [("p50", 3), ("p99", 4)])]
     for column, server in enumerate(servers):
         for row, (title, curves) in enumerate(rows):
             x0, y0 = left + column * (width + 80), top + row * (height + gap)
@@ -223,10 +224,10 @@ def svg(servers, minutes):
             for name, index in curves:
                 points = " ".join(f"{x0 + width * s[0] / longest:.1f},{y0 + height * (1 - s[index] / most):.1f}"
                                   for s in server.samples if s[index] == s[index])
-                out.append(f'<polyline fill="none" stroke="{COLOURS[name]}" stroke-width="1.2" points="{points}"/>')
+                out.append(f'<polyline fill="none" stroke="{COLORS[name]}" stroke-width="1.2" points="{points}"/>')
                 if name != "value":
                     x = x0 + width - (40 if name == "p50" else 8)
-                    out.append(f'<text x="{x}" y="{y0 - 8}" text-anchor="end" style="fill:{COLOURS[name]}">{name}</text>')
+                    out.append(f'<text x="{x}" y="{y0 - 8}" text-anchor="end" style="fill:{COLORS[name]}">{name}</text>')
             out.append(f'<text x="{x0 + width}" y="{y0 + height + 16}" text-anchor="end">{longest / 60:.1f} min</text>')
     return "\n".join(out + ["</svg>", ""])
 
@@ -240,7 +241,7 @@ def main():
     stop, loads, threads, problems = threading.Event(), [], [], []
     lines = []
 
-    def tell(line=""):
+    def report(line=""):
         print(line, flush=True)
         lines.append(line)
 
@@ -249,16 +250,16 @@ def main():
         redis = Redis(folder)
         servers = []
         try:
-            servers.append(Watched("memory", arguments.binary, folder, ["--max-keys", "1000000"], 5_000_000))
-            servers.append(Watched("redis", arguments.binary, folder, ["--store", f"redis://127.0.0.1:{redis.port}"], 100_000))
-            rested = [server.descriptors() for server in servers]
+            servers.append(WatchedServer("memory", arguments.binary, folder, ["--max-keys", "1000000"], 5_000_000))
+            servers.append(WatchedServer("redis", arguments.binary, folder, ["--store", f"redis://127.0.0.1:{redis.port}"], 100_000))
+            idle_descriptors = [server.descriptors() for server in servers]
             for server in servers:
-                for work in (server.be_good, server.come_and_go, server.reload):
+                for work in (server.send_regular_requests, server.open_and_close_connections, server.reload):
                     threads.append(threading.Thread(target=work, args=(stop,), daemon=True))
                 loads += server.load()
-            # Each outage makes clients known to the server itself, until it knows as many as it will: that is the warm-up.
+            # During each outage the server stores clients itself, until it reaches its maximum: that is the warm-up.
             every = max(10.0, min(45.0, arguments.minutes * 60 / 12))
-            threads.append(threading.Thread(target=redis.fail_now_and_then, args=(every, stop), daemon=True))
+            threads.append(threading.Thread(target=redis.fail_at_intervals, args=(every, stop), daemon=True))
             for thread in threads:
                 thread.start()
             began = time.monotonic()
@@ -270,25 +271,25 @@ def main():
                         server.sample(seconds)
                 if problems:
                     break
-                time.sleep(EVERY)
+                time.sleep(SAMPLE_EVERY_S)
             stop.set()
             for load in loads:
                 load.send_signal(signal.SIGTERM)
                 load.wait()
             for thread in threads:
                 thread.join(30)
-            tell(f"{arguments.minutes:g} minutes on {os.cpu_count()} cores, load and servers together; Redis was killed {redis.restarts} times.")
-            tell()
-            tell("| | memory | redis |")
-            tell("|---|---|---|")
-            table = {name: [] for name in ("decisions", "configurations", "resident, MiB: after the warm-up, at the end",
-                     "slope after the warm-up, MiB an hour", "descriptors: before, most, after",
-                     "a good client waits, ms: p50, p99 (medians of all samples)", "errors")}
-            for server, before in zip(servers, rested):
+            report(f"{arguments.minutes:g} minutes on {os.cpu_count()} cores, shared by load and servers; Redis was killed {redis.restarts} times.")
+            report()
+            report("| | memory | redis |")
+            report("|---|---|---|")
+            table = {name: [] for name in ("decisions", "reloads", "resident MiB: after the warm-up, at the end",
+                     "slope after the warm-up, MiB per hour", "descriptors: before, maximum, after",
+                     "latency of a regular client, ms: p50, p99 (medians of all samples)", "errors")}
+            for server, before in zip(servers, idle_descriptors):
                 if server.process.poll() is not None:
                     continue
                 deadline = time.monotonic() + 15
-                # A connection that was just closed is let go of within a moment; those to Redis stay.
+                # Closed connections disappear within a moment; connections to Redis stay open.
                 while server.descriptors() > before + 4 and time.monotonic() < deadline:
                     time.sleep(0.1)
                 after = server.descriptors()
@@ -307,7 +308,7 @@ def main():
                 if late > early + max(2.0, 0.03 * early):
                     problems.append(f"{server.name}: memory grew from {early:.1f} to {late:.1f} MiB")
                 if after > before + 4:
-                    problems.append(f"{server.name}: {after} descriptors are open, {before} were before")
+                    problems.append(f"{server.name}: {after} descriptors are open, {before} before the load")
                 if server.errors:
                     problems.append(f"{server.name}: {len(server.errors)} errors, the first is {server.errors[0]}")
                 server.process.terminate()
@@ -318,15 +319,15 @@ def main():
                 if "panicked" in logged:
                     problems.append(f"{server.name} panicked: {logged[logged.index('panicked'):][:300]}")
             for name, values in table.items():
-                tell(f"| {name} | {' | '.join(values)} |")
-            tell()
+                report(f"| {name} | {' | '.join(values)} |")
+            report()
             for problem in problems:
-                tell(f"- {problem}")
-            tell("It does not hold." if problems else "Memory is flat, descriptors came back, nobody was answered wrongly.")
+                report(f"- {problem}")
+            report("The soak failed." if problems else "The soak passed: memory is flat, descriptors were released, every reply was correct.")
             arguments.into.mkdir(parents=True, exist_ok=True)
             (arguments.into / "soak.svg").write_text(svg(servers, arguments.minutes))
-            heading = ["# Under load for a while", "", "`scripts/soak` runs two servers under full load: one keeps clients in memory and meets new ones",
-                       "all the time, the other has a Redis that is killed now and then. What it printed:", "", "![Memory, descriptors and latency](soak.svg)", ""]
+            heading = ["# Soak test", "", "`scripts/soak` runs two servers under full load: one keeps clients in memory and gets new ones all",
+                       "the time, the other uses a Redis that is killed and restarted at intervals. Its output:", "", "![Memory, descriptors and latency](soak.svg)", ""]
             (arguments.into / "soak.md").write_text("\n".join(heading + lines + [""]))
         finally:
             stop.set()

@@ -1,24 +1,25 @@
-//! How a limiter takes part in a contest: filled with all its keys, then asked.
+//! Prepares a limiter for a comparison: inserts all keys, then checks them.
 //!
-//! What it admits is counted and compared: a benchmark that decides wrongly measures nothing.
+//! The allowed requests are counted and compared with the expected number, because wrong decisions make a benchmark
+//! worthless.
 
 use crate::rivals::Limiter;
 use crate::rounds::{Entrant, timed, timed_by};
-use crate::workload::{CHUNK, Limit, TWO_A_DAY, Workload, name};
+use crate::workload::{CHUNK, Limit, TWO_PER_DAY, Workload, name};
 
-/// Keys of a batch.
+/// The number of keys per batch.
 const BATCH: usize = 32;
 
-/// Asked at random for keys it knows, one by one.
-pub fn asked<L: Limiter>(workload: &Workload, limit: Limit, threads: usize) -> Entrant<'_> {
+/// Checks known keys one by one, in random order.
+pub fn checks<L: Limiter>(workload: &Workload, limit: Limit, threads: usize) -> Entrant<'_> {
     let limiter = filled::<L>(workload.clients, limit);
     let expected = if is_denied(limit) { 0 } else { CHUNK };
-    // Threads start at different places of the order.
+    // Threads start at different positions of the order.
     let apart = workload.order.len() / CHUNK / threads;
     let ask = move |thread: usize, turn: usize| {
         let chunk = workload.chunk(thread * apart + turn);
-        let admitted = chunk.filter(|key| limiter.allows(key)).count();
-        assert_eq!(admitted, expected, "{} admitted wrongly", L::NAME);
+        let allowed = chunk.filter(|key| limiter.allows(key)).count();
+        assert_eq!(allowed, expected, "{} made a wrong decision", L::NAME);
         CHUNK
     };
     let turn: Box<dyn FnMut() -> f64> = match threads {
@@ -28,38 +29,38 @@ pub fn asked<L: Limiter>(workload: &Workload, limit: Limit, threads: usize) -> E
     Entrant { name: L::NAME, turn }
 }
 
-/// A limiter that knows so many clients, and refuses them all if their limit is to deny.
+/// Returns a limiter that knows all clients. If the limit is [`TWO_PER_DAY`], it denies every further request.
 pub fn filled<L: Limiter>(clients: usize, limit: Limit) -> L {
     let limiter = L::new(limit, clients);
     for key in (0..clients).map(name) {
-        assert!(limiter.allows(&key), "{} refused a new key", L::NAME);
+        assert!(limiter.allows(&key), "{} denied a new key", L::NAME);
         if is_denied(limit) {
-            assert!(limiter.allows(&key), "{} refused the second request", L::NAME);
-            assert!(!limiter.allows(&key), "{} admitted the third request", L::NAME);
+            assert!(limiter.allows(&key), "{} denied the second request", L::NAME);
+            assert!(!limiter.allows(&key), "{} allowed the third request", L::NAME);
         }
     }
-    assert_kept(&limiter, clients);
+    assert_stored(&limiter, clients);
     limiter
 }
 
 const fn is_denied(limit: Limit) -> bool {
-    limit.burst == TWO_A_DAY.burst
+    limit.burst == TWO_PER_DAY.burst
 }
 
-/// Checks that a limiter keeps as many keys as it should, if it can say.
-pub fn assert_kept(limiter: &impl Limiter, keys: usize) {
-    if let Some(kept) = limiter.kept() {
-        assert_eq!(kept, keys, "keys are missing, or too many");
+/// Checks that a limiter stores the expected number of keys, if it can report it.
+pub fn assert_stored(limiter: &impl Limiter, keys: usize) {
+    if let Some(stored) = limiter.stored_keys() {
+        assert_eq!(stored, keys, "the limiter stores a wrong number of keys");
     }
 }
 
-/// The same in batches, if it has any.
-pub fn asked_in_batches<L: Limiter>(workload: &Workload, limit: Limit) -> Entrant<'_> {
+/// Checks known keys in batches, if the limiter supports batches.
+pub fn checks_in_batches<L: Limiter>(workload: &Workload, limit: Limit) -> Entrant<'_> {
     let limiter = filled::<L>(workload.clients, limit);
     let ask = move |turn| {
         let batches = workload.batches::<BATCH>(turn);
-        let admitted: usize = batches.map(|batch| limiter.count_allowed(&batch)).sum();
-        assert_eq!(admitted, CHUNK, "{} refused", L::NAME);
+        let allowed: usize = batches.map(|batch| limiter.count_allowed(&batch)).sum();
+        assert_eq!(allowed, CHUNK, "{} denied a request", L::NAME);
         CHUNK
     };
     Entrant { name: L::NAME, turn: Box::new(move || timed(&ask)) }

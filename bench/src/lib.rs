@@ -1,13 +1,13 @@
-//! What the benchmarks of limiters share.
+//! Code that the benchmarks of limiters share.
 //!
 //! | question | file |
 //! |---|---|
-//! | Who takes part, and how are they asked? | `rivals.rs` |
+//! | Which limiters are compared, and how are they called? | `rivals.rs` |
 //! | Which keys, in which order, under which limit? | `workload.rs` |
-//! | How does one take part? | `entrants.rs` |
-//! | How is time taken, fairly? | `rounds.rs` |
+//! | How is one limiter measured? | `entrants.rs` |
+//! | How is time measured fairly? | `rounds.rs` |
 //! | How much memory does a key take? | `resident.rs` |
-//! | How does a curve become a picture? | `plot.rs` |
+//! | How is a curve plotted? | `plot.rs` |
 
 pub mod entrants;
 pub mod plot;

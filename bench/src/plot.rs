@@ -1,12 +1,11 @@
-//! How a curve becomes a picture: an SVG by hand, with a logarithmic x axis, that reads on light and
-//! on dark ground.
+//! Plots curves as SVG, with a logarithmic x axis and colors for light and dark backgrounds.
 
 use std::fmt::Write as _;
 
 #[derive(Debug)]
 pub struct Curve {
     pub name: &'static str,
-    pub colour: &'static str,
+    pub color: &'static str,
     pub points: Vec<(f64, f64)>,
 }
 
@@ -24,7 +23,7 @@ const RIGHT: f64 = 570.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 350.0;
 
-/// How far apart the curves' names are at least.
+/// The smallest distance between the names of curves.
 const LINE: f64 = 15.0;
 
 impl Plot {
@@ -43,7 +42,9 @@ impl Plot {
              <style>text{{fill:#57606a}}line{{stroke:#d0d7de}}@media(prefers-color-scheme:dark)\
              {{text{{fill:#9da7b1}}line{{stroke:#3d444d}}}}</style>\n"
         );
-        let mut add = |line: std::fmt::Arguments<'_>| writeln!(svg, "{line}").expect("a string");
+        let mut add = |line: std::fmt::Arguments<'_>| {
+            writeln!(svg, "{line}").expect("writing to a string succeeds")
+        };
         add(format_args!("<text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{}</text>", self.title));
         for tick in (0..).map(|tick| f64::from(tick) * step).take_while(|tick| *tick <= top) {
             let at = y(tick);
@@ -51,8 +52,14 @@ impl Plot {
             let (x, y) = (LEFT - 6.0, at + 4.0);
             add(format_args!("<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{tick}</text>"));
         }
-        for (decade, name) in (0..).zip(["1", "10", "100", "1k", "10k", "100k", "1M", "10M"]) {
-            let value = 10_f64.powi(decade);
+        let tens = (0..).map(|decade| 10_f64.powi(decade));
+        let twos = (0..).map(|doubling| 2_f64.powi(doubling));
+        let names = ["1", "10", "100", "1k", "10k", "100k", "1M", "10M"].map(str::to_owned);
+        let ticks: Vec<(f64, String)> = match decades < 2.0 {
+            true => twos.take(7).map(|value| (value, format!("{value}"))).collect(),
+            false => tens.zip(names).collect(),
+        };
+        for (value, name) in ticks {
             if value.log10() <= decades {
                 let (x, y) = (x(value), BOTTOM + 18.0);
                 add(format_args!(
@@ -74,7 +81,7 @@ impl Plot {
         ends.sort_by(|one, other| other.1.total_cmp(&one.1));
         let mut above = BOTTOM + LINE;
         for (curve, end) in ends {
-            let colour = curve.colour;
+            let color = curve.color;
             let path: Vec<String> = curve
                 .points
                 .iter()
@@ -82,12 +89,12 @@ impl Plot {
                 .collect();
             let path = path.join(" ");
             add(format_args!(
-                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
             ));
             above = end.min(above - LINE);
             let (x, y) = (RIGHT + 8.0, above + 4.0);
             add(format_args!(
-                "<text x=\"{x}\" y=\"{y:.1}\" style=\"fill:{colour}\">{}</text>",
+                "<text x=\"{x}\" y=\"{y:.1}\" style=\"fill:{color}\">{}</text>",
                 curve.name
             ));
         }
@@ -96,7 +103,7 @@ impl Plot {
     }
 }
 
-/// A round distance between lines, so that there are between four and ten of them.
+/// Returns a round distance between grid lines that gives four to ten of them.
 fn step(highest: f64) -> f64 {
     let decade = 10_f64.powf((highest / 4.0).log10().floor());
     [5.0, 2.0, 1.0]

@@ -1,26 +1,26 @@
-//! How much memory a key takes: the growth of the resident set of a process that does nothing else.
+//! Measures memory per key: the growth of the resident set of a process that only inserts keys.
 
 use std::fmt::Write as _;
 use std::process::Command;
 
-use crate::entrants::assert_kept;
+use crate::entrants::assert_stored;
 use crate::rivals::Limiter;
 use crate::workload::PLENTY;
 
-/// The argument by which the process is told to fill a limiter and say how much it grew.
+/// The argument that makes this program insert keys and print its growth.
 pub const FILL: &str = "--fill";
 
-/// Bytes a key, found by a process of its own: this program, told to call [`fill`].
+/// Returns the bytes per key, measured in a separate process: this program, which calls [`fill`].
 pub fn bytes_per_key(name: &str, keys: usize) -> Result<usize, Box<dyn std::error::Error>> {
-    let told =
+    let output =
         Command::new(std::env::current_exe()?).args([FILL, name, &keys.to_string()]).output()?;
-    if !told.status.success() {
-        return Err(String::from_utf8_lossy(&told.stderr).into());
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-    Ok(String::from_utf8(told.stdout)?.trim().parse()?)
+    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }
 
-/// Fills a limiter with so many keys, none of which is kept here; returns bytes a key.
+/// Inserts keys into a limiter, without storing them here, and returns the bytes per key.
 pub fn fill<L: Limiter>(keys: usize) -> Result<usize, Box<dyn std::error::Error>> {
     let mut key = String::with_capacity(32);
     let before = resident()?;
@@ -29,18 +29,20 @@ pub fn fill<L: Limiter>(keys: usize) -> Result<usize, Box<dyn std::error::Error>
         key.clear();
         write!(key, "client-{number:010}")?;
         if !limiter.allows(&key) {
-            return Err(format!("{} refused {key}", L::NAME).into());
+            return Err(format!("{} denied {key}", L::NAME).into());
         }
     }
     let grown = resident()? - before;
-    assert_kept(&limiter, keys);
+    assert_stored(&limiter, keys);
     Ok(grown / keys)
 }
 
 fn resident() -> Result<usize, Box<dyn std::error::Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib: usize =
-        line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?.parse()?;
+    let kib: usize = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .ok_or("the process status has no VmRSS")?
+        .parse()?;
     Ok(kib * 1024)
 }

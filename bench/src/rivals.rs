@@ -1,8 +1,7 @@
-//! Who takes part, and how each is asked "may this key do this now, yes or no".
+//! The limiters that are compared, behind one trait that asks for yes or no.
 //!
-//! Each is in the best configuration it has for that, and by a clock that is right to the
-//! nanosecond, where it reads one. Those that know no keys are in the map that their users put
-//! around them.
+//! Each limiter has its best configuration for this question, and a clock with nanosecond resolution if it reads one.
+//! Limiters without keys are stored in a map, as their users do.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -14,48 +13,50 @@ use governor::clock::DefaultClock;
 use governor::middleware::StateInformationMiddleware;
 use governor::state::keyed::{DashMapStateStore, DefaultKeyedStateStore, HashMapStateStore};
 use governor::state::{InMemoryState, NotKeyed};
-use tallygate::{Capacity, Policy, PolicyStore, SystemClock, Ticks};
+use tallygate::clock::{CoarseClock, SystemClock};
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Policy, Ticks};
 
 use crate::workload::Limit;
 
-/// A limiter as its user shares it between threads.
+/// A limiter that threads share.
 pub trait Limiter: Sync + Sized + 'static {
     const NAME: &'static str;
 
-    /// Whether it holds no more keys than it was made for.
+    /// Whether it stores at most the number of keys it was created for.
     const BOUNDED: bool = false;
 
-    /// For so many keys, each under the limit.
+    /// Creates a limiter for a number of keys.
     fn new(limit: Limit, keys: usize) -> Self;
 
-    // Governor looks a `String` up by `&String` only.
-    #[expect(clippy::ptr_arg, reason = "as its users must")]
+    // Governor looks up a `String` only by `&String`.
+    #[expect(clippy::ptr_arg, reason = "governor requires it")]
     fn allows(&self, key: &String) -> bool;
 
-    /// How many of some keys are allowed; one by one, if there is no better way.
+    /// Returns how many of the keys are allowed. The default checks them one by one.
     #[inline]
     fn count_allowed(&self, keys: &[&String]) -> usize {
         keys.iter().filter(|key| self.allows(key)).count()
     }
 
-    /// How many keys it keeps, if it can say.
-    fn kept(&self) -> Option<usize> {
+    /// Returns the number of stored keys, if the limiter can report it.
+    fn stored_keys(&self) -> Option<usize> {
         None
     }
 }
 
-/// A limiter that says more than yes or no.
-pub trait Telling: Sync + Sized + 'static {
+/// A limiter that returns more than yes or no.
+pub trait DetailedLimiter: Sync + Sized + 'static {
     const NAME: &'static str;
 
     fn new(limit: Limit, keys: usize) -> Self;
 
-    /// What remains after this request, if it is allowed.
-    #[expect(clippy::ptr_arg, reason = "as its users must")]
+    /// Returns the units that remain after this request, or `None` if it is denied.
+    #[expect(clippy::ptr_arg, reason = "governor requires it")]
     fn remaining(&self, key: &String) -> Option<u64>;
 }
 
-/// As [`tallygate::RateLimiter::new`] makes it, for as many keys as the case has.
+/// Tallygate as [`tallygate::RateLimiter::new`] creates it, with room for the keys of the case.
 pub struct Tallygate(tallygate::RateLimiter);
 
 pub fn policy(limit: Limit) -> Policy {
@@ -63,11 +64,11 @@ pub fn policy(limit: Limit) -> Policy {
         .per(nanoseconds(limit.one_per))
         .burst(limit.burst.into())
         .build()
-        .expect("a policy")
+        .expect("the policy is valid")
 }
 
 fn nanoseconds(duration: Duration) -> Ticks {
-    Ticks(u64::try_from(duration.as_nanos()).expect("less than 500 years"))
+    Ticks(u64::try_from(duration.as_nanos()).expect("the time is less than 500 years"))
 }
 
 impl Limiter for Tallygate {
@@ -82,21 +83,44 @@ impl Limiter for Tallygate {
 
     #[inline]
     fn allows(&self, key: &String) -> bool {
-        self.0.is_allowed(key).expect("a decision")
+        self.0.is_allowed(key).expect("the limiter decides")
     }
 
     #[inline]
     fn count_allowed(&self, keys: &[&String]) -> usize {
-        let answers: Vec<bool> = self.0.check_many(keys).expect("decisions");
+        let answers: Vec<bool> = self.0.check_many(keys).expect("the limiter decides");
         answers.into_iter().filter(|allowed| *allowed).count()
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.0.store().usage().keys)
     }
 }
 
-impl Telling for Tallygate {
+/// Tallygate with a coarse clock: right to the kernel's tick (1 to 10 ms), and a few nanoseconds per reading.
+pub struct TallygateCoarse(tallygate::RateLimiter<Policy, PolicyStore<CoarseClock>>);
+
+impl Limiter for TallygateCoarse {
+    const NAME: &'static str = "tallygate";
+    const BOUNDED: bool = true;
+
+    fn new(limit: Limit, keys: usize) -> Self {
+        let policy = policy(limit);
+        let store = PolicyStore::new(&policy, Capacity::of(keys), CoarseClock::new());
+        Self(tallygate::RateLimiter::with_store(policy, store))
+    }
+
+    #[inline]
+    fn allows(&self, key: &String) -> bool {
+        self.0.is_allowed(key).expect("the limiter decides")
+    }
+
+    fn stored_keys(&self) -> Option<usize> {
+        Some(self.0.store().usage().keys)
+    }
+}
+
+impl DetailedLimiter for Tallygate {
     const NAME: &'static str = "tallygate";
 
     fn new(limit: Limit, keys: usize) -> Self {
@@ -105,18 +129,18 @@ impl Telling for Tallygate {
 
     #[inline]
     fn remaining(&self, key: &String) -> Option<u64> {
-        let decision = std::hint::black_box(self.0.check(key).expect("a decision"));
+        let decision = std::hint::black_box(self.0.check(key).expect("the limiter decides"));
         decision.allowed.then_some(decision.remaining)
     }
 }
 
-/// As [`governor::RateLimiter::keyed`] makes it: a `DashMap` with the standard hasher, which grows,
-/// and the time-stamp counter.
+/// Governor as [`governor::RateLimiter::keyed`] creates it: a growing `DashMap` with the standard hasher, and the
+/// time-stamp counter.
 pub struct Governor(governor::RateLimiter<String, DefaultKeyedStateStore<String>, DefaultClock>);
 
 fn quota(limit: Limit) -> governor::Quota {
-    let burst = NonZeroU32::new(limit.burst).expect("some");
-    governor::Quota::with_period(limit.one_per).expect("a period").allow_burst(burst)
+    let burst = NonZeroU32::new(limit.burst).expect("the burst is not 0");
+    governor::Quota::with_period(limit.one_per).expect("the period is not 0").allow_burst(burst)
 }
 
 impl Limiter for Governor {
@@ -131,13 +155,13 @@ impl Limiter for Governor {
         self.0.check_key(key).is_ok()
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.0.len())
     }
 }
 
-/// Governor as fast as it gets on one thread with `String` keys and an exact clock: a map behind one
-/// lock, a faster hasher, and room for all keys from the start.
+/// Governor in its fastest configuration for one thread with `String` keys and an exact clock: a map behind one lock, a
+/// faster hasher, and room for all keys.
 pub struct GovernorLocked(
     governor::RateLimiter<
         String,
@@ -161,12 +185,12 @@ impl Limiter for GovernorLocked {
         self.0.check_key(key).is_ok()
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.0.len())
     }
 }
 
-/// The same for several threads: in shards.
+/// Governor in its fastest configuration for several threads: a sharded map.
 pub struct GovernorSharded(
     governor::RateLimiter<
         String,
@@ -189,13 +213,13 @@ impl Limiter for GovernorSharded {
         self.0.check_key(key).is_ok()
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.0.len())
     }
 }
 
-/// Governor with the middleware that says what remains.
-pub struct GovernorTelling(
+/// Governor with the middleware that returns the remaining units.
+pub struct GovernorDetailed(
     governor::RateLimiter<
         String,
         DefaultKeyedStateStore<String>,
@@ -204,7 +228,7 @@ pub struct GovernorTelling(
     >,
 );
 
-impl Telling for GovernorTelling {
+impl DetailedLimiter for GovernorDetailed {
     const NAME: &'static str = "governor";
 
     fn new(limit: Limit, _: usize) -> Self {
@@ -219,7 +243,7 @@ impl Telling for GovernorTelling {
     }
 }
 
-/// `quota`'s keyed pool, with its slot cache (its default), and room for all keys from the start.
+/// The keyed pool of `quota`, with its default slot cache and room for all keys.
 pub struct Quota(quota::QuotaPool);
 
 impl Limiter for Quota {
@@ -237,12 +261,12 @@ impl Limiter for Quota {
         self.0.check(key.as_str(), 1)
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.0.len())
     }
 }
 
-impl Telling for Quota {
+impl DetailedLimiter for Quota {
     const NAME: &'static str = "quota";
 
     fn new(limit: Limit, keys: usize) -> Self {
@@ -256,9 +280,8 @@ impl Telling for Quota {
     }
 }
 
-/// `throttlecrab`'s library: a map that is asked by `&mut`, so behind a lock, which its documentation
-/// advises. Of its stores the periodic one cleans up least often: every minute; here, not at all. It
-/// always answers in full.
+/// The library of `throttlecrab`. Its map needs `&mut`, so it is behind a lock, as its documentation advises. The periodic
+/// store cleans up least often; here, not during a run. It always returns a full decision.
 pub struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<throttlecrab::PeriodicStore>>,
     limit: Limit,
@@ -266,10 +289,12 @@ pub struct Throttlecrab {
 
 impl Throttlecrab {
     #[inline]
-    fn ask(&self, key: &str) -> (bool, throttlecrab::RateLimitResult) {
+    fn check(&self, key: &str) -> (bool, throttlecrab::RateLimitResult) {
         let (burst, seconds) = (i64::from(self.limit.burst), self.limit.one_per.as_secs() as i64);
-        let mut limiter = self.limiter.lock().expect("nobody panicked");
-        limiter.rate_limit(key, burst, 1, seconds, 1, SystemTime::now()).expect("a decision")
+        let mut limiter = self.limiter.lock().expect("no thread panicked");
+        limiter
+            .rate_limit(key, burst, 1, seconds, 1, SystemTime::now())
+            .expect("the limiter decides")
     }
 }
 
@@ -286,11 +311,11 @@ impl Limiter for Throttlecrab {
 
     #[inline]
     fn allows(&self, key: &String) -> bool {
-        self.ask(key).0
+        self.check(key).0
     }
 }
 
-impl Telling for Throttlecrab {
+impl DetailedLimiter for Throttlecrab {
     const NAME: &'static str = "throttlecrab";
 
     fn new(limit: Limit, keys: usize) -> Self {
@@ -299,13 +324,13 @@ impl Telling for Throttlecrab {
 
     #[inline]
     fn remaining(&self, key: &String) -> Option<u64> {
-        let (allowed, result) = std::hint::black_box(self.ask(key));
+        let (allowed, result) = std::hint::black_box(self.check(key));
         allowed.then_some(result.remaining as u64)
     }
 }
 
-/// Limitador's library with its storage in memory. A request is a context of variables, which its
-/// user makes from the key. It has a bound: twice the keys, so that it drops none of them.
+/// The library of Limitador with its memory storage. A request is a context of variables, which the caller builds from the
+/// key. The storage is bounded to twice the number of keys, so it drops none.
 pub struct Limitador {
     limiter: limitador::RateLimiter,
     namespace: limitador::limit::Namespace,
@@ -316,7 +341,7 @@ impl Limiter for Limitador {
 
     fn new(limit: Limit, keys: usize) -> Self {
         let limiter = limitador::RateLimiter::new(2 * keys as u64);
-        let variable = "key".try_into().expect("an expression");
+        let variable = "key".try_into().expect("the expression is valid");
         let rule =
             limitador::limit::Limit::new("bench", limit.burst.into(), 86_400, [], [variable]);
         limiter.add_limit(rule);
@@ -327,11 +352,11 @@ impl Limiter for Limitador {
         let values = HashMap::from([("key".to_owned(), key.clone())]);
         let checked =
             self.limiter.check_rate_limited_and_update(&self.namespace, &values.into(), 1);
-        !checked.expect("a decision").limited
+        !checked.expect("the limiter decides").limited
     }
 }
 
-/// Limiters without keys, in the map that their users put around them.
+/// Limiters without keys, stored in a map by key.
 struct Keyed<L>(DashMap<String, L>);
 
 impl<L> Keyed<L> {
@@ -340,11 +365,11 @@ impl<L> Keyed<L> {
     }
 
     #[inline]
-    fn ask(&self, key: &str, new: impl FnOnce() -> L, ask: impl FnOnce(&L) -> bool) -> bool {
+    fn check(&self, key: &str, new: impl FnOnce() -> L, check: impl FnOnce(&L) -> bool) -> bool {
         if let Some(limiter) = self.0.get(key) {
-            return ask(&limiter);
+            return check(&limiter);
         }
-        ask(&self.0.entry(key.to_owned()).or_insert_with(new))
+        check(&self.0.entry(key.to_owned()).or_insert_with(new))
     }
 }
 
@@ -354,10 +379,10 @@ fn ratelimit(limit: Limit) -> ratelimit::Ratelimiter {
         .max_tokens(limit.burst.into())
         .initial_available(limit.burst.into())
         .build()
-        .expect("a limiter")
+        .expect("the limiter is valid")
 }
 
-/// `ratelimit`, which knows no keys, in a map.
+/// `ratelimit`, which has no keys, in a map.
 pub struct Ratelimit {
     limiters: Keyed<ratelimit::Ratelimiter>,
     limit: Limit,
@@ -372,10 +397,10 @@ impl Limiter for Ratelimit {
 
     #[inline]
     fn allows(&self, key: &String) -> bool {
-        self.limiters.ask(key, || ratelimit(self.limit), |limiter| limiter.try_wait().is_ok())
+        self.limiters.check(key, || ratelimit(self.limit), |limiter| limiter.try_wait().is_ok())
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.limiters.0.len())
     }
 }
@@ -389,8 +414,8 @@ fn leaky_bucket(limit: Limit) -> leaky_bucket::RateLimiter {
         .build()
 }
 
-/// `leaky-bucket`, which knows no keys, in a map. It is made for waiting; this is its call that does
-/// not, and that reads no clock while there are tokens left.
+/// `leaky-bucket`, which has no keys, in a map. It is designed for waiting; `try_acquire` does not wait, and it reads no
+/// clock while tokens are left.
 pub struct LeakyBucket {
     limiters: Keyed<leaky_bucket::RateLimiter>,
     limit: Limit,
@@ -405,15 +430,15 @@ impl Limiter for LeakyBucket {
 
     #[inline]
     fn allows(&self, key: &String) -> bool {
-        self.limiters.ask(key, || leaky_bucket(self.limit), |limiter| limiter.try_acquire(1))
+        self.limiters.check(key, || leaky_bucket(self.limit), |limiter| limiter.try_acquire(1))
     }
 
-    fn kept(&self) -> Option<usize> {
+    fn stored_keys(&self) -> Option<usize> {
         Some(self.limiters.0.len())
     }
 }
 
-/// Those that limit one client that needs no name; the key is not looked at.
+/// Limiters for a single client, which ignore the key.
 pub mod single {
     use super::*;
 
@@ -478,9 +503,9 @@ pub mod single {
     }
 }
 
-/// Calls a function for each of the keyed rivals: `keyed!(enter(arguments))` is a `Vec`.
+/// Calls a function for each keyed limiter and collects the results: `keyed!(enter(arguments))` is a `Vec`.
 ///
-/// Which of governor's configurations is the best depends on the number of threads.
+/// The best configuration of governor depends on the number of threads.
 #[macro_export]
 macro_rules! keyed {
     ($enter:ident($($argument:expr),*)) => {

@@ -1,21 +1,20 @@
-//! How time is taken: all entrants in turn, round after round, and the best of each.
+//! Measures time: all limiters take turns for several rounds, and the best turn of each counts.
 //!
-//! Whatever else the machine does hits all entrants alike, and the best round of each is the one it
-//! disturbed least.
+//! Other load on the machine then affects all limiters equally, and the best turn is the least disturbed one.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::workload::quick;
 
-/// One who takes part in a case.
+/// A limiter that takes part in a case.
 pub struct Entrant<'a> {
     pub name: &'static str,
-    /// Takes a turn, and says how many nanoseconds a decision took.
+    /// Takes a turn and returns the nanoseconds per decision.
     pub turn: Box<dyn FnMut() -> f64 + 'a>,
 }
 
-/// What an entrant's best turn took, in nanoseconds a decision.
+/// The best turn of an entrant, in nanoseconds per decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Best {
     pub name: &'static str,
@@ -30,7 +29,7 @@ fn turn_time() -> Duration {
     Duration::from_millis(if quick() { 20 } else { 300 })
 }
 
-/// Lets all entrants take their turns.
+/// Runs all rounds and returns the best turn of each entrant.
 pub fn contest(mut entrants: Vec<Entrant<'_>>) -> Vec<Best> {
     let mut bests: Vec<Best> =
         entrants.iter().map(|entrant| Best { name: entrant.name, ns: f64::INFINITY }).collect();
@@ -42,14 +41,14 @@ pub fn contest(mut entrants: Vec<Entrant<'_>>) -> Vec<Best> {
     bests
 }
 
-/// Nanoseconds a decision, of a turn in which `decide` is called with 0, 1, 2… and says how many
+/// Returns the nanoseconds per decision of a turn that calls `decide` with 0, 1, 2… `decide` returns the number of
 /// decisions it made.
 pub fn timed(mut decide: impl FnMut(usize) -> usize) -> f64 {
     let (time, decisions) = spend(&mut decide);
     per_decision(time, decisions)
 }
 
-/// The same by several threads at once: what one of them waits for a decision.
+/// Returns the nanoseconds per decision of one thread while several threads run the turn at once.
 pub fn timed_by(threads: usize, decide: impl Fn(usize, usize) -> usize + Sync) -> f64 {
     let start = Barrier::new(threads);
     let spent: Vec<(Duration, usize)> = std::thread::scope(|scope| {
@@ -61,7 +60,7 @@ pub fn timed_by(threads: usize, decide: impl Fn(usize, usize) -> usize + Sync) -
             }
         };
         let running: Vec<_> = (0..threads).map(|thread| scope.spawn(run(thread))).collect();
-        running.into_iter().map(|thread| thread.join().expect("a thread failed")).collect()
+        running.into_iter().map(|thread| thread.join().expect("the thread ends")).collect()
     });
     per_decision(spent.iter().map(|spent| spent.0).sum(), spent.iter().map(|spent| spent.1).sum())
 }

@@ -1,46 +1,45 @@
-//! Which keys, in which order, under which limit.
+//! The keys, their order and the limit of a case.
 
 use std::time::Duration;
 
-/// A bucket: what it holds when full, and how long one more takes.
+/// A bucket: its burst, and the time that it needs to refill one unit.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     pub burst: u32,
     pub one_per: Duration,
 }
 
-/// Enough for every request of a run on many keys, and so slow to refill that a key which was asked
-/// once is not fresh again, and not swept, before the run ends.
+/// Allows every request of a run on many keys. It refills so slowly that a key does not become fresh, and so is not
+/// swept, before the run ends.
 pub const PLENTY: Limit = Limit { burst: 10_000_000, one_per: Duration::from_secs(86) };
 
-/// Enough for every request of a run on one key.
+/// Allows every request of a run on one key.
 pub const PLENTY_FOR_ONE: Limit = Limit { burst: 1_000_000_000, one_per: Duration::from_secs(1) };
 
-/// Two requests, and none after: what the denied are denied by.
-pub const TWO_A_DAY: Limit = Limit { burst: 2, one_per: Duration::from_secs(43_200) };
+/// Allows two requests and denies all later ones.
+pub const TWO_PER_DAY: Limit = Limit { burst: 2, one_per: Duration::from_secs(43_200) };
 
-/// Requests of some clients, uniformly at random. They are drawn beforehand, so that no time goes
-/// into choosing.
+/// Requests of clients in uniformly random order, generated before the measurement.
 #[derive(Debug)]
 pub struct Workload {
     pub clients: usize,
-    /// Keys, by what `order` says of them.
+    /// The keys, which `order` refers to.
     pub keys: Vec<String>,
-    /// The requests, each by the position of its key.
+    /// The requests: the index of the key of each.
     pub order: Vec<u32>,
 }
 
-/// Requests between two looks at the time.
+/// The number of requests between two readings of the clock.
 pub const CHUNK: usize = 1 << 13;
 
 impl Workload {
-    /// Requests of so many clients.
+    /// Generates requests of the given number of clients.
     ///
-    /// Each request has a key of its own, next to the one before, as if it had just been read from
-    /// the network: what is measured is the limiter. With `BENCH_KEYS=scattered` the keys lie about in
-    /// memory as the clients do, and fetching one is a cache miss or two, every rival's alike.
+    /// The keys of consecutive requests are next to each other in memory, as if they had just been read from the
+    /// network, so that the benchmark measures the limiter. With `BENCH_KEYS=scattered`, the keys are scattered in
+    /// memory, and reading one costs one or two cache misses, equally for every limiter.
     pub fn of(clients: usize) -> Self {
-        let span = u32::try_from(clients).expect("clients are numbered by 32 bits");
+        let span = u32::try_from(clients).expect("the number of clients fits 32 bits");
         let requests = (4 * clients).clamp(1 << 15, 1 << 23).next_multiple_of(CHUNK);
         let mut random = Random::new();
         let drawn: Vec<u32> = (0..requests).map(|_| random.below(span)).collect();
@@ -51,21 +50,23 @@ impl Workload {
         Self { clients, keys, order: (0..).take(requests).collect() }
     }
 
-    /// The keys of the requests that are made between two looks at the time.
+    /// Returns the keys of the requests between two readings of the clock.
     pub fn chunk(&self, turn: usize) -> impl Iterator<Item = &String> {
         let chunks = self.order.len() / CHUNK;
         let order = &self.order[turn % chunks * CHUNK..][..CHUNK];
         order.iter().map(|key| &self.keys[*key as usize])
     }
 
-    /// The same in batches.
+    /// Returns the keys of a chunk in batches.
     pub fn batches<const N: usize>(&self, turn: usize) -> impl Iterator<Item = [&String; N]> {
         let mut chunk = self.chunk(turn);
-        (0..CHUNK / N).map(move |_| std::array::from_fn(|_| chunk.next().expect("whole batches")))
+        (0..CHUNK / N).map(move |_| {
+            std::array::from_fn(|_| chunk.next().expect("a chunk is a whole number of batches"))
+        })
     }
 }
 
-/// A client's name, of 17 bytes.
+/// Returns the name of a client, which has 17 bytes.
 pub fn name(client: usize) -> String {
     format!("client-{client:010}")
 }
@@ -104,12 +105,12 @@ impl Default for Random {
     }
 }
 
-/// Whether the run is to show that it works, not how fast.
+/// Returns whether the run only checks that the benchmark works.
 pub fn quick() -> bool {
     std::env::var_os("BENCH_QUICK").is_some()
 }
 
-/// A size, or a fiftieth of it in a quick run.
+/// Returns a size, divided by 50 in a quick run.
 pub fn scaled(size: usize) -> usize {
     if quick() { size.div_ceil(50) } else { size }
 }

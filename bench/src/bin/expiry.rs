@@ -1,25 +1,27 @@
-//! How long the slowest checks take while ten million keys expire.
+//! Measures the slowest checks while ten million keys expire.
 //!
-//! A limiter is filled, then asked by new keys, each of which makes it sweep a little. All of the
-//! old keys have expired meanwhile, or none has: only the time that it is told differs. Beside it,
-//! what governor's users do about such keys, all at once.
+//! The limiter is filled with old keys, then checks new keys; each new key makes it sweep a few old ones. In one run all
+//! old keys have expired, in the other none has. The runs differ only in the time that is passed to the checks. For
+//! comparison, the benchmark measures governor's `retain_recent`, which removes all expired keys at once.
 
 use std::time::{Duration, Instant};
 
 use governor::clock::FakeRelativeClock;
-use tallygate::{Ask, Capacity, Policy, PolicyStore, RateLimiter, SystemClock, Tick, Ticks};
+use tallygate::clock::SystemClock;
+use tallygate::store::{Capacity, PolicyStore};
+use tallygate::{Ask, Policy, RateLimiter, Tick, Ticks};
 use tallygate_bench::workload::{name, names, quick, scaled};
 
-/// Keys that are there, and expire.
+/// The number of old keys.
 const OLD: usize = 10_000_000;
 
-/// Keys that come: enough for the sweep to make as much room as it wants to.
+/// The number of new keys, which is enough for the sweep to finish.
 const NEW: usize = 3_000_000;
 
-/// When the old keys come.
+/// The time of the old keys.
 const START: Tick = Tick(0);
 
-/// How long a key is remembered.
+/// The time until a key is fresh again.
 const WINDOW_NS: i64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +30,7 @@ enum Old {
     Expired,
 }
 
-/// How long checks took, in nanoseconds: the median, the slow, and the slowest.
+/// The times of checks in nanoseconds: the percentiles of `COLUMNS`.
 #[derive(Clone, Copy)]
 struct Latency([u32; 5]);
 
@@ -42,13 +44,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             *best = best.min(run(old, &new)?);
         }
     }
-    print!("{:<34}", "ns a check of a new key");
+    print!("{:<34}", "ns per check of a new key");
     for column in COLUMNS {
         print!("{column:>10}");
     }
     println!();
     for (old, Latency(best)) in
-        ["none of 10 million keys expires", "all of them expire"].iter().zip(best)
+        ["none of 10 million keys expired", "all of them expired"].iter().zip(best)
     {
         print!("{old:<34}");
         for ns in best {
@@ -56,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!();
     }
-    println!("governor's retain_recent, all of them expired: {:?}", retain_recent()?);
+    println!("governor's retain_recent with all keys expired: {:?}", retain_recent()?);
     Ok(())
 }
 
@@ -67,7 +69,7 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
     let store = PolicyStore::new(&policy, capacity, SystemClock::new());
     let limiter = RateLimiter::with_store(policy, store);
     for key in (0..scaled(OLD)).map(name) {
-        assert!(limiter.is_allowed(Ask::new(&key).at(START))?, "refused {key}");
+        assert!(limiter.is_allowed(Ask::new(&key).at(START))?, "{key} was denied");
     }
     let now = match old {
         Old::Live => Tick(WINDOW_NS / 2),
@@ -78,13 +80,13 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
         let start = Instant::now();
         let allowed = limiter.is_allowed(Ask::new(key).at(now))?;
         latencies.push(u32::try_from(start.elapsed().as_nanos())?);
-        assert!(allowed, "refused {key}");
+        assert!(allowed, "{key} was denied");
     }
     let usage = limiter.store().usage();
     let swept = usize::try_from(usage.swept)?;
     match old {
-        Old::Live => assert_eq!(swept, 0, "swept what was live"),
-        Old::Expired => assert!(swept > scaled(OLD) / 2, "only {swept} were swept"),
+        Old::Live => assert_eq!(swept, 0, "live keys were swept"),
+        Old::Expired => assert!(swept > scaled(OLD) / 2, "only {swept} keys were swept"),
     }
     Ok(Latency::of(latencies))
 }
@@ -97,25 +99,25 @@ impl Latency {
         Self([at(5_000), at(9_900), at(9_990), at(9_999), latencies[last]])
     }
 
-    /// What the machine disturbed least, column by column.
+    /// Returns the smaller value of each column.
     fn min(self, other: Self) -> Self {
         Self(std::array::from_fn(|column| self.0[column].min(other.0[column])))
     }
 }
 
-/// How long governor takes to forget as many keys.
+/// Returns the time that governor takes to remove as many keys.
 fn retain_recent() -> Result<Duration, Box<dyn std::error::Error>> {
     let clock = FakeRelativeClock::default();
     let window = Duration::from_nanos(WINDOW_NS.unsigned_abs());
     let quota = governor::Quota::with_period(window).ok_or("no period")?;
     let limiter = governor::RateLimiter::dashmap_with_clock(quota, clock.clone());
     for key in (0..scaled(OLD)).map(name) {
-        assert!(limiter.check_key(&key).is_ok(), "refused {key}");
+        assert!(limiter.check_key(&key).is_ok(), "{key} was denied");
     }
     clock.advance(2 * window);
     let start = Instant::now();
     limiter.retain_recent();
     let time = start.elapsed();
-    assert_eq!(limiter.len(), 0, "kept what had expired");
+    assert_eq!(limiter.len(), 0, "expired keys were kept");
     Ok(time)
 }

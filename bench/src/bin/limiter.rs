@@ -1,33 +1,34 @@
-//! The limiter beside others: nanoseconds a decision, case by case, and bytes a key.
+//! Compares Tallygate with other limiters: nanoseconds per decision for several cases, and bytes per key.
 //!
-//! Prints a table, then a line a comparison for machines: `ratio <case> <rival> <times slower>`.
-//! With arguments, only the cases they name. `bench/README.md` has the method.
+//! Prints a table, then one line per comparison for scripts: `ratio <case> <rival> <times slower>`. With arguments, it
+//! runs only the named cases. `bench/README.md` describes the method.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use tallygate::{Clock as _, SystemClock};
-use tallygate_bench::entrants::{asked, asked_in_batches, assert_kept, filled};
+use tallygate::clock::{Clock as _, SystemClock};
+use tallygate_bench::entrants::{assert_stored, checks, checks_in_batches, filled};
 use tallygate_bench::keyed;
 use tallygate_bench::resident::{FILL, bytes_per_key, fill};
 use tallygate_bench::rivals::{
-    Governor, GovernorTelling, Limiter, Quota, Tallygate, Telling, Throttlecrab, single,
+    DetailedLimiter, Governor, GovernorDetailed, GovernorLocked, Limiter, Quota, Tallygate,
+    TallygateCoarse, Throttlecrab, single,
 };
 use tallygate_bench::rounds::{Best, Entrant, contest, per_decision, rounds, timed};
 use tallygate_bench::workload::{
-    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_A_DAY, Workload, name, names, quick, scaled,
+    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, names, quick, scaled,
 };
 
-/// Keys of the cases that are called `1m`.
+/// The number of keys of the cases named `1m`.
 const MILLION: usize = 1_000_000;
 
-/// New keys of a flood, each round.
+/// The number of new keys per round of a flood.
 const FLOOD: usize = 200_000;
 
-/// Keys whose memory is measured.
+/// The number of keys whose memory is measured.
 const RESIDENT: usize = 5_000_000;
 
-/// What Tallygate's table for a million keys takes: buckets of 128 bytes with five slots, 60 % full.
+/// The size of Tallygate's table for a million keys: buckets of 128 bytes with five slots, 60 % full.
 const TABLE_BYTES: usize = MILLION * 100 / 60 / 5 * 128;
 
 const RIVALS: [&str; 8] = [
@@ -54,26 +55,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 type Case = (&'static str, fn() -> Vec<Best>);
 
 fn compare(is_chosen: impl Fn(&str) -> bool) -> Result<(), Box<dyn std::error::Error>> {
-    let cases: [Case; 14] = [
+    let cases: [Case; 15] = [
         ("single-t1", || alone(1)),
         ("single-t2", || alone(2)),
         ("hot-t1", || one_by_one(1, PLENTY_FOR_ONE, 1)),
         ("hot-t2", || one_by_one(1, PLENTY_FOR_ONE, 2)),
         ("keys-1k-t1", || one_by_one(1000, PLENTY, 1)),
+        ("keys-1k-t1-coarse", || by_coarse_clock(1000)),
         ("keys-1m-t1", || one_by_one(scaled(MILLION), PLENTY, 1)),
         ("keys-1m-t2", || one_by_one(scaled(MILLION), PLENTY, 2)),
         ("keys-1m-t1-batch32", || in_batches(scaled(MILLION))),
-        ("denied-1m-t1", || one_by_one(scaled(MILLION), TWO_A_DAY, 1)),
-        ("full-1m-t1", || telling(scaled(MILLION))),
+        ("denied-1m-t1", || one_by_one(scaled(MILLION), TWO_PER_DAY, 1)),
+        ("full-1m-t1", || detailed(scaled(MILLION))),
         ("insert-t1", || inserting(scaled(MILLION))),
         ("flood-t1", || flooding(scaled(MILLION))),
         ("floor-rmw-1m", floor_of_memory),
         ("floor-clock", floor_of_clock),
     ];
     if quick() {
-        println!("BENCH_QUICK: small and short, to show that it works; these are no figures.\n");
+        println!(
+            "BENCH_QUICK: a short run that only checks that the benchmark works; do not use these figures.\n"
+        );
     }
-    print!("{:<20}", "ns a decision");
+    print!("{:<20}", "ns per decision");
     for rival in RIVALS {
         print!("{rival:>14}");
     }
@@ -114,58 +118,74 @@ fn ratios(case: &str, bests: &[Best]) {
     }
 }
 
-/// Limiters of one client without a name.
+/// Limiters for a single client without a key.
 fn alone(threads: usize) -> Vec<Best> {
     let workload = Workload::of(1);
     contest(vec![
-        asked::<single::Tallygate>(&workload, PLENTY_FOR_ONE, threads),
-        asked::<single::Governor>(&workload, PLENTY_FOR_ONE, threads),
-        asked::<single::Ratelimit>(&workload, PLENTY_FOR_ONE, threads),
-        asked::<single::LeakyBucket>(&workload, PLENTY_FOR_ONE, threads),
+        checks::<single::Tallygate>(&workload, PLENTY_FOR_ONE, threads),
+        checks::<single::Governor>(&workload, PLENTY_FOR_ONE, threads),
+        checks::<single::Ratelimit>(&workload, PLENTY_FOR_ONE, threads),
+        checks::<single::LeakyBucket>(&workload, PLENTY_FOR_ONE, threads),
     ])
 }
 
-/// Keys that are all known, asked at random, one by one.
+/// Known keys, checked one by one in random order.
 fn one_by_one(keys: usize, limit: Limit, threads: usize) -> Vec<Best> {
     let workload = Workload::of(keys);
     contest(match threads {
-        1 => keyed!(GovernorLocked, asked(&workload, limit, 1)),
-        _ => keyed!(GovernorSharded, asked(&workload, limit, threads)),
+        1 => keyed!(GovernorLocked, checks(&workload, limit, 1)),
+        _ => keyed!(GovernorSharded, checks(&workload, limit, threads)),
     })
 }
 
-/// The same, in batches where there are any.
-fn in_batches(keys: usize) -> Vec<Best> {
-    let workload = Workload::of(keys);
-    contest(keyed!(asked_in_batches(&workload, PLENTY)))
-}
-
-/// Those that say more than yes or no.
-fn telling(keys: usize) -> Vec<Best> {
+/// Known keys, checked one by one by Tallygate with a coarse clock, and by the others with their exact ones.
+fn by_coarse_clock(keys: usize) -> Vec<Best> {
     let workload = Workload::of(keys);
     contest(vec![
-        asked_in_full::<Tallygate>(&workload),
-        asked_in_full::<GovernorTelling>(&workload),
-        asked_in_full::<Quota>(&workload),
-        asked_in_full::<Throttlecrab>(&workload),
+        checks::<TallygateCoarse>(&workload, PLENTY, 1),
+        checks::<Governor>(&workload, PLENTY, 1),
+        checks::<GovernorLocked>(&workload, PLENTY, 1),
+        checks::<Quota>(&workload, PLENTY, 1),
     ])
 }
 
-fn asked_in_full<L: Telling>(workload: &Workload) -> Entrant<'_> {
+/// Known keys, checked in batches if the limiter supports batches.
+fn in_batches(keys: usize) -> Vec<Best> {
+    let workload = Workload::of(keys);
+    contest(keyed!(checks_in_batches(&workload, PLENTY)))
+}
+
+/// Limiters that return more than yes or no.
+fn detailed(keys: usize) -> Vec<Best> {
+    let workload = Workload::of(keys);
+    contest(vec![
+        detailed_checks::<Tallygate>(&workload),
+        detailed_checks::<GovernorDetailed>(&workload),
+        detailed_checks::<Quota>(&workload),
+        detailed_checks::<Throttlecrab>(&workload),
+    ])
+}
+
+fn detailed_checks<L: DetailedLimiter>(workload: &Workload) -> Entrant<'_> {
     let limiter = L::new(PLENTY, workload.clients);
     for key in (0..workload.clients).map(name) {
-        let remaining = limiter.remaining(&key).expect("a new key is admitted");
-        assert_eq!(remaining, u64::from(PLENTY.burst) - 1, "{} counts wrongly", L::NAME);
+        let remaining = limiter.remaining(&key).expect("a new key is allowed");
+        assert_eq!(
+            remaining,
+            u64::from(PLENTY.burst) - 1,
+            "{} returns a wrong number of remaining units",
+            L::NAME
+        );
     }
     let ask = move |turn| {
-        let admitted = workload.chunk(turn).filter_map(|key| limiter.remaining(key)).count();
-        assert_eq!(admitted, CHUNK, "{} refused", L::NAME);
+        let allowed = workload.chunk(turn).filter_map(|key| limiter.remaining(key)).count();
+        assert_eq!(allowed, CHUNK, "{} denied a request", L::NAME);
         CHUNK
     };
     Entrant { name: L::NAME, turn: Box::new(move || timed(&ask)) }
 }
 
-/// From nothing to a limiter that knows every key.
+/// Inserts every key into an empty limiter.
 fn inserting(keys: usize) -> Vec<Best> {
     let keys = names(0..keys);
     contest(keyed!(inserted(&keys)))
@@ -175,16 +195,16 @@ fn inserted<L: Limiter>(keys: &[String]) -> Entrant<'_> {
     let turn = move || {
         let start = Instant::now();
         let limiter = L::new(PLENTY, keys.len());
-        let admitted = keys.iter().filter(|key| limiter.allows(key)).count();
+        let allowed = keys.iter().filter(|key| limiter.allows(key)).count();
         let time = start.elapsed();
-        assert_eq!(admitted, keys.len(), "{} refused a new key", L::NAME);
-        assert_kept(&limiter, keys.len());
+        assert_eq!(allowed, keys.len(), "{} denied a new key", L::NAME);
+        assert_stored(&limiter, keys.len());
         per_decision(time, keys.len())
     };
     Entrant { name: L::NAME, turn: Box::new(turn) }
 }
 
-/// New keys, on top of as many as the limiter was made for. One with a bound must make room.
+/// Checks new keys in a limiter that is already full. A bounded limiter must evict keys.
 fn flooding(keys: usize) -> Vec<Best> {
     let flood = scaled(FLOOD);
     let floods: Vec<Vec<String>> = (0..rounds())
@@ -199,25 +219,25 @@ fn flooded<L: Limiter>(known: usize, floods: &[Vec<String>]) -> Entrant<'_> {
     let mut expected = known;
     let mut floods = floods.iter();
     let turn = move || {
-        let flood = floods.next().expect("a flood for every round");
+        let flood = floods.next().expect("every round has a flood");
         let start = Instant::now();
-        let admitted = flood.iter().filter(|key| limiter.allows(key)).count();
+        let allowed = flood.iter().filter(|key| limiter.allows(key)).count();
         let time = start.elapsed();
-        assert_eq!(admitted, flood.len(), "{} refused a new key", L::NAME);
+        assert_eq!(allowed, flood.len(), "{} denied a new key", L::NAME);
         expected += if L::BOUNDED { 0 } else { flood.len() };
-        assert_kept(&limiter, expected);
+        assert_stored(&limiter, expected);
         per_decision(time, flood.len())
     };
     Entrant { name: L::NAME, turn: Box::new(turn) }
 }
 
-/// What no limiter with such a table can beat without batches: to change a bucket of it at random.
+/// Changes random buckets of a table of this size: a lower bound for limiters without batches.
 fn floor_of_memory() -> Vec<Best> {
-    let mut table = memmap2::MmapMut::map_anon(TABLE_BYTES).expect("memory");
+    let mut table = memmap2::MmapMut::map_anon(TABLE_BYTES).expect("the memory is mapped");
     #[cfg(target_os = "linux")]
-    table.advise(memmap2::Advice::HugePage).expect("large pages");
+    table.advise(memmap2::Advice::HugePage).expect("the system supports huge pages");
     let buckets = table.as_chunks_mut::<128>().0;
-    let span = u32::try_from(buckets.len()).expect("few buckets");
+    let span = u32::try_from(buckets.len()).expect("the number of buckets fits 32 bits");
     let mut random = Random::new();
     let turn = move || {
         timed(|_| {
@@ -232,7 +252,7 @@ fn floor_of_memory() -> Vec<Best> {
     contest(vec![Entrant { name: "tallygate", turn: Box::new(turn) }])
 }
 
-/// What no limiter with such a clock can beat: to read it.
+/// Reads the clock: a lower bound for limiters with this clock.
 fn floor_of_clock() -> Vec<Best> {
     let clock = SystemClock::new();
     let turn = move || {

@@ -1,8 +1,8 @@
-//! The store on Redis: decisions a second, how long the slow ones take, and what they cost the server.
+//! Measures the Redis store: decisions per second, 99th percentiles, and server time per decision.
 //!
-//! Beside it, in the same rounds: a minimal GCRA script (TIME, GET, SET with PX; floating point, no state but an
-//! arrival time, nothing told but yes or no) and Redis's own INCR, which decides nothing. Each has the same number
-//! of connections and of calls in flight.
+//! The same rounds measure two rivals: a minimal GCRA script (TIME, GET, SET with PX; floating point, only an arrival time
+//! as state, only yes or no as the answer), and Redis's INCR, which makes no decision. All have the same number of
+//! connections and of calls in flight.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use tallygate_redis::{OnFailure, Options, Redis, RedisStore};
 use tallygate_testkit::servers::{Flavor, Server};
 
 const ROUNDS: usize = 5;
-/// Short ones: what else the machine does shows in most of them.
+/// The number of short rounds. Other load on the machine disturbs most of them, so there are many.
 const COST_ROUNDS: usize = 15;
 const CLIENTS: u64 = 10_000;
 
-/// What a limiter at its least would run.
+/// The smallest script that limits a rate.
 const MINIMAL_GCRA: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -49,23 +49,23 @@ impl Entrant {
         }
     }
 
-    /// One decision for a client; it must be a yes.
-    async fn ask(&self, lane: usize, client: u64) {
+    /// Checks a client, which must be allowed.
+    async fn check(&self, task: usize, client: u64) {
         let key = format!("client-{client}");
         match self {
             Self::Tallygate(limiter) => {
-                let decision = limiter.check(&key).await.expect("a decision");
+                let decision = limiter.check(&key).await.expect("the limiter decides");
                 assert!(decision.allowed && decision.source.name() == "store", "{decision:?}");
             }
             Self::Minimal { connections, hash } => {
                 let mut call = redis::cmd("EVALSHA");
                 call.arg(&**hash).arg(1).arg(key).arg(INTERVAL).arg(BURST);
-                let mut connection = connections[lane % connections.len()].clone();
-                let reply = connection.send_packed_command(&call).await.expect("a reply");
+                let mut connection = connections[task % connections.len()].clone();
+                let reply = connection.send_packed_command(&call).await.expect("Redis replies");
                 assert_eq!(reply, Value::Int(1));
             }
             Self::Incr { connections } => {
-                let mut connection = connections[lane % connections.len()].clone();
+                let mut connection = connections[task % connections.len()].clone();
                 let call = redis::cmd("INCR").arg(key).take();
                 assert!(matches!(connection.send_packed_command(&call).await, Ok(Value::Int(_))));
             }
@@ -73,14 +73,14 @@ impl Entrant {
     }
 }
 
-/// A request every 10 µs, an hour of them at once: so that all are admitted.
+/// One request per 10 µs, with a burst of an hour, so that every request is allowed.
 const INTERVAL: u64 = 10;
 const BURST: u64 = 3_600_000_000;
 
 fn policy(kind: Kind) -> Policy {
-    // A log has an entry for each: 20 to 40 while it is measured.
+    // A log stores one entry per request: 20 to 40 during the measurement.
     let limit = if kind == Kind::SlidingWindowLog { 1000 } else { 360_000_000 };
-    Policy::of(kind, limit).per_hour().build().expect("a policy")
+    Policy::of(kind, limit).per_hour().build().expect("the policy is valid")
 }
 
 struct Measured {
@@ -94,7 +94,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for flavor in Flavor::ALL {
             let server = Server::start(flavor);
             if flavor == Flavor::Redis && std::env::args().nth(1).as_deref() != Some("costs") {
-                println!("decisions a second and p99, {}", flavor.name());
+                println!("decisions per second and p99, {}", flavor.name());
                 println!(
                     "{:<18}{:>12}{:>10}{:>16}{:>10}{:>12}{:>10}",
                     "case", "tallygate", "p99 µs", "minimal-gcra", "p99 µs", "incr", "p99 µs"
@@ -105,10 +105,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     }
                 }
             }
-            println!(
-                "cost on the server, {} (its own INFO commandstats), µs a call",
-                flavor.name()
-            );
+            println!("server time, {} (from INFO commandstats), µs per call", flavor.name());
             costs(&server).await?;
         }
         Ok(())
@@ -169,7 +166,7 @@ async fn entrants(
     let load = redis::cmd("SCRIPT").arg("LOAD").arg(MINIMAL_GCRA).take();
     let hash = match links[0].send_packed_command(&load).await? {
         Value::BulkString(hash) => String::from_utf8(hash)?.into(),
-        other => return Err(format!("SCRIPT LOAD answered {other:?}").into()),
+        other => return Err(format!("SCRIPT LOAD returned {other:?}").into()),
     };
     Ok(vec![
         Entrant::Tallygate(limiter),
@@ -178,27 +175,27 @@ async fn entrants(
     ])
 }
 
-/// So many lanes, each of which asks again as soon as it is answered.
+/// Runs `in_flight` tasks; each sends the next request after the reply to the last one.
 async fn load(entrant: &Entrant, in_flight: usize) -> Measured {
     let length = Duration::from_millis(if quick() { 100 } else { 1000 });
-    entrant.ask(0, 0).await;
+    entrant.check(0, 0).await;
     let start = Instant::now();
-    let lanes = (0..in_flight).map(|lane| {
+    let tasks = (0..in_flight).map(|task| {
         let entrant = entrant.clone();
         tokio::spawn(async move {
-            let mut random = fastrand::Rng::with_seed(lane as u64);
+            let mut random = fastrand::Rng::with_seed(task as u64);
             let mut waits = Vec::new();
             while start.elapsed() < length {
-                let asked = Instant::now();
-                entrant.ask(lane, random.u64(0..CLIENTS)).await;
-                waits.push(asked.elapsed());
+                let sent = Instant::now();
+                entrant.check(task, random.u64(0..CLIENTS)).await;
+                waits.push(sent.elapsed());
             }
             waits
         })
     });
     let mut waits: Vec<Duration> = Vec::new();
-    for lane in join_all(lanes).await {
-        waits.extend(lane.expect("a lane that ends"));
+    for task in join_all(tasks).await {
+        waits.extend(task.expect("the task ends"));
     }
     let took = start.elapsed();
     waits.sort_unstable();
@@ -208,7 +205,7 @@ async fn load(entrant: &Entrant, in_flight: usize) -> Measured {
     }
 }
 
-/// What a call costs the server, as it says itself: the best of some rounds, all entrants in each.
+/// Measures the server time per call, as the server reports it: the best of several rounds with all entrants.
 async fn costs(server: &Server) -> Result<(), Box<dyn std::error::Error>> {
     let mut best: Vec<(String, f64, f64)> = Vec::new();
     for _ in 0..if quick() { 1 } else { COST_ROUNDS } {
@@ -230,7 +227,7 @@ async fn costs(server: &Server) -> Result<(), Box<dyn std::error::Error>> {
     }
     let minimal = best[0].1;
     for (name, micros, calls) in &best {
-        println!("{name:<24}{micros:>8.2} µs{calls:>8.3} calls a decision");
+        println!("{name:<24}{micros:>8.2} µs{calls:>8.3} calls per decision");
     }
     for (name, micros, _) in &best[2..] {
         println!(
@@ -245,21 +242,25 @@ async fn costs(server: &Server) -> Result<(), Box<dyn std::error::Error>> {
 async fn cost(server: &Server, name: &str, entrant: &Entrant, command: &str) -> (String, f64, f64) {
     const CALLS: u64 = 4000;
     server.ask::<()>(&["FLUSHALL"]);
-    // Every client is known, and the script is.
+    // In the second round, every client and the script are known.
     let calls = CALLS;
     for round in [0, 1] {
         if round == 1 {
             server.ask::<()>(&["CONFIG", "RESETSTAT"]);
         }
-        for some in (0..calls).collect::<Vec<_>>().chunks(64) {
-            join_all(some.iter().map(|call| entrant.ask(0, call % 200))).await;
+        for chunk in (0..calls).collect::<Vec<_>>().chunks(64) {
+            join_all(chunk.iter().map(|call| entrant.check(0, call % 200))).await;
         }
     }
     let stats = server.info("commandstats");
     let stat = &stats[&format!("cmdstat_{command}")];
     let field = |name: &str| -> f64 {
         let value = stat.split(',').find_map(|field| field.strip_prefix(name));
-        value.and_then(|value| value.strip_prefix('=')).expect("a field").parse().expect("a number")
+        value
+            .and_then(|value| value.strip_prefix('='))
+            .expect("the field exists")
+            .parse()
+            .expect("the field is a number")
     };
     let sent: f64 = field("calls");
     (name.to_owned(), field("usec_per_call"), sent / calls as f64)

@@ -1,8 +1,8 @@
-//! How the time of a check grows with the number of keys, beside others.
+//! Measures how the time of a check grows with the number of keys, compared with other limiters.
 //!
-//! Prints the numbers, and writes the plot to the path it is given.
+//! Prints the numbers and writes the plot to the given path.
 
-use tallygate_bench::entrants::{asked, asked_in_batches};
+use tallygate_bench::entrants::{checks, checks_in_batches};
 use tallygate_bench::plot::{Curve, Plot};
 use tallygate_bench::rivals::{Governor, Quota, Tallygate, Throttlecrab};
 use tallygate_bench::rounds::{Entrant, contest};
@@ -12,7 +12,7 @@ use tallygate_bench::workload::{PLENTY, PLENTY_FOR_ONE, Workload, quick};
 const DECADES: u32 = 8;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).ok_or("which file shall the plot be written to?")?;
+    let path = std::env::args().nth(1).ok_or("expected the path of the plot as the argument")?;
     let mut curves = [
         ("tallygate, batches of 32", "#0969da"),
         ("tallygate", "#1f883d"),
@@ -20,24 +20,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("quota", "#9a6700"),
         ("throttlecrab", "#8250df"),
     ]
-    .map(|(name, colour)| Curve { name, colour, points: Vec::new() });
+    .map(|(name, color)| Curve { name, color, points: Vec::new() });
 
     print!("{:>10}", "keys");
     for curve in &curves {
         print!("{:>26}", curve.name);
     }
-    println!("   (ns a decision)");
+    println!("   (ns per decision)");
     for decade in 0..DECADES - if quick() { 2 } else { 0 } {
         let clients = 10_usize.pow(decade);
         let workload = Workload::of(clients);
         let limit = if clients < 1000 { PLENTY_FOR_ONE } else { PLENTY };
-        let batches = asked_in_batches::<Tallygate>(&workload, limit);
+        let batches = checks_in_batches::<Tallygate>(&workload, limit);
         let bests = contest(vec![
             Entrant { name: "tallygate, batches of 32", ..batches },
-            asked::<Tallygate>(&workload, limit, 1),
-            asked::<Governor>(&workload, limit, 1),
-            asked::<Quota>(&workload, limit, 1),
-            asked::<Throttlecrab>(&workload, limit, 1),
+            checks::<Tallygate>(&workload, limit, 1),
+            checks::<Governor>(&workload, limit, 1),
+            checks::<Quota>(&workload, limit, 1),
+            checks::<Throttlecrab>(&workload, limit, 1),
         ]);
         print!("{clients:>10}");
         for (curve, best) in curves.iter_mut().zip(bests) {
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!();
     }
     let plot = Plot {
-        title: "Nanoseconds a check, one thread, keys at random",
+        title: "Nanoseconds per check, one thread, random keys",
         x: "keys",
         curves: curves.into(),
     };

@@ -1,15 +1,16 @@
-//! How long it takes to save a store and to read it again, and how large it is.
+//! Measures the time to save and to read a snapshot, and its size.
 //!
-//! Clients of one bucket, as a server with tiers keeps them. The file goes to the folder that is named, or to the
-//! system's for temporary files, and is brought to the disk.
+//! Every client has one bucket, as in a server with tiers. The file is written to the given folder, or to the system's
+//! folder for temporary files, and synced to disk.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use tallygate::{
-    Access, Capacity, MemoryStore, Policy, RateLimiter, SnapshotReader, SystemClock, Tiers,
-    save_snapshot,
-};
+use tallygate::clock::SystemClock;
+use tallygate::snapshot::{SnapshotReader, save_snapshot};
+use tallygate::store::{Capacity, MemoryStore};
+use tallygate::tiers::Access;
+use tallygate::{Policy, RateLimiter, Tiers};
 use tallygate_bench::workload::{name, scaled};
 
 const SIZES: [usize; 2] = [1_000_000, 10_000_000];
@@ -17,7 +18,7 @@ const SIZES: [usize; 2] = [1_000_000, 10_000_000];
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
     let path = folder.join(format!("tallygate-bench-snapshot-{}", std::process::id()));
-    println!("{:>12} {:>9} {:>9} {:>12} {:>6}", "clients", "save s", "read s", "bytes", "each");
+    println!("{:>12} {:>9} {:>9} {:>12} {:>6}", "clients", "save s", "read s", "bytes", "/key");
     for size in SIZES.map(scaled) {
         let policy = Arc::new(Policy::token_bucket(100).per_hour().build()?);
         let tiers = || Tiers::new(Access::Limited(policy.clone()));
@@ -38,8 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drop(limiter);
 
         let started = Instant::now();
-        let mut snapshot = SnapshotReader::open(&path)?.ok_or("it was saved")?;
-        let mut section = snapshot.next_section()?.ok_or("it has a store")?;
+        let mut snapshot = SnapshotReader::open(&path)?.ok_or("the snapshot does not exist")?;
+        let mut section = snapshot.next_section()?.ok_or("the snapshot has no section")?;
         let share = |saved: Policy| if saved == *policy { policy.clone() } else { saved.into() };
         let store = MemoryStore::restored(capacity, SystemClock::new(), &mut section, share)?;
         assert!(snapshot.next_section()?.is_none());

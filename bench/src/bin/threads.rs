@@ -1,0 +1,191 @@
+//! Measures how decisions scale with the number of threads, compared with governor and quota: millions of decisions per
+//! second, all threads together.
+//!
+//! Prints a table and one line per comparison for scripts, and writes a plot of Tallygate's speed to the given path. With
+//! more arguments, it runs only the named cases. `bench/README.md` describes the method.
+
+use std::time::Duration;
+
+use tallygate_bench::entrants::assert_stored;
+use tallygate_bench::plot::{Curve, Plot};
+use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate};
+use tallygate_bench::rounds::{Entrant, contest, timed_by};
+use tallygate_bench::workload::{
+    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, quick, scaled,
+};
+
+const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
+
+const MILLION: usize = 1_000_000;
+
+/// 1000 per second: a key that is checked a few times per second is fresh at every check.
+const FRESH_AT_EVERY_CHECK: Limit = Limit { burst: 1000, one_per: Duration::from_millis(1) };
+
+/// The new keys of one turn: enough for all threads, in a name space of their own per turn.
+const NEW_PER_TURN: usize = 1 << 18;
+
+type Case = (&'static str, &'static str, fn(usize) -> Vec<Entrant<'static>>);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or("expected the path of the plot as the first argument")?;
+    let chosen: Vec<String> = arguments.collect();
+    let cases: [Case; 7] = [
+        ("in-use", "#1f883d", |threads| rivals(threads, uniform(scaled(MILLION)), PLENTY)),
+        ("becoming-fresh", "#0969da", |threads| {
+            rivals(threads, uniform(scaled(MILLION)), FRESH_AT_EVERY_CHECK)
+        }),
+        ("hot-allowed", "#cf222e", |threads| rivals(threads, uniform(1), PLENTY_FOR_ONE)),
+        ("hot-denied", "#8250df", |threads| rivals(threads, uniform(1), TWO_PER_DAY)),
+        ("zipf", "#9a6700", |threads| rivals(threads, zipf(scaled(MILLION)), PLENTY_FOR_ONE)),
+        ("insert", "#57606a", |threads| new_keys(threads, 0)),
+        ("eviction-flood", "#bf3989", |threads| new_keys(threads, scaled(MILLION))),
+    ];
+    if quick() {
+        println!("BENCH_QUICK: a short run that only checks that the benchmark works.\n");
+    }
+    println!("millions of decisions per second, all threads together");
+    print!("{:<16}{:<16}", "case", "limiter");
+    THREADS.iter().for_each(|threads| print!("{threads:>8}"));
+    println!();
+    let mut curves = Vec::new();
+    for (case, color, entrants) in cases {
+        if !chosen.is_empty() && !chosen.iter().any(|chosen| chosen == case) {
+            continue;
+        }
+        let results = THREADS.map(|threads| (threads, contest(entrants(threads))));
+        for entrant in 0..results[0].1.len() {
+            print!("{case:<16}{:<16}", results[0].1[entrant].name);
+            for (threads, bests) in &results {
+                print!("{:>8.1}", millions(*threads, bests[entrant].ns));
+            }
+            println!();
+        }
+        let speed = |index: usize| millions(results[index].0, results[index].1[0].ns);
+        println!("speedup {case} from 1 to 2 threads {:.2}", speed(1) / speed(0));
+        for (threads, bests) in &results {
+            for other in &bests[1..] {
+                println!("ratio {case} {threads} {} {:.2}", other.name, other.ns / bests[0].ns);
+            }
+        }
+        let points = (0..THREADS.len()).map(|index| (THREADS[index] as f64, speed(index)));
+        curves.push(Curve { name: case, color, points: points.collect() });
+    }
+    let plot = Plot {
+        title: "Tallygate: millions of decisions per second, by number of threads",
+        x: "threads",
+        curves,
+    };
+    std::fs::write(path, plot.svg())?;
+    Ok(())
+}
+
+/// Returns the speed of all threads together, by the time of one decision in one of them.
+fn millions(threads: usize, ns: f64) -> f64 {
+    threads as f64 * 1e3 / ns
+}
+
+fn uniform(clients: usize) -> &'static Workload {
+    Box::leak(Box::new(Workload::of(clients)))
+}
+
+/// Requests whose keys are distributed by Zipf's law: the second most frequent key comes half as often as the first.
+fn zipf(clients: usize) -> &'static Workload {
+    let mut random = Random::new();
+    let requests = (4 * clients).clamp(1 << 15, 1 << 22).next_multiple_of(CHUNK);
+    let draw = |random: &mut Random| {
+        // The sum of 1/k grows as the logarithm, so its inverse is exponential.
+        let uniform = (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let rank = (clients as f64).powf(uniform);
+        (rank as usize - 1).min(clients - 1)
+    };
+    let keys = (0..requests).map(|_| name(draw(&mut random))).collect();
+    let order = (0..).take(requests).collect();
+    Box::leak(Box::new(Workload { clients, keys, order }))
+}
+
+fn rivals(threads: usize, workload: &'static Workload, limit: Limit) -> Vec<Entrant<'static>> {
+    vec![
+        checks::<Tallygate>(workload, limit, threads),
+        checks::<GovernorSharded>(workload, limit, threads),
+        checks::<Quota>(workload, limit, threads),
+    ]
+}
+
+/// Checks known keys, from several threads at different positions of the order.
+fn checks<L: Limiter>(
+    workload: &'static Workload,
+    limit: Limit,
+    threads: usize,
+) -> Entrant<'static> {
+    let limiter = L::new(limit, workload.clients);
+    for key in (0..workload.clients).map(name) {
+        assert!(limiter.allows(&key), "{} denied a new key", L::NAME);
+    }
+    let is_denied = limit.burst == TWO_PER_DAY.burst;
+    if is_denied {
+        (0..workload.clients).map(name).for_each(|key| {
+            limiter.allows(&key);
+        });
+    }
+    let expected = if is_denied { 0 } else { CHUNK };
+    let apart = workload.order.len() / CHUNK / threads;
+    let turn = move || {
+        timed_by(threads, |thread, turn| {
+            let chunk = workload.chunk(thread * apart + turn);
+            let allowed = chunk.filter(|key| limiter.allows(key)).count();
+            assert_eq!(allowed, expected, "{} made a wrong decision", L::NAME);
+            CHUNK
+        })
+    };
+    Entrant { name: L::NAME, turn: Box::new(turn) }
+}
+
+fn new_keys(threads: usize, known: usize) -> Vec<Entrant<'static>> {
+    vec![
+        inserts::<Tallygate>(threads, known),
+        inserts::<GovernorSharded>(threads, known),
+        inserts::<Quota>(threads, known),
+    ]
+}
+
+/// Checks keys that were never seen: in an empty limiter, or in one that is full already. A bounded limiter must evict then.
+fn inserts<L: Limiter>(threads: usize, known: usize) -> Entrant<'static> {
+    let each = scaled(NEW_PER_TURN) / threads;
+    let mut next = 0;
+    let mut filled = None;
+    let turn = move || {
+        // An empty limiter per turn, or the same full one for all turns.
+        let limiter = filled.take().unwrap_or_else(|| {
+            let limiter = L::new(PLENTY, known.max(each * threads));
+            (0..known).map(name).for_each(|key| assert!(limiter.allows(&key)));
+            limiter
+        });
+        let first = MILLION + next;
+        next += each * threads;
+        let keys: Vec<Vec<String>> = (0..threads)
+            .map(|thread| (0..each).map(|key| name(first + thread * each + key)).collect())
+            .collect();
+        let start = std::sync::Barrier::new(threads);
+        let spent: Duration = std::thread::scope(|scope| {
+            let run = |keys: &[String]| {
+                start.wait();
+                let began = std::time::Instant::now();
+                let allowed = keys.iter().filter(|key| limiter.allows(key)).count();
+                let time = began.elapsed();
+                // A new key that finds all places near its home in use by other threads is denied.
+                assert!(allowed * 100 >= keys.len() * 99, "{} denied new keys", L::NAME);
+                time
+            };
+            let running: Vec<_> = keys.iter().map(|keys| scope.spawn(move || run(keys))).collect();
+            running.into_iter().map(|thread| thread.join().expect("the thread ends")).sum()
+        });
+        if known == 0 {
+            assert_stored(&limiter, each * threads);
+        } else {
+            filled = Some(limiter);
+        }
+        spent.as_secs_f64() * 1e9 / (each * threads) as f64
+    };
+    Entrant { name: L::NAME, turn: Box::new(turn) }
+}
