@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use tallygate::algorithm::Timed;
 use tallygate::{Cost, Tick, Ticks};
 use tokio::sync::oneshot;
@@ -20,9 +19,11 @@ use tokio::sync::oneshot;
 use crate::clock::{ReadClock, since_boot};
 use crate::counts::Counters;
 use crate::error::Error;
-use crate::key_broker::{Call, CallResult, KeyBroker, Number, UnusedSlice, Verdict, Waiter};
+use crate::key_broker::{
+    AskOutcome, Call, CallResult, KeyBroker, Number, UnusedSlice, Verdict, Waiter,
+};
 use crate::lease::Leases;
-use crate::store::{Prepared, ScriptUse};
+use crate::prepared::{Prepared, ScriptUse};
 
 /// Which decisions a store makes without a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,22 +187,21 @@ impl Brokers {
         let waiter = self.waiters.fetch_add(1, Ordering::Relaxed);
         let until = now.after(Ticks::from_duration(budget)).unwrap_or(now);
         let mut asked = entry.broker.ask(&prepared.terms, waiter, cost, (now, until));
-        if asked.is_overloaded {
+        if matches!(asked, AskOutcome::Overloaded) {
             entry.drop_cancelled();
             asked = entry.broker.ask(&prepared.terms, waiter, cost, (now, until));
         }
-        match asked.answer {
-            Some(timed) => AskResult::Decided(timed, asked.call),
-            None if asked.is_overloaded => AskResult::Overloaded,
-            None => {
+        match asked {
+            AskOutcome::Decided(timed, call) => AskResult::Decided(timed, call),
+            AskOutcome::Overloaded => AskResult::Overloaded,
+            AskOutcome::Waits { call, flush_at } => {
                 let (sender, waits) = oneshot::channel();
                 // This happens under the lock of the shard, so that the numbers of the callers of a key only grow.
                 entry.waiting.push_back((waiter, sender));
                 // The time budget began a moment before `now`.
                 let began = deadline.checked_sub(budget).unwrap_or(deadline);
-                let flush_at =
-                    asked.flush_at.map(|at| began + Duration::from_nanos(at.since(now).0));
-                AskResult::Pending { waits, call: asked.call, flush_at }
+                let flush_at = flush_at.map(|at| began + Duration::from_nanos(at.since(now).0));
+                AskResult::Pending { waits, call, flush_at }
             }
         }
     }
@@ -444,11 +444,6 @@ pub(crate) fn abandoned() -> Error {
     Error::Unavailable { reason: "the caller abandoned the call".into(), sent: true }
 }
 
-/// Returns unused slices to the store. Units whose return fails are lost.
-pub(crate) async fn return_slices(store: &crate::RedisStore, back: Vec<SliceToReturn>) {
-    join_all(back.iter().map(|back| store.give_back(back))).await;
-}
-
 #[cfg(test)]
 mod tests {
     use tallygate::algorithm::Algorithm as _;
@@ -457,8 +452,8 @@ mod tests {
 
     use super::*;
     use crate::key_broker::{CallKind, CostDecision};
-    use crate::lease::calls::TakenSlice;
-    use crate::store::PolicyChange;
+    use crate::lease::slice::TakenSlice;
+    use crate::prepared::PolicyChange;
     use crate::{OnFailure, Redis};
 
     const MINUTE: Duration = Duration::from_secs(60);

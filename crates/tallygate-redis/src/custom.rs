@@ -11,9 +11,8 @@ use tallygate::{Ask, Cost, Decision, Policy, Tick, Ticks};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
-use crate::store::{
-    Lowering, Prepared, RedisStore, Reply, StateCodec, lower, lowers, reserve_in, step,
-};
+use crate::prepared::Prepared;
+use crate::store::{Lowering, RedisStore, Reply, StateCodec, lower, lowers, reserve_in, step};
 use crate::value;
 
 /// Keeps the states of any [`Algorithm`] in Redis.

@@ -67,6 +67,20 @@ pub enum Error {
     UnknownTier(Box<UnknownTier>),
 }
 
+impl Error {
+    /// Returns whether the call may have been carried out although it has no reply. Such a call must not be repeated.
+    ///
+    /// ```
+    /// # use tallygate_redis::Error;
+    /// let lost = Error::Unavailable { reason: "no reply".into(), sent: true };
+    /// assert!(lost.may_be_done());
+    /// ```
+    #[must_use]
+    pub const fn may_be_done(&self) -> bool {
+        matches!(self, Self::Unavailable { sent: true, .. } | Self::Overloaded { sent: true, .. })
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,8 +28,7 @@ use self::demand::Demand;
 use self::status::StoreStatus;
 pub(crate) use self::terms::Terms;
 use crate::lease::by_any_clock;
-use crate::lease::calls::TakenSlice;
-use crate::lease::slice::{self, Slice};
+use crate::lease::slice::{self, Slice, TakenSlice};
 
 /// The number of a waiting caller.
 pub(crate) type Waiter = u64;
@@ -38,15 +37,19 @@ pub(crate) type Waiter = u64;
 /// reply must not be matched to another call.
 pub(crate) type Number = (Waiter, u64);
 
-/// The outcome of asking for a decision: a decision, or one that follows later; and perhaps a call.
+/// The outcome of asking for a decision.
 #[derive(Debug)]
-pub(crate) struct AskOutcome {
-    pub(crate) answer: Option<Timed>,
-    pub(crate) call: Option<Call>,
-    /// When to [flush](KeyBroker::flush) the queue at the latest, if the check waits in it.
-    pub(crate) flush_at: Option<Tick>,
-    /// Whether the check was rejected because the queue is full.
-    pub(crate) is_overloaded: bool,
+pub(crate) enum AskOutcome {
+    /// The check is decided. The call, if there is one, takes the next slice.
+    Decided(Timed, Option<Call>),
+    /// The decision follows with the reply to a call: this one, or one for the queue.
+    Waits {
+        call: Option<Call>,
+        /// When to [flush](KeyBroker::flush) the queue at the latest, if the check waits in it.
+        flush_at: Option<Tick>,
+    },
+    /// The queue is full.
+    Overloaded,
 }
 
 /// A call to be made.
@@ -186,9 +189,10 @@ const MAX_WAITING: usize = 4096;
 /// How many requests in half the life of a lease make a key hot. With fewer, a slice would serve hardly any checks.
 const HOT: u64 = 8;
 /// Nanoseconds per microsecond.
-const NANOS: u64 = 1000;
+const NANOS_PER_MICRO: u64 = 1000;
 /// How long no slice of a key is requested after no script could take one, in nanoseconds.
 const UNLEASED_FOR: Ticks = Ticks(10_000_000_000);
+
 impl KeyBroker {
     /// Asks for a decision on a cost of at least 1, within a time.
     pub(crate) fn ask(
@@ -200,17 +204,16 @@ impl KeyBroker {
     ) -> AskOutcome {
         self.record_demand(terms, cost, now);
         if let Some(answer) = self.answer(terms, cost, now) {
-            let call = self.top_up(terms, waiter, now);
-            return AskOutcome { answer: Some(answer), call, flush_at: None, is_overloaded: false };
+            return AskOutcome::Decided(answer, self.top_up(terms, waiter, now));
         }
         if self.waiting.len() >= MAX_WAITING {
-            return AskOutcome { answer: None, call: None, flush_at: None, is_overloaded: true };
+            return AskOutcome::Overloaded;
         }
         if self.waiting.is_empty() && self.sent_calls.is_empty() && !self.is_hot(terms, now) {
             // The common case: the key has no queue.
             let asked = (vec![(waiter, cost)], until);
             let call = Some(self.call(waiter, CallKind::Check([cost].into()), asked, now));
-            return AskOutcome { answer: None, call, flush_at: None, is_overloaded: false };
+            return AskOutcome::Waits { call, flush_at: None };
         }
         self.waiting.push(QueuedCheck { waiter, cost, since: now, until });
         let call = if self.is_due(terms, now) { self.next_call(terms, now) } else { None };
@@ -218,7 +221,7 @@ impl KeyBroker {
             Some(_) => None,
             None => now.after(terms.max_wait),
         };
-        AskOutcome { answer: None, call, flush_at, is_overloaded: false }
+        AskOutcome::Waits { call, flush_at }
     }
 
     /// Returns a call for the queue if its first check has waited long enough.
@@ -276,11 +279,11 @@ impl KeyBroker {
         result: CallResult,
         now: Tick,
     ) -> ReplyOutcome {
-        let place = self.sent_calls.iter().position(|sent_calls| sent_calls.number == number);
-        let Some(sent_calls) = place.map(|at| self.sent_calls.remove(at)) else {
+        let place = self.sent_calls.iter().position(|call| call.number == number);
+        let Some(call) = place.map(|at| self.sent_calls.remove(at)) else {
             return ReplyOutcome::default();
         };
-        let SentCall { slice, until, sent, asked, .. } = sent_calls;
+        let SentCall { slice, until, sent, asked, .. } = call;
         if !matches!(result, CallResult::NoReply | CallResult::Late) {
             let took = now.since(sent).0;
             let before = self.round_trip.0;
@@ -415,7 +418,7 @@ impl KeyBroker {
     /// Returns whether a call with this number is in flight.
     #[cfg(test)]
     pub(crate) fn waits_for(&self, number: Number) -> bool {
-        self.sent_calls.iter().any(|sent_calls| sent_calls.number == number)
+        self.sent_calls.iter().any(|call| call.number == number)
     }
 
     fn give_back(&mut self, terms: &Terms, which: impl Fn(&HeldSlice) -> bool) -> Vec<UnusedSlice> {
@@ -453,7 +456,7 @@ impl KeyBroker {
         let mut life = leases.in_process();
         if !slice::tracks_outstanding(&terms.policy) {
             let window = terms.policy.facts(&taken.state, taken.at, None).reset_after;
-            life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS))));
+            life = life.min(by_any_clock(Ticks(window.0.saturating_mul(NANOS_PER_MICRO))));
         }
         let status = StoreStatus::of_slice(taken.state.clone(), taken.at, sent);
         let until = sent.after(life).unwrap_or(sent);
@@ -474,7 +477,7 @@ impl KeyBroker {
         }
         if now < self.rests_until {
             let mut timed = status.denial(terms, cost, left, status.store_time(now));
-            let rests = Ticks(self.rests_until.since(now).0.div_ceil(NANOS));
+            let rests = Ticks(self.rests_until.since(now).0.div_ceil(NANOS_PER_MICRO));
             timed.decision.remaining = timed.decision.remaining.min(left);
             timed.decision.retry_after = timed.decision.retry_after.map(|wait| wait.max(rests));
             timed.decision.denied_by = Some(0);
@@ -566,7 +569,7 @@ impl KeyBroker {
 
     /// Returns whether a slice is being requested.
     fn is_taking(&self) -> bool {
-        self.sent_calls.iter().any(|sent_calls| sent_calls.slice.is_some())
+        self.sent_calls.iter().any(|call| call.slice.is_some())
     }
 
     fn call(

@@ -3,7 +3,6 @@
 //! | question | file |
 //! |---|---|
 //! | How does the store take slices and accept returns? | `lease/ledger.rs`, and its port `scripts/lease_*.lua` |
-//! | How are they called? | `lease/calls.rs` |
 //! | When does a process take a slice of a key? | `key_broker.rs` |
 //! | Does the bound hold in a fleet where everything fails? | `lease/fleet_tests.rs` |
 //!
@@ -64,7 +63,6 @@
 //! treat a longer value as corrupt, and have to decide on the same key. For them, the bucket is the same as without
 //! leases. The key has at most 16 pairs of an end and a number of units, and expires with the last of them.
 
-pub(crate) mod calls;
 #[cfg(test)]
 mod fleet_tests;
 #[cfg(test)]

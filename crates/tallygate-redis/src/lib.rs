@@ -84,6 +84,7 @@ mod link;
 mod loaded_scripts;
 mod node;
 mod options;
+mod prepared;
 mod routes;
 mod script;
 mod stall;

@@ -5,6 +5,7 @@
 //! the value, and this process decides by compare-and-set.
 
 mod checks;
+mod lease_calls;
 mod operation;
 mod outage;
 mod reply;
@@ -29,13 +30,14 @@ pub(crate) use self::operation::settle_receipt;
 pub(crate) use self::operation::{Lowering, changed, decide, lower, lowers, reserve_in, step};
 pub(crate) use self::reply::DecidedPart;
 pub(crate) use self::rule::{PolicyCodec, RedisRule, StateCodec};
-use crate::brokers::{self, Brokers, LocalDecisions};
+use crate::brokers::{Brokers, LocalDecisions};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::failure::{LocalLimiter, LogThrottle, OnFailure};
 use crate::key::Key;
 use crate::key_broker::Terms;
 use crate::lease::Leases;
+use crate::prepared::{PolicyChange, Prepared, ScriptUse};
 use crate::script::Scripted;
 use crate::transaction::ReadValues;
 use crate::value;
@@ -64,42 +66,6 @@ struct Shared {
     is_paying_debts: AtomicBool,
     local_decisions: ArcSwap<LocalDecisions>,
     brokers: Brokers,
-}
-
-/// A policy prepared for Redis.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    /// In microseconds.
-    pub(crate) policy: Arc<Policy>,
-    /// The first bytes of a value that was written under it.
-    pub(crate) head: Vec<u8>,
-    /// Its scripts; `None` if its numbers are not exact in doubles.
-    pub(crate) scripted: Option<Scripted>,
-    /// Which checks are decided without a call.
-    pub(crate) terms: Terms,
-    pub(crate) policy_change: PolicyChange,
-}
-
-/// What a check does with a state that was written under another policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PolicyChange {
-    /// Carries the usage over, and keeps only the new state.
-    Replace,
-    /// Keeps both states.
-    KeepBoth,
-    /// Does not decide in the script, but leaves the key to the client.
-    LeaveToClient,
-}
-
-impl PolicyChange {
-    /// Returns the argument for a script.
-    const fn argument(self) -> &'static [u8] {
-        match self {
-            Self::Replace => b"r",
-            Self::KeepBoth => b"",
-            Self::LeaveToClient => b"l",
-        }
-    }
 }
 
 /// How many prepared policies are kept: tiers, overrides and recent changes.
@@ -205,7 +171,7 @@ impl RedisStore {
     pub async fn give_back_leases(&self) {
         let counters = &self.shared.redis.inner().counters;
         let (back, _) = self.shared.brokers.sweep(true, counters);
-        brokers::return_slices(self, back).await;
+        self.return_slices(back).await;
     }
 
     /// Sets the failure policy of this store and all its clones. Units that were used in this process stay used.
@@ -512,15 +478,6 @@ impl RedisStore {
     }
 }
 
-/// Whether a script decides on a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScriptUse {
-    /// A script decides, if there is one.
-    IfPossible,
-    /// This process decides, because no script can decide on the value of the key.
-    Never,
-}
-
 impl<A: RedisRule> Store<A> for RedisStore {
     type Reply<'a, T: 'a> = Reply<'a, T>;
 
@@ -603,7 +560,7 @@ impl<A: RedisRule> Store<A> for RedisStore {
     }
 
     fn now(&self) -> Tick {
-        self.to_caller_time(Tick(self.shared.redis.now()))
+        self.server_time()
     }
 
     fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Reply<'a, T> {

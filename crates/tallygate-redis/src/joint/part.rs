@@ -11,9 +11,9 @@ use tallygate::{Cost, Decision, RateLimiter, Tick};
 use crate::error::Error;
 use crate::failure::ShareCharge;
 use crate::key::Key;
+use crate::prepared::Prepared;
 use crate::store::{
-    DecidedPart, Lowering, Prepared, RedisRule, RedisStore, Reply, StateCodec, changed, lower,
-    reserve_in,
+    DecidedPart, Lowering, RedisRule, RedisStore, Reply, StateCodec, changed, lower, reserve_in,
 };
 use crate::transaction::{Write, unexpected};
 

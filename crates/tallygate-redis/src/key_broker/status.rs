@@ -4,7 +4,7 @@ use tallygate::algorithm::{Algorithm as _, Answer as _, LimitRecord, Outcome, Ti
 use tallygate::store::Bounds;
 use tallygate::{Cost, Tick, Ticks};
 
-use super::{NANOS, Terms};
+use super::{NANOS_PER_MICRO, Terms};
 
 /// The last known state of the key in the store.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl StoreStatus {
 
     /// Estimates the time of the store. The time since the call was sent is at least the time since the store answered.
     pub(super) fn store_time(&self, now: Tick) -> Tick {
-        let since = now.since(self.sent).0.div_ceil(NANOS);
+        let since = now.since(self.sent).0.div_ceil(NANOS_PER_MICRO);
         self.at.after(Ticks(since)).unwrap_or(self.at)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tallygate::{Kind, Limit, Policy, Ticks};
 
-use super::NANOS;
+use super::NANOS_PER_MICRO;
 use crate::lease::Leases;
 
 /// How the checks of a policy are decided.
@@ -67,7 +67,7 @@ impl Terms {
 fn pace(policy: &Policy, leases: Leases) -> Ticks {
     let longest = leases.in_process().0 / REST_FRACTION;
     let fills = policy.plain().map(Limit::numbers).filter(|n| n.kind.is_bucket()).map(|n| {
-        let fills = u128::from(n.burst) * u128::from(n.window.0) * u128::from(NANOS)
+        let fills = u128::from(n.burst) * u128::from(n.window.0) * u128::from(NANOS_PER_MICRO)
             / u128::from(n.limit.max(1));
         u64::try_from(fills / 4).unwrap_or(u64::MAX)
     });

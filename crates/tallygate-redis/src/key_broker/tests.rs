@@ -41,8 +41,13 @@ impl Scene {
     fn ask(&mut self, cost: Cost, now: i64) -> AskOutcome {
         self.waiters += 1;
         let asked = self.broker.ask(&self.terms, self.waiters, cost, (Tick(now), FOREVER));
-        self.calls.extend(asked.call.clone());
+        self.calls.extend(call_of(&asked).cloned());
         asked
+    }
+
+    /// Returns whether a check waits for a call.
+    fn waits(&mut self, cost: Cost, now: i64) -> bool {
+        matches!(self.ask(cost, now), AskOutcome::Waits { .. })
     }
 
     /// Carries out the last call in the store at one time, and handles its reply at a later time.
@@ -57,7 +62,7 @@ impl Scene {
     /// Checks a cost. A call is answered at once.
     fn check(&mut self, cost: Cost, now: i64) -> Decision {
         let asked = self.ask(cost, now);
-        if let Some(timed) = asked.answer {
+        if let AskOutcome::Decided(timed, _) = asked {
             return timed.decision;
         }
         let outcome = self.reply(now, now);
@@ -66,6 +71,14 @@ impl Scene {
             Some((_, Verdict::Decided(timed))) => timed.decision,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Returns the call that a check makes.
+fn call_of(asked: &AskOutcome) -> Option<&Call> {
+    match asked {
+        AskOutcome::Decided(_, call) | AskOutcome::Waits { call, .. } => call.as_ref(),
+        AskOutcome::Overloaded => None,
     }
 }
 
@@ -110,8 +123,8 @@ fn a_key_that_cannot_be_leased_is_checked_by_calls() {
     let mut scene = Scene::new(second(1000, 1000), Some(leases));
     let slice = loop {
         let asked = scene.ask(1, MS);
-        match asked.call {
-            Some(call) if matches!(call.kind, CallKind::Take(_)) => break call,
+        match call_of(&asked) {
+            Some(call) if matches!(call.kind, CallKind::Take(_)) => break call.clone(),
             Some(_) => drop(scene.reply(MS, MS)),
             None => panic!("a lease was taken already"),
         }
@@ -129,7 +142,7 @@ fn a_key_that_cannot_be_leased_is_checked_by_calls() {
         matches!(&outcome.verdicts[..], [(timed, Verdict::Decided(_))] if *timed == waiter),
         "{outcome:?}"
     );
-    let again = scene.ask(1, 4 * MS).call.unwrap();
+    let again = call_of(&scene.ask(1, 4 * MS)).unwrap().clone();
     assert!(matches!(again.kind, CallKind::Check(_)), "no slices for a while: {again:?}");
 }
 
@@ -151,7 +164,7 @@ fn a_cached_denial_holds_until_its_retry_time_and_no_longer() {
 fn a_cached_denial_counts_from_the_time_at_which_its_call_was_sent() {
     let mut scene = Scene::new(second(10, 1), None);
     assert!(scene.check(1, 0).allowed);
-    assert!(scene.ask(1, MS).answer.is_none());
+    assert!(scene.waits(1, MS));
     // The store carries it out late, and the reply arrives later still: 60 ms of the wait have passed by then.
     scene.reply(20 * MS, 61 * MS);
     let timed = scene.check(1, 61 * MS);
@@ -215,7 +228,7 @@ fn concurrent_checks_become_one_call_and_are_decided_as_one_by_one() {
     let policy = Policy::leaky_bucket(10).per(Ticks(1_000_000)).burst(100).build().unwrap();
     let mut scene = Scene::new(policy.clone(), None);
     for cost in [1, 2, 3, 4] {
-        assert!(scene.ask(cost, 0).answer.is_none());
+        assert!(scene.waits(cost, 0));
     }
     scene.reply(0, MS);
     assert_eq!(
@@ -241,7 +254,7 @@ fn of_checks_that_do_not_all_fit_as_many_are_allowed_as_one_by_one() {
         let mut scene = Scene::new(second(1, 100), None);
         scene.terms.policy.charge(&mut scene.state, Tick(0), i128::from(100 - there));
         let mut timed = Vec::new();
-        (0..40).for_each(|_| assert!(scene.ask(1, 0).answer.is_none()));
+        (0..40).for_each(|_| assert!(scene.waits(1, 0)));
         let mut made = 0;
         while made < scene.calls.len() {
             made = scene.calls.len();
@@ -283,7 +296,7 @@ fn slices_grow_with_the_demand() {
     for request in 0..20_000 {
         let now = request * MS / 100;
         let asked = scene.ask(1, now);
-        if asked.call.is_some() {
+        if call_of(&asked).is_some() {
             scene.reply(now, now);
         }
     }
@@ -297,7 +310,7 @@ fn a_lease_ends_after_its_life_counted_from_its_request() {
     (0..scene.broker.left()).for_each(|_| {
         let _ = scene.ask(1, MS);
     });
-    assert!(scene.ask(1, 2 * MS).answer.is_none() || scene.broker.is_asking());
+    assert!(scene.waits(1, 2 * MS) || scene.broker.is_asking());
     scene.reply(50 * MS, 90 * MS);
     assert!(scene.broker.left() > 0);
     let life = scene.terms.leases.unwrap().in_process();
@@ -305,7 +318,7 @@ fn a_lease_ends_after_its_life_counted_from_its_request() {
     assert_eq!(scene.check(1, ends - 1).source, Source::Lease);
     let held = scene.broker.left();
     assert!(held > 0);
-    assert!(scene.ask(1, ends + MS).answer.is_none(), "it is over");
+    assert!(scene.waits(1, ends + MS), "it is over");
 }
 
 #[test]
@@ -318,7 +331,7 @@ fn a_lease_of_a_window_ends_with_the_window() {
     assert!(scene.broker.left() > 0);
     assert_eq!(scene.check(1, 29 * MS).source, Source::Lease);
     assert!(scene.broker.left() > 0);
-    assert!(scene.ask(1, 30 * MS).answer.is_none(), "it is over with the window");
+    assert!(scene.waits(1, 30 * MS), "it is over with the window");
 }
 
 /// Fault J17.
@@ -358,7 +371,11 @@ fn long_leases_of_a_window_starve_no_process() {
             let index = if random.bool() { busiest } else { random.usize(0..4) };
             let waiter = request.cast_unsigned();
             let asked = brokers[index].ask(&terms, waiter, 1, (now, FOREVER));
-            let (mut timed, mut call) = (asked.answer, asked.call);
+            let (mut timed, mut call) = match asked {
+                AskOutcome::Decided(timed, call) => (Some(timed), call),
+                AskOutcome::Waits { call, .. } => (None, call),
+                AskOutcome::Overloaded => panic!("{asked:?}"),
+            };
             while let Some(made) = call {
                 let result = carry_out(&terms, (&mut state, &mut out), &made, now.0);
                 let outcome = brokers[index].handle_reply(&terms, made.number, result, now);
@@ -432,11 +449,11 @@ fn a_cost_above_the_capacity_is_never_served_from_several_slices() {
 #[test]
 fn the_reply_to_an_abandoned_call_is_ignored() {
     let mut scene = Scene::new(second(10, 1), None);
-    assert!(scene.ask(1, 0).answer.is_none());
+    assert!(scene.waits(1, 0));
     let late = scene.calls[0].clone();
     scene.broker.handle_reply(&scene.terms, late.number, CallResult::NoReply, Tick(50 * MS));
     scene.broker = KeyBroker::default();
-    assert!(scene.ask(1, 60 * MS).answer.is_none());
+    assert!(scene.waits(1, 60 * MS));
     let result =
         CallResult::Taken(TakenSlice { amount: 9, at: Tick(0), state: scene.state.clone() });
     assert!(

@@ -16,14 +16,14 @@ use tallygate::tiers::ClientRule;
 use tallygate::{Cost, Decision, Kind, Policy, Source, Tick, Ticks};
 
 use super::Leases;
-use super::calls::TakenSlice;
 use super::ledger::{self, OutstandingLeases};
-use super::slice::{Slice, tracks_outstanding};
+use super::slice::{Slice, TakenSlice, tracks_outstanding};
 use crate::OnFailure;
 use crate::breaker::{Breaker, Pass};
 use crate::failure::{self, LocalLimiter};
 use crate::key_broker::{
-    Call, CallKind, CallResult, CostDecision, KeyBroker, Number, Terms, UnusedSlice, Verdict,
+    AskOutcome, Call, CallKind, CallResult, CostDecision, KeyBroker, Number, Terms, UnusedSlice,
+    Verdict,
 };
 
 /// The size of a fleet.
@@ -429,13 +429,21 @@ impl Fleet {
         let terms = instance.terms.clone();
         let (broker, waiting) = instance.brokers.entry(key).or_default();
         let asked = broker.ask(&terms, waiter, cost, (now, Tick(i64::MAX)));
-        match asked.answer {
-            Some(timed) => self.answered(index, key, cost, &timed),
-            None => {
-                waiting.insert(waiter, cost);
+        let call = match asked {
+            AskOutcome::Decided(timed, call) => {
+                self.answered(index, key, cost, &timed);
+                call
             }
-        }
-        if let Some(call) = asked.call {
+            AskOutcome::Waits { call, .. } => {
+                waiting.insert(waiter, cost);
+                call
+            }
+            AskOutcome::Overloaded => {
+                waiting.insert(waiter, cost);
+                None
+            }
+        };
+        if let Some(call) = call {
             self.call(index, key, call);
         }
     }

@@ -1,5 +1,6 @@
 //! Slices of a quota: when their lease ends, and how the unused rest is returned.
 
+use tallygate::algorithm::LimitRecord;
 use tallygate::{Cost, Kind, Policy, Tick, Ticks};
 
 /// The size of a slice.
@@ -9,6 +10,14 @@ pub(crate) struct Slice {
     pub(crate) need: Cost,
     /// The units that would be used within the life of a lease.
     pub(crate) want: Cost,
+}
+
+/// A slice that was taken, and the state in the store after that.
+#[derive(Debug)]
+pub(crate) struct TakenSlice {
+    pub(crate) amount: Cost,
+    pub(crate) at: Tick,
+    pub(crate) state: Box<[LimitRecord]>,
 }
 
 /// Returns when a lease ends, by the clock of the store.

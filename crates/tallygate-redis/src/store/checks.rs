@@ -4,20 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use futures_util::future::join_all;
 use tallygate::algorithm::{Op, Script as Numbers, Timed};
 use tallygate::store::MAX_KEY_BYTES;
 use tallygate::{Cost, Tick};
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
+use super::lease_calls::Keys;
 use super::reply::{ScriptReply, read_reply};
 use super::rule::RedisRule;
-use super::{Prepared, RedisStore, ScriptUse, Shared};
+use super::{RedisStore, Shared};
 use crate::brokers::{self, AskResult, SliceToReturn, WaiterResult};
 use crate::error::Error;
 use crate::key_broker::{Call, CallKind, CallResult, Number, Terms, UnusedSlice};
-use crate::lease::calls::Keys;
 use crate::link::last_chance;
+use crate::prepared::{Prepared, ScriptUse};
 use crate::stall::STALL;
 use crate::transaction::unexpected;
 
@@ -243,8 +245,13 @@ impl RedisStore {
         }
     }
 
+    /// Returns unused slices to the store. Units whose return fails are lost.
+    pub(super) async fn return_slices(&self, back: Vec<SliceToReturn>) {
+        join_all(back.iter().map(|back| self.return_slice(back))).await;
+    }
+
     /// Returns the unused rest of a slice to the store.
-    pub(crate) async fn give_back(&self, back: &SliceToReturn) {
+    async fn return_slice(&self, back: &SliceToReturn) {
         let Shared { redis, name, .. } = &*self.shared;
         let keys = self
             .key(&back.client)
@@ -278,7 +285,7 @@ impl RedisStore {
                     shared.brokers.sweep(false, &shared.redis.inner().counters);
                 if !back.is_empty() {
                     let store = Self { shared: shared.clone() };
-                    tokio::spawn(async move { brokers::return_slices(&store, back).await });
+                    tokio::spawn(async move { store.return_slices(back).await });
                 }
                 if !has_leases {
                     shared.brokers.is_swept.store(false, Ordering::Release);

@@ -11,10 +11,10 @@ use tallygate::{Cost, Tick};
 
 use super::reply::{ScriptReply, read_reply};
 use super::rule::StateCodec;
-use super::{PolicyChange, Prepared};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
+use crate::prepared::{PolicyChange, Prepared};
 use crate::script::Script;
 use crate::transaction::{ReadValues, Step, Write};
 use crate::value;

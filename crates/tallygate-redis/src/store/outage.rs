@@ -87,7 +87,7 @@ impl RedisStore {
             if log_throttle.allows() {
                 tracing::warn!(policy = &**name, %error, "redis did not decide in time; denying the check");
             }
-            let at = now.unwrap_or_else(|| self.to_caller_time(Tick(redis.now())));
+            let at = now.unwrap_or_else(|| self.server_time());
             return Ok(Timed { decision: overloaded(client_rule, at, redis.budget()), at });
         }
         counters.errors.fetch_add(1, Ordering::Relaxed);
@@ -96,7 +96,7 @@ impl RedisStore {
             tracing::warn!(policy = &**name, %error, "redis check failed; using the failure policy");
         }
         let asks = matches!(op, Op::Check(_) | Op::Peek(_));
-        let at = now.unwrap_or_else(|| self.to_caller_time(Tick(redis.now())));
+        let at = now.unwrap_or_else(|| self.server_time());
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         let decision = match **on_failure.load() {
             // A blocked client is denied without the store.
@@ -163,7 +163,7 @@ impl RedisStore {
         if charge.used > 0 {
             charge.is_used_charged = true;
             result = self.charge_debt(&codec, client, &key, &charge, now, deadline).await;
-            charge.is_used_charged = result.is_ok() || may_be_done(&result);
+            charge.is_used_charged = result.as_ref().err().is_none_or(Error::may_be_done);
         }
         if result.is_ok() && charge.has_payments() {
             result = match charge.is_per_limit {
@@ -189,7 +189,7 @@ impl RedisStore {
                 Ok(())
             }
             Err(error) => {
-                if !may_be_done(&Err(error.clone())) {
+                if !error.may_be_done() {
                     charge.failed();
                 }
                 Err(error)
@@ -381,12 +381,4 @@ impl Drop for DebtPayer {
             shared.is_paying_debts.store(false, Ordering::Release);
         }
     }
-}
-
-/// Returns whether a call without a reply may have been carried out.
-const fn may_be_done(result: &Result<(), Error>) -> bool {
-    matches!(
-        result,
-        Err(Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. })
-    )
 }

@@ -6,11 +6,11 @@ use redis::Value;
 use tallygate::Cost;
 use tallygate::store::Bounds;
 
-use super::Prepared;
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::key_broker::CostDecision;
+use crate::prepared::Prepared;
 use crate::script::{Script, double};
 use crate::transaction::{ReadValues, unexpected};
 use crate::value;

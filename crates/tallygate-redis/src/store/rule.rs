@@ -7,8 +7,9 @@ use tallygate::store::ClientState;
 use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Kind, Policy, Tick};
 
-use super::{PolicyChange, Prepared, RedisStore};
+use super::RedisStore;
 use crate::error::Error;
+use crate::prepared::{PolicyChange, Prepared};
 use crate::value;
 
 /// A rule that processes can share through Redis. Not exported: how its states are stored is private to this crate.
@@ -57,7 +58,7 @@ impl RedisRule for ClientRule {
             store.prepare(policy, PolicyChange::KeepBoth).map(|prepared| prepared.policy.clone())
         };
         let plan = self.with(in_redis, |time| store.to_redis_time(time))?;
-        let now = now.unwrap_or_else(|| store.to_caller_time(Tick(store.shared.redis.now())));
+        let now = now.unwrap_or_else(|| store.server_time());
         let script = match self.access(now) {
             Access::Limited(policy) => Some(store.prepare(policy, PolicyChange::KeepBoth)?),
             Access::Unlimited | Access::Blocked => None,
@@ -67,7 +68,7 @@ impl RedisRule for ClientRule {
 
     #[expect(private_interfaces, reason = "only this crate decides by it")]
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>> {
-        match self.access(store.to_caller_time(Tick(store.shared.redis.now()))) {
+        match self.access(store.server_time()) {
             Access::Limited(policy) => store.prepare(policy, PolicyChange::KeepBoth).ok(),
             Access::Unlimited | Access::Blocked => None,
         }

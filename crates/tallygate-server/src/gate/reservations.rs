@@ -215,11 +215,7 @@ impl Reservations {
             Ok(decision) => Ok((entry, decision)),
             Err(Error::Settle(error)) => Err(self.forget(number, &error)),
             Err(error) => {
-                let may_be_done = matches!(
-                    error,
-                    Error::Unavailable { sent: true, .. } | Error::Overloaded { sent: true, .. }
-                );
-                if !may_be_done {
+                if !error.may_be_done() {
                     // The store did nothing, so the client may retry.
                     reservation.reopen();
                     let records = ReservationRecord::Open { entry, reservation, owner, expires };

@@ -3,31 +3,24 @@
 use std::time::Instant;
 
 use redis::Value;
-use tallygate::algorithm::{LimitRecord, Receipt, Script as Numbers};
+use tallygate::algorithm::{Receipt, Script as Numbers};
 use tallygate::{Cost, Tick, Ticks};
 
-use super::slice::{self, Slice};
+use super::{Lowering, PolicyCodec, lower};
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
+use crate::lease::slice::{self, Slice, TakenSlice};
+use crate::prepared::Prepared;
 use crate::script::{RETURN_BUCKET, double};
-use crate::store::{Lowering, PolicyCodec, Prepared, lower};
 use crate::transaction::unexpected;
 use crate::value;
 
 /// The key of a client, and the key of its outstanding leases.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keys<'a> {
-    pub(crate) client: &'a Key,
-    pub(crate) leases: &'a Key,
-}
-
-/// A slice that was taken, and the state in the store after that.
-#[derive(Debug)]
-pub(crate) struct TakenSlice {
-    pub(crate) amount: Cost,
-    pub(crate) at: Tick,
-    pub(crate) state: Box<[LimitRecord]>,
+pub(super) struct Keys<'a> {
+    pub(super) client: &'a Key,
+    pub(super) leases: &'a Key,
 }
 
 /// The largest amount that a script gets. No state is larger.
@@ -35,7 +28,7 @@ const MOST: Cost = 1 << 52;
 
 impl Redis {
     /// Takes a slice. Returns `None` if no script can decide on the value, or there is none for this policy.
-    pub(crate) async fn take_slice(
+    pub(super) async fn take_slice(
         &self,
         prepared: &Prepared,
         keys: Keys<'_>,
@@ -69,7 +62,7 @@ impl Redis {
     }
 
     /// Returns the unused rest of a slice that was taken at a time.
-    pub(crate) async fn return_slice(
+    pub(super) async fn return_slice(
         &self,
         prepared: &std::sync::Arc<Prepared>,
         keys: Keys<'_>,
@@ -114,7 +107,8 @@ mod tests {
 
     use super::*;
     use crate::lease::ledger::{self, OutstandingLeases};
-    use crate::store::{PolicyChange, decide};
+    use crate::prepared::PolicyChange;
+    use crate::store::decide;
     use crate::{OnFailure, Options};
 
     /// Runs the same random histories by the scripts and by the ledger: plain checks, slices, returns in time and late,

@@ -1,0 +1,53 @@
+//! A policy prepared for Redis: in microseconds, with its scripts and the terms of local decisions.
+
+use std::sync::Arc;
+
+use tallygate::Policy;
+
+use crate::key_broker::Terms;
+use crate::script::Scripted;
+
+/// A policy prepared for Redis.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// In microseconds.
+    pub(crate) policy: Arc<Policy>,
+    /// The first bytes of a value that was written under it.
+    pub(crate) head: Vec<u8>,
+    /// Its scripts; `None` if its numbers are not exact in doubles.
+    pub(crate) scripted: Option<Scripted>,
+    /// Which checks are decided without a call.
+    pub(crate) terms: Terms,
+    pub(crate) policy_change: PolicyChange,
+}
+
+/// What a check does with a state that was written under another policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PolicyChange {
+    /// Carries the usage over, and keeps only the new state.
+    Replace,
+    /// Keeps both states.
+    KeepBoth,
+    /// Does not decide in the script, but leaves the key to the client.
+    LeaveToClient,
+}
+
+impl PolicyChange {
+    /// Returns the argument for a script.
+    pub(crate) const fn argument(self) -> &'static [u8] {
+        match self {
+            Self::Replace => b"r",
+            Self::KeepBoth => b"",
+            Self::LeaveToClient => b"l",
+        }
+    }
+}
+
+/// Whether a script decides on a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptUse {
+    /// A script decides, if there is one.
+    IfPossible,
+    /// This process decides, because no script can decide on the value of the key.
+    Never,
+}
