@@ -114,11 +114,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_threads_have_added_is_the_sum() {
+    fn the_sum_counts_every_thread() {
         let counters = Counters::<3>::default();
+        // A thread that has ended leaves its copy to the next one, so all of them start together.
+        let start = std::sync::Barrier::new(3 * *COPIES);
         std::thread::scope(|scope| {
             for _ in 0..3 * *COPIES {
                 scope.spawn(|| {
+                    start.wait();
                     for _ in 0..1000 {
                         counters.add(1, 2);
                     }
