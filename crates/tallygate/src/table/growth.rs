@@ -123,8 +123,12 @@ impl<S: 'static> Table<S> {
     #[cold]
     fn split_some(&self, percent: usize, coming: usize) {
         let splitting = &self.splitting.0;
+        // A thread that waits only reads, so that the one that splits keeps the cache line.
         let take = || {
-            splitting.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            !splitting.load(Ordering::Relaxed)
+                && splitting
+                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
         };
         while !take() {
             // One thread splits at a time. The others only wait for it if buckets that are to be split become too full:
