@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tallygate_bench::entrants::assert_stored;
 use tallygate_bench::plot::{Curve, Plot};
-use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate};
+use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate, TallygateTiered};
 use tallygate_bench::rounds::{Entrant, contest, timed_by};
 use tallygate_bench::workload::{
     CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, quick, scaled,
@@ -39,13 +39,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(numbers) => numbers.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?,
         Err(_) => THREADS.to_vec(),
     };
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         ("in-use", "#1f883d", |threads| rivals(threads, uniform(scaled(MILLION)), PLENTY)),
         ("becoming-fresh", "#0969da", |threads| {
             rivals(threads, uniform(scaled(MILLION)), FRESH_AT_EVERY_CHECK)
         }),
         ("hot-allowed", "#cf222e", |threads| rivals(threads, uniform(1), PLENTY_FOR_ONE)),
         ("hot-denied", "#8250df", |threads| rivals(threads, uniform(1), TWO_PER_DAY)),
+        ("hot-denied-tiers", "#1b7c83", |threads| {
+            let mut entrants = rivals(threads, uniform(1), TWO_PER_DAY);
+            entrants[0] = checks::<TallygateTiered>(uniform(1), TWO_PER_DAY, threads);
+            entrants
+        }),
         ("zipf", "#9a6700", |threads| rivals(threads, zipf(scaled(MILLION)), PLENTY_FOR_ONE)),
         ("insert", "#57606a", |threads| new_keys(threads, 0)),
         ("eviction-flood", "#bf3989", |threads| new_keys(threads, scaled(MILLION))),
@@ -54,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("BENCH_QUICK: a short run that only checks that the benchmark works.\n");
     }
     println!("millions of decisions per second, all threads together");
-    print!("{:<16}{:<16}", "case", "limiter");
+    print!("{:<18}{:<16}", "case", "limiter");
     threads.iter().for_each(|threads| print!("{threads:>8}"));
     println!();
     let mut curves = Vec::new();
@@ -65,7 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let results: Vec<_> =
             threads.iter().map(|threads| (*threads, contest(entrants(*threads)))).collect();
         for entrant in 0..results[0].1.len() {
-            print!("{case:<16}{:<16}", results[0].1[entrant].name);
+            print!("{case:<18}{:<16}", results[0].1[entrant].name);
             for (threads, bests) in &results {
                 print!("{:>8.1}", millions(*threads, bests[entrant].ns));
             }
