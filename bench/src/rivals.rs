@@ -14,8 +14,9 @@ use governor::middleware::StateInformationMiddleware;
 use governor::state::keyed::{DashMapStateStore, DefaultKeyedStateStore, HashMapStateStore};
 use governor::state::{InMemoryState, NotKeyed};
 use tallygate::clock::{CoarseClock, SystemClock};
-use tallygate::store::{Capacity, PolicyStore};
-use tallygate::{Policy, Ticks};
+use tallygate::store::{Capacity, MemoryStore, PolicyStore};
+use tallygate::tiers::ClientRule;
+use tallygate::{Policy, Ticks, Tiers};
 
 use crate::workload::Limit;
 
@@ -117,6 +118,24 @@ impl Limiter for TallygateCoarse {
 
     fn stored_keys(&self) -> Option<usize> {
         Some(self.0.store().usage().keys)
+    }
+}
+
+/// Tallygate with rules that can differ by tier, as the server uses it.
+pub struct TallygateTiered(tallygate::RateLimiter<Tiers, MemoryStore<ClientRule>>);
+
+impl Limiter for TallygateTiered {
+    const NAME: &'static str = "tallygate";
+    const BOUNDED: bool = true;
+
+    fn new(limit: Limit, keys: usize) -> Self {
+        let store = MemoryStore::new(Capacity::of(keys), SystemClock::new());
+        Self(tallygate::RateLimiter::in_store("bench", Tiers::new(policy(limit)), store))
+    }
+
+    #[inline]
+    fn allows(&self, key: &String) -> bool {
+        self.0.is_allowed(key).expect("the limiter decides")
     }
 }
 

@@ -4,16 +4,17 @@
 //! Prints a table and one line per comparison for scripts, and writes a plot of Tallygate's speed to the given path. With
 //! more arguments, it runs only the named cases. `bench/README.md` describes the method.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tallygate_bench::entrants::assert_stored;
 use tallygate_bench::plot::{Curve, Plot};
-use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate};
+use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate, TallygateTiered};
 use tallygate_bench::rounds::{Entrant, contest, timed_by};
 use tallygate_bench::workload::{
     CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, quick, scaled,
 };
 
+/// The numbers of threads, unless `BENCH_THREADS` has others.
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
 
 const MILLION: usize = 1_000_000;
@@ -24,19 +25,32 @@ const FRESH_AT_EVERY_CHECK: Limit = Limit { burst: 1000, one_per: Duration::from
 /// The new keys of one turn: enough for all threads, in a name space of their own per turn.
 const NEW_PER_TURN: usize = 1 << 18;
 
+/// How long new threads run before a short turn begins. The scheduler may start two of them on one processor, and needs
+/// some milliseconds to move one away.
+const TIME_TO_SPREAD: Duration = Duration::from_millis(40);
+
 type Case = (&'static str, &'static str, fn(usize) -> Vec<Entrant<'static>>);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("expected the path of the plot as the first argument")?;
     let chosen: Vec<String> = arguments.collect();
-    let cases: [Case; 7] = [
+    let threads = match std::env::var("BENCH_THREADS") {
+        Ok(numbers) => numbers.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?,
+        Err(_) => THREADS.to_vec(),
+    };
+    let cases: [Case; 8] = [
         ("in-use", "#1f883d", |threads| rivals(threads, uniform(scaled(MILLION)), PLENTY)),
         ("becoming-fresh", "#0969da", |threads| {
             rivals(threads, uniform(scaled(MILLION)), FRESH_AT_EVERY_CHECK)
         }),
         ("hot-allowed", "#cf222e", |threads| rivals(threads, uniform(1), PLENTY_FOR_ONE)),
         ("hot-denied", "#8250df", |threads| rivals(threads, uniform(1), TWO_PER_DAY)),
+        ("hot-denied-tiers", "#1b7c83", |threads| {
+            let mut entrants = rivals(threads, uniform(1), TWO_PER_DAY);
+            entrants[0] = checks::<TallygateTiered>(uniform(1), TWO_PER_DAY, threads);
+            entrants
+        }),
         ("zipf", "#9a6700", |threads| rivals(threads, zipf(scaled(MILLION)), PLENTY_FOR_ONE)),
         ("insert", "#57606a", |threads| new_keys(threads, 0)),
         ("eviction-flood", "#bf3989", |threads| new_keys(threads, scaled(MILLION))),
@@ -45,30 +59,34 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("BENCH_QUICK: a short run that only checks that the benchmark works.\n");
     }
     println!("millions of decisions per second, all threads together");
-    print!("{:<16}{:<16}", "case", "limiter");
-    THREADS.iter().for_each(|threads| print!("{threads:>8}"));
+    print!("{:<18}{:<16}", "case", "limiter");
+    threads.iter().for_each(|threads| print!("{threads:>8}"));
     println!();
     let mut curves = Vec::new();
     for (case, color, entrants) in cases {
         if !chosen.is_empty() && !chosen.iter().any(|chosen| chosen == case) {
             continue;
         }
-        let results = THREADS.map(|threads| (threads, contest(entrants(threads))));
+        let results: Vec<_> =
+            threads.iter().map(|threads| (*threads, contest(entrants(*threads)))).collect();
         for entrant in 0..results[0].1.len() {
-            print!("{case:<16}{:<16}", results[0].1[entrant].name);
+            print!("{case:<18}{:<16}", results[0].1[entrant].name);
             for (threads, bests) in &results {
                 print!("{:>8.1}", millions(*threads, bests[entrant].ns));
             }
             println!();
         }
         let speed = |index: usize| millions(results[index].0, results[index].1[0].ns);
-        println!("speedup {case} from 1 to 2 threads {:.2}", speed(1) / speed(0));
+        if results.len() > 1 {
+            let (from, to) = (results[0].0, results[1].0);
+            println!("speedup {case} from {from} to {to} threads {:.2}", speed(1) / speed(0));
+        }
         for (threads, bests) in &results {
             for other in &bests[1..] {
                 println!("ratio {case} {threads} {} {:.2}", other.name, other.ns / bests[0].ns);
             }
         }
-        let points = (0..THREADS.len()).map(|index| (THREADS[index] as f64, speed(index)));
+        let points = (0..results.len()).map(|index| (results[index].0 as f64, speed(index)));
         curves.push(Curve { name: case, color, points: points.collect() });
     }
     let plot = Plot {
@@ -166,26 +184,29 @@ fn inserts<L: Limiter>(threads: usize, known: usize) -> Entrant<'static> {
         let keys: Vec<Vec<String>> = (0..threads)
             .map(|thread| (0..each).map(|key| name(first + thread * each + key)).collect())
             .collect();
-        let start = std::sync::Barrier::new(threads);
-        let spent: Duration = std::thread::scope(|scope| {
+        let start = Instant::now() + TIME_TO_SPREAD;
+        let last_end = std::thread::scope(|scope| {
             let run = |keys: &[String]| {
-                start.wait();
-                let began = std::time::Instant::now();
+                while Instant::now() < start {
+                    std::thread::yield_now();
+                }
                 let allowed = keys.iter().filter(|key| limiter.allows(key)).count();
-                let time = began.elapsed();
+                let end = Instant::now();
                 // A new key that finds all places near its home in use by other threads is denied.
                 assert!(allowed * 100 >= keys.len() * 99, "{} denied new keys", L::NAME);
-                time
+                end
             };
             let running: Vec<_> = keys.iter().map(|keys| scope.spawn(move || run(keys))).collect();
-            running.into_iter().map(|thread| thread.join().expect("the thread ends")).sum()
+            running.into_iter().map(|thread| thread.join().expect("the thread ends")).max()
         });
+        // Until the last thread ends: threads that take turns on a processor are not faster for it.
+        let spent = last_end.expect("there is a thread") - start;
         if known == 0 {
             assert_stored(&limiter, each * threads);
         } else {
             filled = Some(limiter);
         }
-        spent.as_secs_f64() * 1e9 / (each * threads) as f64
+        spent.as_secs_f64() * 1e9 / each as f64
     };
     Entrant { name: L::NAME, turn: Box::new(turn) }
 }

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
-use crate::{Answer, Cost, DecodeError, Limit, Quota, Receipt, Tick, Ticks};
+use crate::{Answer, Bucket, Cost, DecodeError, Limit, Quota, Receipt, Tick, Ticks};
 
 /// The time at which a request would be allowed if no other request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -421,6 +421,15 @@ pub trait Algorithm {
     /// It is `false` for clients without a limit. A request that was not charged cannot be refunded either.
     fn charges(&self, _now: Tick) -> bool {
         true
+    }
+
+    /// Returns the bucket that alone decides a check at `now`: for a state under this bucket, every answer of the
+    /// rule is the bucket's answer. By default there is none.
+    ///
+    /// A store can then deny a key that has used up its quota from a copy of the bucket's state, without
+    /// locking the key.
+    fn sole_bucket(&self, _now: Tick) -> Option<&Bucket> {
+        None
     }
 
     /// Returns when the cost would be allowed if no other request came, counted from `now`.

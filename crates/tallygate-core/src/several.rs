@@ -15,7 +15,7 @@ use crate::penalty::PenaltyState;
 use crate::policy::Policy;
 use crate::receipt::Receipt;
 use crate::shadow::ShadowHistory;
-use crate::{Cost, Tick, Ticks};
+use crate::{Bucket, Cost, Machine, Tick, Ticks};
 
 /// The state of a key under one limit of a [`Policy`].
 #[derive(Clone, Debug)]
@@ -318,6 +318,13 @@ impl Algorithm for Policy {
     fn last_change(&self, state: &Self::State) -> Tick {
         let each = self.each(state).map(|(limit, record)| limit.last_change_of_record(record));
         each.max().unwrap_or(Tick(i64::MIN))
+    }
+
+    fn sole_bucket(&self, _: Tick) -> Option<&Bucket> {
+        match self.plain().map(Limit::machine) {
+            Some(Machine::Bucket(bucket)) => Some(bucket),
+            _ => None,
+        }
     }
 
     fn clock_was_set_back(&self, state: &Self::State, now: Tick) -> bool {

@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tallygate_core::{
-    Algorithm as _, Cost, Facts, Fit, FitBehind, LimitRecord, Policy, Receipt, Share, Tick, Ticks,
-    Used,
+    Algorithm as _, Bucket, BucketState, Cost, Facts, Fit, FitBehind, LimitRecord, Policy, Receipt,
+    Share, Tick, Ticks, Used,
 };
 
 use crate::allowance::{Allowance, Rate};
@@ -135,6 +135,11 @@ impl ClientState {
     #[inline]
     pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
         self.first.as_ref().is_some_and(|state| state.is(policy))
+    }
+
+    /// Returns the bucket that alone decides for the client and its state, if there is one policy and it is one bucket.
+    pub(crate) fn sole_bucket(&self) -> Option<(&Bucket, &BucketState)> {
+        self.first.as_ref().filter(|_| self.others.is_none())?.bucket()
     }
 
     /// Returns whether the client has a state under the policy.

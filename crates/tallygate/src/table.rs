@@ -25,6 +25,7 @@
 #![expect(unsafe_code, reason = "measured: 16-byte states behind a lock in their own cache line")]
 
 mod counts;
+mod denials;
 mod growth;
 mod joint;
 mod place;
@@ -56,6 +57,7 @@ use crate::clock::Clock;
 use crate::lateness::counted_from;
 
 use counts::Counts;
+use denials::{Denials, are_noted};
 use growth::{Shape, choice};
 use sweep::Pass;
 
@@ -206,6 +208,8 @@ pub(crate) struct Table<S: 'static> {
     era_began: Mutex<Tick>,
     /// For each of some eras, the latest time at which one of some keys was dropped: see [`Table::floor`].
     watermarks: Box<[AtomicU64]>,
+    /// The last denials of states that are not plain.
+    denials: Denials,
     counts: Counts,
     /// Whether a thread splits buckets.
     splitting: OwnLines<AtomicBool>,
@@ -289,6 +293,7 @@ impl<S: 'static> Table<S> {
             era: AtomicU32::new(0),
             era_began: Mutex::new(Tick(i64::MIN)),
             watermarks: zeroed(ERAS * ((most_homes >> HOMES_PER_WATERMARK) + 1)),
+            denials: Denials::of::<S>(),
             counts: Counts::new(max_keys),
             splitting: OwnLines(AtomicBool::new(false)),
             pass: OwnLines(Mutex::new(Pass::NONE)),
@@ -469,9 +474,13 @@ impl<S: 'static> Table<S> {
         reading: Reading,
     ) -> Result<T, E> {
         let bucket = &self.buckets[lookup.home];
-        let has_denials = is_plain::<S>() && bucket.lock.has_denials();
+        let has_denials = (is_plain::<S>() || are_noted::<S>()) && bucket.lock.has_denials();
         if has_denials {
-            if let Some(denial) = self.deny_unlocked(rule, lookup, cost, reading) {
+            let denial = match is_plain::<S>() {
+                true => self.deny_unlocked(rule, lookup, cost, reading),
+                false => self.deny_as_noted(rule, lookup, cost, reading),
+            };
+            if let Some(denial) = denial {
                 return Ok(denial);
             }
         }
@@ -479,7 +488,8 @@ impl<S: 'static> Table<S> {
             // Almost always: the table has not grown, the clock was not set back, the key is in its home.
             if self.shape() == lookup.shape && home.is_in_era(reading) {
                 if let Some(slot) = home.find(lookup.spot.tag) {
-                    return Ok(home.check(rule, slot, reading.now, cost, has_denials));
+                    let denials = (self, lookup, has_denials);
+                    return Ok(home.check(rule, slot, reading.now, cost, denials));
                 }
             }
             return self.check_elsewhere(rule, lookup, home, cost, reading).map_err(E::from);
@@ -524,7 +534,7 @@ impl<S: 'static> Table<S> {
         if self.shape() == lookup.shape && home.is_in_era(reading) {
             if let Some(slot) = home.find(lookup.spot.tag) {
                 let slot = home.bring_to_first_line(slot);
-                return Ok(home.check(rule, slot, reading.now, cost, true));
+                return Ok(home.check(rule, slot, reading.now, cost, (self, lookup, true)));
             }
         }
         self.check_elsewhere(rule, lookup, home, cost, reading)
@@ -955,6 +965,10 @@ impl BucketLock {
     const DENIED: u32 = 0b11_1110;
     const VERSION: u32 = 1 << 6;
 
+    fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
     const fn denied(slot: usize) -> u32 {
         2 << slot
     }
@@ -988,8 +1002,13 @@ impl BucketLock {
     #[inline]
     fn unlock(&self) {
         // Only the holder changes the word, so it need not be read and written in one step.
-        let word = self.0.load(Ordering::Relaxed);
-        self.0.store(word.wrapping_add(Self::VERSION - Self::LOCKED), Ordering::Release);
+        self.0.store(self.next_version().0, Ordering::Release);
+    }
+
+    /// Returns the word that the lock has after it is unlocked. The lock is held.
+    #[inline]
+    fn next_version(&self) -> Version {
+        Version(self.0.load(Ordering::Relaxed).wrapping_add(Self::VERSION - Self::LOCKED))
     }
 
     /// Waits for the lock and takes it.
@@ -1044,6 +1063,11 @@ impl BucketLock {
         // All reads of before come before this one.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == version.0
+    }
+
+    /// Returns whether the last check of a slot was denied. The lock is held.
+    fn was_denied(&self, slot: usize) -> bool {
+        Version(self.0.load(Ordering::Relaxed)).is_denied(slot)
     }
 
     /// Records whether the last check of a slot was denied. The lock is held.
@@ -1172,8 +1196,8 @@ impl<S: 'static> LockedBucket<'_, S> {
         unsafe { self.0.states[slot].change(change) }
     }
 
-    /// Decides a check of the key in a slot, and unlocks the bucket. `has_denials` is whether a slot of the bucket may be
-    /// recorded as denied.
+    /// Decides a check of a key that was looked up in a table, by the slot of the key, and unlocks the bucket.
+    /// `has_denials` is whether a slot of the bucket may be recorded as denied.
     #[inline(always)]
     fn check<A: Algorithm<State = S>, T: Answer>(
         mut self,
@@ -1181,10 +1205,14 @@ impl<S: 'static> LockedBucket<'_, S> {
         slot: usize,
         now: Tick,
         cost: Cost,
-        has_denials: bool,
+        (table, lookup, has_denials): (&Table<S>, Lookup, bool),
     ) -> T {
         if !is_plain::<S>() {
-            return self.change(slot, |state| decide_in_full(rule, state, now, cost));
+            let answer: T = self.change(slot, |state| decide_in_full(rule, state, now, cost));
+            if are_noted::<S>() && (has_denials || !answer.is_allowed()) {
+                table.note_denial(lookup, &self, slot, !answer.is_allowed());
+            }
+            return answer;
         }
         let mut state = self.read(slot, copied);
         let at = rule.decision_time(&state, now);
@@ -1584,7 +1612,7 @@ struct Pages<T>(Vec<T>);
 impl<S: 'static> Pages<Bucket<S>> {
     fn new(length: usize) -> Self {
         let bucket = |_| Bucket {
-            lock: BucketLock(AtomicU32::new(0)),
+            lock: BucketLock::new(),
             marks: AtomicU32::new(0),
             tags: std::array::from_fn(|_| AtomicU64::new(0)),
             states: std::array::from_fn(|_| StateCell::new()),
@@ -1606,6 +1634,8 @@ impl<T> Deref for Pages<T> {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod denial_tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
 

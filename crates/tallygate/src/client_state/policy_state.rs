@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tallygate_core::{
-    Algorithm, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitRecord, LimitState, Machine,
-    Policy, Receipt, Share, Tick, Used,
+    Algorithm, Bucket, BucketState, Cost, Facts, Fit, FitBehind, Limit, LimitRecord, LimitState,
+    Machine, Policy, Receipt, Share, Tick, Used,
 };
 
 use crate::allowance::Rate;
@@ -86,6 +86,14 @@ impl PolicyState {
         match &self.state {
             State::Bucket(state) => Cow::Owned([LimitState::Bucket(*state).into()].into()),
             State::Listed(standings) => Cow::Borrowed(standings),
+        }
+    }
+
+    /// Returns the bucket that the policy is, and its state.
+    pub(super) fn bucket(&self) -> Option<(&Bucket, &BucketState)> {
+        match (&self.state, self.policy.plain().map(Limit::machine)) {
+            (State::Bucket(state), Some(Machine::Bucket(rule))) => Some((rule, state)),
+            _ => None,
         }
     }
 

@@ -7,6 +7,7 @@ use loom::thread;
 use tallygate_core::{Machine, Policy, Ticks};
 
 use super::*;
+use crate::tiers::ClientRule;
 
 fn bucket(limit: u64, window: u64) -> tallygate_core::Bucket {
     let limit = Policy::token_bucket(limit).per(Ticks(window)).limit().expect("valid");
@@ -449,6 +450,55 @@ fn denials_without_the_lock_and_a_charge() {
         assert!(!answers.0[0], "5 is too early");
         assert_eq!(admitted(&answers), 1, "one of those at 10 has the token");
         assert!(!ask(&table, &rule, ALICE, 19) && ask(&table, &rule, ALICE, 20));
+    });
+}
+
+/// Two clients of different homes share a note: there is one here. While the other is noted, a client is not denied by
+/// its own note with the state of the other.
+///
+/// Fault C1.
+#[test]
+fn a_denial_from_a_note_reads_no_mixture_of_two_notes() {
+    loom::model(|| {
+        let policy = Policy::token_bucket(2).per(Ticks(20)).build().expect("valid");
+        let rule = ClientRule::of(policy);
+        let table = Arc::new(Table::new(u128::BITS, 2, WhenFull::EvictLeastUsed));
+        let ask = |table: &Table<_>, rule: &ClientRule, key, now, cost| {
+            let reading = Reading::from(Tick(now));
+            table.check::<_, bool, Full>(rule, table.look_up(key), cost, reading) == Ok(true)
+        };
+        assert_ne!(table.slot_of(ALICE).home, table.slot_of(FAR).home);
+        assert!(ask(&table, &rule, FAR, 20, 2) && !ask(&table, &rule, FAR, 20, 1));
+        assert!(ask(&table, &rule, ALICE, 0, 2));
+        assert!(!ask(&table, &rule, ALICE, 0, 1) && !ask(&table, &rule, ALICE, 0, 1), "noted");
+        let (shared, same) = (table.clone(), rule.clone());
+        let other = thread::spawn(move || ask(&shared, &same, FAR, 20, 1));
+        assert!(ask(&table, &rule, ALICE, 20, 1), "she has earned all back");
+        assert!(!other.join().expect("no panic"));
+    });
+}
+
+/// A client is charged and denied by threads that use its note: no request is allowed twice, and none is denied too long.
+///
+/// Fault C1.
+#[test]
+fn denials_from_a_note_and_a_charge() {
+    loom::model(|| {
+        let policy = Policy::token_bucket(1).per(Ticks(10)).build().expect("valid");
+        let rule = ClientRule::of(policy);
+        let table = Arc::new(Table::new(u128::BITS, 1, WhenFull::EvictLeastUsed));
+        let ask = |table: &Table<_>, rule: &ClientRule, now| {
+            let reading = Reading::from(Tick(now));
+            table.check::<_, bool, Full>(rule, table.look_up(ALICE), 1, reading) == Ok(true)
+        };
+        assert!(ask(&table, &rule, 0));
+        assert!(!ask(&table, &rule, 0) && !ask(&table, &rule, 0), "noted");
+        let (shared, same) = (table.clone(), rule.clone());
+        let other = thread::spawn(move || ask(&shared, &same, 10));
+        assert!(!ask(&table, &rule, 5), "5 is too early");
+        let here = ask(&table, &rule, 10);
+        assert!(here ^ other.join().expect("no panic"), "one of those at 10 has the token");
+        assert!(!ask(&table, &rule, 19) && ask(&table, &rule, 20));
     });
 }
 

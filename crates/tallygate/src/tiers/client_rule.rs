@@ -4,7 +4,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tallygate_core::{
-    Algorithm, Cost, DecodeError, Facts, Fit, FitBehind, Limit, Policy, Receipt, Share, Tick, Used,
+    Algorithm, Bucket, Cost, DecodeError, Facts, Fit, FitBehind, Limit, Policy, Receipt, Share,
+    Tick, Used,
 };
 
 use crate::client_state::ClientState;
@@ -69,6 +70,11 @@ impl ClientRule {
     /// Calls `ask` if the client has a policy at `now`. The state is under that policy already.
     fn limited<T>(&self, now: Tick, ask: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.charges(now) { ask() } else { None }
+    }
+
+    /// Returns whether an override is in force that will end.
+    fn is_temporary(&self, now: Tick) -> bool {
+        self.set.as_ref().is_some_and(|set| set.until.is_some_and(|until| now < until))
     }
 
     fn is_blocked(&self, now: Tick) -> bool {
@@ -168,6 +174,14 @@ impl Algorithm for ClientRule {
         matches!(self.access(now), Access::Limited(_))
     }
 
+    /// While an override is in force that will end, the wait of a denial also depends on the access after it.
+    fn sole_bucket(&self, now: Tick) -> Option<&Bucket> {
+        match self.access(now) {
+            Access::Limited(policy) if !self.is_temporary(now) => policy.sole_bucket(now),
+            _ => None,
+        }
+    }
+
     /// If the override ends before the cost fits, the access after it decides.
     fn fit(&self, state: &ClientState, now: Tick, cost: Cost) -> Fit {
         let fit = match self.limited(now, || state.fit(now, cost)) {
@@ -195,8 +209,7 @@ impl Algorithm for ClientRule {
 
     /// Ignores the units ahead while an override is in force that will end.
     fn fit_behind(&self, state: &ClientState, now: Tick, ahead: u128, cost: Cost) -> FitBehind {
-        let ends = self.set.as_ref().is_some_and(|set| set.until.is_some_and(|until| now < until));
-        let is_limited = self.charges(now) && !ends;
+        let is_limited = self.charges(now) && !self.is_temporary(now);
         let fit = is_limited.then(|| state.fit_behind(now, ahead, cost)).flatten();
         fit.unwrap_or_else(|| FitBehind::alone(self.fit(state, now, cost), ahead))
     }

@@ -44,6 +44,25 @@ fn flipping_tiers_is_neither_gain_nor_loss() {
     assert_eq!(earned, 100, "a tenth of one a tick");
 }
 
+/// A repeated denial is decided without the lock, by a note of the one before. Its wait is that of the rules in force.
+#[test]
+fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
+    let clock = ManualClock::new(Tick(0));
+    let policy: std::sync::Arc<Policy> = bucket(1).into();
+    let limiter = limiter(Tiers::new(Access::Limited(policy.clone())), &clock);
+    assert!(limiter.is_allowed("a").expect("short"));
+    let wait = || limiter.check("a").expect("short").retry_after;
+    for _ in 0..3 {
+        assert_eq!(wait(), Some(Ticks(1_000)));
+    }
+    // The same policy until 10, and no limit after it.
+    limiter.replace(&Tiers::new(Access::Unlimited));
+    limiter.set_override("a", Access::Limited(policy), Tick(10));
+    for _ in 0..3 {
+        assert_eq!(wait(), Some(Ticks(10)));
+    }
+}
+
 /// Several limits: each keeps its own, also one that the other tier does not have.
 ///
 /// Fault G3.
