@@ -11,9 +11,9 @@ use tallygate_core::{
     settle,
 };
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::Ask;
 use crate::reservation::{Charged, SettleError};
-use crate::storage::{MAX_KEY_BYTES, RuleRef, Store, StoreError};
+use crate::storage::{MAX_KEY_BYTES, RuleRef, Store, StoreError, replies_at_once};
 
 /// A map of states that gives exclusive access to one key at a time.
 ///
@@ -133,7 +133,7 @@ fn check_length(key: &[u8]) -> Result<(), StoreError> {
 }
 
 impl<A: Algorithm + Sync, M: StateMap<A>> Store<A> for MapStore<M> {
-    type Reply<'a, T: 'a> = Result<T, StoreError>;
+    replies_at_once!();
 
     fn apply_with<'a, T: Send + 'a>(
         &'a self,
@@ -220,22 +220,5 @@ impl<A: Algorithm + Sync, M: StateMap<A>> Store<A> for MapStore<M> {
 
     fn now(&self) -> Tick {
         self.map.now()
-    }
-
-    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
-        Err(invalid.into())
-    }
-
-    fn map<'a, T: Send + 'a, U: Send + 'a>(
-        reply: Result<T, StoreError>,
-        make: impl FnOnce(T) -> U + Send + 'a,
-    ) -> Result<U, StoreError> {
-        reply.map(make)
-    }
-
-    fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
-    ) -> Result<Vec<T>, StoreError> {
-        replies.map(|(_, reply)| reply).collect()
     }
 }
