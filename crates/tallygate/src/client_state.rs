@@ -206,7 +206,16 @@ impl ClientState {
     /// The time at which all policies decide for a caller that read `now` before the state was locked.
     #[inline]
     pub(crate) fn decision_time(&self, now: Tick) -> Tick {
-        self.each().map(|state| state.decision_time(now)).max().unwrap_or(now)
+        let at = self.each().map(|state| state.decision_time(now)).max().unwrap_or(now);
+        if self.others.is_some() { self.decision_time_of_allowances(at) } else { at }
+    }
+
+    /// An allowance can have changed later than all states, if the state that changed with it was dropped since.
+    #[cold]
+    fn decision_time_of_allowances(&self, now: Tick) -> Tick {
+        let is_late = |(rate, allowance): &(Rate, Allowance)| allowance.set_back(rate, now);
+        let late = self.rated_allowances().filter(is_late).map(|(_, allowance)| allowance.last);
+        late.fold(now, Tick::max)
     }
 
     /// Moves the states under all policies to a clock that was set back, each by its own policy.

@@ -136,11 +136,12 @@ impl Departures {
         let mut schedules = self.schedules(spot);
         let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
         schedule.release(now, &mut wakes);
+        // Not there if its departure time came before it was canceled.
         let canceled = schedule.requests.remove(&number);
-        // Its departure time came before it was canceled.
-        let Some(canceled) = canceled else { return false };
-        wakes.forget = canceled.waker;
-        let last = schedule.times.pop_last();
+        let last = canceled.and_then(|canceled| {
+            wakes.forget = canceled.waker;
+            schedule.times.pop_last()
+        });
         schedule.wake_head(&mut wakes);
         if schedule.requests.is_empty() {
             schedules.remove(&(spot, identity));
@@ -190,5 +191,38 @@ impl Schedule {
         }
         let times = std::mem::take(&mut self.times);
         self.times = times.into_iter().map(|(when, number)| (moved(when), number)).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tallygate_core::Policy;
+
+    use super::*;
+    use crate::hash::KeyHasher;
+    use crate::table::{Full, WhenFull};
+
+    /// Otherwise every key whose request is dropped late would take memory for good.
+    #[test]
+    fn a_request_that_is_canceled_after_its_departure_time_leaves_no_schedule() {
+        let rule = Policy::leaky_bucket(1).per(Ticks(10)).burst(2).limit().expect("valid");
+        let table = Table::new(u128::BITS, 10, WhenFull::EvictLeastUsed);
+        let print = KeyHasher::new().fingerprint(b"a");
+        let spot = table.slot_of(print);
+        let departures = Departures::default();
+        let join = || {
+            departures.join((spot, print.hash()), rule.identity(), || {
+                let decide = |state: &mut _, at| rule.decide::<Decision>(state, at, 1);
+                Ok::<_, Full>((table.with(&rule, spot, Tick(0), decide)?, Tick(0)))
+            })
+        };
+        let leaves_at_once = join().expect("room").1;
+        assert!(leaves_at_once.is_none());
+        let departure = join().expect("room").1.expect("it waits for ten ticks");
+        let is_returned =
+            departures.cancel((&table, &rule), &departure, Tick(10).into(), |_, _| true);
+        assert!(!is_returned, "its time has come, so it counts as departed");
+        let is_empty = |shard: &Mutex<Schedules>| shard.lock().expect("no panic").is_empty();
+        assert!(departures.shards.iter().all(is_empty));
     }
 }

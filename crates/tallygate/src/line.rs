@@ -236,16 +236,33 @@ impl Line {
     /// Returns the answer to a check of a key that others wait for; `None` if no request waits for it.
     pub(crate) fn answer<A: Algorithm>(
         &self,
-        (table, rule): (&Table<A::State>, &A),
+        rule: (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
         now: Tick,
     ) -> Option<Result<Decision, Full>> {
+        let answer = self.with_line(spot, now, |queue| queue.answer(rule, spot, cost, now))?;
+        Some(answer.map(|behind| behind.decision))
+    }
+
+    /// Returns the same for a peek, which changes nothing.
+    pub(crate) fn peek<A: Algorithm>(
+        &self,
+        (table, rule): (&Table<A::State>, &A),
+        spot: KeySlot,
+        cost: Cost,
+        now: Tick,
+    ) -> Option<Decision> {
+        let look = |queue: &Queue| table.look(rule, spot, now, queue.behind(rule, cost, now));
+        Some(self.with_line(spot, now, look)?.decision)
+    }
+
+    /// Calls `read` with the line of a key, if requests wait for it.
+    fn with_line<R>(&self, spot: KeySlot, now: Tick, read: impl FnOnce(&Queue) -> R) -> Option<R> {
         let mut wakes = Wakes::default();
         let mut queues = self.queues(spot);
         self.expire(&mut queues, spot, now, None, &mut wakes);
-        let queue = queues.get(&spot)?;
-        Some(queue.answer((table, rule), spot, cost, now).map(|behind| behind.decision))
+        queues.get(&spot).map(read)
     }
 
     /// Asks for a key. If the cost does not fit yet, but may fit in time, the request waits in line.
@@ -471,7 +488,7 @@ impl Queue {
         }
     }
 
-    /// Returns the denial of a request that comes behind all waiters. Its retry time is a lower bound.
+    /// Returns the denial of a request that comes behind all waiters.
     fn answer<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
@@ -479,12 +496,22 @@ impl Queue {
         cost: Cost,
         now: Tick,
     ) -> Result<Behind, Full> {
+        table.with(rule, spot, now, self.behind(rule, cost, now))
+    }
+
+    /// Returns the step that denies a request because it comes behind all waiters. Its retry time is a lower bound.
+    fn behind<A: Algorithm>(
+        &self,
+        rule: &A,
+        cost: Cost,
+        now: Tick,
+    ) -> impl FnOnce(&mut A::State, Tick) -> Behind {
         // Units of other rules are left out: they may be charged differently under this one, or not at all. So
         // are waiters that may give up, because they then make room.
         let group = self.groups.get(&rule.identity());
         let (certain, all) = group.map_or((0, 0), |group| (group.certain, group.units));
         let is_alone = group.is_some_and(|group| group.waiters == self.waiters.len());
-        table.with(rule, spot, now, |state, at| {
+        move |state, at| {
             // From now on it goes on under this rule, as after a check: otherwise the wait would not be right.
             bring(rule, state, at);
             let wait = match rule.fit_behind(state, at, certain, cost).earliest {
@@ -514,7 +541,7 @@ impl Queue {
                 source: Source::Store,
             };
             Behind { decision: counted_from(now, at, decision), latest }
-        })
+        }
     }
 
     /// A waiter behind others is served if there is room now for it and for everything ahead of it: then the

@@ -11,9 +11,9 @@ use tallygate_core::{
     settle,
 };
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::Ask;
 use crate::reservation::{Charged, SettleError};
-use crate::storage::{MAX_KEY_BYTES, RuleRef, Store, StoreError};
+use crate::storage::{MAX_KEY_BYTES, RuleRef, Store, StoreError, replies_at_once};
 
 /// A map of states that gives exclusive access to one key at a time.
 ///
@@ -62,13 +62,20 @@ pub struct MapStore<M> {
     id: u64,
     /// The number of returns and resets.
     returns: AtomicI64,
+    /// The latest time at which any reservation can be settled.
+    latest_end: AtomicI64,
 }
 
 impl<M> MapStore<M> {
     /// Creates a store on a map.
     pub fn new(map: M) -> Self {
         static STORES: AtomicU64 = AtomicU64::new(1);
-        Self { map, id: STORES.fetch_add(1, Ordering::Relaxed), returns: AtomicI64::new(0) }
+        Self {
+            map,
+            id: STORES.fetch_add(1, Ordering::Relaxed),
+            returns: AtomicI64::new(0),
+            latest_end: AtomicI64::new(i64::MIN),
+        }
     }
 
     /// Returns the map.
@@ -104,7 +111,11 @@ impl<M> MapStore<M> {
                 Step::Returned => {
                     entry.returns.note(number(), rule.receipt(&entry.state), now, fresh_at);
                 }
-                Step::Reset => entry.returns.reset(number(), NEVER),
+                Step::Reset => {
+                    // A later reservation is not made void, and an earlier one has expired by then.
+                    let until = Tick(self.latest_end.load(Ordering::Relaxed).saturating_add(1));
+                    entry.returns.reset(number(), until);
+                }
             }
             let fresh_at = rule.fresh_at(&entry.state).unwrap_or(NEVER);
             entry.expires_at = fresh_at.max(entry.returns.until());
@@ -133,7 +144,7 @@ fn check_length(key: &[u8]) -> Result<(), StoreError> {
 }
 
 impl<A: Algorithm + Sync, M: StateMap<A>> Store<A> for MapStore<M> {
-    type Reply<'a, T: 'a> = Result<T, StoreError>;
+    replies_at_once!();
 
     fn apply_with<'a, T: Send + 'a>(
         &'a self,
@@ -177,10 +188,12 @@ impl<A: Algorithm + Sync, M: StateMap<A>> Store<A> for MapStore<M> {
         rule: impl RuleRef<A> + 'a,
         key: &[u8],
         estimate: Cost,
-        _: Ticks,
+        time_to_live: Ticks,
         now: Option<Tick>,
     ) -> Result<Charged, StoreError> {
         self.step(&*rule, key, now, |entry, now| {
+            let until = now.after(time_to_live).unwrap_or(NEVER);
+            self.latest_end.fetch_max(until.0, Ordering::Relaxed);
             let (timed, receipt) = reserve(&*rule, &mut entry.state, now, estimate);
             let number = self.returns.load(Ordering::Relaxed);
             let step = if estimate == 0 { Step::Looked } else { Step::Charged };
@@ -220,22 +233,5 @@ impl<A: Algorithm + Sync, M: StateMap<A>> Store<A> for MapStore<M> {
 
     fn now(&self) -> Tick {
         self.map.now()
-    }
-
-    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
-        Err(invalid.into())
-    }
-
-    fn map<'a, T: Send + 'a, U: Send + 'a>(
-        reply: Result<T, StoreError>,
-        make: impl FnOnce(T) -> U + Send + 'a,
-    ) -> Result<U, StoreError> {
-        reply.map(make)
-    }
-
-    fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
-    ) -> Result<Vec<T>, StoreError> {
-        replies.map(|(_, reply)| reply).collect()
     }
 }

@@ -12,10 +12,10 @@ use std::fmt;
 
 use tallygate_core::{Algorithm, Answer, Cost, Decision, Op, Tick, Ticks, Timed};
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::Ask;
 use crate::clock::{Clock, SystemClock};
 use crate::reservation::{Charged, SettleError};
-use crate::storage::{RuleRef, Store, StoreError};
+use crate::storage::{RuleRef, Store, StoreError, replies_at_once};
 use crate::table::{Swept, Usage, WhenFull};
 
 use engine::Engine;
@@ -94,7 +94,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 }
 
 impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
-    type Reply<'a, T: 'a> = Result<T, StoreError>;
+    replies_at_once!();
 
     #[inline]
     fn apply<'a, T: Answer>(
@@ -159,25 +159,6 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
 
     fn rules_changed(&self, key: Option<&[u8]>) {
         self.engine.rules_changed(&self.keys, key);
-    }
-
-    #[cold]
-    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
-        Err(invalid.into())
-    }
-
-    #[inline]
-    fn map<'a, T: Send + 'a, U: Send + 'a>(
-        reply: Result<T, StoreError>,
-        make: impl FnOnce(T) -> U + Send + 'a,
-    ) -> Result<U, StoreError> {
-        reply.map(make)
-    }
-
-    fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
-    ) -> Result<Vec<T>, StoreError> {
-        replies.map(|(_, reply)| reply).collect()
     }
 }
 

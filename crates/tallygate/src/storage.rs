@@ -101,6 +101,36 @@ pub trait Store<A: Algorithm> {
     ) -> Self::Reply<'a, Vec<T>>;
 }
 
+/// The replies of a store that answers at once, for its implementation of [`Store`].
+macro_rules! replies_at_once {
+    () => {
+        type Reply<'a, T: 'a> = Result<T, $crate::storage::StoreError>;
+
+        #[cold]
+        fn fail<'a, T: Send + 'a>(
+            invalid: $crate::ask::InvalidAsk,
+        ) -> Result<T, $crate::storage::StoreError> {
+            Err(invalid.into())
+        }
+
+        #[inline]
+        fn map<'a, T: Send + 'a, U: Send + 'a>(
+            reply: Result<T, $crate::storage::StoreError>,
+            make: impl FnOnce(T) -> U + Send + 'a,
+        ) -> Result<U, $crate::storage::StoreError> {
+            reply.map(make)
+        }
+
+        fn gather<'a, T: Send + 'a>(
+            replies: impl Iterator<Item = (&'a [u8], Result<T, $crate::storage::StoreError>)>,
+        ) -> Result<Vec<T>, $crate::storage::StoreError> {
+            replies.map(|(_, reply)| reply).collect()
+        }
+    };
+}
+
+pub(crate) use replies_at_once;
+
 /// The rule of one decision, borrowed or owned. A store that replies later keeps it until then.
 pub trait RuleRef<A>: Deref<Target = A> + Send + Sync {}
 

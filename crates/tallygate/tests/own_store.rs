@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Op, Timed, Used};
-use tallygate::reservation::Charged;
-use tallygate::store::{MapStore, Store as _};
+use tallygate::reservation::{Charged, SettleError};
+use tallygate::store::{Entry, MapStore, StateMap, Store as _};
 use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Tick, Ticks, block_on};
 use tallygate_testkit::contract::Subject;
 
@@ -108,6 +108,28 @@ fn a_look_stores_nothing_and_a_panic_charges_nothing() {
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err());
     }
     assert_eq!(panicking.peek(Ask::new("alice").cost(0)).expect("short").remaining, 1);
+}
+
+/// A reset is remembered only for reservations that can still be settled.
+#[test]
+fn a_client_that_was_reset_expires() {
+    let policy = Policy::token_bucket(5).per(Ticks(10)).build().expect("valid");
+    let store: OwnStore = MapStore::new(MutexMap::new());
+    let expires_at = || {
+        let read = |entry: &mut Option<Entry<_>>| entry.as_ref().map(Entry::expires_at);
+        StateMap::<Policy>::with_entry(store.map(), b"alice", read).expect("there is room")
+    };
+    let reset = |now| {
+        let _: Decision = store.apply(&policy, b"alice", Op::Reset, Some(now)).expect("short");
+    };
+    let _: Decision = store.apply(&policy, b"alice", Op::Check(5), Some(Tick(0))).expect("short");
+    reset(Tick(1));
+    assert!(expires_at() <= Some(Tick(1)), "nothing is used and nothing is reserved");
+    let charged = store.reserve(&policy, b"alice", 5, Ticks(50), Some(Tick(2))).expect("short");
+    reset(Tick(3));
+    assert_eq!(expires_at(), Some(Tick(53)), "the reservation can be settled until 52");
+    let settled = store.settle(&policy, b"alice", -5, &charged, Some(Tick(52)));
+    assert_eq!(settled, Err(SettleError::Reset));
 }
 
 /// An algorithm that charges a unit and then panics.

@@ -159,8 +159,8 @@ impl<C: Clock> Engine<C> {
         let reading = self.read(now);
         keys.note_set_back(reading);
         if let Op::Peek(cost) = op {
-            if let Some(decision) = keys.behind_others(rule, spot, cost, reading.now) {
-                return decision.map_err(|Full| keys.full());
+            if let Some(decision) = keys.peek_behind_others(rule, spot, cost, reading.now) {
+                return Ok(decision);
             }
         }
         let step = |state: &mut A::State, at| {

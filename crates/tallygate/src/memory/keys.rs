@@ -147,4 +147,20 @@ impl<S: Clone + 'static> Keys<S> {
         let answer = self.line.answer((&self.table, rule), spot, cost, now)?;
         Some(answer.map(|decision| T::from_decision(decision, now)))
     }
+
+    /// Returns the answer to a peek at a key that requests wait for; `None` if none does. It changes nothing.
+    #[cold]
+    pub(super) fn peek_behind_others<A: Algorithm<State = S>, T: Answer>(
+        &self,
+        rule: &A,
+        spot: KeySlot,
+        cost: Cost,
+        now: Tick,
+    ) -> Option<T> {
+        if cost == 0 || self.line.is_empty() {
+            return None;
+        }
+        let decision = self.line.peek((&self.table, rule), spot, cost, now)?;
+        Some(T::from_decision(decision, now))
+    }
 }

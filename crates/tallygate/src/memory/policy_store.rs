@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use tallygate_core::{Answer, Cost, Decision, Op, Policy, Tick, Ticks, Timed};
 
-use crate::ask::{Ask, InvalidAsk};
+use crate::ask::Ask;
 use crate::clock::{Clock, SystemClock};
 use crate::reservation::{Charged, SettleError};
-use crate::storage::{RuleRef, Store, StoreError};
+use crate::storage::{RuleRef, Store, StoreError, replies_at_once};
 use crate::table::{Swept, Usage};
 
 use super::engine::Engine;
@@ -53,7 +53,7 @@ impl<C: Clock> PolicyStore<C> {
 }
 
 impl<C: Clock> Store<Policy> for PolicyStore<C> {
-    type Reply<'a, T: 'a> = Result<T, StoreError>;
+    replies_at_once!();
 
     #[inline]
     fn apply<'a, T: Answer>(
@@ -127,25 +127,6 @@ impl<C: Clock> Store<Policy> for PolicyStore<C> {
 
     fn rules_changed(&self, key: Option<&[u8]>) {
         of_any_kind!(&self.kinds, |keys| self.engine.rules_changed(keys, key));
-    }
-
-    #[cold]
-    fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Result<T, StoreError> {
-        Err(invalid.into())
-    }
-
-    #[inline]
-    fn map<'a, T: Send + 'a, U: Send + 'a>(
-        reply: Result<T, StoreError>,
-        make: impl FnOnce(T) -> U + Send + 'a,
-    ) -> Result<U, StoreError> {
-        reply.map(make)
-    }
-
-    fn gather<'a, T: Send + 'a>(
-        replies: impl Iterator<Item = (&'a [u8], Result<T, StoreError>)>,
-    ) -> Result<Vec<T>, StoreError> {
-        replies.map(|(_, reply)| reply).collect()
     }
 }
 

@@ -112,9 +112,15 @@ impl Algorithm for ClientRule {
         state.last_change()
     }
 
+    /// A state that comes under another policy does so at the time of its last change at the earliest: the other policies
+    /// do not take over that time by themselves, as each does for a caller that is late by less than its window.
     #[inline]
     fn decision_time(&self, state: &ClientState, now: Tick) -> Tick {
-        state.decision_time(now)
+        let at = state.decision_time(now);
+        match self.access(at) {
+            Access::Limited(policy) if !state.is_under(policy) => at.max(state.last_change()),
+            _ => at,
+        }
     }
 
     /// Adapts each state by its own policy. The rule is only that of the caller.

@@ -49,6 +49,24 @@ fn alternating_early_and_late_callers_get_one_quota() {
     }
 }
 
+/// A late caller that is the first under another tier: that tier takes over what is used at the last change, not at the
+/// time that the caller read.
+///
+/// Fault K2.
+#[test]
+fn a_late_caller_that_switches_tiers_earns_nothing() {
+    for kind in Kind::ALL {
+        let fast = Policy::token_bucket(LIMIT).per(Ticks(LIMIT)).build().expect("valid");
+        let limiter = RateLimiter::tiered("tiered", Tiers::new(policy(kind)).tier("fast", fast));
+        let fast = Ask::new("a").tier("fast");
+        let all = Ask::new("a").cost(LIMIT).at(Tick(10_500));
+        assert!(limiter.is_allowed(all).expect("a decision"), "{kind}");
+        assert!(!limiter.is_allowed(fast.at(Tick(10_000))).expect("a decision"), "{kind}");
+        assert!(!limiter.is_allowed(fast.at(Tick(10_500))).expect("a decision"), "{kind}");
+        assert!(limiter.is_allowed(fast.at(Tick(10_501))).expect("a decision"), "{kind}");
+    }
+}
+
 /// A clock that yields a reading from five windows ago every other time, as threads do that were descheduled
 /// between the clock and the lock. It never reports a set-back.
 struct StaleClock<'a> {

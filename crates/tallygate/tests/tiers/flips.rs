@@ -1,10 +1,12 @@
 //! Clients that are checked under several policies: the policies do not add up, and no client is locked out.
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::algorithm::Algorithm as _;
-use tallygate::store::ClientState;
-use tallygate::tiers::ClientRule;
+use tallygate::store::{Allowance, ClientState};
+use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Ask, Cost, Decision, Kind, Limit, Policy, Tick, Ticks};
 use tallygate_testkit::cases;
 
@@ -117,6 +119,26 @@ trait UsedSomething {
 impl UsedSomething for ClientState {
     fn used_something(&self, plan: &ClientRule, now: Tick) -> bool {
         plan.fresh_at(self).is_none_or(|fresh| fresh > now)
+    }
+}
+
+/// The allowance of a policy has its own time: the state that changed with it may have been dropped since.
+///
+/// Fault K2.
+#[test]
+fn a_late_caller_earns_no_allowance_twice() {
+    let policies = [10, 20].map(|limit| Arc::new(policy(Kind::SlidingWindowLog, limit, 10, None)));
+    let states = policies.clone().map(|policy| {
+        let state = policy.initial(Tick(0));
+        (policy, state)
+    });
+    // All of both capacities was used at 1000.
+    let allowances = [100, 300].map(|level| Allowance { last: Tick(1_000), level });
+    let mut state = ClientState::of(states, &allowances);
+    let fast = ClientRule::of(Access::Limited(policies[1].clone()));
+    for now in [Tick(500), Tick(1_000)] {
+        let at = fast.decision_time(&state, now);
+        assert!(!fast.decide::<bool>(&mut state, at, 1), "{now}");
     }
 }
 

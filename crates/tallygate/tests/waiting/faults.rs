@@ -48,6 +48,32 @@ fn waiters_behind_an_unpolled_head_are_answered_by_their_deadlines() {
     assert!(limiter.is_allowed("a").expect("short"));
 }
 
+/// A peek does not count as a check, also while requests wait: the client is not under the peeked policy after it.
+///
+/// Fault K6.
+#[test]
+fn a_peek_behind_a_line_changes_nothing() {
+    let clock = ManualClock::new(Tick(0));
+    let base = Policy::token_bucket(10).per(Ticks(1_000)).build().expect("valid");
+    let log = Policy::sliding_window_log(10).per(Ticks(1_000)).build().expect("valid");
+    let store = MemoryStore::new(Capacity::of(10), &clock);
+    let limiter = RateLimiter::in_store("api", Tiers::new(base).tier("log", log), store);
+    let in_log = |cost| Ask::new("a").cost(cost).tier("log");
+    assert!(limiter.check(Ask::new("a").cost(10)).expect("short").allowed);
+    let mut tasks = Tasks::new();
+    let head = tasks.add(limiter.until_ready("a", FOREVER));
+    assert!(tasks.run().is_empty());
+    let peeked = limiter.peek(in_log(5)).expect("short");
+    assert_eq!((peeked.allowed, peeked.retry_after), (false, Some(Ticks(1_000))));
+    assert!(tasks.leave(head));
+    clock.set(Tick(999));
+    let decision = limiter.check(in_log(5)).expect("short");
+    assert!(
+        decision.allowed,
+        "the log takes over what is used at its first check, and that is little"
+    );
+}
+
 /// Fault K5.
 #[test]
 fn a_head_that_is_not_polled_by_its_deadline_loses_its_place() {
@@ -597,7 +623,8 @@ proptest! {
         if tasks.running.is_empty() {
             return Ok(());
         }
-        let decision = peek();
+        // A check brings the client under the policy that the wait is counted under; a peek would not.
+        let decision = limiter.check(ask(tier, cost)).expect("short");
         let from = clock.now();
         prop_assert!(!decision.allowed);
         let Some(wait) = decision.retry_after else { return Ok(()) };
