@@ -67,11 +67,11 @@ use crate::traces::Trace;
 use http2::CountedStream;
 use sending::{OperatorReply, ReplyBody, ReservedBytes, UnreadReplies};
 
-pub(crate) use body::{Received, next as next_data, read as read_body};
+pub(crate) use body::read as read_body;
 pub(crate) use envoy::decide_for_envoy;
 pub(crate) use problem::Problem;
 pub(crate) use roles::authorize as authorize_caller;
-pub(crate) use sending::ReplyTail;
+pub(crate) use sending::Content;
 
 /// What a listener serves over HTTP.
 pub(crate) trait Service: Send + Sync + 'static {
@@ -88,7 +88,7 @@ pub(crate) trait Service: Send + Sync + 'static {
         caller: &Caller,
         request: hyper::Request<Incoming>,
         head: Option<HeldBytes>,
-    ) -> impl Future<Output = Reply> + Send;
+    ) -> impl Future<Output = Response<Content>> + Send;
 }
 
 /// The routes of the HTTP listener.
@@ -106,8 +106,8 @@ impl Service for HttpRoutes {
         caller: &Caller,
         request: hyper::Request<Incoming>,
         head: Option<HeldBytes>,
-    ) -> Reply {
-        routes::reply(caller, request, head).await
+    ) -> Response<Content> {
+        routes::reply(caller, request, head).await.map(Content::from)
     }
 }
 
@@ -323,7 +323,7 @@ async fn serve<S: Service>(
     let Some(AcceptedRequest { request, stream, head }) = accepted else {
         return Ok(buffers_full()
             .reply()
-            .map(|body| ReplyBody::new(body, [None, None], None, None)));
+            .map(|body| ReplyBody::new(body.into(), [None, None], None)));
     };
     if caller.requests.fetch_add(1, Ordering::Relaxed) % IN_A_TURN == IN_A_TURN - 1 {
         tokio::task::yield_now().await;
@@ -344,14 +344,14 @@ async fn serve<S: Service>(
 /// buffers.
 fn sending(
     caller: &Caller,
-    mut reply: Reply,
+    mut reply: Response<Content>,
     is_http2: bool,
     mut held: Option<HeldBytes>,
 ) -> Response<ReplyBody> {
-    let bytes = reply.body().len();
-    let is_for_operators = OperatorReply::of(&mut reply);
+    let bytes = reply.body().held_bytes();
+    let is_for_operators = OperatorReply::of(reply.extensions_mut());
     let mut of_reserve = None;
-    if let Some(reserved) = ReservedBytes::of(&mut reply) {
+    if let Some(reserved) = ReservedBytes::of(reply.extensions_mut()) {
         match &mut held {
             Some(held) => held.join(reserved),
             None => held = Some(reserved),
@@ -369,12 +369,11 @@ fn sending(
             }
         };
         if !is_room {
-            return sending(caller, buffers_full().reply(), is_http2, held);
+            return sending(caller, buffers_full().reply().map(Content::from), is_http2, held);
         }
     }
     let among = is_http2.then_some(&caller.unread);
-    let tail = ReplyTail::of(&mut reply);
-    reply.map(|body| ReplyBody::new(body, [held, of_reserve], among, tail))
+    reply.map(|content| ReplyBody::new(content, [held, of_reserve], among))
 }
 
 /// Returns the error for a request that does not fit into the buffers.

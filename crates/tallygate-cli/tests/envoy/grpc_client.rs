@@ -85,8 +85,10 @@ impl GrpcClient {
                 received.extend_from_slice(&data);
             }
             let trailers = body.trailers().await.unwrap().expect("the reply has trailers");
-            assert_eq!(trailers["grpc-status"], "0", "{trailers:?}");
-            Ok(messages(received.freeze()))
+            match status(&trailers).expect("the trailers have a status") {
+                Failed { code: 0, .. } => Ok(messages(received.freeze())),
+                failed => Err(failed),
+            }
         })
     }
 

@@ -168,9 +168,11 @@ fn reflection_describes_the_service() {
         bytes(&mut list, 7, b"*");
         let mut file = Vec::new();
         bytes(&mut file, 4, b"envoy.service.ratelimit.v3.RateLimitService");
-        let questions = [framed(&list), framed(&file)].concat();
-        let replies = client.send(&path, &[], questions.into()).unwrap();
-        assert_eq!(replies.len(), 2);
+        let mut import = Vec::new();
+        bytes(&mut import, 3, b"google/protobuf/struct.proto");
+        let questions = [list, file, import].map(|question| framed(&question));
+        let replies = client.send(&path, &[], questions.concat().into()).unwrap();
+        assert_eq!(replies.len(), 3);
         let services = String::from_utf8_lossy(&replies[0]).into_owned();
         assert!(services.contains("envoy.service.ratelimit.v3.RateLimitService"), "{services}");
         assert!(services.contains("grpc.health.v1.Health"), "{services}");
@@ -182,6 +184,11 @@ fn reflection_describes_the_service() {
         ] {
             assert!(files.contains(name), "{name}");
         }
+        let imported = String::from_utf8_lossy(&replies[2]).into_owned();
+        assert!(imported.contains("ListValue"), "{imported}");
+        let mut unknown = Vec::new();
+        bytes(&mut unknown, 4, b"envoy.Unknown");
+        assert_eq!(client.call(&path, &[], &unknown).unwrap_err().code, NOT_FOUND);
     }
 }
 
@@ -221,7 +228,10 @@ fn malformed_calls_fail_with_a_code_and_the_connection_goes_on() {
     assert_eq!(code(&mut client, b""), INVALID_ARGUMENT);
     assert_eq!(code(&mut client, &[0, 0, 0, 0, 9, 1]), INVALID_ARGUMENT, "shorter than its prefix");
     assert_eq!(code(&mut client, &[0, 0, 0, 0, 1, 0xff]), INVALID_ARGUMENT, "not a message");
-    assert_eq!(code(&mut client, &[1, 0, 0, 0, 0]), UNIMPLEMENTED, "compressed");
+    let compressed = Bytes::from_static(&[1, 0, 0, 0, 0]);
+    let gzip = client.send(SHOULD_RATE_LIMIT, &[("grpc-encoding", "gzip")], compressed);
+    assert_eq!(gzip.unwrap_err().code, UNIMPLEMENTED, "compressed");
+    assert_eq!(code(&mut client, &[1, 0, 0, 0, 0]), INVALID_ARGUMENT, "by an unknown encoding");
     assert_eq!(code(&mut client, &[0, 0, 0, 0, 0]), INVALID_ARGUMENT, "no domain");
     let unknown = client.call("/a.B/C", &[], &[]).unwrap_err();
     assert_eq!(unknown.code, UNIMPLEMENTED);

@@ -4,10 +4,12 @@
 //! envoyproxy/ratelimit. Limits in shadow or quota mode never deny. They are charged for allowed requests only, after
 //! the decision, so that a failure of theirs has no effect on it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use prost_types::value::Kind;
+use prost_types::{Duration, ListValue, Struct, Value};
 use tallygate::algorithm::Op;
 use tallygate::store::Store as _;
 use tallygate::tiers::{Access, ClientRule};
@@ -15,7 +17,8 @@ use tallygate::{Cost, Decision, Source, Tick, Ticks};
 use tallygate_redis::JointAsk;
 
 use super::{
-    DescriptorStatus, EnvoyError, RateLimitRequest, RateLimitResponse, TightestLimit, request_limit,
+    Code, CurrentLimit, Decided, DescriptorStatus, EnvoyError, RateLimitDescriptor,
+    RateLimitRequest, RateLimitResponse, TightestLimit, request_limit,
 };
 use crate::config::{
     Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, Limits, MAX_ENTRIES,
@@ -29,10 +32,7 @@ use crate::gate::{Gate, GateError, Policies, ServedPolicy};
 ///
 /// The request is malformed or too large, there are no rules, or the store is unavailable and a rule leaves the decision to
 /// Envoy.
-pub(crate) async fn decide(
-    gate: &Gate,
-    request: &RateLimitRequest<'_>,
-) -> Result<RateLimitResponse, EnvoyError> {
+pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<Decided, EnvoyError> {
     let limits = gate.limits();
     check_size(request, &limits)?;
     let policies = gate.in_force();
@@ -48,10 +48,15 @@ pub(crate) async fn decide(
     for target in &targets {
         target.count_details(gate);
     }
-    Ok(response(&targets, is_over_limit, &envoy))
+    let wanted_headers = envoy.settings.headers;
+    let tightest = match wanted_headers {
+        EnvoyHeaders::None => None,
+        EnvoyHeaders::X | EnvoyHeaders::Draft | EnvoyHeaders::All => tightest(&targets),
+    };
+    Ok(Decided { response: response(&targets, is_over_limit), wanted_headers, tightest })
 }
 
-fn check_size(request: &RateLimitRequest<'_>, limits: &Limits) -> Result<(), EnvoyError> {
+fn check_size(request: &RateLimitRequest, limits: &Limits) -> Result<(), EnvoyError> {
     let (count, most) = (request.descriptors.len(), limits.max_all_items);
     if request.domain.is_empty() {
         return Err(EnvoyError::Invalid("the domain is empty".to_owned()));
@@ -63,9 +68,7 @@ fn check_size(request: &RateLimitRequest<'_>, limits: &Limits) -> Result<(), Env
         return Err(too_many_descriptors(most));
     }
     if request.descriptors.iter().any(|descriptor| descriptor.entries.len() > MAX_ENTRIES) {
-        return Err(EnvoyError::TooLarge(format!(
-            "a descriptor has more than {MAX_ENTRIES} entries"
-        )));
+        return Err(too_many_entries());
     }
     Ok(())
 }
@@ -74,6 +77,10 @@ pub(super) fn too_many_descriptors(most: usize) -> EnvoyError {
     EnvoyError::TooLarge(format!(
         "the request has more than {most} descriptors (`max_all_items` in `[limits]`)"
     ))
+}
+
+pub(super) fn too_many_entries() -> EnvoyError {
+    EnvoyError::TooLarge(format!("a descriptor has more than {MAX_ENTRIES} entries"))
 }
 
 /// A descriptor of the request, and the limit that applies to it.
@@ -191,7 +198,7 @@ impl LimitedTarget {
 
 /// Finds the limits of the descriptors.
 fn targets(
-    request: &RateLimitRequest<'_>,
+    request: &RateLimitRequest,
     envoy: &EnvoyConfig,
     policies: &Policies,
     limits: &Limits,
@@ -200,9 +207,9 @@ fn targets(
         return Ok(request.descriptors.iter().map(|_| Target::Unmatched).collect());
     };
     let common_hits = Cost::from(request.hits_addend.max(1));
-    let find = |(index, descriptor): (usize, &super::Descriptor<'_>)| {
+    let find = |(index, descriptor): (usize, &RateLimitDescriptor)| {
         let entries: Vec<(&str, &str)> =
-            descriptor.entries.iter().map(|(key, value)| (&**key, &**value)).collect();
+            descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
         let found = domain.find(&entries);
         let hits = descriptor.hits_addend.unwrap_or(common_hits);
         let (policy, key, rule, metric) = match found {
@@ -383,55 +390,62 @@ async fn decide_observed(targets: &mut [Target], is_charged: bool) {
     join_all(each).await;
 }
 
-fn response(targets: &[Target], is_over_limit: bool, envoy: &EnvoyConfig) -> RateLimitResponse {
-    let in_quota_mode =
-        |target: &Target| target.limited().is_some_and(|target| target.mode == EnvoyMode::Quota);
-    let quota_violations = targets.iter().any(in_quota_mode).then(|| {
-        let violates = |target: &Target| {
-            in_quota_mode(target) && target.limited().is_some_and(LimitedTarget::exceeds)
-        };
-        targets
-            .iter()
-            .enumerate()
-            .filter(|(_, target)| violates(target))
-            .map(|(at, _)| at)
-            .collect()
+fn response(targets: &[Target], is_over_limit: bool) -> RateLimitResponse {
+    let in_quota_mode = |target: &LimitedTarget| target.mode == EnvoyMode::Quota;
+    let limited = || targets.iter().map(Target::limited);
+    let dynamic_metadata = limited().flatten().any(in_quota_mode).then(|| {
+        let violates = |target: &LimitedTarget| in_quota_mode(target) && target.exceeds();
+        let violations = limited().enumerate().filter(|(_, target)| target.is_some_and(violates));
+        quota_metadata(&violations.map(|(index, _)| index).collect::<Vec<_>>())
     });
     RateLimitResponse {
-        is_over_limit,
+        overall_code: Code::of(is_over_limit).into(),
         statuses: targets.iter().map(status).collect(),
-        quota_violations,
-        tightest: match envoy.settings.headers {
-            EnvoyHeaders::None => None,
-            EnvoyHeaders::X | EnvoyHeaders::Draft | EnvoyHeaders::All => tightest(targets),
-        },
-        headers: Vec::new(),
-        wanted_headers: envoy.settings.headers,
+        response_headers_to_add: Vec::new(),
+        dynamic_metadata,
     }
 }
 
+/// Returns the metadata of a response with descriptors in quota mode: the indexes of those that are over their limit.
+pub(super) fn quota_metadata(violations: &[usize]) -> Struct {
+    let value = |kind| Value { kind: Some(kind) };
+    let index =
+        |index: &usize| value(Kind::NumberValue(u32::try_from(*index).unwrap_or(u32::MAX).into()));
+    let mut fields =
+        BTreeMap::from([("quotaModeEnabled".to_owned(), value(Kind::BoolValue(true)))]);
+    if !violations.is_empty() {
+        let values = violations.iter().map(index).collect();
+        let list = value(Kind::ListValue(ListValue { values }));
+        fields.insert("quotaModeViolations".to_owned(), list);
+    }
+    Struct { fields }
+}
+
 fn status(target: &Target) -> DescriptorStatus {
-    match target {
-        Target::Unmatched => DescriptorStatus::default(),
-        Target::Unlimited { .. } => {
-            DescriptorStatus { remaining: u32::MAX, ..DescriptorStatus::default() }
-        }
-        Target::Limited(limited) => {
-            let name = target.rule().and_then(|rule| rule.name.clone());
-            let is_over_limit = target.is_over_limit();
-            let reset_after_s = |decision: Decision| {
-                let seconds = decision.reset_after.0.div_ceil(Ticks::PER_SECOND);
-                if is_over_limit { seconds.max(1) } else { seconds }
-            };
-            DescriptorStatus {
-                is_over_limit,
-                limit: Some((limited.limit, name)),
-                remaining: limited
-                    .decision
-                    .map_or(0, |decision| u32::try_from(decision.remaining).unwrap_or(u32::MAX)),
-                reset_after_s: limited.decision.map(reset_after_s),
-            }
-        }
+    let ok = DescriptorStatus { code: Code::Ok.into(), ..Default::default() };
+    let limited = match target {
+        Target::Unmatched => return ok,
+        Target::Unlimited { .. } => return DescriptorStatus { limit_remaining: u32::MAX, ..ok },
+        Target::Limited(limited) => limited,
+    };
+    let is_over_limit = target.is_over_limit();
+    // Whole seconds, rounded up.
+    let reset = |decision: Decision| {
+        let seconds = decision.reset_after.0.div_ceil(Ticks::PER_SECOND);
+        let seconds = if is_over_limit { seconds.max(1) } else { seconds };
+        Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
+    };
+    let name = target.rule().and_then(|rule| rule.name.as_deref()).unwrap_or_default();
+    let remaining = limited.decision.map_or(0, |decision| decision.remaining);
+    DescriptorStatus {
+        code: Code::of(is_over_limit).into(),
+        current_limit: Some(CurrentLimit {
+            requests_per_unit: limited.limit.requests_per_unit,
+            unit: limited.limit.unit as i32,
+            name: name.to_owned(),
+        }),
+        limit_remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
+        duration_until_reset: limited.decision.map(reset),
     }
 }
 
@@ -455,7 +469,8 @@ mod tests {
     use tallygate::store::Capacity;
     use tallygate_redis::Stores;
 
-    use super::super::{Descriptor, RequestLimit};
+    use super::super::RateLimitOverride;
+    use super::super::messages::Entry;
     use super::*;
     use crate::config::Config;
     use crate::gate::RestoredStores;
@@ -496,22 +511,25 @@ descriptors:
         Gate::new(&config, stores, Metrics::new(), RestoredStores::default())
     }
 
-    fn descriptor(key: &'static str, value: &'static str) -> Descriptor<'static> {
-        Descriptor { entries: vec![(key.into(), value.into())], ..Descriptor::default() }
+    fn descriptor(key: &'static str, value: &'static str) -> RateLimitDescriptor {
+        let entries = vec![Entry { key: key.to_owned(), value: value.to_owned() }];
+        RateLimitDescriptor { entries, ..Default::default() }
     }
 
-    fn ask(gate: &Gate, descriptors: &[Descriptor<'static>], hits: u32) -> RateLimitResponse {
+    fn ask(gate: &Gate, descriptors: &[RateLimitDescriptor], hits: u32) -> RateLimitResponse {
         let request = RateLimitRequest {
             domain: "d".into(),
             descriptors: descriptors.to_vec(),
             hits_addend: hits,
         };
-        tallygate::block_on(decide(gate, &request)).unwrap()
+        tallygate::block_on(decide(gate, &request)).unwrap().response
     }
 
     /// Returns whether each descriptor is over its limit, and its remaining units.
     fn shown(response: &RateLimitResponse) -> Vec<(bool, u32)> {
-        let shown = |status: &DescriptorStatus| (status.is_over_limit, status.remaining);
+        let shown = |status: &DescriptorStatus| {
+            (status.code == Code::OverLimit as i32, status.limit_remaining)
+        };
         response.statuses.iter().map(shown).collect()
     }
 
@@ -521,13 +539,13 @@ descriptors:
         let both = [descriptor("five", "x"), descriptor("three", "x")];
         for left in [(4, 2), (3, 1), (2, 0)] {
             let response = ask(&gate, &both, 0);
-            assert!(!response.is_over_limit);
+            assert!(!response.is_over_limit());
             assert_eq!(shown(&response), [(false, left.0), (false, left.1)]);
         }
         let denied = ask(&gate, &both, 0);
-        assert!(denied.is_over_limit);
+        assert!(denied.is_over_limit());
         assert_eq!(shown(&denied), [(false, 2), (true, 0)], "the first still has its two");
-        assert!(denied.statuses[1].reset_after_s.is_some_and(|seconds| seconds > 0));
+        assert!(denied.statuses[1].duration_until_reset.is_some_and(|reset| reset.seconds > 0));
         assert_eq!(shown(&ask(&gate, &both[..1], 0)), [(false, 1)]);
     }
 
@@ -536,7 +554,7 @@ descriptors:
         let gate = gate("charge = \"always\"");
         let both = [descriptor("five", "x"), descriptor("three", "x")];
         for _ in 0..3 {
-            assert!(!ask(&gate, &both, 0).is_over_limit);
+            assert!(!ask(&gate, &both, 0).is_over_limit());
         }
         assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 1), (true, 0)], "the first was charged");
         assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 0), (true, 0)]);
@@ -550,7 +568,7 @@ descriptors:
     #[test]
     fn hits_come_from_the_descriptor_then_from_the_request_then_they_are_one() {
         let gate = gate("");
-        let hits = |hits_addend| Descriptor { hits_addend, ..descriptor("five", "x") };
+        let hits = |hits_addend| RateLimitDescriptor { hits_addend, ..descriptor("five", "x") };
         assert_eq!(shown(&ask(&gate, &[hits(None)], 0)), [(false, 4)]);
         assert_eq!(shown(&ask(&gate, &[hits(None)], 2)), [(false, 2)]);
         assert_eq!(shown(&ask(&gate, &[hits(Some(0))], 9)), [(false, 2)], "a look");
@@ -564,20 +582,21 @@ descriptors:
         let gate = gate("");
         let all = [descriptor("other", "x"), descriptor("free", "x"), descriptor("none", "x")];
         let response = ask(&gate, &all[..2], 0);
-        assert_eq!(response.statuses[0], DescriptorStatus::default());
-        let unlimited = DescriptorStatus { remaining: u32::MAX, ..DescriptorStatus::default() };
+        let ok = DescriptorStatus { code: 1, ..Default::default() };
+        assert_eq!(response.statuses[0], ok);
+        let unlimited = DescriptorStatus { limit_remaining: u32::MAX, ..ok.clone() };
         assert_eq!(response.statuses[1], unlimited);
         let denied = ask(&gate, &all, 0);
         assert_eq!(shown(&denied), [(false, 0), (false, u32::MAX), (true, 0)]);
-        let look = Descriptor { hits_addend: Some(0), ..descriptor("none", "x") };
+        let look = RateLimitDescriptor { hits_addend: Some(0), ..descriptor("none", "x") };
         assert_eq!(shown(&ask(&gate, &[look], 0)), [(false, 0)]);
         let unknown = RateLimitRequest {
             domain: "unknown".into(),
             descriptors: vec![descriptor("none", "x")],
             hits_addend: 0,
         };
-        let response = tallygate::block_on(decide(&gate, &unknown)).unwrap();
-        assert_eq!(response.statuses, [DescriptorStatus::default()]);
+        let response = tallygate::block_on(decide(&gate, &unknown)).unwrap().response;
+        assert_eq!(response.statuses, [ok]);
     }
 
     #[test]
@@ -586,15 +605,15 @@ descriptors:
         let both = [descriptor("shadow", "x"), descriptor("quota", "x"), descriptor("three", "x")];
         let first = ask(&gate, &both, 0);
         assert_eq!(shown(&first), [(false, 0), (false, 0), (false, 2)]);
-        assert_eq!(first.quota_violations, Some(vec![]));
+        assert_eq!(first.dynamic_metadata, Some(quota_metadata(&[])));
         let second = ask(&gate, &both, 0);
-        assert!(!second.is_over_limit);
+        assert!(!second.is_over_limit());
         assert_eq!(shown(&second), [(false, 0), (false, 0), (false, 1)]);
-        assert_eq!(second.quota_violations, Some(vec![1]));
+        assert_eq!(second.dynamic_metadata, Some(quota_metadata(&[1])));
         // A denied request does not count in shadow mode.
         let other = [descriptor("shadow", "y"), descriptor("none", "x")];
         assert_eq!(shown(&ask(&gate, &other, 0)), [(false, 1), (true, 0)]);
-        assert_eq!(ask(&gate, &other, 0).quota_violations, None);
+        assert_eq!(ask(&gate, &other, 0).dynamic_metadata, None);
     }
 
     #[test]
@@ -604,11 +623,11 @@ descriptors:
         for left in (4..9).rev() {
             let response = ask(&gate, &both, 0);
             assert_eq!(shown(&response), [(false, 0), (false, left)]);
-            assert_eq!(response.statuses[0].limit, None);
+            assert_eq!(response.statuses[0].current_limit, None);
         }
         let alone = ask(&gate, &both[..1], 0);
         assert_eq!(shown(&alone), [(false, 2)]);
-        assert_eq!(alone.statuses[0].limit.as_ref().unwrap().1.as_deref(), Some("three"));
+        assert_eq!(alone.statuses[0].current_limit.as_ref().unwrap().name, "three");
     }
 
     #[test]
@@ -623,16 +642,17 @@ descriptors:
     fn a_limit_of_the_request_applies_instead_of_the_configured_one() {
         let gate = gate("");
         let with = |key, requests_per_unit, unit| {
-            let limit = Some(RequestLimit { requests_per_unit, unit });
-            Descriptor { limit, ..descriptor(key, "x") }
+            let limit = Some(RateLimitOverride { requests_per_unit, unit });
+            RateLimitDescriptor { limit, ..descriptor(key, "x") }
         };
         // Of a descriptor that matches no rule.
         for left in [1, 0] {
             assert_eq!(shown(&ask(&gate, &[with("other", 2, 4)], 0)), [(false, left)]);
         }
         assert_eq!(shown(&ask(&gate, &[with("other", 2, 4)], 0)), [(true, 0)]);
-        let current = ask(&gate, &[with("other", 2, 4)], 0).statuses[0].limit.clone().unwrap();
-        assert_eq!((current.0.requests_per_unit, current.0.unit as u64), (2, 4));
+        let current =
+            ask(&gate, &[with("other", 2, 4)], 0).statuses[0].current_limit.clone().unwrap();
+        assert_eq!((current.requests_per_unit, current.unit), (2, 4));
         // Usage of the configured limit counts.
         assert_eq!(shown(&ask(&gate, &[descriptor("three", "x")], 2)), [(false, 1)]);
         assert_eq!(shown(&ask(&gate, &[with("three", 10, 4)], 0)), [(false, 7)]);
@@ -655,15 +675,15 @@ descriptors:
     #[test]
     fn malformed_and_large_requests_are_errors() {
         let gate = gate("");
-        let ask = |domain: &'static str, descriptors: Vec<Descriptor<'static>>| {
+        let ask = |domain: &'static str, descriptors: Vec<RateLimitDescriptor>| {
             let request = RateLimitRequest { domain: domain.into(), descriptors, hits_addend: 1 };
             tallygate::block_on(decide(&gate, &request)).unwrap_err()
         };
         assert!(matches!(ask("", vec![descriptor("five", "x")]), EnvoyError::Invalid(_)));
         assert!(matches!(ask("d", vec![]), EnvoyError::Invalid(_)));
         assert!(matches!(ask("d", vec![descriptor("five", "x"); 65]), EnvoyError::TooLarge(_)));
-        let entries = vec![("five".into(), "x".into()); MAX_ENTRIES + 1];
-        let deep = Descriptor { entries, ..Descriptor::default() };
+        let entries = vec![Entry::default(); MAX_ENTRIES + 1];
+        let deep = RateLimitDescriptor { entries, ..Default::default() };
         assert!(matches!(ask("d", vec![deep]), EnvoyError::TooLarge(_)));
     }
 

@@ -12,7 +12,7 @@ use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Policy, Ticks};
 use tallygate_lab::duration::DurationText;
 
-use super::{EnvoyError, RequestLimit};
+use super::{EnvoyError, RateLimitOverride};
 use crate::config::{EnvoyLimit, Unit};
 
 /// How many limits a thread caches.
@@ -22,7 +22,7 @@ type Rules = HashMap<EnvoyLimit, ClientRule, foldhash::fast::RandomState>;
 
 /// Returns the limit and its rule: a fixed window, as in envoyproxy/ratelimit.
 pub(super) fn rule(
-    limit: RequestLimit,
+    limit: RateLimitOverride,
     longest: Duration,
 ) -> Result<(EnvoyLimit, ClientRule), EnvoyError> {
     let unit = Unit::of_number(limit.unit).ok_or_else(|| {
@@ -76,19 +76,19 @@ mod tests {
     /// Fault J2.
     #[test]
     fn a_limit_in_a_request_cannot_keep_state_for_longer_than_the_maximum() {
-        let of = |unit: u64| rule(RequestLimit { requests_per_unit: 5, unit }, WEEK);
+        let of = |unit: i32| rule(RateLimitOverride { requests_per_unit: 5, unit }, WEEK);
         for unit in [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week] {
-            assert_eq!(of(unit as u64).expect("short enough").0.unit, unit);
+            assert_eq!(of(unit as i32).expect("short enough").0.unit, unit);
         }
         for unit in [Unit::Month, Unit::Year] {
-            assert!(of(unit as u64).unwrap_err().to_string().contains("max_time_to_fresh"));
+            assert!(of(unit as i32).unwrap_err().to_string().contains("max_time_to_fresh"));
         }
     }
 
     #[test]
     fn an_unknown_unit_is_an_error_and_a_limit_of_zero_denies() {
-        let of = |unit: u64| rule(RequestLimit { requests_per_unit: 0, unit }, WEEK);
-        for unit in [0, 8, u64::MAX] {
+        let of = |unit: i32| rule(RateLimitOverride { requests_per_unit: 0, unit }, WEEK);
+        for unit in [0, 8, -1, i32::MAX] {
             assert!(matches!(of(unit), Err(EnvoyError::Invalid(_))));
         }
         let (_, rule) = of(1).unwrap();

@@ -1,64 +1,100 @@
 //! `grpc.health.v1.Health`: answers for the server (`""`) and for the service `ratelimit`.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tokio::sync::mpsc;
+use futures_util::{Stream, StreamExt as _, stream};
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use tonic::Status;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tower_service::Service as _;
 
-use super::call;
-use crate::envoy::wire::{self, Fields, WireError};
-use crate::http::{Caller, Reply};
+use super::call::{self, MAX_STREAMED_BYTES};
+use crate::connection::Stop;
+use crate::http::{Caller, Content};
+use crate::shared::Shared;
 
 /// The services that have a health, beside the server as a whole.
 const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
-const SERVING: u64 = 1;
-const NOT_SERVING: u64 = 2;
-const SERVICE_UNKNOWN: u64 = 3;
+pub(super) async fn check(
+    caller: &Caller,
+    request: Request<Incoming>,
+) -> Result<Response<Content>, Status> {
+    let (request, _held) = call::read(caller, request).await?;
+    let Ok(response) = service(caller).call(request).await;
+    Ok(call::whole(response).await)
+}
 
-/// Reads a `HealthCheckRequest`.
-pub(super) fn service(message: &[u8]) -> Result<&str, WireError> {
-    let mut service = "";
-    let mut fields = Fields::of(message);
-    while let Some((field, value)) = fields.next()? {
-        if field == 1 {
-            service = value.text(field)?;
+pub(super) async fn watch(
+    caller: &Caller,
+    request: Request<Incoming>,
+) -> Result<Response<Content>, Status> {
+    let Ok(response) = service(caller).call(call::stream(caller, request)).await;
+    Ok(call::streamed(response))
+}
+
+fn service(caller: &Caller) -> HealthServer<ServerHealth> {
+    let health = ServerHealth { shared: caller.shared.clone(), stop: caller.stop.clone() };
+    HealthServer::new(health).max_decoding_message_size(MAX_STREAMED_BYTES)
+}
+
+/// The health of this server.
+struct ServerHealth {
+    shared: Arc<Shared>,
+    stop: Stop,
+}
+
+impl ServerHealth {
+    fn status(&self, service: &str) -> ServingStatus {
+        if !SERVICES.contains(&service) {
+            return ServingStatus::ServiceUnknown;
+        }
+        match self.shared.is_ready.load(Ordering::Acquire) {
+            true => ServingStatus::Serving,
+            false => ServingStatus::NotServing,
         }
     }
-    Ok(service)
 }
 
-/// Returns whether a service is ready; `None` if there is no such service.
-pub(super) fn serving(caller: &Caller, service: &str) -> Option<bool> {
-    SERVICES.contains(&service).then(|| caller.shared.is_ready.load(Ordering::Acquire))
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
 }
 
-/// Writes a `HealthCheckResponse`.
-pub(super) fn response(serving: Option<bool>) -> Vec<u8> {
-    let mut out = Vec::new();
-    wire::number(
-        &mut out,
-        1,
-        match serving {
-            Some(true) => SERVING,
-            Some(false) => NOT_SERVING,
-            None => SERVICE_UNKNOWN,
-        },
-    );
-    out
-}
-
-/// Returns a stream with the present state and, when the server shuts down, the last one.
-pub(super) fn watch(caller: &Caller, serving: Option<bool>) -> Reply {
-    let (send, messages) = mpsc::channel(2);
-    let mut stop = caller.stop.clone();
-    tokio::spawn(async move {
-        let _ = send.send(call::framed(&response(serving))).await;
-        tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => {}
-            () = send.closed() => return,
+#[tonic::async_trait]
+impl Health for ServerHealth {
+    async fn check(
+        &self,
+        request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<HealthCheckResponse>, Status> {
+        match self.status(&request.get_ref().service) {
+            ServingStatus::ServiceUnknown => Err(Status::not_found("unknown service")),
+            status => Ok(tonic::Response::new(response(status))),
         }
-        let last = serving.map(|_| false);
-        let _ = send.send(call::framed(&response(last))).await;
-    });
-    call::stream_reply(messages)
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    /// Returns the present status and, when the server shuts down, the last one.
+    async fn watch(
+        &self,
+        request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<Self::WatchStream>, Status> {
+        let present = self.status(&request.get_ref().service);
+        let mut stop = self.stop.clone();
+        let last = async move {
+            // If the sender is gone, the server shuts down as well.
+            let _ = stop.wait_for(|stop| *stop).await;
+            match present {
+                ServingStatus::ServiceUnknown => present,
+                _ => ServingStatus::NotServing,
+            }
+        };
+        let statuses = stream::iter([present]).chain(stream::once(last));
+        Ok(tonic::Response::new(Box::pin(statuses.map(|status| Ok(response(status))))))
+    }
 }

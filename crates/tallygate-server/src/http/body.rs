@@ -34,7 +34,14 @@ const MAX_COMPLAINT_BYTES: usize = 1024;
 /// A body whose memory is counted until it is dropped.
 pub(crate) struct Received {
     bytes: Bytes,
-    _held: Option<HeldBytes>,
+    held: Option<HeldBytes>,
+}
+
+impl Received {
+    /// Returns the bytes, and their count.
+    pub(crate) fn into_parts(self) -> (Bytes, Option<HeldBytes>) {
+        (self.bytes, self.held)
+    }
 }
 
 impl Deref for Received {
@@ -85,7 +92,7 @@ pub(crate) async fn read(mut body: Incoming, caller: &Caller) -> Result<Received
 /// Collects a body.
 async fn collect(body: &mut Incoming, caller: &Caller) -> Result<Received, ReadError> {
     let Some(first) = next(body).await? else {
-        return Ok(Received { bytes: Bytes::new(), _held: None });
+        return Ok(Received { bytes: Bytes::new(), held: None });
     };
     let mut held = None;
     let mut hold = |so_far: usize, more: usize| {
@@ -104,14 +111,14 @@ async fn collect(body: &mut Incoming, caller: &Caller) -> Result<Received, ReadE
     };
     hold(0, first.len())?;
     if body.is_end_stream() {
-        return Ok(Received { bytes: first, _held: held });
+        return Ok(Received { bytes: first, held });
     }
     let mut all = BytesMut::from(first);
     while let Some(more) = next(body).await? {
         hold(all.len(), more.len())?;
         all.extend_from_slice(&more);
     }
-    Ok(Received { bytes: all.freeze(), _held: held })
+    Ok(Received { bytes: all.freeze(), held })
 }
 
 impl From<hyper::Error> for ReadError {

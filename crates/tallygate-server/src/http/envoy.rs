@@ -4,23 +4,22 @@
 //! is over a limit.
 
 use hyper::StatusCode;
-use hyper::header::HeaderMap;
+use hyper::header::{HeaderMap, HeaderName};
 use tallygate::headers::Dialect;
 
 use super::headers::Quota;
 use super::problem::Problem;
 use super::{Reply, answer, body};
 use crate::config::EnvoyHeaders;
-use crate::envoy::{
-    EnvoyError, JsonRequest, RateLimitRequest, RateLimitResponse, decide, write_json,
-};
+use crate::envoy::{Decided, EnvoyError, HeaderValue, RateLimitRequest, RateLimitResponse, decide};
 use crate::gate::Gate;
 
 pub(super) async fn reply(gate: &Gate, received: &[u8]) -> Result<Reply, Problem> {
-    let request = body::parse::<JsonRequest<'_>>(received)?.into();
+    let request = body::parse::<RateLimitRequest>(received)?;
     let response = decide_for_envoy(gate, &request).await?;
-    let mut reply = answer::json(write_json(&response).into_bytes());
-    if response.is_over_limit {
+    // Writing to memory cannot fail.
+    let mut reply = answer::json(serde_json::to_vec(&response).unwrap_or_default());
+    if response.is_over_limit() {
         *reply.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     }
     Ok(reply)
@@ -33,25 +32,28 @@ pub(super) async fn reply(gate: &Gate, received: &[u8]) -> Result<Reply, Problem
 /// As for [`decide`].
 pub(crate) async fn decide_for_envoy(
     gate: &Gate,
-    request: &RateLimitRequest<'_>,
+    request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, EnvoyError> {
-    let mut response = decide(gate, request).await?;
-    response.headers = header_fields(&response);
-    Ok(response)
+    let mut decided = decide(gate, request).await?;
+    decided.response.response_headers_to_add = header_fields(&decided);
+    Ok(decided.response)
 }
 
-fn header_fields(response: &RateLimitResponse) -> Vec<(String, String)> {
-    let dialects: &[Dialect] = match response.wanted_headers {
+fn header_fields(decided: &Decided) -> Vec<HeaderValue> {
+    let dialects: &[Dialect] = match decided.wanted_headers {
         EnvoyHeaders::None => return Vec::new(),
         EnvoyHeaders::X => &[Dialect::X],
         EnvoyHeaders::Draft => &[Dialect::Draft10],
         EnvoyHeaders::All => &Dialect::ALL,
     };
-    let Some(tightest) = &response.tightest else { return Vec::new() };
+    let Some(tightest) = &decided.tightest else { return Vec::new() };
     let quota =
         Quota { policy: &tightest.policy, access: &tightest.access, decision: &tightest.decision };
     let mut fields = HeaderMap::new();
     quota.write_all(&mut fields, dialects);
-    let text = |value: &hyper::header::HeaderValue| value.to_str().unwrap_or_default().to_owned();
-    fields.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+    let field = |(name, value): (&HeaderName, &hyper::header::HeaderValue)| HeaderValue {
+        key: name.to_string(),
+        value: value.to_str().unwrap_or_default().to_owned(),
+    };
+    fields.iter().map(field).collect()
 }

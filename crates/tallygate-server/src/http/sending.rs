@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use hyper::HeaderMap;
-use hyper::body::{Body, Frame, SizeHint};
-use tokio::sync::{Notify, mpsc};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::http::Extensions;
+use tokio::sync::Notify;
+use tonic::body::Body;
 
-use super::Reply;
 use crate::client_budgets::HeldBytes;
 
 /// The number of intervals in a write timeout.
@@ -112,8 +113,8 @@ impl ReservedBytes {
     }
 
     /// Takes the reserved memory from a reply.
-    pub(super) fn of(reply: &mut Reply) -> Option<HeldBytes> {
-        let Self(held) = reply.extensions_mut().remove()?;
+    pub(super) fn of(reply: &mut Extensions) -> Option<HeldBytes> {
+        let Self(held) = reply.remove()?;
         Arc::into_inner(held)
     }
 }
@@ -125,30 +126,35 @@ pub(super) struct OperatorReply;
 
 impl OperatorReply {
     /// Returns whether a reply is marked, and removes the mark.
-    pub(super) fn of(reply: &mut Reply) -> bool {
-        reply.extensions_mut().remove::<Self>().is_some()
+    pub(super) fn of(reply: &mut Extensions) -> bool {
+        reply.remove::<Self>().is_some()
     }
 }
 
-/// What follows the body of a reply: messages that are not known yet, then trailers.
-#[derive(Clone, Debug)]
-pub(crate) struct ReplyTail(Arc<Tail>);
-
-#[derive(Debug)]
-pub(super) struct Tail {
-    messages: Option<mpsc::Receiver<Bytes>>,
-    trailers: HeaderMap,
+/// The content of a reply.
+pub(crate) enum Content {
+    /// All of it, and the trailers after it.
+    Whole(Bytes, Option<HeaderMap>),
+    /// A stream of gRPC messages, and trailers at its end.
+    Stream(Body),
 }
 
-impl ReplyTail {
-    pub(crate) fn new(messages: Option<mpsc::Receiver<Bytes>>, trailers: HeaderMap) -> Self {
-        Self(Arc::new(Tail { messages, trailers }))
-    }
+/// The memory of a stream: the buffers of tonic in both directions, and a frame of the client.
+const STREAM_BYTES: usize = 2 * 8 * 1024 + 16 * 1024;
 
-    /// Takes the tail from a reply.
-    pub(super) fn of(reply: &mut Reply) -> Option<Tail> {
-        let Self(tail) = reply.extensions_mut().remove()?;
-        Arc::into_inner(tail)
+impl Content {
+    /// Returns the memory that the content takes until the client has read it.
+    pub(super) fn held_bytes(&self) -> usize {
+        match self {
+            Self::Whole(bytes, _) => bytes.len(),
+            Self::Stream(_) => STREAM_BYTES,
+        }
+    }
+}
+
+impl From<Bytes> for Content {
+    fn from(bytes: Bytes) -> Self {
+        Self::Whole(bytes, None)
     }
 }
 
@@ -157,16 +163,22 @@ impl ReplyTail {
 pub(super) struct ReplyBody {
     bytes: Bytes,
     hold: Option<Arc<ReplyHold>>,
-    tail: Option<Box<BodyTail>>,
+    tail: Option<Tail>,
 }
 
-/// What follows the body, and what a stream of messages holds until its end.
+/// What follows the bytes of a body.
 #[derive(Debug)]
-struct BodyTail {
-    messages: Option<mpsc::Receiver<Bytes>>,
-    trailers: HeaderMap,
+enum Tail {
+    Trailers(Box<HeaderMap>),
+    Stream(Box<StreamTail>),
+}
+
+#[derive(Debug)]
+struct StreamTail {
+    messages: Body,
     /// Counts each message among the unread replies until it is read. The stream itself may be silent for long.
     among: Option<Arc<UnreadReplies>>,
+    /// What the stream holds until its end.
     _held: [Option<HeldBytes>; 2],
 }
 
@@ -190,44 +202,47 @@ pub(super) struct BodyChunk {
 impl ReplyBody {
     /// Creates a body. `among` counts it among the unread replies of an HTTP/2 connection.
     pub(super) fn new(
-        bytes: Bytes,
+        content: Content,
         held: [Option<HeldBytes>; 2],
         among: Option<&Arc<UnreadReplies>>,
-        tail: Option<Tail>,
     ) -> Self {
-        let body_tail = |Tail { messages, trailers }, among: Option<&Arc<UnreadReplies>>, _held| {
-            Some(Box::new(BodyTail { messages, trailers, among: among.cloned(), _held }))
-        };
-        let tail = match tail {
-            Some(tail) if tail.messages.is_some() => {
-                return Self { bytes, hold: None, tail: body_tail(tail, among, held) };
+        let (bytes, trailers) = match content {
+            Content::Whole(bytes, trailers) => (bytes, trailers),
+            Content::Stream(messages) => {
+                let stream = StreamTail { messages, among: among.cloned(), _held: held };
+                let tail = Some(Tail::Stream(Box::new(stream)));
+                return Self { bytes: Bytes::new(), hold: None, tail };
             }
-            tail => tail.and_then(|tail| body_tail(tail, None, [None, None])),
         };
         let has_own_budget = among.is_some() || held.iter().any(Option::is_some);
         let hold = (!bytes.is_empty() && has_own_budget).then(|| {
             let place = among.cloned().map(UnreadReply::new);
             Arc::new(ReplyHold { place, _held: held })
         });
-        Self { bytes, hold, tail }
+        Self { bytes, hold, tail: trailers.map(|trailers| Tail::Trailers(Box::new(trailers))) }
     }
 
-    /// Returns the next message, or the trailers after the last one.
+    /// Returns the next message, or the trailers.
     fn poll_tail(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<BodyChunk>>> {
-        let Some(tail) = &mut self.tail else { return Poll::Ready(None) };
-        if let Some(messages) = &mut tail.messages
-            && let Some(bytes) = ready!(messages.poll_recv(cx))
-        {
-            let place = tail.among.clone().map(UnreadReply::new);
+        let Some(Tail::Stream(stream)) = &mut self.tail else {
+            return Poll::Ready(match self.tail.take() {
+                Some(Tail::Trailers(trailers)) => Some(Frame::trailers(*trailers)),
+                _ => None,
+            });
+        };
+        // tonic turns failures into trailers.
+        let frame = ready!(Pin::new(&mut stream.messages).poll_frame(cx)).and_then(Result::ok);
+        let chunk = |bytes| {
+            let place = stream.among.clone().map(UnreadReply::new);
             let of =
                 place.map(|place| Arc::new(ReplyHold { place: Some(place), _held: [None, None] }));
-            return Poll::Ready(Some(Frame::data(BodyChunk { bytes, of })));
-        }
-        Poll::Ready(self.tail.take().map(|tail| Frame::trailers(tail.trailers)))
+            BodyChunk { bytes, of }
+        };
+        Poll::Ready(frame.map(|frame| frame.map_data(chunk)))
     }
 }
 
-impl Body for ReplyBody {
+impl HttpBody for ReplyBody {
     type Data = BodyChunk;
     type Error = Infallible;
 
@@ -292,7 +307,7 @@ mod tests {
 
     fn unsent(unread: &Arc<UnreadReplies>, bytes: &'static [u8]) -> BodyChunk {
         let mut sending =
-            ReplyBody::new(Bytes::from_static(bytes), [None, None], Some(unread), None);
+            ReplyBody::new(Bytes::from_static(bytes).into(), [None, None], Some(unread));
         next(&mut sending).expect("a body")
     }
 
@@ -348,7 +363,7 @@ mod tests {
         let unread = Arc::new(UnreadReplies::default());
         let body: Vec<u8> = (0..=u8::MAX).cycle().take(100_000).collect();
         let mut sending =
-            ReplyBody::new(Bytes::from(body.clone()), [None, None], Some(&unread), None);
+            ReplyBody::new(Bytes::from(body.clone()).into(), [None, None], Some(&unread));
         let waiting =
             || -> usize { unread.by_turn.iter().map(|count| count.load(Ordering::Relaxed)).sum() };
         let (mut taken, mut pieces) = (Vec::new(), 0);

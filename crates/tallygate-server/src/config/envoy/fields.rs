@@ -216,8 +216,8 @@ impl<'a> DomainBuilder<'a, '_> {
         };
         let requests_per_unit = match fields.number("requests_per_unit", u64::from(u32::MAX))? {
             Some(number) => u32::try_from(number).unwrap_or(u32::MAX),
-            // As in envoyproxy/ratelimit: without a number, everything is denied.
             None if is_unlimited => 0,
+            // envoyproxy/ratelimit takes it for 0, which denies every request.
             None => {
                 return Err(node.error("`requests_per_unit` is missing; 0 denies every request"));
             }

@@ -132,8 +132,8 @@ impl Unit {
         Self::ALL.into_iter().find(|(_, unit)| *unit == self).map_or("UNKNOWN", |(name, _)| name)
     }
 
-    pub(crate) fn of_number(number: u64) -> Option<Self> {
-        Self::ALL.into_iter().map(|(_, unit)| unit).find(|unit| *unit as u64 == number)
+    pub(crate) fn of_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().map(|(_, unit)| unit).find(|unit| *unit as i32 == number)
     }
 
     /// Returns the unit with a name, in any case.

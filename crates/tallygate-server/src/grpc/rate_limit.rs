@@ -1,0 +1,169 @@
+//! `ShouldRateLimit`: reads a request, has it decided, and writes the response.
+
+use std::time::Duration;
+
+use bytes::Buf as _;
+use futures_util::future::BoxFuture;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
+use tonic::server::{Grpc, UnaryService};
+use tonic_prost::ProstEncoder;
+
+use super::call::{self, MAX_MESSAGE_BYTES};
+use crate::client_budgets::HeldBytes;
+use crate::config::Role;
+use crate::envoy::{RateLimitRequest, RateLimitResponse};
+use crate::gate::Gate;
+use crate::http::{Caller, Content, authorize_caller, decide_for_envoy};
+
+/// The first buffer for a message. Most have a few hundred bytes; tonic would take 8 KiB per call.
+fn buffer() -> BufferSettings {
+    BufferSettings::new(512, MAX_MESSAGE_BYTES)
+}
+
+pub(super) async fn reply(
+    caller: &Caller,
+    request: Request<Incoming>,
+    head: Option<HeldBytes>,
+) -> Result<Response<Content>, Status> {
+    let (parts, body) = request.into_parts();
+    authorize_caller(caller, Role::Check, &parts).map_err(call::of_problem)?;
+    let timeout = call::timeout(&parts.headers)?;
+    let mut request = Request::new(body);
+    if let Some(encoding) = parts.headers.get(ENCODING) {
+        request.headers_mut().insert(ENCODING, encoding.clone());
+    }
+    // The body may take long to arrive, so drop the head first.
+    drop((parts, head));
+    let deciding = async {
+        let (request, _held) = call::read(caller, request).await?;
+        let gate = &caller.shared.gate;
+        let codec = RateLimitCodec { max_descriptors: gate.limits().max_all_items, is_read: false };
+        let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(call::whole(grpc.unary(ShouldRateLimit { gate }, request).await).await)
+    };
+    let late = || Status::deadline_exceeded("the deadline of the call has passed");
+    match timeout {
+        None => deciding.await,
+        // The first poll may already charge the request.
+        Some(Duration::ZERO) => Err(late()),
+        Some(timeout) => {
+            tokio::time::timeout(timeout, deciding).await.unwrap_or_else(|_| Err(late()))
+        }
+    }
+}
+
+/// The field of the head that tonic reads.
+const ENCODING: &str = "grpc-encoding";
+
+/// The method, on a gate.
+struct ShouldRateLimit<'a> {
+    gate: &'a Gate,
+}
+
+impl<'a> UnaryService<RateLimitRequest> for ShouldRateLimit<'a> {
+    type Response = RateLimitResponse;
+    type Future = BoxFuture<'a, Result<tonic::Response<RateLimitResponse>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<RateLimitRequest>) -> Self::Future {
+        let gate = self.gate;
+        Box::pin(async move {
+            let response = decide_for_envoy(gate, request.get_ref()).await?;
+            Ok(tonic::Response::new(response))
+        })
+    }
+}
+
+/// Reads one request with bounded lists, and writes a response.
+#[derive(Clone, Copy)]
+struct RateLimitCodec {
+    max_descriptors: usize,
+    is_read: bool,
+}
+
+impl Codec for RateLimitCodec {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = ProstEncoder<RateLimitResponse>;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::new(buffer())
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Decoder for RateLimitCodec {
+    type Item = RateLimitRequest;
+    type Error = Status;
+
+    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        if std::mem::replace(&mut self.is_read, true) {
+            return Err(Status::invalid_argument("send one message per call"));
+        }
+        let bytes = message.copy_to_bytes(message.remaining());
+        Ok(Some(RateLimitRequest::read(&bytes, self.max_descriptors)?))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffer()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{BufMut as _, Bytes};
+    use http_body_util::Full;
+    use tallygate::store::Capacity;
+    use tallygate_redis::Stores;
+    use tonic::Code;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::gate::RestoredStores;
+    use crate::metrics::Metrics;
+
+    /// Returns the code of a call with this body.
+    fn code(body: Vec<u8>) -> Code {
+        let config = Config::parse("", std::path::Path::new("")).unwrap();
+        let stores = Stores::Memory(Capacity::of(1));
+        let gate = Gate::new(&config, stores, Metrics::new(), RestoredStores::default());
+        let codec = RateLimitCodec { max_descriptors: 64, is_read: false };
+        let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = Request::new(Full::new(Bytes::from(body)));
+        let called = grpc.unary(ShouldRateLimit { gate: &gate }, request);
+        let reply = tallygate::block_on(async { call::whole(called.await).await });
+        Status::from_header_map(reply.headers()).expect("a failed call").code()
+    }
+
+    fn framed(flag: u8, length: u32, message: &[u8]) -> Vec<u8> {
+        let mut framed = vec![flag];
+        framed.put_u32(length);
+        framed.extend_from_slice(message);
+        framed
+    }
+
+    /// Fault E7.
+    #[test]
+    fn a_message_over_the_limit_is_rejected_by_its_prefix() {
+        let most = u32::try_from(MAX_MESSAGE_BYTES).unwrap();
+        assert_eq!(code(framed(0, most + 1, &[])), Code::ResourceExhausted);
+        assert_eq!(code(framed(0, u32::MAX, &[])), Code::ResourceExhausted);
+        assert_eq!(code(framed(0, most, &[])), Code::InvalidArgument, "it is not all there");
+    }
+
+    #[test]
+    fn a_call_has_one_message() {
+        let message = b"\x0a\x03web\x12\x00";
+        let one = framed(0, 7, message);
+        assert_eq!(code(one.clone()), Code::Unavailable, "there are no rules");
+        assert_eq!(code([one.clone(), one.clone()].concat()), Code::InvalidArgument);
+        assert_eq!(code([one, vec![0]].concat()), Code::InvalidArgument);
+        assert_eq!(code(Vec::new()), Code::InvalidArgument);
+    }
+}
