@@ -19,6 +19,9 @@ use crate::cli::{Check, Connect, Ping};
 
 /// The longest line that is read of an answer to a ping.
 const LONGEST_LINE: u64 = 512;
+/// The first byte that a TLS server sends to a client that does not use TLS.
+const TLS_ALERT: char = '\u{15}';
+const NEEDS_TLS: &str = "the server uses TLS on this port; use --ca FILE";
 /// The most values that are read of a reply.
 const MAX_VALUES: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,6 +84,10 @@ impl fmt::Display for Decision<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limit, remaining, .. } = *self;
         match (self.is_allowed, self.source) {
+            // A blocked client has no units at all.
+            (false, _) if limit == Some(0) => {
+                return f.write_str("denied; the client is blocked");
+            }
             (true, "failed_open") => {
                 return f.write_str("allowed without a check, because the store is unavailable");
             }
@@ -100,8 +107,6 @@ impl fmt::Display for Decision<'_> {
         }
         match self.retry_after_ms {
             Some(wait) => write!(f, ", retry in {wait} ms"),
-            // A blocked client has no units at all.
-            None if limit == Some(0) => f.write_str("; the client is blocked"),
             None => f.write_str("; the cost is higher than the limit can ever allow"),
         }
     }
@@ -114,6 +119,7 @@ pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
         let mut line = String::new();
         BufReader::new(stream).take(LONGEST_LINE).read_line(&mut line).context("no reply")?;
         anyhow::ensure!(!line.is_empty(), "the server closed the connection");
+        anyhow::ensure!(!line.starts_with(TLS_ALERT), NEEDS_TLS);
         Ok(line)
     };
     let resp = &options.to.resp;
@@ -207,6 +213,11 @@ fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
         Some(rustls::Error::InvalidCertificate(
             Invalid::Expired | Invalid::ExpiredContext { .. },
         )) => "the server's certificate has expired".to_owned(),
+        Some(rustls::Error::InvalidCertificate(Invalid::Other(other)))
+            if other.to_string().contains("CaUsedAsEndEntity") =>
+        {
+            "the server's certificate is that of an authority; issue one for the server".to_owned()
+        }
         Some(rustls::Error::InvalidCertificate(_)) => {
             "the server's certificate is not valid".to_owned()
         }
@@ -256,6 +267,7 @@ fn ask(
         anyhow::bail!("{error}");
     }
     let first = line()?;
+    anyhow::ensure!(!first.starts_with(TLS_ALERT), NEEDS_TLS);
     if let Some(error) = first.strip_prefix('-') {
         anyhow::bail!("{error}");
     }

@@ -316,7 +316,8 @@ impl Redis {
                 );
             }
         } else if rejects_all(error) && counters.note_rejection() {
-            tracing::error!(%address, %error, "redis rejects every call; using the failure policies");
+            let error = message_of(error);
+            tracing::error!(%address, error, "redis rejects every call; using the failure policies");
         }
         error_of(failure)
     }
@@ -378,17 +379,24 @@ fn error_of(failure: Failure) -> Error {
     match failure {
         Failure::Late { reason, sent } => Error::Overloaded { reason: reason.into(), sent },
         Failure::Refused(error) => {
-            // Keep the first line: the message may be long.
-            let text = error.to_string();
-            let first_line = text.lines().next().unwrap_or_default();
-            if is_out_of_memory(&error) {
-                return Error::OutOfMemory { message: first_line.chars().take(200).collect() };
+            let message = message_of(&error).into();
+            match is_out_of_memory(&error) {
+                true => Error::OutOfMemory { message },
+                false => Error::Server { message },
             }
-            Error::Server { message: first_line.chars().take(200).collect::<String>().into() }
         }
         Failure::NotSent(reason) => Error::Unavailable { reason: (&*reason).into(), sent: false },
         Failure::Lost(reason) => Error::Unavailable { reason: (&*reason).into(), sent: true },
     }
+}
+
+/// Returns the message as the server sent it: its first line, since it may be long.
+fn message_of(error: &RedisError) -> String {
+    let text = match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    };
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
 }
 
 /// Returns whether the server rejected a call because it is out of memory.
@@ -412,7 +420,10 @@ fn rejects_all(error: &RedisError) -> bool {
         "CLUSTERDOWN",
         "NOREPLICAS",
     ];
-    error.code().is_some_and(|code| CODES.contains(&code))
+    // A server that requires a password rejects a long command, such as a script, before it reads it.
+    let is_unauthenticated =
+        error.detail().is_some_and(|detail| detail.contains("unauthenticated"));
+    is_unauthenticated || error.code().is_some_and(|code| CODES.contains(&code))
 }
 
 /// Returns the eviction policy in a reply, if it is one that evicts keys.

@@ -891,7 +891,7 @@ fn flags_without_effect_are_rejected() {
         (&["--pattern", "retry", "--naive-wait", "1s"], "--naive"),
         (&["--json", "--ascii"], "cannot be used with"),
     ] {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tallygate"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
         let output = command.arg("simulate").args(options).output().expect("the binary runs");
         assert_eq!(output.status.code(), Some(2), "{options:?}");
         let message = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -341,6 +341,10 @@ fn the_check_command_explains_errors_of_tls() {
     let untrusted = run_check(&served, &Certificates::new(), &[]);
     let message = String::from_utf8_lossy(&untrusted.stderr).into_owned();
     assert!(message.contains("certificate is not issued by an authority in "), "{message}");
+    let mut without_tls = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    let output = without_tls.args(["check", "--resp", served.resp(), "api", "bob"]).output();
+    let message = String::from_utf8_lossy(&output.expect("the binary runs").stderr).into_owned();
+    assert!(message.contains("the server uses TLS on this port; use --ca FILE"), "{message}");
     let plain = Served::start(&[], Some(POLICY));
     let message = run_check(&plain, &certificates, &[]);
     let message = String::from_utf8_lossy(&message.stderr).into_owned();

@@ -15,7 +15,7 @@ use super::page::{self, Asset};
 use super::problem::Problem;
 use super::sending::OperatorReply;
 use super::{
-    Caller, Reply, admin, answer, authorize, backtest, body, envoy, overrides, policies, questions,
+    Caller, Reply, admin, answer, authorize, backtest, envoy, overrides, policies, questions,
     roles, simulate,
 };
 use crate::background::run_in_background_in_order;
