@@ -1,5 +1,6 @@
 //! `tallygate check` and `tallygate ping`: ask a server, for scripts.
 
+use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -18,6 +19,11 @@ use crate::cli::{Check, Connect, Ping};
 
 /// The longest line that is read of an answer to a ping.
 const LONGEST_LINE: u64 = 512;
+/// The first byte that a TLS server sends to a client that does not use TLS.
+const TLS_ALERT: char = '\u{15}';
+const NEEDS_TLS: &str = "the server uses TLS on this port; use --ca FILE";
+/// The most values that are read of a reply.
+const MAX_VALUES: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends a check. The exit code is the answer.
@@ -25,28 +31,85 @@ pub(crate) fn run(options: &Check) -> anyhow::Result<ExitCode> {
     let Check { policy, key, cost, tier, token_file, to, quiet } = options;
     let resp = &to.resp;
     let cost = cost.map(|cost| cost.to_string());
-    let mut words = vec!["TG.CHECK", policy, key];
+    let mut words = vec!["TG.CHECKV", policy, key];
     words.extend(cost.iter().flat_map(|cost| ["COST", cost]));
     words.extend(tier.iter().flat_map(|tier| ["TIER", tier]));
     let token = token_file.as_deref().map(read_token).transpose()?;
     let failed = || format!("check on {resp} failed");
-    let mut stream = connect(to).with_context(failed)?;
-    let reply = ask(&mut *stream, token.as_deref(), &words).with_context(failed)?;
-    let [allowed, limit, remaining, retry_after_ms, ..] = reply[..] else {
-        anyhow::bail!(
-            "{resp} answered with {} numbers; expected 6 (is it a Tallygate server?)",
-            reply.len()
-        );
-    };
+    let reply = connect(to)
+        .and_then(|mut stream| ask(&mut *stream, token.as_deref(), &words))
+        .map_err(|error| explain_tls(error, to))
+        .with_context(failed)?;
+    let decision = Decision::of(&reply).with_context(|| {
+        format!("{resp} did not answer with a decision (is it a Tallygate server?)")
+    })?;
     if !quiet {
-        let mut out = io::stdout().lock();
-        match (allowed, retry_after_ms) {
-            (1, _) => writeln!(out, "allowed, {remaining} of {limit} left")?,
-            (_, ..0) => writeln!(out, "denied; the cost is higher than the limit can ever allow")?,
-            (_, wait) => writeln!(out, "denied, retry in {wait} ms")?,
+        writeln!(io::stdout().lock(), "{decision}")?;
+    }
+    Ok(if decision.is_allowed { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// A decision of a server.
+struct Decision<'a> {
+    is_allowed: bool,
+    /// `None` if the client is unlimited.
+    limit: Option<u64>,
+    remaining: Option<u64>,
+    /// `None` if waiting does not help.
+    retry_after_ms: Option<u64>,
+    /// What decided: `store`, `failed_open` and so on.
+    source: &'a str,
+}
+
+impl<'a> Decision<'a> {
+    /// Reads a decision from a list of names and values.
+    fn of(reply: &'a [Option<String>]) -> Option<Self> {
+        let value = |name: &str| {
+            let pair = reply.chunks_exact(2).find(|pair| pair[0].as_deref() == Some(name))?;
+            Some(pair[1].as_deref())
+        };
+        let number = |name| value(name)?.map(str::parse).transpose().ok();
+        Some(Self {
+            is_allowed: number("allowed")?? == 1,
+            limit: number("limit")?,
+            remaining: number("remaining")?,
+            retry_after_ms: number("retry_after_ms")?,
+            source: value("source")??,
+        })
+    }
+}
+
+/// Shows the decision and its reason.
+impl fmt::Display for Decision<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, remaining, .. } = *self;
+        match (self.is_allowed, self.source) {
+            // A blocked client has no units at all.
+            (false, _) if limit == Some(0) => {
+                return f.write_str("denied; the client is blocked");
+            }
+            (true, "failed_open") => {
+                return f.write_str("allowed without a check, because the store is unavailable");
+            }
+            (true, _) => {
+                return match (limit, remaining) {
+                    (Some(limit), Some(remaining)) => {
+                        write!(f, "allowed, {remaining} of {limit} left")
+                    }
+                    _ => f.write_str("allowed, unlimited"),
+                };
+            }
+            (false, "failed_closed") => f.write_str("denied, because the store is unavailable")?,
+            (false, "overloaded") => {
+                f.write_str("denied, because the store did not decide in time")?;
+            }
+            (false, _) => f.write_str("denied")?,
+        }
+        match self.retry_after_ms {
+            Some(wait) => write!(f, ", retry in {wait} ms"),
+            None => f.write_str("; the cost is higher than the limit can ever allow"),
         }
     }
-    Ok(if allowed == 1 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 /// Checks that a server answers. Any reply counts, also an error about a missing token.
@@ -56,10 +119,13 @@ pub(crate) fn ping(options: &Ping) -> anyhow::Result<ExitCode> {
         let mut line = String::new();
         BufReader::new(stream).take(LONGEST_LINE).read_line(&mut line).context("no reply")?;
         anyhow::ensure!(!line.is_empty(), "the server closed the connection");
+        anyhow::ensure!(!line.starts_with(TLS_ALERT), NEEDS_TLS);
         Ok(line)
     };
     let resp = &options.to.resp;
-    let answered = connect(&options.to).and_then(|mut stream| answer(&mut *stream));
+    let answered = connect(&options.to)
+        .and_then(|mut stream| answer(&mut *stream))
+        .map_err(|error| explain_tls(error, &options.to));
     let line = answered.with_context(|| format!("ping of {resp} failed"))?;
     anyhow::ensure!(
         line.starts_with(['+', '-']),
@@ -127,6 +193,45 @@ fn connect_by_tls(
     Ok(Box::new(StreamOwned::new(session, connect_by_tcp(address)?)))
 }
 
+/// Describes errors of TLS in plain words.
+fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
+    use rustls::CertificateError as Invalid;
+    let tls = error.chain().find_map(|cause| {
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        cause.downcast_ref::<rustls::Error>().or_else(|| inner?.downcast_ref())
+    });
+    let ca = to.ca.as_deref().unwrap_or(Path::new("")).display();
+    let reason = match tls {
+        None => return error,
+        Some(rustls::Error::InvalidCertificate(Invalid::UnknownIssuer)) => {
+            format!("the server's certificate is not issued by an authority in {ca} (--ca)")
+        }
+        Some(rustls::Error::InvalidCertificate(
+            Invalid::NotValidForName | Invalid::NotValidForNameContext { .. },
+        )) => "the server's certificate is for another host name; connect by a name that it contains"
+            .to_owned(),
+        Some(rustls::Error::InvalidCertificate(
+            Invalid::Expired | Invalid::ExpiredContext { .. },
+        )) => "the server's certificate has expired".to_owned(),
+        Some(rustls::Error::InvalidCertificate(Invalid::Other(other)))
+            if other.to_string().contains("CaUsedAsEndEntity") =>
+        {
+            "the server's certificate is that of an authority; issue one for the server".to_owned()
+        }
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            "the server's certificate is not valid".to_owned()
+        }
+        Some(rustls::Error::InvalidMessage(_)) => {
+            "the server does not use TLS on this port; remove --ca".to_owned()
+        }
+        Some(rustls::Error::AlertReceived(_)) => {
+            "the server rejected the TLS connection; it may require a client certificate (--cert, --cert-key)".to_owned()
+        }
+        Some(other) => other.to_string(),
+    };
+    anyhow::anyhow!(reason)
+}
+
 /// Reads the certificates of a file.
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let name = path.display();
@@ -144,12 +249,12 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
     Ok(tokens_of(&text).next().with_context(|| format!("{name} contains no token"))?.to_owned())
 }
 
-/// Sends one command, and reads an array of numbers.
+/// Sends one command, and reads an array of numbers and texts.
 fn ask(
     stream: &mut dyn Connection,
     token: Option<&str>,
     words: &[&str],
-) -> anyhow::Result<Vec<i64>> {
+) -> anyhow::Result<Vec<Option<String>>> {
     if let Some(token) = token {
         stream.write_all(command(&["AUTH", token]).as_bytes())?;
     }
@@ -162,6 +267,7 @@ fn ask(
         anyhow::bail!("{error}");
     }
     let first = line()?;
+    anyhow::ensure!(!first.starts_with(TLS_ALERT), NEEDS_TLS);
     if let Some(error) = first.strip_prefix('-') {
         anyhow::bail!("{error}");
     }
@@ -169,13 +275,18 @@ fn ask(
         .strip_prefix('*')
         .and_then(|count| count.parse().ok())
         .with_context(|| format!("found {first:?}; expected a list (is it a Tallygate server?)"))?;
-    let mut numbers = Vec::new();
-    for _ in 0..count.min(16) {
-        let number = line()?;
-        let number = number.strip_prefix(':').and_then(|number| number.parse().ok());
-        numbers.push(number.context("expected a list of numbers")?);
+    let mut values = Vec::new();
+    for _ in 0..count.min(MAX_VALUES) {
+        let value = line()?;
+        values.push(match value.split_at_checked(1) {
+            Some((":", number)) => Some(number.to_owned()),
+            Some(("$", "-1")) => None,
+            // No name or value of a decision has a line end.
+            Some(("$", _)) => Some(line()?),
+            _ => anyhow::bail!("found {value:?}; expected a list of numbers and texts"),
+        });
     }
-    Ok(numbers)
+    Ok(values)
 }
 
 fn command(words: &[&str]) -> String {

@@ -97,7 +97,7 @@ pub(crate) struct Serve {
     )]
     pub(crate) otlp: Option<String>,
 
-    /// Log level
+    /// Log level; `debug` is about Tallygate, `trace` also about the libraries that it uses
     #[arg(long, value_name = "LEVEL", env = "TALLYGATE_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log: LogLevel,
 
@@ -139,9 +139,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE")]
     pub(crate) instance: Option<u32>,
 
-    /// Maximum number of keys kept in memory per policy
-    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", default_value_t = 1_000_000)]
-    pub(crate) max_keys: usize,
+    /// Maximum number of keys kept in memory per policy, at least 1 [default: 1000000]
+    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS")]
+    pub(crate) max_keys: Option<usize>,
 
     /// Snapshot file of the memory store: loaded on startup, written on shutdown
     #[arg(long, value_name = "PATH", env = "TALLYGATE_SNAPSHOT")]
@@ -362,7 +362,7 @@ pub(crate) struct Replay {
     pub(crate) algorithm: Option<Kind>,
 
     /// Use the exact token bucket of the server, which has no rounding drift
-    #[arg(long)]
+    #[arg(long, conflicts_with = "algorithm")]
     pub(crate) exact: bool,
 
     /// Units that a bucket allows at one instant [default: the capacity]
@@ -438,25 +438,25 @@ pub(crate) struct Simulate {
     #[arg(long)]
     pub(crate) no_jitter: bool,
 
-    /// retry: time that a --naive client waits
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration::parse)]
-    pub(crate) naive_wait: Duration,
+    /// retry: time that a --naive client waits [default: 200ms]
+    #[arg(long, value_name = "TIME", requires = "naive", value_parser = duration::parse)]
+    pub(crate) naive_wait: Option<Duration>,
 
-    /// retry: maximum number of attempts per request
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub(crate) attempts: u64,
+    /// retry: maximum number of attempts per request [default: 5]
+    #[arg(long, value_name = "N")]
+    pub(crate) attempts: Option<u64>,
 
-    /// greedy: number of polite clients
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) clients: u64,
+    /// greedy: number of polite clients [default: 3]
+    #[arg(long, value_name = "N")]
+    pub(crate) clients: Option<u64>,
 
-    /// greedy: requests of the greedy client per request of a polite one
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub(crate) greedy_factor: u64,
+    /// greedy: requests of the greedy client per request of a polite one [default: 20]
+    #[arg(long, value_name = "N")]
+    pub(crate) greedy_factor: Option<u64>,
 
-    /// bursty: requests per group
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) burst_size: u64,
+    /// bursty: requests per group [default: 8]
+    #[arg(long, value_name = "N")]
+    pub(crate) burst_size: Option<u64>,
 
     /// Divide the quota between this many instances behind a random load balancer
     ///
@@ -473,7 +473,7 @@ pub(crate) struct Simulate {
     pub(crate) html: Option<PathBuf>,
 
     /// Draw with ASCII characters only
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub(crate) ascii: bool,
 }
 
@@ -517,7 +517,8 @@ Examples:
   tallygate backtest access.log --where path=/login --status 401,403 --policy \"sliding_window_log 5/10m\"
       Try a limit on failed logins only.
 
-Exit code 1 means that a log could not be read to its end; 2 means that there is no report."
+Exit code 1 means that a log could not be read to its end; 2 means that there is no report, for example because no line \
+could be used."
 )]
 pub(crate) struct Backtest {
     /// Log files to read; `-` is standard input [default: -]

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tallygate_lab::simulate::{Report, Retry, Scenario, Style, draw, page, report};
+use tallygate_lab::simulate::{Pattern, Report, Retry, Scenario, Style, draw, page, report};
 
 use crate::cli::Simulate;
 
@@ -39,12 +39,14 @@ fn print(options: &Simulate, report: &Report) -> io::Result<()> {
 }
 
 fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
+    check_patterns(options)?;
+    let default = Scenario::default();
     Ok(Scenario {
         limit: options.limit,
         window_ms: millis("window", options.window)?,
         burst: options.burst.unwrap_or(options.limit),
         algorithms: match &*options.algorithms {
-            [] => Scenario::default().algorithms,
+            [] => default.algorithms,
             given => given.to_vec(),
         },
         pattern: options.pattern,
@@ -55,14 +57,42 @@ fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
         retry: Retry {
             obeys: !options.naive,
             jitter: !options.no_jitter,
-            naive_wait_ms: millis("naive-wait", options.naive_wait)?,
-            attempts: options.attempts,
+            naive_wait_ms: match options.naive_wait {
+                Some(wait) => millis("naive-wait", wait)?,
+                None => default.retry.naive_wait_ms,
+            },
+            attempts: options.attempts.unwrap_or(default.retry.attempts),
         },
-        clients: options.clients,
-        greedy_factor: options.greedy_factor,
-        burst_size: options.burst_size,
+        clients: options.clients.unwrap_or(default.clients),
+        greedy_factor: options.greedy_factor.unwrap_or(default.greedy_factor),
+        burst_size: options.burst_size.unwrap_or(default.burst_size),
         instances: options.instances,
     })
+}
+
+/// Rejects flags that have no effect with the pattern and the algorithms.
+fn check_patterns(options: &Simulate) -> anyhow::Result<()> {
+    for (flag, is_given, pattern) in [
+        ("naive", options.naive, Pattern::Retry),
+        ("no-jitter", options.no_jitter, Pattern::Retry),
+        ("attempts", options.attempts.is_some(), Pattern::Retry),
+        ("clients", options.clients.is_some(), Pattern::Greedy),
+        ("greedy-factor", options.greedy_factor.is_some(), Pattern::Greedy),
+        ("burst-size", options.burst_size.is_some(), Pattern::Bursty),
+    ] {
+        let (own, other) = (pattern.name(), options.pattern.name());
+        anyhow::ensure!(
+            !is_given || pattern == options.pattern,
+            "--{flag} has no effect with --pattern {other}; use --pattern {own} or remove it"
+        );
+    }
+    let has_bucket = options.algorithms.is_empty()
+        || options.algorithms.iter().any(|algorithm| algorithm.is_bucket());
+    anyhow::ensure!(
+        options.burst.is_none() || has_bucket,
+        "--burst has no effect without a bucket; add --algorithm token_bucket or remove it"
+    );
+    Ok(())
 }
 
 /// Returns the flag that sets a field of a scenario.

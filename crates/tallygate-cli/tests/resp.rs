@@ -260,23 +260,22 @@ fn policies_of_the_configuration_are_used_by_name() {
         assert!(same, "{line}: {reply}, expected {expected}");
     }
     assert!(ask(&served, "TG.CHECK api k TIER gold").starts_with("-ERR "));
-    for wrong in [
-        "TG.CHECK api",
-        "TG.CHECK api k COST",
-        "TG.CHECK api k COST 1 COST 2",
-        "TG.CHECK api k PRICE 1",
-        "TG.PEEK api",
-        "TG.REFUND api k",
-        "TG.RESET api k 1",
-        "CL.THROTTLE k 1 1",
-        "CL.THROTTLE k 1 1 60 1 1",
+    for (wrong, reason) in [
+        ("TG.CHECK api", "wrong number of arguments (got 1)"),
+        ("TG.CHECK api k COST", "wrong arguments"),
+        ("TG.CHECK api k COST 1 COST 2", "unexpected argument 'COST'"),
+        ("TG.CHECK api k PRICE 1", "unexpected argument 'PRICE'"),
+        ("TG.PEEK api", "wrong number of arguments (got 1)"),
+        ("TG.REFUND api k", "wrong number of arguments (got 2)"),
+        ("TG.RESET api k 1", "wrong number of arguments (got 3)"),
+        ("CL.THROTTLE k 1 1", "wrong number of arguments (got 3)"),
+        ("CL.THROTTLE k 1 1 60 1 1", "wrong number of arguments (got 6)"),
+        ("CLIENT SETNAME", "wrong arguments"),
+        ("CLIENT TRACKING ON", "wrong arguments"),
     ] {
         let reply = ask(&served, wrong);
         let name = wrong.split(' ').next().expect("there is a name");
-        assert!(
-            reply.starts_with(&format!("-ERR wrong arguments; use {name} ")),
-            "{wrong}: {reply}"
-        );
+        assert!(reply.starts_with(&format!("-ERR {reason}; use {name} ")), "{wrong}: {reply}");
     }
 }
 
@@ -403,7 +402,7 @@ fn a_reservation_is_settled_or_canceled_once() {
             ),
             (
                 "TG.RESERVE api k",
-                "-ERR wrong arguments; use TG.RESERVE policy key ttl_ms [COST n] [TIER name]",
+                "-ERR wrong number of arguments (got 2); use TG.RESERVE policy key ttl_ms [COST n] [TIER name]",
             ),
         ],
     );
@@ -749,7 +748,7 @@ fn admin_commands_need_the_token_if_there_is_one() {
             ("AUTH sesame-of-the-operators", wrong),
             ("AUTH user open", wrong),
             ("HELLO 3 AUTH user open", wrong),
-            ("AUTH a b c", "-ERR wrong arguments; use AUTH [user] token"),
+            ("AUTH a b c", "-ERR wrong number of arguments (got 3); use AUTH [user] token"),
             // A peek needs no token.
             ("TG.PEEK api k COST 0", "*6 :1 :5 :5 :0 :0 :0"),
         ],

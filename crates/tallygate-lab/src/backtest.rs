@@ -121,12 +121,14 @@ pub enum BacktestError {
     Spool(io::Error),
     /// The client closed the connection before the log was complete.
     UploadAborted,
+    /// No line is a request, so there is nothing to report: what was read instead, and what would work.
+    NoRequests(String),
 }
 
 impl fmt::Display for BacktestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Format(reason) => f.write_str(reason),
+            Self::Format(reason) | Self::NoRequests(reason) => f.write_str(reason),
             Self::LogTooLarge { max_bytes } => write!(
                 f,
                 "the log has more than {max_bytes} bytes after decompression (each line counts as at least 64 bytes); \
@@ -154,8 +156,8 @@ const MAX_QUEUED_BATCHES: usize = 8;
 /// batch of lines.
 ///
 /// # Errors
-/// Returns an error if the log does not have the format of the plan, if it exceeds the bounds, or if the temporary file
-/// fails. A line that cannot be parsed is not an error: the report counts it.
+/// Returns an error if the log does not have the format of the plan, if it exceeds the bounds, if the temporary file
+/// fails, or if no line can be used. A single line that cannot be parsed is not an error: the report counts it.
 pub fn backtest(
     inputs: Vec<Input>,
     plan: &BacktestPlan,
@@ -163,6 +165,9 @@ pub fn backtest(
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Report, BacktestError> {
     let tally = count_requests(inputs, plan, bounds, watch)?;
+    if tally.requests == 0 {
+        return Err(BacktestError::NoRequests(tally.why_no_requests(plan)));
+    }
     if plan.suggest.is_some() {
         watch(Progress::Suggesting);
     }

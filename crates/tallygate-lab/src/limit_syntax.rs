@@ -7,7 +7,9 @@
 use std::fmt;
 use std::str::FromStr as _;
 
-use tallygate_core::{Anchor, Kind, Limit, LimitBuilder, Policy, PolicyError, Ticks};
+use tallygate_core::{
+    Anchor, Kind, Limit, LimitBuilder, MAX_LOG_ENTRIES, Policy, PolicyError, Ticks,
+};
 
 use crate::duration;
 use crate::names::nearest;
@@ -28,6 +30,45 @@ pub fn parse_policy(text: &str) -> Result<Policy, LimitSyntaxError> {
     let limits = text.split(',').map(|limit| Ok(builder(limit)?.named(limit.trim())));
     let limits = limits.collect::<Result<Vec<_>, LimitSyntaxError>>()?;
     Policy::all_of(text.trim(), limits).map_err(LimitSyntaxError::Policy)
+}
+
+/// Describes why numbers are no valid policy, with durations instead of ticks, if a tick is a nanosecond.
+#[must_use]
+pub fn in_durations(error: &PolicyError) -> String {
+    in_durations_of(error, 1)
+}
+
+/// Describes why numbers are no valid policy, with durations instead of ticks of some nanoseconds.
+pub(crate) fn in_durations_of(error: &PolicyError, nanos_per_tick: u64) -> String {
+    let time = |ticks: Ticks| Span(Ticks(ticks.0.saturating_mul(nanos_per_tick)));
+    match error {
+        PolicyError::ZeroWindow => {
+            "window must be longer than \"0s\"; use a duration such as \"1m\"".to_owned()
+        }
+        PolicyError::TimeToFresh { kind, limit, window, burst, .. } => {
+            let (window, remedy) = (
+                time(*window),
+                if kind.is_bucket() { ", a smaller burst or a larger limit" } else { "" },
+            );
+            format!(
+                "a {kind} with limit {limit} and burst {burst} per {window} takes more than a century to restore a full \
+                 quota, which cannot be counted exactly; use a shorter window{remedy}"
+            )
+        }
+        PolicyError::LogTooLong { limit, window } => format!(
+            "a sliding_window_log with limit {limit} per {} may need {} entries per key (at most {MAX_LOG_ENTRIES}); use \
+             a smaller limit or a sliding_window_counter",
+            time(*window),
+            (*limit).min(window.0)
+        ),
+        PolicyError::PenaltyDuration { duration: Ticks(0) } => {
+            "a penalty must last longer than \"0s\"; use a duration such as \"1m\"".to_owned()
+        }
+        PolicyError::PenaltyDuration { duration } => {
+            format!("a penalty must last less than a century (got {})", time(*duration))
+        }
+        other => other.to_string(),
+    }
 }
 
 fn builder(text: &str) -> Result<LimitBuilder, LimitSyntaxError> {
@@ -213,7 +254,7 @@ impl fmt::Display for LimitSyntaxError {
                 f,
                 "found {word:?} after the rate; expected `burst N`, `anchor first_request` or the end of the limit"
             ),
-            Self::Policy(error) => error.fmt(f),
+            Self::Policy(error) => f.write_str(&in_durations(error)),
         }
     }
 }

@@ -17,8 +17,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Breaker {
     failures: u32,
-    /// How often it was opened in a row.
-    opened: u32,
+    /// How many pauses there were since it opened.
+    pauses: u32,
     state: State,
     /// When it was last closed.
     closed_at: Option<Instant>,
@@ -34,6 +34,17 @@ enum State {
     HalfOpen,
 }
 
+/// What a failure changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Nothing: too few failures, or a call that was sent before the breaker opened.
+    None,
+    /// The breaker opened.
+    Opened,
+    /// The breaker stays open, because the probe failed.
+    StaysOpen,
+}
+
 /// Whether a call may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
@@ -45,7 +56,7 @@ pub(crate) enum Pass {
 
 impl Breaker {
     pub(crate) const fn new() -> Self {
-        Self { failures: 0, opened: 0, state: State::Closed, closed_at: None }
+        Self { failures: 0, pauses: 0, state: State::Closed, closed_at: None }
     }
 
     pub(crate) fn ask(&mut self, now: Instant) -> Pass {
@@ -67,20 +78,18 @@ impl Breaker {
         was_open
     }
 
-    /// Records that the server did not answer. Returns whether that opened the breaker.
-    pub(crate) fn failed(&mut self, now: Instant) -> bool {
+    /// Records that the server did not answer. Returns what that changed.
+    pub(crate) fn failed(&mut self, now: Instant) -> Change {
         self.failures = self.failures.saturating_add(1);
-        let opens = match self.state {
-            State::Closed => self.failures >= FAILURES,
-            State::HalfOpen => true,
-            State::Open { .. } => false,
+        let change = match self.state {
+            State::Closed if self.failures >= FAILURES => Change::Opened,
+            State::HalfOpen => Change::StaysOpen,
+            State::Closed | State::Open { .. } => return Change::None,
         };
-        if opens {
-            let pause = pause(self.opened, FIRST_PAUSE, LONGEST_PAUSE, fastrand::f64());
-            self.opened = self.opened.saturating_add(1);
-            self.state = State::Open { until: now + pause };
-        }
-        opens
+        let pause = pause(self.pauses, FIRST_PAUSE, LONGEST_PAUSE, fastrand::f64());
+        self.pauses = self.pauses.saturating_add(1);
+        self.state = State::Open { until: now + pause };
+        change
     }
 
     /// Returns the time until the next probe; `None` if the breaker is closed.
@@ -118,11 +127,12 @@ mod tests {
     fn opens_after_failures_in_a_row_and_closes_after_a_probe() {
         let start = Instant::now();
         let mut breaker = Breaker::new();
-        assert!(!breaker.failed(start) && !breaker.failed(start));
+        assert_eq!([breaker.failed(start), breaker.failed(start)], [Change::None; 2]);
         breaker.succeeded();
-        assert!(!breaker.failed(start) && !breaker.failed(start));
+        assert_eq!([breaker.failed(start), breaker.failed(start)], [Change::None; 2]);
         assert_eq!(breaker.ask(start), Pass::Go);
-        assert!(breaker.failed(start));
+        assert_eq!(breaker.failed(start), Change::Opened);
+        assert_eq!(breaker.failed(start), Change::None, "it was sent before");
         assert_eq!(breaker.ask(start), Pass::Stop);
         let later = start + FIRST_PAUSE;
         assert_eq!(breaker.ask(later), Pass::Probe);
@@ -138,12 +148,12 @@ mod tests {
         (0..FAILURES).for_each(|_| {
             breaker.failed(now);
         });
-        for opened in 1..40_u32 {
-            let longest = FIRST_PAUSE.saturating_mul(1 << (opened - 1).min(16)).min(LONGEST_PAUSE);
+        for pauses in 1..40_u32 {
+            let longest = FIRST_PAUSE.saturating_mul(1 << (pauses - 1).min(16)).min(LONGEST_PAUSE);
             assert_eq!(breaker.ask(now + longest / 2 - Duration::from_millis(1)), Pass::Stop);
             now += longest;
-            assert_eq!(breaker.ask(now), Pass::Probe, "opened {opened} times");
-            assert!(breaker.failed(now));
+            assert_eq!(breaker.ask(now), Pass::Probe, "after {pauses} pauses");
+            assert_eq!(breaker.failed(now), Change::StaysOpen, "it does not open again");
         }
     }
 

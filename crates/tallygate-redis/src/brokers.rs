@@ -436,7 +436,7 @@ impl Shard {
 
 /// Returns the error of a check that was not decided in time, although the store answers.
 pub(crate) fn overloaded() -> Error {
-    Error::Overloaded { reason: "too many checks of the same key are waiting".into(), sent: true }
+    Error::Overloaded { reason: "other checks of the same key wait for redis".into(), sent: true }
 }
 
 /// Returns the error of a call whose caller has gone before the reply.

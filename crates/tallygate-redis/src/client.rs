@@ -133,7 +133,8 @@ impl Redis {
     /// Fails if the server is unavailable or rejects the connection.
     pub async fn ping(&self) -> Result<(), Error> {
         let ping = redis::cmd("PING");
-        self.inner.routes.send(0, ping, self.deadline()).await.map(|_| ()).map_err(error_of)
+        let pong = self.inner.routes.send(0, ping, self.deadline()).await;
+        pong.map(|_| ()).map_err(|failure| self.noted(failure))
     }
 
     /// Reads the secret that spreads keys over the slots of a cluster, within the time budget. The first server of a
@@ -271,8 +272,10 @@ impl Redis {
             self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
             result = Box::pin(routes.send(slot, call(ScriptForm::Text), deadline)).await;
         }
-        self.note_memory(&result);
-        result.map_err(error_of)
+        if result.is_ok() {
+            self.inner.counters.note_success();
+        }
+        result.map_err(|failure| self.noted(failure))
     }
 
     /// Sends the text of a script. As soon as it is sent, other calls use the hash, which the server reads after the
@@ -301,17 +304,22 @@ impl Redis {
         result
     }
 
-    /// Records whether the server is out of memory.
-    fn note_memory(&self, result: &Result<Value, Failure>) {
-        if let Err(Failure::Refused(error)) = result
-            && is_out_of_memory(error)
-            && self.inner.counters.note_out_of_memory()
-        {
-            tracing::error!(
-                address = %self.inner.address,
-                "redis is out of memory and rejects writes; using the failure policies"
-            );
+    /// Records an error of the server that concerns all calls, and returns the error of this one.
+    fn noted(&self, failure: Failure) -> Error {
+        let Failure::Refused(error) = &failure else { return error_of(failure) };
+        let Inner { address, counters, .. } = &*self.inner;
+        if is_out_of_memory(error) {
+            if counters.note_out_of_memory() {
+                tracing::error!(
+                    %address,
+                    "redis is out of memory and rejects writes; using the failure policies"
+                );
+            }
+        } else if rejects_all(error) && counters.note_rejection() {
+            let error = message_of(error);
+            tracing::error!(%address, error, "redis rejects every call; using the failure policies");
         }
+        error_of(failure)
     }
 
     /// Removes keys, many at a time.
@@ -371,23 +379,51 @@ fn error_of(failure: Failure) -> Error {
     match failure {
         Failure::Late { reason, sent } => Error::Overloaded { reason: reason.into(), sent },
         Failure::Refused(error) => {
-            // Keep the first line: the message may be long.
-            let text = error.to_string();
-            let first_line = text.lines().next().unwrap_or_default();
-            if is_out_of_memory(&error) {
-                return Error::OutOfMemory { message: first_line.chars().take(200).collect() };
+            let message = message_of(&error).into();
+            match is_out_of_memory(&error) {
+                true => Error::OutOfMemory { message },
+                false => Error::Server { message },
             }
-            Error::Server { message: first_line.chars().take(200).collect::<String>().into() }
         }
         Failure::NotSent(reason) => Error::Unavailable { reason: (&*reason).into(), sent: false },
         Failure::Lost(reason) => Error::Unavailable { reason: (&*reason).into(), sent: true },
     }
 }
 
+/// Returns the message as the server sent it: its first line, since it may be long.
+fn message_of(error: &RedisError) -> String {
+    let text = match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    };
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
 /// Returns whether the server rejected a call because it is out of memory.
 fn is_out_of_memory(error: &RedisError) -> bool {
     error.code() == Some("OOM")
         || error.detail().is_some_and(|detail| detail.contains("OOM command"))
+}
+
+/// Returns whether the server rejected a call for a reason that concerns every call: of access, of its role or of its
+/// state. Other errors concern a key or a script.
+fn rejects_all(error: &RedisError) -> bool {
+    const CODES: [&str; 10] = [
+        "NOAUTH",
+        "WRONGPASS",
+        "NOPERM",
+        "DENIED",
+        "READONLY",
+        "MISCONF",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "NOREPLICAS",
+    ];
+    // A server that requires a password rejects a long command, such as a script, before it reads it.
+    let is_unauthenticated =
+        error.detail().is_some_and(|detail| detail.contains("unauthenticated"));
+    is_unauthenticated || error.code().is_some_and(|code| CODES.contains(&code))
 }
 
 /// Returns the eviction policy in a reply, if it is one that evicts keys.

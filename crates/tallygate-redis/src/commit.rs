@@ -164,7 +164,7 @@ impl Redis {
 }
 
 fn overloaded(sent: bool) -> Error {
-    Error::Overloaded { reason: "too many checks of the same key are waiting".into(), sent }
+    Error::Overloaded { reason: "other checks of the same key wait for redis".into(), sent }
 }
 
 /// The task that decides for all callers of a key. If it ends early, the callers fail.

@@ -1,7 +1,7 @@
 //! Counts of events, for metrics.
 
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -18,8 +18,12 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)+
             pub(crate) last_error: ArcSwapOption<Error>,
-            /// When the server was last out of memory, in milliseconds since the epoch.
-            out_of_memory_ms: AtomicI64,
+            /// When the server was last out of memory.
+            memory_error: LastTime,
+            /// When the server last rejected a call for a reason that concerns every call.
+            rejection: LastTime,
+            /// Whether no call has succeeded since then.
+            rejects_all: AtomicBool,
             /// When a caller last had to wait for a place to decide on several keys, in nanoseconds since [`FIRST_USE`].
             queued_ns: AtomicU64,
         }
@@ -33,6 +37,9 @@ macro_rules! counters {
             pub is_open: bool,
             /// Whether the server was out of memory in the last five seconds.
             pub is_out_of_memory: bool,
+            /// Whether the server answers, but rejects every call: for example because it requires a password. It is
+            /// also true for five seconds after the last such rejection.
+            pub is_rejecting: bool,
         }
 
         impl Counters {
@@ -40,7 +47,8 @@ macro_rules! counters {
                 Counts {
                     $($name: self.$name.load(Ordering::Relaxed),)+
                     is_open,
-                    is_out_of_memory: self.is_out_of_memory(),
+                    is_out_of_memory: self.memory_error.is_recent(),
+                    is_rejecting: self.is_rejecting(),
                 }
             }
         }
@@ -94,24 +102,52 @@ counters! {
     eviction_warnings,
 }
 
-/// How long a server counts as out of memory after it reported so. Reads and denials succeed meanwhile, so a successful
-/// call proves nothing.
-const OUT_OF_MEMORY_FOR_MS: i64 = 5000;
+/// How long an error of the server counts. While it is out of memory, reads and denials succeed; and in a cluster, other
+/// servers may work. So one successful call proves nothing.
+const RECENT_MS: i64 = 5000;
+
+/// The time of the last event of a kind, in milliseconds since the epoch.
+#[derive(Debug, Default)]
+pub(crate) struct LastTime(AtomicI64);
+
+impl LastTime {
+    fn note(&self) {
+        self.0.store(since_epoch_us() / 1000, Ordering::Relaxed);
+    }
+
+    fn is_recent(&self) -> bool {
+        since_epoch_us() / 1000 - self.0.load(Ordering::Relaxed) < RECENT_MS
+    }
+}
 
 static FIRST_USE: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl Counters {
     /// Records that the server is out of memory. Returns whether that is news.
     pub(crate) fn note_out_of_memory(&self) -> bool {
-        let was_known = self.is_out_of_memory();
+        let was_known = self.memory_error.is_recent();
         self.out_of_memory.fetch_add(1, Ordering::Relaxed);
-        self.out_of_memory_ms.store(since_epoch_us() / 1000, Ordering::Relaxed);
+        self.memory_error.note();
         !was_known
     }
 
-    fn is_out_of_memory(&self) -> bool {
-        let last = self.out_of_memory_ms.load(Ordering::Relaxed);
-        since_epoch_us() / 1000 - last < OUT_OF_MEMORY_FOR_MS
+    /// Records that the server rejected a call for a reason that concerns every call. Returns whether that is news.
+    pub(crate) fn note_rejection(&self) -> bool {
+        let was_known = self.is_rejecting();
+        self.rejection.note();
+        self.rejects_all.store(true, Ordering::Relaxed);
+        !was_known
+    }
+
+    /// Records that the server carried out a call.
+    pub(crate) fn note_success(&self) {
+        if self.rejects_all.load(Ordering::Relaxed) {
+            self.rejects_all.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn is_rejecting(&self) -> bool {
+        self.rejects_all.load(Ordering::Relaxed) || self.rejection.is_recent()
     }
 
     /// Records that a caller has to wait for a place to decide on several keys.

@@ -27,7 +27,7 @@ pub enum Error {
         /// Whether the call was sent.
         sent: bool,
     },
-    /// The server answers, but it did not decide on this call within the time budget, because of other calls. Checks
+    /// The server answers or may be busy, but it did not decide on this call within the time budget. Checks
     /// are denied with the source [`Overloaded`](tallygate::Source::Overloaded) instead; only operations that cannot be
     /// denied return this error. If the call was sent, it is unknown whether it was carried out.
     Overloaded {
@@ -93,10 +93,7 @@ impl fmt::Display for Error {
             ),
             Self::Unavailable { reason, .. } => write!(f, "redis is unavailable: {reason}"),
             Self::Overloaded { reason, .. } => {
-                write!(
-                    f,
-                    "not decided within the time budget, although redis answers: {reason}; retry shortly"
-                )
+                write!(f, "not decided within the time budget: {reason}; retry shortly")
             }
             Self::OutOfMemory { message } => write!(f, "redis is out of memory: {message}"),
             Self::Server { message } => write!(f, "redis answered with an error: {message}"),

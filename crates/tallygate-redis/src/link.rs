@@ -309,8 +309,11 @@ impl Link {
     /// none was, it is unavailable, unless it [may be busy](Self::may_be_busy).
     fn timed_out(&self, generation: u64, sent: Instant, now: Instant) -> Failure {
         self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
-        if self.has_answered_since(sent, now) || self.may_be_busy(sent, now) {
-            return Failure::Late { reason: "no reply within the time budget", sent: true };
+        if self.has_answered_since(sent, now) {
+            return Failure::Late { reason: "redis answers other calls", sent: true };
+        }
+        if self.may_be_busy(sent, now) {
+            return Failure::Late { reason: "redis does not answer, but may be busy", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {
             self.drop_connection(Some(generation), 1, "no reply within the time budget");

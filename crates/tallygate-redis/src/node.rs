@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, ConnectionInfo, RedisResult, Value};
 
-use crate::breaker::{Breaker, Pass};
+use crate::breaker::{Breaker, Change, Pass};
 use crate::counts::Counters;
 use crate::link::{Failure, Link};
 use crate::loaded_scripts::LoadedScripts;
@@ -121,12 +121,19 @@ impl Node {
     }
 
     fn failed(&self, failure: &Failure) {
-        if self.breaker().failed(Instant::now()) {
-            self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(server = self.name, %failure, "redis does not answer; opening the circuit breaker");
-            // A connection without replies may be broken.
-            self.links.iter().for_each(|link| link.drop_connection(None, 1, &failure.to_string()));
+        let change = self.breaker().failed(Instant::now());
+        match change {
+            Change::None => return,
+            Change::Opened => {
+                self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(server = self.name, %failure, "redis does not answer; opening the circuit breaker");
+            }
+            Change::StaysOpen => {
+                tracing::debug!(server = self.name, %failure, "redis still does not answer");
+            }
         }
+        // A connection without replies may be broken.
+        self.links.iter().for_each(|link| link.drop_connection(None, 1, &failure.to_string()));
     }
 
     /// Drops the connections, because the server is no longer the right one. The next connection is made after a pause:

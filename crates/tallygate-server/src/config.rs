@@ -44,6 +44,9 @@ pub(crate) use tokens::{AccessDenied, Role, TokenDigest, Tokens};
 /// How often idle keys are dropped from memory by default.
 const DEFAULT_SWEEP: Duration = Duration::from_secs(60);
 
+/// The name of `CL.THROTTLE` in the store, in metrics, in logs and in the list of hot clients. No policy can have it.
+pub(crate) const CL_THROTTLE: &str = "CL.THROTTLE";
+
 /// The longest name of a policy or a tier, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 

@@ -26,7 +26,7 @@ use tallygate::tiers::{Access, ClientRule, UnknownTier};
 use tallygate::{Cost, Decision, RateLimiter, StoreError, Tick, Ticks};
 use tallygate_redis::{AnyLimiter, AnyReply, AnyStore, JointAsk, Leases, Redis, Stores};
 
-use crate::config::{Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
+use crate::config::{CL_THROTTLE, Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
 use crate::metrics::{Figures, Format, Metrics, PolicyFigures, PolicyMetrics, PolicyRules};
 use crate::turn::off_worker;
 
@@ -43,9 +43,6 @@ pub(crate) use throttle::{ThrottleArguments, ThrottleError};
 /// The most items of an `all` that take less than a millisecond. It cannot pause, because it holds the locks of all its
 /// keys.
 const QUICK_ALL: usize = 64;
-
-/// The name of `CL.THROTTLE` in metrics and in the list of hot clients.
-const THROTTLE: &str = "CL.THROTTLE";
 
 /// The policies in force and their store.
 pub(crate) struct Gate {
@@ -220,7 +217,7 @@ impl Gate {
             Stores::Redis(redis) => Throttle::in_redis(redis),
         };
         let hot = Arc::new(HotClients::default());
-        let throttled = DecisionCounter::new(THROTTLE.into(), hot.clone());
+        let throttled = DecisionCounter::new(CL_THROTTLE.into(), hot.clone());
         let gate = Self {
             policies: ArcSwap::default(),
             limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
@@ -379,7 +376,7 @@ impl Gate {
     pub(crate) fn render_metrics(&self, buffer_bytes: usize, format: Format) -> String {
         let mut policies: Vec<_> = self.policies().iter().map(|entry| entry.figures()).collect();
         policies.push(PolicyFigures {
-            policy: THROTTLE.into(),
+            policy: CL_THROTTLE.into(),
             metrics: self.throttled.metrics(),
             usage: self.throttle.usage(),
             rules: PolicyRules::OfRequests { algorithm: "gcra" },

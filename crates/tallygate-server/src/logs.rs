@@ -13,6 +13,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -29,9 +30,9 @@ pub enum LogLevel {
     /// Also what an operator wants to know.
     #[default]
     Info,
-    /// Also details for debugging.
+    /// Also details of Tallygate for debugging.
     Debug,
-    /// Everything.
+    /// Everything, including the libraries: for example every frame of HTTP/2.
     Trace,
 }
 
@@ -121,14 +122,18 @@ impl Logs {
     }
 }
 
-const fn filter(level: LogLevel) -> LevelFilter {
-    match level {
+/// Returns which events are logged. Libraries log every frame of a connection at the level debug, which would hide the
+/// events of Tallygate.
+fn filter(level: LogLevel) -> Targets {
+    let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    }
+        LogLevel::Trace => return Targets::new().with_default(LevelFilter::TRACE),
+    };
+    // A target is the path of a module, so this is the prefix of all our crates.
+    Targets::new().with_default(level.min(LevelFilter::INFO)).with_target("tallygate", level)
 }
 
 /// Writes lines until all senders are gone.

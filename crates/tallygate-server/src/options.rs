@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tallygate::store::Capacity;
+use tallygate_lab::names::nearest;
 
 use crate::config::{Config, Tokens, check_listen_address, write_summary};
 use crate::logs::{LogFormat, LogLevel};
@@ -28,8 +30,8 @@ pub struct ServeOptions {
     /// The number of this server among the `instances` of a policy, from 1. It decides which servers get the remainder
     /// of a division.
     pub instance: Option<u32>,
-    /// Maximum number of keys kept in memory per policy.
-    pub max_keys: usize,
+    /// Maximum number of keys kept in memory per policy: at least 1. Default: a million.
+    pub max_keys: Option<usize>,
     /// The snapshot file of the memory store.
     pub snapshot: Option<PathBuf>,
     /// The interval at which the snapshot is written; without it, only on shutdown.
@@ -72,8 +74,12 @@ impl ServeOptions {
         );
         config.store = self.store.clone().or(config.store).filter(|store| store != "memory");
         if let Some(store) = &config.store {
+            if let Some(meant) = nearest(store, ["memory"].into_iter()) {
+                anyhow::bail!("the store {store:?} is unknown; did you mean {meant:?}?");
+            }
             tallygate_redis::open(store)?;
         }
+        anyhow::ensure!(self.max_keys != Some(0), "--max-keys must be at least 1 (got 0)");
         if config.store.is_none() {
             // Without a common store, each server has a share of its own.
             let shared =
@@ -96,6 +102,31 @@ impl ServeOptions {
         );
         Ok((config, token))
     }
+
+    /// Returns the maximum number of keys kept in memory per policy.
+    pub(crate) fn max_keys(&self) -> usize {
+        self.max_keys.unwrap_or(Capacity::default().max_keys)
+    }
+
+    /// Returns the settings that have no effect, in sentences for `check-config` and for the log.
+    pub(crate) fn warnings(&self, config: &Config) -> Vec<String> {
+        let mut warnings = config.warnings();
+        let is_redis = config.store.is_some();
+        if self.max_keys.is_some() && is_redis {
+            warnings.push("--max-keys has no effect, because Redis keeps the keys".to_owned());
+        }
+        let has_shares = config.policies.values().any(|policy| policy.instances.is_some());
+        if self.instance.is_some() && (is_redis || !has_shares) {
+            warnings.push(format!(
+                "--instance has no effect, because {}",
+                match is_redis {
+                    true => "Redis holds one quota for all servers",
+                    false => "no policy sets `instances`",
+                }
+            ));
+        }
+        warnings
+    }
 }
 
 /// Validates a configuration file and prints the settings in effect: those of the file, of the flags and of the
@@ -116,7 +147,7 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<()> {
     set.sort();
     let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
     writeln!(out, "environment {set}")?;
-    for warning in config.warnings() {
+    for warning in options.warnings(&config) {
         writeln!(std::io::stderr(), "tallygate: warning: {warning}")?;
     }
     Ok(())

@@ -59,11 +59,11 @@ async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     // Created before the file is read, so that every later change is noticed.
     let watched = WatchedConfig::new(options);
     let (config, one_time_token) = options.read_config()?;
-    for warning in config.warnings() {
+    for warning in options.warnings(&config) {
         tracing::warn!("{warning}");
     }
     let stores = match tallygate_redis::open(config.store.as_deref().unwrap_or("memory"))? {
-        Stores::Memory(_) => Stores::Memory(Capacity::of(options.max_keys)),
+        Stores::Memory(_) => Stores::Memory(Capacity::of(options.max_keys())),
         redis @ Stores::Redis(_) => redis,
     };
     if let Some(redis) = stores.redis()
@@ -73,7 +73,7 @@ async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     }
     let snapshot = Snapshot::of(&config);
     let remembered = match &snapshot {
-        Some(snapshot) => snapshot.read(&config, options.max_keys)?,
+        Some(snapshot) => snapshot.read(&config, options.max_keys())?,
         None => RestoredStores::default(),
     };
     let (ask_reload, reloads) = mpsc::channel(8);

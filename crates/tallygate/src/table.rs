@@ -232,9 +232,9 @@ pub struct Usage {
     /// Keys that were dropped although they were not fresh, because the store was full.
     pub evicted: u64,
     /// New keys that were rejected because the store was full.
-    pub refused: u64,
+    pub rejected: u64,
     /// Units of settled costs that were beyond the bound on debt, and were dropped.
-    pub forgiven: u64,
+    pub debt_dropped: u64,
 }
 
 /// A key in a table: its home while the table had its first size, and its tag, which distinguishes it from other keys.
@@ -357,15 +357,15 @@ impl<S: 'static> Table<S> {
             in_use: self.keys_in_use(),
             swept: self.counts.sum(|stripe| &stripe.swept),
             evicted: self.counts.sum(|stripe| &stripe.evicted),
-            refused: self.counts.sum(|stripe| &stripe.refused),
-            forgiven: self.counts.sum(|stripe| &stripe.forgiven),
+            rejected: self.counts.sum(|stripe| &stripe.rejected),
+            debt_dropped: self.counts.sum(|stripe| &stripe.debt_dropped),
         }
     }
 
     /// Counts the units of a settled cost that were beyond the bound on debt.
     pub(crate) fn forgive(&self, amount: u128) {
         let amount = u64::try_from(amount).unwrap_or(u64::MAX);
-        self.counts.own().forgiven.fetch_add(amount, Ordering::Relaxed);
+        self.counts.own().debt_dropped.fetch_add(amount, Ordering::Relaxed);
     }
 
     pub(crate) const fn max_keys(&self) -> usize {

@@ -62,7 +62,7 @@ fn limits_that_need_years_to_refill_are_rejected_with_a_message() {
     let denied = exchange(&served, "CL.THROTTLE k 604800000 1000000001 1000000000\r\n");
     assert!(!denied.contains("would need 7d to"), "{denied}");
     assert!(exchange(&served, "CL.THROTTLE k 0 1 604800\r\n").starts_with("*5\r\n:0\r\n"));
-    assert_eq!(metric(&served, "tallygate_keys_live{policy=\"CL.THROTTLE\"}"), 1);
+    assert_eq!(metric(&served, "tallygate_keys_kept{policy=\"CL.THROTTLE\"}"), 1);
     let override_ = r#"{"policy":"api","key":"a","limit":1,"window":"365d"}"#;
     let denied = ask(served.http(), "PUT /v1/admin/overrides", &[], override_);
     assert_eq!(denied.status, 400, "{denied:?}");
@@ -118,7 +118,7 @@ fn changing_numbers_take_no_more_memory_than_other_keys() {
     }
     let replies = exchange(&served, &script);
     assert_eq!(replies.matches("*5\r\n:0\r\n").count() as u64, KEYS);
-    let live = metric(&served, "tallygate_keys_live{policy=\"CL.THROTTLE\"}");
+    let live = metric(&served, "tallygate_keys_kept{policy=\"CL.THROTTLE\"}");
     assert!((50_000..=100_000).contains(&live), "{live}");
     let grown = (served.resident_kib().saturating_sub(before)) * 1024;
     assert!(grown < 100_000 * 128 + 16 * MIB, "{grown} bytes for {live} keys");

@@ -79,7 +79,7 @@ impl RespClient {
 }
 
 fn live(served: &Served) -> usize {
-    counted(served, "tallygate_keys_live{policy=\"api\"}")
+    counted(served, "tallygate_keys_kept{policy=\"api\"}")
 }
 
 fn counted(served: &Served, name: &str) -> usize {

@@ -87,7 +87,21 @@ fn the_checks_of_a_list_are_decided_one_by_one_in_order() {
     let results = reply["results"].as_array().unwrap();
     let allowed: Vec<_> = results.iter().map(|result| result["allowed"] == true).collect();
     assert_eq!(allowed, [true, false, true, true]);
-    assert_eq!(post(served.http(), "/v1/check", r#"{"checks":[]}"#).json(), json!({"results": []}));
+}
+
+#[test]
+fn an_empty_list_is_an_error_whatever_it_is_called() {
+    let served = served();
+    for (path, body) in [
+        ("/v1/check", r#"{"checks":[]}"#),
+        ("/v1/check", r#"{"all":[]}"#),
+        ("/v1/peek", r#"{"checks":[]}"#),
+        ("/v1/refund", r#"{"checks":[]}"#),
+    ] {
+        let reply = post(served.http(), path, body);
+        assert_eq!(reply.status, 400, "{path} {body}");
+        assert_eq!(reply.problem(), "there is nothing to check; send at least one item");
+    }
 }
 
 #[test]

@@ -936,3 +936,16 @@ fn at_most_two_uploads_run_at_once_and_a_closed_one_makes_room() {
         assert!(began.elapsed() < Duration::from_secs(20), "the server accepts no upload");
     }
 }
+
+#[test]
+fn a_log_without_a_usable_line_is_an_error_that_describes_what_was_read() {
+    let policy = ["--policy", POLICY];
+    fails(&policy, "", "the log has no lines; expected one request per line");
+    let json = "{\"time\":\"2026-01-01T00:00:00Z\",\"ip\":\"192.0.2.1\",\"path\":\"/\"}\n";
+    let filtered = [&policy[..], &["--where", "path=/login"]].concat();
+    fails(&filtered, json, "no line of the log can be used: 1 read, 1 did not match the filters");
+    let other_key = [&policy[..], &["--key", "field:user"]].concat();
+    fails(&other_key, json, "1 have no field:user; choose another key");
+    let other_time = [&policy[..], &["--time", "when"]].concat();
+    fails(&other_time, json, "1 could not be parsed (line 1 of ");
+}

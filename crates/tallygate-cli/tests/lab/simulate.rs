@@ -870,3 +870,31 @@ fn invalid_options_are_errors_that_name_valid_values() {
     says(&["--algorithm", "gcra", "--algorithm", "gcra"], "--algorithm has gcra twice");
     says(&["--limit", "0"], "--limit is 0; use 1 to 1000000000");
 }
+
+#[test]
+fn flags_without_effect_are_rejected() {
+    for (options, expected) in [
+        (
+            &["--attempts", "3"][..],
+            "--attempts has no effect with --pattern steady; use --pattern retry or remove it",
+        ),
+        (&["--naive"], "--naive has no effect with --pattern steady"),
+        (&["--pattern", "retry", "--clients", "3"], "--clients has no effect with --pattern retry"),
+        (
+            &["--pattern", "spike", "--burst-size", "3"],
+            "--burst-size has no effect with --pattern spike",
+        ),
+        (
+            &["--algorithm", "fixed_window", "--burst", "3"],
+            "--burst has no effect without a bucket; add --algorithm token_bucket or remove it",
+        ),
+        (&["--pattern", "retry", "--naive-wait", "1s"], "--naive"),
+        (&["--json", "--ascii"], "cannot be used with"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+        let output = command.arg("simulate").args(options).output().expect("the binary runs");
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains(expected), "{options:?}: {message}");
+    }
+}

@@ -296,3 +296,17 @@ fn the_start_and_the_end_are_one_line_each() {
         );
     }
 }
+
+#[test]
+fn debug_logs_are_about_tallygate_and_trace_logs_about_libraries_too() {
+    for (level, has_frames) in [("debug", false), ("trace", true)] {
+        let mut served = Served::start(&["--log", level], Some(API));
+        let url = format!("http://{}/livez", served.http());
+        let output = Command::new("curl").args(["-s", "--http2-prior-knowledge", &url]).output();
+        assert_eq!(output.expect("curl is installed").stdout, b"alive\n");
+        assert_eq!(served.stop(), Some(0));
+        let log = served.log();
+        assert_eq!(log.contains("h2::"), has_frames, "{level}: {log}");
+        assert!(log.contains("server stopped"), "{level}: {log}");
+    }
+}

@@ -202,8 +202,8 @@ fn promtool_and_the_python_parser_accept_the_metrics_of_the_memory_store() {
     let samples = check_all(&served);
     let denied = [("policy", "CL.THROTTLE"), ("outcome", "denied"), ("source", "store")];
     assert_eq!(sum(&samples, "tallygate_decisions_total", &denied), 2.0);
-    assert_eq!(sum(&samples, "tallygate_keys_live", &[("policy", "CL.THROTTLE")]), 1.0);
-    assert_eq!(sum(&samples, "tallygate_keys_live", &[("policy", "gcra")]), 1.0);
+    assert_eq!(sum(&samples, "tallygate_keys_kept", &[("policy", "CL.THROTTLE")]), 1.0);
+    assert_eq!(sum(&samples, "tallygate_keys_kept", &[("policy", "gcra")]), 1.0);
 }
 
 #[test]

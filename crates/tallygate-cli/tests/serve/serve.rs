@@ -318,8 +318,13 @@ fn on_shutdown_the_server_answers_pending_requests_and_exits_with_0() {
 
 #[test]
 fn the_check_command_reports_the_decision_in_its_exit_code() {
-    let served = Served::start(&[], Some(API));
+    let config = format!(
+        "{API}[policies.api.overrides.mallory]\naccess = \"blocked\"\n\
+         [policies.api.overrides.root]\naccess = \"unlimited\"\n"
+    );
+    let served = Served::start(&[], Some(&config));
     let ask = |words: &[&str]| tallygate(&[&["check", "--resp", served.resp()], words].concat());
+    let blocked = ask(&["api", "mallory"]);
     let first = ask(&["api", "alice", "--cost", "3"]);
     assert_eq!(
         (first.status.code(), text(&first.stdout).as_str()),
@@ -330,6 +335,15 @@ fn the_check_command_reports_the_decision_in_its_exit_code() {
     assert!(text(&denied.stdout).starts_with("denied, retry in "), "{denied:?}");
     let never = ask(&["api", "alice", "--cost", "4"]);
     assert_eq!(text(&never.stdout), "denied; the cost is higher than the limit can ever allow\n");
+    assert_eq!(
+        (blocked.status.code(), text(&blocked.stdout).as_str()),
+        (Some(1), "denied; the client is blocked\n")
+    );
+    let unlimited = ask(&["api", "root"]);
+    assert_eq!(
+        (unlimited.status.code(), text(&unlimited.stdout).as_str()),
+        (Some(0), "allowed, unlimited\n")
+    );
     assert_eq!(text(&ask(&["--quiet", "api", "alice"]).stdout), "");
     let unknown = ask(&["apii", "alice"]);
     assert_eq!(unknown.status.code(), Some(2));
@@ -499,13 +513,109 @@ fn idle_clients_are_dropped_in_the_background() {
             post(served.http(), "/v1/check", &format!(r#"{{"policy":"{policy}","key":"{key}"}}"#));
         }
     }
-    let keys = |policy: &str| {
+    let keys = |kind: &str, policy: &str| {
         let (_, metrics) = get(served.http(), "/metrics");
-        let name = format!("tallygate_keys_live{{policy=\"{policy}\"}} ");
-        metrics.lines().find_map(|line| line.strip_prefix(&*name).map(str::to_owned))
+        let name = format!("tallygate_keys_{kind}{{policy=\"{policy}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&*name));
+        value.and_then(|value| value.parse::<u64>().ok()).expect("the metric exists")
     };
-    wait_until("the idle clients are gone", PATIENCE, || keys("api").as_deref() == Some("0"));
-    assert_eq!(keys("slow").as_deref(), Some("500"), "clients that have used units stay");
+    wait_until("the idle clients are gone", PATIENCE, || keys("kept", "api") == 0);
+    wait_until("the next sweep finds no client", PATIENCE, || keys("in_use", "api") == 0);
+    assert_eq!(keys("kept", "slow"), 500, "clients that have used units stay");
+    wait_until("a sweep counts them", PATIENCE, || keys("in_use", "slow") == 500);
+}
+
+#[test]
+fn sighup_without_a_configuration_file_is_reported() {
+    let served = Served::start(&[], None);
+    served.signal("HUP");
+    wait_until("the log has the reason", PATIENCE, || {
+        served.log().contains("started without a configuration file; there is nothing to reload")
+    });
+}
+
+#[test]
+fn settings_without_effect_are_reported_and_useless_ones_rejected() {
+    let path = std::env::temp_dir().join(format!("tallygate-vain-{}.toml", std::process::id()));
+    let name = path.to_str().expect("there is a name");
+    let check = |config: &str, options: &[&str]| {
+        std::fs::write(&path, config).expect("the file is written");
+        let output = tallygate(&[&["check-config", name], options].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    let redis = ["--store", "redis://127.0.0.1:1"];
+    for (config, options, expected) in [
+        (
+            API,
+            &["--instance", "2"][..],
+            "--instance has no effect, because no policy sets `instances`",
+        ),
+        (
+            API,
+            &[&redis[..], &["--max-keys", "5"]].concat(),
+            "--max-keys has no effect, because Redis keeps the keys",
+        ),
+        (
+            "[policies.api]\nlimit = 5\nwindow = \"1m\"\ncost = 6\n",
+            &[],
+            "policy \"api\": cost 6 is more than the limit can ever allow (5), so every request with this cost is denied; \
+             lower `cost` or raise the limit or `burst`",
+        ),
+        (
+            "[policies.api]\nlimit = 5\nwindow = \"1m\"\ncost = 5\n[policies.api.tiers.small]\nlimit = 4\n",
+            &[],
+            "policy \"api\", tier \"small\": cost 5 is more than the limit can ever allow (4), so every request with this \
+             cost is denied; lower `cost` or raise the limit or `burst`",
+        ),
+    ] {
+        let (code, message) = check(config, options);
+        assert_eq!(code, Some(0), "{message}");
+        assert_eq!(message, format!("tallygate: warning: {expected}\n"));
+    }
+    for (config, options, expected) in [
+        (API.to_owned(), &["--max-keys", "0"][..], "--max-keys must be at least 1 (got 0)"),
+        (
+            API.to_owned(),
+            &["--store", "memry"],
+            "the store \"memry\" is unknown; did you mean \"memory\"?",
+        ),
+        (
+            format!("[auth]\ncheck = []\n{API}"),
+            &[],
+            "auth: check lists no tokens, so it would protect nothing; add \"file:PATH\" or \"env:NAME\", or remove it",
+        ),
+        (
+            format!("[auth]\n{API}"),
+            &[],
+            "auth: the table is empty; set `check` or `admin`, or remove it",
+        ),
+        (
+            format!("trusted_proxies = [\"10.0.0.0\"]\n{API}"),
+            &[],
+            "found \"10.0.0.0\"; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\"",
+        ),
+        (
+            "[policies.\"CL.THROTTLE\"]\nlimit = 1\nwindow = \"1m\"\n".to_owned(),
+            &[],
+            "policy \"CL.THROTTLE\": this is the name of the command in metrics and in the store; choose another name",
+        ),
+        (
+            "[policies.api]\nlimit = 1\nwindow = \"0s\"\n".to_owned(),
+            &[],
+            "policy \"api\": window must be longer than \"0s\"; use a duration such as \"1m\"",
+        ),
+        (
+            "[policies.api]\nlimit = 1\nwindow = \"36500d\"\nburst = 9\n".to_owned(),
+            &[],
+            "policy \"api\": a token_bucket with limit 1 and burst 9 per 36500d takes more than a century to restore a full \
+             quota, which cannot be counted exactly; use a shorter window, a smaller burst or a larger limit",
+        ),
+    ] {
+        let (code, message) = check(&config, options);
+        assert_eq!(code, Some(2), "{message}");
+        assert!(message.ends_with(&format!("{expected}\n")), "{message}");
+    }
+    std::fs::remove_file(&path).expect("the file is removed");
 }
 
 #[test]
@@ -578,6 +688,6 @@ fn no_metric_has_a_client_as_a_label() {
         ),
         "{metrics}"
     );
-    assert!(metrics.contains("tallygate_keys_live{policy=\"api\"} 50"), "{metrics}");
+    assert!(metrics.contains("tallygate_keys_kept{policy=\"api\"} 50"), "{metrics}");
     assert!(!metrics.contains("client-"), "{metrics}");
 }

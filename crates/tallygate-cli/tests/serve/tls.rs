@@ -302,6 +302,55 @@ fn the_check_command_can_use_a_client_certificate() {
     assert!(output_text.contains("server.key do not match"), "{output_text}");
 }
 
+/// A reply that is sent before the body has arrived must not be lost.
+#[test]
+fn curl_sees_every_reply_to_a_request_whose_body_is_not_read() {
+    let certificates = Certificates::new();
+    let served =
+        Served::start(&[], Some(&config(&certificates, "").replace("limit = 5", "limit = 500")));
+    let body = std::env::temp_dir().join(format!("tallygate-body-{}", std::process::id()));
+    std::fs::write(&body, vec![b'x'; 100_000]).expect("the file is written");
+    let long = format!("@{}", body.display());
+    for version in ["--http2", "--http1.1"] {
+        for (path, status) in [("/nothing", "404"), ("/livez", "405"), ("/v1/authorize/api", "200")]
+        {
+            for data in ["short", &long] {
+                let url = format!("https://{}{path}", served.http());
+                let mut command = Command::new("curl");
+                command.args(["-s", "-o", "/dev/null", "-w", "%{http_code}\n", "--max-time", "20"]);
+                command.arg("--cacert").arg(certificates.authority());
+                command.args([version, "-H", "Expect:"]);
+                command.args(["-d", data, &url]);
+                let status_of = |output: std::process::Output| {
+                    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+                };
+                let statuses: Vec<_> = (0..5)
+                    .map(|_| status_of(command.output().expect("curl is installed")))
+                    .collect();
+                assert_eq!(statuses, vec![status; 5], "{version} {path} {} bytes", data.len());
+            }
+        }
+    }
+    std::fs::remove_file(&body).expect("the file is removed");
+}
+
+#[test]
+fn the_check_command_explains_errors_of_tls() {
+    let certificates = Certificates::new();
+    let served = Served::start(&[], Some(&config(&certificates, "")));
+    let untrusted = run_check(&served, &Certificates::new(), &[]);
+    let message = String::from_utf8_lossy(&untrusted.stderr).into_owned();
+    assert!(message.contains("certificate is not issued by an authority in "), "{message}");
+    let mut without_tls = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    let output = without_tls.args(["check", "--resp", served.resp(), "api", "bob"]).output();
+    let message = String::from_utf8_lossy(&output.expect("the binary runs").stderr).into_owned();
+    assert!(message.contains("the server uses TLS on this port; use --ca FILE"), "{message}");
+    let plain = Served::start(&[], Some(POLICY));
+    let message = run_check(&plain, &certificates, &[]);
+    let message = String::from_utf8_lossy(&message.stderr).into_owned();
+    assert!(message.contains("the server does not use TLS on this port; remove --ca"), "{message}");
+}
+
 /// Runs `tallygate check` with a trusted authority.
 fn run_check(served: &Served, trusted: &Certificates, options: &[&str]) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));

@@ -195,7 +195,7 @@ fn while_the_store_is_down_the_failure_settings_decide_and_are_counted() {
     each_decides_by_its_failure_policy(&served);
     until_the_breaker_opens(&served);
     assert!(metric(&served, "tallygate_store_errors_total") >= errors + 20);
-    assert!(metric(&served, "tallygate_store_breaker_opened_total") >= 1);
+    assert_eq!(metric(&served, "tallygate_store_breaker_opened_total"), 1, "probes do not count");
     assert!(decisions(&served, "open", "allowed", "failed_open") >= 4);
     assert_eq!(decisions(&served, "open", "denied", "failed_closed"), 0);
     assert_eq!(decisions(&served, "closed", "denied", "failed_closed"), 5);
@@ -446,6 +446,57 @@ fn readyz_reports_degraded_while_the_store_is_out_of_memory() {
         summary(&check(&served, "closed", "bob", 1)).2 == "store"
     });
     wait_until("it is ready", PATIENCE, || get(served.http(), "/readyz").body == "ready\n");
+}
+
+/// A store that rejects every call is as useless as one that does not answer.
+#[test]
+fn readyz_reports_degraded_while_the_store_rejects_every_call() {
+    let store = Server::start(Flavor::Redis);
+    let served_ready = served(&store.url());
+    until_the_store_answers(&served_ready);
+    assert_eq!(get(served_ready.http(), "/readyz").body, "ready\n");
+    assert_eq!(metric(&served_ready, "tallygate_store_rejecting"), 0);
+    let _: () = store.ask(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+    wait_until("the store rejects a call", PATIENCE, || {
+        summary(&check(&served_ready, "closed", "alice", 1)).2 == "failed_closed"
+    });
+    let is_degraded = |served: &Served| {
+        let ready = get(served.http(), "/readyz");
+        assert_eq!(ready.status, 200);
+        ready.body.starts_with("degraded: the store answers, but rejects every call")
+    };
+    assert!(is_degraded(&served_ready));
+    assert_eq!(metric(&served_ready, "tallygate_store_rejecting"), 1);
+    let _: () = store.ask(&["ACL", "SETUSER", "default", "+eval", "+evalsha"]);
+    until_the_store_answers(&served_ready);
+    wait_until("it is ready", PATIENCE, || get(served_ready.http(), "/readyz").body == "ready\n");
+    // A missing password is noticed before the first request.
+    let _: () = store.ask(&["CONFIG", "SET", "requirepass", "secret"]);
+    let without_password = served(&store.url());
+    assert!(is_degraded(&without_password));
+    wait_until("the log has the reason", PATIENCE, || {
+        let log = without_password.log();
+        log.contains("redis rejects every call; using the failure policies")
+            && log.contains("NOAUTH")
+    });
+}
+
+#[test]
+fn cl_throttle_has_its_own_name_in_the_log_of_a_failing_store() {
+    let served = served("redis://127.0.0.1:1");
+    let mut redis = std::process::Command::new("redis-cli");
+    redis.args(["-p", served.resp_port(), "CL.THROTTLE", "alice", "4", "10", "60"]);
+    let output = redis.output().expect("redis-cli is installed");
+    assert!(output.status.success(), "{output:?}");
+    wait_until("the log has the error", PATIENCE, || {
+        served.log().contains("redis check failed; using the failure policy policy=\"CL.THROTTLE\"")
+    });
+    // The command says that nothing was checked, and not that nothing is left.
+    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    check.args(["check", "--resp", served.resp(), "open", "alice"]);
+    let output = check.output().expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text, "allowed without a check, because the store is unavailable\n");
 }
 
 /// Callers that share a hot key get exactly the quota over HTTP, and the failure setting, which would allow more, is not

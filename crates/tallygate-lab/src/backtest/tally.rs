@@ -110,6 +110,31 @@ impl Tally {
         })
     }
 
+    /// Describes what was read if no line is a request, and what would work.
+    pub(super) fn why_no_requests(&self, plan: &BacktestPlan) -> String {
+        let cut = self.cut_short.first();
+        let cut = cut.map(|cut| format!("; {} was read only in part: {}", cut.input, cut.reason));
+        let cut = cut.unwrap_or_default();
+        let Self { lines, unreadable, filtered, without_key, .. } = *self;
+        if lines == 0 {
+            return format!("the log has no lines; expected one request per line{cut}");
+        }
+        let mut parts = Vec::new();
+        if let Some(first) = self.shown.first() {
+            parts.push(format!(
+                "{unreadable} could not be parsed (line {} of {}: {}; check the format and the field of the time)",
+                first.line, first.input, first.reason
+            ));
+        }
+        if filtered > 0 {
+            parts.push(format!("{filtered} did not match the filters"));
+        }
+        if without_key > 0 {
+            parts.push(format!("{without_key} have no {}; choose another key", plan.log.key));
+        }
+        format!("no line of the log can be used: {lines} read, {}{cut}", parts.join(", "))
+    }
+
     /// Returns an upper estimate of the memory that the clients take.
     fn memory_bytes(&self) -> u64 {
         let (clients, requests) =

@@ -8,6 +8,8 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 use tallygate_core::{Cost, Instance, Kind, Limit, LimitBuilder, Policy, PolicyError, Tick, Ticks};
 
+use crate::limit_syntax::in_durations_of;
+
 /// Microseconds per millisecond and per minute.
 pub(super) const MICROS_PER_MILLI: u64 = 1_000;
 pub(super) const MICROS_PER_MINUTE: u64 = 60_000_000;
@@ -351,6 +353,7 @@ impl ScenarioError {
                 format!("{} has {kind} twice; name each once", name_of("algorithms"))
             }
             Self::Limit { kind, error } => {
+                let error = in_durations_of(error, 1_000);
                 format!("these numbers are not a valid {kind}: {error}")
             }
             Self::ShareBelowOne { field, given, instances } => format!(

@@ -38,7 +38,7 @@ pub(super) struct File {
     auth: Option<Spanned<AuthTable>>,
     tls: Option<Spanned<TlsTable>>,
     #[serde(default)]
-    trusted_proxies: Vec<IpNet>,
+    trusted_proxies: Vec<Network>,
     limits: Option<Spanned<Limits>>,
     #[serde(default)]
     admin: Admin,
@@ -72,6 +72,21 @@ impl<'de> Deserialize<'de> for ListenAddress {
         let text = String::deserialize(deserializer)?;
         check_listen_address(&text).map_err(de::Error::custom)?;
         Ok(Self(text))
+    }
+}
+
+/// A network of addresses.
+#[derive(Debug)]
+struct Network(IpNet);
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| {
+            de::Error::custom(format_args!(
+                "found {text:?}; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\""
+            ))
+        })
     }
 }
 
@@ -317,7 +332,7 @@ impl File {
             tokens: Arc::new(tokens),
             admin_on_loopback: self.admin.loopback,
             tls,
-            trusted_proxies: self.trusted_proxies,
+            trusted_proxies: self.trusted_proxies.into_iter().map(|Network(net)| net).collect(),
             limits,
             cl_throttle: self.cl_throttle.enabled,
             backtest_max_bytes: self.backtest.max_bytes.unwrap_or(DEFAULT_BACKTEST_BYTES),

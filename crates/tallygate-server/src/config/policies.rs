@@ -3,10 +3,11 @@
 use tallygate::policy::{Anchor, Instance, LimitBuilder, Penalty};
 use tallygate::tiers::Access;
 use tallygate::{Kind, Policy, PolicyError, Tiers};
+use tallygate_lab::limit_syntax::in_durations;
 use tallygate_redis::{Leases, OnFailure};
 
 use super::file::{self, Algorithm, OnStoreError, PolicyTable};
-use super::{MAX_NAME_BYTES, PolicyConfig};
+use super::{CL_THROTTLE, MAX_NAME_BYTES, PolicyConfig};
 
 /// The kind of a table.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,11 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         return Err(format!(
             "{place}: a name must have 1 to {MAX_NAME_BYTES} bytes and no control characters"
+        ));
+    }
+    if name == CL_THROTTLE {
+        return Err(format!(
+            "{place}: this is the name of the command in metrics and in the store; choose another name"
         ));
     }
     check_fields(&table, Part::Policy, &place)?;
@@ -112,7 +118,7 @@ impl PolicyConfig {
         };
         let share = |access: &Access| match access {
             Access::Limited(policy) => {
-                policy.share(instance).map(Access::from).map_err(|error| error.to_string())
+                policy.share(instance).map(Access::from).map_err(|error| in_durations(&error))
             }
             other => Ok(other.clone()),
         };
@@ -204,7 +210,7 @@ fn policy(
     one: &PolicyTable,
     several: &[PolicyTable],
 ) -> Result<Policy, String> {
-    let invalid = |error: PolicyError| format!("{place}: {error}");
+    let invalid = |error: PolicyError| format!("{place}: {}", in_durations(&error));
     if several.is_empty() {
         if one.limit.is_none() {
             return Err(format!(

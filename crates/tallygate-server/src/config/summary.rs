@@ -126,6 +126,27 @@ fn list(items: &[impl ToString]) -> String {
     }
 }
 
+impl PolicyConfig {
+    /// Returns the limits that can never allow a request of the default cost.
+    fn unaffordable(&self, name: &str) -> Option<String> {
+        let cost = self.cost;
+        let base = [(String::new(), self.tiers.base())].into_iter();
+        let tiers = self.tiers.by_name().into_iter();
+        let mut all = base.chain(tiers.map(|(tier, access)| (format!(", tier {tier:?}"), access)));
+        all.find_map(|(place, access)| {
+            let Access::Limited(policy) = access else { return None };
+            let limits = policy.limits().iter().filter(|limit| !limit.is_shadow());
+            let least = limits.map(|limit| limit.numbers().burst).min()?;
+            (cost > least).then(|| {
+                format!(
+                    "policy {name:?}{place}: cost {cost} is more than the limit can ever allow ({least}), so every request \
+                     with this cost is denied; lower `cost` or raise the limit or `burst`"
+                )
+            })
+        })
+    }
+}
+
 impl Config {
     /// Returns what the configuration says in vain, in sentences for `check-config` and for the log.
     pub(crate) fn warnings(&self) -> Vec<String> {
@@ -140,7 +161,14 @@ impl Config {
                 "sweep_every has no effect, because Redis expires idle keys itself".to_owned(),
             );
         }
+        if self.admin_on_loopback && self.tokens.admin_needs_token() {
+            warnings.push(
+                "loopback in [admin] has no effect, because an admin token is configured"
+                    .to_owned(),
+            );
+        }
         for (name, policy) in &self.policies {
+            warnings.extend(policy.unaffordable(name));
             if self.store.is_none() && !policy.redis_only.is_empty() {
                 let settings = policy.redis_only.join(", ");
                 warnings.push(format!(

@@ -93,7 +93,9 @@ impl TlsTable {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for root in certificates(folder, path)? {
-                    roots.add(root).map_err(|error| format!("{}: {error}", path.display()))?;
+                    roots.add(root).map_err(|_| {
+                        format!("{} contains a certificate that is not valid", path.display())
+                    })?;
                 }
                 let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider)
                     .build()
@@ -103,7 +105,15 @@ impl TlsTable {
         };
         server.with_single_cert(chain, private).map_err(|error| {
             let (certificate, key) = (certificate.display(), key.display());
-            format!("{certificate} and {key} do not match: {error}")
+            match error {
+                rustls::Error::InconsistentKeys(_) => {
+                    format!("{certificate} and {key} do not match; use the key of the certificate")
+                }
+                rustls::Error::InvalidCertificate(_) => {
+                    format!("{certificate} contains a certificate that is not valid")
+                }
+                error => format!("cannot use {certificate} and {key}: {error}"),
+            }
         })
     }
 }

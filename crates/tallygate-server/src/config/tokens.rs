@@ -47,8 +47,8 @@ pub(crate) struct TokenDigest(Digest);
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct AuthTable {
-    check: Vec<TokenSource>,
-    admin: Vec<TokenSource>,
+    check: Option<Vec<TokenSource>>,
+    admin: Option<Vec<TokenSource>>,
 }
 
 /// The source of tokens: `"file:PATH"` or `"env:NAME"`.
@@ -133,9 +133,17 @@ impl TokenDigest {
 impl AuthTable {
     /// Reads the tokens. Relative paths start at `folder`.
     pub(super) fn read(&self, folder: &Path) -> Result<Tokens, String> {
-        let all = |role: &str, sources: &[TokenSource]| {
+        if self.check.is_none() && self.admin.is_none() {
+            return Err("the table is empty; set `check` or `admin`, or remove it".to_owned());
+        }
+        let all = |role: &str, sources: &Option<Vec<TokenSource>>| {
             let mut digests = Vec::new();
-            for source in sources {
+            if sources.as_ref().is_some_and(Vec::is_empty) {
+                return Err(format!(
+                    "{role} lists no tokens, so it would protect nothing; add \"file:PATH\" or \"env:NAME\", or remove it"
+                ));
+            }
+            for source in sources.iter().flatten() {
                 source
                     .read_into(folder, &mut digests)
                     .map_err(|reason| format!("{role}: {reason}"))?;
@@ -147,7 +155,7 @@ impl AuthTable {
 
     /// Returns the files that the table names.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
-        self.check.iter().chain(&self.admin).filter_map(|source| match source {
+        self.check.iter().chain(&self.admin).flatten().filter_map(|source| match source {
             TokenSource::File(path) => Some(&**path),
             TokenSource::Variable(_) => None,
         })
@@ -264,7 +272,7 @@ mod tests {
         std::fs::write(file.path(), text).expect("written");
         let folder = file.path().parent().expect("a folder");
         let name = PathBuf::from(file.path().file_name().expect("a name"));
-        let table = AuthTable { check: vec![TokenSource::File(name)], admin: Vec::new() };
+        let table = AuthTable { check: Some(vec![TokenSource::File(name)]), admin: None };
         table.read(folder).map_err(|error| error.replace(&*file.path().to_string_lossy(), "?"))
     }
 

@@ -19,12 +19,12 @@ impl Security {
         Self(tls.map(|tls| Arc::new(ArcSwap::new(tls.clone()))))
     }
 
-    /// Returns plain text, for Unix sockets: they cannot be intercepted.
     /// Returns whether connections are encrypted.
     pub(crate) const fn is_encrypted(&self) -> bool {
         self.0.is_some()
     }
 
+    /// Returns plain text, for Unix sockets: they cannot be intercepted.
     pub(crate) const fn none() -> Self {
         Self(None)
     }

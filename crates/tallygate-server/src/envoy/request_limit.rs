@@ -11,6 +11,7 @@ use std::time::Duration;
 use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Policy, Ticks};
 use tallygate_lab::duration::DurationText;
+use tallygate_lab::limit_syntax::in_durations;
 
 use super::{EnvoyError, RateLimitOverride};
 use crate::config::{EnvoyLimit, Unit};
@@ -63,7 +64,7 @@ fn access(limit: EnvoyLimit) -> Result<Access, EnvoyError> {
     }
     let window = Ticks(unit.seconds().saturating_mul(Ticks::PER_SECOND));
     let policy = Policy::fixed_window(u64::from(requests_per_unit)).per(window).build();
-    let policy = policy.map_err(|error| EnvoyError::Invalid(error.to_string()))?;
+    let policy = policy.map_err(|error| EnvoyError::Invalid(in_durations(&error)))?;
     Ok(Access::Limited(Arc::new(policy)))
 }
 

@@ -15,10 +15,12 @@ use tallygate::store::{Capacity, MemoryStore, Store as _, Usage};
 use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Cost, Decision, Policy, PolicyError, Ticks};
 use tallygate_lab::duration::DurationText;
+use tallygate_lab::limit_syntax::in_durations;
 use tallygate_redis::{OnFailure, Redis, RedisStore};
 
 use super::cell::Cell;
 use super::{GateError, GateReply};
+use crate::config::CL_THROTTLE;
 
 /// The store of `CL.THROTTLE`.
 pub(super) enum Throttle {
@@ -64,9 +66,9 @@ impl Throttle {
         }
     }
 
-    /// Creates a Redis store. Its name has a control character, so that no policy has the same name.
+    /// Creates a Redis store. No policy has the same name, because the configuration rejects it.
     pub(super) fn in_redis(redis: &Redis) -> Self {
-        Self::Redis(redis.store("\u{1}throttle").on_failure(OnFailure::Allow))
+        Self::Redis(redis.store(CL_THROTTLE).on_failure(OnFailure::Allow))
     }
 
     /// Returns the usage of the memory store; `None` if the keys are in Redis.
@@ -169,7 +171,7 @@ impl fmt::Display for ThrottleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("CL.THROTTLE is disabled (`[cl_throttle] enabled = false`); use TG.CHECK with a policy"),
-            Self::Numbers(error) => error.fmt(f),
+            Self::Numbers(error) => f.write_str(&in_durations(error)),
             Self::TooLong { time_to_fresh, longest } => {
                 let (time_to_fresh, longest) =
                     (DurationText(*time_to_fresh), DurationText(*longest));

@@ -232,7 +232,9 @@ impl Read for UploadReader {
 impl From<BacktestError> for Problem {
     fn from(error: BacktestError) -> Self {
         let status = match error {
-            BacktestError::Format(_) | BacktestError::UploadAborted => StatusCode::BAD_REQUEST,
+            BacktestError::Format(_)
+            | BacktestError::NoRequests(_)
+            | BacktestError::UploadAborted => StatusCode::BAD_REQUEST,
             BacktestError::LogTooLarge { .. } | BacktestError::TooMuchMemory { .. } => {
                 StatusCode::PAYLOAD_TOO_LARGE
             }

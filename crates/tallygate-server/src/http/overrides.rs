@@ -16,6 +16,7 @@ use tallygate::store::MAX_KEY_BYTES;
 use tallygate::tiers::{Access, Override};
 use tallygate::{Kind, Policy, Tick, Ticks};
 use tallygate_lab::duration;
+use tallygate_lab::limit_syntax::in_durations;
 
 use super::admin::list;
 use super::answer;
@@ -240,7 +241,7 @@ fn limited(
         builder = builder.burst(burst);
     }
     let policy = Policy::all_of(&*entry.name, [builder]);
-    let policy = policy.map_err(|error| Problem::bad(error.to_string()))?;
+    let policy = policy.map_err(|error| Problem::bad(in_durations(&error)))?;
     // The numbers come with a request: they may keep state as long as those of the policy, or as `max_time_to_fresh`
     // allows.
     let own = base.map_or(0, nanos_to_fresh);

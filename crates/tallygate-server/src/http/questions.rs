@@ -166,6 +166,9 @@ pub(super) async fn ask(
             Err(Problem::bad("`headers` only works for a single check; remove it to send a list"))
         }
         (false, Some(Items(items)), None) => {
+            if items.is_empty() {
+                gate.validate_number(0)?;
+            }
             let waiting = match gate.stores() {
                 Stores::Memory(_) => 0,
                 Stores::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),

@@ -1,6 +1,7 @@
 //! Routes: paths, methods and roles.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -8,13 +9,13 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode, Version};
 use tallygate_redis::Redis;
 
-use super::body::Received;
+use super::body::{self as request_body, Received};
 use super::identity::{self, Exposure};
 use super::page::{self, Asset};
 use super::problem::Problem;
 use super::sending::OperatorReply;
 use super::{
-    Caller, Reply, admin, answer, authorize, backtest, body, envoy, overrides, policies, questions,
+    Caller, Reply, admin, answer, authorize, backtest, envoy, overrides, policies, questions,
     roles, simulate,
 };
 use crate::background::run_in_background_in_order;
@@ -55,6 +56,8 @@ const WITHOUT_STORE: &str =
 
 const WITHOUT_MEMORY: &str =
     "degraded: the store is out of memory and rejects writes; policies decide by on_store_error\n";
+
+const REJECTED: &str = "degraded: the store answers, but rejects every call; policies decide by on_store_error (the log has the reason)\n";
 
 const HELLO: &str = "\
 This is Tallygate, a rate limiter.
@@ -197,7 +200,12 @@ pub(super) async fn reply(
 ) -> Reply {
     let (request, body) = request.into_parts();
     let is_http2 = request.version == Version::HTTP_2;
-    let mut body = RequestBody { incoming: Some(body), is_unread: false };
+    let mut body = RequestBody {
+        incoming: Some(body),
+        is_awaited: !is_http2 && request.headers.contains_key(header::EXPECT),
+        skip_timeout: caller.limits.body_timeout,
+        is_unread: false,
+    };
     let served = served(caller, request, head, &mut body).await;
     let mut reply = served.unwrap_or_else(Problem::reply);
     body.leave();
@@ -211,6 +219,10 @@ pub(super) async fn reply(
 /// The body of a request. Not every handler reads it.
 struct RequestBody {
     incoming: Option<Incoming>,
+    /// Whether the client sends it only when the server asks for it (`Expect: 100-continue`), which reading does.
+    is_awaited: bool,
+    /// How long a body that no handler reads is skipped.
+    skip_timeout: Duration,
     /// Whether a part of it was not read.
     is_unread: bool,
 }
@@ -227,15 +239,22 @@ impl RequestBody {
         self.incoming.take().ok_or_else(was_read)
     }
 
-    /// Drops the body, so that it takes no memory while the request is answered.
+    /// Reads and drops the body in the background. If the server stopped reading, it would reset the stream or the
+    /// connection, and a client that still writes would not see the reply.
     fn leave(&mut self) {
-        if let Some(body) = self.incoming.take() {
-            self.is_unread = !body.is_end_stream();
+        let Some(body) = self.incoming.take() else { return };
+        self.is_unread = !body.is_end_stream();
+        if self.is_unread && !self.is_awaited {
+            tokio::spawn(request_body::skip(
+                body,
+                request_body::MAX_SKIPPED_BYTES,
+                self.skip_timeout,
+            ));
         }
     }
 
     async fn read(&mut self, caller: &Caller) -> Result<Received, Problem> {
-        body::read(self.take()?, caller).await
+        request_body::read(self.take()?, caller).await
     }
 }
 
@@ -306,6 +325,7 @@ async fn served(
             Ok(text(match gate.stores().redis().map(Redis::counts) {
                 Some(counts) if counts.is_open => WITHOUT_STORE,
                 Some(counts) if counts.is_out_of_memory => WITHOUT_MEMORY,
+                Some(counts) if counts.is_rejecting => REJECTED,
                 _ => "ready\n",
             }))
         }

@@ -104,7 +104,11 @@ impl Figures {
         families.counters("shadow_denials", help, shadow.collect())?;
         self.encode_rules(families)?;
         let keys = usages.iter().map(|(labels, usage)| (*labels, usage.keys)).collect();
-        families.gauges("keys_live", "Keys in memory", keys)?;
+        families.gauges("keys_kept", "Keys in memory, idle ones included", keys)?;
+        let in_use = |usage: &Usage| usage.in_use.unwrap_or(usage.keys);
+        let in_use = usages.iter().map(|(labels, usage)| (*labels, in_use(usage))).collect();
+        let help = "Keys in memory that were in use at the last sweep; before the first sweep, all keys in memory";
+        families.gauges("keys_in_use", help, in_use)?;
         let of = |read: fn(&Usage) -> u64| {
             usages.iter().map(|(labels, usage)| (*labels, read(usage))).collect()
         };
@@ -113,9 +117,9 @@ impl Figures {
         let help = "Keys dropped before they were fresh, because the store was full";
         families.counters("evictions", help, of(|usage| usage.evicted))?;
         let help = "New keys not stored because the store was full";
-        families.counters("keys_rejected", help, of(|usage| usage.refused))?;
+        families.counters("keys_rejected", help, of(|usage| usage.rejected))?;
         let help = "Units of settled reservations beyond the bound on debt, which were not charged";
-        families.counters("debt_dropped_units", help, of(|usage| usage.forgiven))
+        families.counters("debt_dropped_units", help, of(|usage| usage.debt_dropped))
     }
 
     /// Writes the algorithm and the numbers of each limit, so that queries can join them by policy.
@@ -190,6 +194,11 @@ impl Figures {
             "store_out_of_memory",
             "1 if the store rejected a write for lack of memory in the last 5 s",
             &u32::from(counts.is_out_of_memory),
+        )?;
+        families.gauge(
+            "store_rejecting",
+            "1 while the store answers, but rejects every call: for example for lack of a password",
+            &u32::from(counts.is_rejecting),
         )
     }
 }

@@ -168,8 +168,8 @@ export class Live {
   show() {
     const now = this.readings[this.readings.length - 1];
     const before = this.readings[this.readings.length - 2];
-    const kept = select(now.samples, "tallygate_keys_live");
-    setText(this.tiles.keys, kept.length ? count(sum(now.samples, "tallygate_keys_live")) : "–");
+    const kept = select(now.samples, "tallygate_keys_kept");
+    setText(this.tiles.keys, kept.length ? count(sum(now.samples, "tallygate_keys_kept")) : "–");
     setText(this.tiles.connections, count(sum(now.samples, "tallygate_connections")));
     const breaker = select(now.samples, "tallygate_store_breaker_open");
     setText(

@@ -12,8 +12,16 @@ pub(super) const MAX_NUMBER: u64 = i64::MAX as u64;
 /// An error in the arguments of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mistake<'a> {
-    /// There are too few, too many or unknown arguments.
+    /// There are too few or too many arguments.
+    Count {
+        given: usize,
+    },
+    /// The arguments do not follow the syntax.
     Usage,
+    /// An argument where none or another one is expected.
+    Unexpected {
+        found: &'a [u8],
+    },
     Number {
         what: &'static str,
         found: &'a [u8],
@@ -43,6 +51,16 @@ impl Mistake<'_> {
     /// Writes the error; `usage` is the syntax of the command.
     pub(super) fn write(self, usage: impl std::fmt::Display, out: &mut Output) {
         match self {
+            Self::Count { given } => {
+                out.error(
+                    "ERR",
+                    format_args!("wrong number of arguments (got {given}); use {usage}"),
+                );
+            }
+            Self::Unexpected { found } => {
+                let found = Quoted(found);
+                out.error("ERR", format_args!("unexpected argument {found}; use {usage}"));
+            }
             Self::Usage => out.error("ERR", format_args!("wrong arguments; use {usage}")),
             Self::Number { what, found, range } => {
                 let (found, least, most) = (Quoted(found), range.start(), range.end());

@@ -396,7 +396,7 @@ pub(super) fn run(session: &mut Session, words: Arguments<'_>, out: &mut Output)
     };
     let is_queued = command.is_queued && session.transaction.is_some();
     let outcome = match command.words.contains(&words.len()) {
-        false => Err(Mistake::Usage),
+        false => Err(Mistake::Count { given: words.len() - 1 }),
         true if is_queued => (command.validate)(session, words).map(|()| {
             session.queue(words, out);
             CommandResult::Done

@@ -278,9 +278,10 @@ fn positional(words: Arguments<'_>, at: usize) -> Result<Ask<'_>, Mistake<'_>> {
 
 /// Reads `policy key [COST n] [TIER name]` to the end of the command.
 fn with_options(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
-    match item(words, 1)? {
-        (ask, end) if end == words.len() => Ok(ask),
-        _ => Err(Mistake::Usage),
+    let (ask, end) = item(words, 1)?;
+    match words.at(end) {
+        None => Ok(ask),
+        Some(found) => Err(Mistake::Unexpected { found }),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arguments::Mistake;
 use super::commands::{CommandResult, DONE, Outcome};
 use super::parse::Arguments;
-use super::reply::{Output, Protocol, Quoted};
+use super::reply::{Output, Protocol};
 use super::transaction::Transaction;
 use crate::background::run_in_background_in_order;
 use crate::client_budgets::{BudgetOwner, HeldBytes};
@@ -249,13 +249,7 @@ impl Session {
             // The library of a client and eviction hints do not matter here.
             (b"SETINFO", Some(_), 4) | (b"NO-EVICT" | b"NO-TOUCH", Some(_), 3) => out.simple("OK"),
             (b"INFO" | b"LIST", None, _) => out.bulk(self.line()),
-            _ => out.error(
-                "ERR",
-                format_args!(
-                    "unknown subcommand or wrong number of arguments for CLIENT {}",
-                    Quoted(&what)
-                ),
-            ),
+            _ => return Err(Mistake::Usage),
         }
         DONE
     }

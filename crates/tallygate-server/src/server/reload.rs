@@ -160,12 +160,13 @@ pub(super) async fn watch(
                 notify::reloading();
                 // An invalid configuration is not read again until it changes.
                 config.in_force = found;
-                put_in_force(read, &shared)
+                put_in_force(read, &shared, &config.options)
             }
-            None => Err(
-                "the server was started without a configuration file; there is nothing to reload"
-                    .to_owned(),
-            ),
+            None => {
+                let reason = "the server was started without a configuration file; there is nothing to reload";
+                tracing::warn!("{reason}");
+                Err(reason.to_owned())
+            }
         };
         notify::ready();
         if let Some(reply) = reply {
@@ -174,7 +175,11 @@ pub(super) async fn watch(
     }
 }
 
-fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> ReloadResult {
+fn put_in_force(
+    read: anyhow::Result<Config>,
+    shared: &Shared,
+    options: &ServeOptions,
+) -> ReloadResult {
     let count =
         |outcome| shared.gate.metrics.reloads.get_or_create(&OutcomeLabels { outcome }).inc();
     match read {
@@ -184,7 +189,7 @@ fn put_in_force(read: anyhow::Result<Config>, shared: &Shared) -> ReloadResult {
             shared.renew(&config.tls);
             count("applied");
             tracing::info!(policies = config.policies.len(), "configuration reloaded");
-            for warning in config.warnings() {
+            for warning in options.warnings(&config) {
                 tracing::warn!("{warning}");
             }
             let needs_restart = shared.at_start.changed(&RestartSettings::of(&config));

@@ -45,8 +45,8 @@ pub(super) struct Stripe {
     pub(super) searched: AtomicUsize,
     pub(super) swept: AtomicU64,
     pub(super) evicted: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) forgiven: AtomicU64,
+    pub(super) rejected: AtomicU64,
+    pub(super) debt_dropped: AtomicU64,
 }
 
 impl Counts {

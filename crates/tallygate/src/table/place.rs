@@ -172,7 +172,7 @@ impl<S: 'static> Table<S> {
             if reserved {
                 self.counts.give_back();
             }
-            self.counts.own().refused.fetch_add(1, Ordering::Relaxed);
+            self.counts.own().rejected.fetch_add(1, Ordering::Relaxed);
             return Err(Full);
         };
         if reserved && room.content != Content::Nothing {

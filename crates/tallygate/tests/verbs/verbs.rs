@@ -545,7 +545,7 @@ proptest! {
                 (answer, expected) => prop_assert_eq!(answer.err(), expected.err(), "step {}", step),
             }
         }
-        prop_assert_eq!(u128::from(limiter.store().usage().forgiven), forgiven);
+        prop_assert_eq!(u128::from(limiter.store().usage().debt_dropped), forgiven);
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tallygate::policy::LimitBuilder;
 use tallygate::tiers::Access;
 use tallygate::{Kind, Policy, Ticks, Tiers};
+use tallygate_lab::limit_syntax::in_durations;
 use tallygate_lab::names::nearest;
 use tallygate_redis::OnFailure;
 
@@ -277,7 +278,7 @@ impl<'a> DomainBuilder<'a, '_> {
             builder = builder.burst(burst);
         }
         let name = policy_name(self.domain, &self.path);
-        Policy::all_of(&*name, [builder]).map_err(|error| node.error(error.to_string()))
+        Policy::all_of(&*name, [builder]).map_err(|error| node.error(in_durations(&error)))
     }
 }
 
