@@ -113,13 +113,13 @@ impl Copy {
             .stdout(Stdio::from(log.try_clone()?))
             .stderr(Stdio::from(log));
         match test.target.as_str() {
-            "lib" => command.arg("--lib"),
-            "bin" => command.arg("--bins"),
+            "lib" => command.args(["--lib", "--all-features"]),
+            "bin" => command.args(["--bins", "--all-features"]),
             "loom" => command
                 .args(["--lib", "--release"])
                 .env("RUSTFLAGS", "--cfg loom")
                 .env("CARGO_TARGET_DIR", target.join("loom")),
-            target => command.args(["--test", target]),
+            target => command.args(["--all-features", "--test", target]),
         };
         let mut child = command.args(arguments).spawn()?;
         let end = longest.map(|longest| Instant::now() + longest);

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Unregisters the unit. When the package is purged, also removes the snapshots; systemd keeps the state of a dynamic user in
+# `private`.
+set -e
+if [ "$1" = purge ]; then
+    rm -rf /var/lib/private/tallygate /var/lib/tallygate
+fi
+if { [ "$1" = remove ] || [ "$1" = purge ]; } && [ -d /run/systemd/system ]; then
+    systemctl daemon-reload || true
+fi
