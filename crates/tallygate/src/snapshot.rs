@@ -34,13 +34,13 @@ const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>();
 /// The most bytes of a block, without its length and its checksum.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// What comes next in a snapshot, and in a section of it.
+/// The tags of the parts of a snapshot, and of a section.
 const END: u8 = 0;
 const SECTION: u8 = 1;
 const POLICY: u8 = 1;
 const KEY: u8 = 2;
 
-/// What a client gets, in an override.
+/// The tags of the access that an override gives.
 const UNLIMITED: u8 = 0;
 const BLOCKED: u8 = 1;
 const LIMITED: u8 = 2;
