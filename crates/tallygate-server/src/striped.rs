@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_threads_have_added_is_the_sum() {
+    fn the_sum_covers_all_threads() {
         let counters = Counters::<3>::default();
         std::thread::scope(|scope| {
             for _ in 0..3 * *COPIES {

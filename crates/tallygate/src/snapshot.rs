@@ -125,7 +125,7 @@ mod tests {
 
     /// The format outlives this program: what it writes now is read by those to come.
     #[test]
-    fn what_this_version_writes_is_pinned() {
+    fn the_format_of_this_version_is_pinned() {
         let policy: Arc<Policy> =
             Policy::token_bucket(3).per(tallygate_core::Ticks(10)).build().expect("valid").into();
         let hasher = KeyHasher::of_secret([7; SECRET_BYTES]);

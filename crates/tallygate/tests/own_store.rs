@@ -98,7 +98,7 @@ fn many_threads_on_one_key_get_exactly_the_limit() {
 }
 
 #[test]
-fn a_look_stores_nothing_and_a_panic_charges_nothing() {
+fn a_peek_stores_nothing_and_a_panic_charges_nothing() {
     let policy = Policy::token_bucket(5).per_day().build().expect("valid");
     let limiter = RateLimiter::with_store(policy, MapStore::new(MutexMap::new()));
     assert!(limiter.peek("alice").expect("short").allowed);
