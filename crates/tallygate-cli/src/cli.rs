@@ -326,7 +326,7 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Print the manual page, or write one page per command.
+/// Print the manual page, or write one page per command
 ///
 ///   tallygate man | man -l -
 ///   tallygate man /usr/local/share/man/man1

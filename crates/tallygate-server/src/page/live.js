@@ -163,7 +163,7 @@ export class Live {
       this.busiestClients.replaceChildren();
       setText(
         this.hotProblem,
-        error.status === 401
+        error.status === 401 && !token()
           ? "The lists of the busiest and the most denied clients need an admin token. A server without a configuration file " +
               "prints one when it starts."
           : `Cannot list the busiest and the most denied clients: ${error.message}.`,
