@@ -326,7 +326,7 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Print the manual page, or write one page per command.
+/// Print the manual page, or write one page per command
 ///
 ///   tallygate man | man -l -
 ///   tallygate man /usr/local/share/man/man1
@@ -387,7 +387,7 @@ pub(crate) struct Replay {
 /// Compare the algorithms on the same simulated traffic.
 ///
 /// The traffic is generated, and the same options and seed give the same traffic. The limit is --limit units per --window.
-/// The decisions are those that the server would make.
+/// The server would make the same decisions.
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
     /// Units that a client may use per window

@@ -145,7 +145,7 @@ fn replay(
         if remaining > 0 && !lines.read_more()? {
             let done = count - remaining;
             anyhow::bail!(
-                "line {}: the input ended after {done} instructions; expected {count}",
+                "line {}: the input ended after {done} of {count} instructions",
                 lines.line_number() + 1
             );
         }

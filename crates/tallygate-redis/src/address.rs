@@ -31,12 +31,16 @@ impl Address {
         let redacted = redact(text);
         let error =
             |reason: &str| AddressError { address: redacted.clone(), reason: reason.into() };
-        let (scheme, rest) =
-            text.split_once("://").ok_or_else(|| error("the address has no scheme"))?;
+        let (scheme, rest) = text
+            .split_once("://")
+            .ok_or_else(|| error("it does not begin with a scheme and `://`"))?;
         let (secure, kind) = match scheme.split_once('+') {
             Some((secure, kind)) => (secure, Some(kind)),
             None => (scheme, None),
         };
+        if !matches!(secure, "redis" | "rediss" | "valkey" | "valkeys" | "unix") {
+            return Err(error(&format!("unknown scheme `{scheme}`")));
+        }
         let (authority, path) = rest.split_once('/').map_or((rest, None), |(a, p)| (a, Some(p)));
         let (login, hosts) = authority.rsplit_once('@').map_or(("", authority), |(l, h)| (l, h));
         let single = |host: &str, path: &str| {
@@ -73,7 +77,7 @@ impl Address {
                 };
                 (Shape::Sentinel { sentinels: all()?, name }, single(first, &database)?)
             }
-            Some(_) => return Err(error("unknown scheme")),
+            Some(_) => return Err(error(&format!("unknown scheme `{scheme}`"))),
         };
         if cfg!(not(feature = "tls")) && secure == "rediss" {
             return Err(error("TLS is not built in (feature `tls`)"));
@@ -146,6 +150,21 @@ mod tests {
         let sentinels = vec![("a".into(), 26379), ("b".into(), 5000)];
         let name = "main".into();
         assert_eq!(shape("redis+sentinel://a,b:5000/main/2"), Shape::Sentinel { sentinels, name });
+    }
+
+    #[test]
+    fn the_error_for_another_scheme_names_the_scheme_and_the_known_ones() {
+        for (text, reason) in [
+            ("memcached://x", "unknown scheme `memcached`"),
+            ("redis+ring://x", "unknown scheme `redis+ring`"),
+            ("redis:/x", "it does not begin with a scheme and `://`"),
+        ] {
+            let error = Address::parse(text).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("cannot use {text}: {reason}; use redis://")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@
 //!
 //! Then choose:
 //!
-//! - who decides while Redis is unavailable: [`OnFailure`];
+//! - what happens while Redis is unavailable: [`OnFailure`];
 //! - the time budget per check, the key prefix and TLS certificates: [`Options`];
 //! - whether this process decides on hot keys by itself, within a bound: [`Leases`];
 //! - the store at run time, memory or Redis, by a URL: [`open`].

@@ -71,7 +71,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn what_is_done_aside_lets_others_go_first() {
+    async fn background_work_has_a_lower_priority() {
         let nice = || rustix::process::getpriority_process(None).expect("it has one");
         let here = nice();
         assert_eq!(run_in_background(nice).await.expect("it is done"), (here + NICE).min(19));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_panics_is_told_as_such() {
+    async fn background_work_that_panics_is_an_error() {
         let failed = run_in_background(|| assert!(std::hint::black_box(false), "on purpose")).await;
         let error = failed.expect_err("it panicked").to_string();
         assert!(error.contains("on purpose"), "{error}");

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trusted_proxy_brings_many() {
+    fn a_trusted_proxy_is_not_limited_as_one_address() {
         let (budgets, limits) = (Arc::new(ClientBudgets::default()), limits(4, 1, 0));
         let connect = |holder| budgets.connect(holder, &limits);
         let local = BudgetOwner::of(Peer { address: None, is_same_user: true }, &[]);

@@ -239,7 +239,7 @@ mod tests {
 
     /// A simulation shows its policies as a configuration.
     #[test]
-    fn the_configuration_is_one_and_means_the_same() {
+    fn the_configuration_of_a_simulation_is_valid_and_has_the_same_limit() {
         for window_ms in [1, 999, 1000, 1500, 60_000, 90_000, 3_600_000, 86_400_000] {
             let scenario = Scenario { limit: 7, burst: 9, window_ms, ..Scenario::default() };
             let kinds = scenario.algorithms.clone();
@@ -267,7 +267,7 @@ mod tests {
 
     /// Fault G6.
     #[test]
-    fn a_misspelled_field_is_told_with_its_line_and_the_nearest_right_name() {
+    fn a_misspelled_field_is_reported_with_its_line_and_the_nearest_name() {
         says(
             "[policies.api]\nlimit = 100\nwindw = \"1m\"\n",
             "tallygate.toml:3:1: unknown field `windw`; did you mean `window`?",
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decided_exactly_is_refused_with_its_place() {
+    fn a_limit_that_cannot_be_exact_is_rejected_with_its_position() {
         says(
             "[policies.api]\nlimit = 0\nwindow = \"1m\"\n",
             "tallygate.toml:1:1: policy \"api\": limit must be at least 1 (got 0)",
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_where_it_does_not_belong_is_refused() {
+    fn a_field_in_the_wrong_place_is_rejected() {
         let policy = "[policies.api]\nlimit = 1\nwindow = \"1m\"\n";
         for (more, expected) in [
             (
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_serve_nobody_are_refused() {
+    fn limits_under_which_no_client_could_be_served_are_rejected() {
         says(
             "[limits]\nmax_connections = 0\n",
             "tallygate.toml:1:1: max_connections must be at least 1 (got 0)",
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_saves_nothing_is_refused() {
+    fn a_snapshot_setting_that_saves_nothing_is_rejected() {
         says(
             "snapshot = \"clients\"\nsnapshot_every = \"0s\"\n",
             "tallygate.toml:2:18: snapshot_every must be longer than \"0s\"; use a duration such as \"30s\"",
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_are_of_what_can_be_leased() {
+    fn a_lease_needs_a_policy_that_can_be_leased() {
         let policy = |more: &str| format!("[policies.api]\nlimit = 1\nwindow = \"1m\"\n{more}\n");
         let config = Config::parse(&policy("lease = \"50ms\"\ndeny_cache = false"), Path::new(""))
             .expect("valid");

@@ -295,7 +295,7 @@ mod tests {
     ///
     /// Fault I3.
     #[test]
-    fn what_waits_for_a_reader_is_bounded_and_the_rest_is_counted() {
+    fn lines_that_wait_for_a_reader_are_bounded_and_the_rest_are_counted() {
         let (to, sent) = mpsc::channel();
         let lines = Lines { to, waiting_bytes: Arc::default() };
         let before = lines_lost();
@@ -308,7 +308,7 @@ mod tests {
 
     /// Fault I3.
     #[test]
-    fn how_many_lines_were_lost_is_told_once_there_is_room_again() {
+    fn the_number_of_lost_lines_is_logged_when_there_is_room_again() {
         let (to, sent) = mpsc::channel();
         let lines = Lines { to, waiting_bytes: Arc::default() };
         for _ in 0..2 * 1024 {

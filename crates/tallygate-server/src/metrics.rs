@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_alerts_watch_is_told_before_it_happens() {
+    fn metrics_of_alerts_exist_before_the_first_event() {
         let mut text_format = String::new();
         text::encode_registry(&mut text_format, &Metrics::new().registry)
             .expect("a string takes it");

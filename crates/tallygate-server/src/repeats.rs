@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_told_a_few_times_and_then_counted() {
+    fn a_repeated_event_is_logged_a_few_times_and_then_counted() {
         let mut recent = RecentEvents::default();
         let same = log_event(1, 100, "no descriptors");
         let passed = (0..1239).filter(|_| recent.should_log(&same, s(0))).count();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn others_pass_meanwhile() {
+    fn other_events_are_logged_meanwhile() {
         let mut recent = RecentEvents::default();
         for _ in 0..100 {
             recent.should_log(&log_event(1, 100, "the same"), s(0));
@@ -238,7 +238,7 @@ mod tests {
 
     /// A blocked writer reports all repeats when it continues.
     #[test]
-    fn what_was_not_told_in_time_is_told_later() {
+    fn repetitions_are_reported_when_their_period_has_ended() {
         let mut recent = RecentEvents::default();
         for period in 0..3 {
             let now = s(10 * period);
@@ -252,7 +252,7 @@ mod tests {
 
     /// Events that are all different fill neither memory nor the log.
     #[test]
-    fn very_many_different_ones_are_bounded() {
+    fn the_number_of_different_events_is_bounded() {
         let mut recent = RecentEvents::default();
         let passed =
             (0..100_000).filter(|event| recent.should_log(&log_event(*event, 1 << 60, "x"), s(0)));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_counts_every_thread() {
+    fn the_sum_covers_all_threads() {
         let counters = Counters::<3>::default();
         // A thread that has ended leaves its copy to the next one, so all of them start together.
         let start = std::sync::Barrier::new(3 * *COPIES);

@@ -59,13 +59,13 @@ enum Source {
 type Extract = Arc<dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync>;
 
 impl Key {
-    /// One key for all requests.
+    /// Gives all requests the same key.
     #[must_use]
     pub const fn everyone() -> Self {
         Self(Source::Everyone)
     }
 
-    /// The address of the connection, without regard to proxies. See [`ClientAddress::peer`].
+    /// Uses the address of the connection, which is that of the last proxy if there are any. See [`ClientAddress::peer`].
     ///
     /// The server must provide the address: with axum, serve with
     /// `into_make_service_with_connect_info::<SocketAddr>()`; with hyper, insert a [`Peer`](crate::Peer).
@@ -74,50 +74,50 @@ impl Key {
         Self::client(ClientAddress::peer())
     }
 
-    /// The address of the client behind trusted proxies.
+    /// Uses the address of the client, also behind trusted proxies.
     #[must_use]
     pub const fn client(address: ClientAddress) -> Self {
         Self(Source::Client(address))
     }
 
-    /// The value of a header field, such as an API key. A field that is empty or occurs twice counts as missing.
+    /// Uses the value of a header field, such as an API key. A field that is empty or occurs twice counts as missing.
     #[must_use]
     pub const fn header(name: HeaderName) -> Self {
         Self(Source::Header(name))
     }
 
-    /// The value of a cookie. A cookie that is empty or occurs twice counts as missing.
+    /// Uses the value of a cookie. A cookie that is empty or occurs twice counts as missing.
     #[must_use]
     pub fn cookie(name: impl Into<Box<str>>) -> Self {
         Self(Source::Cookie(name.into()))
     }
 
-    /// The pattern of the route in axum, such as `/users/{id}`. All requests that match no route have the same key.
+    /// Uses the pattern of the route in axum, such as `/users/{id}`. All requests that match no route have the same key.
     ///
-    /// Add the layer to a router that has its routes already.
+    /// Add the layer after the routes of the router.
     #[cfg(feature = "axum")]
     #[must_use]
     pub const fn route() -> Self {
         Self(Source::Route)
     }
 
-    /// The path of the request, such as `/users/7`, or `/package.Service/Method` in gRPC.
+    /// Uses the path of the request, such as `/users/7`, or `/package.Service/Method` in gRPC.
     ///
-    /// Clients can invent paths, and each has a quota of its own. So combine it with a rule that names the paths
+    /// Clients can invent paths, and each path has its own quota. Therefore restrict the rule to known paths
     /// ([`Rule::when`](crate::Rule::when)).
     #[must_use]
     pub const fn path() -> Self {
         Self(Source::Path)
     }
 
-    /// The method of the request.
+    /// Uses the method of the request.
     #[must_use]
     pub const fn method() -> Self {
         Self(Source::Method)
     }
 
-    /// A value that the application has put into the extensions of the request, such as the user that it has
-    /// authenticated. The layer that does that must come before this one.
+    /// Uses a value that the application has added to the extensions of the request, such as the authenticated user. The
+    /// layer that adds the value must run before this one.
     #[must_use]
     pub fn extension<T, K>(key: impl Fn(&T) -> K + Send + Sync + 'static) -> Self
     where
@@ -129,7 +129,7 @@ impl Key {
         Self(Source::Custom { name: std::any::type_name::<T>(), extract: Arc::new(extract) })
     }
 
-    /// A key of your own. `None` counts as missing.
+    /// Computes the key with a function. `None` counts as missing.
     #[must_use]
     pub fn from_fn<K: Into<Vec<u8>>>(
         key: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
@@ -138,7 +138,7 @@ impl Key {
         Self(Source::Custom { name: "the function of the key", extract: Arc::new(extract) })
     }
 
-    /// Both keys: requests share a quota only if they agree in both. It is missing if one of them is.
+    /// Combines two keys: requests share a quota only if both keys are equal. The combined key is missing if one of them is.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(Source::All(match self.0 {
@@ -150,7 +150,7 @@ impl Key {
         }))
     }
 
-    /// This key or, if the request does not have it, the other one. Keys of the two kinds are never equal.
+    /// Uses another key if the request does not have this one. Keys of the two kinds are never equal.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self(Source::First(match self.0 {

@@ -341,7 +341,7 @@ impl Charges {
         }
     }
 
-    /// Keeps the charges, and returns those that the response will correct.
+    /// Keeps the charges, and returns the ones that the response will correct.
     pub(crate) fn kept(mut self) -> Vec<Charge> {
         let mut charges = std::mem::take(&mut self.0);
         charges.retain(|charge| charge.when.is_some());

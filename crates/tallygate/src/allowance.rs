@@ -131,12 +131,12 @@ impl Allowance {
         self.level.saturating_sub(earned)
     }
 
-    /// Returns whether the level is at most what an amount that was used comes to.
+    /// Returns whether the level is at most the level of a used amount.
     pub(crate) fn is_within(&self, rate: &Rate, used: Used, now: Tick) -> bool {
         self.level_at(rate, now) <= rate.level(used)
     }
 
-    /// Returns how many whole units of an amount that was used are more than the level.
+    /// Returns by how many whole units a used amount exceeds the level.
     pub(crate) fn uncounted(&self, rate: &Rate, used: Used, now: Tick) -> u128 {
         rate.level(used).saturating_sub(self.level_at(rate, now)) / u128::from(rate.window)
     }

@@ -325,9 +325,9 @@ impl ClientState {
 
     /// Changes a charge under every policy; returns how many units had no effect under the first.
     ///
-    /// Each policy returns at most what it charged. The allowances that were charged are those of the policy that
-    /// decided and of all that are not slower. They return as many units as that policy does, except for those that
-    /// they have earned back since.
+    /// Each policy returns at most what it charged. The charge also counts in the allowances of the policy that decided
+    /// and of all policies that are not slower. These allowances return as many units as that policy does, except for
+    /// units that they have earned back since.
     pub(crate) fn settle(&mut self, now: Tick, change: i128, receipt: &Receipt) -> u128 {
         let settle =
             |state: &mut PolicyState| state.settle(now, change, receipt.under(&state.policy));

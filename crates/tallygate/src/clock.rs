@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_at_the_wall_and_goes_on_with_its_source() {
+    fn the_clock_starts_at_the_wall_clock_and_continues_with_its_source() {
         let clock = at(5, 1_000);
         assert_eq!(read(&clock, 5_000, 0), 1_000_000);
         assert_eq!(read(&clock, 5_700, 0), 1_000_700);
@@ -494,7 +494,7 @@ mod tests {
     ///
     /// Fault B3.
     #[test]
-    fn it_follows_the_wall_forward() {
+    fn the_clock_follows_the_wall_clock_forward() {
         let clock = at(0, 1_000);
         assert_eq!(read(&clock, 1_500, 4_600_000), 4_600_000);
         assert_eq!(read(&clock, 1_600, 0), 4_600_100);
@@ -502,7 +502,7 @@ mod tests {
 
     /// A source that runs a little fast waits for the wall, and never goes back.
     #[test]
-    fn it_stands_still_until_the_wall_has_caught_up() {
+    fn the_clock_stands_still_until_the_wall_clock_has_caught_up() {
         let clock = at(0, 1_000);
         assert_eq!(read(&clock, 2_000, 1_001_900), 1_002_000);
         assert_eq!(read(&clock, 2_050, 0), 1_002_000);
@@ -513,7 +513,7 @@ mod tests {
     ///
     /// Fault B1.
     #[test]
-    fn it_ignores_a_wall_that_was_set_back() {
+    fn the_clock_ignores_a_wall_clock_that_was_set_back() {
         let clock = at(0, 10_000);
         assert_eq!(read(&clock, 2_000, 6_400_000), 10_002_000);
         assert_eq!(read(&clock, 4_000, 6_402_000), 10_004_000);

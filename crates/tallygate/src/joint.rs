@@ -326,7 +326,7 @@ impl<'a> JointAsk<'a> {
     /// Does the same under a rule of the caller's choice, whatever the limiter's own rules are.
     ///
     /// # Errors
-    /// The key is too long.
+    /// Fails if the key is too long.
     pub fn in_store_under<'k, R, S, K, O>(
         limiter: &'a RateLimiter<R, S, O>,
         store: &'a K,

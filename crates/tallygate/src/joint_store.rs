@@ -15,7 +15,7 @@ pub trait JointStore<A: Algorithm>:
     /// Where a key belongs.
     ///
     /// # Errors
-    /// The key is too long, or the policy is of another kind.
+    /// Returns an error if the key is too long, or the policy is of another kind.
     fn spot(&self, rule: &A, key: &[u8]) -> Result<KeySlot, StoreError>;
 
     /// Where the lock of a key comes in the order of all, until the table grows.
@@ -27,7 +27,7 @@ pub trait JointStore<A: Algorithm>:
     /// What a check of the key hears because others wait for it. Makes room for so many new keys.
     ///
     /// # Errors
-    /// The store is full.
+    /// Returns an error if the store is full.
     fn behind_others(
         &self,
         rule: &A,
@@ -44,7 +44,7 @@ pub trait JointStore<A: Algorithm>:
     /// Finds a place for a new key, if the store rejects new keys when it is full.
     ///
     /// # Errors
-    /// The store is full.
+    /// Returns an error if the store is full.
     fn make_room<'a>(
         &'a self,
         rule: &A,
@@ -59,7 +59,7 @@ pub trait JointStore<A: Algorithm>:
     /// Whether a key has nothing against a cost.
     ///
     /// # Errors
-    /// The policy is of another kind.
+    /// Returns an error if the policy is of another kind.
     fn agrees(
         &self,
         rule: &A,

@@ -225,7 +225,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.decide(ask.into())
     }
 
-    /// [Checks](Self::check), and returns only whether the request is allowed. It is faster, because it needs no
+    /// Does the same as [`check`](Self::check), and returns only whether the request is allowed. It is faster, because it needs no
     /// division.
     #[inline]
     pub fn is_allowed<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, bool> {
@@ -362,7 +362,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.reserve_with(ask, time_to_live, |_, _, reserved| reserved)
     }
 
-    /// [Reserves](Self::reserve), and calls `make` with the rule that decided, the time and the result, as
+    /// Does the same as [`reserve`](Self::reserve), and calls `make` with the rule that decided, the time and the result, as
     /// [`decide_with`](Self::decide_with) does.
     pub fn reserve_with<'a, T: Send + 'a>(
         &'a self,
@@ -463,7 +463,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Returns the rule of a question: for stores that decide on several keys at once.
     ///
     /// # Errors
-    /// Fails if the question names an unknown tier.
+    /// Fails if the `Ask` names an unknown tier.
     #[inline]
     pub fn rule(&self, ask: &Ask<'_>) -> Result<R::Chosen<'_>, UnknownTier> {
         match ask.tier {
@@ -649,7 +649,7 @@ impl<C: Clock> SingleLimiter<C> {
         self.decide(cost)
     }
 
-    /// [Checks](Self::check), and returns only whether the request is allowed.
+    /// Does the same as [`check`](Self::check), and returns only whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         self.decide(1)
     }

@@ -478,7 +478,7 @@ impl Queue {
             waiter.certain = None;
             self.ungroup(old, cost, certain);
             self.groups.entry(rule).or_default().add(cost, false);
-            // What was promised to the others depended on the old rule.
+            // The answers to the other waiters depended on the old rule.
             self.disturb();
         }
         if old_until != until {
@@ -632,7 +632,7 @@ fn due(decision: &Decision, now: Tick, until: Tick) -> Option<Tick> {
     (due <= until).then_some(due)
 }
 
-/// Asks. A request that has to wait was not denied, unless it would wait too long.
+/// Checks a request. A request that has to wait is not denied, unless it would wait too long.
 fn ask<A: Algorithm>(
     rule: &A,
     state: &mut A::State,

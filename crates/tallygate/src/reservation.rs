@@ -115,7 +115,7 @@ impl Reservation {
     /// Returns by how many units an actual cost differs from the estimate.
     ///
     /// # Errors
-    /// The reservation was settled before, or has expired.
+    /// Returns an error if the reservation was settled before, or has expired.
     pub(crate) fn change_to(&self, actual: Cost, now: Tick) -> Result<i128, SettleError> {
         if self.settled {
             return Err(SettleError::AlreadySettled);

@@ -67,7 +67,7 @@ impl ReturnLog {
     /// the key's lock.
     ///
     /// # Errors
-    /// The key was reset after the reservation was made.
+    /// Returns an error if the key was reset after the reservation was made.
     pub(crate) fn lower(
         &self,
         key: u128,

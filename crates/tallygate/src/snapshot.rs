@@ -34,13 +34,13 @@ const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>();
 /// The most bytes of a block, without its length and its checksum.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// What comes next in a snapshot, and in a section of it.
+/// The tags of the parts of a snapshot, and of a section.
 const END: u8 = 0;
 const SECTION: u8 = 1;
 const POLICY: u8 = 1;
 const KEY: u8 = 2;
 
-/// What a client gets, in an override.
+/// The tags of the access that an override gives.
 const UNLIMITED: u8 = 0;
 const BLOCKED: u8 = 1;
 const LIMITED: u8 = 2;
@@ -125,7 +125,7 @@ mod tests {
 
     /// The format outlives this program: what it writes now is read by those to come.
     #[test]
-    fn what_this_version_writes_is_pinned() {
+    fn the_format_of_this_version_is_pinned() {
         let policy: Arc<Policy> =
             Policy::token_bucket(3).per(tallygate_core::Ticks(10)).build().expect("valid").into();
         let hasher = KeyHasher::of_secret([7; SECRET_BYTES]);

@@ -136,7 +136,7 @@ impl Tiers {
         tiers
     }
 
-    /// Returns the overrides of the rules, sorted by key, without those that were set at run time.
+    /// Returns the overrides of the rules, sorted by key. Overrides that were set at run time are not included.
     #[must_use]
     pub fn by_key(&self) -> Vec<(Box<[u8]>, Access)> {
         let book = self.book.load();

@@ -2,7 +2,7 @@
 //! waits.
 //!
 //! A process that was forked has its own timer: the thread of its parent does not exist there, and the lock
-//! of its parent may be held for ever. That is why the timer is looked up by the id of the process, without a
+//! of its parent may be held forever. That is why the timer is looked up by the id of the process, without a
 //! lock.
 
 use std::collections::BTreeMap;
@@ -140,7 +140,7 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        // The lock of a parent's timer may be held for ever by a thread that is not in this process.
+        // The lock of a parent's timer may be held forever by a thread that is not in this process.
         if self.timer.process != std::process::id() {
             return;
         }

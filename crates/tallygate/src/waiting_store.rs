@@ -22,14 +22,14 @@ pub trait WaitingStore<A: Algorithm>:
     /// Asks for a key. If the cost does not fit yet, but may fit in time, the request waits in line.
     ///
     /// # Errors
-    /// The key is too long, or the store is full.
+    /// Returns an error if the key is too long, or the store is full.
     fn join(&self, rule: &A, key: &[u8], cost: Cost, max_wait: Ticks)
     -> Result<Joined, StoreError>;
 
     /// Asks whether it is a waiter's turn, and says when to ask again.
     ///
     /// # Errors
-    /// The store is full, or the policy is of another kind.
+    /// Returns an error if the store is full, or the policy is of another kind.
     fn turn(&self, rule: &A, ticket: &mut Ticket, waker: &Waker) -> Result<Turn, StoreError>;
 
     /// Leaves the line.
@@ -38,7 +38,7 @@ pub trait WaitingStore<A: Algorithm>:
     /// Decides a request of cost 1. If it is allowed and has to wait, it takes a departure time.
     ///
     /// # Errors
-    /// The key is too long, or the store is full.
+    /// Returns an error if the key is too long, or the store is full.
     fn shape(&self, rule: &A, key: &[u8]) -> Result<(Decision, Option<Departure>), StoreError>;
 
     /// Returns when a shaped request must ask again, or `None` if it leaves now.

@@ -17,17 +17,17 @@ mod own_store;
 
 use own_store::MutexMap;
 
-type OwnStore = MapStore<MutexMap<<Policy as Algorithm>::State>>;
+type PolicyMap = MapStore<MutexMap<<Policy as Algorithm>::State>>;
 
 /// A time to live that no history outlasts.
 const AGES: Ticks = Ticks(1 << 62);
 
 /// One store per policy.
 #[derive(Default)]
-struct Stores(Mutex<HashMap<String, Arc<OwnStore>>>);
+struct Stores(Mutex<HashMap<String, Arc<PolicyMap>>>);
 
 impl Stores {
-    fn store(&self, policy: &Policy) -> Arc<OwnStore> {
+    fn store(&self, policy: &Policy) -> Arc<PolicyMap> {
         let mut stores = self.0.lock().expect("no thread panicked");
         let new = || Arc::new(MapStore::new(MutexMap::new()));
         stores.entry(format!("{policy:?}")).or_insert_with(new).clone()
@@ -98,7 +98,7 @@ fn many_threads_on_one_key_get_exactly_the_limit() {
 }
 
 #[test]
-fn a_look_stores_nothing_and_a_panic_charges_nothing() {
+fn a_peek_stores_nothing_and_a_panic_charges_nothing() {
     let policy = Policy::token_bucket(5).per_day().build().expect("valid");
     let limiter = RateLimiter::with_store(policy, MapStore::new(MutexMap::new()));
     assert!(limiter.peek("alice").expect("short").allowed);

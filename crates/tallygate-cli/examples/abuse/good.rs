@@ -46,12 +46,12 @@ pub(crate) struct Watched {
 
 /// A good client with its open connections.
 pub(crate) struct Good {
-    http: Kept,
-    resp: Kept,
+    http: Connection,
+    resp: Connection,
 }
 
 /// A connection that is reopened if it is lost.
-struct Kept {
+struct Connection {
     to: SocketAddrV4,
     question: &'static [u8],
     stream: Option<TcpStream>,
@@ -59,7 +59,7 @@ struct Kept {
 
 impl Good {
     pub(crate) fn new(server: &Server) -> Self {
-        Self { http: Kept::new(server.http, HTTP), resp: Kept::new(server.resp, RESP) }
+        Self { http: Connection::new(server.http, HTTP), resp: Connection::new(server.resp, RESP) }
     }
 
     /// Sends requests for a number of seconds. Seconds in which the host gave the processors to other machines do not
@@ -99,7 +99,7 @@ impl Good {
     }
 }
 
-impl Kept {
+impl Connection {
     fn new(to: SocketAddrV4, question: &'static [u8]) -> Self {
         Self { to, question, stream: Self::open(to, question) }
     }

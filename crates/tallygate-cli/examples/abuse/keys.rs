@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use crate::good::{Good, shown};
 use crate::server::{Server, connect};
-use crate::{Failure, PEACE, allowed, step_back};
+use crate::{Failure, QUIET_SECONDS, allowed, step_back};
 
 /// The number of invented keys; one in ten is sent over HTTP.
 const INVENTED: usize = 10_000_000;
 /// Keys per second. The rate is limited because the measured client shares the processors.
-const A_SECOND: usize = 150_000;
+const PER_SECOND: usize = 150_000;
 /// Keys per pipeline.
 const BATCH: usize = 500;
 /// The default maximum of stored clients.
 const MAX_KEYS: usize = 1_000_000;
 /// The bytes per stored client, including its tiers and the spare room of the table.
-const BYTES_A_KEY: usize = 96;
+const BYTES_PER_KEY: usize = 96;
 /// The number of keys that are chosen to collide.
 const CHOSEN: usize = 20_000;
 /// The bits in which their hashes agree without a secret.
@@ -33,30 +33,30 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
     let mut table = String::from("| promise | measured | verdict |\n|---|---|---|\n");
     let mut all_held = true;
-    let mut tell = |promise: &str, measured: String, is_held: bool| {
+    let mut report = |promise: &str, measured: String, is_held: bool| {
         let verdict = if is_held { "held" } else { "broken" };
         let _ = writeln!(table, "| {promise} | {measured} | {verdict} |");
         all_held &= is_held;
     };
-    invented(binary, &mut tell)?;
-    throttled(binary, &mut tell)?;
-    chosen(binary, &mut tell)?;
-    expiring(binary, &mut tell)?;
+    invented(binary, &mut report)?;
+    throttled(binary, &mut report)?;
+    chosen(binary, &mut report)?;
+    expiring(binary, &mut report)?;
     Ok((table, all_held))
 }
 
-fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+fn invented(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &[])?;
     let mut good = Good::new(&server);
-    let peace = good.watch(PEACE)?;
+    let quiet = good.watch(QUIET_SECONDS)?;
     let before = server.holds()?.mib;
-    let mut judge = RespClient::new(server.resp)?;
+    let mut observer = RespClient::new(server.resp)?;
     let greedy = ["greedy".to_owned()];
-    let used_up = judge.check("keys", &greedy, 100)? == 1;
+    let used_up = observer.check("keys", &greedy, 100)? == 1;
     let began = Instant::now();
-    let seconds = INVENTED / A_SECOND;
+    let seconds = INVENTED / PER_SECOND;
     let time = Duration::from_secs(seconds as u64);
-    let (during, washed, unserved, asked) = std::thread::scope(|scope| -> Result<_, Failure> {
+    let (during, evicted, unserved, asked) = std::thread::scope(|scope| -> Result<_, Failure> {
         let resp = scope.spawn(|| {
             step_back();
             flood_resp(server.resp, INVENTED / 10 * 9)
@@ -65,56 +65,56 @@ fn invented(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
             step_back();
             flood_http(server.http, INVENTED / 10)
         });
-        let judging = scope.spawn(move || -> Result<_, Failure> {
-            let (mut washed, mut unserved, mut asked) = (0, 0, 0);
+        let observing = scope.spawn(move || -> Result<_, Failure> {
+            let (mut evicted, mut unserved, mut asked) = (0, 0, 0);
             while began.elapsed() < time {
-                washed += judge.check("keys", &greedy, 1)?;
-                unserved += 1 - judge.check("keys", &[format!("honest-{asked}")], 1)?;
+                evicted += observer.check("keys", &greedy, 1)?;
+                unserved += 1 - observer.check("keys", &[format!("honest-{asked}")], 1)?;
                 asked += 1;
                 std::thread::sleep(Duration::from_millis(50));
             }
-            Ok((washed, unserved, asked))
+            Ok((evicted, unserved, asked))
         });
         let during = good.watch(seconds / 2)?;
         let failed = |_| "a flood failed";
-        let (washed, unserved, asked) = judging.join().map_err(failed)??;
+        let (evicted, unserved, asked) = observing.join().map_err(failed)??;
         let denied_keys = resp.join().map_err(failed)?? + http.join().map_err(failed)??;
-        Ok((during, washed, unserved + denied_keys, asked))
+        Ok((during, evicted, unserved + denied_keys, asked))
     })?;
     let took = began.elapsed().as_secs();
     let grown = server.holds()?.mib.saturating_sub(before);
-    let cap = (MAX_KEYS * BYTES_A_KEY / (1 << 20) + 8) as u64;
-    tell(
+    let cap = (MAX_KEYS * BYTES_PER_KEY / (1 << 20) + 8) as u64;
+    report(
         "D1: 10 million invented keys, memory under its cap",
         format!(
             "{grown} MiB more after {took} s; {MAX_KEYS} keys are kept, for which {cap} MiB are allowed"
         ),
         grown <= cap,
     );
-    tell(
-        "D2: no debt is washed out",
-        format!("a client without quota was denied {asked} times of {asked}, except {washed}"),
-        used_up && washed == 0,
+    report(
+        "D2: no client with debt is evicted",
+        format!("a client without quota was denied in {} of {asked} checks", asked - evicted),
+        used_up && evicted == 0,
     );
-    tell(
+    report(
         "D2: others are served",
         format!("{unserved} of {INVENTED} new clients were denied"),
         unserved == 0,
     );
-    for (name, peace, during) in
-        [("HTTP", peace.http, during.http), ("RESP", peace.resp, during.resp)]
+    for (name, quiet, during) in
+        [("HTTP", quiet.http, during.http), ("RESP", quiet.resp, during.resp)]
     {
-        tell(
+        report(
             &format!("a good client does not notice, {name}"),
-            format!("p50, p99 {peace} in peace, {during} meanwhile"),
-            during.failed == 0 && during.p99 <= allowed(peace.p99),
+            format!("p50, p99 {quiet} without an attack, {during} during the attack"),
+            during.failed == 0 && during.p99 <= allowed(quiet.p99),
         );
     }
     Ok(())
 }
 
 /// Clients that used up their `CL.THROTTLE` quota, then ten times as many keys as fit into the store.
-fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+fn throttled(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     const KEPT: usize = 100_000;
     const CLIENTS: usize = 200;
     let server = Server::start(binary, &["--max-keys", "100000"])?;
@@ -134,7 +134,7 @@ fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result
     let again: Vec<_> =
         (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 1\r\n")).collect();
     let denied = CLIENTS - client.throttle(&again)?;
-    tell(
+    report(
         "J6: a million keys by CL.THROTTLE with large numbers, where 100 000 are kept",
         format!("{denied} of {CLIENTS} clients without quota are denied"),
         used_up && denied * 100 >= CLIENTS * 99,
@@ -142,7 +142,7 @@ fn throttled(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result
     Ok(())
 }
 
-fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+fn chosen(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "50000"])?;
     let mut client = RespClient::new(server.resp)?;
     let is_chosen =
@@ -162,7 +162,7 @@ fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<()
         }
     }
     let [at_random, chosen] = p99;
-    tell(
+    report(
         "D4: keys that are chosen to collide, p99 within twice that of others",
         format!("{} of chosen keys, {} of others", shown(chosen), shown(at_random)),
         chosen < 2 * at_random,
@@ -170,7 +170,7 @@ fn chosen(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<()
     Ok(())
 }
 
-fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
+fn expiring(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "12000000"])?;
     let mut client = RespClient::new(server.resp)?;
     for batch in 0..INVENTED / BATCH {
@@ -190,7 +190,7 @@ fn expiring(binary: &Path, tell: &mut impl FnMut(&str, String, bool)) -> Result<
         slow[2 * place + 1] = times[times.len() - 1];
     }
     let [live, live_max, expired, expired_max] = slow.map(shown);
-    tell(
+    report(
         "D6: 10 million keys expire, p99.9 of a check stays flat",
         format!(
             "{expired} (at most {expired_max}) while they do, {live} (at most {live_max}) before"
@@ -266,7 +266,7 @@ impl RespClient {
 
 /// Waits until the next requests are due at the given rate.
 fn pace(began: Instant, done: usize, of: usize) {
-    let whole = INVENTED as u64 * 1_000_000 / A_SECOND as u64;
+    let whole = INVENTED as u64 * 1_000_000 / PER_SECOND as u64;
     let due = Duration::from_micros(whole * done as u64 / of as u64);
     std::thread::sleep(due.saturating_sub(began.elapsed()));
 }

@@ -35,7 +35,7 @@ use good::{Good, Latency};
 use server::{Holds, Server};
 
 /// Seconds for which the good client is measured without and under attack.
-const PEACE: usize = 5;
+const QUIET_SECONDS: usize = 5;
 const ATTACKED: usize = 12;
 
 /// The most measurements of an attack, until one is within the bounds.
@@ -118,7 +118,7 @@ fn run() -> Result<bool, Failure> {
 }
 
 const HEAD: &str = "\
-| attack | HTTP p50, p99 in peace | under attack | RESP p50, p99 in peace | under attack | new connection p99 in peace | under attack | MiB before | at most | descriptors at most | verdict |
+| attack | HTTP p50, p99 without an attack | under attack | RESP p50, p99 without an attack | under attack | new connection p99 without an attack | under attack | MiB before | at most | descriptors at most | verdict |
 |---|---|---|---|---|---|---|---|---|---|---|
 ";
 
@@ -126,7 +126,7 @@ const HEAD: &str = "\
 fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), Failure> {
     let server = Server::configured(binary, &[], attack.config)?;
     let mut good = Good::new(&server);
-    let peace = good.watch(PEACE)?;
+    let quiet = good.watch(QUIET_SECONDS)?;
     let before = server.holds()?;
     let over = AtomicBool::new(false);
     let (during, most) = std::thread::scope(|scope| -> Result<_, Failure> {
@@ -150,12 +150,12 @@ fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), 
     if grown > attack.most_mib {
         faults.push(format!("{grown} MiB more, not {}", attack.most_mib));
     }
-    let pairs = [("HTTP", peace.http, during.http), ("RESP", peace.resp, during.resp)];
-    for (name, peace, during) in pairs {
+    let pairs = [("HTTP", quiet.http, during.http), ("RESP", quiet.resp, during.resp)];
+    for (name, quiet, during) in pairs {
         if during.failed > 0 {
             faults.push(format!("{name} failed {} times", during.failed));
         }
-        if during.p99 > allowed(peace.p99) {
+        if during.p99 > allowed(quiet.p99) {
             faults.push(format!("{name} slower"));
         }
     }
@@ -164,14 +164,14 @@ fn measure(binary: &std::path::Path, attack: &Attack) -> Result<(String, bool), 
     }
     let verdict = if faults.is_empty() { "held".to_owned() } else { faults.join(", ") };
     let mut row = format!("| {} ", attack.name);
-    for (_, peace, during) in pairs {
-        let _ = write!(row, "| {peace} | {during} ");
+    for (_, quiet, during) in pairs {
+        let _ = write!(row, "| {quiet} | {during} ");
     }
     let new = |latency: Latency| match latency.p99 {
         Duration::ZERO => "none".to_owned(),
         p99 => good::shown(p99),
     };
-    let _ = write!(row, "| {} | {} ", new(peace.new), new(during.new));
+    let _ = write!(row, "| {} | {} ", new(quiet.new), new(during.new));
     let _ = writeln!(row, "| {} | {} | {} | {verdict} |", before.mib, most.mib, most.descriptors);
     Ok((row, faults.is_empty()))
 }

@@ -70,7 +70,7 @@ const LOADS: &[Load] = &[
     load("key of 32 KiB, escaped", Surface::Http, |_| {
         post(&format!(r#"{{"policy":"api","key":"{}"}}"#, r"\u0061".repeat(5_300)))
     }),
-    load("body of 1 MiB that is no JSON", Surface::Http, |_| post(&"[".repeat(1 << 20))),
+    load("body of 1 MiB that is not JSON", Surface::Http, |_| post(&"[".repeat(1 << 20))),
     load("list of 1 MiB without items", Surface::Http, |_| {
         post(&format!(r#"{{"checks":[{}]}}"#, ",".repeat((1 << 20) - 13)))
     }),
@@ -354,26 +354,26 @@ pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
     print!("{table}");
     for connections in CONNECTIONS {
         for load in LOADS {
-            let (mut peace, mut ordinary, mut largest) =
+            let (mut quiet, mut ordinary, mut largest) =
                 (Medians::NONE, Medians::NONE, Medians::NONE);
             let mut most = 0;
             for _ in 0..ROUNDS {
-                peace = peace.least(medians(&server)?);
+                quiet = quiet.least(medians(&server)?);
                 ordinary = ordinary.least(under(&server, load.ordinary(), connections)?.0);
                 let (medians, per_second) = under(&server, load, connections)?;
                 largest = largest.least(medians);
                 most = most.max(per_second);
             }
-            let is_held = |peace: Duration, ordinary: Duration, largest: Duration| {
-                largest <= 2 * peace.max(ordinary)
+            let is_held = |quiet: Duration, ordinary: Duration, largest: Duration| {
+                largest <= 2 * quiet.max(ordinary)
             };
-            let is_held = is_held(peace.http, ordinary.http, largest.http)
-                && is_held(peace.resp, ordinary.resp, largest.resp)
+            let is_held = is_held(quiet.http, ordinary.http, largest.http)
+                && is_held(quiet.resp, ordinary.resp, largest.resp)
                 && most > 0;
             held &= is_held;
             let verdict = if is_held { "held" } else { "more than twice" };
             let row = format!(
-                "| {} | {connections} | {most} | {peace} | {ordinary} | {largest} | {verdict} |\n",
+                "| {} | {connections} | {most} | {quiet} | {ordinary} | {largest} | {verdict} |\n",
                 load.name
             );
             print!("{row}");

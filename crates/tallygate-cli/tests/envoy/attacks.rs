@@ -26,7 +26,7 @@ fn connect(served: &Served, settings: &[(u16, u32)]) -> TcpStream {
 /// Other clients are served.
 #[track_caller]
 fn check_service(served: &Served) {
-    let request = RateLimit::of("web", &[&[("user", "somebody-else")]]);
+    let request = RateLimit::of("web", &[&[("user", "another-user")]]);
     assert_eq!(GrpcClient::connect(served.grpc()).ask(&request).unwrap().code, 1);
 }
 

@@ -48,7 +48,7 @@ fn descriptors_are_charged_together_across_the_slots_of_a_cluster() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let nodes: Vec<_> = cluster.nodes().iter().map(Server::address).collect();
     check_all_or_nothing(&format!("redis+cluster://{}", nodes.join(",")));
-    // Only the slot secret stays for ever.
+    // Only the slot secret never expires.
     assert_eq!(cluster.keys_without_ttl(), [b"tallygate:{slots}secret".to_vec()]);
 }
 

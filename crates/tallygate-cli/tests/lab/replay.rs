@@ -210,7 +210,7 @@ fn a_malformed_line_is_an_error_after_the_results_before_it() {
         &[],
         "1\n10\n3\nrequest a 0\n\n",
         &["allow"],
-        "line 6: the input ended after 1 instructions; expected 3",
+        "line 6: the input ended after 1 of 3 instructions",
     );
     let long = format!("1\n1\n2\nrequest a 0\nrequest {} 0\n", "x".repeat(10 << 20));
     let expected = "line 5: found more than 65536 bytes; expected a shorter line";

@@ -25,7 +25,11 @@ async function isExplained(page, algorithm, event) {
   assert.ok(expected.steps.length >= 3);
   assert.deepEqual(
     shown,
-    expected.steps.map(({ description, formula, value }) => [description, formula, value]),
+    expected.steps.map(({ name, description, formula, value }) => [
+      description,
+      formula === name ? "read from the state" : formula,
+      value,
+    ]),
   );
   // The symbols that the formulas use are explained, with their values and units.
   const symbols = await page
@@ -33,9 +37,13 @@ async function isExplained(page, algorithm, event) {
     .evaluateAll((rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent)));
   assert.deepEqual(
     symbols,
-    expected.symbols.map(({ symbol, meaning, value }) => [symbol, meaning, value ?? "–"]),
+    expected.symbols.map(({ symbol, meaning, value }) => [symbol, meaning, value]),
   );
   assert.ok(symbols.some(([symbol, , value]) => symbol === "W" && value === "10000000 µs"));
+  assert.ok(
+    symbols.every(([, , value]) => /^-?\d+( µs)?$/.test(value)),
+    JSON.stringify(symbols),
+  );
   const verdict = await page.locator(".verdict").textContent();
   assert.ok(verdict.endsWith(expected.decision.allowed ? ": allowed" : ": denied"), verdict);
   return expected;

@@ -21,6 +21,26 @@ await drive(
       assert.ok(wide <= 390, `${name} is ${wide} wide`);
       assert.deepEqual(small, [], name);
     }
+    // The results of a backtest are readable: no policy or address is broken into a column of letters.
+    const address = "2001:db8:1234:5678::/64";
+    const time = (second) => `[14/Nov/2023:22:13:${String(second % 60).padStart(2, "0")} +0000]`;
+    const lines = Array.from(
+      { length: 60 },
+      (_, second) => `${address.replace("/64", "1")} - - ${time(second)} "GET / HTTP/1.1" 200 5 "-" "-"`,
+    );
+    await page
+      .locator("input[name=log]")
+      .setInputFiles({ name: "access.log", mimeType: "text/plain", buffer: Buffer.from(`${lines.join("\n")}\n`) });
+    await page.locator("textarea[name=policies]").fill("sliding_window_counter 15/1m\ntoken_bucket 10/1m burst 20");
+    await page.getByRole("button", { name: "Run" }).click();
+    const policy = page.locator(".results td", { hasText: /^sliding_window_counter 15/ }).first();
+    await policy.waitFor();
+    assert.ok((await policy.boundingBox()).height < 60, JSON.stringify(await policy.boundingBox()));
+    const client = await page.locator(".results td", { hasText: address }).first().boundingBox();
+    assert.ok(client.height < 40, JSON.stringify(client));
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(wide <= 390, `the results of a backtest are ${wide} wide`);
+
     await openTab(page, "Compare");
     for (const control of await page.locator("#scenario input:visible, #playback input:visible").all()) {
       await control.scrollIntoViewIfNeeded();

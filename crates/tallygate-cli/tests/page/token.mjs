@@ -6,7 +6,7 @@ await drive(
   async (page) => {
     await openTab(page, "Live");
     await ask("v1/check", { checks: Array.from({ length: 100 }, () => ({ policy: "api", key: "greedy" })) });
-    await page.locator(".live .about", { hasText: "this needs an admin token" }).waitFor();
+    await page.locator(".live .about", { hasText: "need an admin token" }).waitFor();
     await page.locator("tr", { hasText: "95.0 %" }).waitFor();
 
     const token = page.locator("input[name=token]");

@@ -119,7 +119,7 @@ fn requests_and_batches_are_traced_without_client_names_and_flushed_on_shutdown(
     ] {
         assert!(contains(&taken, wanted.as_bytes()), "{wanted}");
     }
-    // One alone, the list (one of three), the batch (two of three); and what was refused.
+    // One alone, the list (one of three), the batch (two of three); and the rejected request.
     assert!(contains(&taken, &number("tallygate.allowed", 2)), "of the batch");
     assert!(contains(&taken, &number("tallygate.denied", 2)), "of the list");
     assert!(contains(&taken, &number("tallygate.denied", 0)), "of the first");

@@ -122,22 +122,30 @@ impl Working {
         let (elapsed, late) = self.times(state.last, is_fresh);
         let place = self.step(
             "place",
-            "how far this request is after the start of that window",
+            "the time from the start of that window to this request",
             named("into", state.into) + elapsed,
         );
         let windows = place.clone().over(self.window.clone()).value();
         let (count, previous, into) = match windows {
             0 if !is_fresh => (
-                self.step("current", "the count in the current window, which is the same", count),
+                self.step(
+                    "current",
+                    "the count in the current window, which is still that window",
+                    count,
+                ),
                 self.step("before", "the count in the window before it", previous),
-                self.step("e", "how far this request is into the window", place),
+                self.step(
+                    "e",
+                    "the time from the start of the current window to this request",
+                    place,
+                ),
             ),
             1 if !is_fresh => (
                 self.step("current", "a new window has begun", number(0)),
                 self.step("before", "the counted window is now the previous one", count),
                 self.step(
                     "e",
-                    "how far this request is into the window",
+                    "the time from the start of the current window to this request",
                     place - self.window.clone(),
                 ),
             ),
@@ -146,7 +154,11 @@ impl Working {
                 (
                     self.step("current", "nothing is counted in the current window", number(0)),
                     self.step("before", "nothing is counted in the previous window", number(0)),
-                    self.step("e", "how far this request is into the window", into),
+                    self.step(
+                        "e",
+                        "the time from the start of the current window to this request",
+                        into,
+                    ),
                 )
             }
         };
@@ -193,21 +205,29 @@ impl Working {
             let least = (room - count.clone() + one.clone()) * window.clone() - one;
             let weight = self.step(
                 "weight",
-                "the largest part of W for which the previous window leaves enough room",
+                "the largest part of the previous window at which its count leaves enough room, in ticks",
                 least.over(previous.clone()),
             );
-            self.step("at", "how far into the current window that is", window.above(weight))
+            self.step(
+                "at",
+                "when only this part still counts, after the start of the current window",
+                window.above(weight),
+            )
         } else {
             let least = (room + one.clone()) * window.clone() - one;
             let weight = self.step(
                 "weight",
-                "the current window alone is too much: the largest part of W for which it leaves enough room as the previous window",
+                "the current count alone leaves no room, so the wait ends in the next window: the largest part of the current window at which its count leaves enough room, in ticks",
                 least.over(count.clone()),
             );
             let next = window.clone() + window.above(weight);
-            self.step("at", "how far after the start of the current window that is", next)
+            self.step(
+                "at",
+                "when only this part still counts, after the start of the current window",
+                next,
+            )
         };
         let wait = plus(late, place.above(into.clone()));
-        self.field_step(DecisionField::RetryAfter, "the time until then", wait);
+        self.field_step(DecisionField::RetryAfter, "the time until that moment", wait);
     }
 }

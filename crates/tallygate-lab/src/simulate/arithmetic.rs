@@ -1,7 +1,7 @@
 //! Explains one decision of a scenario with the steps that the core computed.
 
 use serde::Serialize;
-use tallygate_core::explain::{self, Explanation};
+use tallygate_core::explain::{self, Explanation, Formula};
 use tallygate_core::{Cost, Kind, Numbers};
 
 use super::report::name;
@@ -89,7 +89,7 @@ pub fn arithmetic(
                 attempt: request.attempt,
                 cost: scenario.cost,
                 allowed: decision.allowed,
-                symbols: symbols(limit.numbers(), scenario.cost, request.at_us),
+                symbols: symbols(limit.numbers(), scenario.cost, request.at_us, &steps),
                 steps: steps.iter().map(Step::of).collect(),
                 decision: DecisionReport {
                     allowed: decision.allowed,
@@ -106,9 +106,8 @@ pub fn arithmetic(
     }
 }
 
-/// Returns the symbols of an algorithm's formulas.
-fn symbols(numbers: &Numbers, cost: Cost, at_us: u64) -> Vec<Symbol> {
-    let of = |symbol, meaning| Symbol { symbol, meaning, value: None };
+/// Returns the symbols of an algorithm's formulas. Symbols of the state are there only if a formula uses them.
+fn symbols(numbers: &Numbers, cost: Cost, at_us: u64, steps: &[explain::Step]) -> Vec<Symbol> {
     let units = |symbol, meaning, value: Cost| {
         let value = Some(value.to_string());
         Symbol { symbol, meaning, value }
@@ -126,16 +125,37 @@ fn symbols(numbers: &Numbers, cost: Cost, at_us: u64) -> Vec<Symbol> {
     if numbers.kind.is_bucket() {
         symbols.insert(2, units("B", "burst: the most units at one instant", numbers.burst));
     }
-    match numbers.kind {
-        Kind::SlidingWindowLog => {
-            symbols.push(of("newest", "time of the newest request in the log"));
+    for (symbol, meaning) in [
+        ("newest", "time of the newest request in the log"),
+        ("last", "time of the last change of the state"),
+        ("into", "time from the start of its window to the last change"),
+    ] {
+        let mut values = Vec::new();
+        for step in steps {
+            collect(&step.formula, symbol, &mut values);
         }
-        _ => symbols.push(of("last", "time of the last change of the state")),
-    }
-    if matches!(numbers.kind, Kind::FixedWindow | Kind::SlidingWindowCounter) {
-        symbols.push(of("into", "time from the start of its window to the last change"));
+        values.dedup();
+        match values[..] {
+            [] => {}
+            [value] => {
+                symbols.push(Symbol { symbol, meaning, value: Some(format!("{value} µs")) });
+            }
+            _ => symbols.push(Symbol { symbol, meaning, value: None }),
+        }
     }
     symbols
+}
+
+/// Collects the values of a name in a formula.
+fn collect(formula: &Formula, symbol: &str, values: &mut Vec<i128>) {
+    match formula {
+        Formula::Named { name, value } if *name == symbol => values.push(*value),
+        Formula::Named { .. } | Formula::Number(_) => {}
+        Formula::Binary(_, both) => {
+            collect(&both.0, symbol, values);
+            collect(&both.1, symbol, values);
+        }
+    }
 }
 
 impl Step {

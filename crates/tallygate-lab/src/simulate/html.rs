@@ -177,7 +177,7 @@ fn write_lane(out: &mut String, report: &Report, lane: &AlgorithmReport) -> std:
     open(
         out,
         height,
-        "units that have left so far, compared with the units allowed, the most that a bucket allows and the units requested",
+        "units that have departed so far, compared with the units allowed, the most that a bucket allows and the units requested",
     )?;
     queue(out, client, x, y)?;
     for (class, steps) in [
@@ -190,7 +190,7 @@ fn write_lane(out: &mut String, report: &Report, lane: &AlgorithmReport) -> std:
         line(out, class, points.map(|(at_us, value)| (x(*at_us), y(*value))))?;
     }
     out.push_str("</svg>\n");
-    let legend = "left so far (thick), allowed so far (thin; the area between them is waiting), burst + rate (dashed), \
+    let legend = "departed so far (thick), allowed so far (thin; the area between them is waiting), burst + rate (dashed), \
                   requested (dotted)";
     let end = seconds(duration_us);
     writeln!(

@@ -197,12 +197,14 @@ fn worst_window_reason(scenario: &Scenario, kind: Kind, worst: WorstWindow) -> O
         // A log never allows more than its limit.
         Kind::SlidingWindowLog => return None,
         Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
-            let earned = scenario.earned(scenario.window_us() - 1);
-            format!(
-                "A burst of {} at once, plus up to {earned} earned back within the window: up to {}.",
-                scenario.burst,
-                scenario.burst.saturating_add(earned)
-            )
+            match scenario.earned(scenario.window_us() - 1) {
+                0 => format!("A bucket allows its burst at once: up to {}.", scenario.burst),
+                earned => format!(
+                    "A burst of {} at once, plus up to {earned} earned back within the window: up to {}.",
+                    scenario.burst,
+                    scenario.burst.saturating_add(earned)
+                ),
+            }
         }
     })
 }

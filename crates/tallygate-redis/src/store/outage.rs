@@ -115,7 +115,7 @@ impl RedisStore {
                 self.pay_debts_in_background();
                 decision
             }
-            // The operation is no check, and it was not carried out.
+            // The operation is not a check, and it was not carried out.
             _ => return Err(error),
         };
         Ok(Timed { decision, at })

@@ -367,7 +367,7 @@ descriptors:
 
     /// Fault G6.
     #[test]
-    fn a_mistake_is_reported_with_its_line_and_the_nearest_right_name() {
+    fn an_error_has_its_line_and_the_nearest_valid_name() {
         says("", "1:1: the file is empty; it needs a `domain` and `descriptors`");
         says("descriptors: []\n", "1:1: `domain` is missing or empty; each file needs one");
         says(

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_has_the_role_it_was_handed_out_for() {
+    fn a_token_has_the_role_of_its_list() {
         let tokens = tokens(&[ONE, "another"], &[OTHER]);
         let role = |token: &str| tokens.role(TokenDigest::new(token.as_bytes()));
         assert_eq!(role(ONE), Some(Role::Check));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_act_in_a_role_depends_on_the_tokens_that_are_configured() {
+    fn the_configured_tokens_determine_the_roles() {
         let none = || -> Option<TokenDigest> { None };
         let of = |token: &'static str| move || Some(TokenDigest::new(token.as_bytes()));
         let open = tokens(&[], &[]);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_any_number_of_tokens_and_remarks() {
+    fn a_file_has_any_number_of_tokens_and_comments() {
         let text = format!(
             "# the old one, until May\n{ONE} #of-the-production-gateway\n\n  # the new one\n  {OTHER}\r\n"
         );
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused_without_being_told() {
+    fn an_invalid_token_is_rejected_without_being_printed() {
         for (text, expected) in [
             ("", "contains no token"),
             ("# only a remark\n", "contains no token"),
@@ -364,7 +364,7 @@ mod tests {
 
     /// Fault H10.
     #[test]
-    fn nothing_printed_tells_a_token() {
+    fn no_printed_text_contains_a_token() {
         let tokens = tokens(&[ONE], &[OTHER, OTHER]);
         assert_eq!(format!("{tokens:?}"), "Tokens { check: 1, admin: 2 }");
         assert_eq!(tokens.to_string(), "check needs a token, admin needs one of 2 tokens");

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn others_have_their_turn_between_two_of_a_client_that_always_sends() {
+    async fn other_clients_are_served_between_turns_of_a_client_that_always_sends() {
         let mut endless = FairStream::new(Endless);
         let turns = turns_of_others(async {
             for _ in 0..100 {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn others_have_their_turn_between_two_of_a_client_that_always_takes() {
+    async fn other_clients_are_served_between_turns_of_a_client_that_always_reads() {
         let mut endless = FairStream::new(Endless);
         let turns = turns_of_others(async {
             endless.write_all(&vec![0; 100 * TURN_WRITTEN]).await.expect("room");

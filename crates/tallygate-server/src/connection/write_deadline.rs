@@ -100,7 +100,7 @@ mod tests {
 
     /// Fault E12.
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_takes_nothing_is_given_up() {
+    async fn a_client_that_reads_nothing_is_disconnected() {
         let (server, client) = tokio::io::duplex(64);
         let timeouts = Counter::default();
         let mut server = WriteDeadline::new(server, TIMEOUT, timeouts.clone());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_takes_little_is_waited_for() {
+    async fn a_client_that_reads_slowly_keeps_its_connection() {
         let (server, mut client) = tokio::io::duplex(64);
         let mut server = WriteDeadline::new(server, TIMEOUT, Counter::default());
         let slow = tokio::spawn(async move {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_with_a_small_burst_washes_nothing_off() {
+    fn a_check_with_a_small_burst_clears_no_usage() {
         let (large, small) = (cell(99, 100, 3600), cell(0, 1000, 1));
         let mut state = large.initial(at(0));
         assert!(large.decide::<bool>(&mut state, at(0), 100));
@@ -321,7 +321,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn with_equal_numbers_it_decides_as_the_cores_gcra(
+        fn with_equal_numbers_it_decides_like_the_gcra_of_the_core(
             max_burst in prop_oneof![0_u64..20, 0_u64..40_000],
             count in 1_u64..10_000,
             period_s in 1_u64..100_000,
@@ -342,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_that_change_admit_no_more_than_the_best_rate_and_the_largest_burst(
+        fn changing_numbers_allow_at_most_the_best_rate_and_the_largest_burst(
             rules in prop::collection::vec((0_u64..10, 1_u64..10, 1_u64..60), 2..4),
             steps in prop::collection::vec((0_u64..10 * SECOND, 1_u64..6, 0_usize..4), 1..80),
         ) {

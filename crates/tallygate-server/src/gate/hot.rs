@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_replaced_is_listed_with_what_it_may_have_had() {
+    fn a_replaced_client_is_listed_with_its_possible_count() {
         let hot = HotClients::default();
         let invented =
             |name: &'static str| (0..3 * CLIENTS).map(move |key| (format!("{name} {key}"), true));
@@ -412,7 +412,7 @@ mod tests {
 
     /// One thread lists a client, and another has replaced it: the merged error covers both.
     #[test]
-    fn what_one_thread_has_replaced_counts_as_an_error_of_the_merged_list() {
+    fn clients_replaced_by_one_thread_count_as_an_error_of_the_merged_list() {
         let hot = HotClients::default();
         let alice = |times| (0..times).map(|_| ("alice".to_owned(), true));
         record_all(&hot, alice(40));

@@ -239,7 +239,7 @@ mod tests {
 
     /// Fault J6.
     #[test]
-    fn a_flood_of_throttles_with_any_numbers_washes_no_debt_out() {
+    fn a_flood_of_throttles_with_any_numbers_evicts_no_debt() {
         for flood in FLOODS {
             let clock = ManualClock::new(Tick(1_000_000));
             let store = MemoryStore::<Cell, _>::new(Capacity::of(MAX_KEYS), &clock);
@@ -256,7 +256,7 @@ mod tests {
 
     /// Fault J6.
     #[test]
-    fn a_flood_of_throttles_through_the_gate_washes_no_debt_out() {
+    fn a_flood_of_throttles_through_the_gate_evicts_no_debt() {
         let config = Config::parse("", Path::new("")).unwrap();
         for flood in FLOODS {
             let stores = Stores::Memory(Capacity::of(MAX_KEYS));

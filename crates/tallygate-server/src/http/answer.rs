@@ -135,7 +135,7 @@ mod tests {
 
     /// Fault A11.
     #[test]
-    fn times_are_rounded_up_and_a_refusal_never_says_now() {
+    fn times_are_rounded_up_and_a_denial_never_has_a_wait_of_0() {
         assert_eq!(
             shown(DENIED),
             r#"{"allowed":false,"policy":"a\"b","limit":5,"remaining":0,"retry_after_ms":1,"reset_after_ms":2,"delay_ms":0,"window_ms":null,"source":"store"}"#
@@ -148,7 +148,7 @@ mod tests {
 
     /// Fault A7.
     #[test]
-    fn what_can_never_fit_has_no_retry_time() {
+    fn a_cost_that_can_never_fit_has_no_retry_time() {
         let never = shown(Decision { retry_after: None, ..DENIED });
         assert!(never.contains(r#""retry_after_ms":null,"#), "{never}");
     }

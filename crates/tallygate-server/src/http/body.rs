@@ -416,7 +416,7 @@ mod tests {
 
     /// Fault E15.
     #[test]
-    fn a_mistake_is_told_with_its_place() {
+    fn an_error_has_its_position() {
         assert_problem("", "EOF while parsing a value (line 1, column 0)");
         assert_problem("[]", "invalid type: sequence, expected an object (line 1, column 0)");
         assert_problem(r#"{"key":"a","key":"b"}"#, "duplicate field `key` (line 1, column 16)");
@@ -470,7 +470,7 @@ mod tests {
 
     /// Fault E15.
     #[test]
-    fn depth_is_no_danger() {
+    fn deeply_nested_input_is_an_error() {
         let deep = format!(r#"{{"key":{}"#, "[".repeat(500_000));
         assert!(parse::<TestBody<'_>>(deep.as_bytes()).is_err());
         let deep = format!("{}1{}", r#"{"items":["#.repeat(50_000), "]}".repeat(50_000));

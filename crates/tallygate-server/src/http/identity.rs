@@ -211,7 +211,7 @@ mod tests {
 
     /// Fault J12.
     #[test]
-    fn what_the_browser_says_of_the_site_counts_without_an_origin() {
+    fn the_site_that_the_browser_reports_counts_without_an_origin() {
         for (site, is_denied) in
             [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
         {
@@ -222,7 +222,7 @@ mod tests {
 
     /// Fault J12.
     #[test]
-    fn a_public_name_is_ours_only_if_it_is_listed() {
+    fn a_public_host_name_is_accepted_only_if_it_is_listed() {
         let names = ["gate.example".to_owned()];
         for own in [
             "localhost",

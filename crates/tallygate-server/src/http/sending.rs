@@ -324,7 +324,7 @@ mod tests {
 
     /// Fault E6.
     #[tokio::test(start_paused = true)]
-    async fn a_reply_that_nobody_takes_is_noticed_whatever_the_others_do() {
+    async fn an_unread_reply_is_noticed_whatever_other_streams_do() {
         let unread = Arc::new(UnreadReplies::default());
         let _stalled = unsent(&unread, b"stalled");
         let others = tokio::spawn({
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reply_that_is_taken_bit_by_bit_is_waited_for() {
+    async fn a_reply_that_is_read_slowly_is_sent_to_its_end() {
         let unread = Arc::new(UnreadReplies::default());
         let mut slow = unsent(&unread, &[0; 20]);
         let taking = tokio::spawn(async move {

@@ -177,7 +177,7 @@ export class Backtest {
     request.addEventListener("load", () => {
       if (request.status === 200) this.show(JSON.parse(request.responseText));
       else if (request.status === UNAUTHORIZED)
-        this.fail("this needs the admin token; enter it in the Live tab");
+        this.fail("A backtest needs an admin token. Enter it in the Live tab.");
       else this.fail(detailOf(request.responseText, request.status));
     });
     request.addEventListener("error", () =>
@@ -239,7 +239,7 @@ export class Backtest {
         about,
         make(
           "div",
-          { class: "scroll" },
+          { class: "stacked" },
           table(
             "What each policy would have done",
             [
@@ -249,7 +249,7 @@ export class Backtest {
               "#share denied",
               "#clients denied",
               "#share of clients",
-              `denies nothing to ${UNAFFECTED} % of clients`,
+              `suggested, to never deny ${UNAFFECTED} % of clients`,
             ],
             report.policies.map((policy) => [
               make("code", {}, policy.policy),
@@ -307,11 +307,8 @@ export class Backtest {
           { class: "box" },
           table(
             `Peak of each client within ${report.peaks.window}`,
-            ["share of clients", "#at most"],
-            report.peaks.quantiles.map(({ share, requests }) => [
-              `${share} %`,
-              `${count(requests)} requests`,
-            ]),
+            ["share of clients", "#requests, at most"],
+            report.peaks.quantiles.map(({ share, requests }) => [`${share} %`, count(requests)]),
           ),
         ),
       ),

@@ -231,7 +231,7 @@ class Client {
         },
         onkeyup: () => this.release(),
       },
-      "Hold",
+      "Hold to send",
     );
     this.element = make(
       "li",

@@ -47,7 +47,11 @@ export function table(caption, columns, rows) {
   const cell = (tag, value, index) =>
     make(
       tag,
-      { class: isNumber[index] ? "number" : undefined, scope: tag === "th" ? "col" : undefined },
+      {
+        class: isNumber[index] ? "number" : undefined,
+        scope: tag === "th" ? "col" : undefined,
+        "data-column": tag === "td" ? columns[index].replace("#", "") : undefined,
+      },
       value,
     );
   return make(

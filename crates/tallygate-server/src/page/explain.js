@@ -167,7 +167,7 @@ export class Explain {
           {},
           make("span", { class: "description" }, step.description),
           make("code", { class: "step-name" }, `${step.name} =`),
-          make("code", { class: "formula" }, step.formula),
+          make("code", { class: "formula" }, step.formula === step.name ? "read from the state" : step.formula),
           make("strong", {}, step.value),
         ),
       ),

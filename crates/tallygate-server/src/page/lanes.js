@@ -106,7 +106,7 @@ export class Lane {
       if (this.total) this.plots.cumulative = cumulative(this.total, () => this.lane);
     };
     if (parts.cumulative) {
-      this.total = make("div", { class: "plot" }, make("span", { class: "plot-name" }, "left so far"));
+      this.total = make("div", { class: "plot" }, make("span", { class: "plot-name" }, "departed so far"));
       this.element.append(
         make("div", { class: "total" }, make("div", { class: "plot" }, this.total, veil())),
       );
@@ -145,7 +145,7 @@ export class Lane {
     setText(this.name, algorithmName(lane.algorithm));
     setText(this.policyText, lane.policy);
     const whose = lane.clients.length > 1 ? ` of ${client.name}` : "";
-    if (this.total) setText(this.total.firstChild, `left so far${whose}`);
+    if (this.total) setText(this.total.firstChild, `departed so far${whose}`);
     setText(this.stateName, `${state.name}${whose}${state.unit === state.name ? "" : `, in ${state.unit}`}`);
     const worst = worst_window;
     setText(this.figures.worst, `${count(worst.count)} of ${count(this.lane.limit)}`);

@@ -161,7 +161,13 @@ export class Live {
       this.tokenForm.hidden = !this.isDenied;
       this.hot.replaceChildren();
       this.busiestClients.replaceChildren();
-      setText(this.hotProblem, `Cannot list the busiest and the most denied clients: ${error.message}.`);
+      setText(
+        this.hotProblem,
+        error.status === 401 && !token()
+          ? "The lists of the busiest and the most denied clients need an admin token. A server without a configuration file " +
+              "prints one when it starts."
+          : `Cannot list the busiest and the most denied clients: ${error.message}.`,
+      );
     }
   }
 

@@ -236,7 +236,7 @@ export function state(into, lane) {
 }
 
 /**
- * Plots the units of the shown client that have left so far (thick), those allowed so far (thin), those requested, and the
+ * Plots the units of the shown client that have departed so far (thick), were allowed (thin) and were requested, and the
  * most that a bucket allows. The area between allowed and left is filled: these requests wait.
  */
 export function cumulative(into, lane) {

@@ -23,7 +23,7 @@ export const PATTERNS = [
     "The whole limit just before a window ends, and again just after.",
   ],
   ["retry", "Retrying client", "The client retries each denied request."],
-  ["greedy", "One greedy client among several", "Each client has its own quota."],
+  ["greedy", "One greedy client", "Several clients, one of them greedy. Each has its own quota."],
 ];
 
 /** The numbers, each with a slider. `only` names the pattern to which a number applies. */

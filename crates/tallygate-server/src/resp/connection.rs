@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_written_is_on_its_way_also_where_the_stream_keeps_it_back() {
+    async fn written_bytes_are_flushed_through_a_buffering_stream() {
         let (near, mut far) = tokio::io::duplex(64);
         let mut near = tokio::io::BufWriter::new(near);
         write(&mut near, &mut b"+PONG\r\n".to_vec()).await.expect("there is room");

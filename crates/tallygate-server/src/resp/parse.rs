@@ -636,7 +636,7 @@ mod tests {
 
     /// Fault E9.
     #[test]
-    fn lengths_that_no_limit_allows_are_told_at_once() {
+    fn lengths_above_every_limit_are_rejected_at_once() {
         let count = ParsedItem::Wrong(ProtocolError::Count);
         for input in
             ["*-1\r", "*1048577\r\n", "*99999999999999999999", "*\r\n", "*1x", "* 1", "*+1"]
@@ -682,7 +682,7 @@ mod tests {
 
     /// Fault D3.
     #[test]
-    fn what_is_over_a_limit_is_read_past_and_never_kept() {
+    fn input_over_a_limit_is_skipped_and_never_kept() {
         let long = vec![b'x'; 10 << 20];
         let many = vec![b"x"; 100_000];
         let heavy = vec![vec![b'x'; MAX_ARGUMENT]; 3];
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_its_limit_is_read() {
+    fn input_at_its_limit_is_read() {
         let longest = vec![b'x'; MAX_ARGUMENT];
         let parsed_items = whole(&array(&[&b"ECHO"[..], &longest]));
         assert_eq!(parsed_items, [command(&[b"ECHO", &longest])]);
@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_given_up() {
+    fn an_endless_line_is_rejected() {
         let (parsed_items, most) = parsed_items(vec![b'x'; 2 * MAX_LINE].chunks(4096));
         assert_eq!(parsed_items, [ParsedItem::Wrong(ProtocolError::LineTooLong)]);
         assert!(most <= MAX_LINE + 4096, "{most}");
@@ -720,7 +720,7 @@ mod tests {
 
     /// Fault E13.
     #[test]
-    fn http_is_recognised() {
+    fn http_is_recognized() {
         let http = [ParsedItem::Wrong(ProtocolError::Http)];
         assert_eq!(whole(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), http);
         assert_eq!(whole(b"PRI * HTTP/2.0\r\n"), http);

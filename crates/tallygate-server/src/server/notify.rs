@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watchdog_is_told_twice_as_often_as_it_asks() {
+    fn the_watchdog_is_notified_twice_per_interval() {
         assert_eq!(watchdog(Some("30000000")), Some(Duration::from_secs(15)));
         for none in [None, Some("0"), Some("soon"), Some("-5")] {
             assert_eq!(watchdog(none), None, "{none:?}");

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_who_has_which_slots() {
+    fn a_line_names_the_owner_of_slots() {
         let line = Line::of(
             "07c3 127.0.0.1:30004@31004,host myself,master - 0 1426238317239 4 connected \
              0-5 93 [94->-e7d1]",

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::ops::Range;
 
-/// The ports below those that the system assigns to outgoing connections. Otherwise a client that keeps connecting to the
+/// Ports below the range that the system assigns to outgoing connections. Otherwise a client that keeps connecting to the
 /// port of a dead server could be assigned that port and connect to itself.
 const PORTS: Range<u16> = 14_000..32_000;
 

@@ -44,7 +44,7 @@ impl<S: 'static> Keys<S> {
         if !self.table.make_place_for(rule, slot, reading, &was) {
             return;
         }
-        // A table that rejects new keys counts those that find no place.
+        // A table that rejects new keys counts the keys that find no place.
         let _ = self.table.with(rule, slot, reading, |state, _| *state = was);
         self.table.grow_for_restored();
     }
@@ -57,7 +57,7 @@ impl<S: 'static> Keys<S> {
     /// was evicted.
     ///
     /// # Errors
-    /// The store is full and rejects new keys.
+    /// Returns an error if the store is full and rejects new keys.
     #[cold]
     pub(super) fn without_place<A: Algorithm<State = S>, T: Answer>(
         &self,

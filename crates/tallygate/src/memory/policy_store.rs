@@ -46,7 +46,7 @@ impl<C: Clock> PolicyStore<C> {
     /// [`RateLimiter::sweep`](crate::RateLimiter::sweep).
     ///
     /// # Errors
-    /// The policy is of another kind than the one that the store was made for.
+    /// Returns an error if the store was made for another kind of policy.
     pub fn sweep(&self, policy: &Policy, buckets: usize) -> Result<Swept, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| Ok(self.engine.sweep(keys, rule, buckets)))
     }

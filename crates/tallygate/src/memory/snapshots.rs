@@ -57,7 +57,7 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     /// ```
     ///
     /// # Errors
-    /// The snapshot cannot be written to.
+    /// Returns an error if the snapshot cannot be written.
     pub fn save(
         &self,
         name: &str,
@@ -80,7 +80,7 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     /// not set.
     ///
     /// # Errors
-    /// The snapshot is damaged, or is of another version of Tallygate.
+    /// Returns an error if the snapshot is damaged, or was written by a version of Tallygate with another format.
     ///
     /// # Panics
     /// Panics if the system has no address space for so many keys.
@@ -100,13 +100,13 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     }
 }
 
-/// Snapshots of the keys of any rule whose states stand for themselves, whatever the numbers of the rule that encodes and
+/// Snapshots of the keys of any rule whose states can be read alone, whatever the numbers of the rule that encodes and
 /// decodes them.
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Writes the states of its keys into a snapshot, by a name, and returns how many there are.
     ///
     /// # Errors
-    /// The snapshot cannot be written to.
+    /// Returns an error if the snapshot cannot be written.
     pub fn save_states(
         &self,
         rule: &A,
@@ -122,7 +122,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Returns a store with the keys that [`save_states`](Self::save_states) wrote.
     ///
     /// # Errors
-    /// The snapshot is damaged, or its states are not this rule's.
+    /// Returns an error if the snapshot is damaged, or if its states are not states of this rule.
     ///
     /// # Panics
     /// Panics if the system has no address space for so many keys.
@@ -148,7 +148,7 @@ impl<C: Clock> PolicyStore<C> {
     /// If other threads use the store at the same time, each key is written as it is at some moment meanwhile.
     ///
     /// # Errors
-    /// The snapshot cannot be written to, or the store was made for another policy: then the error is of the kind
+    /// Returns an error if the snapshot cannot be written, or if the store was made for another policy. The second error has the kind
     /// [`InvalidInput`](io::ErrorKind::InvalidInput) and holds [`StoreError::OtherPolicy`], and nothing is written.
     pub fn save(
         &self,
@@ -170,7 +170,7 @@ impl<C: Clock> PolicyStore<C> {
     /// another policy: the units that were used stay used. [`SnapshotWriter`] has an example.
     ///
     /// # Errors
-    /// The snapshot is damaged, or is of another version of Tallygate.
+    /// Returns an error if the snapshot is damaged, or was written by a version of Tallygate with another format.
     ///
     /// # Panics
     /// Panics if the system has no address space for so many keys.

@@ -29,18 +29,18 @@ use super::{
 pub struct SnapshotReader<R> {
     input: R,
     block: Vec<u8>,
-    /// How much of the block was read.
+    /// The number of bytes of the block that were read.
     at: usize,
     checksum: u64,
-    /// Where in the file the block begins, and where the next one does.
+    /// The positions in the file at which this block and the next one begin.
     block_begins: u64,
     bytes: u64,
     is_over: bool,
-    /// The section that was begun and not read to its end: how many bytes stand for a key in it.
+    /// If a section was not read to its end yet: the number of bytes of a key in it.
     unread: Option<usize>,
 }
 
-/// One store of a snapshot.
+/// The part of a snapshot that contains one store.
 pub struct Section<'a, R> {
     snapshot: &'a mut SnapshotReader<R>,
     name: Box<str>,
@@ -50,10 +50,10 @@ pub struct Section<'a, R> {
 }
 
 impl<R: Read> SnapshotReader<R> {
-    /// Begins to read one.
+    /// Starts to read a snapshot.
     ///
     /// # Errors
-    /// It is no snapshot, or of another version.
+    /// Returns an error if the bytes are not a snapshot, or if they are a snapshot of another version.
     pub fn new(mut input: R) -> Result<Self, SnapshotError> {
         let mut found = Vec::new();
         let head_bytes = HEAD_BYTES as u64;
@@ -82,11 +82,12 @@ impl<R: Read> SnapshotReader<R> {
         })
     }
 
-    /// The next store in it; what was not read of the one before is passed over. `None` says that there is no other,
-    /// and that all of it was whole.
+    /// Returns the next store, and skips the unread part of the previous one. `None` means that there are no more stores,
+    /// and that the snapshot is complete.
     ///
     /// # Errors
-    /// The snapshot is damaged. Whatever was restored of it is then not to be used: others may be forgiven.
+    /// Returns an error if the snapshot is damaged. Do not use what was restored from it then: other clients may be missing,
+    /// and would get a full quota.
     pub fn next_section(&mut self) -> Result<Option<Section<'_, R>>, SnapshotError> {
         self.pass_over()?;
         match self.byte()? {
@@ -218,7 +219,7 @@ impl<R: Read> SnapshotReader<R> {
         Ok(())
     }
 
-    /// What is left of the block, or the next one: never nothing.
+    /// Returns the unread part of the block, or the next block. It is never empty.
     fn some(&mut self) -> Result<&[u8], SnapshotError> {
         if self.at == self.block.len() {
             if !self.is_over {
@@ -231,7 +232,7 @@ impl<R: Read> SnapshotReader<R> {
         Ok(&self.block[self.at..])
     }
 
-    /// Reads a block, and believes it if its checksum is right.
+    /// Reads a block, and returns an error if its checksum is wrong.
     fn next_block(&mut self) -> Result<(), SnapshotError> {
         self.block_begins = self.bytes;
         let mut length = [0; 4];
@@ -269,7 +270,7 @@ impl<R: Read> SnapshotReader<R> {
         Ok(())
     }
 
-    /// Nothing is left, neither of sections nor of bytes.
+    /// Checks that there are no more sections and no more bytes.
     fn end(&mut self) -> Result<(), SnapshotError> {
         if self.at != self.block.len() {
             return Err(self.field("end"));
@@ -294,24 +295,24 @@ impl<R: Read> SnapshotReader<R> {
 }
 
 impl<R: Read> Section<'_, R> {
-    /// Its name.
+    /// Returns the name of the store.
     #[must_use]
     pub const fn name(&self) -> &str {
         &self.name
     }
 
-    /// The overrides it was saved with, to be set again.
+    /// Returns the overrides that the snapshot contains, so that the caller can set them again.
     #[must_use]
     pub fn overrides(&self) -> &[(Box<[u8]>, Override)] {
         &self.overrides
     }
 
-    /// How many bits of hashes it knows, and by which secret they were made.
+    /// Returns how many bits of each hash are stored, and the hasher with the secret of these hashes.
     pub(crate) const fn hashes(&self) -> (u32, KeyHasher) {
         (self.known_bits, KeyHasher::of_secret(self.secret))
     }
 
-    /// Shows all keys and what they used. Policies that are the same are to be one in memory, too: `share` says which.
+    /// Shows all keys and their usage. `share` returns one policy in memory for all equal policies.
     pub(crate) fn each(
         &mut self,
         mut share: impl FnMut(Policy) -> Arc<Policy>,
@@ -358,7 +359,7 @@ impl<R: Read> Section<'_, R> {
         Ok(())
     }
 
-    /// Shows all keys, with states that stand for themselves.
+    /// Shows all keys, with states that can be read without a policy.
     pub(crate) fn each_state<A: Algorithm>(
         &mut self,
         rule: &A,
@@ -391,7 +392,7 @@ impl<R> fmt::Debug for SnapshotReader<R> {
     }
 }
 
-/// Without its secret.
+/// Prints the section without its secret.
 impl<R> fmt::Debug for Section<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Section").field("name", &self.name).finish_non_exhaustive()

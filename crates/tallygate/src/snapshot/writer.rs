@@ -19,8 +19,9 @@ use super::{
 
 /// Writes a snapshot.
 ///
-/// Stores put themselves into it, [`MemoryStore`](crate::store::MemoryStore::save) and
-/// [`PolicyStore`](crate::store::PolicyStore::save); [`save_snapshot`](crate::snapshot::save_snapshot) writes it to a file.
+/// Add stores with [`MemoryStore::save`](crate::store::MemoryStore::save) or
+/// [`PolicyStore::save`](crate::store::PolicyStore::save). [`save_snapshot`](crate::snapshot::save_snapshot) writes a snapshot
+/// to a file.
 ///
 /// ```
 /// use tallygate::clock::SystemClock;
@@ -40,13 +41,13 @@ use super::{
 /// let mut section = snapshot.next_section()?.expect("there is one");
 /// assert_eq!(section.name(), "api");
 /// let store = PolicyStore::restored(&policy, Capacity::default(), SystemClock::new(), &mut section)?;
-/// assert!(snapshot.next_section()?.is_none()); // and nothing else: it was whole
+/// assert!(snapshot.next_section()?.is_none()); // the snapshot is complete
 /// assert!(!RateLimiter::with_store(policy, store).is_allowed("alice")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct SnapshotWriter<W> {
     out: W,
-    /// What is not written yet: less than a block, unless a state is larger.
+    /// The bytes that are not written yet: less than a block, unless a state is larger.
     pending: Vec<u8>,
     /// The checksum of all blocks so far.
     checksum: u64,
@@ -54,10 +55,10 @@ pub struct SnapshotWriter<W> {
 }
 
 impl<W: Write> SnapshotWriter<W> {
-    /// Begins a snapshot.
+    /// Starts a snapshot.
     ///
     /// # Errors
-    /// It cannot be written to.
+    /// Returns an error if writing fails.
     pub fn new(mut out: W) -> io::Result<Self> {
         let head = head(VERSION);
         out.write_all(&head)?;
@@ -68,7 +69,7 @@ impl<W: Write> SnapshotWriter<W> {
     /// Completes the snapshot. Without this, readers reject it as incomplete.
     ///
     /// # Errors
-    /// It cannot be written to.
+    /// Returns an error if writing fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.put(&[END]);
         self.write_blocks()?;
@@ -81,7 +82,7 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(self.out)
     }
 
-    /// How many bytes were written so far.
+    /// Returns the number of bytes that were written so far.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -125,8 +126,8 @@ impl<W: Write> SnapshotWriter<W> {
         }
     }
 
-    /// Writes a table as a section; how many keys it has. No lock is held while it is written to the outside, and never
-    /// more than one.
+    /// Writes a table as a section, and returns the number of its keys. Holds at most one lock at a time, and none while it
+    /// writes to the output.
     pub(crate) fn put_table<S: 'static>(
         &mut self,
         (name, overrides): (&str, &Overrides),
@@ -170,7 +171,7 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(keys)
     }
 
-    /// Writes what is pending, as far as it is whole blocks.
+    /// Writes the pending bytes that fill whole blocks.
     fn write_blocks(&mut self) -> io::Result<()> {
         if self.pending.len() < BLOCK_BYTES {
             return Ok(());
@@ -198,7 +199,7 @@ impl<W: Write> SnapshotWriter<W> {
     }
 }
 
-/// What one key used, being listed.
+/// Builds the list of what one key has used.
 pub(crate) struct Listed<'a> {
     known: &'a mut Known,
     states: &'a mut Vec<u8>,
@@ -206,7 +207,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl Listed<'_> {
-    /// Adds what it used under a policy.
+    /// Adds the usage of the key under a policy.
     #[expect(clippy::borrowed_box, reason = "it is the policy's state")]
     pub(crate) fn add(&mut self, policy: &Arc<Policy>, standings: &Box<[LimitRecord]>) {
         let next = self.known.held.len() as u64;
@@ -223,7 +224,7 @@ impl Listed<'_> {
         self.count += 1;
     }
 
-    /// Adds the allowances that its policies share, after all of them.
+    /// Adds the shared allowances of the policies. Call it after all policies were added.
     pub(crate) fn add_allowances(&mut self, allowances: impl Iterator<Item = Allowance>) {
         for allowance in allowances {
             self.states.extend(allowance.last.0.to_le_bytes());
@@ -231,7 +232,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Adds a state that stands for itself, without a policy.
+    /// Adds a state that can be read without a policy.
     pub(crate) fn add_state(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         put_number(self.states, 0);
         let mut state = Vec::new();
@@ -246,12 +247,12 @@ impl Listed<'_> {
 #[derive(Default)]
 struct Known {
     numbers: HashMap<*const Policy, u64>,
-    /// Held, so that no other comes to be where one was.
+    /// Keeps the policies alive, so that no other policy gets the address of a dropped one.
     held: Vec<Arc<Policy>>,
     new: Vec<Arc<Policy>>,
 }
 
-/// Seven bits a byte, least first.
+/// Writes a number with seven bits per byte, least significant first.
 fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         #[expect(clippy::cast_possible_truncation, reason = "seven bits and the mark")]

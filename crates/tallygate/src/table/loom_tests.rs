@@ -218,7 +218,7 @@ fn keys_away_from_home_are_found() {
 
 /// Two keys whose homes are neighbours, reaching into each other's: no lock waits in a circle.
 #[test]
-fn neighbours_do_not_deadlock() {
+fn neighbors_do_not_deadlock() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 100));
         assert_ne!(table.slot_of(ALICE).home, table.slot_of(FAR).home);
@@ -277,7 +277,7 @@ fn several_keys_are_all_or_nothing_and_do_not_deadlock() {
 ///
 /// Fault C7.
 #[test]
-fn a_refused_decision_charges_nobody() {
+fn a_denied_decision_charges_no_key() {
     loom::model(|| {
         let (table, rule) = (table(4), bucket(1, 100));
         let shared = table.clone();

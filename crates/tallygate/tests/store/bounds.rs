@@ -138,7 +138,7 @@ fn expiry_is_spread_over_many_calls() {
 
 /// What an eviction forgives is no more than it must be: of what lies near, the least used goes.
 #[test]
-fn the_least_used_goes_first() {
+fn the_least_used_key_is_evicted_first() {
     let limiter = limiter(hourly(100), Capacity::of(3));
     for (key, used) in [("a", 50), ("b", 1), ("c", 50)] {
         assert!(limiter.check(Ask::new(key).cost(used).at(Tick(0))).unwrap().allowed);
@@ -318,7 +318,7 @@ fn threads_at_once_get_no_more_places_than_there_are() {
 ///
 /// Fault K9.
 #[test]
-fn looks_store_nothing_and_are_answered_by_a_full_store() {
+fn peeks_store_nothing_and_work_in_a_full_store() {
     let policy = Policy::token_bucket(10).per_hour().starting_with(0).build().unwrap();
     let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
     let limiter = limiter(policy, capacity);
@@ -398,7 +398,7 @@ fn daily(limit: u64) -> Policy {
 ///
 /// Fault J6.
 #[test]
-fn a_flood_of_invented_keys_washes_no_debt_out() {
+fn a_flood_of_invented_keys_evicts_no_client_with_debt() {
     const MAX_KEYS: usize = 10_000;
     const CLIENTS: u64 = 200;
     const STEP: Ticks = Ticks(1_000_000);
@@ -481,7 +481,7 @@ fn clients_that_used_up_their_quota_first_stay_denied() {
 ///
 /// Fault J6.
 #[test]
-fn a_debt_that_has_begun_to_drain_is_not_washed_out() {
+fn a_debt_that_has_begun_to_drain_is_not_evicted() {
     const MAX_KEYS: usize = 10_000;
     const CLIENTS: u64 = 200;
     for drained in [DAY.0 / 1_000, DAY.0 / 4] {
@@ -538,7 +538,7 @@ fn a_store_that_is_almost_full_of_debts_keeps_them() {
 /// Shares are compared, not units: who has used all of a small quota stays before who has used a little of a
 /// large one.
 #[test]
-fn the_smallest_share_goes_first_whatever_the_units() {
+fn the_key_with_the_smallest_used_share_is_evicted_first() {
     let clock = ManualClock::new(Tick(0));
     let tiers = Tiers::new(daily(2)).tier("large", daily(1_000));
     let store = MemoryStore::new(Capacity::of(3), &clock);

@@ -239,7 +239,7 @@ fn a_reported_set_back_locks_no_key_out() {
 
 /// A set-back does not forgive: what was used stays used, whichever verb is the first to see it.
 #[test]
-fn a_reported_set_back_forgives_nothing() {
+fn a_reported_set_back_clears_no_usage() {
     type Verb = fn(&RateLimiter<Policy, PolicyStore<&ManualClock>>);
     let verbs: [(&str, Verb); 5] = [
         ("check", |limiter| assert!(!limiter.is_allowed("a").unwrap())),

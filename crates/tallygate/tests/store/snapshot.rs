@@ -1,4 +1,4 @@
-//! What clients have used outlasts the process, in every field, and a damaged snapshot is refused.
+//! What clients have used outlasts the process, in every field, and a damaged snapshot is rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +212,7 @@ fn a_store_of_one_policy_keeps_what_was_used_under_another() {
 
 /// The home of a key follows from its hash: a table of another size finds every key where it belongs.
 #[test]
-fn a_store_of_another_size_remembers_everybody() {
+fn a_store_of_another_size_keeps_every_client() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per_hour().build().expect("valid");
     let first = plain_of(&policy, 2_000, &clock);
@@ -241,7 +241,7 @@ fn plain_of<'a>(policy: &Policy, keys: usize, clock: &'a ManualClock) -> Plain<'
 }
 
 #[test]
-fn where_there_are_too_many_the_least_used_go() {
+fn restoring_into_a_smaller_store_drops_the_least_used_keys() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(100).per_hour().build().expect("valid");
     let first = plain_of(&policy, 10_000, &clock);
@@ -257,7 +257,7 @@ fn where_there_are_too_many_the_least_used_go() {
     assert_eq!(remembered.count(), 100);
 }
 
-/// A store that refuses new keys when it is full does not forget those it has because of a restart.
+/// A store that rejects new keys when it is full keeps all its keys across a restart.
 #[test]
 fn a_full_store_that_rejects_new_keys_is_restored_completely() {
     let clock = ManualClock::new(Tick(0));
@@ -400,7 +400,7 @@ fn a_snapshot_with_a_block_left_out_is_rejected() {
 
 /// Keys that are not used meanwhile are in it as they were, whatever happens to others meanwhile.
 #[test]
-fn a_snapshot_under_load_has_everybody() {
+fn a_snapshot_under_load_has_every_client() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per_hour().build().expect("valid");
     let limiter = plain_of(&policy, 50_000, &clock);

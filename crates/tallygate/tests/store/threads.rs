@@ -52,7 +52,7 @@ fn a_hundred_threads_on_one_key_get_the_burst_exactly() {
 ///
 /// Faults C4, B4.
 #[test]
-fn admissions_are_burst_plus_rate_times_duration_exactly() {
+fn the_allowed_units_are_exactly_burst_plus_rate_times_duration() {
     // A window that no thread is late by: later than that is a clock set back.
     let (limit, window, burst) = (700_000, 1_000_000, 50);
     for kind in &Kind::ALL[..3] {
@@ -64,7 +64,7 @@ fn admissions_are_burst_plus_rate_times_duration_exactly() {
             // Often enough that the threads meet, also on a machine with two processors.
             for _ in 0..5_000 {
                 let now = Tick(clock.fetch_add(1, Ordering::Relaxed) / 8);
-                // Ask until refused, so that nothing that is earned is left.
+                // Check until a denial, so that no earned unit is left.
                 while limiter.is_allowed(Ask::new("hot").at(now)).unwrap() {
                     admitted += 1;
                 }

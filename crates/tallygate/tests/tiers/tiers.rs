@@ -67,7 +67,7 @@ fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
 ///
 /// Fault G3.
 #[test]
-fn a_limit_that_the_other_tier_lacks_is_not_washed_off() {
+fn a_limit_that_the_other_tier_lacks_keeps_its_usage() {
     let clock = ManualClock::new(Tick(0));
     let second = |limit| Policy::token_bucket(limit).per(Ticks(10)).named("second");
     let day = Policy::fixed_window(20).per(Ticks(100_000)).named("day");
@@ -280,7 +280,7 @@ fn rules_replaced_by_themselves_change_nothing() {
 ///
 /// Fault G4.
 #[test]
-fn one_version_a_decision() {
+fn every_decision_uses_one_version_of_the_rules() {
     // A tier and the rules without one are of different sizes in each version, so that a decision which
     // took one from each would show it.
     let version = |base: Cost, pro: Cost| {

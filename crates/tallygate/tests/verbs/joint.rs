@@ -298,7 +298,7 @@ proptest! {
     /// Requests come and go, some of them under a rate as well: never more places than there are, and
     /// each is given back once.
     #[test]
-    fn requests_in_flight_do_as_a_count_would(
+    fn requests_in_flight_agree_with_a_count(
         places in 1..4_u64,
         limit in 1..8_u64,
         steps in vec((0..2_usize, 1..3_u64, any::<bool>(), 0..4_usize), 1..60),

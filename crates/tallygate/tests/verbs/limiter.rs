@@ -92,7 +92,7 @@ fn a_key_that_is_too_long_is_a_typed_error() {
 }
 
 #[test]
-fn looks_and_refusals_of_new_keys_keep_nothing() {
+fn peeks_and_denials_of_new_keys_store_nothing() {
     let limiter = limiter(Policy::token_bucket(3).per_hour().build().unwrap(), 10);
     assert!(limiter.check(Ask::new("alice").cost(0)).unwrap().allowed);
     assert_eq!(limiter.check(Ask::new("bob").cost(4)).unwrap().retry_after, None);
@@ -121,7 +121,7 @@ fn several_limits_decide_as_one() {
 
 /// `first` and the like of the machines are the core's own; any algorithm will do.
 #[test]
-fn an_algorithm_of_ones_own_is_kept_like_any_other() {
+fn a_custom_algorithm_is_saved_like_any_other() {
     let limit =
         Policy::fixed_window(2).per(Ticks(10)).anchor(Anchor::FirstRequest).limit().unwrap();
     let store = MemoryStore::new(Capacity::of(100), ManualClock::new(Tick(3)));

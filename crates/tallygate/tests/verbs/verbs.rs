@@ -461,7 +461,7 @@ proptest! {
     #![proptest_config(cases(600))]
 
     #[test]
-    fn every_verb_does_as_the_model_says(
+    fn every_operation_agrees_with_the_model(
         mut limits in [any_small(), any_small(), any_small()],
         trace in vec((verb(), 0..3_usize, 0..2_usize, 0..12_u64), 1..60),
     ) {

@@ -355,7 +355,7 @@ fn a_thread_can_wait_too() {
 
 /// Futures that wait can be spawned where futures must be `Send`.
 #[test]
-fn tokio_will_do() {
+fn waiting_works_on_tokio() {
     let policy = Policy::gcra(1_000).per_second().burst(1).build().expect("valid");
     let limiter = Arc::new(RateLimiter::new(policy));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build();
