@@ -2,8 +2,8 @@
 //!
 //! If one server has all keys and, in a cluster, one slot has them (one slot has all policies of a client), the decision is
 //! one atomic step: one script, or compare-and-set if no script can decide on the stored values. A single key is a plain
-//! check. A key may occur several times, under different rules: its costs are added up, and each rule must allow the sum.
-//! Compare-and-set decides on such a key.
+//! check. A key may occur several times: its costs are added up, and each rule must allow the sum. Compare-and-set decides
+//! on a key that occurs under different rules.
 //!
 //! Keys in different slots are charged in order, and their charges are returned if a later key denies. So the decision
 //! never allows too much, but another caller may be denied in the meantime. A check has one time budget: charges that

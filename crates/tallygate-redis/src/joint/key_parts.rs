@@ -10,6 +10,7 @@ use super::part::JointPart;
 use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
+use crate::prepared::Prepared;
 use crate::transaction::{ReadValues, Write};
 
 /// The decisions of some parts, each with the index of its part.
@@ -60,6 +61,22 @@ impl KeyParts<'_> {
     pub(super) fn sum(&self, charges: impl Fn(&dyn JointPart) -> bool) -> KeyCost {
         let parts = self.parts.iter().enumerate();
         KeyCost::of(parts.map(|(place, (_, part))| (place, part.cost(), charges(*part))))
+    }
+
+    /// Returns the policy and the sum that one script decides on; `None` if the parts have different rules, or a rule
+    /// without a script.
+    pub(super) fn scripted(&self) -> Option<(&Prepared, Cost)> {
+        let sum = self.sum(|_| true);
+        if sum.is_impossible() {
+            return None;
+        }
+        let prepared = self.first().scripted(sum.cost())?;
+        // A store prepares a policy once, so two parts under one rule have the same prepared policy.
+        let is_same = |part: &dyn JointPart| {
+            part.scripted(sum.cost()).is_some_and(|other| std::ptr::eq(other, prepared))
+        };
+        let are_same = self.parts[1..].iter().all(|(_, part)| is_same(*part));
+        are_same.then_some((prepared, sum.cost()))
     }
 
     /// Returns whether every rule allows the sum to a key with this value.

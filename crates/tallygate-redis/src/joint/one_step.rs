@@ -54,27 +54,29 @@ async fn by_script(
     if !given.is_none_or(Script::is_exact) {
         return Ok(None);
     }
-    let mut parts = Vec::with_capacity(keys.len());
+    let mut scripted = Vec::with_capacity(keys.len());
     for key in keys {
-        let [(index, part)] = key.parts[..] else { return Ok(None) };
-        let Some(prepared) = part.scripted() else { return Ok(None) };
-        parts.push((index, part, prepared));
+        let Some((prepared, cost)) = key.scripted() else { return Ok(None) };
+        scripted.push((key, prepared, cost));
     }
     let scripts: Vec<_> =
-        parts.iter().filter_map(|(_, _, prepared)| prepared.scripted.as_ref()).collect();
+        scripted.iter().filter_map(|(_, prepared, _)| prepared.scripted.as_ref()).collect();
     let script = Scripted::of_all(&scripts);
     let costs: Vec<_> =
-        parts.iter().enumerate().map(|(place, (_, part, _))| (place, part.cost())).collect();
-    let names: Vec<_> = parts.iter().map(|(_, part, prepared)| (part.key(), *prepared)).collect();
+        scripted.iter().enumerate().map(|(place, (_, _, cost))| (place, *cost)).collect();
+    let names: Vec<_> = scripted.iter().map(|(key, prepared, _)| (key.key(), *prepared)).collect();
     let redis = keys[0].redis();
     let decided = redis.run_many(&script, &names, &[&costs], given, deadline).await?;
     let Some((now, decided)) = decided else { return Ok(None) };
-    if decided.len() != parts.len() {
+    if decided.len() != scripted.len() {
         return Err(unexpected());
     }
     let go = decided.iter().all(|part| part.is_allowed);
-    let answers = parts.iter().zip(decided).map(|((index, part, _), decided)| {
-        part.answer(&decided, now, go).map(|timed| (*index, timed))
-    });
-    answers.collect::<Result<_, _>>().map(Some)
+    let mut answers = Vec::with_capacity(decided.len());
+    for ((key, _, cost), decided) in scripted.iter().zip(&decided) {
+        for (index, part) in &key.parts {
+            answers.push((*index, part.answer(decided, now, *cost, go)?));
+        }
+    }
+    Ok(Some(answers))
 }

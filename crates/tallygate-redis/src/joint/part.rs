@@ -50,10 +50,11 @@ pub(super) trait JointPart: Send + Sync {
         cost: Cost,
         go: bool,
     ) -> Result<(Write, Timed, Receipt), Error>;
-    /// Returns the policy whose script decides on its cost, if there is one.
-    fn scripted(&self) -> Option<&Prepared>;
-    /// Makes its decision from the result of a script.
-    fn answer(&self, decided: &DecidedPart, now: i64, go: bool) -> Result<Timed, Error>;
+    /// Returns the policy whose script decides on a cost of its key, if there is one.
+    fn scripted(&self, cost: Cost) -> Option<&Prepared>;
+    /// Makes its decision from the result of a script on a cost.
+    fn answer(&self, decided: &DecidedPart, now: i64, cost: Cost, go: bool)
+    -> Result<Timed, Error>;
     /// Checks it as the only part. Its failure policy decides if Redis does not.
     fn check_alone(&self, now: Option<Tick>) -> Reply<'_, Timed>;
     /// Checks it in Redis. Returns the receipt of the charge as well.
@@ -207,23 +208,28 @@ where
         Ok((write, self.store().in_caller_ticks(timed), receipt))
     }
 
-    fn scripted(&self) -> Option<&Prepared> {
-        let is_exact =
-            i64::try_from(self.cost).is_ok_and(|cost| cost > 0 && Script::is_exact(cost));
+    fn scripted(&self, cost: Cost) -> Option<&Prepared> {
+        let is_exact = i64::try_from(cost).is_ok_and(|cost| cost > 0 && Script::is_exact(cost));
         self.codec.script().filter(|prepared| is_exact && prepared.scripted.is_some())
     }
 
-    fn answer(&self, decided: &DecidedPart, now: i64, go: bool) -> Result<Timed, Error> {
+    fn answer(
+        &self,
+        decided: &DecidedPart,
+        now: i64,
+        cost: Cost,
+        go: bool,
+    ) -> Result<Timed, Error> {
         let prepared = self.codec.script().ok_or_else(unexpected)?;
         let state = self.codec.state_under(prepared.policy.state_from_numbers(&decided.numbers)?);
         let outcome = match (go, decided.is_allowed) {
-            (true, _) => Outcome::Charged(self.cost),
-            (false, true) => Outcome::NotCharged(self.cost),
-            (false, false) => Outcome::Denied(self.cost),
+            (true, _) => Outcome::Charged(cost),
+            (false, true) => Outcome::NotCharged(cost),
+            (false, false) => Outcome::Denied(cost),
         };
         let mut timed =
             Timed::from_outcome(self.codec.rule(), &state, Tick(now), outcome, decided.shadow);
-        let denied = (!decided.is_allowed).then_some(self.cost);
+        let denied = (!decided.is_allowed).then_some(cost);
         decided.bounds.complete(&mut timed.decision, &prepared.policy, Tick(now), denied);
         Ok(self.store().in_caller_ticks(timed))
     }

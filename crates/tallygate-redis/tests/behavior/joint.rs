@@ -48,6 +48,25 @@ async fn ask_tiers(
     (decision.allowed, asked.denied_ask, decision.retry_after, decision.source)
 }
 
+/// Fault J1: compare-and-set needs two calls and loses races, so callers of a busy key would be denied as overloaded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_named_twice_under_one_rule_is_decided_by_one_call() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let redis = patient(&server.url());
+        let limiter = tiered(&redis, "api", OnFailure::Deny);
+        let ask = |parts: &'static [(&str, Cost)]| ask_tiers(&limiter, "alice", parts);
+        // The first call loads the script.
+        assert!(ask(&[("", 1), ("", 2)]).await.0);
+        let calls_before = redis.counts().calls;
+        assert!(ask(&[("", 3), ("", 1)]).await.0);
+        assert_eq!(ask(&[("", 2), ("", 2)]).await.1, Some(0), "3 of 10 are left");
+        assert_eq!(redis.counts().calls - calls_before, 2);
+        assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 3);
+        assert_all_expire(&server);
+    }
+}
+
 /// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_rule_that_a_key_is_asked_under_counts() {
