@@ -2,7 +2,7 @@
 //!
 //! When the table fills up, each new key splits a few buckets. Of the keys of the next home to split, those whose next bit
 //! of the tag is set move to the first bucket that is no home yet. Nothing else moves, no call splits more than [`SPLITS`]
-//! buckets, or [`MOST_SPLITS`] if other threads wait for it, and keys only move to higher buckets.
+//! buckets, and keys only move to higher buckets.
 
 use super::atomic::Ordering;
 use super::{DISTANCE, FILL, LockedBucket, ONE_SPILLED, REACH, SLOTS, TAG_BITS, Table, pause};
@@ -10,13 +10,6 @@ use super::{DISTANCE, FILL, LockedBucket, ONE_SPILLED, REACH, SLOTS, TAG_BITS, T
 /// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are still to be
 /// split fuller: with 8 splits they are 62 % full at the end instead of [`FILL`].
 const SPLITS: usize = 8;
-
-/// How many it splits if several threads add keys at once, and the buckets that are still to be split become too full.
-const MOST_SPLITS: usize = 64;
-
-/// How often a thread pauses for a moment before it gives the processor away.
-#[cfg(not(loom))]
-const SHORT_PAUSES: usize = 64;
 
 /// How many splits ahead the memory of a split is prefetched.
 const SPLITS_AHEAD: usize = 4;
@@ -127,14 +120,6 @@ impl<S: 'static> Table<S> {
         keys.saturating_mul(100) > homes.saturating_mul(SLOTS * percent)
     }
 
-    /// Returns whether the buckets that are still to be split become too full: new keys come faster than one thread splits
-    /// for its own.
-    fn is_overfull(&self, coming: usize) -> bool {
-        let shape = self.shape();
-        let homes = self.first_homes * (shape.mask() + 1) / 2;
-        shape.homes() < self.most_homes && self.is_filled(homes, FILL + 3, coming)
-    }
-
     #[cold]
     fn split_some(&self, percent: usize, coming: usize) {
         let splitting = &self.splitting.0;
@@ -145,18 +130,17 @@ impl<S: 'static> Table<S> {
                     .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
         };
-        let mut tries = 0;
         while !take() {
-            // One thread splits at a time. The others only wait for it if it falls behind.
-            if !self.is_overfull(coming) {
+            // One thread splits at a time. The others only wait for it if buckets that are to be split become too full:
+            // then new keys come faster than one thread can split.
+            let shape = self.shape();
+            let homes = self.first_homes * (shape.mask() + 1) / 2;
+            if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3, coming) {
                 return;
             }
-            pause_after(tries);
-            tries += 1;
+            pause();
         }
-        // A thread that others wait for splits more at once: handing over takes longer than a few splits.
-        let splits = if self.is_overfull(coming) { MOST_SPLITS } else { SPLITS };
-        for _ in 0..splits {
+        for _ in 0..SPLITS {
             if !self.is_to_grow(percent, coming) || !self.split_next() {
                 break;
             }
@@ -314,14 +298,4 @@ impl<S: 'static> Table<S> {
         let state = source.take(slot);
         target.fill(empty, tag, state);
     }
-}
-
-/// Lets another thread go on, after some tries in vain.
-fn pause_after(tries: usize) {
-    #[cfg(not(loom))]
-    if tries < SHORT_PAUSES {
-        return (0..16).for_each(|_| std::hint::spin_loop());
-    }
-    let _ = tries;
-    pause();
 }
