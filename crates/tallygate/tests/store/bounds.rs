@@ -71,7 +71,7 @@ fn new_keys_are_rejected_if_so_configured() {
         Err(StoreError::Full { max_keys: 100 })
     );
     assert!(limiter.is_allowed(Ask::new(&[7]).at(Tick(0))).unwrap(), "known keys are served");
-    assert_eq!(limiter.store().usage().refused, 1);
+    assert_eq!(limiter.store().usage().rejected, 1);
     // Fresh keys make room, once the sweep has come by.
     let served = (0..200_u8)
         .filter(|key| limiter.is_allowed(Ask::new(&[200, *key]).at(Tick(1_000))).is_ok());
@@ -199,7 +199,7 @@ fn a_joint_decision_evicts_no_key_from_a_store_that_rejects_new_ones() {
         assert_eq!(new.map(|together| together.decision), Err(error.clone()));
     }
     let usage = full.store().usage();
-    assert_eq!((usage.keys, usage.evicted, usage.refused), (10, 0, 1_000));
+    assert_eq!((usage.keys, usage.evicted, usage.rejected), (10, 0, 1_000));
     assert_eq!(
         other.check(Ask::new("client").cost(0).at(Tick(0))).unwrap().remaining,
         100,
@@ -335,7 +335,7 @@ fn looks_store_nothing_and_are_answered_by_a_full_store() {
     assert_eq!(limiter.store().usage().keys, 1);
     looks();
     let usage = limiter.store().usage();
-    assert_eq!((usage.keys, usage.evicted, usage.refused), (1, 0, 0));
+    assert_eq!((usage.keys, usage.evicted, usage.rejected), (1, 0, 0));
 }
 
 /// A reset makes a key as it was before it was ever seen, and says what the next check will find.
