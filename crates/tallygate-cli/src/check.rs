@@ -182,9 +182,10 @@ fn connect_by_tls(
             let private = private.with_context(|| {
                 format!("{} contains no valid private key; expected PEM", key.display())
             })?;
-            client
-                .with_client_auth_cert(certificates(own)?, private)
-                .with_context(|| format!("{} and {} do not match", own.display(), key.display()))?
+            client.with_client_auth_cert(certificates(own)?, private).map_err(|_| {
+                let (own, key) = (own.display(), key.display());
+                anyhow::anyhow!("{own} and {key} do not match; use the key of the certificate")
+            })?
         }
     };
     let (host, _) = address.rsplit_once(':').context("expected HOST:PORT")?;
@@ -202,8 +203,8 @@ fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
     });
     let ca = to.ca.as_deref().unwrap_or(Path::new("")).display();
     let reason = match tls {
-        None => return error,
-        Some(rustls::Error::InvalidCertificate(Invalid::UnknownIssuer)) => {
+        // Another authority with the same name makes the signature wrong.
+        Some(rustls::Error::InvalidCertificate(Invalid::UnknownIssuer | Invalid::BadSignature)) => {
             format!("the server's certificate is not issued by an authority in {ca} (--ca)")
         }
         Some(rustls::Error::InvalidCertificate(
@@ -227,7 +228,7 @@ fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
         Some(rustls::Error::AlertReceived(_)) => {
             "the server rejected the TLS connection; it may require a client certificate (--cert, --cert-key)".to_owned()
         }
-        Some(other) => other.to_string(),
+        _ => return error,
     };
     anyhow::anyhow!(reason)
 }

@@ -856,10 +856,13 @@ fn invalid_options_are_errors_that_name_valid_values() {
         "more than 20000 requests; use a lower --rate or a shorter --duration",
     );
     says(&["--window", "0s"], "--window is 0 ms; use 1 to ");
-    says(&["--attempts", "0"], "--attempts is 0; use 1 to 100");
-    says(&["--naive-wait", "0s"], "--naive-wait is 0 ms; use 1 to ");
-    says(&["--burst-size", "0"], "--burst-size is 0; use 1 to ");
-    says(&["--greedy-factor", "0"], "--greedy-factor is 0; use 1 to ");
+    says(&["--pattern", "retry", "--attempts", "0"], "--attempts is 0; use 1 to 100");
+    says(
+        &["--pattern", "retry", "--naive", "--naive-wait", "0s"],
+        "--naive-wait is 0 ms; use 1 to ",
+    );
+    says(&["--pattern", "bursty", "--burst-size", "0"], "--burst-size is 0; use 1 to ");
+    says(&["--pattern", "greedy", "--greedy-factor", "0"], "--greedy-factor is 0; use 1 to ");
     says(
         &["--pattern", "spike", "--duration", "10s"],
         "--duration is 10000 ms; a spike needs a duration longer than the window of 10000 ms",

@@ -13,7 +13,7 @@ use super::suggest::{Suggestion, suggest};
 use super::tally::{PolicyTally, Tally};
 use super::timestamp::Timestamp;
 use super::{BacktestError, BacktestPlan};
-use crate::limit_syntax::Span;
+use crate::limit_syntax::{Span, in_durations};
 
 /// The results of a backtest.
 #[derive(Debug, Serialize)]
@@ -253,9 +253,6 @@ fn suggestions(
     let max_denied = clients - share.of(clients);
     let busy = u128::from(quantile(peaks, share).unwrap_or(1));
     let one = |policy: &PolicyTally| {
-        if clients == 0 {
-            return Ok(Some(SuggestionReport::none(share, "the log has no clients".to_owned())));
-        }
         let numbers = policy.trial.limits()[0].numbers();
         let guess = busy * u128::from(numbers.window.0) / u128::from(plan.peak.0);
         let guess = u64::try_from(guess).unwrap_or(u64::MAX);
@@ -269,7 +266,7 @@ impl SuggestionReport {
     fn of(share: Share, found: Result<Suggestion, PolicyError>) -> Self {
         let Suggestion { trial, clients_denied } = match found {
             Ok(found) => found,
-            Err(error) => return Self::none(share, error.to_string()),
+            Err(error) => return Self::none(share, in_durations(&error)),
         };
         let numbers = trial.limits()[0].numbers();
         Self {
