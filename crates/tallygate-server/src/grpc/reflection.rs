@@ -84,8 +84,6 @@ where
 mod tests {
     use std::path::Path;
 
-    use super::*;
-
     /// If the text was changed on purpose, run this test with `UPDATE_GOLDEN=1`.
     #[test]
     fn the_descriptors_are_those_of_the_text() {
