@@ -74,6 +74,6 @@ impl Service for GrpcRoutes {
                 "unknown method; this server has RateLimitService, Health and ServerReflection",
             )),
         };
-        replied.unwrap_or_else(call::failed)
+        replied.unwrap_or_else(|status| call::failed(&status))
     }
 }

@@ -78,7 +78,6 @@ pub(super) fn unit_name<S: Serializer>(unit: &i32, serializer: S) -> Result<S::O
 }
 
 /// Writes a duration of whole seconds.
-#[expect(clippy::ref_option, reason = "serde calls it with a reference")]
 pub(super) fn seconds<S: Serializer>(
     duration: &Option<Duration>,
     serializer: S,
@@ -86,7 +85,6 @@ pub(super) fn seconds<S: Serializer>(
     serializer.collect_str(&format_args!("{}s", duration.unwrap_or_default().seconds))
 }
 
-#[expect(clippy::ref_option, reason = "serde calls it with a reference")]
 pub(super) fn metadata<S: Serializer>(
     metadata: &Option<Struct>,
     serializer: S,

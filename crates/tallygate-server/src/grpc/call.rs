@@ -71,7 +71,7 @@ pub(super) async fn read(
     request: Request<Incoming>,
 ) -> Result<(Request<Full<Bytes>>, Option<HeldBytes>), Status> {
     let (parts, body) = request.into_parts();
-    let (bytes, held) = read_body(body, caller).await.map_err(of_problem)?.into_parts();
+    let (bytes, held) = read_body(body, caller).await?.into_parts();
     Ok((Request::from_parts(parts, Full::new(bytes)), held))
 }
 
@@ -98,7 +98,7 @@ pub(super) async fn whole(response: Response<Body>) -> Response<Content> {
             let trailers = whole.trailers().cloned();
             Content::Whole(Bytes::copy_from_slice(&whole.to_bytes()), trailers)
         }
-        Err(status) => return failed(status),
+        Err(status) => return failed(&status),
     };
     Response::from_parts(parts, content)
 }
@@ -109,8 +109,8 @@ pub(super) fn streamed(response: Response<Body>) -> Response<Content> {
 }
 
 /// Returns the reply of a failed call.
-pub(super) fn failed(status: Status) -> Response<Content> {
-    described(&status).into_http::<Body>().map(|_| Content::from(Bytes::new()))
+pub(super) fn failed(status: &Status) -> Response<Content> {
+    described(status).into_http::<Body>().map(|_| Content::from(Bytes::new()))
 }
 
 /// Describes a failed call as this server does. tonic reports a message that it cannot read as `INTERNAL` or
@@ -136,17 +136,18 @@ fn described(status: &Status) -> Status {
     Status::new(code, detail)
 }
 
-/// Returns the status for a problem of HTTP.
-pub(super) fn of_problem(problem: Problem) -> Status {
-    let code = match problem.status {
-        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
-        StatusCode::FORBIDDEN => Code::PermissionDenied,
-        StatusCode::PAYLOAD_TOO_LARGE => Code::ResourceExhausted,
-        StatusCode::REQUEST_TIMEOUT => Code::DeadlineExceeded,
-        StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
-        _ => Code::InvalidArgument,
-    };
-    Status::new(code, problem.detail())
+impl From<Problem> for Status {
+    fn from(problem: Problem) -> Self {
+        let code = match problem.status {
+            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+            StatusCode::FORBIDDEN => Code::PermissionDenied,
+            StatusCode::PAYLOAD_TOO_LARGE => Code::ResourceExhausted,
+            StatusCode::REQUEST_TIMEOUT => Code::DeadlineExceeded,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+            _ => Code::InvalidArgument,
+        };
+        Self::new(code, problem.detail())
+    }
 }
 
 impl From<EnvoyError> for Status {
@@ -170,8 +171,7 @@ mod tests {
     #[test]
     fn a_long_description_is_cut_and_encoded() {
         let long = Status::invalid_argument("ä%\n".repeat(10_000));
-        for reply in
-            [failed(long.clone()).headers().clone(), checked(long.into_http()).headers().clone()]
+        for reply in [failed(&long).headers().clone(), checked(long.into_http()).headers().clone()]
         {
             let message = reply["grpc-message"].to_str().unwrap();
             assert!(message.starts_with("%C3%A4%25%0A") && message.ends_with("%E2%80%A6"));

@@ -29,7 +29,7 @@ pub(super) async fn reply(
     head: Option<HeldBytes>,
 ) -> Result<Response<Content>, Status> {
     let (parts, body) = request.into_parts();
-    authorize_caller(caller, Role::Check, &parts).map_err(call::of_problem)?;
+    authorize_caller(caller, Role::Check, &parts)?;
     let timeout = call::timeout(&parts.headers)?;
     let mut request = Request::new(body);
     if let Some(encoding) = parts.headers.get(ENCODING) {
@@ -40,8 +40,7 @@ pub(super) async fn reply(
     let deciding = async {
         let (request, _held) = call::read(caller, request).await?;
         let gate = &caller.shared.gate;
-        let codec = RateLimitCodec { max_descriptors: gate.limits().max_all_items, is_read: false };
-        let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut grpc = grpc(gate.limits().max_all_items);
         Ok(call::whole(grpc.unary(ShouldRateLimit { gate }, request).await).await)
     };
     let late = || Status::deadline_exceeded("the deadline of the call has passed");
@@ -53,6 +52,11 @@ pub(super) async fn reply(
             tokio::time::timeout(timeout, deciding).await.unwrap_or_else(|_| Err(late()))
         }
     }
+}
+
+fn grpc(max_descriptors: usize) -> Grpc<RateLimitCodec> {
+    let codec = RateLimitCodec { max_descriptors, is_read: false };
+    Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// The field of the head that tonic reads.
@@ -133,8 +137,7 @@ mod tests {
         let config = Config::parse("", std::path::Path::new("")).unwrap();
         let stores = Stores::Memory(Capacity::of(1));
         let gate = Gate::new(&config, stores, Metrics::new(), RestoredStores::default());
-        let codec = RateLimitCodec { max_descriptors: 64, is_read: false };
-        let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut grpc = grpc(64);
         let request = Request::new(Full::new(Bytes::from(body)));
         let called = grpc.unary(ShouldRateLimit { gate: &gate }, request);
         let reply = tallygate::block_on(async { call::whole(called.await).await });
