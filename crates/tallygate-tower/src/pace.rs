@@ -90,12 +90,18 @@ impl<Req, Res> Pace<Req, Res> {
     ///
     /// With reqwest:
     ///
-    /// ```ignore
+    /// ```
+    /// use tallygate::Policy;
+    /// use tallygate_tower::Pace;
+    /// use tower::Layer;
+    ///
+    /// let policy = Policy::leaky_bucket(10).per_second().burst(50).build()?;
     /// let pace = Pace::of_client(
-    ///     |request: &reqwest::Request| request.url().authority().as_bytes().to_vec(),
+    ///     |request: &reqwest::Request| request.url().host_str().unwrap_or_default().into(),
     ///     |response: &reqwest::Response| (response.status(), response.headers()),
-    /// )
-    /// .limiter(policy);
+    /// );
+    /// let client = pace.limiter(policy).layer(reqwest::Client::new());
+    /// # Ok::<(), tallygate::PolicyError>(())
     /// ```
     #[must_use]
     pub fn of_client(target: fn(&Req) -> Vec<u8>, head: HeadOf<Res>) -> Self {

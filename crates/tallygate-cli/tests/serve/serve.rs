@@ -660,7 +660,7 @@ fn startup_errors_are_printed_and_nothing_is_served() {
 }
 
 #[test]
-fn help_and_completions_are_printed() {
+fn help_man_pages_and_completions_are_printed() {
     let help = text(&tallygate(&["serve", "--help"]).stdout);
     for flag in ["--config", "--http", "--resp", "--store", "TALLYGATE_STORE", "--log-format"] {
         assert!(help.contains(flag), "{flag} is not in the help");
@@ -671,6 +671,15 @@ fn help_and_completions_are_printed() {
             "{shell}"
         );
     }
+    let page = text(&tallygate(&["man"]).stdout);
+    assert!(page.contains(".TH tallygate 1") && page.contains("check\\-config"), "{page}");
+    let folder = std::env::temp_dir().join(format!("tallygate-man-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("the folder is new");
+    let written = tallygate(&["man", folder.to_str().expect("the path is UTF-8")]);
+    let serve = std::fs::read_to_string(folder.join("tallygate-serve.1"));
+    std::fs::remove_dir_all(&folder).expect("the folder is removed");
+    assert!(written.status.success(), "{written:?}");
+    assert!(serve.expect("one page per command").contains("\\-\\-store"));
 }
 
 /// Fault D7.

@@ -25,6 +25,7 @@ examples!(
     llm_tokens: "../../examples/llm_tokens.rs",
     login: "../../examples/login.rs",
     outgoing: "../../examples/outgoing.rs",
+    outgoing_reqwest: "../../examples/outgoing_reqwest.rs",
     tonic_service: "../../examples/tonic.rs"
 );
 
@@ -123,13 +124,26 @@ async fn the_tonic_service_denies_the_sixth_call() {
     assert_eq!(denied.code(), tonic::Code::ResourceExhausted);
 }
 
-#[tokio::test]
-async fn outgoing_requests_are_paced() {
+/// Expects four requests to a server to be allowed, 100 ms apart.
+async fn assert_paced<F>(send: impl FnOnce(String) -> F)
+where
+    F: Future<Output = Result<Vec<http::StatusCode>, Box<dyn std::error::Error>>>,
+{
     let app = Router::new().route("/", axum::routing::get(|| async { "ok" }));
     let server = serve(app).await;
     let started = std::time::Instant::now();
-    let statuses = outgoing::send(&format!("http://{server}/"), 4).await.unwrap();
-    assert_eq!(statuses, [http::StatusCode::OK; 4]);
-    // They leave 100 ms apart.
+    assert_eq!(send(format!("http://{server}/")).await.unwrap(), [http::StatusCode::OK; 4]);
     assert!(started.elapsed() >= std::time::Duration::from_millis(300), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn outgoing_requests_are_paced() {
+    assert_paced(async |url| outgoing::send(&url, 4).await).await;
+}
+
+#[tokio::test]
+async fn outgoing_requests_of_reqwest_are_paced() {
+    // The proxies of the environment do not lead to a server on loopback.
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    assert_paced(async |url| outgoing_reqwest::send(client, &url, 4).await).await;
 }

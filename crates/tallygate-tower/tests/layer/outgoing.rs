@@ -85,6 +85,30 @@ async fn the_next_request_waits_as_long_as_the_server_asks_for() {
 }
 
 #[tokio::test]
+async fn a_reqwest_client_waits_as_long_as_the_server_asks_for() {
+    let (server, requests) = scripted(&[(503, "retry-after", "2"), (200, "", "")]).await;
+    let clock = Arc::new(ManualClock::new(Tick(0)));
+    let pace = Pace::of_client(
+        |request: &reqwest::Request| request.url().host_str().unwrap_or_default().into(),
+        |response: &reqwest::Response| (response.status(), response.headers()),
+    );
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = pace.clock(clock.clone()).layer(client);
+    let send = || {
+        let url = format!("http://{server}/").parse().unwrap();
+        let request = reqwest::Request::new(reqwest::Method::GET, url);
+        let sent = client.clone().oneshot(request);
+        tokio::spawn(async move { sent.await.unwrap().status().as_u16() })
+    };
+    assert_eq!(send().await.unwrap(), 503, "the caller sees the response");
+    let second = send();
+    until("it waits for 2 seconds", || clock.next_ring() == Some(Tick(2 * SECOND))).await;
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+    clock.advance(Ticks::from(Duration::from_secs(2)));
+    assert_eq!(second.await.unwrap(), 200);
+}
+
+#[tokio::test]
 async fn a_request_that_would_wait_too_long_is_not_sent() {
     let (server, requests) = scripted(&[(503, "retry-after", "3600")]).await;
     let clock = Arc::new(ManualClock::new(Tick(0)));
