@@ -257,16 +257,15 @@ impl Algorithm for ClientRule {
 
     /// Settles the policies that were charged, whatever the rules are now.
     fn settle(&self, state: &mut ClientState, now: Tick, change: i128, receipt: &Receipt) -> u128 {
-        let was_limited = *receipt != Receipt::Nothing;
-        match self.access(now) {
-            // A fresh state may have been dropped, which must not be noticeable.
-            Access::Limited(policy)
-                if change > 0 && state.fresh_at().is_some_and(|at| at <= now) =>
-            {
-                *state = ClientState::fresh(policy, now);
-            }
-            Access::Unlimited | Access::Blocked if !was_limited => return 0,
-            _ => {}
+        let policy = match self.access(now) {
+            Access::Limited(policy) => Some(policy),
+            Access::Unlimited | Access::Blocked if *receipt == Receipt::Nothing => return 0,
+            Access::Unlimited | Access::Blocked => receipt.decided_by(),
+        };
+        let is_fresh = || state.fresh_at().is_some_and(|at| at <= now);
+        // A fresh state may have been dropped, which must not be noticeable.
+        if let Some(policy) = policy.filter(|_| change > 0 && is_fresh()) {
+            *state = ClientState::fresh(policy, now);
         }
         state.settle(now, change, receipt)
     }

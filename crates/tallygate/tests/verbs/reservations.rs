@@ -465,6 +465,32 @@ fn a_surplus_is_charged_through_a_limiter_without_limits_too() {
     assert_eq!(base.check(free.cost(0)).expect("short").remaining, 1);
 }
 
+/// The client was dropped because it was fresh. It makes no difference to what is charged then.
+///
+/// Fault K4.
+#[test]
+fn a_surplus_is_charged_without_limits_also_after_the_client_was_dropped() {
+    for is_dropped in [false, true] {
+        let clock = ManualClock::new(Tick(0));
+        let free = Policy::token_bucket(10).per(Ticks(100)).build().expect("valid");
+        let tiers = Tiers::new(Access::Unlimited).tier("free", free);
+        let store: MemoryStore<ClientRule, _> = MemoryStore::new(Capacity::of(10), &clock);
+        let limiter = RateLimiter::in_store("api", tiers, store);
+        let free = Ask::new("a").tier("free");
+        let reserved = limiter.reserve(free.cost(3), HOUR).expect("short");
+        let mut reservation = reserved.granted().expect("room");
+        limiter.set_override("a", Access::Unlimited, None);
+        clock.advance(Ticks(1_000));
+        if is_dropped {
+            while limiter.sweep(64).buckets_left > 0 {}
+            assert_eq!(limiter.store().usage().keys, 0);
+        }
+        let _ = limiter.settle(&mut reservation, 8).expect("its own");
+        limiter.remove_override("a");
+        assert_eq!(limiter.check(free.cost(0)).expect("short").remaining, 5, "{is_dropped}");
+    }
+}
+
 /// A shadow limit stands as if it were enforced, whatever is settled of what it would have denied.
 ///
 /// Fault K4.
