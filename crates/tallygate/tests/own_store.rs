@@ -114,7 +114,7 @@ fn a_peek_stores_nothing_and_a_panic_charges_nothing() {
 #[test]
 fn a_client_that_was_reset_expires() {
     let policy = Policy::token_bucket(5).per(Ticks(10)).build().expect("valid");
-    let store: OwnStore = MapStore::new(MutexMap::new());
+    let store: PolicyMap = MapStore::new(MutexMap::new());
     let expires_at = || {
         let read = |entry: &mut Option<Entry<_>>| entry.as_ref().map(Entry::expires_at);
         StateMap::<Policy>::with_entry(store.map(), b"alice", read).expect("there is room")
