@@ -333,7 +333,7 @@ mod tests {
             "found \"per\" after the rate; expected `burst N`, `anchor first_request` or the end of the limit",
         );
         rejects("gcra 0/s", "limit must be at least 1 (got 0)");
-        rejects("gcra 5/0s", "window must be at least 1 tick (got 0)");
+        rejects("gcra 5/0s", "window must be longer than \"0s\"; use a duration such as \"1m\"");
         rejects(
             "fixed_window 5/s burst 6",
             "the burst of a fixed_window is its limit, 5 (got 6); leave burst out or use a bucket",

@@ -87,6 +87,7 @@ mod options;
 mod prepared;
 mod routes;
 mod script;
+mod settlement;
 mod stall;
 mod store;
 mod transaction;

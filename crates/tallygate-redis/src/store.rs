@@ -25,8 +25,6 @@ use tallygate::reservation::{Charged, SettleError};
 use tallygate::store::{InvalidAsk, MAX_KEY_BYTES, RuleRef, Store};
 use tallygate::{Ask, Cost, Decision, Policy, Quota, Tick, Ticks};
 
-#[cfg(test)]
-pub(crate) use self::operation::settle_receipt;
 pub(crate) use self::operation::{Lowering, changed, decide, lower, lowers, reserve_in, step};
 pub(crate) use self::reply::DecidedPart;
 pub(crate) use self::rule::{PolicyCodec, RedisRule, StateCodec};

@@ -41,15 +41,19 @@ function options({
     duration: `${duration_ms}ms`,
     seed,
     cost,
-    "naive-wait": `${retry.naive_wait_ms}ms`,
-    attempts: retry.attempts,
-    clients,
-    "greedy-factor": greedy_factor,
-    "burst-size": burst_size,
     instances,
   };
+  // The command rejects flags that have no effect.
+  const ofPattern = {
+    bursty: { "burst-size": burst_size },
+    greedy: { clients, "greedy-factor": greedy_factor },
+    retry: {
+      attempts: retry.attempts,
+      ...(retry.obeys ? {} : { "naive-wait": `${retry.naive_wait_ms}ms` }),
+    },
+  };
   return [
-    ...Object.entries(given).flatMap(([name, value]) => [`--${name}`, String(value)]),
+    ...Object.entries({ ...given, ...ofPattern[pattern] }).flatMap(([name, value]) => [`--${name}`, String(value)]),
     ...algorithms.flatMap((name) => ["--algorithm", name]),
     ...(retry.obeys ? [] : ["--naive"]),
     ...(retry.jitter ? [] : ["--no-jitter"]),

@@ -7,7 +7,7 @@ use tallygate::algorithm::{Algorithm as _, LimitRecord, Receipt, Returns};
 use tallygate::{Cost, Policy, Tick, Ticks};
 
 use super::slice::{Slice, end_of_lease, tracks_outstanding};
-use crate::store::settle_receipt;
+use crate::settlement::settle_receipt;
 
 /// The outstanding leases of one key, by when they end.
 #[derive(Clone, Debug, Default)]

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use tallygate::algorithm::{
-    Algorithm, Answer as _, Op, Outcome, Part, Receipt, Returns, Script as Numbers, Settlement,
-    Timed,
+    Algorithm, Answer as _, Op, Outcome, Part, Receipt, Script as Numbers, Timed,
 };
 use tallygate::reservation::SettleError;
 use tallygate::{Cost, Tick};
@@ -16,6 +15,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::prepared::{PolicyChange, Prepared};
 use crate::script::Script;
+use crate::settlement::settle_receipt;
 use crate::transaction::{ReadValues, Step, Write};
 use crate::value;
 
@@ -174,31 +174,6 @@ fn step_lowering<J: StateCodec>(
         },
     ];
     Ok((Some(writes), Ok(timed)))
-}
-
-/// Changes the charge of a reservation, as far as it still counts, and records the returned units. Returns the answer, and
-/// how many units had no effect.
-pub(crate) fn settle_receipt<A: Algorithm>(
-    rule: &A,
-    (state, returns): (&mut A::State, &mut Returns),
-    now: Tick,
-    change: i128,
-    (receipt, number): (&Receipt, i64),
-) -> (Timed, u128) {
-    let mut receipt = receipt.clone();
-    let is_lowered = returns.lower(number, &mut receipt);
-    let before = (is_lowered && change < 0).then(|| rule.receipt(state));
-    let fresh = rule.fresh_at(state).unwrap_or(Tick(i64::MAX));
-    let settled = tallygate::algorithm::settle(rule, state, now, change, &receipt);
-    if change < 0 {
-        let after = rule.receipt(state);
-        if let Some(before) = &before {
-            let settlement = Settlement { reservation: &receipt, before, after: &after };
-            returns.settled(number, &settlement);
-        }
-        returns.note(now.0, after, now, fresh);
-    }
-    settled
 }
 
 /// Converts a time to microseconds, rounded up: a key may expire a little late, never early.

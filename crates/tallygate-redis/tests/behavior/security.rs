@@ -125,7 +125,7 @@ async fn tls_users_passwords_and_databases_are_those_of_the_address() {
     let decision = limiter(&redis, count(10), OnFailure::Deny).check("alice").await.unwrap();
     assert_eq!(decision.source, Source::FailedClosed);
     let error = redis.last_error().expect("it says why").to_string();
-    assert!(error.contains("NoPerm"), "{error}");
+    assert!(error.contains("NOPERM"), "{error}");
 }
 
 /// Faults H9, H10.
