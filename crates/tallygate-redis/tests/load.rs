@@ -549,11 +549,11 @@ async fn a_call_that_is_sent_late_is_not_an_outage() {
     proxy.delay(Duration::from_millis(35));
     let redis = Redis::open(&proxy.url()).unwrap();
     connected(&redis).await;
-    // The same key twice is decided by compare-and-set: one call reads, another one writes.
-    let limiter = RateLimiter::with_store(burst(1000), redis.store("api"));
+    // One key under two rules is decided by compare-and-set: one call reads, another one writes.
+    let limiter = RateLimiter::in_store("api", two_tiers(), redis.store("api"));
     for _ in 0..10 {
-        let asks =
-            [JointAsk::of(&limiter, "alice").unwrap(), JointAsk::of(&limiter, "alice").unwrap()];
+        let asks = [Ask::new("alice"), Ask::new("alice").tier("pro")]
+            .map(|ask| JointAsk::of(&limiter, ask).unwrap());
         let decision = check_all(asks).await.unwrap().decision;
         // If the timer of this process is late, the reply arrives before it.
         let is_decided = decision.source == Source::Store;
