@@ -68,6 +68,12 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
+/// The digits of the largest integer.
+const MAX_DIGITS: usize = 15;
+
+/// The length of most items, so that a string is allocated once.
+const ITEM_BYTES: usize = 64;
+
 impl Decision {
     /// Returns the header fields that describe the decision to an HTTP client.
     ///
@@ -153,7 +159,7 @@ impl<'a> NamedLimits<'a> {
 
     /// Returns the capacity of every enforced limit, and the seconds in which the capacity is earned.
     fn quotas(&self, decision: &Decision) -> String {
-        let mut list = String::new();
+        let mut list = String::with_capacity(ITEM_BYTES);
         for limit in self.limits.iter().filter(|limit| !limit.is_shadow()) {
             if !list.is_empty() {
                 list.push_str(", ");
@@ -173,7 +179,7 @@ impl<'a> NamedLimits<'a> {
     /// Returns the remaining units, and the seconds until there are more.
     fn remaining(&self, decision: &Decision) -> String {
         let limit = self.deciding(decision);
-        let mut item = String::new();
+        let mut item = String::with_capacity(ITEM_BYTES);
         push_quoted(&mut item, &self.name(limit));
         push(&mut item, "r", decision.remaining);
         let more = if decision.allowed {
@@ -194,11 +200,15 @@ impl<'a> NamedLimits<'a> {
 /// Writes a string of a structured field.
 fn push_quoted(out: &mut String, name: &str) {
     out.push('"');
-    for byte in name.bytes() {
-        match byte {
-            b'"' | b'\\' => out.extend(['\\', byte.into()]),
-            b' '..=b'~' => out.push(byte.into()),
-            _ => push_percent(out, byte),
+    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
+        out.push_str(name);
+    } else {
+        for byte in name.bytes() {
+            match byte {
+                b'"' | b'\\' => out.extend(['\\', byte.into()]),
+                b' '..=b'~' => out.push(byte.into()),
+                _ => push_percent(out, byte),
+            }
         }
     }
     out.push('"');
@@ -220,9 +230,22 @@ fn push_quota(item: &mut String, capacity: Cost, quota: Option<Quota>) {
     }
 }
 
+/// Writes a parameter. Every response has some, so this does without the machinery of `format`.
 fn push(item: &mut String, parameter: &str, number: u64) {
-    // Writing to a string does not fail.
-    let _ = write!(item, ";{parameter}={}", number.min(MAX_INTEGER));
+    item.push(';');
+    item.push_str(parameter);
+    item.push('=');
+    let (mut rest, mut digits, mut from) =
+        (number.min(MAX_INTEGER), [b'0'; MAX_DIGITS], MAX_DIGITS);
+    loop {
+        from -= 1;
+        digits[from] += u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    item.extend(digits[from..].iter().map(|digit| char::from(*digit)));
 }
 
 fn seconds(span: Ticks) -> u64 {

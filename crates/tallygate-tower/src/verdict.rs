@@ -231,11 +231,15 @@ impl Verdict {
     fn deciding(&self) -> Option<&(usize, Checked)> {
         // A denial by a limit is the last decision that was made, except for one by a delay.
         let denial = self.checked.iter().find(|(_, checked)| !checked.decision.allowed);
-        let share = |checked: &Checked| {
-            let Decision { remaining, limit, .. } = checked.decision;
-            u128::from(remaining) * u128::from(u64::MAX) / u128::from(limit.max(1))
+        // Compares remaining/limit without a division.
+        let by_share = |(_, one): &&(usize, Checked), (_, other): &&(usize, Checked)| {
+            let (one, other) = (&one.decision, &other.decision);
+            let product = |left: &Decision, right: &Decision| {
+                u128::from(left.remaining) * u128::from(right.limit.max(1))
+            };
+            product(one, other).cmp(&product(other, one))
         };
-        denial.or_else(|| self.checked.iter().min_by_key(|(_, checked)| share(checked)))
+        denial.or_else(|| self.checked.iter().min_by(by_share))
     }
 
     fn named<'a>(&'a self, rule: usize, checked: &'a Checked) -> NamedLimits<'a> {
