@@ -103,7 +103,7 @@ impl Copy {
         let target = self.top.join("target");
         command
             .current_dir(&self.folder)
-            .args(["test", "-q", "--locked", "--all-features", "-p", &test.package])
+            .args(["test", "-q", "--locked", "-p", &test.package])
             .env("CARGO_TARGET_DIR", target.join("prove"))
             .env("TALLYGATE_VALKEY_SERVER", target.join("test-servers/valkey-server"))
             .env("TALLYGATE_TEST_CLIENTS", target.join("test-clients"))
