@@ -1,9 +1,10 @@
 //! The algorithm of `CL.THROTTLE` in memory: an exact GCRA whose states contain the numbers of the last request.
 //!
-//! Every request brings its own numbers, which may differ each time. So a state is the used level with its rate and
-//! burst, 48 bytes, and nothing is kept per set of numbers. The level drains at the stored rate until a request with
-//! other numbers is allowed; then the remaining level drains at the new rate, rounded up. A denied request changes
-//! nothing, so a request with a small burst cannot erase usage.
+//! Every request brings its own numbers, which may differ each time. So a state is one usage with its rate and burst,
+//! 48 bytes, and nothing is kept per set of numbers. As in redis-cell, a usage is a time: how long it takes until
+//! everything has drained. Other numbers change what a unit adds to this time, but never the time itself. So whatever
+//! numbers are used in between, the requests with one set of numbers stay within its own burst and rate: each of them
+//! adds its time, and none of the others takes any away.
 //!
 //! With equal numbers, every field of a decision equals that of the GCRA in the core.
 
@@ -57,6 +58,16 @@ impl Rate {
         Ticks(u64::try_from(level.div_ceil(u128::from(self.drain))).unwrap_or(u64::MAX))
     }
 
+    /// Converts a level of another rate: both take the same time to drain, rounded up.
+    fn convert(self, level: u128, from: Self) -> u128 {
+        if self == from {
+            return level;
+        }
+        let (drain, other) = (u128::from(self.drain), u128::from(from.drain));
+        let whole = (level / other).saturating_mul(drain);
+        whole.saturating_add((level % other * drain).div_ceil(other))
+    }
+
     fn units(self, level: u128) -> Used {
         let unit = u128::from(self.unit);
         let whole = u64::try_from(level / unit).unwrap_or(u64::MAX);
@@ -83,24 +94,25 @@ impl Cell {
         Self::new(ThrottleArguments { max_burst: 0, count: 1, period_s: 1 })
     }
 
-    /// Returns the rate at which a state drains.
-    fn rate_of(&self, state: &CellState) -> Rate {
+    /// Returns the rate of the numbers in a state.
+    fn stored_rate(&self, state: &CellState) -> Rate {
         if state.arguments == self.arguments { self.rate } else { Rate::of(state.arguments) }
     }
 
-    fn level(state: &CellState, rate: Rate, now: Tick) -> u128 {
-        let drained = u128::from(now.since(state.last).0) * u128::from(rate.drain);
-        state.level().saturating_sub(drained)
+    /// Returns the level at a time, at the rate of the current request.
+    fn level(&self, state: &CellState, now: Tick) -> u128 {
+        let level = self.rate.convert(state.level(), self.stored_rate(state));
+        level.saturating_sub(u128::from(now.since(state.last).0) * u128::from(self.rate.drain))
     }
 
     fn behind(state: &CellState, now: Tick) -> Ticks {
         if state.level() > 0 { state.last.since(now) } else { Ticks::ZERO }
     }
 
-    /// Returns the highest level at which a cost fits, at the rate of the state.
-    fn highest(&self, rate: Rate, cost: Cost) -> Option<u128> {
+    /// Returns the highest level at which a cost fits.
+    fn highest(&self, cost: Cost) -> Option<u128> {
         let room = self.arguments.burst().checked_sub(cost)?;
-        Some(u128::from(room) * u128::from(rate.unit))
+        Some(u128::from(room) * u128::from(self.rate.unit))
     }
 }
 
@@ -139,28 +151,23 @@ impl Algorithm for Cell {
     }
 
     fn allows(&self, state: &CellState, now: Tick, cost: Cost) -> bool {
-        let rate = self.rate_of(state);
-        self.highest(rate, cost).is_some_and(|highest| Self::level(state, rate, now) <= highest)
+        self.highest(cost).is_some_and(|highest| self.level(state, now) <= highest)
     }
 
     fn fit(&self, state: &CellState, now: Tick, cost: Cost) -> Fit {
-        let rate = self.rate_of(state);
-        let Some(highest) = self.highest(rate, cost) else { return Fit::Never };
-        match Self::level(state, rate, now).checked_sub(highest) {
+        let Some(highest) = self.highest(cost) else { return Fit::Never };
+        match self.level(state, now).checked_sub(highest) {
             None | Some(0) => Fit::Now,
-            Some(excess) => Fit::After(Self::behind(state, now).plus(rate.time_to_drain(excess))),
+            Some(excess) => {
+                Fit::After(Self::behind(state, now).plus(self.rate.time_to_drain(excess)))
+            }
         }
     }
 
     fn charge(&self, state: &mut CellState, now: Tick, amount: i128) -> u128 {
-        if amount == 0 {
-            return 0;
-        }
-        let rate = self.rate_of(state);
-        let before = Self::level(state, rate, now);
-        let last = if before > 0 { state.last.max(now) } else { now };
-        let level = if rate == self.rate { before } else { self.rate.level(rate.units(before)) };
-        let (unit, asked) = (u128::from(self.rate.unit), amount.unsigned_abs());
+        let (level, unit, asked) =
+            (self.level(state, now), u128::from(self.rate.unit), amount.unsigned_abs());
+        let last = if level > 0 { state.last.max(now) } else { now };
         let ceiling = u128::from(self.arguments.burst()) * unit;
         let room = match amount {
             ..0 => level.div_ceil(unit),
@@ -171,18 +178,21 @@ impl Algorithm for Cell {
             ..0 => level.saturating_sub(moved * unit),
             _ => level + moved * unit,
         };
+        // A level above the burst stays with the numbers that allowed it.
+        if moved == 0 || level > ceiling {
+            return asked;
+        }
         *state = CellState::new(last, level, self.arguments);
         asked - moved
     }
 
     fn facts(&self, state: &CellState, now: Tick, _: Option<Cost>) -> Facts {
-        let rate = self.rate_of(state);
-        let (level, unit) = (Self::level(state, rate, now), u128::from(rate.unit));
+        let (level, unit) = (self.level(state, now), u128::from(self.rate.unit));
         let capacity = u128::from(self.arguments.burst()) * unit;
         Facts {
             limit: self.arguments.burst(),
             remaining: u64::try_from(capacity.saturating_sub(level) / unit).unwrap_or(u64::MAX),
-            reset_after: Self::behind(state, now).plus(rate.time_to_drain(level)),
+            reset_after: Self::behind(state, now).plus(self.rate.time_to_drain(level)),
             delay: Ticks::ZERO,
             scarcest: Some(0),
             quota: Some(Quota { amount: self.arguments.count, window: self.arguments.period() }),
@@ -193,18 +203,18 @@ impl Algorithm for Cell {
         if state.level() == 0 {
             return Some(Tick(i64::MIN));
         }
-        state.last.after(self.rate_of(state).time_to_drain(state.level()))
+        state.last.after(self.stored_rate(state).time_to_drain(state.level()))
     }
 
     fn used(&self, state: &CellState, now: Tick) -> Used {
-        let rate = self.rate_of(state);
-        rate.units(Self::level(state, rate, now))
+        self.rate.units(self.level(state, now))
     }
 
     /// Returns the used share of the stored burst. The burst of the current request does not matter, since it can be
     /// any number.
     fn share_used(&self, state: &CellState, now: Tick) -> Share {
-        Share::of(self.used(state, now), state.arguments.burst())
+        let stored = Self::new(state.arguments);
+        Share::of(stored.used(state, now), stored.capacity())
     }
 
     fn with_used(&self, used: Used, now: Tick) -> CellState {
@@ -291,6 +301,21 @@ mod tests {
     }
 
     #[test]
+    fn fast_numbers_do_not_clear_the_usage_of_slow_ones() {
+        let (slow, fast) = (cell(4, 5, 86_400), cell(100, 1000, 1));
+        let mut state = slow.initial(at(0));
+        assert!(slow.decide::<bool>(&mut state, at(0), 5));
+        let denied: Decision = fast.decide(&mut state, at(1), 1);
+        // As in redis-cell: until the day of the slow numbers is over, except for the 100 ms of the fast burst.
+        let wait = Ticks(86_399 * SECOND - SECOND / 10);
+        assert_eq!((denied.allowed, denied.retry_after), (false, Some(wait)));
+        assert!(!slow.decide::<bool>(&mut state, at(2), 1));
+        let day = at(86_400);
+        assert!(fast.decide::<bool>(&mut state, Tick(day.0 - 100_000_000), 1), "exactly then");
+        assert!(slow.decide::<bool>(&mut state, day, 4));
+    }
+
+    #[test]
     fn keys_are_compared_by_the_share_of_their_own_burst() {
         let (victim, flood) = (cell(4, 5, 86_400), cell(999_999, 1_000_000, 3600));
         let (mut used_up, mut invented) = (victim.initial(at(0)), flood.initial(at(0)));
@@ -342,7 +367,38 @@ mod tests {
         }
 
         #[test]
-        fn changing_numbers_allow_at_most_the_best_rate_and_the_largest_burst(
+        fn with_changing_numbers_the_requests_of_each_stay_within_its_own_bound(
+            rules in prop::collection::vec((0_u64..10, 1_u64..1000, 1_u64..100_000), 2..5),
+            steps in prop::collection::vec((0_u64..100_000, 0_u32..6, 1_u64..6, 0_usize..5), 1..80),
+        ) {
+            let rules: Vec<_> = rules.into_iter().map(|(burst, count, period)| cell(burst, count, period)).collect();
+            let mut state = rules[0].initial(Tick(0));
+            let mut allowed = vec![Vec::new(); rules.len()];
+            let mut now = 0_u64;
+            for (wait, magnitude, cost, which) in steps {
+                now += wait * 10_u64.pow(2 * magnitude);
+                let which = which % rules.len();
+                let at = Tick(i64::try_from(now).expect("small"));
+                if rules[which].decide::<bool>(&mut state, at, cost) {
+                    allowed[which].push((now, cost));
+                }
+            }
+            for (rule, allowed) in rules.iter().zip(&allowed) {
+                let Rate { drain, unit } = rule.rate;
+                for (index, (start, _)) in allowed.iter().enumerate() {
+                    let mut charged = 0;
+                    for (end, cost) in &allowed[index..] {
+                        charged += u128::from(*cost) * u128::from(unit);
+                        let earned = u128::from(end - start) * u128::from(drain);
+                        let bound = u128::from(rule.capacity()) * u128::from(unit) + earned;
+                        prop_assert!(charged <= bound, "{rule:?} from {start} to {end}");
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn with_changing_numbers_at_most_the_best_rate_and_each_burst_once_are_allowed(
             rules in prop::collection::vec((0_u64..10, 1_u64..10, 1_u64..60), 2..4),
             steps in prop::collection::vec((0_u64..10 * SECOND, 1_u64..6, 0_usize..4), 1..80),
         ) {
@@ -357,8 +413,8 @@ mod tests {
                 let earned = rules.iter().map(|rule| {
                     u128::from(now) * u128::from(rule.rate.drain) / u128::from(rule.rate.unit)
                 });
-                let burst = rules.iter().map(|rule| u128::from(rule.capacity()));
-                let bound = earned.max().expect("some") + burst.max().expect("some");
+                let bursts: u128 = rules.iter().map(|rule| u128::from(rule.capacity())).sum();
+                let bound = earned.max().expect("some") + bursts;
                 prop_assert!(admitted <= bound, "{admitted} of {bound} at {now}");
             }
         }
