@@ -90,12 +90,15 @@ pub enum Method {
 pub fn request(stream: u32, path: &str, body: Option<&[u8]>) -> Vec<u8> {
     match body {
         None => frame(kind::HEADERS, END_HEADERS | END_STREAM, stream, &fields(Method::Get, path)),
-        Some(body) => [
-            frame(kind::HEADERS, END_HEADERS, stream, &fields(Method::Post, path)),
-            frame(kind::DATA, END_STREAM, stream, body),
-        ]
-        .concat(),
+        Some(body) => {
+            [without_body(stream, path), frame(kind::DATA, END_STREAM, stream, body)].concat()
+        }
     }
+}
+
+/// Returns the head of a request whose body does not follow.
+pub fn without_body(stream: u32, path: &str) -> Vec<u8> {
+    frame(kind::HEADERS, END_HEADERS, stream, &fields(Method::Post, path))
 }
 
 /// Returns the frame that cancels a request.
