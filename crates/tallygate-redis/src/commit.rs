@@ -1,9 +1,9 @@
-//! Decides in this process and writes by compare-and-set, for many callers of one key at once.
+//! Decides in this process and writes by compare-and-set, for many callers of the same keys at once.
 //!
 //! This is for values that no script can decide on: several policies of which one has a log, a penalty or large
-//! numbers.
+//! numbers. Settlements and refunds also write a second key, with the record of what was returned.
 //!
-//! Callers of a key do not race against each other: they queue, and one task decides for all waiting callers, in order,
+//! Callers of the same keys do not race against each other: they queue, and one task decides for all waiting callers, in order,
 //! on one value, and writes once. So only processes race, and at most as many as there are. A lost race is retried with
 //! the value from the reply, until the deadline of the callers.
 //!
@@ -37,7 +37,7 @@ type DecideFn = Box<dyn FnMut(&ReadValues) -> Result<Step<Timed>, Error> + Send>
 /// A decision that was written, and whether the value has the state of several policies.
 type Committed = (Timed, bool);
 
-/// The queues of some keys.
+/// The queues, by the name of the last key: a record of returns has a queue of its own.
 type Queues = HashMap<Box<[u8]>, Queue>;
 
 /// The waiting callers of each key, and locks for callers that decide on several keys.
@@ -51,7 +51,7 @@ pub(crate) struct Commits {
 struct Queue {
     waiting: Vec<QueuedCheck>,
     is_running: bool,
-    cached: Option<CachedValue>,
+    cached: Option<CachedValues>,
 }
 
 struct QueuedCheck {
@@ -61,9 +61,9 @@ struct QueuedCheck {
     deadline: Instant,
 }
 
-/// The value of a key when this process last wrote or read it.
-struct CachedValue {
-    value: Vec<u8>,
+/// The values of the keys when this process last wrote or read them.
+struct CachedValues {
+    values: Vec<Vec<u8>>,
     /// When that was, by the server's clock in microseconds.
     time: i64,
     /// When the call was sent, and how long its reply took.
@@ -116,20 +116,21 @@ impl Commits {
 }
 
 impl Redis {
-    /// Decides on a key together with all other callers in this process. `seen` are values that a script has just read,
-    /// and when its call was sent.
-    pub(crate) async fn commit(
+    /// Decides on some keys of one slot, together with all other callers in this process. `seen` are values that a script
+    /// has just read, and when its call was sent.
+    pub(crate) async fn commit<const N: usize>(
         &self,
-        key: &Key,
+        keys: [&Key; N],
         seen: Option<(ReadValues, Instant)>,
         deadline: Instant,
         decide: impl FnMut(&ReadValues) -> Result<Step<Timed>, Error> + Send + 'static,
     ) -> Result<Committed, Error> {
         let (done, committed) = oneshot::channel();
         let arrived = Instant::now();
+        let name = &keys[N - 1].name;
         let begins = {
-            let mut shard = self.inner().commits.shard(&key.name);
-            let queue = shard.entry(key.name.clone().into()).or_default();
+            let mut shard = self.inner().commits.shard(name);
+            let queue = shard.entry(name.clone().into()).or_default();
             if queue.waiting.len() >= MAX_WAITING {
                 queue.waiting.retain(|entry| !entry.done.is_closed());
             }
@@ -137,24 +138,24 @@ impl Redis {
                 return Err(overloaded(false));
             }
             if let Some((seen, sent)) = seen {
-                queue.cached = Some(CachedValue::of(seen, sent));
+                queue.cached = Some(CachedValues::of(seen, sent));
             }
             queue.waiting.push(QueuedCheck { decide: Box::new(decide), done, arrived, deadline });
             !std::mem::replace(&mut queue.is_running, true)
         };
         if begins {
-            let (redis, key) = (self.clone(), key.clone());
-            tokio::spawn(async move { KeyTask { redis, key, is_over: false }.all().await });
+            let (redis, keys) = (self.clone(), keys.map(Key::clone));
+            tokio::spawn(async move { KeyTask { redis, keys, is_over: false }.all().await });
         }
         let mut committed = committed;
         let mut result = timeout_at(deadline.into(), &mut committed).await.ok();
-        if result.is_none() && !self.is_busy_since(key, arrived) {
+        if result.is_none() && !self.is_busy_since(keys[0], arrived) {
             result = last_chance(deadline, self.budget(), &mut committed).await;
         }
         match result {
             Some(Ok(result)) => result,
             Some(Err(_)) => Err(overloaded(true)),
-            None if self.is_busy_since(key, arrived) => Err(overloaded(true)),
+            None if self.is_busy_since(keys[0], arrived) => Err(overloaded(true)),
             None => Err(Error::Unavailable {
                 reason: "no reply within the time budget".into(),
                 sent: true,
@@ -167,19 +168,23 @@ fn overloaded(sent: bool) -> Error {
     Error::Overloaded { reason: "other checks of the same key wait for redis".into(), sent }
 }
 
-/// The task that decides for all callers of a key. If it ends early, the callers fail.
-struct KeyTask {
+/// The task that decides for all callers of some keys. If it ends early, the callers fail.
+struct KeyTask<const N: usize> {
     redis: Redis,
-    key: Key,
+    keys: [Key; N],
     is_over: bool,
 }
 
-impl KeyTask {
+impl<const N: usize> KeyTask<N> {
+    fn queue_name(&self) -> &[u8] {
+        &self.keys[N - 1].name
+    }
+
     async fn all(mut self) {
         loop {
             let (entries, cached) = {
-                let mut shard = self.redis.inner().commits.shard(&self.key.name);
-                let Some(queue) = shard.get_mut(&*self.key.name) else { return };
+                let mut shard = self.redis.inner().commits.shard(self.queue_name());
+                let Some(queue) = shard.get_mut(self.queue_name()) else { return };
                 let entries = take_waiting(queue, MAX_PER_ROUND, Instant::now());
                 if entries.is_empty() {
                     queue.is_running = false;
@@ -187,12 +192,12 @@ impl KeyTask {
                     if shard.len() > MAX_KEYS {
                         shard.retain(|_, queue| {
                             queue.is_running
-                                || queue.cached.as_ref().is_some_and(CachedValue::is_useful)
+                                || queue.cached.as_ref().is_some_and(CachedValues::is_useful)
                         });
                     }
                     return;
                 }
-                (entries, queue.cached.take().filter(CachedValue::is_useful))
+                (entries, queue.cached.take().filter(CachedValues::is_useful))
             };
             let (cached, races) = self.round(entries, cached).await;
             if races > 0 {
@@ -202,22 +207,23 @@ impl KeyTask {
                 tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
             }
             if let Some(cached) = cached {
-                let mut shard = self.redis.inner().commits.shard(&self.key.name);
-                if let Some(queue) = shard.get_mut(&*self.key.name) {
+                let mut shard = self.redis.inner().commits.shard(self.queue_name());
+                if let Some(queue) = shard.get_mut(self.queue_name()) {
                     queue.cached = Some(cached);
                 }
             }
         }
     }
 
-    /// Decides for some callers. Returns the value of the key after that, if it is known, and the number of lost races.
+    /// Decides for some callers. Returns the values of the keys after that, if they are known, and the number of lost
+    /// races.
     async fn round(
         &self,
         mut entries: Vec<QueuedCheck>,
-        cached: Option<CachedValue>,
-    ) -> (Option<CachedValue>, u32) {
+        cached: Option<CachedValues>,
+    ) -> (Option<CachedValues>, u32) {
         let redis = &self.redis;
-        let keys = [&self.key];
+        let keys = self.keys.each_ref();
         let Some(last) = entries.iter().map(|entry| entry.deadline).max() else { return (None, 0) };
         let Some(_turn) = redis.inner().commits.turn(&keys, last).await else {
             fail_all(entries, &overloaded(false));
@@ -237,25 +243,25 @@ impl KeyTask {
             None => match redis.read(&keys, None, last).await {
                 Ok(seen) => seen,
                 Err(error) => {
-                    fail_all(entries, &error);
+                    fail_all(entries, &nothing_sent(error));
                     return (None, 0);
                 }
             },
         };
         loop {
-            let (write, result) = decide_all(&mut entries, &seen);
-            let Some(write) = write else {
+            let (writes, result) = decide_all(&mut entries, &seen);
+            let Some(writes) = writes else {
                 if !is_guess {
                     let several = value::is_of_several(&seen.values[0]);
                     deliver(entries, result, several);
-                    return (Some(CachedValue::of(seen, sent)), tries);
+                    return (Some(CachedValues::of(seen, sent)), tries);
                 }
                 // Without a write, a change by another process would go unnoticed.
                 sent = Instant::now();
                 match redis.read(&keys, None, last).await {
                     Ok(read) => (seen, is_guess) = (read, false),
                     Err(error) => {
-                        fail_all(entries, &error);
+                        fail_all(entries, &nothing_sent(error));
                         return (None, 0);
                     }
                 }
@@ -263,16 +269,17 @@ impl KeyTask {
             };
             sent = Instant::now();
             let at = if is_guess { WriteTime::ServerIfReached } else { WriteTime::Server };
-            match redis.write(&keys, at, &seen, std::slice::from_ref(&write), last).await {
+            match redis.write(&keys, at, &seen, &writes, last).await {
                 Ok(WriteResult::Done { now }) => {
-                    let several = value::is_of_several(&write.value);
+                    let several = value::is_of_several(&writes[0].value);
                     deliver(entries, result, several);
-                    let is_fresh = write.fresh_at.is_some_and(|fresh| fresh <= seen.now);
-                    let value = if is_fresh { Vec::new() } else { write.value };
-                    return (
-                        Some(CachedValue::of(ReadValues { now, values: vec![value] }, sent)),
-                        tries,
-                    );
+                    let is_fresh =
+                        |write: &Write| write.fresh_at.is_some_and(|fresh| fresh <= seen.now);
+                    let written = |write: Write| {
+                        if is_fresh(&write) { Vec::new() } else { write.value }
+                    };
+                    let values = writes.into_iter().map(written).collect();
+                    return (Some(CachedValues::of(ReadValues { now, values }, sent)), tries);
                 }
                 Ok(WriteResult::Changed(changed)) => {
                     tries += 1;
@@ -292,11 +299,11 @@ impl KeyTask {
             fail_all(late, &Error::Contended { tries });
             entries = rest;
             if entries.is_empty() {
-                return (Some(CachedValue::of(seen, sent)), tries);
+                return (Some(CachedValues::of(seen, sent)), tries);
             }
             // Callers that arrived before the last call was sent join: the reply has a later time.
-            let mut shard = redis.inner().commits.shard(&self.key.name);
-            if let Some(queue) = shard.get_mut(&*self.key.name) {
+            let mut shard = redis.inner().commits.shard(self.queue_name());
+            if let Some(queue) = shard.get_mut(self.queue_name()) {
                 let room = MAX_PER_ROUND.saturating_sub(entries.len());
                 entries.extend(take_waiting(queue, room, sent));
             }
@@ -304,34 +311,32 @@ impl KeyTask {
     }
 }
 
-impl Drop for KeyTask {
+impl<const N: usize> Drop for KeyTask<N> {
     fn drop(&mut self) {
         // This happens only if the task is aborted: the waiting callers fail with it.
         if !self.is_over {
-            self.redis.inner().commits.shard(&self.key.name).remove(&*self.key.name);
+            self.redis.inner().commits.shard(self.queue_name()).remove(self.queue_name());
         }
     }
 }
 
-impl CachedValue {
-    /// Makes a cached value from the result of a call.
-    fn of(seen: ReadValues, sent: Instant) -> Self {
-        let ReadValues { now, mut values } = seen;
-        let value = values.pop().unwrap_or_default();
-        Self { value, time: now, sent, round_trip: sent.elapsed() }
+impl CachedValues {
+    /// Makes cached values from the result of a call.
+    fn of(ReadValues { now, values }: ReadValues, sent: Instant) -> Self {
+        Self { values, time: now, sent, round_trip: sent.elapsed() }
     }
 
-    /// Returns whether the cached value saves a round trip.
+    /// Returns whether the cached values save a round trip.
     fn is_useful(&self) -> bool {
         self.round_trip >= LEAST_ROUND_TRIP && self.sent.elapsed() < CACHED_FOR
     }
 
-    /// Returns the value, and a time that the server has not passed by now: it carried out the call after the call was
+    /// Returns the values, and a time that the server has not passed by now: it carried out the call after the call was
     /// sent.
     fn seen(self) -> ReadValues {
         let since = self.sent.elapsed();
         let since = i64::try_from((since + since / 1000).as_micros()).unwrap_or(0);
-        ReadValues { now: self.time.saturating_add(since), values: vec![self.value] }
+        ReadValues { now: self.time.saturating_add(since), values: self.values }
     }
 }
 
@@ -343,19 +348,24 @@ fn take_waiting(queue: &mut Queue, at_most: usize, before: Instant) -> Vec<Queue
     queue.waiting.drain(..came.min(at_most)).collect()
 }
 
-/// Decides for each caller on the value that the previous one left. Removes and answers callers whose decision is an
+/// Decides for each caller on the values that the previous one left. Removes and answers callers whose decision is an
 /// error.
-fn decide_all(entries: &mut Vec<QueuedCheck>, seen: &ReadValues) -> (Option<Write>, Vec<Timed>) {
+fn decide_all(
+    entries: &mut Vec<QueuedCheck>,
+    seen: &ReadValues,
+) -> (Option<Vec<Write>>, Vec<Timed>) {
     let mut result = Vec::with_capacity(entries.len());
-    let mut write: Option<Write> = None;
+    let mut last: Option<Vec<Write>> = None;
     let mut at = ReadValues { now: seen.now, values: seen.values.clone() };
     let mut place = 0;
     while place < entries.len() {
         match (entries[place].decide)(&at) {
             Ok((writes, answer)) => {
-                if let Some(new) = writes.and_then(|mut writes| writes.pop()) {
-                    at.values[0].clone_from(&new.value);
-                    write = Some(new);
+                if let Some(writes) = writes {
+                    for (value, write) in at.values.iter_mut().zip(&writes) {
+                        value.clone_from(&write.value);
+                    }
+                    last = Some(writes);
                 }
                 result.push(answer);
                 place += 1;
@@ -366,7 +376,15 @@ fn decide_all(entries: &mut Vec<QueuedCheck>, seen: &ReadValues) -> (Option<Writ
             }
         }
     }
-    (write, result)
+    (last, result)
+}
+
+/// Returns the error of a call that only read, as one after which nothing has changed.
+fn nothing_sent(error: Error) -> Error {
+    match error {
+        Error::Unavailable { reason, .. } => Error::Unavailable { reason, sent: false },
+        error => error,
+    }
 }
 
 fn deliver(entries: Vec<QueuedCheck>, result: Vec<Timed>, several: bool) {

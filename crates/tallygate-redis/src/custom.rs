@@ -12,7 +12,9 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::prepared::Prepared;
-use crate::store::{Lowering, RedisStore, Reply, StateCodec, lower, lowers, reserve_in, step};
+use crate::store::{
+    Lowering, RedisStore, Reply, StateCodec, lower_alone, lowers, reserve_in, step,
+};
 use crate::value;
 
 /// Keeps the states of any [`Algorithm`] in Redis.
@@ -112,7 +114,7 @@ impl CustomStore {
         let given = now.map(|now| self.0.to_redis_time(now).0);
         let deadline = redis.deadline();
         if lowers(codec, op) {
-            return lower(redis, codec, key, &Lowering::Op(op), given, deadline).await;
+            return lower_alone(redis, codec, key, &Lowering::Op(op), given, deadline).await;
         }
         redis.transact(&[key], given, None, deadline, |seen| step(codec, op, seen)).await
     }
@@ -194,8 +196,8 @@ impl<A: Algorithm + Sync> Store<A> for CustomStore {
         Ok(Box::pin(async move {
             let codec = CustomCodec { rule, scale: self.0.scale(), of: PhantomData };
             let (redis, given) = (self.0.redis(), now.map(|now| self.0.to_redis_time(now).0));
-            let what = Lowering::Settle { change, receipt: &receipt, number };
-            let timed = lower(redis, &codec, &key?, &what, given, redis.deadline()).await?;
+            let what = Lowering::Settle { change, receipt, number };
+            let timed = lower_alone(redis, &codec, &key?, &what, given, redis.deadline()).await?;
             Ok(timed.decision)
         }))
     }

@@ -25,7 +25,9 @@ use tallygate::reservation::{Charged, SettleError};
 use tallygate::store::{InvalidAsk, MAX_KEY_BYTES, RuleRef, Store};
 use tallygate::{Ask, Cost, Decision, Policy, Quota, Tick, Ticks};
 
-pub(crate) use self::operation::{Lowering, changed, decide, lower, lowers, reserve_in, step};
+pub(crate) use self::operation::{
+    Lowering, changed, decide, lower, lower_alone, lowers, reserve_in, step,
+};
 pub(crate) use self::reply::DecidedPart;
 pub(crate) use self::rule::{PolicyCodec, RedisRule, StateCodec};
 use crate::brokers::{Brokers, LocalDecisions};
@@ -331,7 +333,7 @@ impl RedisStore {
     ) -> Result<Timed, Error> {
         let codec = codec.clone();
         let decide = move |seen: &ReadValues| step(&codec, op, seen);
-        let (timed, several) = self.shared.redis.commit(key, None, deadline, decide).await?;
+        let (timed, several) = self.shared.redis.commit([key], None, deadline, decide).await?;
         if several {
             self.shared.brokers.skip_scripts(client);
         }
@@ -452,9 +454,9 @@ impl RedisStore {
         let deadline = self.shared.redis.deadline();
         let result = match self.pay_debt(rule, client, now, deadline).await {
             Ok(()) => {
-                let what = Lowering::Settle { change, receipt, number };
+                let what = Lowering::Settle { change, receipt: receipt.clone(), number };
                 let given = now.map(|now| self.to_redis_time(now).0);
-                lower(&self.shared.redis, &codec, &key, &what, given, deadline).await
+                lower(&self.shared.redis, &codec, &key, what, given, deadline).await
             }
             Err(error) => Err(error),
         };

@@ -307,6 +307,38 @@ async fn callers_of_one_key_get_exactly_the_quota() {
 
 /// Fault J1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_number_of_settlements_of_one_key_at_once_are_charged_exactly() {
+    const RESERVATIONS: usize = 300;
+    let _alone = ALONE.lock().await;
+    let log = Policy::sliding_window_log(2000).per_hour().build().unwrap();
+    for (round_trip_ms, policy) in [(0, count(2000)), (0, log), (20, count(2000))] {
+        from_several_clients(round_trip_ms, async |redis| {
+            let limiters = redis
+                .each_ref()
+                .map(|redis| RateLimiter::with_store(policy.clone(), redis.store("api")));
+            let reserve = |caller: usize| {
+                let ask = Ask::new("alice").cost(2);
+                limiters[caller % PROCESSES].reserve(ask, Duration::from_secs(60))
+            };
+            let reserved = join_all((0..RESERVATIONS).map(reserve)).await;
+            let settled = reserved.into_iter().enumerate().map(async |(caller, reserved)| {
+                let mut reservation = reserved.unwrap().granted().expect("there is room");
+                // Less, more or nothing was used.
+                let used = [1, 4, 0][caller % 3];
+                limiters[caller % PROCESSES].settle(&mut reservation, used).await
+            });
+            for settled in join_all(settled).await {
+                assert_eq!(settled.unwrap().source, Source::Store);
+            }
+            let left = limiters[0].peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
+            assert_eq!(left, 2000 - 100 - 400);
+        })
+        .await;
+    }
+}
+
+/// Fault J1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_in_all_on_one_key_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
     for round_trip_ms in [0, 20] {

@@ -258,11 +258,11 @@ where
         let (store, codec, key) = (self.store().clone(), self.codec.clone(), self.key.clone());
         Box::pin(async move {
             let number = store.to_redis_time(charged_at).0.saturating_sub(1);
-            let what = Lowering::Settle { change: -i128::from(cost), receipt: &receipt, number };
+            let what = Lowering::Settle { change: -i128::from(cost), receipt, number };
             let (redis, given) = (store.redis(), now.map(|now| store.to_redis_time(now).0));
             // It takes two round trips, and the caller does not wait for all of them.
             let deadline = Instant::now() + 4 * redis.budget();
-            let returned = lower(redis, &codec, &key, &what, given, deadline).await;
+            let returned = lower(redis, &codec, &key, what, given, deadline).await;
             let timed = match returned {
                 // A reset has removed the charge with everything else.
                 Err(Error::Settle(_)) => {

@@ -76,8 +76,8 @@ impl Redis {
             let codec = PolicyCodec(prepared.clone());
             let (change, receipt) = (-i128::from(amount), Receipt::of_window(taken));
             let number = taken.0.saturating_sub(1);
-            let what = Lowering::Settle { change, receipt: &receipt, number };
-            return match lower(self, &codec, keys.client, &what, given, deadline).await {
+            let what = Lowering::Settle { change, receipt, number };
+            return match lower(self, &codec, keys.client, what, given, deadline).await {
                 // A reset has removed the slice with everything else.
                 Ok(_) | Err(Error::Settle(_)) => Ok(()),
                 Err(error) => Err(error),

@@ -29,7 +29,7 @@ pub(crate) async fn decide<J: StateCodec + Clone + 'static>(
     deadline: Instant,
 ) -> Result<Timed, Error> {
     if lowers(codec, op) {
-        return lower(redis, codec, key, &Lowering::Op(op), given, deadline).await;
+        return lower(redis, codec, key, Lowering::Op(op), given, deadline).await;
     }
     let sent = Instant::now();
     let seen = match run_script(redis, codec, key, op, given, deadline, None).await? {
@@ -42,7 +42,8 @@ pub(crate) async fn decide<J: StateCodec + Clone + 'static>(
     }
     let codec = codec.clone();
     let seen = seen.map(|seen| (seen, sent));
-    let (timed, _) = redis.commit(key, seen, deadline, move |seen| step(&codec, op, seen)).await?;
+    let (timed, _) =
+        redis.commit([key], seen, deadline, move |seen| step(&codec, op, seen)).await?;
     Ok(timed)
 }
 
@@ -95,22 +96,42 @@ pub(crate) async fn reserve_in<J: StateCodec>(
 }
 
 /// An operation that lowers the usage of a client, or that depends on earlier such operations.
-pub(crate) enum Lowering<'a> {
+pub(crate) enum Lowering {
     /// A refund or a reset.
     Op(Op),
     /// A settlement.
-    Settle { change: i128, receipt: &'a Receipt, number: i64 },
+    Settle { change: i128, receipt: Receipt, number: i64 },
 }
 
 /// How long after a reset earlier reservations are void, at least, in microseconds.
 const RESET_LIFE: i64 = 86_400_000_000;
 
-/// Carries out an operation on a key and on the record of its returns, in microseconds.
-pub(crate) async fn lower<J: StateCodec>(
+/// Carries out an operation on a key and on the record of its returns, in microseconds, together with all other callers
+/// in this process. So any number of settlements of one client at the same time are written, and none of them loses a
+/// race against the others.
+pub(crate) async fn lower<J: StateCodec + Clone + 'static>(
     redis: &Redis,
     codec: &J,
     key: &Key,
-    what: &Lowering<'_>,
+    what: Lowering,
+    given: Option<i64>,
+    deadline: Instant,
+) -> Result<Timed, Error> {
+    if given.is_some() {
+        return lower_alone(redis, codec, key, &what, given, deadline).await;
+    }
+    let codec = codec.clone();
+    let step = move |seen: &ReadValues| step_lowering(&codec, &what, seen);
+    let (timed, _) = redis.commit([key, &key.of_returns()], None, deadline, step).await?;
+    Ok(timed)
+}
+
+/// Does the same for one caller: at a given time, or by a rule that cannot be shared.
+pub(crate) async fn lower_alone<J: StateCodec>(
+    redis: &Redis,
+    codec: &J,
+    key: &Key,
+    what: &Lowering,
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Timed, Error> {
@@ -121,20 +142,19 @@ pub(crate) async fn lower<J: StateCodec>(
         step_lowering(codec, what, seen)
     };
     match redis.transact(&[key, &returns], given, None, deadline, step).await {
-        Ok(lowered) => lowered.map_err(Error::Settle),
         // Reading changes nothing, so this counts as not sent.
         Err(Error::Unavailable { reason, .. }) if !was_read => {
             Err(Error::Unavailable { reason, sent: false })
         }
-        Err(error) => Err(error),
+        result => result,
     }
 }
 
 fn step_lowering<J: StateCodec>(
     codec: &J,
-    what: &Lowering<'_>,
+    what: &Lowering,
     seen: &ReadValues,
-) -> Result<Step<Result<Timed, SettleError>>, Error> {
+) -> Result<Step<Timed>, Error> {
     let scale = i64::try_from(codec.scale()).unwrap_or(i64::MAX);
     let (rule, now) = (codec.rule(), Tick(seen.now.saturating_mul(scale)));
     let before = &seen.values[0];
@@ -147,10 +167,10 @@ fn step_lowering<J: StateCodec>(
             timed
         }
         Lowering::Settle { number, .. } if returns.voids(*number) => {
-            return Ok((None, Err(SettleError::Reset)));
+            return Err(Error::Settle(SettleError::Reset));
         }
         Lowering::Settle { change, receipt, number } => {
-            let reservation = (*receipt, *number);
+            let reservation = (receipt, *number);
             settle_receipt(rule, (&mut state, &mut returns), now, *change, reservation).0
         }
     };
@@ -162,7 +182,7 @@ fn step_lowering<J: StateCodec>(
         Lowering::Op(Op::Force(..0)) => {
             returns.note(now.0, rule.receipt(&state), now, fresh);
         }
-        Lowering::Settle { change: 0, .. } => return Ok((None, Ok(timed))),
+        Lowering::Settle { change: 0, .. } => return Ok((None, timed)),
         Lowering::Op(_) | Lowering::Settle { .. } => {}
     }
     let fresh_at = rule.fresh_at(&state).map(|fresh| in_micros(fresh, scale));
@@ -173,7 +193,7 @@ fn step_lowering<J: StateCodec>(
             fresh_at: Some(in_micros(returns.until(), scale)),
         },
     ];
-    Ok((Some(writes), Ok(timed)))
+    Ok((Some(writes), timed))
 }
 
 /// Converts a time to microseconds, rounded up: a key may expire a little late, never early.
