@@ -14,7 +14,7 @@ use core::fmt::Write as _;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 
-use crate::{Cost, Decision, Limit, Policy, Quota, Source, Ticks};
+use crate::{Cost, Decision, Limit, Policy, Quota, Ticks};
 
 /// A set of header fields that describe a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,9 +115,7 @@ impl Decision {
     ) {
         let policy = policy.into();
         // Without an answer of the store, the remaining units are unknown.
-        let is_known =
-            !matches!(self.source, Source::FailedOpen | Source::FailedClosed | Source::Overloaded);
-        for dialect in dialects.iter().filter(|_| is_known) {
+        for dialect in dialects.iter().filter(|_| self.source.is_answered()) {
             match dialect {
                 Dialect::X => {
                     fields.insert(X_LIMIT, integer(self.limit));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tallygate::policy::LimitBuilder;
 use tallygate::tiers::Access;
-use tallygate::{Kind, Policy, Ticks, Tiers};
+use tallygate::{Kind, Policy, Quota, Tiers};
 use tallygate_lab::limit_syntax::in_durations;
 use tallygate_lab::names::nearest;
 use tallygate_redis::OnFailure;
@@ -223,18 +223,26 @@ impl<'a> DomainBuilder<'a, '_> {
                 return Err(node.error("`requests_per_unit` is missing; 0 denies every request"));
             }
         };
+        let unit_multiplier = match fields.number("unit_multiplier", u64::from(u32::MAX))? {
+            Some(0) => {
+                return Err(fields
+                    .place("unit_multiplier")
+                    .error("unit_multiplier must be at least 1 (got 0)"));
+            }
+            given => given.map_or(1, |number| u32::try_from(number).unwrap_or(u32::MAX)),
+        };
+        let limit = EnvoyLimit { requests_per_unit, unit, unit_multiplier };
         let (on_failure, fails_without_store) = on_store_error(&fields)?;
         let access = match requests_per_unit {
             _ if is_unlimited => Access::Unlimited,
             0 => Access::Blocked,
-            limit => self.policy(node, &fields, limit, unit)?.into(),
+            _ => self.policy(node, &fields, limit.quota())?.into(),
         };
         let policy = policy_name(self.domain, &self.path);
         let is_open = |value: &Option<&str>| value.is_none_or(|value| value.contains('*'));
         let has_one_key = !self.path.iter().any(|(_, value)| is_open(value));
         let config = PolicyConfig::of_envoy(access, on_failure, has_one_key);
         add_policy(self.policies, &policy, config, node)?;
-        let limit = EnvoyLimit { requests_per_unit, unit };
         Ok(EnvoyRule {
             policy,
             limit,
@@ -251,8 +259,7 @@ impl<'a> DomainBuilder<'a, '_> {
         &self,
         node: &Node<'_>,
         fields: &Fields<'_>,
-        limit: u32,
-        unit: Unit,
+        Quota { amount, window }: Quota,
     ) -> Result<Policy, YamlError> {
         let kind = match fields.text("algorithm")? {
             None => Kind::FixedWindow,
@@ -265,15 +272,7 @@ impl<'a> DomainBuilder<'a, '_> {
                 fields.place("algorithm").error(format!("unknown algorithm {name:?}; {hint}"))
             })?,
         };
-        let multiplier = fields.number("unit_multiplier", u64::from(u32::MAX))?.unwrap_or(1);
-        if multiplier == 0 {
-            return Err(fields
-                .place("unit_multiplier")
-                .error("unit_multiplier must be at least 1 (got 0)"));
-        }
-        let seconds = unit.seconds().saturating_mul(multiplier);
-        let mut builder: LimitBuilder = Policy::of(kind, u64::from(limit))
-            .per(Ticks(seconds.saturating_mul(Ticks::PER_SECOND)));
+        let mut builder: LimitBuilder = Policy::of(kind, amount).per(window);
         if let Some(burst) = fields.number("burst", u64::MAX)? {
             builder = builder.burst(burst);
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 use tallygate::store::MAX_KEY_BYTES;
+use tallygate::{Quota, Ticks};
 
 /// The maximum number of entries of a descriptor. Files are not nested more deeply.
 pub(crate) const MAX_ENTRIES: usize = 32;
@@ -77,6 +78,17 @@ pub(crate) struct EnvoyRule {
 pub(crate) struct EnvoyLimit {
     pub(crate) requests_per_unit: u32,
     pub(crate) unit: Unit,
+    /// How many units the window has.
+    pub(crate) unit_multiplier: u32,
+}
+
+impl EnvoyLimit {
+    /// Returns the requests per window.
+    pub(crate) fn quota(&self) -> Quota {
+        let seconds = self.unit.seconds().saturating_mul(self.unit_multiplier.into());
+        let window = Ticks(seconds.saturating_mul(Ticks::PER_SECOND));
+        Quota { amount: self.requests_per_unit.into(), window }
+    }
 }
 
 /// What a limit does to requests.
@@ -134,6 +146,12 @@ impl Unit {
 
     pub(crate) fn of_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().map(|(_, unit)| unit).find(|unit| *unit as i32 == number)
+    }
+
+    /// Returns the unit with this length.
+    pub(crate) fn of_window(window: Ticks) -> Option<Self> {
+        let units = Self::ALL.into_iter().map(|(_, unit)| unit);
+        units.into_iter().find(|unit| unit.seconds() * Ticks::PER_SECOND == window.0)
     }
 
     /// Returns the unit with a name, in any case.
