@@ -7,6 +7,8 @@
 //! The services take turns in short rounds, and another one begins each round, so that other load on the machine affects
 //! all of them equally. The figures are medians over the rounds. "adds" is the median of the differences to the bare
 //! service in the same round, with the quartiles of the differences: if they are far apart, the median is noise.
+//!
+//! Arguments are the names of services to measure beside the bare one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -42,7 +44,11 @@ const CONNECTIONS: usize = 16;
 fn main() {
     let given = std::env::var("BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     let rounds = given.unwrap_or(ROUNDS).max(1);
-    let services = services();
+    let only: Vec<_> = std::env::args().skip(1).collect();
+    let mut services = services();
+    services.retain(|service| {
+        only.is_empty() || service.name == "bare" || only.iter().any(|name| name == service.name)
+    });
     println!("calls of the service in one thread, {rounds} rounds of {ROUND_OF_CALLS:?}");
     println!("{:<28} {:>8} {:>20} {:>7}", "service", "ns", "adds (quartiles)", "fields");
     let calls = in_turns(rounds, services.len(), |index| call(&services[index]));
