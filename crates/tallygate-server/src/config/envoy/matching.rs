@@ -25,6 +25,8 @@ pub(crate) struct Domains {
 pub(crate) struct Domain {
     /// The policy of limits that come with requests and match no rule.
     pub(crate) override_policy: Arc<str>,
+    /// The file and line of its definition.
+    pub(super) defined_in: Box<str>,
     pub(super) rules: Level,
 }
 
@@ -52,6 +54,8 @@ pub(super) struct DescriptorRule {
     pub(super) is_shared: bool,
     /// Whether metrics of the rules below show the value of this entry.
     pub(super) value_to_metric: bool,
+    /// The line of its definition.
+    pub(super) line: usize,
 }
 
 /// A `rate_limit` of the file.
@@ -205,9 +209,9 @@ impl Domains {
         self.by_name.len()
     }
 
-    /// Adds a domain. Returns whether it is new.
-    pub(super) fn insert(&mut self, name: Arc<str>, domain: Domain) -> bool {
-        self.by_name.insert(name, domain).is_none()
+    /// Adds a domain that is new.
+    pub(super) fn insert(&mut self, name: Arc<str>, domain: Domain) {
+        self.by_name.insert(name, domain);
     }
 }
 
@@ -216,16 +220,27 @@ impl Level {
         self.by_key.is_empty()
     }
 
-    /// Adds a descriptor of the file. Returns whether it is new.
-    pub(super) fn insert(&mut self, key: &str, value: Option<&str>, rule: DescriptorRule) -> bool {
+    /// Returns the descriptor of the file with a key and a value.
+    pub(super) fn get(&self, key: &str, value: Option<&str>) -> Option<&DescriptorRule> {
+        let rules = self.by_key.get(key)?;
+        let Some(value) = value else { return rules.any_value.as_ref() };
+        match Pattern::of(value) {
+            None => rules.by_value.get(value),
+            Some(pattern) => {
+                let mut patterns = rules.by_pattern.iter();
+                patterns.find(|(other, _)| *other == pattern).map(|(_, rule)| rule)
+            }
+        }
+    }
+
+    /// Adds a descriptor of the file that is new.
+    pub(super) fn insert(&mut self, key: &str, value: Option<&str>, rule: DescriptorRule) {
         let rules = self.by_key.entry(key.into()).or_default();
-        let Some(value) = value else { return rules.any_value.replace(rule).is_none() };
-        let Some(pattern) = Pattern::of(value) else {
-            return rules.by_value.insert(value.into(), rule).is_none();
-        };
-        let is_new = !rules.by_pattern.iter().any(|(other, _)| *other == pattern);
-        rules.by_pattern.push((pattern, rule));
-        is_new
+        match value.map(|value| (value, Pattern::of(value))) {
+            None => rules.any_value = Some(rule),
+            Some((value, None)) => drop(rules.by_value.insert(value.into(), rule)),
+            Some((_, Some(pattern))) => rules.by_pattern.push((pattern, rule)),
+        }
     }
 }
 
