@@ -484,4 +484,14 @@ mod tests {
         assert_eq!(key(&wide, &from("2001:db8:1:2:3::4")), "2001:db8:1::/48");
         assert_eq!(peer.of(&parts(&[])), Err(MissingKey::Address));
     }
+    #[test]
+    fn a_key_of_any_length_is_whole() {
+        for length in 1..100 {
+            let value = "0123456789".repeat(10)[..length].to_owned();
+            assert_eq!(key(&Key::header(API_KEY), &parts(&[("x-api-key", &value)])), value);
+        }
+        let longest = "2001:db8:1111:2222:3333:4444:5555:6666";
+        let exact = Key::client(ClientAddress::peer().ipv6_prefix(128));
+        assert_eq!(key(&exact, &from(longest)), format!("{longest}/128"));
+    }
 }

@@ -320,4 +320,12 @@ mod tests {
         assert_eq!(key(1), "::/1");
         assert_eq!(key_within("::ffff:192.0.2.1".parse().unwrap(), 48), "192.0.2.1");
     }
+    #[test]
+    fn the_key_of_an_ipv4_address_is_its_text() {
+        for octet in 0..=255 {
+            for address in [Ipv4Addr::new(octet, 0, 10, 255), Ipv4Addr::new(192, 0, 2, octet)] {
+                assert_eq!(key(address.into()), address.to_string());
+            }
+        }
+    }
 }

@@ -199,6 +199,25 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_is_compressed_without_an_encoding_is_an_internal_error() {
+        let code = |encoding: Option<&'static str>, body: &[u8]| {
+            let mut fields = HeaderMap::new();
+            if let Some(encoding) = encoding {
+                fields.insert(ENCODING, HeaderValue::from_static(encoding));
+            }
+            let checked = check_compression(&fields, body);
+            checked.err().and_then(|status| Status::from_header_map(failed(&status).headers()))
+        };
+        for encoding in [None, Some("identity")] {
+            let status = code(encoding, &[1, 0, 0, 0, 0]).expect("an error");
+            assert_eq!(status.code(), Code::Internal, "{encoding:?}");
+            assert!(code(encoding, &[0, 0, 0, 0, 0]).is_none() && code(encoding, &[]).is_none());
+        }
+        // The decoder rejects encodings that the server does not have.
+        assert!(code(Some("gzip"), &[1, 0, 0, 0, 0]).is_none());
+    }
+
+    #[test]
     fn deadlines_have_a_number_and_a_unit() {
         let of = |text: &'static str| {
             let mut fields = HeaderMap::new();
