@@ -369,7 +369,9 @@ fn seconds(span: Ticks) -> u64 {
 fn integer(number: u64) -> HeaderValue {
     if number < 1000 {
         let (digits, zeros) = three_digits(number);
-        return HeaderValue::from_static(str::from_utf8(&digits[zeros..]).unwrap_or_default());
+        return HeaderValue::from_static(
+            core::str::from_utf8(&digits[zeros..]).unwrap_or_default(),
+        );
     }
     // Digits are valid.
     HeaderValue::from_bytes(Digits::of(number).bytes()).unwrap_or(HeaderValue::from_static(""))
