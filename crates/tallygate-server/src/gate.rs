@@ -130,6 +130,7 @@ pub(crate) enum Verb {
 }
 
 /// A decision and the rule that made it. The rule may change later, so an answer takes all that it says from here.
+#[derive(Clone, Copy)]
 pub(crate) struct RuledDecision<'a> {
     pub(crate) rule: &'a ClientRule,
     pub(crate) decision: Decision,
