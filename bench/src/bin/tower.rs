@@ -1,113 +1,215 @@
-//! Measures the same axum service bare, with `tower_governor` and with `tallygate-tower`: requests per second and
-//! latency, all in one process, in alternating rounds.
+//! Measures the same axum service bare, with `tower_governor` and with `tallygate-tower`, all in one process: the time
+//! of a call, and requests per second and latency over loopback.
 //!
-//! One thread serves and another one sends, over kept connections on loopback. All limits are so wide that every
-//! request is allowed (except in the rows "denied"). Both limiters find the client by the address of its connection and
-//! send header fields with the remaining quota.
+//! All limits are so wide that every request is allowed (except in the rows "denied"). Both limiters find the client by
+//! the address of its connection and send header fields with the remaining quota.
+//!
+//! The services take turns in short rounds, and another one begins each round, so that other load on the machine affects
+//! all of them equally. The figures are medians over the rounds. "adds" is the median of the differences to the bare
+//! service in the same round, with the quartiles of the differences: if they are far apart, the median is noise.
+//!
+//! Arguments are the names of services to measure beside the bare one.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
 use axum::routing::get;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt as _, Empty};
-use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tallygate::Policy;
+use tallygate::headers::Dialect;
+use tallygate_bench::rounds::per_decision;
 use tallygate_tower::{Key, RateLimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
+use tower_service::Service as _;
 
-const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(800);
+/// The rounds, as many as `BENCH_ROUNDS` says.
+const ROUNDS: usize = 40;
+const ROUND_OF_CALLS: Duration = Duration::from_millis(30);
+const ROUND_OF_REQUESTS: Duration = Duration::from_millis(200);
 const CONNECTIONS: usize = 16;
 
 fn main() {
+    let given = std::env::var("BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    let rounds = given.unwrap_or(ROUNDS).max(1);
+    let only: Vec<_> = std::env::args().skip(1).collect();
+    let mut services = services();
+    services.retain(|service| {
+        only.is_empty() || service.name == "bare" || only.iter().any(|name| name == service.name)
+    });
+    println!("calls of the service in one thread, {rounds} rounds of {ROUND_OF_CALLS:?}");
+    println!("{:<28} {:>8} {:>20} {:>7}", "service", "ns", "adds (quartiles)", "fields");
+    let calls = in_turns(rounds, services.len(), |index| call(&services[index]));
+    for (index, service) in services.iter().enumerate() {
+        let ns = |round: &Call| round.ns;
+        let (each, adds) = (median(&calls[index], ns), differences(&calls, index, ns));
+        let fields = calls[index][0].fields;
+        println!("{:<28} {each:>8.0} {:>20} {fields:>7}", service.name, in_quartiles(adds, 0));
+    }
+
     let (serving, sending) = (runtime(), runtime());
     // The runtimes have one thread each, which runs only while it is blocked on.
-    let services = services();
     let addresses: Vec<_> = serving.block_on(async {
         let mut addresses = Vec::new();
-        for (_, _, app) in &services {
+        for service in &services {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
             addresses.push(listener.local_addr().expect("an address"));
-            let service = app.clone().into_make_service_with_connect_info::<SocketAddr>();
-            tokio::spawn(async move { axum::serve(listener, service).await });
+            let app = service.app.clone().into_make_service_with_connect_info::<SocketAddr>();
+            tokio::spawn(async move { axum::serve(listener, app).await });
         }
         addresses
     });
     std::thread::spawn(move || serving.block_on(std::future::pending::<()>()));
+    println!(
+        "\n{CONNECTIONS} connections over loopback, {rounds} rounds of {ROUND_OF_REQUESTS:?}, µs"
+    );
+    println!(
+        "{:<28} {:>10} {:>7} {:>20} {:>7} {:>20} {:>9}",
+        "service", "requests/s", "p50", "adds (quartiles)", "p99", "adds (quartiles)", "p99.9"
+    );
+    let sent = in_turns(rounds, services.len(), |index| {
+        sending.block_on(measure(addresses[index], services[index].status))
+    });
+    for (index, service) in services.iter().enumerate() {
+        let of = |part: fn(&Requests) -> f64| {
+            (median(&sent[index], part), differences(&sent, index, part))
+        };
+        let (rate, _) = of(|round| round.rate);
+        let ((p50, p50_adds), (p99, p99_adds)) = (of(|round| round.p50), of(|round| round.p99));
+        let (p999, _) = of(|round| round.p999);
+        println!(
+            "{:<28} {rate:>10.0} {p50:>7.1} {:>20} {p99:>7.1} {:>20} {p999:>9.1}",
+            service.name,
+            in_quartiles(p50_adds, 1),
+            in_quartiles(p99_adds, 1),
+        );
+    }
+}
 
-    let mut best: Vec<Option<Round>> = services.iter().map(|_| None).collect();
-    for _ in 0..ROUNDS {
-        for (index, address) in addresses.iter().enumerate() {
-            let round = sending.block_on(measure(*address, services[index].1));
-            if best[index].as_ref().is_none_or(|best| round.rate > best.rate) {
-                best[index] = Some(round);
-            }
+/// Lets all services take turns, and returns the rounds of each.
+fn in_turns<T>(rounds: usize, services: usize, mut turn: impl FnMut(usize) -> T) -> Vec<Vec<T>> {
+    let mut all: Vec<Vec<T>> = (0..services).map(|_| Vec::with_capacity(rounds)).collect();
+    for round in 0..rounds {
+        for step in 0..services {
+            let index = (round + step) % services;
+            all[index].push(turn(index));
         }
     }
-    println!("{CONNECTIONS} connections, best of {ROUNDS} rounds of {ROUND:?}");
-    println!(
-        "{:<24} {:>10} {:>9} {:>9} {:>9} {:>14} {:>7}",
-        "service", "requests/s", "p50", "p99", "p99.9", "ns per request", "fields"
-    );
-    for ((name, _, _), best) in services.iter().zip(best) {
-        let Some(Round { rate, mut times, fields }) = best else { continue };
-        times.sort_unstable();
-        let at =
-            |share: usize| format!("{} µs", times[(times.len() - 1) * share / 1000].as_micros());
-        let (p50, p99, p999) = (at(500), at(990), at(999));
-        let each = 1_000_000_000 / rate;
-        println!("{name:<24} {rate:>10} {p50:>9} {p99:>9} {p999:>9} {each:>14} {fields:>7}");
-    }
+    all
+}
+
+fn median<T>(rounds: &[T], part: impl Fn(&T) -> f64) -> f64 {
+    quartiles(rounds.iter().map(part).collect())[1]
+}
+
+/// Returns the quartiles of the differences to the bare service in the same round.
+fn differences<T>(all: &[Vec<T>], index: usize, part: impl Fn(&T) -> f64) -> Option<[f64; 3]> {
+    let pairs = all[index].iter().zip(&all[0]);
+    (index > 0).then(|| quartiles(pairs.map(|(round, bare)| part(round) - part(bare)).collect()))
+}
+
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
+}
+
+fn in_quartiles(values: Option<[f64; 3]>, digits: usize) -> String {
+    values.map_or(String::new(), |[low, middle, high]| {
+        format!("{middle:.digits$} ({low:.digits$} to {high:.digits$})")
+    })
 }
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// The services by name, with the status that each answers with.
-fn services() -> Vec<(&'static str, u16, Router)> {
+struct Service {
+    name: &'static str,
+    /// The status of all responses but the first.
+    status: u16,
+    app: Router,
+}
+
+fn services() -> Vec<Service> {
     let bare = Router::new().route("/", get(|| async { "hello" }));
-    let ours = |burst| {
-        let policy = Policy::gcra(1000).per_second().burst(burst).named("api").build();
-        RateLimit::new(policy.expect("a policy"), Key::peer())
+    let ours = |policy: Policy| bare.clone().layer(RateLimit::new(policy, Key::peer()));
+    let wide = || {
+        let policy = Policy::gcra(1000).per_second().burst(u32::MAX.into()).named("api").build();
+        policy.expect("a policy")
     };
-    let hour = |burst| {
-        let policy = Policy::gcra(1).per_hour().burst(burst).named("api").build();
-        RateLimit::new(policy.expect("a policy"), Key::peer())
-    };
+    let narrow = Policy::gcra(1).per_hour().burst(1).named("api").build().expect("a policy");
+    let as_many = RateLimit::new(wide(), Key::peer()).headers([Dialect::X]);
     let governor = |period: Duration, burst| {
         let mut config = GovernorConfigBuilder::default();
         let config = config.period(period).burst_size(burst).use_headers().finish();
-        GovernorLayer::new(Arc::new(config.expect("a configuration")))
+        bare.clone().layer(GovernorLayer::new(Arc::new(config.expect("a configuration"))))
     };
-    let (millisecond, an_hour) = (Duration::from_millis(1), Duration::from_secs(3600));
-    vec![
+    let (millisecond, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
+    [
         ("bare", 200, bare.clone()),
-        ("tower_governor", 200, bare.clone().layer(governor(millisecond, u32::MAX))),
-        ("tallygate-tower", 200, bare.clone().layer(ours(u32::MAX.into()))),
-        ("tower_governor denied", 429, bare.clone().layer(governor(an_hour, 1))),
-        ("tallygate-tower denied", 429, bare.layer(hour(1))),
+        ("tower_governor", 200, governor(millisecond, u32::MAX)),
+        ("tallygate-tower", 200, ours(wide())),
+        ("tallygate-tower, Dialect::X", 200, bare.clone().layer(as_many)),
+        ("tower_governor denied", 429, governor(hour, 1)),
+        ("tallygate-tower denied", 429, ours(narrow)),
     ]
+    .map(|(name, status, app)| Service { name, status, app })
+    .into()
 }
 
-struct Round {
-    rate: u64,
-    times: Vec<Duration>,
+/// A round of calls.
+struct Call {
+    ns: f64,
     /// The number of header fields about the quota.
     fields: usize,
 }
 
+/// Calls a service directly for a round.
+fn call(service: &Service) -> Call {
+    let mut app = service.app.clone();
+    let mut call = || {
+        let mut request = Request::new(Body::empty());
+        let peer = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 1234));
+        request.extensions_mut().insert(ConnectInfo(peer));
+        app.call(request).now_or_never().expect("no store to wait for").expect("a response")
+    };
+    // Uses up a quota of 1.
+    call();
+    let (started, mut calls) = (Instant::now(), 0);
+    let response = loop {
+        let response = call();
+        calls += 1;
+        if started.elapsed() >= ROUND_OF_CALLS {
+            break response;
+        }
+    };
+    let ns = per_decision(started.elapsed(), calls);
+    assert_eq!(response.status().as_u16(), service.status);
+    Call { ns, fields: quota_fields(&response) }
+}
+
+/// A round of requests; times in microseconds.
+struct Requests {
+    rate: f64,
+    p50: f64,
+    p99: f64,
+    p999: f64,
+}
+
 /// Sends requests over all connections for a round.
-async fn measure(server: SocketAddr, status: u16) -> Round {
+async fn measure(server: SocketAddr, status: u16) -> Requests {
     let connecting = (0..CONNECTIONS).map(|_| connect(server));
     let mut connections = join_all(connecting).await;
     // Uses up a quota of 1.
@@ -116,22 +218,22 @@ async fn measure(server: SocketAddr, status: u16) -> Round {
     }
     let started = Instant::now();
     let sent = connections.into_iter().map(|mut connection| async move {
-        let (mut times, mut fields) = (Vec::new(), 0);
-        while started.elapsed() < ROUND {
+        let mut times = Vec::new();
+        while started.elapsed() < ROUND_OF_REQUESTS {
             let before = Instant::now();
-            let (found, shown) = send(&mut connection).await;
+            let found = send(&mut connection).await;
             times.push(before.elapsed());
             assert_eq!(found, status);
-            fields = shown;
         }
-        (times, fields)
+        times
     });
     let sent = join_all(sent).await;
     let elapsed = started.elapsed();
-    let fields = sent[0].1;
-    let times: Vec<_> = sent.into_iter().flat_map(|(times, _)| times).collect();
-    let rate = times.len() as u128 * 1_000_000_000 / elapsed.as_nanos();
-    Round { rate: u64::try_from(rate).expect("a rate"), times, fields }
+    let mut times: Vec<_> = sent.into_iter().flatten().collect();
+    times.sort_unstable();
+    let at = |share: usize| times[(times.len() - 1) * share / 1000].as_secs_f64() * 1e6;
+    let rate = times.len() as f64 / elapsed.as_secs_f64();
+    Requests { rate, p50: at(500), p99: at(990), p999: at(999) }
 }
 
 async fn connect(server: SocketAddr) -> SendRequest<Empty<Bytes>> {
@@ -142,14 +244,18 @@ async fn connect(server: SocketAddr) -> SendRequest<Empty<Bytes>> {
     sender
 }
 
-/// Sends a request, and returns the status and the number of header fields about the quota.
-async fn send(connection: &mut SendRequest<Empty<Bytes>>) -> (u16, usize) {
+/// Sends a request, and returns the status.
+async fn send(connection: &mut SendRequest<Empty<Bytes>>) -> u16 {
     connection.ready().await.expect("a connection that is ready");
     let request = Request::get("/").header("host", "localhost").body(Empty::new());
     let response = connection.send_request(request.expect("a request")).await.expect("a response");
     let status = response.status().as_u16();
-    let names = response.headers().keys().map(|name| name.as_str());
-    let fields = names.filter(|name| name.contains("ratelimit") || *name == "retry-after").count();
     response.into_body().collect().await.expect("a body");
-    (status, fields)
+    status
+}
+
+/// Returns the number of header fields about the quota.
+fn quota_fields<B>(response: &Response<B>) -> usize {
+    let names = response.headers().keys().map(|name| name.as_str());
+    names.filter(|name| name.contains("ratelimit") || *name == "retry-after").count()
 }

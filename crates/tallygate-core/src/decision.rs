@@ -142,6 +142,15 @@ pub enum Source {
 }
 
 impl Source {
+    /// Returns whether a limit was checked. Otherwise the remaining units are unknown.
+    #[must_use]
+    pub const fn is_answered(self) -> bool {
+        match self {
+            Self::Store | Self::Lease | Self::DenyCache | Self::Local => true,
+            Self::FailedOpen | Self::FailedClosed | Self::Overloaded => false,
+        }
+    }
+
     /// Returns the name that metrics and replies use.
     #[must_use]
     pub const fn name(self) -> &'static str {

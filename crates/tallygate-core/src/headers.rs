@@ -8,13 +8,12 @@
 
 use alloc::borrow::Cow;
 use alloc::format;
-use alloc::string::String;
-use core::fmt::Write as _;
+use alloc::vec::Vec;
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 
-use crate::{Cost, Decision, Limit, Policy, Quota, Source, Ticks};
+use crate::{Cost, Decision, Limit, Policy, Quota, Ticks};
 
 /// A set of header fields that describe a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +28,13 @@ pub enum Dialect {
 impl Dialect {
     /// All dialects.
     pub const ALL: [Self; 2] = [Self::X, Self::Draft10];
+
+    const fn fields(self) -> usize {
+        match self {
+            Self::X => 3,
+            Self::Draft10 => 2,
+        }
+    }
 }
 
 /// The name of a policy and its limits, as header fields show them.
@@ -39,23 +45,25 @@ impl Dialect {
 pub struct NamedLimits<'a> {
     name: &'a str,
     limits: &'a [Limit],
+    /// The value of `RateLimit-Policy`, if it is known.
+    policy_field: Option<&'a HeaderValue>,
 }
 
 impl<'a> From<&'a Policy> for NamedLimits<'a> {
     fn from(policy: &'a Policy) -> Self {
-        Self { name: policy.name(), limits: policy.limits() }
+        (policy.name(), policy.limits()).into()
     }
 }
 
 impl<'a> From<(&'a str, &'a [Limit])> for NamedLimits<'a> {
     fn from((name, limits): (&'a str, &'a [Limit])) -> Self {
-        Self { name, limits }
+        Self { name, limits, policy_field: None }
     }
 }
 
 impl<'a> From<&'a str> for NamedLimits<'a> {
     fn from(name: &'a str) -> Self {
-        Self { name, limits: &[] }
+        (name, &[][..]).into()
     }
 }
 
@@ -71,8 +79,8 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// The digits of the largest integer.
 const MAX_DIGITS: usize = 15;
 
-/// The length of most items, so that a string is allocated once.
-const ITEM_BYTES: usize = 64;
+/// Longer values are built on the heap.
+const SHORT_VALUE_BYTES: usize = 96;
 
 impl Decision {
     /// Returns the header fields that describe the decision to an HTTP client.
@@ -114,10 +122,10 @@ impl Decision {
         fields: &mut HeaderMap,
     ) {
         let policy = policy.into();
+        // Together with one more, which is `Retry-After`, or the length that the server adds: the map grows at most once.
+        fields.reserve(dialects.iter().map(|dialect| dialect.fields()).sum::<usize>() + 1);
         // Without an answer of the store, the remaining units are unknown.
-        let is_known =
-            !matches!(self.source, Source::FailedOpen | Source::FailedClosed | Source::Overloaded);
-        for dialect in dialects.iter().filter(|_| is_known) {
+        for dialect in dialects.iter().filter(|_| self.source.is_answered()) {
             match dialect {
                 Dialect::X => {
                     fields.insert(X_LIMIT, integer(self.limit));
@@ -125,8 +133,12 @@ impl Decision {
                     fields.insert(X_RESET, integer(seconds(self.reset_after)));
                 }
                 Dialect::Draft10 => {
-                    insert(fields, RATE_LIMIT_POLICY, policy.quotas(self));
-                    insert(fields, RATE_LIMIT, policy.remaining(self));
+                    let quotas = match policy.policy_field {
+                        Some(known) => known.clone(),
+                        None => policy.quotas().unwrap_or_else(|| policy.quota_of(self)),
+                    };
+                    fields.insert(RATE_LIMIT_POLICY, quotas);
+                    fields.insert(RATE_LIMIT, policy.remaining(self));
                 }
             }
         }
@@ -137,6 +149,29 @@ impl Decision {
 }
 
 impl<'a> NamedLimits<'a> {
+    /// Returns the value of `RateLimit-Policy`, if it is the same for all decisions of the policy: it is, unless no limit
+    /// is enforced. It has the capacity of every enforced limit, and the seconds in which the capacity is earned.
+    #[must_use]
+    pub fn quotas(&self) -> Option<HeaderValue> {
+        let mut list = ValueBuffer::default();
+        for limit in self.limits.iter().filter(|limit| !limit.is_shadow()) {
+            if !list.is_empty() {
+                list.push(b", ");
+            }
+            list.push_name(&self.name(Some(limit)));
+            list.push_quota(limit.numbers().burst, Some(limit.quota()));
+        }
+        (!list.is_empty()).then(|| list.into_value())
+    }
+
+    /// Sets the value of `RateLimit-Policy`, so that it is not computed for each decision: the result of
+    /// [`quotas`](Self::quotas) for the same name and limits.
+    #[must_use]
+    pub const fn with_quotas(mut self, quotas: Option<&'a HeaderValue>) -> Self {
+        self.policy_field = quotas;
+        self
+    }
+
     /// Returns the name of the limit that a decision is about: the name of the policy, followed by `/` and the name
     /// of the limit if the policy has several.
     #[must_use]
@@ -157,31 +192,22 @@ impl<'a> NamedLimits<'a> {
         }
     }
 
-    /// Returns the capacity of every enforced limit, and the seconds in which the capacity is earned.
-    fn quotas(&self, decision: &Decision) -> String {
-        let mut list = String::with_capacity(ITEM_BYTES);
-        for limit in self.limits.iter().filter(|limit| !limit.is_shadow()) {
-            if !list.is_empty() {
-                list.push_str(", ");
-            }
-            push_quoted(&mut list, &self.name(Some(limit)));
-            push_quota(&mut list, limit.numbers().burst, Some(limit.quota()));
-        }
-        if list.is_empty() {
-            push_quoted(&mut list, self.name);
-            // The capacity is that of the scarcest limit, and the quota may be that of another limit.
-            let is_of_scarcest = decision.decided_by() == decision.scarcest;
-            push_quota(&mut list, decision.limit, decision.quota.filter(|_| is_of_scarcest));
-        }
-        list
+    /// Returns the capacity and quota of a decision that no enforced limit made.
+    fn quota_of(&self, decision: &Decision) -> HeaderValue {
+        let mut item = ValueBuffer::default();
+        item.push_name(self.name);
+        // The capacity is that of the scarcest limit, and the quota may be that of another limit.
+        let is_of_scarcest = decision.decided_by() == decision.scarcest;
+        item.push_quota(decision.limit, decision.quota.filter(|_| is_of_scarcest));
+        item.into_value()
     }
 
     /// Returns the remaining units, and the seconds until there are more.
-    fn remaining(&self, decision: &Decision) -> String {
+    fn remaining(&self, decision: &Decision) -> HeaderValue {
         let limit = self.deciding(decision);
-        let mut item = String::with_capacity(ITEM_BYTES);
-        push_quoted(&mut item, &self.name(limit));
-        push(&mut item, "r", decision.remaining);
+        let mut item = ValueBuffer::default();
+        item.push_name(&self.name(limit));
+        item.push_number(b";r=", decision.remaining);
         let more = if decision.allowed {
             let reset_after = decision.reset_after;
             let bucket = limit.filter(|limit| limit.numbers().kind.is_bucket()).map(Limit::quota);
@@ -191,74 +217,162 @@ impl<'a> NamedLimits<'a> {
             decision.retry_after.map(|wait| wait.max(Ticks(1)))
         };
         if let Some(more) = more {
-            push(&mut item, "t", seconds(more));
+            item.push_number(b";t=", seconds(more));
         }
-        item
+        item.into_value()
     }
 }
 
-/// Writes a string of a structured field.
-fn push_quoted(out: &mut String, name: &str) {
-    out.push('"');
-    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
-        out.push_str(name);
-    } else {
-        for byte in name.bytes() {
-            match byte {
-                b'"' | b'\\' => out.extend(['\\', byte.into()]),
-                b' '..=b'~' => out.push(byte.into()),
-                _ => push_percent(out, byte),
+/// The value of a field while it is written: on the stack, and on the heap if it is long. Every response has such
+/// values, so this also does without the machinery of `format`.
+struct ValueBuffer {
+    short: [u8; SHORT_VALUE_BYTES],
+    length: usize,
+    /// The whole value, if it is long.
+    long: Vec<u8>,
+}
+
+impl Default for ValueBuffer {
+    fn default() -> Self {
+        Self { short: [0; SHORT_VALUE_BYTES], length: 0, long: Vec::new() }
+    }
+}
+
+impl ValueBuffer {
+    const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let end = self.length + bytes.len();
+        match self.short.get_mut(self.length..end) {
+            Some(space) => space.copy_from_slice(bytes),
+            None => {
+                if self.long.is_empty() {
+                    self.long.extend_from_slice(&self.short[..self.length]);
+                }
+                self.long.extend_from_slice(bytes);
+            }
+        }
+        self.length = end;
+    }
+
+    /// Writes a name as a string of a structured field.
+    fn push_name(&mut self, name: &str) {
+        self.push(b"\"");
+        if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
+            self.push(name.as_bytes());
+        } else {
+            for byte in name.bytes() {
+                match byte {
+                    b'"' | b'\\' => self.push(&[b'\\', byte]),
+                    b' '..=b'~' => self.push(&[byte]),
+                    _ => self.push(&percent_encoded(byte)),
+                }
+            }
+        }
+        self.push(b"\"");
+    }
+
+    fn push_quota(&mut self, capacity: Cost, quota: Option<Quota>) {
+        self.push_number(b";q=", capacity);
+        if let Some(Quota { amount, window }) = quota {
+            let earned = u128::from(capacity) * u128::from(window.0);
+            let earned = earned.div_ceil(u128::from(amount.max(1)));
+            if earned >= u128::from(Ticks::PER_SECOND) {
+                self.push_number(b";w=", seconds(Ticks(u64::try_from(earned).unwrap_or(u64::MAX))));
             }
         }
     }
-    out.push('"');
-}
 
-fn push_percent(out: &mut String, byte: u8) {
-    // Writing to a string does not fail.
-    let _ = write!(out, "%{byte:02X}");
-}
+    /// Writes a number after the name of its parameter.
+    fn push_number(&mut self, parameter: &[u8], number: u64) {
+        self.push(parameter);
+        let digits = Digits::of(number);
+        self.push(digits.bytes());
+    }
 
-fn push_quota(item: &mut String, capacity: Cost, quota: Option<Quota>) {
-    push(item, "q", capacity);
-    if let Some(Quota { amount, window }) = quota {
-        let earned = u128::from(capacity) * u128::from(window.0);
-        let earned = earned.div_ceil(u128::from(amount.max(1)));
-        if earned >= u128::from(Ticks::PER_SECOND) {
-            push(item, "w", seconds(Ticks(u64::try_from(earned).unwrap_or(u64::MAX))));
-        }
+    fn into_value(self) -> HeaderValue {
+        let bytes = if self.long.is_empty() { &self.short[..self.length] } else { &self.long };
+        // Only valid characters were written.
+        HeaderValue::from_bytes(bytes).unwrap_or(HeaderValue::from_static(""))
     }
 }
 
-/// Writes a parameter. Every response has some, so this does without the machinery of `format`.
-fn push(item: &mut String, parameter: &str, number: u64) {
-    item.push(';');
-    item.push_str(parameter);
-    item.push('=');
-    let (mut rest, mut digits, mut from) =
-        (number.min(MAX_INTEGER), [b'0'; MAX_DIGITS], MAX_DIGITS);
-    loop {
-        from -= 1;
-        digits[from] += u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        if rest == 0 {
-            break;
+fn percent_encoded(byte: u8) -> [u8; 3] {
+    let digit = |number: u8| if number < 10 { b'0' + number } else { b'A' + number - 10 };
+    [b'%', digit(byte >> 4), digit(byte & 15)]
+}
+
+/// The decimal digits of a number, at most those of the largest integer.
+struct Digits {
+    bytes: [u8; MAX_DIGITS],
+    from: usize,
+}
+
+impl Digits {
+    fn of(number: u64) -> Self {
+        let mut rest = number.min(MAX_INTEGER);
+        let mut digits = Self { bytes: [b'0'; MAX_DIGITS], from: MAX_DIGITS };
+        loop {
+            let (three, zeros) = three_digits(rest % 1000);
+            digits.bytes[digits.from - 3..digits.from].copy_from_slice(three);
+            rest /= 1000;
+            if rest == 0 {
+                digits.from -= 3 - zeros;
+                return digits;
+            }
+            digits.from -= 3;
         }
     }
-    item.extend(digits[from..].iter().map(|digit| char::from(*digit)));
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+}
+
+/// The numbers below 1000 with three digits each.
+static SMALL_NUMBERS: [u8; 3000] = {
+    // The number before, of which the last digit counts up.
+    let (mut digits, mut number, mut at) = ([b'0'; 3000], *b"000", 0);
+    while at < 3000 {
+        digits[at] = number[0];
+        digits[at + 1] = number[1];
+        digits[at + 2] = number[2];
+        at += 3;
+        let mut digit = 2;
+        while number[digit] == b'9' && digit > 0 {
+            number[digit] = b'0';
+            digit -= 1;
+        }
+        number[digit] += 1;
+    }
+    digits
+};
+
+/// Returns the three digits of a number below 1000, and how many leading zeros they have.
+fn three_digits(number: u64) -> (&'static [u8], usize) {
+    let at = 3 * usize::try_from(number).unwrap_or(usize::MAX);
+    let zeros = match number {
+        0..10 => 2,
+        10..100 => 1,
+        _ => 0,
+    };
+    (&SMALL_NUMBERS[at..at + 3], zeros)
 }
 
 fn seconds(span: Ticks) -> u64 {
     span.0.div_ceil(Ticks::PER_SECOND)
 }
 
+/// Returns the value of a number. Small ones, such as most times, are not allocated.
 fn integer(number: u64) -> HeaderValue {
-    HeaderValue::from(number.min(MAX_INTEGER))
-}
-
-fn insert(fields: &mut HeaderMap, name: HeaderName, value: String) {
-    // Only valid characters were written.
-    if let Ok(value) = HeaderValue::try_from(value) {
-        fields.insert(name, value);
+    if number < 1000 {
+        let (digits, zeros) = three_digits(number);
+        return HeaderValue::from_static(
+            core::str::from_utf8(&digits[zeros..]).unwrap_or_default(),
+        );
     }
+    // Digits are valid.
+    HeaderValue::from_bytes(Digits::of(number).bytes()).unwrap_or(HeaderValue::from_static(""))
 }

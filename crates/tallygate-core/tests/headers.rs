@@ -168,3 +168,28 @@ fn fields_of_an_earlier_decision_are_replaced() {
     Decision { remaining: 98, ..DECISION }.write_headers("api", &[Dialect::X], &mut fields);
     assert_eq!(fields.get_all("x-ratelimit-remaining").iter().collect::<Vec<_>>(), ["98"]);
 }
+
+#[test]
+fn numbers_of_every_length_and_long_names_are_written_in_full() {
+    for number in (0..1_100).chain([9_999, 10_000, 999_999, 1_000_000, 1_002_003_004]) {
+        let decision = Decision { limit: number, remaining: number, ..DECISION };
+        let text = number.to_string();
+        has_fields("n", &decision, &[("x-ratelimit-remaining", &text)]);
+        has_fields("n", &decision, &[("ratelimit", &format!("\"n\";r={text};t=1"))]);
+    }
+    let most = Decision { remaining: u64::MAX, ..DECISION };
+    has_fields("n", &most, &[("x-ratelimit-remaining", "999999999999999")]);
+    for length in 85..100 {
+        let name = "n".repeat(length);
+        has_fields(&*name, &DECISION, &[("ratelimit", &format!("\"{name}\";r=99;t=1"))]);
+    }
+}
+
+#[test]
+fn known_quotas_are_written_as_they_are() {
+    let policy = per_minute().build().unwrap();
+    let limits = NamedLimits::from(&policy);
+    let quotas = limits.quotas();
+    assert_eq!(shown(limits.with_quotas(quotas.as_ref()), &DECISION), shown(&policy, &DECISION));
+    assert_eq!(NamedLimits::from("n").quotas(), None, "they depend on the decision");
+}

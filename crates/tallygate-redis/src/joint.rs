@@ -203,7 +203,7 @@ async fn check_in_redis(mut parts: Vec<Box<dyn JointPart + '_>>) -> Result<Joint
     let decision = merge(&decisions, denial);
     let mut each = vec![None; parts.len()];
     for (index, timed) in answers {
-        each[index] = Some(timed.decision);
+        each[index] = Some(timed);
     }
     Ok(JointDecision { decision, denied_ask, parts: each, places: Vec::new() })
 }

@@ -39,7 +39,7 @@ pub(crate) use mistake::{Mistake, with_nearest};
 pub(crate) use summary::write_summary;
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
-pub(crate) use tokens::{AccessDenied, Role, TokenDigest, Tokens};
+pub(crate) use tokens::{AccessDenied, LONGEST_TOKEN, Role, TokenDigest, Tokens};
 
 /// How often idle keys are dropped from memory by default.
 const DEFAULT_SWEEP: Duration = Duration::from_secs(60);

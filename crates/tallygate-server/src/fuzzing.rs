@@ -13,7 +13,7 @@ use tallygate_redis::Stores;
 use tokio::sync::mpsc;
 
 use crate::config::{self, Config};
-use crate::gate::{Ask, GateReply, RestoredStores, Verb};
+use crate::gate::{GateReply, GateRequest, RestoredStores, Verb};
 use crate::shared::Shared;
 
 pub use crate::http::fuzzing::{headers, json, query, scenario};
@@ -43,11 +43,11 @@ pub fn config(input: &[u8]) {
     for (name, policy) in &config.policies {
         let tiers = policy.tiers.by_name();
         for tier in tiers.iter().map(|(tier, _)| Some(&**tier)).chain([None]) {
-            let ask = Ask { policy: name, key: b"alice", cost: None, tier, shows_access: false };
-            let GateReply::Now(answer) = shared.gate.ask(Verb::Check, ask) else {
+            let request = GateRequest { policy: name, key: b"alice", cost: None, tier };
+            let GateReply::Now(answer) = shared.gate.ask(Verb::Check, request) else {
                 unreachable!("memory answers at once")
             };
-            let decision = answer.expect("its policies and tiers are known").decided.decision;
+            let decision = answer.expect("its policies and tiers are known").decision;
             assert!(decision.remaining <= decision.limit, "{decision:?}");
         }
     }

@@ -23,7 +23,7 @@ use tallygate::algorithm::Op;
 use tallygate::clock::SystemClock;
 use tallygate::store::{Capacity, MAX_KEY_BYTES, MemoryStore};
 use tallygate::tiers::{Access, ClientRule, UnknownTier};
-use tallygate::{Cost, Decision, RateLimiter, StoreError, Tick, Ticks};
+use tallygate::{Cost, Decision, Limit, RateLimiter, StoreError, Tick, Ticks};
 use tallygate_redis::{AnyLimiter, AnyReply, AnyStore, JointAsk, Leases, Redis, Stores};
 
 use crate::config::{CL_THROTTLE, Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
@@ -112,14 +112,12 @@ pub(crate) type Limiter = AnyLimiter<DecisionCounter>;
 
 /// A request to the gate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct GateRequest<'a> {
     pub(crate) policy: &'a str,
     pub(crate) key: &'a [u8],
     /// The default is the cost of the policy.
     pub(crate) cost: Option<Cost>,
     pub(crate) tier: Option<&'a str>,
-    /// Whether the answer includes the access of the client, for header fields.
-    pub(crate) shows_access: bool,
 }
 
 /// What a request does.
@@ -131,23 +129,22 @@ pub(crate) enum Verb {
     Reset,
 }
 
-/// A decision and its policy.
+/// A decision and the rule that made it. The rule may change later, so an answer takes all that it says from here.
+#[derive(Clone, Copy)]
+pub(crate) struct RuledDecision<'a> {
+    pub(crate) rule: &'a ClientRule,
+    pub(crate) decision: Decision,
+    /// The time of the decision.
+    pub(crate) at: Tick,
+}
+
+/// A decision, its policy, and details of the rule that made it.
 #[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) entry: Arc<ServedPolicy>,
-    pub(crate) decided: PolicyDecision,
-}
-
-/// A decision, with details of the rule that made it. The rule may change later.
-#[derive(Clone)]
-pub(crate) struct PolicyDecision {
     pub(crate) decision: Decision,
-    /// The name of the limit that denied the request, if the policy has several.
-    pub(crate) denied_by: Option<Box<str>>,
-    /// The name of the shadow limit that would have denied the request.
-    pub(crate) shadow_denied_by: Option<Box<str>>,
-    /// The access of the client, if it was requested.
-    pub(crate) access: Option<Access>,
+    /// The access of the client, by the rule that decided.
+    pub(crate) access: Access,
 }
 
 /// The decision of several requests that are charged together.
@@ -436,41 +433,30 @@ impl Gate {
     }
 
     /// Sends one request.
-    pub(crate) fn ask(&self, verb: Verb, ask: Ask<'_>) -> GateReply<Answer> {
-        self.ask_with(verb, ask, |entry, decided| Answer { entry: entry.clone(), decided })
+    pub(crate) fn ask(&self, verb: Verb, request: GateRequest<'_>) -> GateReply<Answer> {
+        self.ask_with(verb, request, Answer::new)
     }
 
     /// Sends one request, and makes the answer from the policy and the decision. Unless that clones the policy, whose
     /// reference count all threads would write, a decision of the memory store writes nothing that threads share.
-    pub(crate) fn ask_with<T: 'static>(
+    pub(crate) fn ask_with<T: Send + Unpin + 'static>(
         &self,
         verb: Verb,
-        ask: Ask<'_>,
-        answer: fn(&Arc<ServedPolicy>, PolicyDecision) -> T,
+        request: GateRequest<'_>,
+        answer: MakeAnswer<T>,
     ) -> GateReply<T> {
         let policies = self.policies.load();
-        let Some(entry) = policies.get(ask.policy) else {
-            return GateReply::Now(Err(self.unknown_policy(ask.policy, &policies)));
-        };
-        let (op, shows_access) = (verb.op(ask.cost.unwrap_or(entry.cost)), ask.shows_access);
-        if entry.limiter.store().redis().is_some() {
-            let entry = entry.clone();
-            let (key, tier) = (Box::<[u8]>::from(ask.key), ask.tier.map(Box::<str>::from));
-            return GateReply::Later(Box::pin(async move {
-                let ask = tallygate::Ask::new(&key).tier(tier.as_deref());
-                let decided = decide(&entry.limiter, op, ask, shows_access).await?;
-                Ok(answer(&entry, decided))
-            }));
+        match policies.get(request.policy) {
+            Some(entry) => entry.ask_with(verb, request.of_limiter(entry), answer),
+            None => GateReply::Now(Err(self.unknown_policy(request.policy, &policies))),
         }
-        let decided = decide(&entry.limiter, op, ask.of_limiter(), shows_access).into_ready();
-        let decided = decided.unwrap_or_else(|| unreachable!("memory answers at once"));
-        GateReply::Now(decided.map(|decided| answer(entry, decided)).map_err(GateError::from))
     }
 
     /// Checks that a request can be decided: its policy and tier exist, and its key is short enough.
-    pub(crate) fn validate(&self, ask: &Ask<'_>) -> Result<(), GateError> {
-        self.policy(ask.policy)?.limiter.rule(&ask.of_limiter())?;
-        match ask.key.len() {
+    pub(crate) fn validate(&self, request: &GateRequest<'_>) -> Result<(), GateError> {
+        let entry = self.policy(request.policy)?;
+        entry.limiter.rule(&request.of_limiter(&entry))?;
+        match request.key.len() {
             ..=MAX_KEY_BYTES => Ok(()),
             bytes => Err(GateError::KeyTooLong { bytes }),
         }
@@ -486,13 +472,17 @@ impl Gate {
     }
 
     /// Checks several requests together: all are charged, or none is.
-    pub(crate) async fn ask_all(&self, asks: &[Ask<'_>]) -> Result<JointDecision, GateError> {
-        self.validate_number(asks.len())?;
-        let entries =
-            asks.iter().map(|ask| self.policy(ask.policy)).collect::<Result<Vec<_>, _>>()?;
-        let parts = entries.iter().zip(asks).map(|(entry, ask)| {
-            JointAsk::of_any(&entry.limiter, ask.of_limiter().cost(ask.cost.unwrap_or(entry.cost)))
-        });
+    pub(crate) async fn ask_all(
+        &self,
+        requests: &[GateRequest<'_>],
+    ) -> Result<JointDecision, GateError> {
+        self.validate_number(requests.len())?;
+        let entries = requests.iter().map(|request| self.policy(request.policy));
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let parts = entries
+            .iter()
+            .zip(requests)
+            .map(|(entry, request)| JointAsk::of_any(&entry.limiter, request.of_limiter(entry)));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let decided = self.check_parts(parts).await?;
         let Some(entry) = entries.get(decided.denied_ask.unwrap_or(0)) else {
@@ -516,17 +506,6 @@ impl Gate {
     }
 }
 
-fn decide<'a>(
-    limiter: &'a Limiter,
-    op: Op,
-    ask: tallygate::Ask<'a>,
-    shows_access: bool,
-) -> AnyReply<'a, PolicyDecision> {
-    limiter.decide_with(ask, op, move |plan, decision, at| {
-        PolicyDecision::new(plan, decision, at, shows_access)
-    })
-}
-
 impl Verb {
     fn op(self, cost: Cost) -> Op {
         match self {
@@ -538,32 +517,71 @@ impl Verb {
     }
 }
 
-impl<'a> Ask<'a> {
+impl<'a> GateRequest<'a> {
     /// Returns the request to the limiter of the policy.
-    pub(crate) fn of_limiter(&self) -> tallygate::Ask<'a> {
-        tallygate::Ask::new(self.key).tier(self.tier)
+    fn of_limiter(&self, policy: &ServedPolicy) -> tallygate::Ask<'a> {
+        tallygate::Ask::new(self.key).tier(self.tier).cost(self.cost.unwrap_or(policy.cost))
     }
 }
 
-impl PolicyDecision {
-    /// Adds details of the rule that made the decision.
-    fn new(plan: &ClientRule, decision: Decision, at: Tick, shows_access: bool) -> Self {
-        let name = |limit: Option<usize>, least: usize| match plan.access(at) {
-            Access::Limited(policy) if policy.limits().len() >= least => {
-                policy.limits().get(limit?).map(|limit| limit.name().into())
-            }
-            _ => None,
-        };
-        Self {
-            decision,
-            denied_by: name(decision.denied_by, 2),
-            shadow_denied_by: name(decision.shadow_denied_by, 1),
-            access: shows_access.then(|| plan.access(at).clone()),
-        }
+/// Makes an answer from a policy and a decision of its limiter.
+pub(crate) type MakeAnswer<T> = fn(&Arc<ServedPolicy>, RuledDecision<'_>) -> T;
+
+impl Answer {
+    pub(crate) fn new(entry: &Arc<ServedPolicy>, decided: RuledDecision<'_>) -> Self {
+        let RuledDecision { rule, decision, at } = decided;
+        Self { entry: entry.clone(), decision, access: rule.access(at).clone() }
+    }
+
+    /// Returns the name of the limit that denied the request, if the policy has several.
+    pub(crate) fn denied_by(&self) -> Option<&str> {
+        let limits = self.access.limits();
+        limits.get(self.decision.denied_by?).filter(|_| limits.len() > 1).map(Limit::name)
+    }
+
+    /// Returns the name of the shadow limit that would have denied the request.
+    pub(crate) fn shadow_denied_by(&self) -> Option<&str> {
+        self.access.limits().get(self.decision.shadow_denied_by?).map(Limit::name)
     }
 }
 
 impl ServedPolicy {
+    /// Sends one request to the policy, whether or not it is still in force.
+    pub(crate) fn ask(self: &Arc<Self>, verb: Verb, ask: tallygate::Ask<'_>) -> GateReply<Answer> {
+        self.ask_with(verb, ask, Answer::new)
+    }
+
+    fn ask_with<T: Send + Unpin + 'static>(
+        self: &Arc<Self>,
+        verb: Verb,
+        ask: tallygate::Ask<'_>,
+        answer: MakeAnswer<T>,
+    ) -> GateReply<T> {
+        let op = verb.op(ask.cost);
+        if self.limiter.store().redis().is_some() {
+            let entry = self.clone();
+            let (key, tier) = (Box::<[u8]>::from(ask.key), ask.tier.map(Box::<str>::from));
+            return GateReply::Later(Box::pin(async move {
+                let ask = tallygate::Ask::new(&key).tier(tier.as_deref());
+                Ok(entry.decide(op, ask, answer).await?)
+            }));
+        }
+        let decided = self.decide(op, ask, answer).into_ready();
+        let decided = decided.unwrap_or_else(|| unreachable!("memory answers at once"));
+        GateReply::Now(decided.map_err(GateError::from))
+    }
+
+    fn decide<'a, T: Send + Unpin + 'static>(
+        self: &'a Arc<Self>,
+        op: Op,
+        ask: tallygate::Ask<'a>,
+        answer: MakeAnswer<T>,
+    ) -> AnyReply<'a, T> {
+        self.limiter.decide_with(ask, op, move |rule, decision, at| {
+            answer(self, RuledDecision { rule, decision, at })
+        })
+    }
+
     /// Returns the usage of the memory store; `None` if the keys are in Redis.
     pub(crate) fn usage(&self) -> Option<tallygate::store::Usage> {
         self.limiter.store().memory().map(MemoryStore::usage)

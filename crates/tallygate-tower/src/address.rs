@@ -108,6 +108,10 @@ impl ClientAddress {
     #[must_use]
     pub fn of(&self, parts: &Parts) -> Option<IpAddr> {
         let peer = match Peer::of(parts)? {
+            // No header field is believed, so none is looked for.
+            Peer::Address(address) if self.trusted.is_empty() => {
+                return Some(address.to_canonical());
+            }
             Peer::Address(address) => Some(address),
             Peer::UnixSocket => None,
         };
@@ -118,7 +122,12 @@ impl ClientAddress {
     /// keys.
     #[must_use]
     pub fn key(&self, parts: &Parts) -> Option<String> {
-        self.of(parts).map(|address| address::key_within(address, self.ipv6_prefix))
+        self.network(parts).map(|(address, prefix)| address::key_within(address, prefix))
+    }
+
+    /// Returns the address of the client, and how many of its bits identify an IPv6 client.
+    pub(crate) fn network(&self, parts: &Parts) -> Option<(IpAddr, u8)> {
+        self.of(parts).map(|address| (address, self.ipv6_prefix))
     }
 
     fn nearest_untrusted(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {

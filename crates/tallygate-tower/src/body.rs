@@ -22,13 +22,13 @@ pin_project! {
     #[project = KindProjection]
     #[derive(Debug)]
     enum Kind<B> {
-        Served { #[pin] body: B, guard: Option<BodyGuard> },
+        Served { #[pin] body: B, guard: Option<Box<BodyGuard>> },
         Denied { bytes: Bytes },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) const fn served(body: B, guard: Option<BodyGuard>) -> Self {
+    pub(crate) const fn served(body: B, guard: Option<Box<BodyGuard>>) -> Self {
         Self { kind: Kind::Served { body, guard } }
     }
 

@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use crate::body::ResponseBody;
 use crate::limiter::ready_now;
-use crate::verdict::{BodyGuard, Verdict};
+use crate::verdict::Verdict;
 
 pin_project! {
     /// The future of a response: see [`RateLimited`](crate::RateLimited).
@@ -33,7 +33,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<S, ReqBody, F, R> {
         /// A store elsewhere decides, or the request waits for its delay.
-        Deciding { deciding: Boxed<Verdict>, service: S, request: Option<Request<ReqBody>> },
+        Deciding { deciding: Boxed<Verdict>, call: Option<Box<(S, Request<ReqBody>)>> },
         Serving { #[pin] serving: F, verdict: Option<Verdict> },
         /// A store elsewhere settles.
         Settling { settling: Boxed<(Verdict, http::response::Parts)>, response: Option<R> },
@@ -44,12 +44,12 @@ pin_project! {
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S: Service<Request<ReqBody>>, ReqBody> ResponseFuture<S, ReqBody> {
-    pub(crate) const fn deciding(
+    pub(crate) fn deciding(
         deciding: Boxed<Verdict>,
         service: S,
         request: Request<ReqBody>,
     ) -> Self {
-        Self { state: State::Deciding { deciding, service, request: Some(request) } }
+        Self { state: State::Deciding { deciding, call: Some(Box::new((service, request))) } }
     }
 
     pub(crate) fn denied(verdict: &Verdict) -> Self {
@@ -79,10 +79,13 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProjection::Deciding { deciding, service, request } => {
+                StateProjection::Deciding { deciding, call } => {
                     let verdict = ready!(deciding.as_mut().poll(context));
-                    match request.take().filter(|_| verdict.is_allowed()) {
-                        Some(request) => Self::serving(service, request, verdict),
+                    match call.take().filter(|_| verdict.is_allowed()) {
+                        Some(call) => {
+                            let (mut service, request) = *call;
+                            Self::serving(&mut service, request, verdict)
+                        }
                         None => Self::denied(&verdict),
                     }
                     .state
@@ -123,7 +126,8 @@ fn complete<B>(
     body: B,
 ) -> Response<ResponseBody<B>> {
     verdict.write_headers(&mut head.headers);
-    let guard = Some(verdict.into_guard()).filter(|guard: &BodyGuard| !guard.is_empty());
+    let guard = verdict.into_guard();
+    let guard = (!guard.is_empty()).then(|| Box::new(guard));
     Response::from_parts(head, ResponseBody::served(body, guard))
 }
 

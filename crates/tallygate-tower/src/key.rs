@@ -1,10 +1,12 @@
 //! Keys: what identifies the client of a request.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use http::header::{COOKIE, HeaderName};
 use http::request::Parts;
+use tallygate::address::{MAX_KEY_TEXT, write_key};
 use tallygate::joined_key;
 
 use crate::address::ClientAddress;
@@ -167,30 +169,46 @@ impl Key {
     /// # Errors
     /// Returns an error if the request does not have it.
     pub fn of(&self, parts: &Parts) -> Result<Vec<u8>, MissingKey> {
+        Ok(match self.bytes(parts)? {
+            KeyBytes::Long(bytes) => bytes,
+            short @ KeyBytes::Short { .. } => short.to_vec(),
+        })
+    }
+
+    /// Returns the key of a request, on the heap only if it is long.
+    pub(crate) fn bytes(&self, parts: &Parts) -> Result<KeyBytes, MissingKey> {
         match &self.0 {
-            Source::Everyone => Ok(Vec::new()),
+            Source::Everyone => Ok(KeyBytes::EMPTY),
             Source::Client(address) => {
-                address.key(parts).map(String::into_bytes).ok_or(MissingKey::Address)
+                let (address, prefix) = address.network(parts).ok_or(MissingKey::Address)?;
+                let mut key = KeyBytes::EMPTY;
+                // Writing to it does not fail.
+                let _ = write_key(address, prefix, &mut key);
+                Ok(key)
             }
-            Source::Header(name) => header(parts, name),
-            Source::Cookie(name) => cookie(parts, name),
+            Source::Header(name) => header(parts, name).map(KeyBytes::from),
+            Source::Cookie(name) => cookie(parts, name).map(KeyBytes::from),
             #[cfg(feature = "axum")]
-            Source::Route => Ok(route(parts).into()),
-            Source::Path => Ok(parts.uri.path().into()),
-            Source::Method => Ok(parts.method.as_str().into()),
+            Source::Route => Ok(route(parts).as_bytes().into()),
+            Source::Path => Ok(parts.uri.path().as_bytes().into()),
+            Source::Method => Ok(parts.method.as_str().as_bytes().into()),
             Source::Custom { name, extract } => {
-                extract(parts).ok_or(MissingKey::Custom { source: name })
+                let key = extract(parts).ok_or(MissingKey::Custom { source: name })?;
+                Ok(KeyBytes::Long(key))
             }
             Source::All(keys) => {
-                let parts: Result<Vec<_>, _> = keys.iter().map(|key| key.of(parts)).collect();
-                Ok(joined_key(parts?))
+                let parts: Result<Vec<_>, _> = keys.iter().map(|key| key.bytes(parts)).collect();
+                Ok(KeyBytes::Long(joined_key(parts?)))
             }
             Source::First(keys) => {
                 let mut missing = None;
                 for (index, key) in keys.iter().enumerate() {
-                    match key.of(parts) {
+                    match key.bytes(parts) {
                         // Without the index, an API key could be equal to an address.
-                        Ok(key) => return Ok(joined_key([index.to_string().as_bytes(), &key])),
+                        Ok(key) => {
+                            let index = index.to_string();
+                            return Ok(KeyBytes::Long(joined_key([index.as_bytes(), &key])));
+                        }
                         Err(error) => missing = missing.or(Some(error)),
                     }
                 }
@@ -200,17 +218,76 @@ impl Key {
     }
 }
 
-fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, MissingKey> {
+/// The bytes of a key. Short ones, such as all addresses, are not on the heap.
+#[derive(Debug)]
+pub(crate) enum KeyBytes {
+    Short { bytes: [u8; MAX_KEY_TEXT], length: u8 },
+    Long(Vec<u8>),
+}
+
+impl KeyBytes {
+    pub(crate) const EMPTY: Self = Self::Short { bytes: [0; MAX_KEY_TEXT], length: 0 };
+
+    fn push(&mut self, more: &[u8]) {
+        if let Self::Short { bytes, length } = self {
+            let from = usize::from(*length);
+            let end = from + more.len();
+            if let (Some(space), Ok(end)) = (bytes.get_mut(from..end), u8::try_from(end)) {
+                space.copy_from_slice(more);
+                *length = end;
+                return;
+            }
+            *self = Self::Long(bytes[..from].to_vec());
+        }
+        if let Self::Long(bytes) = self {
+            bytes.extend_from_slice(more);
+        }
+    }
+}
+
+impl Deref for KeyBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short { bytes, length } => &bytes[..usize::from(*length)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for KeyBytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<&[u8]> for KeyBytes {
+    fn from(bytes: &[u8]) -> Self {
+        let mut key = Self::EMPTY;
+        key.push(bytes);
+        key
+    }
+}
+
+impl fmt::Write for KeyBytes {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes());
+        Ok(())
+    }
+}
+
+fn header<'a>(parts: &'a Parts, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next().filter(|value| !value.is_empty()), values.next()) {
-        (Some(value), None) => Ok(value.as_bytes().into()),
+        (Some(value), None) => Ok(value.as_bytes()),
         (None, None) => Err(MissingKey::Header { name: name.clone() }),
         // The application might use another one of the values.
         (_, Some(_)) => Err(MissingKey::RepeatedHeader { name: name.clone() }),
     }
 }
 
-fn cookie(parts: &Parts, name: &str) -> Result<Vec<u8>, MissingKey> {
+fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], MissingKey> {
     let lines = parts.headers.get_all(COOKIE).iter();
     let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let mut found = None;
@@ -223,7 +300,7 @@ fn cookie(parts: &Parts, name: &str) -> Result<Vec<u8>, MissingKey> {
         }
     }
     let found = found.filter(|value| !value.is_empty());
-    found.map(Into::into).ok_or_else(|| MissingKey::Cookie { name: name.into() })
+    found.ok_or_else(|| MissingKey::Cookie { name: name.into() })
 }
 
 #[cfg(feature = "axum")]
@@ -406,5 +483,15 @@ mod tests {
         let wide = Key::client(ClientAddress::peer().ipv6_prefix(48));
         assert_eq!(key(&wide, &from("2001:db8:1:2:3::4")), "2001:db8:1::/48");
         assert_eq!(peer.of(&parts(&[])), Err(MissingKey::Address));
+    }
+    #[test]
+    fn a_key_of_any_length_is_whole() {
+        for length in 1..100 {
+            let value = "0123456789".repeat(10)[..length].to_owned();
+            assert_eq!(key(&Key::header(API_KEY), &parts(&[("x-api-key", &value)])), value);
+        }
+        let longest = "2001:db8:1111:2222:3333:4444:5555:6666";
+        let exact = Key::client(ClientAddress::peer().ipv6_prefix(128));
+        assert_eq!(key(&exact, &from(longest)), format!("{longest}/128"));
     }
 }

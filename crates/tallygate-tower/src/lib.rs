@@ -47,6 +47,7 @@
 
 mod address;
 mod body;
+mod few;
 mod future;
 mod grpc;
 mod in_flight;

@@ -11,12 +11,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use http::HeaderValue;
 use tallygate::algorithm::Op;
+use tallygate::headers::NamedLimits;
 use tallygate::observer::Observer;
 use tallygate::reservation::{Reservation, Reserved, SettleError};
 use tallygate::store::{MAX_KEY_BYTES, Store};
 use tallygate::tiers::{Access, ClientRule, RuleSource, UnknownTier};
-use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, StoreError, Tick, TieredLimiter, Tiers};
+use tallygate::{
+    Ask, Cost, Decision, Limit, Policy, RateLimiter, StoreError, Tick, TieredLimiter, Tiers,
+};
 
 /// A limiter on any store, which all clones share.
 ///
@@ -71,6 +75,19 @@ impl Limiter {
     pub fn name(&self) -> &str {
         self.backend.name()
     }
+
+    /// Returns the limits that a decision was made under.
+    pub(crate) fn limits<'a>(&'a self, checked: &'a Checked) -> &'a [Limit] {
+        let fixed = || self.backend.fixed().map(|fixed| &fixed.access);
+        checked.access.as_ref().or_else(fixed).map_or(&[], Access::limits)
+    }
+
+    /// Returns the limits that a decision was made under, for header fields.
+    pub(crate) fn named_limits<'a>(&'a self, checked: &'a Checked) -> NamedLimits<'a> {
+        let fixed = self.backend.fixed().filter(|_| checked.access.is_none());
+        NamedLimits::from((self.name(), self.limits(checked)))
+            .with_quotas(fixed.and_then(|fixed| fixed.quotas.as_ref()))
+    }
 }
 
 impl fmt::Debug for Limiter {
@@ -106,7 +123,10 @@ where
     for<'a> S::Reply<'a, Decision>: IntoPending<'a, Decision>,
 {
     fn from(limiter: Arc<RateLimiter<R, S, O>>) -> Self {
-        let fixed = limiter.rules().fixed();
+        let fixed = limiter.rules().fixed().map(|access| {
+            let quotas = NamedLimits::from((limiter.name(), access.limits())).quotas();
+            FixedAccess { access, quotas }
+        });
         Self { backend: Arc::new(Typed { limiter, fixed }) }
     }
 }
@@ -116,7 +136,7 @@ pub trait Rules: RuleSource {
     /// Returns the access of all clients, if it is the same for all and never changes.
     fn fixed(&self) -> Option<Access>;
 
-    /// Returns the access of the client at a time.
+    /// Returns the access of the client at a time; `None` if it is [fixed](Self::fixed).
     fn access(rule: &Self::Rule, at: Tick) -> Option<Access>;
 }
 
@@ -144,7 +164,15 @@ impl Rules for Tiers {
 #[derive(Clone, Debug)]
 pub struct Checked {
     pub(crate) decision: Decision,
+    /// `None` if all clients of the limiter always have the same access.
+    pub(crate) access: Option<Access>,
+}
+
+/// The access of all clients, if it is the same for all and never changes.
+pub(crate) struct FixedAccess {
     pub(crate) access: Access,
+    /// The value of `RateLimit-Policy`.
+    pub(crate) quotas: Option<HeaderValue>,
 }
 
 /// A decision, and the reservation if it is allowed.
@@ -161,6 +189,8 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns whether its answers are always ready at once, as those of memory are.
     fn is_immediate(&self) -> bool;
 
+    fn fixed(&self) -> Option<&FixedAccess>;
+
     fn check<'a>(&'a self, ask: Ask<'a>) -> Pending<'a, Checked>;
 
     fn reserve<'a>(&'a self, ask: Ask<'a>, time_to_live: Duration) -> Pending<'a, Charged>;
@@ -173,15 +203,7 @@ pub(crate) trait Backend: Send + Sync {
 
 struct Typed<R: RuleSource, S, O> {
     limiter: Arc<RateLimiter<R, S, O>>,
-    /// The access of all clients, if it is the same for all.
-    fixed: Option<Access>,
-}
-
-impl<R: Rules, S, O> Typed<R, S, O> {
-    fn access(&self, rule: &R::Rule, at: Tick) -> Access {
-        let access = self.fixed.clone().or_else(|| R::access(rule, at));
-        access.unwrap_or(Access::Unlimited)
-    }
+    fixed: Option<FixedAccess>,
 }
 
 impl<R, S, O> Backend for Typed<R, S, O>
@@ -201,15 +223,18 @@ where
         <S::Reply<'static, Checked>>::IS_IMMEDIATE
     }
 
+    fn fixed(&self) -> Option<&FixedAccess> {
+        self.fixed.as_ref()
+    }
+
     fn check<'a>(&'a self, ask: Ask<'a>) -> Pending<'a, Checked> {
-        let make =
-            |rule: &R::Rule, decision, at| Checked { decision, access: self.access(rule, at) };
+        let make = |rule: &R::Rule, decision, at| Checked { decision, access: R::access(rule, at) };
         self.limiter.decide_with(ask, Op::Check(ask.cost), make).into_pending()
     }
 
     fn reserve<'a>(&'a self, ask: Ask<'a>, time_to_live: Duration) -> Pending<'a, Charged> {
         let make = |rule: &R::Rule, at, reserved: Reserved| {
-            let checked = Checked { decision: *reserved.decision(), access: self.access(rule, at) };
+            let checked = Checked { decision: *reserved.decision(), access: R::access(rule, at) };
             Charged { checked, reservation: reserved.granted() }
         };
         self.limiter.reserve_with(ask, time_to_live, make).into_pending()

@@ -11,12 +11,13 @@ use http::request::Parts;
 use ipnet::IpNet;
 use tallygate::clock::Alarm;
 use tallygate::headers::Dialect;
-use tallygate::{Ask, Ticks};
+use tallygate::{Ask, Limit, Ticks};
 
 use crate::address::ClientAddress;
+use crate::few::Few;
 use crate::in_flight::{InFlightLimit, InFlightRule};
-use crate::key::{Key, MissingKey};
-use crate::limiter::{Charged, Limiter, LimiterError};
+use crate::key::{Key, KeyBytes, MissingKey};
+use crate::limiter::{Charged, Checked, Limiter, LimiterError};
 use crate::respond::Denial;
 use crate::rule::{Applies, Question, Rule};
 use crate::timer::Timer;
@@ -261,7 +262,7 @@ impl RateLimit {
             return questions;
         }
         for (index, rule) in self.settings.in_flight.iter().enumerate() {
-            match rule.key.of(parts) {
+            match rule.key.bytes(parts) {
                 Ok(key) => questions.places.push((index, key)),
                 Err(missing) => questions.missing = questions.missing.or(Some(missing)),
             }
@@ -285,7 +286,7 @@ impl RateLimit {
             return verdict.denied(Reason::MissingKey(missing));
         }
         // Places come first, because a place can be given back without a trace.
-        for (index, key) in &questions.places {
+        for (index, key) in questions.places.iter() {
             match self.settings.in_flight[*index].places.enter(key).await {
                 Ok(Some(place)) => verdict.places.push(place),
                 Ok(None) => return verdict.denied(Reason::InFlight),
@@ -300,7 +301,7 @@ impl RateLimit {
         let may_return = self.settings.max_delay.is_some()
             || questions.rates.iter().filter(enforced).count() > 1;
         let mut charges = Charges::default();
-        for question in &questions.rates {
+        for question in questions.rates.iter() {
             let rule = &self.settings.rules[question.rule];
             let ask = Ask::new(&question.key).cost(question.cost).tier(question.tier.as_deref());
             let backend = &rule.limiter.backend;
@@ -321,7 +322,7 @@ impl RateLimit {
                 },
             };
             let is_allowed = charged.checked.decision.allowed;
-            report(rule, &charged);
+            report(rule, &charged.checked);
             if !rule.is_shadow {
                 verdict.add(question.rule, charged.checked);
             }
@@ -364,10 +365,16 @@ impl RateLimit {
 }
 
 /// Logs one event per denial, by a rule or by one of its shadow limits.
-fn report(rule: &Rule, charged: &Charged) {
-    let decision = &charged.checked.decision;
+fn report(rule: &Rule, checked: &Checked) {
+    let decision = &checked.decision;
+    if decision.allowed && decision.shadow_denied_by.is_none() {
+        return;
+    }
     let policy = rule.limiter.name();
-    let limit = |index: Option<usize>| charged.checked.limit_name(index).unwrap_or_default();
+    let limit = |index: Option<usize>| {
+        let limits = rule.limiter.limits(checked);
+        index.and_then(|index| limits.get(index)).map(Limit::name).unwrap_or_default()
+    };
     if !decision.allowed {
         let retry_after_ms = decision.retry_after.map(|wait| wait.as_duration().as_millis());
         tracing::info!(
@@ -378,7 +385,7 @@ fn report(rule: &Rule, charged: &Charged) {
             shadow = rule.is_shadow,
             "request denied"
         );
-    } else if decision.shadow_denied_by.is_some() {
+    } else {
         let limit = limit(decision.shadow_denied_by);
         let source = decision.source.name();
         tracing::info!(policy, limit, source, shadow = true, "request denied");
@@ -391,8 +398,8 @@ pub(crate) struct Questions {
     is_grpc: bool,
     missing: Option<MissingKey>,
     /// The indices of the limits on requests in flight, and their keys.
-    places: Vec<(usize, Vec<u8>)>,
-    rates: Vec<Question>,
+    places: Few<(usize, KeyBytes)>,
+    rates: Few<Question>,
 }
 
 impl From<Rule> for RateLimit {

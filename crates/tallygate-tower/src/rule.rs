@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::request::Parts;
 use tallygate::Cost;
 
-use crate::key::{Key, MissingKey};
+use crate::key::{Key, KeyBytes, MissingKey};
 use crate::limiter::Limiter;
 use crate::settle::Settle;
 
@@ -140,9 +140,9 @@ impl Rule {
         if self.applies.as_ref().is_some_and(|applies| !applies(parts)) {
             return None;
         }
-        let key = match (self.key.of(parts), self.when_missing) {
+        let key = match (self.key.bytes(parts), self.when_missing) {
             (Ok(key), _) => key,
-            (Err(_), WhenMissing::Share) => Vec::new(),
+            (Err(_), WhenMissing::Share) => KeyBytes::EMPTY,
             (Err(_), WhenMissing::Allow) => return None,
             (Err(missing), WhenMissing::Deny) => return Some(Err(missing)),
         };
@@ -157,7 +157,7 @@ impl Rule {
 pub(crate) struct Question {
     /// The index of the rule.
     pub(crate) rule: usize,
-    pub(crate) key: Vec<u8>,
+    pub(crate) key: KeyBytes,
     pub(crate) cost: Cost,
     pub(crate) tier: Option<String>,
 }

@@ -10,9 +10,9 @@ use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Response, response};
 use tallygate::headers::NamedLimits;
 use tallygate::reservation::Reservation;
-use tallygate::tiers::Access;
-use tallygate::{Cost, Decision, Limit, Ticks};
+use tallygate::{Cost, Decision, Ticks};
 
+use crate::few::Few;
 use crate::in_flight::Place;
 use crate::key::MissingKey;
 use crate::limiter::{Backend, Checked, LimiterError};
@@ -28,7 +28,7 @@ pub struct Verdict {
     pub(crate) is_grpc: bool,
     reason: Option<Reason>,
     /// The decisions of the rules that are enforced, by the index of their rule.
-    checked: Vec<(usize, Checked)>,
+    checked: Few<(usize, Checked)>,
     /// The charges that the response will correct.
     pub(crate) charges: Vec<Charge>,
     pub(crate) places: Vec<Place>,
@@ -54,7 +54,7 @@ impl Verdict {
             limit,
             is_grpc,
             reason: None,
-            checked: Vec::new(),
+            checked: Few::new(),
             charges: Vec::new(),
             places: Vec::new(),
         }
@@ -83,7 +83,7 @@ impl Verdict {
 
     /// Denies a request that was allowed with a delay above the bound.
     pub(crate) fn too_slow(mut self, delay: Ticks, max_delay: Ticks) -> Self {
-        for (_, checked) in &mut self.checked {
+        for (_, checked) in self.checked.iter_mut() {
             let decision = &mut checked.decision;
             if decision.delay == delay {
                 decision.allowed = false;
@@ -209,7 +209,7 @@ impl Verdict {
             deciding.decision.write_headers(self.named(*rule, deciding), dialects, fields);
         }
         // The fields of the draft are lists, so they show all rules.
-        for other in &self.checked {
+        for other in self.checked.iter() {
             if deciding.is_some_and(|deciding| std::ptr::eq(deciding, other)) {
                 continue;
             }
@@ -243,7 +243,7 @@ impl Verdict {
     }
 
     fn named<'a>(&'a self, rule: usize, checked: &'a Checked) -> NamedLimits<'a> {
-        (self.limit.settings.rules[rule].limiter.name(), checked.limits()).into()
+        self.limit.settings.rules[rule].limiter.named_limits(checked)
     }
 
     /// Returns the name of the deciding policy.
@@ -265,20 +265,6 @@ impl fmt::Debug for Verdict {
             .field("reason", &self.reason)
             .field("checked", &self.checked)
             .finish_non_exhaustive()
-    }
-}
-
-impl Checked {
-    fn limits(&self) -> &[Limit] {
-        match &self.access {
-            Access::Limited(policy) => policy.limits(),
-            Access::Unlimited | Access::Blocked => &[],
-        }
-    }
-
-    /// Returns the name of a limit.
-    pub(crate) fn limit_name(&self, index: Option<usize>) -> Option<&str> {
-        self.limits().get(index?).map(Limit::name)
     }
 }
 

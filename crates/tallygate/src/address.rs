@@ -20,6 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The default number of leading bits of an IPv6 address that identify a client.
@@ -123,11 +124,38 @@ pub fn key(address: IpAddr) -> String {
 /// Returns the key of the client with this address. The first `ipv6_prefix` bits identify an IPv6 client.
 #[must_use]
 pub fn key_within(address: IpAddr, ipv6_prefix: u8) -> String {
+    let mut key = String::new();
+    // Writing to a string does not fail.
+    let _ = write_key(address, ipv6_prefix, &mut key);
+    key
+}
+
+/// Writes the key of [`key_within`], for callers that have a place for it. It has at most [`MAX_KEY_TEXT`] bytes.
+///
+/// # Errors
+/// Fails if `out` does.
+pub fn write_key(address: IpAddr, ipv6_prefix: u8, out: &mut impl fmt::Write) -> fmt::Result {
     match network(address, ipv6_prefix) {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(network) => format!("{network}/{}", ipv6_prefix.clamp(1, 128)),
+        IpAddr::V4(address) => {
+            // As the address writes itself, in a fraction of the time.
+            let (mut text, mut length) = ([b'.'; "255.255.255.255.".len()], 0);
+            for octet in address.octets() {
+                let digits = [octet / 100, octet / 10 % 10, octet % 10];
+                let zeros = usize::from(octet < 100) + usize::from(octet < 10);
+                for digit in &digits[zeros..] {
+                    text[length] = b'0' + digit;
+                    length += 1;
+                }
+                length += 1;
+            }
+            out.write_str(std::str::from_utf8(&text[..length - 1]).unwrap_or_default())
+        }
+        IpAddr::V6(network) => write!(out, "{network}/{}", ipv6_prefix.clamp(1, 128)),
     }
 }
+
+/// The length of the longest key of an address, in bytes: an IPv6 address and `/128`.
+pub const MAX_KEY_TEXT: usize = 39 + 4;
 
 /// Returns the address of an IPv4 client, or the network of the first `ipv6_prefix` bits of an IPv6 address.
 #[must_use]
@@ -291,5 +319,13 @@ mod tests {
         assert_eq!(key(128), "2001:db8:1:2:3:4:5:6/128");
         assert_eq!(key(1), "::/1");
         assert_eq!(key_within("::ffff:192.0.2.1".parse().unwrap(), 48), "192.0.2.1");
+    }
+    #[test]
+    fn the_key_of_an_ipv4_address_is_its_text() {
+        for octet in 0..=255 {
+            for address in [Ipv4Addr::new(octet, 0, 10, 255), Ipv4Addr::new(192, 0, 2, octet)] {
+                assert_eq!(key(address.into()), address.to_string());
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 
-use tallygate_core::{Algorithm as _, Cost, Decision, Op, Tick};
+use tallygate_core::{Algorithm as _, Cost, Decision, Op, Tick, Timed};
 
 use crate::ask::Ask;
 use crate::in_flight::{InFlight, Place};
@@ -33,9 +33,10 @@ pub struct JointDecision {
     pub decision: Decision,
     /// The index of the first part that denied the request. `decision.denied_by` is the limit of that part.
     pub denied_ask: Option<usize>,
-    /// The decision of each part by itself, in order: whether its own rules allow it, and its state after the joint
-    /// decision. `None` if the part was not checked, because a part before it was denied in another slot of a cluster.
-    pub parts: Vec<Option<Decision>>,
+    /// The decision of each part by itself, in order: whether its own rules allow it, its state after the joint
+    /// decision, and its time. `None` if the part was not checked, because a part before it was denied in another slot of
+    /// a cluster.
+    pub parts: Vec<Option<Timed>>,
     /// The places of requests in flight, if there were such parts. Dropping a place returns it.
     pub places: Vec<Place>,
 }
@@ -80,6 +81,8 @@ trait Joint<'a> {
     fn time(&self) -> Option<Tick>;
     /// Sets the time of the decision, by the clock if none is given, and returns it.
     fn begin(&mut self, now: Option<Tick>) -> Tick;
+    /// Returns the time of the decision.
+    fn now(&self) -> Tick;
     /// Returns whether its rule charges what it allows.
     fn charges(&self) -> bool;
     /// Looks for requests that wait for the key: they come first. `keys` is the number of keys in the decision.
@@ -184,7 +187,8 @@ fn decide(mut asks: Vec<JointAsk<'_>>) -> Result<JointDecision, StoreError> {
         // The observer of every part gets the result of the joint decision.
         ask.part.notify(&Decision { allowed: go, ..*decision });
     }
-    let parts = decisions.into_iter().map(Some).collect();
+    let timed = |(ask, decision): (&JointAsk<'_>, Decision)| Timed { decision, at: ask.part.now() };
+    let parts = asks.iter().zip(decisions).map(timed).map(Some).collect();
     Ok(JointDecision { decision, denied_ask, parts, places })
 }
 
@@ -400,6 +404,10 @@ where
 
     fn begin(&mut self, now: Option<Tick>) -> Tick {
         self.now = now.unwrap_or_else(|| self.store.now());
+        self.now
+    }
+
+    fn now(&self) -> Tick {
         self.now
     }
 

@@ -25,6 +25,7 @@ descriptors:
 
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
 const INVALID_ARGUMENT: u32 = 3;
+const INTERNAL: u32 = 13;
 const DEADLINE_EXCEEDED: u32 = 4;
 const NOT_FOUND: u32 = 5;
 const RESOURCE_EXHAUSTED: u32 = 8;
@@ -231,7 +232,7 @@ fn malformed_calls_fail_with_a_code_and_the_connection_goes_on() {
     let compressed = Bytes::from_static(&[1, 0, 0, 0, 0]);
     let gzip = client.send(SHOULD_RATE_LIMIT, &[("grpc-encoding", "gzip")], compressed);
     assert_eq!(gzip.unwrap_err().code, UNIMPLEMENTED, "compressed");
-    assert_eq!(code(&mut client, &[1, 0, 0, 0, 0]), INVALID_ARGUMENT, "by an unknown encoding");
+    assert_eq!(code(&mut client, &[1, 0, 0, 0, 0]), INTERNAL, "compressed without an encoding");
     assert_eq!(code(&mut client, &[0, 0, 0, 0, 0]), INVALID_ARGUMENT, "no domain");
     let unknown = client.call("/a.B/C", &[], &[]).unwrap_err();
     assert_eq!(unknown.code, UNIMPLEMENTED);

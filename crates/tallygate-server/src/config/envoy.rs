@@ -31,6 +31,8 @@ pub(crate) use matching::{EnvoyLimit, EnvoyMode, EnvoyRule, MAX_ENTRIES, Unit, o
 pub(crate) struct EnvoyConfig {
     pub(crate) domains: Domains,
     pub(crate) settings: EnvoySettings,
+    /// What works and is probably not meant.
+    pub(super) warnings: Vec<String>,
 }
 
 /// The settings that envoyproxy/ratelimit does not have in its files.
@@ -100,20 +102,27 @@ impl EnvoyConfig {
             Mistake::in_line(1, 1, format!("cannot read it: {error}"))
                 .in_file(&path.display().to_string())
         };
-        let mut config = Self { domains: Domains::default(), settings };
-        for file in files(path).map_err(|error| cannot_read(path, &error))? {
+        let mut config = Self { settings, ..Self::default() };
+        let files = files(path).map_err(|error| cannot_read(path, &error))?;
+        if files.is_empty() {
+            config.warnings.push(format!(
+                "{}: the folder has no files for Envoy, so no request of Envoy is limited; add a file whose name ends in \
+                 .yaml or .yml and does not begin with a dot",
+                path.display()
+            ));
+        }
+        for file in files {
             let text = fs::read_to_string(&file).map_err(|error| cannot_read(&file, &error))?;
-            config
-                .add(&text, policies)
-                .map_err(|mistake| mistake.in_file(&file.display().to_string()))?;
+            config.add(&text, &file.display().to_string(), policies)?;
         }
         Ok(config)
     }
 
     /// Adds the domains of a text.
-    fn add(&mut self, text: &str, policies: &mut Policies) -> Result<(), Mistake> {
-        fields::add(text, &mut self.domains, policies)
-            .map_err(|error| Mistake::in_line(error.place.line, error.place.column, error.reason))
+    fn add(&mut self, text: &str, file: &str, policies: &mut Policies) -> Result<(), Mistake> {
+        fields::add(text, file, self, policies).map_err(|error| {
+            Mistake::in_line(error.place.line, error.place.column, error.reason).in_file(file)
+        })
     }
 
     /// Describes the configuration.
@@ -137,7 +146,7 @@ impl EnvoyConfig {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn parse(text: &str) -> Result<(Self, Policies), Mistake> {
         let (mut config, mut policies) = (Self::default(), Policies::new());
-        config.add(text, &mut policies)?;
+        config.add(text, "rules.yaml", &mut policies)?;
         Ok((config, policies))
     }
 }
@@ -362,7 +371,7 @@ descriptors:
     #[track_caller]
     fn says(text: &str, expected: &str) {
         let mistake = EnvoyConfig::parse(text).map(|_| ()).expect_err("a mistake");
-        assert_eq!(mistake.in_file("rules.yaml").to_string(), format!("rules.yaml:{expected}"));
+        assert_eq!(mistake.to_string(), format!("rules.yaml:{expected}"));
     }
 
     /// Fault G6.
@@ -415,12 +424,17 @@ descriptors:
         );
         says(
             "domain: d\ndescriptors:\n  - key: k\n  - key: k\n",
-            "4:5: duplicate descriptor d|k; its key and value appear twice at this level",
+            "4:5: duplicate descriptor d|k; its key and value are already on line 3; remove one of them",
+        );
+        let limited = "key: k, value: a*, rate_limit: {unit: day, requests_per_unit: 1}";
+        says(
+            &format!("domain: d\ndescriptors:\n  - {{{limited}}}\n  - key: x\n  - {{{limited}}}\n"),
+            "5:5: duplicate descriptor d|k=a*; its key and value are already on line 3; remove one of them",
         );
         says("domain: d\ndescriptors: 5\n", "2:14: `descriptors` must be a list, found a value");
         says(
             "domain: d\n---\ndomain: d\n",
-            "3:1: there is already a policy named \"envoy:d\"; rename it, or define the domain once",
+            "3:9: domain \"d\" is already defined in rules.yaml:1; put all its descriptors in one place",
         );
         says(
             "domain: [\n",
@@ -445,7 +459,54 @@ descriptors:
         let mistake =
             EnvoyConfig::read(folder.path(), EnvoySettings::default(), &mut Policies::new());
         let mistake = mistake.map(|_| ()).unwrap_err().to_string();
-        assert!(mistake.contains("c.yaml:1:1: there is already"), "{mistake}");
+        let first = folder.path().join("a.yml");
+        let expected = format!("domain \"a\" is already defined in {}:1", first.display());
+        assert!(mistake.contains("c.yaml:1:9: ") && mistake.contains(&expected), "{mistake}");
+    }
+
+    #[test]
+    fn what_envoyproxy_ratelimit_accepts_and_is_probably_not_meant_is_a_warning() {
+        let warnings = |descriptor: &str| {
+            let text = format!("domain: d\ndescriptors:\n  - {descriptor}\n");
+            let (config, policies) = EnvoyConfig::parse(&text).unwrap();
+            (config.warnings.join("\n"), policies)
+        };
+        let (missing, policies) = warnings("{key: k, rate_limit: {unit: day}}");
+        assert_eq!(
+            missing,
+            "rules.yaml:3: `requests_per_unit` is missing, so every request is denied, as in envoyproxy/ratelimit; \
+             set it, or set it to 0 to say so"
+        );
+        assert_eq!(policies["envoy:d|k"].tiers.base(), Access::Blocked);
+        for (descriptor, expected) in [
+            ("{key: k, rate_limit: {unit: day, requests_per_unit: 0}}", ""),
+            ("{key: k, rate_limit: {unlimited: true}}", ""),
+            (
+                "{key: k, shadow_mode: true}",
+                "rules.yaml:3: `shadow_mode` has no effect on a descriptor without `rate_limit`",
+            ),
+            (
+                "{key: k, value: v, share_threshold: true}",
+                "rules.yaml:3: `share_threshold` has no effect without a `value` that contains `*`",
+            ),
+        ] {
+            assert_eq!(warnings(descriptor).0, expected, "{descriptor}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_files_is_a_warning_that_says_what_would_work() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("rules.txt"), "domain: d\n").unwrap();
+        let read =
+            || EnvoyConfig::read(folder.path(), EnvoySettings::default(), &mut Policies::new());
+        let warnings = read().unwrap().warnings;
+        assert!(
+            warnings[0].contains("add a file whose name ends in .yaml or .yml"),
+            "{warnings:?}"
+        );
+        fs::write(folder.path().join("rules.yaml"), "domain: d\n").unwrap();
+        assert_eq!(read().unwrap().warnings, Vec::<String>::new());
     }
 
     #[test]

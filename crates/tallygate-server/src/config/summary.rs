@@ -167,6 +167,7 @@ impl Config {
                     .to_owned(),
             );
         }
+        warnings.extend(self.envoy.iter().flat_map(|envoy| envoy.warnings.iter().cloned()));
         for (name, policy) in &self.policies {
             warnings.extend(policy.unaffordable(name));
             if self.store.is_none() && !policy.redis_only.is_empty() {

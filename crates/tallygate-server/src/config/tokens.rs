@@ -62,8 +62,8 @@ type Digest = [u8; 32];
 
 /// The shortest token: shorter ones could be guessed.
 const SHORTEST: usize = 16;
-/// The longest token: longer ones are something else that got into the file.
-const LONGEST: usize = 1024;
+/// The longest token, in bytes: longer ones are something else that got into the file. Longer ones of clients are not hashed.
+pub(crate) const LONGEST_TOKEN: usize = 1024;
 
 impl Tokens {
     /// Decides whether a client has a role, for every surface. Its token, and whether its connection is the operator's,
@@ -173,10 +173,10 @@ impl TokenSource {
         let before = digests.len();
         for (index, token) in tokens_of(&text).enumerate() {
             let place = index + 1;
-            if !(SHORTEST..=LONGEST).contains(&token.len()) {
+            if !(SHORTEST..=LONGEST_TOKEN).contains(&token.len()) {
                 let length = token.len();
                 return Err(format!(
-                    "token {place} of {self} has {length} characters; a token must have {SHORTEST} to {LONGEST} (try `openssl rand -hex 32`)"
+                    "token {place} of {self} has {length} characters; a token must have {SHORTEST} to {LONGEST_TOKEN} (try `openssl rand -hex 32`)"
                 ));
             }
             if !token.bytes().all(|byte| byte.is_ascii_graphic()) {

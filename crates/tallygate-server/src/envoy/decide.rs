@@ -10,10 +10,10 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
-use tallygate::algorithm::Op;
+use tallygate::algorithm::{Op, Timed};
 use tallygate::store::Store as _;
-use tallygate::tiers::{Access, ClientRule};
-use tallygate::{Cost, Decision, Source, Tick, Ticks};
+use tallygate::tiers::{ClientRule, RuleSource as _};
+use tallygate::{Cost, Decision, Quota, Source, Ticks};
 use tallygate_redis::JointAsk;
 
 use super::{
@@ -21,10 +21,10 @@ use super::{
     RateLimitRequest, RateLimitResponse, TightestLimit, request_limit,
 };
 use crate::config::{
-    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, Limits, MAX_ENTRIES,
+    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, Limits, MAX_ENTRIES, Unit,
     override_key,
 };
-use crate::gate::{Gate, GateError, Policies, ServedPolicy};
+use crate::gate::{Gate, GateError, Policies, ServedPolicy, is_unlimited};
 
 /// Decides a request.
 ///
@@ -100,14 +100,17 @@ struct LimitedTarget {
     hits: Cost,
     /// The configured rule, if one matches.
     rule: Option<Arc<EnvoyRule>>,
-    /// The limit of the request, if it brings one.
-    request_rule: Option<ClientRule>,
+    /// Whether the request brings its own limit.
+    has_request_limit: bool,
+    /// The rule of the key. It is read once, so that the response describes the rule that decided: a reload can change
+    /// the rules of the policy at any time.
+    client_rule: ClientRule,
     limit: EnvoyLimit,
     mode: EnvoyMode,
     /// The name for detailed metrics.
     metric: Option<String>,
     /// `None` until it is decided, and if a limit in shadow or quota mode could not be decided.
-    decision: Option<Decision>,
+    decided: Option<Timed>,
 }
 
 impl Target {
@@ -123,7 +126,7 @@ impl Target {
             Self::Unmatched => None,
             Self::Unlimited { rule } => Some(rule),
             // A limit of the request has no name, and replaces nothing.
-            Self::Limited(target) if target.request_rule.is_some() => None,
+            Self::Limited(target) if target.has_request_limit => None,
             Self::Limited(target) => target.rule.as_ref(),
         }
     }
@@ -134,17 +137,21 @@ impl Target {
     }
 
     fn count_details(&self, gate: &Gate) {
-        if let Some(LimitedTarget { metric: Some(name), decision: Some(decision), .. }) =
+        if let Some(LimitedTarget { metric: Some(name), decided: Some(decided), .. }) =
             self.limited()
         {
-            gate.metrics.envoy_details.count(name, decision.allowed);
+            gate.metrics.envoy_details.count(name, decided.decision.allowed);
         }
     }
 }
 
 impl LimitedTarget {
+    fn decision(&self) -> Option<Decision> {
+        self.decided.map(|decided| decided.decision)
+    }
+
     fn exceeds(&self) -> bool {
-        self.decision.is_some_and(|decision| !decision.allowed)
+        self.decision().is_some_and(|decision| !decision.allowed)
     }
 
     fn fails_without_store(&self) -> bool {
@@ -161,37 +168,47 @@ impl LimitedTarget {
     }
 
     fn part(&self) -> Result<JointAsk<'_>, GateError> {
-        Ok(match &self.request_rule {
-            None => JointAsk::of_any(&self.policy.limiter, self.ask())?,
-            Some(rule) => JointAsk::of_any_under(&self.policy.limiter, rule.clone(), self.ask())?,
-        })
+        let rule = self.client_rule.clone();
+        Ok(JointAsk::of_any_under(&self.policy.limiter, rule, self.ask())?)
     }
 
     /// Carries out an operation on the key.
-    async fn apply(&self, op: Op) -> Result<Decision, GateError> {
+    async fn apply(&self, op: Op) -> Result<Timed, GateError> {
         let limiter = &self.policy.limiter;
-        Ok(match &self.request_rule {
-            None => limiter.decide_with(self.ask(), op, |_, decision, _| decision).await?,
-            Some(rule) => limiter.store().apply::<Decision>(rule, &self.key, op, None).await?,
-        })
+        let observed = |rule: &ClientRule, timed: Timed| {
+            if let Op::Check(cost) = op {
+                limiter.observe(rule, &self.key, cost, &timed.decision, timed.at);
+            }
+            timed
+        };
+        Ok(limiter.store().apply_with(&self.client_rule, &self.key, op, None, observed).await?)
     }
 
     /// Returns whether the hits would be allowed, and the present state.
-    async fn look(&self) -> Result<Decision, GateError> {
-        let peeked = self.apply(Op::Peek(self.hits)).await?;
+    async fn look(&self) -> Result<Timed, GateError> {
+        let Timed { mut decision, at } = self.apply(Op::Peek(self.hits)).await?;
         // A peek answers as a check would, and an allowed check lowers the remaining units by its cost.
-        let charged = if peeked.allowed { self.hits } else { 0 };
-        Ok(Decision { remaining: peeked.remaining.saturating_add(charged), ..peeked })
+        let charged = if decision.allowed { self.hits } else { 0 };
+        decision.remaining = decision.remaining.saturating_add(charged);
+        Ok(Timed { decision, at })
     }
 
-    fn access(&self) -> Access {
-        match &self.request_rule {
-            // A rule of a request has no override that could end.
-            Some(rule) => rule.access(Tick(0)).clone(),
-            None => match self.policy.limiter.rule(&self.ask()) {
-                Ok(rule) => rule.access(self.policy.limiter.now()).clone(),
-                Err(_) => Access::Unlimited,
-            },
+    /// Returns the numbers of the limit that decided, if one did: the configured limit, unless the key has an override
+    /// or the rules have changed since the configuration was read.
+    fn deciding_limit(&self) -> Option<(u32, i32)> {
+        let EnvoyLimit { requests_per_unit, unit, .. } = self.limit;
+        let Some(decision) = self.decision().filter(|decision| decision.source.is_answered())
+        else {
+            return Some((requests_per_unit, unit as i32));
+        };
+        match decision.quota {
+            Some(quota) if quota == self.limit.quota() => Some((requests_per_unit, unit as i32)),
+            Some(Quota { amount, window }) => {
+                let unit = Unit::of_window(window).map_or(UNKNOWN_UNIT, |unit| unit as i32);
+                Some((u32::try_from(amount).unwrap_or(u32::MAX), unit))
+            }
+            None if is_unlimited(&decision) => None,
+            None => Some((0, unit as i32)),
         }
     }
 }
@@ -223,7 +240,7 @@ fn targets(
         let policy = policies.get(policy).cloned().ok_or_else(|| {
             EnvoyError::Unavailable(format!("the policy {policy:?} is not in force"))
         })?;
-        let (limit, request_rule, mode) = match (descriptor.limit, &rule) {
+        let (limit, client_rule, mode) = match (descriptor.limit, &rule) {
             (Some(limit), _) => {
                 let at = |error| match error {
                     EnvoyError::Invalid(reason) => {
@@ -233,9 +250,12 @@ fn targets(
                 };
                 let (limit, rule) =
                     request_limit::rule(limit, limits.max_time_to_fresh).map_err(at)?;
-                (limit, Some(rule), EnvoyMode::Enforced)
+                (limit, rule, EnvoyMode::Enforced)
             }
-            (None, Some(rule)) => (rule.limit, None, rule.mode),
+            (None, Some(rule)) => {
+                let chosen = policy.limiter.rules().choose(&key);
+                (rule.limit, ClientRule::clone(&chosen), rule.mode)
+            }
             (None, None) => return Ok(Target::Unmatched),
         };
         Ok(Target::Limited(Box::new(LimitedTarget {
@@ -243,11 +263,12 @@ fn targets(
             key,
             hits,
             rule,
-            request_rule,
+            has_request_limit: descriptor.limit.is_some(),
+            client_rule,
             limit,
             mode,
             metric,
-            decision: None,
+            decided: None,
         })))
     };
     request.descriptors.iter().enumerate().map(find).collect()
@@ -284,7 +305,8 @@ async fn decide_enforced(
             continue;
         }
         if target.is_blocked() && target.hits == 0 {
-            target.decision = Some(NOTHING_LEFT);
+            let at = target.policy.limiter.now();
+            target.decided = Some(Timed { decision: NOTHING_LEFT, at });
             continue;
         }
         enforced.push(&mut **target);
@@ -300,14 +322,17 @@ async fn decide_enforced(
         }
         other => EnvoyError::Invalid(other.to_string()),
     })?;
-    for (target, decision) in enforced.into_iter().zip(decisions) {
-        if decision.source == Source::FailedClosed && target.fails_without_store() {
+    for (target, decided) in enforced.into_iter().zip(decisions) {
+        if decided.decision.source == Source::FailedClosed && target.fails_without_store() {
             return Err(EnvoyError::Unavailable("the store is unavailable".to_owned()));
         }
-        target.decision = Some(decision);
+        target.decided = Some(decided);
     }
     Ok(())
 }
+
+/// The unit of a window that none of the protocol's units has.
+const UNKNOWN_UNIT: i32 = 0;
 
 /// A look at a limit that denies every request.
 const NOTHING_LEFT: Decision = Decision {
@@ -328,17 +353,17 @@ const NOTHING_LEFT: Decision = Decision {
 async fn decide_together(
     gate: &Gate,
     targets: &[&mut LimitedTarget],
-) -> Result<Vec<Decision>, GateError> {
+) -> Result<Vec<Timed>, GateError> {
     if let [target] = targets
-        && target.request_rule.is_none()
+        && !target.has_request_limit
     {
         return Ok(vec![target.apply(Op::Check(target.hits)).await?]);
     }
     let parts = targets.iter().map(|target| target.part()).collect::<Result<Vec<_>, _>>()?;
     let decided = gate.check_parts(parts).await?;
     let parts =
-        decided.parts.into_iter().zip(targets).map(async |(decision, target)| match decision {
-            Some(decision) => Ok(decision),
+        decided.parts.into_iter().zip(targets).map(async |(decided, target)| match decided {
+            Some(decided) => Ok(decided),
             // In a cluster, keys behind a denied one were not asked.
             None => target.look().await,
         });
@@ -346,25 +371,18 @@ async fn decide_together(
 }
 
 /// Charges each limit by itself, also if it is exceeded.
-async fn decide_each(
-    gate: &Gate,
-    targets: &[&mut LimitedTarget],
-) -> Result<Vec<Decision>, GateError> {
+async fn decide_each(gate: &Gate, targets: &[&mut LimitedTarget]) -> Result<Vec<Timed>, GateError> {
     let each = targets.iter().map(async |target| {
-        let decided = gate.check_parts(vec![target.part()?]).await?;
-        let is_answered = !matches!(
-            decided.decision.source,
-            Source::FailedOpen | Source::FailedClosed | Source::Overloaded
-        );
-        if !decided.decision.allowed && is_answered && !target.is_blocked() {
-            let charged = target.apply(Op::Force(i128::from(target.hits))).await?;
-            return Ok(Decision {
-                remaining: charged.remaining,
-                reset_after: charged.reset_after,
-                ..decided.decision
-            });
+        let decided = gate.check_parts(vec![target.part()?]).await?.parts.into_iter().next();
+        let Some(Timed { mut decision, at }) = decided.flatten() else {
+            return Err(GateError::Store("a single key was not decided".into()));
+        };
+        if !decision.allowed && decision.source.is_answered() && !target.is_blocked() {
+            let charged = target.apply(Op::Force(i128::from(target.hits))).await?.decision;
+            decision.remaining = charged.remaining;
+            decision.reset_after = charged.reset_after;
         }
-        Ok(decided.decision)
+        Ok(Timed { decision, at })
     });
     join_all(each).await.into_iter().collect()
 }
@@ -380,12 +398,7 @@ async fn decide_observed(targets: &mut [Target], is_charged: bool) {
             true => target.apply(Op::Check(target.hits)).await,
             false => target.look().await,
         };
-        target.decision = decided.ok().filter(|decision| {
-            !matches!(
-                decision.source,
-                Source::FailedOpen | Source::FailedClosed | Source::Overloaded
-            )
-        });
+        target.decided = decided.ok().filter(|decided| decided.decision.source.is_answered());
     });
     join_all(each).await;
 }
@@ -436,16 +449,17 @@ fn status(target: &Target) -> DescriptorStatus {
         Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
     };
     let name = target.rule().and_then(|rule| rule.name.as_deref()).unwrap_or_default();
-    let remaining = limited.decision.map_or(0, |decision| decision.remaining);
+    let current_limit = limited.deciding_limit().map(|(requests_per_unit, unit)| CurrentLimit {
+        requests_per_unit,
+        unit,
+        name: name.to_owned(),
+    });
+    let remaining = limited.decision().map_or(0, |decision| decision.remaining);
     DescriptorStatus {
         code: Code::of(is_over_limit).into(),
-        current_limit: Some(CurrentLimit {
-            requests_per_unit: limited.limit.requests_per_unit,
-            unit: limited.limit.unit as i32,
-            name: name.to_owned(),
-        }),
+        current_limit,
         limit_remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
-        duration_until_reset: limited.decision.map(reset),
+        duration_until_reset: limited.decision().map(reset),
     }
 }
 
@@ -456,10 +470,11 @@ fn tightest(targets: &[Target]) -> Option<TightestLimit> {
         .iter()
         .filter_map(Target::limited)
         .filter(|target| target.mode == EnvoyMode::Enforced);
-    let decided = enforced.filter_map(|target| Some((target, target.decision?)));
-    let (target, decision) =
-        decided.min_by_key(|(_, decision)| (decision.allowed, decision.remaining))?;
-    Some(TightestLimit { policy: (&*target.policy.name).into(), access: target.access(), decision })
+    let decided = enforced.filter_map(|target| Some((target, target.decided?)));
+    let (target, Timed { decision, at }) =
+        decided.min_by_key(|(_, Timed { decision, .. })| (decision.allowed, decision.remaining))?;
+    let access = target.client_rule.access(at).clone();
+    Some(TightestLimit { policy: (&*target.policy.name).into(), access, decision })
 }
 
 #[cfg(test)]
@@ -467,6 +482,8 @@ mod tests {
     use std::path::Path;
 
     use tallygate::store::Capacity;
+    use tallygate::tiers::Access;
+    use tallygate::{Limit, Policy};
     use tallygate_redis::Stores;
 
     use super::super::RateLimitOverride;
@@ -502,12 +519,16 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 2}
 ";
 
-    fn gate(settings: &str) -> Gate {
+    fn config(rules: &str, settings: &str) -> Config {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+        std::fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         let text = format!("[envoy]\nconfig = \"rules.yaml\"\n{settings}\n");
-        let config = Config::parse(&text, folder.path()).unwrap();
+        Config::parse(&text, folder.path()).unwrap()
+    }
+
+    fn gate(settings: &str) -> Gate {
         let stores = Stores::Memory(Capacity::of(1_000));
+        let config = config(RULES, settings);
         Gate::new(&config, stores, Metrics::new(), RestoredStores::default())
     }
 
@@ -691,11 +712,8 @@ descriptors:
     fn a_reload_keeps_what_was_used() {
         let gate = gate("");
         ask(&gate, &[descriptor("five", "x")], 4);
-        let folder = tempfile::tempdir().unwrap();
         let changed = RULES.replace("requests_per_unit: 5", "requests_per_unit: 6");
-        std::fs::write(folder.path().join("rules.yaml"), changed).unwrap();
-        let config = Config::parse("[envoy]\nconfig = \"rules.yaml\"\n", folder.path()).unwrap();
-        gate.put_in_force(&config);
+        gate.put_in_force(&config(&changed, ""));
         assert_eq!(shown(&ask(&gate, &[descriptor("five", "x")], 1)), [(false, 1)]);
         // Without rules, the service fails, so that Envoy decides.
         gate.put_in_force(&Config::parse("", Path::new("")).unwrap());
@@ -706,5 +724,79 @@ descriptors:
         };
         let error = tallygate::block_on(decide(&gate, &request)).unwrap_err();
         assert!(matches!(error, EnvoyError::NotConfigured));
+    }
+    /// Returns the numbers of the first descriptor's limit, by its status and by the header fields.
+    fn described(targets: &[Target]) -> ((u32, i32), Vec<Quota>) {
+        let current = status(&targets[0]).current_limit.unwrap();
+        let access = tightest(targets).unwrap().access;
+        let quotas = access.limits().iter().map(Limit::quota).collect();
+        ((current.requests_per_unit, current.unit), quotas)
+    }
+
+    #[test]
+    fn a_response_describes_the_rule_that_decided_whenever_a_reload_comes() {
+        let changed = RULES.replace(
+            "key: five\n    rate_limit: {unit: year, requests_per_unit: 5}",
+            "key: five\n    rate_limit: {unit: day, requests_per_unit: 7}",
+        );
+        let quota = |amount, unit: Unit| Quota {
+            amount,
+            window: Ticks(unit.seconds() * Ticks::PER_SECOND),
+        };
+        let old = ((5, Unit::Year as i32), vec![quota(5, Unit::Year)]);
+        let new = ((7, Unit::Day as i32), vec![quota(7, Unit::Day)]);
+        let alone = vec![descriptor("five", "x")];
+        let joint = vec![descriptor("five", "x"), descriptor("instead", "x")];
+        for (charge, descriptors) in [
+            (Charge::AllOrNothing, &alone),
+            (Charge::AllOrNothing, &joint),
+            (Charge::Always, &alone),
+        ] {
+            let request = RateLimitRequest {
+                domain: "d".into(),
+                descriptors: descriptors.clone(),
+                hits_addend: 1,
+            };
+            // With a reload before the rules are read, and with one after the decision.
+            for (is_first, expected) in [(true, &new), (false, &old)] {
+                let gate = gate("");
+                let (limits, policies) = (gate.limits(), gate.in_force());
+                let envoy = policies.envoy.clone().unwrap();
+                let reload = || gate.put_in_force(&config(&changed, ""));
+                if is_first {
+                    reload();
+                }
+                let mut targets = targets(&request, &envoy, &policies, &limits).unwrap();
+                tallygate::block_on(decide_enforced(&gate, &mut targets, charge)).unwrap();
+                if !is_first {
+                    reload();
+                }
+                assert_eq!(described(&targets), *expected, "{charge:?} {is_first}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_status_has_the_override_of_its_key() {
+        let gate = gate("");
+        let policy = gate.policy("envoy:d|five").unwrap();
+        let two = |window| Access::from(Policy::token_bucket(2).per(window).build().unwrap());
+        let current = || {
+            let response = ask(&gate, &[descriptor("five", "x")], 0);
+            let status = response.statuses[0].clone();
+            (status.current_limit.map(|limit| (limit.requests_per_unit, limit.unit)), status.code)
+        };
+        let (ok, over_limit) = (Code::Ok as i32, Code::OverLimit as i32);
+        for (access, limit, code) in [
+            (two(Ticks(Unit::Hour.seconds() * Ticks::PER_SECOND)), Some((2, 3)), ok),
+            (two(Ticks(17 * Ticks::PER_SECOND)), Some((2, UNKNOWN_UNIT)), ok),
+            (Access::Unlimited, None, ok),
+            (Access::Blocked, Some((0, Unit::Year as i32)), over_limit),
+        ] {
+            policy.limiter.set_override("x", access, None);
+            assert_eq!(current(), (limit, code));
+        }
+        policy.limiter.remove_override("x");
+        assert_eq!(current(), (Some((5, Unit::Year as i32)), ok));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tallygate::tiers::{Access, ClientRule};
-use tallygate::{Policy, Ticks};
+use tallygate::{Policy, Quota};
 use tallygate_lab::duration::DurationText;
 use tallygate_lab::limit_syntax::in_durations;
 
@@ -32,7 +32,8 @@ pub(super) fn rule(
             "the limit has an unknown unit ({unit}); use SECOND (1), MINUTE (2), HOUR (3), DAY (4), MONTH (5), YEAR (6) or WEEK (7)"
         ))
     })?;
-    let limit = EnvoyLimit { requests_per_unit: limit.requests_per_unit, unit };
+    let requests_per_unit = limit.requests_per_unit;
+    let limit = EnvoyLimit { requests_per_unit, unit, unit_multiplier: 1 };
     if Duration::from_secs(unit.seconds()) > longest {
         let longest = DurationText(longest);
         return Err(EnvoyError::Invalid(format!(
@@ -58,12 +59,11 @@ pub(super) fn rule(
 }
 
 fn access(limit: EnvoyLimit) -> Result<Access, EnvoyError> {
-    let EnvoyLimit { requests_per_unit, unit } = limit;
-    if requests_per_unit == 0 {
+    let Quota { amount, window } = limit.quota();
+    if amount == 0 {
         return Ok(Access::Blocked);
     }
-    let window = Ticks(unit.seconds().saturating_mul(Ticks::PER_SECOND));
-    let policy = Policy::fixed_window(u64::from(requests_per_unit)).per(window).build();
+    let policy = Policy::fixed_window(amount).per(window).build();
     let policy = policy.map_err(|error| EnvoyError::Invalid(in_durations(&error)))?;
     Ok(Access::Limited(Arc::new(policy)))
 }

@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tallygate::reservation::{Reservation, SettleError};
-use tallygate::{Cost, Decision, Ticks};
+use tallygate::{Ask, Cost, Decision, Ticks};
 use tallygate_redis::Error;
 
-use super::{Answer, Ask, Gate, GateError, PolicyDecision, ServedPolicy};
+use super::{Answer, Gate, GateError, GateRequest, RuledDecision, ServedPolicy};
 use crate::client_budgets::BudgetOwner;
 use crate::config::Limits;
 use crate::random;
@@ -108,29 +108,32 @@ impl Gate {
     /// allowed.
     pub(crate) async fn reserve(
         &self,
-        ask: Ask<'_>,
+        request: GateRequest<'_>,
         ttl_ms: u64,
         owner: BudgetOwner,
     ) -> Result<(Answer, Option<ReservationId>), GateError> {
-        self.validate_reservation(&ask, ttl_ms)?;
-        let entry = self.policy(ask.policy)?;
-        let estimate = ask.cost.unwrap_or(entry.cost);
+        self.validate_reservation(&request, ttl_ms)?;
+        let entry = self.policy(request.policy)?;
+        let ask = request.of_limiter(&entry);
         let time_to_live = Ticks(ttl_ms * Ticks::PER_MILLISECOND);
-        let (client, counted) = ((ask.key, ask.tier), (owner, &self.limits()));
-        let reserving = self.reservations.reserve(&entry, client, estimate, time_to_live, counted);
-        let (decided, reservation) = reserving.await?;
-        Ok((Answer { entry, decided }, reservation.map(ReservationId)))
+        let counted = (owner, &self.limits());
+        let (answer, id) = self.reservations.reserve(&entry, ask, time_to_live, counted).await?;
+        Ok((answer, id.map(ReservationId)))
     }
 
     /// Checks that a reservation can be decided.
-    pub(crate) fn validate_reservation(&self, ask: &Ask<'_>, ttl_ms: u64) -> Result<(), GateError> {
+    pub(crate) fn validate_reservation(
+        &self,
+        request: &GateRequest<'_>,
+        ttl_ms: u64,
+    ) -> Result<(), GateError> {
         let longest = self.limits().max_reservation_ttl.as_millis();
         let longest_ms = u64::try_from(longest).unwrap_or(u64::MAX);
         if !(1..=longest_ms).contains(&ttl_ms) {
             return Err(GateError::TimeToLive { given_ms: ttl_ms, longest_ms });
         }
-        self.validate(ask)?;
-        match ask.cost.unwrap_or(self.policy(ask.policy)?.cost) {
+        self.validate(request)?;
+        match request.cost.unwrap_or(self.policy(request.policy)?.cost) {
             0 => Err(GateError::NothingToReserve),
             _ => Ok(()),
         }
@@ -181,19 +184,18 @@ impl Reservations {
     async fn reserve(
         &self,
         entry: &Arc<ServedPolicy>,
-        (key, tier): (&[u8], Option<&str>),
-        estimate: Cost,
+        ask: Ask<'_>,
         time_to_live: Ticks,
         (address, limits): (BudgetOwner, &Limits),
-    ) -> Result<(PolicyDecision, Option<u128>), GateError> {
-        let place = self.take_slot(entry, key, address, limits)?;
-        let ask = tallygate::Ask::new(key).cost(estimate).tier(tier);
-        let reserving = entry.limiter.reserve_with(ask, time_to_live, |plan, at, reserved| {
-            (PolicyDecision::new(plan, *reserved.decision(), at, false), reserved.granted())
+    ) -> Result<(Answer, Option<u128>), GateError> {
+        let place = self.take_slot(entry, ask.key, address, limits)?;
+        let reserving = entry.limiter.reserve_with(ask, time_to_live, |rule, at, reserved| {
+            let decided = RuledDecision { rule, decision: *reserved.decision(), at };
+            (Answer::new(entry, decided), reserved.granted())
         });
-        let (decided, granted) = reserving.await?;
+        let (answer, granted) = reserving.await?;
         let expires = Instant::now() + Duration::from_nanos(time_to_live.0);
-        Ok((decided, granted.and_then(|reservation| place.keep(entry, reservation, expires))))
+        Ok((answer, granted.and_then(|reservation| place.keep(entry, reservation, expires))))
     }
 
     /// Returns the number of open reservations.

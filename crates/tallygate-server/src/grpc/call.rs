@@ -72,7 +72,23 @@ pub(super) async fn read(
 ) -> Result<(Request<Full<Bytes>>, Option<HeldBytes>), Status> {
     let (parts, body) = request.into_parts();
     let (bytes, held) = read_body(body, caller).await?.into_parts();
+    check_compression(&parts.headers, &bytes)?;
     Ok((Request::from_parts(parts, Full::new(bytes)), held))
+}
+
+/// The encoding of compressed messages.
+pub(super) const ENCODING: &str = "grpc-encoding";
+
+/// Rejects a message that is compressed without an encoding. The protocol demands `INTERNAL` for it.
+fn check_compression(fields: &HeaderMap, body: &[u8]) -> Result<(), Status> {
+    let is_compressed = body.first() == Some(&1);
+    let is_plain = fields.get(ENCODING).is_none_or(|encoding| encoding == "identity");
+    if is_compressed && is_plain {
+        return Err(Status::internal(
+            "the message is marked as compressed, but grpc-encoding names no compression; send it uncompressed",
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the request of a stream. Its messages end when the client is idle for too long, and when the server shuts
@@ -110,24 +126,27 @@ pub(super) fn streamed(response: Response<Body>) -> Response<Content> {
 
 /// Returns the reply of a failed call.
 pub(super) fn failed(status: &Status) -> Response<Content> {
-    described(status).into_http::<Body>().map(|_| Content::from(Bytes::new()))
+    described(status.code(), status).into_http::<Body>().map(|_| Content::from(Bytes::new()))
 }
 
 /// Describes a failed call as this server does. tonic reports a message that it cannot read as `INTERNAL` or
 /// `OUT_OF_RANGE`, but the mistake is the client's.
 fn checked(response: Response<Body>) -> Response<Body> {
     match Status::from_header_map(response.headers()) {
-        Some(status) if status.code() != Code::Ok => described(&status).into_http(),
-        _ => response,
+        Some(status) => {
+            let code = match status.code() {
+                Code::Ok => return response,
+                Code::Internal => Code::InvalidArgument,
+                Code::OutOfRange => Code::ResourceExhausted,
+                code => code,
+            };
+            described(code, &status).into_http()
+        }
+        None => response,
     }
 }
 
-fn described(status: &Status) -> Status {
-    let code = match status.code() {
-        Code::Internal => Code::InvalidArgument,
-        Code::OutOfRange => Code::ResourceExhausted,
-        code => code,
-    };
+fn described(code: Code, status: &Status) -> Status {
     let mut detail = status.message().to_owned();
     if detail.len() > MAX_DETAIL_BYTES {
         detail.truncate(detail.floor_char_boundary(MAX_DETAIL_BYTES - '…'.len_utf8()));
@@ -177,6 +196,25 @@ mod tests {
             assert!(message.starts_with("%C3%A4%25%0A") && message.ends_with("%E2%80%A6"));
             assert!(message.len() <= 3 * MAX_DETAIL_BYTES, "{} bytes", message.len());
         }
+    }
+
+    #[test]
+    fn a_message_that_is_compressed_without_an_encoding_is_an_internal_error() {
+        let code = |encoding: Option<&'static str>, body: &[u8]| {
+            let mut fields = HeaderMap::new();
+            if let Some(encoding) = encoding {
+                fields.insert(ENCODING, HeaderValue::from_static(encoding));
+            }
+            let checked = check_compression(&fields, body);
+            checked.err().and_then(|status| Status::from_header_map(failed(&status).headers()))
+        };
+        for encoding in [None, Some("identity")] {
+            let status = code(encoding, &[1, 0, 0, 0, 0]).expect("an error");
+            assert_eq!(status.code(), Code::Internal, "{encoding:?}");
+            assert!(code(encoding, &[0, 0, 0, 0, 0]).is_none() && code(encoding, &[]).is_none());
+        }
+        // The decoder rejects encodings that the server does not have.
+        assert!(code(Some("gzip"), &[1, 0, 0, 0, 0]).is_none());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic::server::{Grpc, UnaryService};
 use tonic_prost::ProstEncoder;
 
-use super::call::{self, MAX_MESSAGE_BYTES};
+use super::call::{self, ENCODING, MAX_MESSAGE_BYTES};
 use crate::client_budgets::HeldBytes;
 use crate::config::Role;
 use crate::envoy::{RateLimitRequest, RateLimitResponse};
@@ -58,9 +58,6 @@ fn grpc(max_descriptors: usize) -> Grpc<RateLimitCodec> {
     let codec = RateLimitCodec { max_descriptors, is_read: false };
     Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
-
-/// The field of the head that tonic reads.
-const ENCODING: &str = "grpc-encoding";
 
 /// The method, on a gate.
 struct ShouldRateLimit<'a> {

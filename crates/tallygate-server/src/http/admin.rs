@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use hyper::http::request::Parts;
-use tallygate::Decision;
+use tallygate::{Ask, Decision};
 
 use super::Reply;
 use super::answer::{self, DecisionExtras};
 use super::problem::Problem;
 use super::query::Query;
 use crate::background::run_in_background_in_order;
-use crate::gate::{Ask, Gate, HotClient, Verb};
+use crate::gate::{Gate, HotClient, Verb};
 use crate::shared::Shared;
 use crate::turn::{DECISION, TimeSlice};
 
@@ -69,15 +69,13 @@ pub(super) async fn client(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, P
     let mut turn = TimeSlice::default();
     for (index, entry) in gate.policies().iter().enumerate() {
         turn.spend(2 * DECISION).await;
-        let ask = Ask { policy: &entry.name, key, cost: None, tier: None, shows_access: false };
-        let next = gate.ask(Verb::Peek, ask).answer().await?.decided;
-        let now =
-            gate.ask(Verb::Peek, Ask { cost: Some(0), ..ask }).answer().await?.decided.decision;
+        let ask = Ask::new(key).cost(entry.cost);
+        let next = entry.ask(Verb::Peek, ask).answer().await?;
+        let now = entry.ask(Verb::Peek, ask.cost(0)).answer().await?.decision;
         if index > 0 {
             out.push(b',');
         }
-        let more =
-            DecisionExtras { denied_by: next.denied_by.as_deref(), ..DecisionExtras::default() };
+        let more = DecisionExtras { denied_by: next.denied_by(), ..DecisionExtras::default() };
         let shown = Decision {
             limit: now.limit,
             remaining: now.remaining,

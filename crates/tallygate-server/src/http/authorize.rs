@@ -8,6 +8,7 @@
 //! A leaky bucket computes how long an allowed request should wait. The reply has this delay in a header field, or the server
 //! holds the reply for the delay (`?hold_ms=`), so that a proxy forwards requests evenly without a timer of its own.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
@@ -15,14 +16,14 @@ use hyper::header;
 use hyper::http::request::Parts;
 use tallygate::address::key_within;
 use tallygate::headers::Dialect;
-use tallygate::{Source, Ticks};
+use tallygate::{Ask, Source, Ticks};
 
-use super::headers::{Quota, wanted_dialects};
+use super::headers::{DecisionHeaders, wanted_dialects};
 use super::problem::{self, Problem};
 use super::query::{self, Query};
 use super::{Caller, Reply, address, answer, questions};
 use crate::config::KeySource;
-use crate::gate::{self, Ask, ServedPolicy, Verb};
+use crate::gate::{self, ServedPolicy, Verb};
 
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const QUOTA_EXCEEDED_TITLE: &str =
@@ -41,7 +42,8 @@ const DELAY: header::HeaderName = header::HeaderName::from_static("x-ratelimit-d
 
 /// The parsed request of a proxy. The head of the request is dropped, because the decision may take long.
 pub(super) struct AuthorizeRequest {
-    policy: String,
+    /// The policy that defines where the key is also decides: after a reload, another one may have its name.
+    policy: Arc<ServedPolicy>,
     key: Vec<u8>,
     query: Query,
     wanted: ReplyOptions,
@@ -49,10 +51,10 @@ pub(super) struct AuthorizeRequest {
 
 impl AuthorizeRequest {
     pub(super) fn of(caller: &Caller, policy: &str, request: &Parts) -> Result<Self, Problem> {
-        let policy = String::from_utf8(query::decoded(policy, false)?).map_err(|_| {
+        let name = String::from_utf8(query::decoded(policy, false)?).map_err(|_| {
             Problem::new(StatusCode::NOT_FOUND, "no policy has this name (it is not valid UTF-8)")
         })?;
-        let entry = caller.shared.gate.policy(questions::check_name_length(&policy)?)?;
+        let policy = caller.shared.gate.policy(questions::check_name_length(&name)?)?;
         let parameters = ["tier", "cost", "deny", "headers", "hold_ms"];
         let query = Query::parse(request.uri.query(), &parameters)?;
         query.text("tier")?;
@@ -62,44 +64,39 @@ impl AuthorizeRequest {
             dialects: wanted_dialects(&query, &Dialect::ALL)?,
             hold: hold(&query, caller.limits.max_hold)?,
         };
-        let key = key(caller, &entry, request)?;
+        let key = key(caller, &policy, request)?;
         Ok(Self { policy, key, query, wanted })
     }
 }
 
-pub(super) async fn authorize(
-    caller: &Caller,
-    question: AuthorizeRequest,
-) -> Result<Reply, Problem> {
-    let AuthorizeRequest { policy, key, query, wanted } = question;
-    let gate = &caller.shared.gate;
-    let (tier, cost) = (query.text("tier")?, query.number("cost")?);
-    let ask = Ask { policy: &policy, key: &key, cost, tier, shows_access: true };
-    let asked = gate.ask(Verb::Check, ask).answer().await;
+pub(super) async fn authorize(request: AuthorizeRequest) -> Result<Reply, Problem> {
+    let AuthorizeRequest { policy, key, query, wanted } = request;
+    let cost = query.number("cost")?.unwrap_or(policy.cost);
+    let ask = Ask::new(&key).cost(cost).tier(query.text("tier")?);
+    let asked = policy.ask(Verb::Check, ask).answer().await;
     let answer = asked.map_err(|error| match Problem::from(error) {
         failure if failure.status == StatusCode::SERVICE_UNAVAILABLE => failure.under(wanted.deny),
         mistake => mistake,
     })?;
-    let quota = Quota::of(&answer).unwrap_or_else(|| unreachable!("the question shows the access"));
-    let delay = quota.decision.delay.as_duration();
+    let delay = answer.decision.delay.as_duration();
     let held = delay.min(wanted.hold);
     if !held.is_zero() {
         tokio::time::sleep(held).await;
     }
-    Ok(reply(&quota, &wanted, delay - held))
+    Ok(reply(&DecisionHeaders::of(&answer), &wanted, delay - held))
 }
 
-fn reply(quota: &Quota<'_>, wanted: &ReplyOptions, delay: Duration) -> Reply {
-    let mut reply = match (quota.decision.allowed, quota.decision.source) {
+fn reply(decided: &DecisionHeaders<'_>, wanted: &ReplyOptions, delay: Duration) -> Reply {
+    let mut reply = match (decided.decision.allowed, decided.decision.source) {
         (true, _) => Reply::default(),
         (false, Source::FailedClosed) => {
             let detail = "the store is unavailable, and the policy denies requests meanwhile (on_store_error = \"deny\")";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).under(wanted.deny).reply()
         }
-        (false, _) => denial(quota, wanted.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
+        (false, _) => denial(decided, wanted.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
     };
     let fields = reply.headers_mut();
-    quota.write_all(fields, wanted.dialects);
+    decided.write_all(fields, wanted.dialects);
     if !delay.is_zero() {
         fields.insert(DELAY, gate::milliseconds(Ticks::from_duration(delay)).into());
     }
@@ -108,7 +105,7 @@ fn reply(quota: &Quota<'_>, wanted: &ReplyOptions, delay: Duration) -> Reply {
     reply
 }
 
-fn denial(quota: &Quota<'_>, status: StatusCode) -> Reply {
+fn denial(decided: &DecisionHeaders<'_>, status: StatusCode) -> Reply {
     let mut json = Vec::with_capacity(256);
     json.extend_from_slice(br#"{"type":"#);
     answer::text(&mut json, QUOTA_EXCEEDED);
@@ -117,7 +114,7 @@ fn denial(quota: &Quota<'_>, status: StatusCode) -> Reply {
     json.extend_from_slice(br#","status":"#);
     answer::number(&mut json, status.as_u16());
     json.extend_from_slice(br#","violated-policies":["#);
-    answer::text(&mut json, &quota.violated());
+    answer::text(&mut json, &decided.violated());
     json.extend_from_slice(b"]}");
     let mut reply = answer::with_type(json, problem::CONTENT_TYPE);
     *reply.status_mut() = status;
@@ -125,8 +122,8 @@ fn denial(quota: &Quota<'_>, status: StatusCode) -> Reply {
 }
 
 /// Returns the key of the client, as the policy defines it.
-fn key(caller: &Caller, entry: &ServedPolicy, request: &Parts) -> Result<Vec<u8>, Problem> {
-    match &entry.key {
+fn key(caller: &Caller, policy: &ServedPolicy, request: &Parts) -> Result<Vec<u8>, Problem> {
+    match &policy.key {
         KeySource::Address => {
             let settings = caller.shared.settings.load();
             settings.warn_if_ignored(caller.peer, &request.headers);
@@ -134,7 +131,7 @@ fn key(caller: &Caller, entry: &ServedPolicy, request: &Parts) -> Result<Vec<u8>
             let address = address.ok_or_else(|| {
                 Problem::bad("the client address is unknown; send it in X-Forwarded-For")
             })?;
-            Ok(key_within(address, entry.ipv6_prefix).into_bytes())
+            Ok(key_within(address, policy.ipv6_prefix).into_bytes())
         }
         KeySource::Header(name) => {
             let mut values = request.headers.get_all(&**name).iter();
@@ -177,4 +174,40 @@ fn deny(query: &Query) -> Result<Option<StatusCode>, Problem> {
     let refusing = status.filter(StatusCode::is_client_error);
     let invalid = || Problem::bad(format!("deny must be a status from 400 to 499 (got {given})"));
     refusing.map(Some).ok_or_else(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn the_policy_that_defines_the_key_decides_and_is_named_whatever_is_reloaded() {
+        let config = |text: &str| Config::parse(text, Path::new("")).expect("valid");
+        let api =
+            "[policies.api]\nalgorithm = \"fixed_window\"\nlimit = 5\nwindow = \"1h\"\ncost = 2\n";
+        let shared = crate::fuzzing::shared(&config(api));
+        let request = || AuthorizeRequest {
+            policy: shared.gate.policy("api").expect("in force"),
+            key: b"alice".to_vec(),
+            query: Query::parse(None, &[]).unwrap_or_else(|_| unreachable!("it is empty")),
+            wanted: ReplyOptions { deny: None, dialects: &Dialect::ALL, hold: Duration::ZERO },
+        };
+        let fields = |request| {
+            let reply = tallygate::block_on(authorize(request));
+            let reply = reply.unwrap_or_else(Problem::reply);
+            let field = |name: &str| reply.headers().get(name).cloned();
+            (reply.status(), field("x-ratelimit-remaining"), field("ratelimit-policy"))
+        };
+        let of_api = Some(header::HeaderValue::from_static("\"api\";q=5;w=3600"));
+        let first = request();
+        shared.gate.put_in_force(&config(&api.replace("cost = 2", "cost = 4")));
+        assert_eq!(fields(first), (StatusCode::OK, Some(3.into()), of_api.clone()));
+        let second = request();
+        shared.gate.put_in_force(&config(""));
+        let denied = (StatusCode::TOO_MANY_REQUESTS, Some(3.into()), of_api);
+        assert_eq!(fields(second), denied, "the cost is 4");
+    }
 }

@@ -7,11 +7,13 @@ use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderName};
 use tallygate::headers::Dialect;
 
-use super::headers::Quota;
+use super::headers::DecisionHeaders;
 use super::problem::Problem;
 use super::{Reply, answer, body};
 use crate::config::EnvoyHeaders;
-use crate::envoy::{Decided, EnvoyError, HeaderValue, RateLimitRequest, RateLimitResponse, decide};
+use crate::envoy::{
+    Decided, EnvoyError, HeaderValue, RateLimitRequest, RateLimitResponse, TightestLimit, decide,
+};
 use crate::gate::Gate;
 
 pub(super) async fn reply(gate: &Gate, received: &[u8]) -> Result<Reply, Problem> {
@@ -47,10 +49,9 @@ fn header_fields(decided: &Decided) -> Vec<HeaderValue> {
         EnvoyHeaders::All => &Dialect::ALL,
     };
     let Some(tightest) = &decided.tightest else { return Vec::new() };
-    let quota =
-        Quota { policy: &tightest.policy, access: &tightest.access, decision: &tightest.decision };
+    let TightestLimit { policy, access, decision } = tightest;
     let mut fields = HeaderMap::new();
-    quota.write_all(&mut fields, dialects);
+    DecisionHeaders { policy, access, decision }.write_all(&mut fields, dialects);
     let field = |(name, value): (&HeaderName, &hyper::header::HeaderValue)| HeaderValue {
         key: name.to_string(),
         value: value.to_str().unwrap_or_default().to_owned(),

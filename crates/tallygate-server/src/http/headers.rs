@@ -27,19 +27,16 @@ pub(super) fn wanted_dialects(
     }
 }
 
-/// A decision and the access of the client.
-pub(super) struct Quota<'a> {
+/// A decision and the access of the client by the rule that decided, as header fields show them.
+pub(super) struct DecisionHeaders<'a> {
     pub(super) policy: &'a str,
     pub(super) access: &'a Access,
     pub(super) decision: &'a Decision,
 }
 
-impl<'a> Quota<'a> {
-    /// Returns the quota of an answer that includes the access of the client.
-    pub(super) fn of(answer: &'a Answer) -> Option<Self> {
-        let Answer { entry, decided } = answer;
-        let access = decided.access.as_ref()?;
-        Some(Self { policy: &entry.name, access, decision: &decided.decision })
+impl<'a> DecisionHeaders<'a> {
+    pub(super) fn of(Answer { entry, decision, access }: &'a Answer) -> Self {
+        Self { policy: &entry.name, access, decision }
     }
 
     /// Writes the fields of the dialects, and `Retry-After`.

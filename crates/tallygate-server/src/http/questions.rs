@@ -12,14 +12,14 @@ use tallygate_redis::Stores;
 use super::Reply;
 use super::answer::{self, DecisionExtras};
 use super::body::{self, Items, Text, WholeNumber, fields, required};
-use super::headers::{Quota, wanted_dialects};
+use super::headers::{DecisionHeaders, wanted_dialects};
 use super::list::Split;
 use super::problem::Problem;
 use super::query::Query;
 use super::sending::ReservedBytes;
 use crate::client_budgets::{BudgetOwner, WAITING_BYTES};
 use crate::config::MAX_NAME_BYTES;
-use crate::gate::{Answer, Ask, Gate, PolicyDecision, ReservationId, SettleFailure, Verb};
+use crate::gate::{Answer, Gate, GateRequest, ReservationId, SettleFailure, Verb};
 use crate::turn::{DECISION, SCAN_BYTE, TimeSlice};
 
 /// How many items of a list the memory store decides in one slice.
@@ -106,14 +106,13 @@ struct SettleBody<'a> {
 }
 
 impl CheckItem<'_> {
-    fn ask(&self) -> Result<Ask<'_>, Problem> {
+    fn request(&self) -> Result<GateRequest<'_>, Problem> {
         let policy = self.policy.as_deref();
-        Ok(Ask {
+        Ok(GateRequest {
             policy: check_name_length(required(policy, "policy")?)?,
             key: required(self.key.as_deref(), "key")?.as_bytes(),
             cost: self.cost.map(|cost| cost.0),
             tier: self.tier.as_deref(),
-            shows_access: false,
         })
     }
 }
@@ -152,13 +151,12 @@ pub(super) async fn ask(
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
     match (is_one, checks, all) {
         (_, None, None) => {
-            let ask = Ask { shows_access: !dialects.is_empty(), ..one.ask()? };
-            let answer = gate.ask(verb, ask).answer().await?;
+            let answer = gate.ask(verb, one.request()?).answer().await?;
             let mut out = Vec::with_capacity(answer::BYTES);
             write(&mut out, &answer, None);
             let mut reply = answer::json(out);
-            if let Some(quota) = Quota::of(&answer) {
-                quota.write_all(reply.headers_mut(), dialects);
+            if !dialects.is_empty() {
+                DecisionHeaders::of(&answer).write_all(reply.headers_mut(), dialects);
             }
             Ok(reply)
         }
@@ -199,26 +197,27 @@ async fn check_each(
     items: &[CheckItem<'_>],
     turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
-    let asks = validate_items(gate, items, turn).await?;
+    let requests = validate_items(gate, items, turn).await?;
     // Items of the same client are decided in order. The order of different clients does not matter.
-    let mut clients = HashSet::with_capacity_and_hasher(asks.len(), RandomState::default());
+    let mut clients = HashSet::with_capacity_and_hasher(requests.len(), RandomState::default());
     let mut are_distinct = true;
-    for ask in &asks {
-        turn.spend(SCAN_BYTE * (HASHED_AS + ask.key.len())).await;
-        are_distinct &= clients.insert((ask.policy, ask.key));
+    for request in &requests {
+        turn.spend(SCAN_BYTE * (HASHED_AS + request.key.len())).await;
+        are_distinct &= clients.insert((request.policy, request.key));
     }
     drop(clients);
     let in_flight = if are_distinct { IN_FLIGHT } else { 1 };
-    let mut out = Vec::with_capacity(32 + answer::BYTES * asks.len());
+    let mut out = Vec::with_capacity(32 + answer::BYTES * requests.len());
     out.extend_from_slice(br#"{"results":["#);
     let mut index = 0;
     let at_a_time = match gate.stores() {
         Stores::Memory(_) => IN_A_TURN,
         Stores::Redis(_) => PREPARED,
     };
-    for some in asks.chunks(at_a_time) {
+    for some in requests.chunks(at_a_time) {
         turn.spend(some.len() * DECISION).await;
-        let answers: Vec<_> = some.iter().map(|ask| gate.ask(verb, *ask).answer()).collect();
+        let answers: Vec<_> =
+            some.iter().map(|request| gate.ask(verb, *request).answer()).collect();
         let mut answers = stream::iter(answers).buffered(in_flight);
         while let Some(answer) = answers.next().await {
             if index > 0 {
@@ -239,9 +238,9 @@ async fn check_together(
     turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
     gate.validate_number(items.len())?;
-    let asks = validate_items(gate, items, turn).await?;
-    turn.spend(asks.len() * DECISION).await;
-    let answer = gate.ask_all(&asks).await?;
+    let requests = validate_items(gate, items, turn).await?;
+    turn.spend(requests.len() * DECISION).await;
+    let answer = gate.ask_all(&requests).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
     let more = DecisionExtras { denied_index: answer.denied, ..DecisionExtras::default() };
     answer::decision(&mut out, &answer.entry.name, &answer.decision, &more);
@@ -253,28 +252,27 @@ async fn validate_items<'a>(
     gate: &Gate,
     items: &'a [CheckItem<'_>],
     turn: &mut TimeSlice,
-) -> Result<Vec<Ask<'a>>, Problem> {
-    let mut asks = Vec::with_capacity(items.len());
+) -> Result<Vec<GateRequest<'a>>, Problem> {
+    let mut requests = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         turn.spend(LOOKED_UP).await;
-        let ask = item.ask().and_then(|ask| {
-            gate.validate(&ask)?;
-            Ok(ask)
+        let request = item.request().and_then(|request| {
+            gate.validate(&request)?;
+            Ok(request)
         });
-        asks.push(ask.map_err(|problem| problem.of_item(index))?);
+        requests.push(request.map_err(|problem| problem.of_item(index))?);
     }
-    Ok(asks)
+    Ok(requests)
 }
 
 fn write(out: &mut Vec<u8>, answer: &Answer, reservation: Option<ReservationId>) {
-    let PolicyDecision { decision, denied_by, shadow_denied_by, .. } = &answer.decided;
     let more = DecisionExtras {
-        denied_by: denied_by.as_deref(),
-        shadow_denied_by: shadow_denied_by.as_deref(),
+        denied_by: answer.denied_by(),
+        shadow_denied_by: answer.shadow_denied_by(),
         reservation,
         ..DecisionExtras::default()
     };
-    answer::decision(out, &answer.entry.name, decision, &more);
+    answer::decision(out, &answer.entry.name, &answer.decision, &more);
 }
 
 /// Charges an estimate that is settled later.
@@ -285,9 +283,9 @@ pub(super) async fn reserve(
 ) -> Result<Reply, Problem> {
     let ReserveBody { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
     let question = CheckItem { policy, key, cost, tier };
-    let ask = question.ask()?;
+    let request = question.request()?;
     let WholeNumber(ttl_ms) = required(ttl_ms, "ttl_ms")?;
-    let (answer, reservation) = gate.reserve(ask, ttl_ms, holder).await?;
+    let (answer, reservation) = gate.reserve(request, ttl_ms, holder).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
     write(&mut out, &answer, reservation);
     Ok(answer::json(out))

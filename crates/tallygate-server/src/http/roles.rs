@@ -13,7 +13,7 @@ use hyper::{StatusCode, Version};
 use super::Caller;
 use super::identity::{is_called_local, is_forwarded};
 use super::problem::Problem;
-use crate::config::{AccessDenied, Role, TokenDigest};
+use crate::config::{AccessDenied, LONGEST_TOKEN, Role, TokenDigest};
 
 /// Checks that the caller has a role.
 pub(crate) fn authorize(caller: &Caller, role: Role, request: &Parts) -> Result<(), Problem> {
@@ -71,5 +71,5 @@ fn token(request: &Parts) -> Option<TokenDigest> {
 fn bearer(given: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = given.split_at_checked("Bearer ".len())?;
     // Valid tokens are shorter, so do not hash longer ones.
-    (scheme.eq_ignore_ascii_case(b"Bearer ") && token.len() <= 1024).then_some(token)
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && token.len() <= LONGEST_TOKEN).then_some(token)
 }

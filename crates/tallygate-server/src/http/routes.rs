@@ -293,7 +293,7 @@ async fn served(
             body.leave();
             let question = authorize::AuthorizeRequest::of(caller, policy, &request)?;
             drop((request, head));
-            authorize::authorize(caller, question).await
+            authorize::authorize(question).await
         }
         Route::Reserve => {
             drop((request, head));

@@ -13,8 +13,8 @@ use super::parse::Arguments;
 use super::reply::Output;
 use super::session::Session;
 use crate::gate::{
-    self, Answer, Ask, Gate, GateError, GateReply, ReservationId, SettleFailure, ThrottleArguments,
-    Verb,
+    self, Answer, Gate, GateError, GateReply, GateRequest, ReservationId, SettleFailure,
+    ThrottleArguments, Verb,
 };
 
 /// The longest period in seconds whose nanoseconds can be counted: 292 years.
@@ -125,10 +125,10 @@ pub(super) fn validate_refund<'a>(session: &Session, words: Arguments<'a>) -> Va
     Ok(session.gate().validate(&refund_arguments(words)?)?)
 }
 
-fn refund_arguments(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
+fn refund_arguments(words: Arguments<'_>) -> Result<GateRequest<'_>, Mistake<'_>> {
     let units = words.at(3).ok_or(Mistake::Usage)?;
     let cost = Some(number("n", units, 0..=MAX_NUMBER)?);
-    Ok(Ask { cost, ..policy_and_key(words)? })
+    Ok(GateRequest { cost, ..policy_and_key(words)? })
 }
 
 /// Runs `TG.RESET`.
@@ -146,10 +146,10 @@ pub(super) fn check_all<'a>(
     words: Arguments<'a>,
     out: &mut Output,
 ) -> Outcome<'a> {
-    let items: Vec<_> = all_arguments(words)?.iter().map(OwnedAsk::of).collect();
+    let items: Vec<_> = all_arguments(words)?.iter().map(OwnedRequest::of).collect();
     let gate = session.gate().clone();
     Ok(now_or_later(session.gate(), out, async move {
-        let items: Vec<_> = items.iter().map(OwnedAsk::ask).collect();
+        let items: Vec<_> = items.iter().map(OwnedRequest::ask).collect();
         let decided = gate.ask_all(&items).await?;
         Ok::<_, GateError>(move |out: &mut Output| {
             out.array(7);
@@ -167,7 +167,7 @@ pub(super) fn validate_check_all<'a>(session: &Session, words: Arguments<'a>) ->
 }
 
 /// Reads items that are separated by `AND`.
-fn all_arguments(words: Arguments<'_>) -> Result<Vec<Ask<'_>>, Mistake<'_>> {
+fn all_arguments(words: Arguments<'_>) -> Result<Vec<GateRequest<'_>>, Mistake<'_>> {
     let (mut items, mut at) = (Vec::new(), 1);
     loop {
         let (ask, next) = item(words, at)?;
@@ -187,12 +187,12 @@ pub(super) fn reserve<'a>(
     out: &mut Output,
 ) -> Outcome<'a> {
     let (ask, ttl_ms) = reserve_arguments(words)?;
-    let (ask, gate, owner) = (OwnedAsk::of(&ask), session.gate().clone(), session.owner());
+    let (ask, gate, owner) = (OwnedRequest::of(&ask), session.gate().clone(), session.owner());
     Ok(now_or_later(session.gate(), out, async move {
         let (answer, reservation) = gate.reserve(ask.ask(), ttl_ms, owner).await?;
         Ok::<_, GateError>(move |out: &mut Output| {
             out.array(7);
-            write_numbers(&answer.decided.decision, out);
+            write_numbers(&answer.decision, out);
             match reservation {
                 Some(id) => out.bulk(id.to_string()),
                 None => out.null(),
@@ -207,7 +207,7 @@ pub(super) fn validate_reserve<'a>(session: &Session, words: Arguments<'a>) -> V
 }
 
 /// Reads `policy key ttl_ms [COST n] [TIER name]`.
-fn reserve_arguments(words: Arguments<'_>) -> Result<(Ask<'_>, u64), Mistake<'_>> {
+fn reserve_arguments(words: Arguments<'_>) -> Result<(GateRequest<'_>, u64), Mistake<'_>> {
     let ttl_ms = number("ttl_ms", words.at(3).ok_or(Mistake::Usage)?, 1..=MAX_NUMBER)?;
     let mut ask = policy_and_key(words)?;
     match options(words, 4, &mut ask)? == words.len() {
@@ -264,20 +264,20 @@ fn finish_reservation(
     })
 }
 
-fn policy_and_key(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
+fn policy_and_key(words: Arguments<'_>) -> Result<GateRequest<'_>, Mistake<'_>> {
     positional(words, 1)
 }
 
 /// Reads a policy and a key.
-fn positional(words: Arguments<'_>, at: usize) -> Result<Ask<'_>, Mistake<'_>> {
+fn positional(words: Arguments<'_>, at: usize) -> Result<GateRequest<'_>, Mistake<'_>> {
     let (Some(policy), Some(key)) = (words.at(at), words.at(at + 1)) else {
         return Err(Mistake::Usage);
     };
-    Ok(Ask { policy: name("policy", policy)?, key, cost: None, tier: None, shows_access: false })
+    Ok(GateRequest { policy: name("policy", policy)?, key, cost: None, tier: None })
 }
 
 /// Reads `policy key [COST n] [TIER name]` to the end of the command.
-fn with_options(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
+fn with_options(words: Arguments<'_>) -> Result<GateRequest<'_>, Mistake<'_>> {
     let (ask, end) = item(words, 1)?;
     match words.at(end) {
         None => Ok(ask),
@@ -286,7 +286,7 @@ fn with_options(words: Arguments<'_>) -> Result<Ask<'_>, Mistake<'_>> {
 }
 
 /// Reads `policy key [COST n] [TIER name]`, and returns the index of the next word.
-fn item(words: Arguments<'_>, at: usize) -> Result<(Ask<'_>, usize), Mistake<'_>> {
+fn item(words: Arguments<'_>, at: usize) -> Result<(GateRequest<'_>, usize), Mistake<'_>> {
     let mut ask = positional(words, at)?;
     let next = options(words, at + 2, &mut ask)?;
     Ok((ask, next))
@@ -296,7 +296,7 @@ fn item(words: Arguments<'_>, at: usize) -> Result<(Ask<'_>, usize), Mistake<'_>
 fn options<'a>(
     words: Arguments<'a>,
     mut at: usize,
-    ask: &mut Ask<'a>,
+    ask: &mut GateRequest<'a>,
 ) -> Result<usize, Mistake<'a>> {
     while let Some(option) = words.at(at) {
         let value = || words.at(at + 1).ok_or(Mistake::Usage);
@@ -313,27 +313,27 @@ fn options<'a>(
 }
 
 /// A request to the gate that outlives its command.
-struct OwnedAsk {
+struct OwnedRequest {
     policy: Box<str>,
     key: Box<[u8]>,
     cost: Option<Cost>,
     tier: Option<Box<str>>,
 }
 
-impl OwnedAsk {
-    fn of(ask: &Ask<'_>) -> Self {
-        let Ask { policy, key, cost, tier, .. } = *ask;
+impl OwnedRequest {
+    fn of(ask: &GateRequest<'_>) -> Self {
+        let GateRequest { policy, key, cost, tier, .. } = *ask;
         Self { policy: policy.into(), key: key.into(), cost, tier: tier.map(Box::from) }
     }
 
-    fn ask(&self) -> Ask<'_> {
+    fn ask(&self) -> GateRequest<'_> {
         let (policy, key, cost) = (&*self.policy, &*self.key, self.cost);
-        Ask { policy, key, cost, tier: self.tier.as_deref(), shows_access: false }
+        GateRequest { policy, key, cost, tier: self.tier.as_deref() }
     }
 }
 
 /// Sends a request to the gate, and writes the six numbers of its decision.
-fn decide(session: &Session, verb: Verb, ask: Ask<'_>, out: &mut Output) -> CommandResult {
+fn decide(session: &Session, verb: Verb, ask: GateRequest<'_>, out: &mut Output) -> CommandResult {
     let asked = session.gate().ask_with(verb, ask, |_, decided| decided.decision);
     reply(asked, out, write_decision)
 }
@@ -419,8 +419,7 @@ fn write_numbers(decision: &Decision, out: &mut Output) {
 
 /// Writes a decision with names, as the JSON of HTTP has them. What does not apply is null.
 fn write_names(answer: &Answer, out: &mut Output) {
-    let Answer { entry, decided } = answer;
-    let decision = &decided.decision;
+    let Answer { entry, decision, .. } = answer;
     let is_unlimited = gate::is_unlimited(decision);
     let number = |name: &str, value: Option<u64>, out: &mut Output| {
         out.bulk(name);
@@ -446,8 +445,8 @@ fn write_names(answer: &Answer, out: &mut Output) {
     number("delay_ms", Some(gate::milliseconds(decision.delay)), out);
     number("window_ms", gate::window_ms(decision), out);
     text("source", Some(decision.source.name()), out);
-    text("denied_by", decided.denied_by.as_deref(), out);
-    text("shadow_denied_by", decided.shadow_denied_by.as_deref(), out);
+    text("denied_by", answer.denied_by(), out);
+    text("shadow_denied_by", answer.shadow_denied_by(), out);
 }
 
 #[cfg(test)]

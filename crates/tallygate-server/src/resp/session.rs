@@ -14,7 +14,7 @@ use super::reply::{Output, Protocol};
 use super::transaction::Transaction;
 use crate::background::run_in_background_in_order;
 use crate::client_budgets::{BudgetOwner, HeldBytes};
-use crate::config::{AccessDenied, Limits, Role, TokenDigest};
+use crate::config::{AccessDenied, LONGEST_TOKEN, Limits, Role, TokenDigest};
 use crate::gate::Gate;
 use crate::metrics::SurfaceLabels;
 use crate::peer::Peer;
@@ -41,9 +41,6 @@ pub(super) struct Session {
 
 /// The longest name of a connection, in bytes.
 const LONGEST_NAME: usize = 256;
-
-/// Longer tokens are not hashed: no valid token is as long.
-const LONGEST_TOKEN: usize = 1024;
 
 /// The version of Redis that is reported to clients.
 const REDIS_VERSION: &str = "7.2.0";

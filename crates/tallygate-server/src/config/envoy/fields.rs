@@ -7,18 +7,17 @@ use std::sync::Arc;
 
 use tallygate::policy::LimitBuilder;
 use tallygate::tiers::Access;
-use tallygate::{Kind, Policy, Ticks, Tiers};
+use tallygate::{Kind, Policy, Quota, Tiers};
 use tallygate_lab::limit_syntax::in_durations;
 use tallygate_lab::names::nearest;
 use tallygate_redis::OnFailure;
 
 use super::super::{KeySource, PolicyConfig};
-use super::Policies;
 use super::matching::{
-    DescriptorRule, Domain, Domains, EnvoyLimit, EnvoyMode, EnvoyRule, Level, MAX_ENTRIES, Unit,
-    policy_name,
+    DescriptorRule, Domain, EnvoyLimit, EnvoyMode, EnvoyRule, Level, MAX_ENTRIES, Unit, policy_name,
 };
 use super::yaml::{self, Content, Node, Place, YamlError};
+use super::{EnvoyConfig, Policies};
 
 /// The path of a descriptor: keys, and values where the file gives them.
 type Path<'a> = Vec<(&'a str, Option<&'a str>)>;
@@ -30,7 +29,8 @@ type Path<'a> = Vec<(&'a str, Option<&'a str>)>;
 /// Fails if the text is invalid. What was added before stays.
 pub(super) fn add(
     text: &str,
-    domains: &mut Domains,
+    file: &str,
+    config: &mut EnvoyConfig,
     policies: &mut Policies,
 ) -> Result<(), YamlError> {
     let documents = yaml::parse(text)?;
@@ -38,14 +38,15 @@ pub(super) fn add(
         return Err(Place::START.error("the file is empty; it needs a `domain` and `descriptors`"));
     }
     for document in &documents {
-        add_domain(document, domains, policies)?;
+        add_domain(document, file, config, policies)?;
     }
     Ok(())
 }
 
 fn add_domain(
     node: &Node<'_>,
-    domains: &mut Domains,
+    file: &str,
+    EnvoyConfig { domains, warnings, .. }: &mut EnvoyConfig,
     policies: &mut Policies,
 ) -> Result<(), YamlError> {
     let fields = Fields::of(node, &["domain", "descriptors"])?;
@@ -53,17 +54,21 @@ fn add_domain(
         Some(name) if !name.is_empty() => name,
         _ => return Err(node.error("`domain` is missing or empty; each file needs one")),
     };
+    let place = fields.place("domain");
+    if let Some(first) = domains.get(name) {
+        return Err(place.error(format!(
+            "domain {name:?} is already defined in {}; put all its descriptors in one place",
+            first.defined_in
+        )));
+    }
     let override_policy = policy_name(name, &[]);
-    let mut building = DomainBuilder { domain: name, policies, path: Path::new() };
+    let mut building = DomainBuilder { domain: name, file, policies, warnings, path: Path::new() };
     let rules = building.level(fields.list("descriptors")?)?;
     // Limits that come with requests have a policy of their own, which limits nothing by itself.
     let policy = PolicyConfig::of_envoy(Access::Unlimited, OnFailure::Deny, false);
     add_policy(policies, &override_policy, policy, node)?;
-    if !domains.insert(name.into(), Domain { override_policy, rules }) {
-        return Err(fields
-            .place("domain")
-            .error(format!("domain {name:?} is already defined; a domain must be in one file")));
-    }
+    let defined_in = format!("{file}:{}", place.line).into();
+    domains.insert(name.into(), Domain { override_policy, defined_in, rules });
     Ok(())
 }
 
@@ -76,14 +81,16 @@ fn add_policy(
     match policies.insert(name.clone(), policy) {
         None => Ok(()),
         Some(_) => Err(node.error(format!(
-            "there is already a policy named {name:?}; rename it, or define the domain once"
+            "there is already a policy named {name:?}, which this rule needs; rename that policy"
         ))),
     }
 }
 
 struct DomainBuilder<'a, 'p> {
     domain: &'a str,
+    file: &'p str,
     policies: &'p mut Policies,
+    warnings: &'p mut Vec<String>,
     path: Path<'a>,
 }
 
@@ -128,14 +135,15 @@ impl<'a> DomainBuilder<'a, '_> {
             };
             let value = fields.text("value")?.filter(|value| !value.is_empty());
             self.path.push((key, value));
-            let rule = self.descriptor(node, &fields, value)?;
-            if !level.insert(key, value, rule) {
+            if let Some(DescriptorRule { line, .. }) = level.get(key, value) {
                 let path = policy_name(self.domain, &self.path);
                 let path = path.strip_prefix("envoy:").unwrap_or(&path);
                 return Err(node.error(format!(
-                    "duplicate descriptor {path}; its key and value appear twice at this level"
+                    "duplicate descriptor {path}; its key and value are already on line {line}; remove one of them"
                 )));
             }
+            let rule = self.descriptor(node, &fields, value)?;
+            level.insert(key, value, rule);
             self.path.pop();
         }
         Ok(level)
@@ -159,9 +167,9 @@ impl<'a> DomainBuilder<'a, '_> {
         };
         let is_shared = fields.flag("share_threshold")?;
         if is_shared && !value.is_some_and(|value| value.contains('*')) {
-            tracing::warn!(
-                line = fields.place("share_threshold").line,
-                "`share_threshold` has no effect without a `value` that contains `*`; ignoring it"
+            self.warn(
+                fields.place("share_threshold"),
+                "`share_threshold` has no effect without a `value` that contains `*`",
             );
         }
         let detailed_metric = fields.flag("detailed_metric")?;
@@ -172,9 +180,9 @@ impl<'a> DomainBuilder<'a, '_> {
         if limit.is_none() && mode != EnvoyMode::Enforced {
             let field = if mode == EnvoyMode::Shadow { "shadow_mode" } else { "quota_mode" };
             // envoyproxy/ratelimit ignores it as well, so the file still works.
-            tracing::warn!(
-                line = node.place.line,
-                "`{field}` has no effect on a descriptor without `rate_limit`; ignoring it"
+            self.warn(
+                node.place,
+                &format!("`{field}` has no effect on a descriptor without `rate_limit`"),
             );
         }
         let next = self.level(fields.list("descriptors")?)?;
@@ -185,7 +193,11 @@ impl<'a> DomainBuilder<'a, '_> {
             );
         }
         let value_to_metric = fields.flag("value_to_metric")?;
-        Ok(DescriptorRule { limit, next, is_shared, value_to_metric })
+        Ok(DescriptorRule { limit, next, is_shared, value_to_metric, line: node.place.line })
+    }
+
+    fn warn(&mut self, Place { line, .. }: Place, warning: &str) {
+        self.warnings.push(format!("{}:{line}: {warning}", self.file));
     }
 
     fn limit(
@@ -218,23 +230,35 @@ impl<'a> DomainBuilder<'a, '_> {
         let requests_per_unit = match fields.number("requests_per_unit", u64::from(u32::MAX))? {
             Some(number) => u32::try_from(number).unwrap_or(u32::MAX),
             None if is_unlimited => 0,
-            // envoyproxy/ratelimit takes it for 0, which denies every request.
             None => {
-                return Err(node.error("`requests_per_unit` is missing; 0 denies every request"));
+                self.warn(
+                    node.place,
+                    "`requests_per_unit` is missing, so every request is denied, as in envoyproxy/ratelimit; set it, or \
+                     set it to 0 to say so",
+                );
+                0
             }
         };
+        let unit_multiplier = match fields.number("unit_multiplier", u64::from(u32::MAX))? {
+            Some(0) => {
+                return Err(fields
+                    .place("unit_multiplier")
+                    .error("unit_multiplier must be at least 1 (got 0)"));
+            }
+            given => given.map_or(1, |number| u32::try_from(number).unwrap_or(u32::MAX)),
+        };
+        let limit = EnvoyLimit { requests_per_unit, unit, unit_multiplier };
         let (on_failure, fails_without_store) = on_store_error(&fields)?;
         let access = match requests_per_unit {
             _ if is_unlimited => Access::Unlimited,
             0 => Access::Blocked,
-            limit => self.policy(node, &fields, limit, unit)?.into(),
+            _ => self.policy(node, &fields, limit.quota())?.into(),
         };
         let policy = policy_name(self.domain, &self.path);
         let is_open = |value: &Option<&str>| value.is_none_or(|value| value.contains('*'));
         let has_one_key = !self.path.iter().any(|(_, value)| is_open(value));
         let config = PolicyConfig::of_envoy(access, on_failure, has_one_key);
         add_policy(self.policies, &policy, config, node)?;
-        let limit = EnvoyLimit { requests_per_unit, unit };
         Ok(EnvoyRule {
             policy,
             limit,
@@ -251,8 +275,7 @@ impl<'a> DomainBuilder<'a, '_> {
         &self,
         node: &Node<'_>,
         fields: &Fields<'_>,
-        limit: u32,
-        unit: Unit,
+        Quota { amount, window }: Quota,
     ) -> Result<Policy, YamlError> {
         let kind = match fields.text("algorithm")? {
             None => Kind::FixedWindow,
@@ -265,15 +288,7 @@ impl<'a> DomainBuilder<'a, '_> {
                 fields.place("algorithm").error(format!("unknown algorithm {name:?}; {hint}"))
             })?,
         };
-        let multiplier = fields.number("unit_multiplier", u64::from(u32::MAX))?.unwrap_or(1);
-        if multiplier == 0 {
-            return Err(fields
-                .place("unit_multiplier")
-                .error("unit_multiplier must be at least 1 (got 0)"));
-        }
-        let seconds = unit.seconds().saturating_mul(multiplier);
-        let mut builder: LimitBuilder = Policy::of(kind, u64::from(limit))
-            .per(Ticks(seconds.saturating_mul(Ticks::PER_SECOND)));
+        let mut builder: LimitBuilder = Policy::of(kind, amount).per(window);
         if let Some(burst) = fields.number("burst", u64::MAX)? {
             builder = builder.burst(burst);
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 use tallygate::store::MAX_KEY_BYTES;
+use tallygate::{Quota, Ticks};
 
 /// The maximum number of entries of a descriptor. Files are not nested more deeply.
 pub(crate) const MAX_ENTRIES: usize = 32;
@@ -24,6 +25,8 @@ pub(crate) struct Domains {
 pub(crate) struct Domain {
     /// The policy of limits that come with requests and match no rule.
     pub(crate) override_policy: Arc<str>,
+    /// The file and line of its definition.
+    pub(super) defined_in: Box<str>,
     pub(super) rules: Level,
 }
 
@@ -51,6 +54,8 @@ pub(super) struct DescriptorRule {
     pub(super) is_shared: bool,
     /// Whether metrics of the rules below show the value of this entry.
     pub(super) value_to_metric: bool,
+    /// The line of its definition.
+    pub(super) line: usize,
 }
 
 /// A `rate_limit` of the file.
@@ -77,6 +82,17 @@ pub(crate) struct EnvoyRule {
 pub(crate) struct EnvoyLimit {
     pub(crate) requests_per_unit: u32,
     pub(crate) unit: Unit,
+    /// How many units the window has.
+    pub(crate) unit_multiplier: u32,
+}
+
+impl EnvoyLimit {
+    /// Returns the requests per window.
+    pub(crate) fn quota(&self) -> Quota {
+        let seconds = self.unit.seconds().saturating_mul(self.unit_multiplier.into());
+        let window = Ticks(seconds.saturating_mul(Ticks::PER_SECOND));
+        Quota { amount: self.requests_per_unit.into(), window }
+    }
 }
 
 /// What a limit does to requests.
@@ -136,6 +152,12 @@ impl Unit {
         Self::ALL.into_iter().map(|(_, unit)| unit).find(|unit| *unit as i32 == number)
     }
 
+    /// Returns the unit with this length.
+    pub(crate) fn of_window(window: Ticks) -> Option<Self> {
+        let units = Self::ALL.into_iter().map(|(_, unit)| unit);
+        units.into_iter().find(|unit| unit.seconds() * Ticks::PER_SECOND == window.0)
+    }
+
     /// Returns the unit with a name, in any case.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let found = Self::ALL.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
@@ -187,9 +209,9 @@ impl Domains {
         self.by_name.len()
     }
 
-    /// Adds a domain. Returns whether it is new.
-    pub(super) fn insert(&mut self, name: Arc<str>, domain: Domain) -> bool {
-        self.by_name.insert(name, domain).is_none()
+    /// Adds a domain that is new.
+    pub(super) fn insert(&mut self, name: Arc<str>, domain: Domain) {
+        self.by_name.insert(name, domain);
     }
 }
 
@@ -198,16 +220,27 @@ impl Level {
         self.by_key.is_empty()
     }
 
-    /// Adds a descriptor of the file. Returns whether it is new.
-    pub(super) fn insert(&mut self, key: &str, value: Option<&str>, rule: DescriptorRule) -> bool {
+    /// Returns the descriptor of the file with a key and a value.
+    pub(super) fn get(&self, key: &str, value: Option<&str>) -> Option<&DescriptorRule> {
+        let rules = self.by_key.get(key)?;
+        let Some(value) = value else { return rules.any_value.as_ref() };
+        match Pattern::of(value) {
+            None => rules.by_value.get(value),
+            Some(pattern) => {
+                let mut patterns = rules.by_pattern.iter();
+                patterns.find(|(other, _)| *other == pattern).map(|(_, rule)| rule)
+            }
+        }
+    }
+
+    /// Adds a descriptor of the file that is new.
+    pub(super) fn insert(&mut self, key: &str, value: Option<&str>, rule: DescriptorRule) {
         let rules = self.by_key.entry(key.into()).or_default();
-        let Some(value) = value else { return rules.any_value.replace(rule).is_none() };
-        let Some(pattern) = Pattern::of(value) else {
-            return rules.by_value.insert(value.into(), rule).is_none();
-        };
-        let is_new = !rules.by_pattern.iter().any(|(other, _)| *other == pattern);
-        rules.by_pattern.push((pattern, rule));
-        is_new
+        match value.map(|value| (value, Pattern::of(value))) {
+            None => rules.any_value = Some(rule),
+            Some((value, None)) => drop(rules.by_value.insert(value.into(), rule)),
+            Some((_, Some(pattern))) => rules.by_pattern.push((pattern, rule)),
+        }
     }
 }
 
