@@ -132,7 +132,7 @@ pub(crate) struct Full;
 
 /// A time, and how often the clock had been set back when it was read. The time between two set-backs is an *era*.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub struct Reading {
     pub(crate) now: Tick,
     set_backs: u32,
 }
@@ -149,15 +149,22 @@ impl Reading {
         Self { now: clock.now(), set_backs }
     }
 
-    /// Returns whether the clock has ever been set back.
-    pub(crate) const fn is_after_a_set_back(self) -> bool {
-        self.set_backs > 0 && !self.is_given()
+    /// Returns how often the clock had been set back; `None` if the caller gave the time.
+    pub(crate) fn set_backs(self) -> Option<u32> {
+        (!self.is_given()).then_some(self.set_backs)
     }
 
     /// Returns whether the caller gave the time. Such a caller may be late, but never sets the clock back.
     #[inline]
     const fn is_given(self) -> bool {
         self.set_backs == Self::GIVEN
+    }
+}
+
+/// The earliest reading of all.
+impl Default for Reading {
+    fn default() -> Self {
+        Self { now: Tick(i64::MIN), set_backs: 0 }
     }
 }
 
@@ -658,18 +665,6 @@ impl<S: 'static> Table<S> {
             rule.rebase_after_set_back(&mut state, reading.now);
         }
         run_late(rule, &mut state, reading.now, read)
-    }
-
-    /// Brings a key's state, if one is kept, into the era of a reading.
-    #[cold]
-    pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: KeySlot, reading: Reading) {
-        let (index, mut home) = self.lock_home(key);
-        let reading = self.enter(rule, &mut home, reading);
-        if home.find(key.tag).is_none() && home.0.spilled(Ordering::Acquire) > 0 {
-            if let Some((mut bucket, _)) = self.find_beyond(index, &home, key) {
-                self.enter(rule, &mut bucket, reading);
-            }
-        }
     }
 
     /// Searches for a key in the buckets after its home, whose lock is held.

@@ -79,18 +79,14 @@ impl<C: Clock> Engine<C> {
 
     /// Returns the time that the caller gave, or that of the clock.
     #[inline]
-    fn read(&self, now: Option<Tick>) -> Reading {
+    pub(super) fn read(&self, now: Option<Tick>) -> Reading {
         now.map_or_else(|| Reading::of(&self.clock), Reading::from)
     }
 
-    /// Reads the clock, and adapts the state of a key if the clock was set back: for decisions that are then made with the
-    /// time alone.
-    fn read_for<A: Algorithm>(&self, keys: &Keys<A::State>, rule: &A, spot: KeySlot) -> Reading {
+    /// Reads the clock for a request that waits, or may wait.
+    pub(super) fn read_for<S: Clone + 'static>(&self, keys: &Keys<S>) -> Reading {
         let reading = self.read(None);
-        if reading.is_after_a_set_back() {
-            keys.note_set_back(reading);
-            keys.table.follow(rule, spot, reading);
-        }
+        keys.note_set_back(reading);
         reading
     }
 
@@ -159,7 +155,7 @@ impl<C: Clock> Engine<C> {
         let reading = self.read(now);
         keys.note_set_back(reading);
         if let Op::Peek(cost) = op {
-            if let Some(decision) = keys.peek_behind_others(rule, spot, cost, reading.now) {
+            if let Some(decision) = keys.peek_behind_others(rule, spot, cost, reading) {
                 return Ok(decision);
             }
         }
@@ -204,7 +200,7 @@ impl<C: Clock> Engine<C> {
         let reading = self.read(now);
         keys.note_set_back(reading);
         let store = self.returns.store();
-        if let Some(answer) = keys.behind_others::<_, Timed>(rule, spot, estimate, reading.now) {
+        if let Some(answer) = keys.behind_others::<_, Timed>(rule, spot, estimate, reading) {
             let timed = answer.map_err(|Full| keys.full())?;
             return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
         }
@@ -315,11 +311,11 @@ impl<C: Clock> Engine<C> {
         rule: &A,
         spot: KeySlot,
         (cost, count): (Cost, usize),
-        now: Tick,
+        reading: Reading,
     ) -> Result<Option<Decision>, StoreError> {
         keys.table.grow_for(count);
-        self.read_for(keys, rule, spot);
-        keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
+        keys.note_set_back(reading);
+        keys.behind_others(rule, spot, cost, reading).transpose().map_err(|Full| keys.full())
     }
 
     pub(super) fn join<A: Algorithm>(
@@ -331,8 +327,8 @@ impl<C: Clock> Engine<C> {
         max_wait: Ticks,
     ) -> Result<Joined, StoreError> {
         let spot = self.spot(keys, key)?;
-        let now = self.read_for(keys, rule, spot).now;
-        let joined = keys.line.join((&keys.table, rule), spot, cost, now, max_wait);
+        let reading = self.read_for(keys);
+        let joined = keys.line.join((&keys.table, rule), spot, cost, reading, max_wait);
         joined.map_err(|Full| keys.full())
     }
 
@@ -345,13 +341,13 @@ impl<C: Clock> Engine<C> {
         let print = self.print(key)?;
         let spot = keys.table.slot_of(print);
         keys.departures.join((spot, print.hash()), rule.identity(), || {
-            let reading = self.read_for(keys, rule, spot);
+            let reading = self.read(None);
             let lookup = keys.table.look_up(print);
             let decision = match keys.decide(rule, lookup, 1, reading) {
                 Ok(decision) => decision,
                 Err(Full) => keys.without_place(rule, 1, reading.now)?,
             };
-            Ok((decision, reading.now))
+            Ok((decision, reading))
         })
     }
 
@@ -361,7 +357,7 @@ impl<C: Clock> Engine<C> {
         rule: &A,
         departure: &Departure,
     ) {
-        let reading = self.read_for(keys, rule, departure.spot());
+        let reading = self.read_for(keys);
         let return_unit = |state: &mut A::State, at| {
             let fresh = rule.fresh_at(state);
             let has_effect = rule.charge(state, at, -1) == 0;
@@ -406,12 +402,12 @@ impl<C: Clock> Engine<C> {
         waker: &Waker,
     ) -> Result<Turn, StoreError> {
         loop {
-            let set_backs = self.clock.set_backs();
-            let now = self.read_for(keys, rule, ticket.spot()).now;
-            let turn = keys.line.turn((&keys.table, rule), ticket, now, waker);
+            let reading = self.read_for(keys);
+            let turn = keys.line.turn((&keys.table, rule), ticket, reading, waker);
             let turn = turn.map_err(|Full| keys.full())?;
             // If the clock was set back meanwhile, the answer is of an earlier time: check again.
-            if matches!(turn, Turn::Done(_)) || self.clock.set_backs() == set_backs {
+            if matches!(turn, Turn::Done(_)) || reading.set_backs() == Some(self.clock.set_backs())
+            {
                 return Ok(turn);
             }
         }
