@@ -521,7 +521,7 @@ impl<S: 'static> Table<S> {
             rule,
             lookup.spot,
             (lookup.home, home, lookup.shape),
-            reading,
+            (reading, true),
             |state, at| counted_from(now, at, rule.decide::<T>(state, at, cost)),
         )
     }
@@ -596,10 +596,33 @@ impl<S: 'static> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
+        self.with_place(rule, key, reading.into(), true, run)
+    }
+
+    /// Does the same for an operation that only returns units. If a full table evicts keys, it evicts none for the state
+    /// of a new key, and does not keep that state.
+    pub(crate) fn with_return<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: KeySlot,
+        reading: Reading,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
+        self.with_place(rule, key, reading, false, run)
+    }
+
+    fn with_place<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: KeySlot,
+        reading: Reading,
+        evicts: bool,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
         let index = self.home(key, self.shape());
         let home = self.buckets[index].lock();
         // No table has the shape without homes, so the key is searched for in its home.
-        self.with_elsewhere(rule, key, (index, home, Shape::default()), reading.into(), run)
+        self.with_elsewhere(rule, key, (index, home, Shape::default()), (reading, evicts), run)
     }
 
     /// Does the same for a key that was not found in the bucket where it was looked up in a table of a shape. That bucket
@@ -611,7 +634,7 @@ impl<S: 'static> Table<S> {
         rule: &A,
         key: KeySlot,
         (mut index, mut home, shape): (usize, LockedBucket<'a, S>, Shape),
-        mut reading: Reading,
+        (mut reading, evicts): (Reading, bool),
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         if self.shape() != shape || !home.is_in_era(reading) {
@@ -628,7 +651,7 @@ impl<S: 'static> Table<S> {
                 return Ok(bucket.change(slot, |state| run_late(rule, state, reading.now, run)));
             }
         }
-        self.with_new(rule, key, (index, home), reading, run)
+        self.with_new(rule, key, (index, home), (reading, evicts), run)
     }
 
     /// Reads a copy of a key's state, or the state it would start with, and changes nothing. The states of a bucket stay

@@ -167,7 +167,7 @@ impl<C: Clock> Engine<C> {
         if matches!(op, Op::Peek(_) | Op::Force(0)) {
             return Ok(keys.look(rule, spot, reading, |state, at| step(state, at).0));
         }
-        let stepped = keys.table.with(rule, spot, reading, |state, at| {
+        let run = |state: &mut A::State, at| {
             let fresh = rule.fresh_at(state);
             let (answer, dropped) = step(state, at);
             match op {
@@ -178,7 +178,11 @@ impl<C: Clock> Engine<C> {
                 _ => {}
             }
             (counted_from(reading.now, at, answer), dropped)
-        });
+        };
+        let stepped = match op {
+            Op::Force(..0) | Op::Reset => keys.table.with_return(rule, spot, reading, run),
+            _ => keys.table.with(rule, spot, reading, run),
+        };
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
         if matches!(op, Op::Force(1..)) {
             keys.table.forgive(dropped);
@@ -242,7 +246,7 @@ impl<C: Clock> Engine<C> {
         let spot = keys.table.slot_of(print);
         let reading = self.read(now);
         keys.note_set_back(reading);
-        let settled = keys.table.with(rule, spot, reading, |state, at| {
+        let run = |state: &mut A::State, at| {
             let mut receipt = charged.receipt.clone();
             let is_lowered = self.returns.lower(print.hash(), charged.number, &mut receipt)?;
             let before = (is_lowered && change < 0).then(|| rule.receipt(state));
@@ -257,7 +261,11 @@ impl<C: Clock> Engine<C> {
                 self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
             }
             Ok((counted_from(reading.now, at, decision), dropped))
-        });
+        };
+        let settled = match change {
+            1.. => keys.table.with(rule, spot, reading, run),
+            _ => keys.table.with_return(rule, spot, reading, run),
+        };
         let (decision, dropped) = match settled {
             Ok(Ok(settled)) => settled,
             Ok(Err(WasReset)) => return Err(SettleError::Reset),
