@@ -7,26 +7,29 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use tallygate_core::{Algorithm, Decision, Tick, Ticks};
 
-use crate::line::{Wakes, on_a_copy};
+use crate::line::on_a_copy;
+use crate::shards::{SetBack, Shards, Timed, Wakes};
 use crate::table::{KeySlot, Reading, Table};
-
-/// The number of locks that schedules are kept under.
-const SHARDS: usize = 16;
 
 #[derive(Default)]
 pub(crate) struct Departures {
     /// The number of the next request: of all schedules, since a request may outlive its schedule.
     next: AtomicU64,
-    shards: [Mutex<Schedules>; SHARDS],
+    schedules: Shards<Schedules>,
 }
 
 /// By key, and by the [identity](Algorithm::identity) of the rule: each rule has its own rate.
 type Schedules = HashMap<(KeySlot, u64), Schedule>;
+
+impl Timed for Schedules {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+        self.values_mut().for_each(|schedule| schedule.set_back(by, wakes));
+    }
+}
 
 #[derive(Default)]
 struct Schedule {
@@ -39,8 +42,6 @@ struct Schedule {
 struct Request {
     /// The time at which it asks again.
     when: Tick,
-    /// When it last asked.
-    asked: Tick,
     waker: Option<Waker>,
 }
 
@@ -67,9 +68,9 @@ impl Departure {
 }
 
 impl Departures {
-    fn schedules(&self, spot: KeySlot) -> MutexGuard<'_, Schedules> {
-        // A panic under the lock leaves nothing half done: schedules change after the rules were asked.
-        self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
+    /// Moves all departure times, and wakes all requests, if a reading is the first after the clock was set back.
+    pub(crate) fn follow(&self, reading: Reading) {
+        self.schedules.follow(reading);
     }
 
     /// Decides a request. If it is allowed and has to wait, it takes a departure time.
@@ -77,32 +78,37 @@ impl Departures {
         &self,
         (spot, key): (KeySlot, u128),
         rule: u64,
-        decide: impl FnOnce() -> Result<(Decision, Tick), E>,
+        decide: impl FnOnce() -> Result<(Decision, Reading), E>,
     ) -> Result<(Decision, Option<Departure>), E> {
         // Decided under the lock, so that requests are charged in the order in which they leave.
-        let mut schedules = self.schedules(spot);
-        let (decision, now) = decide()?;
+        let mut wakes = Wakes::default();
+        let mut schedules = self.schedules.lock(spot);
+        let (decision, reading) = decide()?;
+        let now = schedules.enter(reading, &mut wakes).now;
         if !decision.allowed || decision.delay == Ticks::ZERO {
             return Ok((decision, None));
         }
         let when = now.after(decision.delay).unwrap_or(Tick(i64::MAX));
         let schedule = schedules.entry((spot, rule)).or_default();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        schedule.requests.insert(number, Request { when, asked: now, waker: None });
+        schedule.requests.insert(number, Request { when, waker: None });
         schedule.times.insert((when, number));
         Ok((decision, Some(Departure { spot, key, rule, number })))
     }
 
     /// Returns when a request must ask again, or `None` if it leaves now.
-    pub(crate) fn poll(&self, departure: &Departure, now: Tick, waker: &Waker) -> Option<Tick> {
+    pub(crate) fn poll(
+        &self,
+        departure: &Departure,
+        reading: Reading,
+        waker: &Waker,
+    ) -> Option<Tick> {
         let &Departure { spot, rule, number, .. } = departure;
         let mut replaced = Some(waker.clone());
         let mut wakes = Wakes::default();
-        let mut schedules = self.schedules(spot);
+        let (mut schedules, Reading { now, .. }) =
+            self.schedules.lock_at(spot, reading, &mut wakes);
         let schedule = schedules.get_mut(&(spot, rule))?;
-        if schedule.requests.get(&number).is_some_and(|request| now < request.asked) {
-            schedule.set_back(now);
-        }
         schedule.release(now, &mut wakes);
         let head = schedule.requests.keys().next().copied();
         let first = schedule.times.first().map(|(when, _)| *when);
@@ -113,8 +119,9 @@ impl Departures {
             }
             return None;
         };
-        request.asked = now;
-        if let Some(first) = first.filter(|_| head == Some(number)) {
+        // A request that was charged after a reset may have an earlier time than the requests that leave before it.
+        let asks_at_next = head == Some(number) || request.when <= now;
+        if let Some(first) = first.filter(|_| asks_at_next) {
             request.when = first;
         }
         std::mem::swap(&mut request.waker, &mut replaced);
@@ -130,12 +137,11 @@ impl Departures {
         reading: Reading,
         returned: impl FnOnce(&mut A::State, Tick) -> bool,
     ) -> bool {
-        let now = reading.now;
         let &Departure { spot, rule: identity, number, .. } = departure;
         let mut wakes = Wakes::default();
-        let mut schedules = self.schedules(spot);
+        let (mut schedules, reading) = self.schedules.lock_at(spot, reading, &mut wakes);
         let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
-        schedule.release(now, &mut wakes);
+        schedule.release(reading.now, &mut wakes);
         // Not there if its departure time came before it was canceled.
         let canceled = schedule.requests.remove(&number);
         let last = canceled.and_then(|canceled| {
@@ -181,16 +187,14 @@ impl Schedule {
         }
     }
 
-    /// Moves everything back with the clock: the time that is left stays the same.
-    fn set_back(&mut self, now: Tick) {
-        let before = self.requests.values().map(|request| request.asked).max().unwrap_or(now);
-        let moved = |when: Tick| now.after(when.since(before)).unwrap_or(when);
+    /// Moves all times with the clock.
+    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
         for request in self.requests.values_mut() {
-            request.when = moved(request.when);
-            request.asked = now;
+            request.when = by.moved(request.when);
+            wakes.wake.extend(request.waker.take());
         }
         let times = std::mem::take(&mut self.times);
-        self.times = times.into_iter().map(|(when, number)| (moved(when), number)).collect();
+        self.times = times.into_iter().map(|(when, number)| (by.moved(when), number)).collect();
     }
 }
 
@@ -213,7 +217,7 @@ mod tests {
         let join = || {
             departures.join((spot, print.hash()), rule.identity(), || {
                 let decide = |state: &mut _, at| rule.decide::<Decision>(state, at, 1);
-                Ok::<_, Full>((table.with(&rule, spot, Tick(0), decide)?, Tick(0)))
+                Ok::<_, Full>((table.with(&rule, spot, Tick(0), decide)?, Tick(0).into()))
             })
         };
         let leaves_at_once = join().expect("room").1;
@@ -222,7 +226,6 @@ mod tests {
         let is_returned =
             departures.cancel((&table, &rule), &departure, Tick(10).into(), |_, _| true);
         assert!(!is_returned, "its time has come, so it counts as departed");
-        let is_empty = |shard: &Mutex<Schedules>| shard.lock().expect("no panic").is_empty();
-        assert!(departures.shards.iter().all(is_empty));
+        departures.schedules.each(|schedules, _| assert!(schedules.is_empty()));
     }
 }

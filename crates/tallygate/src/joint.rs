@@ -16,7 +16,7 @@ use crate::merge::{self, KeyCost};
 use crate::observer::Observer;
 use crate::rule_source::RuleSource;
 use crate::storage::{Store, StoreError};
-use crate::table::{Found, KeySlot, Locks};
+use crate::table::{Found, KeySlot, Locks, Reading};
 
 /// A question to one limiter, as a part of a joint decision: see [`RateLimiter::joint`].
 #[must_use = "it is only asked by `check_all`"]
@@ -80,7 +80,7 @@ trait Joint<'a> {
     /// Returns the time of the question, if it has one.
     fn time(&self) -> Option<Tick>;
     /// Sets the time of the decision, by the clock if none is given, and returns it.
-    fn begin(&mut self, now: Option<Tick>) -> Tick;
+    fn begin(&mut self, reading: Option<Reading>) -> Reading;
     /// Returns the time of the decision.
     fn now(&self) -> Tick;
     /// Returns whether its rule charges what it allows.
@@ -132,10 +132,10 @@ impl Group {
 fn grouped(asks: &mut [JointAsk<'_>]) -> Vec<Group> {
     let keys = merge::group_by_key(asks.iter().map(|ask| ask.part.identity()));
     let group = |parts: Vec<usize>| {
-        let now = parts.iter().find_map(|part| asks[*part].part.time());
-        let now = asks[parts[0]].part.begin(now);
+        let given = parts.iter().find_map(|part| asks[*part].part.time());
+        let reading = asks[parts[0]].part.begin(given.map(Reading::from));
         for part in &parts[1..] {
-            asks[*part].part.begin(Some(now));
+            asks[*part].part.begin(Some(reading));
         }
         let part = |index: &usize| {
             let part = &asks[*index].part;
@@ -346,9 +346,9 @@ impl<'a> JointAsk<'a> {
         let ask: Ask<'k> = ask.into();
         let spot = store.spot(&rule, ask.key)?;
         let Ask { cost, at, .. } = ask;
-        let (now, behind, found) = (Tick(0), None, None);
+        let (reading, behind, found) = (Reading::default(), None, None);
         let key = ask.key.into();
-        let part = Asking { limiter, store, rule, key, cost, at, spot, now, behind, found };
+        let part = Asking { limiter, store, rule, key, cost, at, spot, reading, behind, found };
         Ok(Self { part: Box::new(part), place: None })
     }
 
@@ -373,7 +373,7 @@ struct Asking<'a, R: RuleSource + 'a, S, K, O> {
     /// The time of the question, if it has one.
     at: Option<Tick>,
     spot: KeySlot,
-    now: Tick,
+    reading: Reading,
     /// The denial, if other requests wait for the key.
     behind: Option<Decision>,
     found: Option<Found>,
@@ -402,22 +402,22 @@ where
         self.at
     }
 
-    fn begin(&mut self, now: Option<Tick>) -> Tick {
-        self.now = now.unwrap_or_else(|| self.store.now());
-        self.now
+    fn begin(&mut self, reading: Option<Reading>) -> Reading {
+        self.reading = reading.unwrap_or_else(|| self.store.read());
+        self.reading
     }
 
     fn now(&self) -> Tick {
-        self.now
+        self.reading.now
     }
 
     fn charges(&self) -> bool {
-        self.rule.charges(self.now)
+        self.rule.charges(self.reading.now)
     }
 
     fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError> {
         let store = self.store;
-        self.behind = store.behind_others(&self.rule, self.spot, cost, self.now, keys)?;
+        self.behind = store.behind_others(&self.rule, self.spot, cost, self.reading, keys)?;
         Ok(())
     }
 
@@ -436,7 +436,7 @@ where
 
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError> {
         let store = self.store;
-        self.found = Some(store.make_room(&self.rule, self.found(), self.now, locks)?);
+        self.found = Some(store.make_room(&self.rule, self.found(), self.reading, locks)?);
         Ok(())
     }
 
@@ -446,38 +446,38 @@ where
 
     fn agrees(&self, cost: Cost, locks: &mut Locks<'a>) -> Result<bool, StoreError> {
         let store = self.store;
-        let agrees = store.agrees(&self.rule, self.found(), cost, self.now, locks)?;
+        let agrees = store.agrees(&self.rule, self.found(), cost, self.reading, locks)?;
         Ok(agrees && self.behind.is_none())
     }
 
     fn report(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
         let store = self.store;
-        let decision = store.report(&self.rule, self.found(), cost, self.now, locks, go);
+        let decision = store.report(&self.rule, self.found(), cost, self.reading, locks, go);
         self.behind.unwrap_or(decision)
     }
 
     fn bring(&self, locks: &mut Locks<'a>) {
-        self.store.change_kept(&self.rule, self.found(), 0, self.now, locks);
+        self.store.change_kept(&self.rule, self.found(), 0, self.reading, locks);
     }
 
     fn step(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision {
         let store = self.store;
-        let decision = store.step(&self.rule, self.found(), cost, self.now, locks, go);
+        let decision = store.step(&self.rule, self.found(), cost, self.reading, locks, go);
         self.behind.unwrap_or(decision)
     }
 
     fn undo(&self, cost: Cost, locks: &mut Locks<'a>) {
-        self.store.change_kept(&self.rule, self.found(), cost, self.now, locks);
+        self.store.change_kept(&self.rule, self.found(), cost, self.reading, locks);
     }
 
     fn undo_new(&self, cost: Cost) {
         let op = Op::Force(-i128::from(cost));
         // The key was placed under this rule, so the store accepts it.
-        let _ = self.store.apply::<Decision>(&*self.rule, &self.key, op, Some(self.now));
+        let _ = self.store.apply::<Decision>(&*self.rule, &self.key, op, Some(self.reading.now));
     }
 
     fn notify(&self, decision: &Decision) {
         let notifier = self.limiter.notifier();
-        notifier.decided(&*self.rule, &self.key, self.cost, decision, self.now);
+        notifier.decided(&*self.rule, &self.key, self.cost, decision, self.reading.now);
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! The locks of all keys are held while they decide. `table.rs` says why that cannot end in a deadlock.
 
-use tallygate_core::{Algorithm, Cost, Decision, Tick};
+use tallygate_core::{Algorithm, Cost, Decision};
 
 use crate::storage::{Store, StoreError};
-use crate::table::{Found, KeySlot, Locks};
+use crate::table::{Found, KeySlot, Locks, Reading};
 
 /// A store whose keys can be decided on together with those of others: the memory stores. Not exported:
 /// places and locks of one store mean nothing in another.
@@ -24,6 +24,9 @@ pub trait JointStore<A: Algorithm>:
     /// Identifies the store among all that there are.
     fn identity(&self) -> usize;
 
+    /// Reads the clock.
+    fn read(&self) -> Reading;
+
     /// What a check of the key hears because others wait for it. Makes room for so many new keys.
     ///
     /// # Errors
@@ -33,7 +36,7 @@ pub trait JointStore<A: Algorithm>:
         rule: &A,
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         keys: usize,
     ) -> Result<Option<Decision>, StoreError>;
 
@@ -49,7 +52,7 @@ pub trait JointStore<A: Algorithm>:
         &'a self,
         rule: &A,
         found: Found,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'a>,
     ) -> Result<Found, StoreError>;
 
@@ -65,7 +68,7 @@ pub trait JointStore<A: Algorithm>:
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError>;
 
@@ -75,7 +78,7 @@ pub trait JointStore<A: Algorithm>:
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision;
@@ -86,11 +89,18 @@ pub trait JointStore<A: Algorithm>:
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision;
 
     /// Changes the state of a key that is kept: brings it under a rule, and then returns a cost that was charged.
-    fn change_kept(&self, rule: &A, found: Found, returned: Cost, now: Tick, locks: &mut Locks<'_>);
+    fn change_kept(
+        &self,
+        rule: &A,
+        found: Found,
+        returned: Cost,
+        reading: Reading,
+        locks: &mut Locks<'_>,
+    );
 }

@@ -81,6 +81,7 @@ pub mod reservation;
 mod returns;
 mod rule_source;
 mod settle_error;
+mod shards;
 pub mod snapshot;
 mod storage;
 mod table;

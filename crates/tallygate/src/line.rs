@@ -18,18 +18,14 @@
 //! ([`Algorithm::fit_behind`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use tallygate_core::{Algorithm, Answer as _, Cost, Decision, Fit, Outcome, Source, Tick, Ticks};
 
 use crate::lateness::counted_from;
-use crate::table::{Full, KeySlot, Table};
-
-/// The number of locks that lines are kept under.
-const SHARDS: usize = 16;
+use crate::shards::{SetBack, Shards, Timed, Wakes};
+use crate::table::{Full, KeySlot, Reading, Table};
 
 #[derive(Default)]
 pub(crate) struct Line {
@@ -37,10 +33,16 @@ pub(crate) struct Line {
     waiting: AtomicUsize,
     /// The number of the next ticket: of all lines, since a ticket may outlive its line.
     next: AtomicU64,
-    shards: [Mutex<Queues>; SHARDS],
+    queues: Shards<Queues>,
 }
 
 type Queues = HashMap<KeySlot, Queue>;
+
+impl Timed for Queues {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+        self.values_mut().for_each(|queue| queue.set_back(by, wakes));
+    }
+}
 
 /// The requests that wait for one key.
 #[derive(Default)]
@@ -80,17 +82,6 @@ pub struct Ticket {
     spot: KeySlot,
     number: u64,
     cost: Cost,
-    /// The last time at which it can be served.
-    until: Tick,
-    /// When it last asked.
-    asked: Tick,
-}
-
-impl Ticket {
-    /// The key that it waits for.
-    pub(crate) const fn spot(&self) -> KeySlot {
-        self.spot
-    }
 }
 
 /// The result of joining a line.
@@ -131,25 +122,6 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Wakes tasks, and forgets others, when it is dropped. It must be declared before the lock of a line, and
-/// so be dropped after it: wakers run code of the executor, which may come back to the line.
-#[derive(Default)]
-pub(crate) struct Wakes {
-    pub(crate) wake: Vec<Waker>,
-    pub(crate) forget: Option<Waker>,
-}
-
-impl Drop for Wakes {
-    fn drop(&mut self) {
-        for waker in self.wake.drain(..) {
-            // A panic of one executor does not keep the tasks of another asleep.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
-        }
-    }
-}
-
 impl Line {
     /// Returns whether no request waits for any key.
     #[inline]
@@ -157,15 +129,10 @@ impl Line {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 
-    fn queues(&self, spot: KeySlot) -> MutexGuard<'_, Queues> {
-        // A panic under the lock leaves nothing half done: queues change after the rules were asked.
-        self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Leaves the line; the waiters behind move up.
     pub(crate) fn leave(&self, ticket: &Ticket) {
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(ticket.spot);
+        let mut queues = self.queues.lock(ticket.spot);
         self.remove(&mut queues, ticket.spot, ticket.number, &mut wakes);
     }
 
@@ -205,7 +172,7 @@ impl Line {
             return;
         }
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(spot);
+        let mut queues = self.queues.lock(spot);
         if let Some(queue) = queues.get_mut(&spot) {
             queue.disturb();
             queue.wake_first_two(&mut wakes);
@@ -218,19 +185,22 @@ impl Line {
             return;
         }
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(spot);
+        let mut queues = self.queues.lock(spot);
         if let Some(queue) = queues.get_mut(&spot) {
             queue.rules_changed(&mut wakes);
         }
     }
 
-    /// The rules of all keys, or the clock, have changed: all waiters ask again.
+    /// The rules of all keys have changed: all waiters ask again.
     pub(crate) fn nudge_all(&self) {
-        for shard in &self.shards {
-            let mut wakes = Wakes::default();
-            let mut queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            queues.values_mut().for_each(|queue| queue.rules_changed(&mut wakes));
-        }
+        self.queues.each(|queues, wakes| {
+            queues.values_mut().for_each(|queue| queue.rules_changed(wakes));
+        });
+    }
+
+    /// Moves the deadlines of all waiters, which ask again, if a reading is the first after the clock was set back.
+    pub(crate) fn follow(&self, reading: Reading) {
+        self.queues.follow(reading);
     }
 
     /// Returns the answer to a check of a key that others wait for; `None` if no request waits for it.
@@ -239,9 +209,10 @@ impl Line {
         rule: (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Option<Result<Decision, Full>> {
-        let answer = self.with_line(spot, now, |queue| queue.answer(rule, spot, cost, now))?;
+        let answer = |queue: &Queue, reading| queue.answer(rule, spot, cost, reading);
+        let answer = self.with_line(spot, reading, answer)?;
         Some(answer.map(|behind| behind.decision))
     }
 
@@ -251,54 +222,51 @@ impl Line {
         (table, rule): (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Option<Decision> {
-        let look = |queue: &Queue| table.look(rule, spot, now, queue.behind(rule, cost, now));
-        Some(self.with_line(spot, now, look)?.decision)
+        let look = |queue: &Queue, reading: Reading| {
+            table.look(rule, spot, reading, queue.behind(rule, cost, reading.now))
+        };
+        Some(self.with_line(spot, reading, look)?.decision)
     }
 
-    /// Calls `read` with the line of a key, if requests wait for it.
-    fn with_line<R>(&self, spot: KeySlot, now: Tick, read: impl FnOnce(&Queue) -> R) -> Option<R> {
+    /// Calls `read` with the line of a key, if requests wait for it, and with the reading to go on with.
+    fn with_line<R>(
+        &self,
+        spot: KeySlot,
+        reading: Reading,
+        read: impl FnOnce(&Queue, Reading) -> R,
+    ) -> Option<R> {
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(spot);
-        self.expire(&mut queues, spot, now, None, &mut wakes);
-        queues.get(&spot).map(read)
+        let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
+        self.expire(&mut queues, spot, reading.now, None, &mut wakes);
+        queues.get(&spot).map(|queue| read(queue, reading))
     }
 
     /// Asks for a key. If the cost does not fit yet, but may fit in time, the request waits in line.
     pub(crate) fn join<A: Algorithm>(
         &self,
-        rule: (&Table<A::State>, &A),
+        (table, rule): (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         max_wait: Ticks,
     ) -> Result<Joined, Full> {
-        let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
-        self.enter(rule, Ticket { spot, number: 0, cost, until, asked: now }, now)
-    }
-
-    /// The same, for a ticket that has no place yet.
-    fn enter<A: Algorithm>(
-        &self,
-        (table, rule): (&Table<A::State>, &A),
-        mut ticket: Ticket,
-        now: Tick,
-    ) -> Result<Joined, Full> {
-        let Ticket { spot, cost, until, .. } = ticket;
         // Counted before the state is read: a change of the state after that finds the line not empty.
         let counted = Counted::new(&self.waiting);
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(spot);
+        let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
+        let now = reading.now;
+        let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
         self.expire(&mut queues, spot, now, None, &mut wakes);
         let (decision, latest) = match queues.get(&spot) {
             // A look takes no turn.
             Some(queue) if cost > 0 => {
-                let behind = queue.answer((table, rule), spot, cost, now)?;
+                let behind = queue.answer((table, rule), spot, cost, reading)?;
                 (behind.decision, behind.latest)
             }
             queue => {
-                let decision = ask_table((table, rule), spot, cost, now, until)?;
+                let decision = ask_table((table, rule), spot, cost, reading, until)?;
                 (decision, decision.retry_after.filter(|_| queue.is_none()))
             }
         };
@@ -307,10 +275,10 @@ impl Line {
         }
         let identity = rule.identity();
         let certain = latest.and_then(|wait| now.after(wait)).is_some_and(|latest| latest <= until);
-        ticket.number = self.next.fetch_add(1, Ordering::Relaxed);
-        queues.entry(spot).or_default().push(&ticket, identity, certain);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        queues.entry(spot).or_default().push((number, cost), until, identity, certain);
         counted.stays();
-        Ok(Joined::Waiting(ticket))
+        Ok(Joined::Waiting(Ticket { spot, number, cost }))
     }
 
     /// Asks whether it is a waiter's turn, and says when to wake it if it is not.
@@ -318,31 +286,29 @@ impl Line {
         &self,
         (table, rule): (&Table<A::State>, &A),
         ticket: &mut Ticket,
-        now: Tick,
+        reading: Reading,
         waker: &Waker,
     ) -> Result<Turn, Full> {
-        if now < ticket.asked {
-            // The clock was set back. The time that is left to wait stays the same.
-            let left = ticket.until.since(ticket.asked);
-            ticket.until = now.after(left).unwrap_or(ticket.until);
-        }
-        ticket.asked = now;
-        let &mut Ticket { spot, number, cost, until, .. } = ticket;
+        let &mut Ticket { spot, number, cost } = ticket;
         let mut replaced = Some(waker.clone());
         let mut wakes = Wakes::default();
-        let mut queues = self.queues(spot);
+        let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
+        let now = reading.now;
         self.expire(&mut queues, spot, now, Some(number), &mut wakes);
         let queue = queues.get_mut(&spot);
-        let Some(queue) = queue.filter(|queue| queue.waiters.contains_key(&number)) else {
+        let place = queue.and_then(|queue| {
+            let until = queue.update(number, rule.identity(), &mut replaced)?;
+            Some((queue, until))
+        });
+        let Some((queue, until)) = place else {
             drop((queues, wakes));
-            return self.turn_without_place((table, rule), ticket, now, waker);
+            return self.turn_without_place((table, rule), ticket, reading, waker);
         };
-        queue.update(number, rule.identity(), until, &mut replaced);
         let mut places = queue.waiters.keys();
         if places.next() != Some(&number) {
             let is_second = places.next() == Some(&number);
             let place = (spot, number, cost);
-            let beside = queue.serve_beside_others((table, rule), place, now, &mut wakes)?;
+            let beside = queue.serve_beside_others((table, rule), place, reading, &mut wakes)?;
             if now < until && beside.is_none() {
                 // The second takes over when the head is not polled until its deadline.
                 let head = queue.waiters.values().next().filter(|_| is_second);
@@ -352,11 +318,11 @@ impl Line {
             self.remove(&mut queues, spot, number, &mut wakes);
             return Ok(Turn::Done(match (beside, queues.get(&spot)) {
                 (Some(decision), _) => decision,
-                (None, Some(queue)) => queue.answer((table, rule), spot, cost, now)?.decision,
-                (None, None) => ask_table((table, rule), spot, cost, now, now)?,
+                (None, Some(queue)) => queue.answer((table, rule), spot, cost, reading)?.decision,
+                (None, None) => ask_table((table, rule), spot, cost, reading, now)?,
             }));
         }
-        let decision = ask_table((table, rule), spot, cost, now, until)?;
+        let decision = ask_table((table, rule), spot, cost, reading, until)?;
         if let Some(due) = due(&decision, now, until) {
             // A rule that denies a cost that fits must not keep this thread busy.
             return Ok(Turn::At(due.max(now.after(Ticks(1)).unwrap_or(due))));
@@ -365,22 +331,21 @@ impl Line {
         Ok(Turn::Done(decision))
     }
 
-    /// The same for a waiter that lost its place because it was not polled in time: it may try once more,
-    /// behind the others.
+    /// The same for a waiter that lost its place because it was not polled until its deadline had passed: it may try
+    /// once more, behind the others.
     #[cold]
     fn turn_without_place<A: Algorithm>(
         &self,
         rule: (&Table<A::State>, &A),
         ticket: &mut Ticket,
-        now: Tick,
+        reading: Reading,
         waker: &Waker,
     ) -> Result<Turn, Full> {
-        let &mut Ticket { spot, number, cost, until, asked } = ticket;
-        match self.enter(rule, Ticket { spot, number, cost, until: until.max(now), asked }, now)? {
+        match self.join(rule, ticket.spot, ticket.cost, reading, Ticks::ZERO)? {
             Joined::Decided(decision) => Ok(Turn::Done(decision)),
             Joined::Waiting(new) => {
                 *ticket = new;
-                self.turn(rule, ticket, now, waker)
+                self.turn(rule, ticket, reading, waker)
             }
         }
     }
@@ -404,8 +369,7 @@ impl Group {
 }
 
 impl Queue {
-    fn push(&mut self, ticket: &Ticket, rule: u64, certain: bool) {
-        let &Ticket { number, cost, until, .. } = ticket;
+    fn push(&mut self, (number, cost): (u64, Cost), until: Tick, rule: u64, certain: bool) {
         let certain = certain.then_some(self.disturbed);
         let waiter = Waiter { cost, until, rule: Some(rule), certain, waker: None };
         self.groups.entry(rule).or_default().add(cost, certain.is_some());
@@ -461,18 +425,28 @@ impl Queue {
         }
     }
 
+    /// Moves all deadlines with the clock. The rules may decide differently at the new time.
+    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+        self.deadlines.clear();
+        for (number, waiter) in &mut self.waiters {
+            waiter.until = by.moved(waiter.until);
+            self.deadlines.insert((waiter.until, *number));
+        }
+        self.rules_changed(wakes);
+    }
+
     /// A waiter whose deadline has passed, other than the one that asks.
     fn expired(&self, now: Tick, asking: Option<u64>) -> Option<u64> {
         let passed = self.deadlines.iter().take_while(|(until, _)| *until < now);
         passed.map(|(_, number)| *number).find(|number| Some(*number) != asking)
     }
 
-    /// Brings a waiter that asks up to date. Its old waker is put in place of the new one.
-    fn update(&mut self, number: u64, rule: u64, until: Tick, waker: &mut Option<Waker>) {
-        let Some(waiter) = self.waiters.get_mut(&number) else { return };
+    /// Brings a waiter that asks up to date, and returns its deadline; `None` if it has no place. Its old waker is put
+    /// in place of the new one.
+    fn update(&mut self, number: u64, rule: u64, waker: &mut Option<Waker>) -> Option<Tick> {
+        let waiter = self.waiters.get_mut(&number)?;
         std::mem::swap(&mut waiter.waker, waker);
-        let (cost, certain) = (waiter.cost, waiter.certain);
-        let old_until = std::mem::replace(&mut waiter.until, until);
+        let (cost, until, certain) = (waiter.cost, waiter.until, waiter.certain);
         if waiter.rule != Some(rule) {
             let old = waiter.rule.replace(rule);
             waiter.certain = None;
@@ -481,11 +455,7 @@ impl Queue {
             // The answers to the other waiters depended on the old rule.
             self.disturb();
         }
-        if old_until != until {
-            self.deadlines.remove(&(old_until, number));
-            self.deadlines.insert((until, number));
-            self.disturb();
-        }
+        Some(until)
     }
 
     /// Returns the denial of a request that comes behind all waiters.
@@ -494,9 +464,9 @@ impl Queue {
         (table, rule): (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Result<Behind, Full> {
-        table.with(rule, spot, now, self.behind(rule, cost, now))
+        table.with(rule, spot, reading, self.behind(rule, cost, reading.now))
     }
 
     /// Returns the step that denies a request because it comes behind all waiters. Its retry time is a lower bound.
@@ -550,12 +520,12 @@ impl Queue {
         &mut self,
         (table, rule): (&Table<A::State>, &A),
         (spot, number, cost): (KeySlot, u64, Cost),
-        now: Tick,
+        reading: Reading,
         wakes: &mut Wakes,
     ) -> Result<Option<Decision>, Full> {
         let fits = |units: Cost| {
             let allows = |state: &A::State, at| rule.allows(state, at, units);
-            table.with(rule, spot, now, |state, at| {
+            table.with(rule, spot, reading, |state, at| {
                 read_at(rule, state, at, |state| allows(state, at))
             })
         };
@@ -577,7 +547,7 @@ impl Queue {
         }
         let ahead = self.waiters.range_mut(..number);
         wakes.wake.extend(ahead.filter_map(|(_, waiter)| waiter.waker.take()));
-        ask_table((table, rule), spot, cost, now, now).map(Some)
+        ask_table((table, rule), spot, cost, reading, reading.now).map(Some)
     }
 }
 
@@ -586,11 +556,11 @@ fn ask_table<A: Algorithm>(
     (table, rule): (&Table<A::State>, &A),
     spot: KeySlot,
     cost: Cost,
-    now: Tick,
+    reading: Reading,
     until: Tick,
 ) -> Result<Decision, Full> {
-    table.with(rule, spot, now, |state, at| {
-        on_a_copy(state, |state| counted_from(now, at, ask(rule, state, at, cost, until)))
+    table.with(rule, spot, reading, |state, at| {
+        on_a_copy(state, |state| counted_from(reading.now, at, ask(rule, state, at, cost, until)))
     })
 }
 

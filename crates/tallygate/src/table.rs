@@ -132,7 +132,7 @@ pub(crate) struct Full;
 
 /// A time, and how often the clock had been set back when it was read. The time between two set-backs is an *era*.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub struct Reading {
     pub(crate) now: Tick,
     set_backs: u32,
 }
@@ -149,15 +149,22 @@ impl Reading {
         Self { now: clock.now(), set_backs }
     }
 
-    /// Returns whether the clock has ever been set back.
-    pub(crate) const fn is_after_a_set_back(self) -> bool {
-        self.set_backs > 0 && !self.is_given()
+    /// Returns how often the clock had been set back; `None` if the caller gave the time.
+    pub(crate) fn set_backs(self) -> Option<u32> {
+        (!self.is_given()).then_some(self.set_backs)
     }
 
     /// Returns whether the caller gave the time. Such a caller may be late, but never sets the clock back.
     #[inline]
     const fn is_given(self) -> bool {
         self.set_backs == Self::GIVEN
+    }
+}
+
+/// The earliest reading of all.
+impl Default for Reading {
+    fn default() -> Self {
+        Self { now: Tick(i64::MIN), set_backs: 0 }
     }
 }
 
@@ -514,7 +521,7 @@ impl<S: 'static> Table<S> {
             rule,
             lookup.spot,
             (lookup.home, home, lookup.shape),
-            reading,
+            (reading, true),
             |state, at| counted_from(now, at, rule.decide::<T>(state, at, cost)),
         )
     }
@@ -589,10 +596,33 @@ impl<S: 'static> Table<S> {
         reading: impl Into<Reading>,
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
+        self.with_place(rule, key, reading.into(), true, run)
+    }
+
+    /// Does the same for an operation that only returns units. If a full table evicts keys, it evicts none for the state
+    /// of a new key, and does not keep that state.
+    pub(crate) fn with_return<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: KeySlot,
+        reading: Reading,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
+        self.with_place(rule, key, reading, false, run)
+    }
+
+    fn with_place<A: Algorithm<State = S>, R>(
+        &self,
+        rule: &A,
+        key: KeySlot,
+        reading: Reading,
+        evicts: bool,
+        run: impl FnOnce(&mut S, Tick) -> R,
+    ) -> Result<R, Full> {
         let index = self.home(key, self.shape());
         let home = self.buckets[index].lock();
         // No table has the shape without homes, so the key is searched for in its home.
-        self.with_elsewhere(rule, key, (index, home, Shape::default()), reading.into(), run)
+        self.with_elsewhere(rule, key, (index, home, Shape::default()), (reading, evicts), run)
     }
 
     /// Does the same for a key that was not found in the bucket where it was looked up in a table of a shape. That bucket
@@ -604,7 +634,7 @@ impl<S: 'static> Table<S> {
         rule: &A,
         key: KeySlot,
         (mut index, mut home, shape): (usize, LockedBucket<'a, S>, Shape),
-        mut reading: Reading,
+        (mut reading, evicts): (Reading, bool),
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         if self.shape() != shape || !home.is_in_era(reading) {
@@ -621,7 +651,7 @@ impl<S: 'static> Table<S> {
                 return Ok(bucket.change(slot, |state| run_late(rule, state, reading.now, run)));
             }
         }
-        self.with_new(rule, key, (index, home), reading, run)
+        self.with_new(rule, key, (index, home), (reading, evicts), run)
     }
 
     /// Reads a copy of a key's state, or the state it would start with, and changes nothing. The states of a bucket stay
@@ -658,18 +688,6 @@ impl<S: 'static> Table<S> {
             rule.rebase_after_set_back(&mut state, reading.now);
         }
         run_late(rule, &mut state, reading.now, read)
-    }
-
-    /// Brings a key's state, if one is kept, into the era of a reading.
-    #[cold]
-    pub(crate) fn follow<A: Algorithm<State = S>>(&self, rule: &A, key: KeySlot, reading: Reading) {
-        let (index, mut home) = self.lock_home(key);
-        let reading = self.enter(rule, &mut home, reading);
-        if home.find(key.tag).is_none() && home.0.spilled(Ordering::Acquire) > 0 {
-            if let Some((mut bucket, _)) = self.find_beyond(index, &home, key) {
-                self.enter(rule, &mut bucket, reading);
-            }
-        }
     }
 
     /// Searches for a key in the buckets after its home, whose lock is held.

@@ -5,10 +5,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Op, Timed, Used};
+use tallygate::clock::ManualClock;
 use tallygate::reservation::{Charged, SettleError};
-use tallygate::store::{Entry, MapStore, StateMap, Store as _};
-use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Tick, Ticks, block_on};
+use tallygate::store::{Capacity, Entry, MapStore, PolicyStore, StateMap, Store as _};
+use tallygate::{Ask, Cost, Decision, Kind, Policy, RateLimiter, Tick, Ticks, block_on};
+use tallygate_testkit::cases;
 use tallygate_testkit::contract::Subject;
 
 #[path = "../examples/own_store.rs"]
@@ -130,6 +134,76 @@ fn a_client_that_was_reset_expires() {
     assert_eq!(expires_at(), Some(Tick(53)), "the reservation can be settled until 52");
     let settled = store.settle(&policy, b"alice", -5, &charged, Some(Tick(52)));
     assert_eq!(settled, Err(SettleError::Reset));
+}
+
+/// One operation of a random history.
+#[derive(Clone, Debug)]
+enum Step {
+    Apply(Op),
+    Reserve(Cost),
+    /// Settles one of the reservations so far for another cost.
+    Settle(usize, Cost),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..6_u64).prop_map(|cost| Step::Apply(Op::Check(cost))),
+        1 => (0..6_u64).prop_map(|cost| Step::Apply(Op::Peek(cost))),
+        2 => (-6..4_i128).prop_map(|amount| Step::Apply(Op::Force(amount))),
+        1 => Just(Step::Apply(Op::Reset)),
+        3 => (0..6_u64).prop_map(Step::Reserve),
+        3 => (any::<usize>(), 0..8_u64).prop_map(|(which, actual)| Step::Settle(which, actual)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// The store on a map and the memory store answer every operation of a history in the same way.
+    #[test]
+    fn both_stores_agree_on_every_operation(
+        (kind, shadow) in (0..6_usize, 0..6_usize),
+        (limit, window, is_watched) in (1..9_u64, 1..24_u64, any::<bool>()),
+        steps in vec((0..9_u64, 0..2_u8, step()), 1..60),
+    ) {
+        let enforced = Policy::of(Kind::ALL[kind], limit).per(Ticks(window));
+        let watched = Policy::of(Kind::ALL[shadow], 3).per(Ticks(10)).named("watched").shadow();
+        let policy = match is_watched {
+            false => enforced.build().expect("valid"),
+            true => Policy::all_of("both", [enforced, watched]).expect("valid"),
+        };
+        let map: PolicyMap = MapStore::new(MutexMap::new());
+        let memory = PolicyStore::new(&policy, Capacity::of(100), ManualClock::new(Tick(0)));
+        let mut reserved: Vec<([u8; 1], Cost, Charged, Charged)> = Vec::new();
+        let mut now = Tick(0);
+        for (passed, key, step) in steps {
+            now = now.after(Ticks(passed)).expect("small");
+            let key = [key];
+            match step {
+                Step::Apply(op) => {
+                    let one: Decision = map.apply(&policy, &key, op, Some(now)).expect("short");
+                    let other: Decision = memory.apply(&policy, &key, op, Some(now)).expect("short");
+                    prop_assert_eq!(one, other, "{:?} at {}", op, now);
+                }
+                Step::Reserve(cost) => {
+                    let one = map.reserve(&policy, &key, cost, AGES, Some(now)).expect("short");
+                    let other = memory.reserve(&policy, &key, cost, AGES, Some(now)).expect("short");
+                    prop_assert_eq!(one.timed.decision, other.timed.decision);
+                    if one.timed.decision.allowed {
+                        reserved.push((key, cost, one, other));
+                    }
+                }
+                Step::Settle(which, actual) if !reserved.is_empty() => {
+                    let (key, cost, one, other) = reserved.swap_remove(which % reserved.len());
+                    let change = i128::from(actual) - i128::from(cost);
+                    let one = map.settle(&policy, &key, change, &one, Some(now));
+                    let other = memory.settle(&policy, &key, change, &other, Some(now));
+                    prop_assert_eq!(one, other, "settled by {} at {}", change, now);
+                }
+                Step::Settle(..) => {}
+            }
+        }
+    }
 }
 
 /// An algorithm that charges a unit and then panics.

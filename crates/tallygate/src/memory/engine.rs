@@ -79,18 +79,14 @@ impl<C: Clock> Engine<C> {
 
     /// Returns the time that the caller gave, or that of the clock.
     #[inline]
-    fn read(&self, now: Option<Tick>) -> Reading {
+    pub(super) fn read(&self, now: Option<Tick>) -> Reading {
         now.map_or_else(|| Reading::of(&self.clock), Reading::from)
     }
 
-    /// Reads the clock, and adapts the state of a key if the clock was set back: for decisions that are then made with the
-    /// time alone.
-    fn read_for<A: Algorithm>(&self, keys: &Keys<A::State>, rule: &A, spot: KeySlot) -> Reading {
+    /// Reads the clock for a request that waits, or may wait.
+    pub(super) fn read_for<S: Clone + 'static>(&self, keys: &Keys<S>) -> Reading {
         let reading = self.read(None);
-        if reading.is_after_a_set_back() {
-            keys.note_set_back(reading);
-            keys.table.follow(rule, spot, reading);
-        }
+        keys.note_set_back(reading);
         reading
     }
 
@@ -159,7 +155,7 @@ impl<C: Clock> Engine<C> {
         let reading = self.read(now);
         keys.note_set_back(reading);
         if let Op::Peek(cost) = op {
-            if let Some(decision) = keys.peek_behind_others(rule, spot, cost, reading.now) {
+            if let Some(decision) = keys.peek_behind_others(rule, spot, cost, reading) {
                 return Ok(decision);
             }
         }
@@ -171,7 +167,7 @@ impl<C: Clock> Engine<C> {
         if matches!(op, Op::Peek(_) | Op::Force(0)) {
             return Ok(keys.look(rule, spot, reading, |state, at| step(state, at).0));
         }
-        let stepped = keys.table.with(rule, spot, reading, |state, at| {
+        let run = |state: &mut A::State, at| {
             let fresh = rule.fresh_at(state);
             let (answer, dropped) = step(state, at);
             match op {
@@ -182,7 +178,11 @@ impl<C: Clock> Engine<C> {
                 _ => {}
             }
             (counted_from(reading.now, at, answer), dropped)
-        });
+        };
+        let stepped = match op {
+            Op::Force(..0) | Op::Reset => keys.table.with_return(rule, spot, reading, run),
+            _ => keys.table.with(rule, spot, reading, run),
+        };
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
         if matches!(op, Op::Force(1..)) {
             keys.table.forgive(dropped);
@@ -204,7 +204,7 @@ impl<C: Clock> Engine<C> {
         let reading = self.read(now);
         keys.note_set_back(reading);
         let store = self.returns.store();
-        if let Some(answer) = keys.behind_others::<_, Timed>(rule, spot, estimate, reading.now) {
+        if let Some(answer) = keys.behind_others::<_, Timed>(rule, spot, estimate, reading) {
             let timed = answer.map_err(|Full| keys.full())?;
             return Ok(Charged { timed, receipt: Receipt::Nothing, number: 0, store });
         }
@@ -246,7 +246,7 @@ impl<C: Clock> Engine<C> {
         let spot = keys.table.slot_of(print);
         let reading = self.read(now);
         keys.note_set_back(reading);
-        let settled = keys.table.with(rule, spot, reading, |state, at| {
+        let run = |state: &mut A::State, at| {
             let mut receipt = charged.receipt.clone();
             let is_lowered = self.returns.lower(print.hash(), charged.number, &mut receipt)?;
             let before = (is_lowered && change < 0).then(|| rule.receipt(state));
@@ -261,7 +261,11 @@ impl<C: Clock> Engine<C> {
                 self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
             }
             Ok((counted_from(reading.now, at, decision), dropped))
-        });
+        };
+        let settled = match change {
+            1.. => keys.table.with(rule, spot, reading, run),
+            _ => keys.table.with_return(rule, spot, reading, run),
+        };
         let (decision, dropped) = match settled {
             Ok(Ok(settled)) => settled,
             Ok(Err(WasReset)) => return Err(SettleError::Reset),
@@ -315,11 +319,11 @@ impl<C: Clock> Engine<C> {
         rule: &A,
         spot: KeySlot,
         (cost, count): (Cost, usize),
-        now: Tick,
+        reading: Reading,
     ) -> Result<Option<Decision>, StoreError> {
         keys.table.grow_for(count);
-        self.read_for(keys, rule, spot);
-        keys.behind_others(rule, spot, cost, now).transpose().map_err(|Full| keys.full())
+        keys.note_set_back(reading);
+        keys.behind_others(rule, spot, cost, reading).transpose().map_err(|Full| keys.full())
     }
 
     pub(super) fn join<A: Algorithm>(
@@ -331,8 +335,8 @@ impl<C: Clock> Engine<C> {
         max_wait: Ticks,
     ) -> Result<Joined, StoreError> {
         let spot = self.spot(keys, key)?;
-        let now = self.read_for(keys, rule, spot).now;
-        let joined = keys.line.join((&keys.table, rule), spot, cost, now, max_wait);
+        let reading = self.read_for(keys);
+        let joined = keys.line.join((&keys.table, rule), spot, cost, reading, max_wait);
         joined.map_err(|Full| keys.full())
     }
 
@@ -345,13 +349,13 @@ impl<C: Clock> Engine<C> {
         let print = self.print(key)?;
         let spot = keys.table.slot_of(print);
         keys.departures.join((spot, print.hash()), rule.identity(), || {
-            let reading = self.read_for(keys, rule, spot);
+            let reading = self.read(None);
             let lookup = keys.table.look_up(print);
             let decision = match keys.decide(rule, lookup, 1, reading) {
                 Ok(decision) => decision,
                 Err(Full) => keys.without_place(rule, 1, reading.now)?,
             };
-            Ok((decision, reading.now))
+            Ok((decision, reading))
         })
     }
 
@@ -361,7 +365,7 @@ impl<C: Clock> Engine<C> {
         rule: &A,
         departure: &Departure,
     ) {
-        let reading = self.read_for(keys, rule, departure.spot());
+        let reading = self.read_for(keys);
         let return_unit = |state: &mut A::State, at| {
             let fresh = rule.fresh_at(state);
             let has_effect = rule.charge(state, at, -1) == 0;
@@ -406,12 +410,12 @@ impl<C: Clock> Engine<C> {
         waker: &Waker,
     ) -> Result<Turn, StoreError> {
         loop {
-            let set_backs = self.clock.set_backs();
-            let now = self.read_for(keys, rule, ticket.spot()).now;
-            let turn = keys.line.turn((&keys.table, rule), ticket, now, waker);
+            let reading = self.read_for(keys);
+            let turn = keys.line.turn((&keys.table, rule), ticket, reading, waker);
             let turn = turn.map_err(|Full| keys.full())?;
             // If the clock was set back meanwhile, the answer is of an earlier time: check again.
-            if matches!(turn, Turn::Done(_)) || self.clock.set_backs() == set_backs {
+            if matches!(turn, Turn::Done(_)) || reading.set_backs() == Some(self.clock.set_backs())
+            {
                 return Ok(turn);
             }
         }

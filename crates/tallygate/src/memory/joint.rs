@@ -2,14 +2,14 @@
 
 use std::any::TypeId;
 
-use tallygate_core::{Algorithm, Cost, Decision, Op, Part, Policy, Tick};
+use tallygate_core::{Algorithm, Cost, Decision, Op, Part, Policy};
 
 use crate::client_state::ClientState;
 use crate::clock::Clock;
 use crate::joint_store::JointStore;
 use crate::lateness::counted_from;
 use crate::storage::StoreError;
-use crate::table::{Found, Full, KeySlot, Locks};
+use crate::table::{Found, Full, KeySlot, Locks, Reading};
 
 use super::keys::Keys;
 use super::kinds::{of_any_kind, of_its_kind};
@@ -21,12 +21,12 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) -> bool {
         let op = Op::Check(cost);
         let admits = |state: &mut S, now| Part { rule, state, op }.allows(now);
-        self.table.read_found(rule, found, now, locks, admits)
+        self.table.read_found(rule, found, reading, locks, admits)
     }
 
     fn step<A: Algorithm<State = S>>(
@@ -34,19 +34,19 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
         if cost == 0 {
             // A check of cost 0 stores nothing.
-            return self.report(rule, found, cost, now, locks, go);
+            return self.report(rule, found, cost, reading, locks, go);
         }
         let op = Op::Check(cost);
         let step = |state: &mut S, at| {
-            counted_from(now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
+            counted_from(reading.now, at, Part { rule, state, op }.step::<Decision>(at, go).0)
         };
-        self.table.change_found(rule, found, now, locks, step)
+        self.table.change_found(rule, found, reading, locks, step)
     }
 
     /// Does the same on a copy, so that a rule that panics does not change the state.
@@ -55,21 +55,21 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
         if cost == 0 {
-            return self.report(rule, found, cost, now, locks, go);
+            return self.report(rule, found, cost, reading, locks, go);
         }
         let op = Op::Check(cost);
         let step = |state: &mut S, at| {
             let mut copy = state.clone();
             let answer = Part { rule, state: &mut copy, op }.step::<Decision>(at, go).0;
             *state = copy;
-            counted_from(now, at, answer)
+            counted_from(reading.now, at, answer)
         };
-        self.table.change_found(rule, found, now, locks, step)
+        self.table.change_found(rule, found, reading, locks, step)
     }
 
     fn report<A: Algorithm<State = S>>(
@@ -77,7 +77,7 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
@@ -85,9 +85,13 @@ impl<S: Clone + 'static> Keys<S> {
         let step = |state: &mut S, at| {
             let step = |state: &mut S| Part { rule, state, op }.step::<Decision>(at, go).0;
             // A check of cost 0 changes nothing by itself.
-            counted_from(now, at, if cost == 0 { step(state) } else { step(&mut state.clone()) })
+            counted_from(
+                reading.now,
+                at,
+                if cost == 0 { step(state) } else { step(&mut state.clone()) },
+            )
         };
-        self.table.read_found(rule, found, now, locks, step)
+        self.table.read_found(rule, found, reading, locks, step)
     }
 
     fn change_kept<A: Algorithm<State = S>>(
@@ -95,10 +99,10 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         found: Found,
         returned: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) {
-        self.table.read_found(rule, found, now, locks, |state, at| {
+        self.table.read_found(rule, found, reading, locks, |state, at| {
             if rule.clock_was_set_back(state, at) {
                 rule.rebase(state, at);
             }
@@ -114,6 +118,10 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         self.engine.spot(&self.keys, key)
     }
 
+    fn read(&self) -> Reading {
+        self.engine.read(None)
+    }
+
     fn lock_order(&self, spot: KeySlot) -> usize {
         self.keys.table.lock_order(spot)
     }
@@ -123,10 +131,10 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         rule: &A,
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         count: usize,
     ) -> Result<Option<Decision>, StoreError> {
-        self.engine.before_others(&self.keys, rule, spot, (cost, count), now)
+        self.engine.before_others(&self.keys, rule, spot, (cost, count), reading)
     }
 
     fn identity(&self) -> usize {
@@ -141,10 +149,10 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         &'a self,
         rule: &A,
         found: Found,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'a>,
     ) -> Result<Found, StoreError> {
-        self.keys.table.make_room(rule, found, now, locks).map_err(|Full| self.keys.full())
+        self.keys.table.make_room(rule, found, reading, locks).map_err(|Full| self.keys.full())
     }
 
     fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
@@ -156,10 +164,10 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
-        Ok(self.keys.agrees(rule, found, cost, now, locks))
+        Ok(self.keys.agrees(rule, found, cost, reading, locks))
     }
 
     fn step(
@@ -167,15 +175,15 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
         // Only a user's own algorithm can panic. The state of a client with tiers can be long, so it is not copied.
         if TypeId::of::<A::State>() == TypeId::of::<ClientState>() {
-            return self.keys.step(rule, found, cost, now, locks, go);
+            return self.keys.step(rule, found, cost, reading, locks, go);
         }
-        self.keys.step_on_a_copy(rule, found, cost, now, locks, go)
+        self.keys.step_on_a_copy(rule, found, cost, reading, locks, go)
     }
 
     fn report(
@@ -183,11 +191,11 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         rule: &A,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
-        self.keys.report(rule, found, cost, now, locks, go)
+        self.keys.report(rule, found, cost, reading, locks, go)
     }
 
     fn change_kept(
@@ -195,16 +203,20 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         rule: &A,
         found: Found,
         returned: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) {
-        self.keys.change_kept(rule, found, returned, now, locks);
+        self.keys.change_kept(rule, found, returned, reading, locks);
     }
 }
 
 impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
     fn spot(&self, policy: &Policy, key: &[u8]) -> Result<KeySlot, StoreError> {
         of_its_kind!(policy, &self.kinds, |_rule, keys| self.engine.spot(keys, key))
+    }
+
+    fn read(&self) -> Reading {
+        self.engine.read(None)
     }
 
     fn lock_order(&self, spot: KeySlot) -> usize {
@@ -216,11 +228,11 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         count: usize,
     ) -> Result<Option<Decision>, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            self.engine.before_others(keys, rule, spot, (cost, count), now)
+            self.engine.before_others(keys, rule, spot, (cost, count), reading)
         })
     }
 
@@ -236,11 +248,11 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         &'a self,
         policy: &Policy,
         found: Found,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'a>,
     ) -> Result<Found, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            keys.table.make_room(rule, found, now, locks).map_err(|Full| keys.full())
+            keys.table.make_room(rule, found, reading, locks).map_err(|Full| keys.full())
         })
     }
 
@@ -253,11 +265,11 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            Ok(keys.agrees(rule, found, cost, now, locks))
+            Ok(keys.agrees(rule, found, cost, reading, locks))
         })
     }
 
@@ -266,12 +278,12 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
         let answer = of_its_kind!(policy, &self.kinds, |rule, keys| {
-            Ok(keys.step(rule, found, cost, now, locks, go))
+            Ok(keys.step(rule, found, cost, reading, locks, go))
         });
         answer.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
     }
@@ -281,12 +293,12 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         found: Found,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
         go: bool,
     ) -> Decision {
         let answer = of_its_kind!(policy, &self.kinds, |rule, keys| {
-            Ok(keys.report(rule, found, cost, now, locks, go))
+            Ok(keys.report(rule, found, cost, reading, locks, go))
         });
         answer.unwrap_or_else(|_| unreachable!("its spot was of this kind"))
     }
@@ -296,11 +308,11 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         found: Found,
         returned: Cost,
-        now: Tick,
+        reading: Reading,
         locks: &mut Locks<'_>,
     ) {
         let changed: Result<(), StoreError> = of_its_kind!(policy, &self.kinds, |rule, keys| {
-            keys.change_kept(rule, found, returned, now, locks);
+            keys.change_kept(rule, found, returned, reading, locks);
             Ok(())
         });
         debug_assert!(changed.is_ok(), "its spot was of this kind");

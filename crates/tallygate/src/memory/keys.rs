@@ -106,8 +106,8 @@ impl<S: Clone + 'static> Keys<S> {
             let look = |state: &mut S, at| rule.decide::<T>(state, at, 0);
             return Some(Ok(self.look(rule, spot, reading, look)));
         }
-        self.note_set_back(reading);
-        self.behind_others(rule, spot, cost, reading.now)
+        self.line.follow(reading);
+        self.behind_others(rule, spot, cost, reading)
     }
 
     /// Answers from the state of a key, or from the state it would start with, and changes nothing.
@@ -123,12 +123,13 @@ impl<S: Clone + 'static> Keys<S> {
             .look(rule, spot, reading, |state, at| counted_from(reading.now, at, read(state, at)))
     }
 
-    /// Wakes all waiting requests if a reading is the first after the clock was set back.
+    /// Wakes all waiting requests, and moves their times, if a reading is the first after the clock was set back. Not
+    /// for a caller that decides a departure, because it holds a lock of the departures.
     #[cold]
     pub(super) fn note_set_back(&self, reading: Reading) {
-        if self.table.note_set_back(reading) {
-            self.line.nudge_all();
-        }
+        self.table.note_set_back(reading);
+        self.line.follow(reading);
+        self.departures.follow(reading);
     }
 
     /// Returns the answer to a check of a key that requests wait for; `None` if none does.
@@ -138,14 +139,14 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Option<Result<T, Full>> {
         // A check of cost 0 charges nothing, so it needs no place in the line.
         if cost == 0 || self.line.is_empty() {
             return None;
         }
-        let answer = self.line.answer((&self.table, rule), spot, cost, now)?;
-        Some(answer.map(|decision| T::from_decision(decision, now)))
+        let answer = self.line.answer((&self.table, rule), spot, cost, reading)?;
+        Some(answer.map(|decision| T::from_decision(decision, reading.now)))
     }
 
     /// Returns the answer to a peek at a key that requests wait for; `None` if none does. It changes nothing.
@@ -155,12 +156,12 @@ impl<S: Clone + 'static> Keys<S> {
         rule: &A,
         spot: KeySlot,
         cost: Cost,
-        now: Tick,
+        reading: Reading,
     ) -> Option<T> {
         if cost == 0 || self.line.is_empty() {
             return None;
         }
-        let decision = self.line.peek((&self.table, rule), spot, cost, now)?;
-        Some(T::from_decision(decision, now))
+        let decision = self.line.peek((&self.table, rule), spot, cost, reading)?;
+        Some(T::from_decision(decision, reading.now))
     }
 }

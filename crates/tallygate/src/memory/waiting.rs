@@ -43,7 +43,7 @@ impl<A: Algorithm, C: Alarm> WaitingStore<A> for MemoryStore<A, C> {
     }
 
     fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick> {
-        self.keys.departures.poll(departure, self.engine.now(), waker)
+        self.keys.departures.poll(departure, self.engine.read_for(&self.keys), waker)
     }
 
     fn cancel(&self, rule: &A, departure: &Departure) {
@@ -92,8 +92,9 @@ impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
     }
 
     fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick> {
-        let now = self.engine.now();
-        of_any_kind!(&self.kinds, |keys| keys.departures.poll(departure, now, waker))
+        of_any_kind!(&self.kinds, |keys| {
+            keys.departures.poll(departure, self.engine.read_for(keys), waker)
+        })
     }
 
     fn cancel(&self, policy: &Policy, departure: &Departure) {

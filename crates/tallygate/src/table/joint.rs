@@ -202,7 +202,7 @@ impl<S: 'static> Table<S> {
         let reading = Reading { now, ..reading };
         let state = rule.initial(now);
         let (index, slot, beyond) =
-            self.place(rule, key, (found.home, &mut home), reading, state, Some(&*locks))?;
+            self.place(rule, key, (found.home, &mut home), reading, state, (Some(&*locks), true))?;
         if let Some(beyond) = beyond {
             locks.keep(beyond);
         }
@@ -265,7 +265,7 @@ impl<S: 'static> Table<S> {
         if !rule.is_fresh(&state, now) {
             let reading = Reading { now, ..reading };
             // Room was made before, or the decision charges nothing: then a penalty is forgotten if there is none.
-            drop(self.place(rule, key, (index, &mut home), reading, state, Some(&*locks)));
+            drop(self.place(rule, key, (index, &mut home), reading, state, (Some(&*locks), true)));
             self.sweep_in_passing(rule, reading);
         }
         answer

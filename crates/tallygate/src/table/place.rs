@@ -96,7 +96,7 @@ impl<S: 'static> Table<S> {
         self.when_full == WhenFull::RefuseNew
     }
 
-    /// Decides for a key that is not kept.
+    /// Decides for a key that is not kept. Keys are evicted for it only if `evicts` is true.
     // Always inlined: it has one caller, which is called for new keys only.
     #[inline(always)]
     pub(super) fn with_new<'a, A: Algorithm<State = S>, R>(
@@ -104,7 +104,7 @@ impl<S: 'static> Table<S> {
         rule: &A,
         key: KeySlot,
         (index, mut home): (usize, LockedBucket<'a, S>),
-        reading: Reading,
+        (reading, evicts): (Reading, bool),
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {
         // A late thread must not find room that the key had already used when it was dropped.
@@ -120,8 +120,12 @@ impl<S: 'static> Table<S> {
         match home.empty() {
             Some(slot) if self.counts.reserve() => home.fill(slot, key.tag, state),
             _ => {
+                let placed =
+                    self.place(rule, key, (index, &mut home), reading, state, (None, evicts));
                 // If there is no place for it, it must not be allowed: it could come again and again.
-                self.place(rule, key, (index, &mut home), reading, state, None)?;
+                if evicts || self.refuses_new() {
+                    placed?;
+                }
             }
         }
         drop(home);
@@ -131,7 +135,7 @@ impl<S: 'static> Table<S> {
     }
 
     /// Stores a new state: in an empty slot if there may be one more key, in the slot of a fresh key, or, unless the table
-    /// rejects new keys, in the slot of the least used key. Only the home's lock is needed: other buckets that are locked
+    /// rejects new keys or `evicts` is false, in the slot of the least used key. Only the home's lock is needed: other buckets that are locked
     /// by other threads are passed over, so it waits for no lock.
     ///
     /// # Errors
@@ -145,7 +149,7 @@ impl<S: 'static> Table<S> {
         (home_index, home): (usize, &mut LockedBucket<'a, S>),
         reading: Reading,
         state: S,
-        locks: Option<&Locks<'_>>,
+        (locks, evicts): (Option<&Locks<'_>>, bool),
     ) -> Result<Placed<'a, S>, Full> {
         let mut reserved = self.counts.reserve();
         if !reserved && self.refuses_new() {
@@ -157,6 +161,7 @@ impl<S: 'static> Table<S> {
             if reserved { self.find_free(rule, home_index, home, reading, locks) } else { None };
         if room.is_none() {
             let own = rule.share_used(&state, reading.now);
+            let own = evicts.then_some(own);
             let first = self.find_evictable(rule, (home_index, home), reading, own, locks);
             // Too few keys are within reach to choose from, as at the end of the table. One may be evicted elsewhere.
             let is_elsewhere = !reserved && first.is_one_of_few;
@@ -172,7 +177,9 @@ impl<S: 'static> Table<S> {
             if reserved {
                 self.counts.give_back();
             }
-            self.counts.own().rejected.fetch_add(1, Ordering::Relaxed);
+            if evicts || self.refuses_new() {
+                self.counts.own().rejected.fetch_add(1, Ordering::Relaxed);
+            }
             return Err(Full);
         };
         if reserved && room.content != Content::Nothing {
@@ -228,16 +235,16 @@ impl<S: 'static> Table<S> {
     }
 
     /// Finds the slot of a fresh key within reach of a home, or of the first key to evict for a new one that has used a
-    /// share of its quota.
+    /// share of its quota; without a share, only that of a fresh key.
     fn find_evictable<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
         (home_index, home): (usize, &mut LockedBucket<'a, S>),
         reading: Reading,
-        own: Share,
+        own: Option<Share>,
         locks: Option<&Locks<'_>>,
     ) -> Candidate<'a, S> {
-        let refuses = self.refuses_new();
+        let refuses = self.refuses_new() || own.is_none();
         let (mut rank, mut room, mut seen) = (None, None, 0);
         for distance in 0..=if refuses { REFUSED_REACH } else { REACH } {
             let mut beyond = match distance {
@@ -272,7 +279,7 @@ impl<S: 'static> Table<S> {
             }
             // Clients that have used up their quota stay as long as any other key is within reach.
             let is_enough =
-                |rank: Rank| !rank.is_debt() && (seen >= CANDIDATES || rank.share <= own);
+                |rank: Rank| !rank.is_debt() && (seen >= CANDIDATES || Some(rank.share) <= own);
             if rank.is_some_and(is_enough) {
                 return Candidate { rank, room, is_one_of_few: false };
             }
@@ -296,7 +303,7 @@ impl<S: 'static> Table<S> {
         let rank = Rank::of(rule, state, reading.now);
         let index = self.home(key, self.shape());
         let mut home = self.buckets[index].lock();
-        let first = self.find_evictable(rule, (index, &mut home), reading, rank.share, None);
+        let first = self.find_evictable(rule, (index, &mut home), reading, Some(rank.share), None);
         if first.room.is_some() && first.rank.is_none_or(|first| first < rank) {
             return true;
         }

@@ -338,6 +338,52 @@ fn peeks_store_nothing_and_work_in_a_full_store() {
     assert_eq!((usage.keys, usage.evicted, usage.rejected), (1, 0, 0));
 }
 
+/// A refund, a reset and a cancellation charge nothing, so no other client pays for them.
+///
+/// Fault K9.
+#[test]
+fn operations_that_return_units_to_unknown_keys_evict_no_key() {
+    const KEYS: u64 = 20;
+    for kind in tallygate::Kind::ALL {
+        for start in [0, 3, 10] {
+            let policy = Policy::of(kind, 10).per(Ticks(1_000)).starting_with(start).build();
+            let limiter = limiter(policy.unwrap(), Capacity::of(20));
+            let (later, ages) = (Tick(900), Ticks(10_000));
+            let mut reserved = Vec::new();
+            for key in 0..KEYS {
+                let key = key.to_le_bytes();
+                let ask = Ask::new(&key).cost(if start == 0 { 1 } else { start });
+                assert_eq!(limiter.is_allowed(ask.at(Tick(0))).unwrap(), start > 0, "{kind}");
+                if let Some(reservation) = limiter.reserve(ask.at(later), ages).unwrap().granted() {
+                    reserved.push(reservation);
+                }
+            }
+            // The reservations are now those of keys that are not kept.
+            for key in KEYS..3 * KEYS {
+                let _ = limiter.check(Ask::new(&key.to_le_bytes()).cost(10).at(later)).unwrap();
+            }
+            let before = limiter.store().usage();
+            assert_eq!(before.keys, 20, "{kind}, {start}");
+            for key in 1_000..1_100_u64 {
+                let key = key.to_le_bytes();
+                let refunded = limiter.refund(Ask::new(&key).cost(2).at(later)).unwrap();
+                assert_eq!(refunded.remaining, (start + 2).min(10), "{kind}, {start}");
+                let reset = limiter.reset(Ask::new(&key).at(later)).unwrap();
+                assert_eq!(reset.remaining, start, "{kind}, {start}");
+            }
+            for mut reservation in reserved {
+                let _ = limiter.cancel(&mut reservation).unwrap();
+            }
+            let after = limiter.store().usage();
+            assert_eq!(
+                (after.evicted, after.rejected),
+                (before.evicted, before.rejected),
+                "{kind}"
+            );
+        }
+    }
+}
+
 /// A reset makes a key as it was before it was ever seen, and says what the next check will find.
 #[test]
 fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {

@@ -67,7 +67,7 @@ fn a_late_caller_that_switches_tiers_earns_nothing() {
     }
 }
 
-/// A clock that yields a reading from five windows ago every other time, as threads do that were descheduled
+/// A clock that yields a reading from five windows ago two of three times, as threads do that were descheduled
 /// between the clock and the lock. It never reports a set-back.
 struct StaleClock<'a> {
     clock: &'a ManualClock,
@@ -76,7 +76,7 @@ struct StaleClock<'a> {
 
 impl Clock for StaleClock<'_> {
     fn now(&self) -> Tick {
-        let late = self.readings.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+        let late = self.readings.fetch_add(1, Ordering::Relaxed) % 3 > 0;
         let now = self.clock.now().0;
         Tick(if late { now - 5 * WINDOW.0.cast_signed() } else { now })
     }

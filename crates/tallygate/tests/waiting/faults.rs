@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::tasks::{FOREVER, Tasks, limiter};
+use crate::tasks::{FOREVER, LateClock, Tasks, limiter};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Used};
 use tallygate::clock::{Clock as _, ManualClock};
 use tallygate::observer::{Event, Observer};
-use tallygate::store::{Capacity, MemoryStore};
+use tallygate::store::{Capacity, MemoryStore, PolicyStore};
 use tallygate::tiers::Access;
 use tallygate::{Ask, Cost, Kind, Limit, Policy, RateLimiter, Tick, Ticks, Tiers, block_on};
 use tallygate_testkit::{cases, small_limit_of};
@@ -719,4 +719,28 @@ fn no_two_shaped_requests_leave_at_once_after_a_cancellation() {
     let left: Vec<_> =
         tasks.run_until(&clock, Tick(1_000)).iter().map(|(task, at, _)| (*task, at.0)).collect();
     assert_eq!(left, [(2, 10), (3, 20), (4, 30)], "the others moved up, and one more had room");
+}
+
+/// After a reset, a request can get an earlier departure time than the requests before it. It leaves after them, and its
+/// thread does not check again and again meanwhile.
+///
+/// Fault K12.
+#[test]
+fn a_shaped_request_with_an_earlier_departure_time_than_others_waits_for_them() {
+    let clock = ManualClock::new(Tick(0));
+    let policy = Policy::leaky_bucket(1).per(Ticks(10)).burst(9).build().expect("valid");
+    let counting = LateClock::new(&clock);
+    let store = PolicyStore::new(&policy, Capacity::of(10), &counting);
+    let limiter = RateLimiter::with_store(policy, store);
+    let mut tasks = Tasks::new();
+    for _ in 0..5 {
+        tasks.add(limiter.shape("a"));
+    }
+    assert_eq!(tasks.run().len(), 1);
+    let _ = limiter.reset("a").expect("short");
+    tasks.add(limiter.shape("a"));
+    tasks.add(limiter.shape("a"));
+    let left: Vec<_> =
+        tasks.run_until(&clock, Tick(100)).iter().map(|(task, at, _)| (*task, at.0)).collect();
+    assert_eq!(left, [(5, 0), (1, 10), (2, 10), (3, 20), (4, 30), (6, 40)]);
 }

@@ -1,5 +1,6 @@
 //! Waiting in line and shaping.
 
 mod faults;
+mod set_backs;
 mod tasks;
 mod waiting;

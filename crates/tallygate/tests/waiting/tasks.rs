@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use tallygate::clock::{Clock as _, ManualClock};
+use tallygate::clock::{Alarm, Clock, ManualClock};
 use tallygate::store::{Capacity, PolicyStore};
 use tallygate::{Decision, MemoryLimiter, Policy, RateLimiter, StoreError, Tick, Ticks};
 
@@ -107,5 +108,48 @@ impl<'a> Tasks<'a> {
                 }
             }
         }
+    }
+}
+
+/// A manual clock that can return a reading of the past once, as to a thread that was descheduled after it. It is read a
+/// thousand times at most: a task that checks again and again fails.
+pub(crate) struct LateClock<'a> {
+    clock: &'a ManualClock,
+    late: Mutex<Option<(u32, Tick)>>,
+    readings: AtomicUsize,
+}
+
+impl<'a> LateClock<'a> {
+    pub(crate) const fn new(clock: &'a ManualClock) -> Self {
+        Self { clock, late: Mutex::new(None), readings: AtomicUsize::new(0) }
+    }
+
+    /// Makes the next reading one of before a set-back.
+    pub(crate) fn read_late(&self, set_backs: u32, now: Tick) {
+        *self.late.lock().expect("not poisoned") = Some((set_backs, now));
+    }
+}
+
+impl Clock for LateClock<'_> {
+    fn now(&self) -> Tick {
+        assert!(self.readings.fetch_add(1, Ordering::Relaxed) < 1_000, "it checks again and again");
+        let late = self.late.lock().expect("not poisoned").take();
+        late.map_or_else(|| self.clock.now(), |(_, now)| now)
+    }
+
+    fn set_backs(&self) -> u32 {
+        let late = *self.late.lock().expect("not poisoned");
+        late.map_or_else(|| self.clock.set_backs(), |(set_backs, _)| set_backs)
+    }
+}
+
+impl Alarm for LateClock<'_> {
+    type Ring<'a>
+        = <ManualClock as Alarm>::Ring<'a>
+    where
+        Self: 'a;
+
+    fn ring_at(&self, when: Tick) -> Self::Ring<'_> {
+        self.clock.ring_at(when)
     }
 }
