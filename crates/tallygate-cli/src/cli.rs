@@ -422,9 +422,9 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     pub(crate) duration: Duration,
 
-    /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
+    /// Random seed: for --pattern poisson, for the jitter of --pattern retry, and for --instances [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
 
     /// Units that each request charges
     #[arg(long, value_name = "N", default_value_t = 1)]

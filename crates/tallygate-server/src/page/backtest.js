@@ -220,6 +220,7 @@ export class Backtest {
       report.unreadable ? `${count(report.unreadable)} invalid lines` : "",
       report.filtered ? `${count(report.filtered)} lines filtered out` : "",
       report.without_key ? `${count(report.without_key)} lines without a key` : "",
+      ...report.filters_without_effect,
       ...report.cut_short.map(({ reason }) => `a log ended early: ${reason}`),
     ].filter(Boolean);
     const about = make(
