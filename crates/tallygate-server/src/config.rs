@@ -179,7 +179,7 @@ pub struct ConfiguredPolicy {
     pub cost: Cost,
 }
 
-/// Reads a configuration file and returns its policies and their tiers, without those that are unlimited or blocked.
+/// Reads a configuration file and returns its policies and their tiers, except unlimited and blocked ones.
 ///
 /// # Errors
 ///
