@@ -27,8 +27,8 @@ pub(crate) fn run(options: &Backtest) -> anyhow::Result<ExitCode> {
     }
     let inputs: Vec<Input> = paths.into_iter().map(Input::of_path).collect();
     let size = size_of(&inputs)?;
-    let page = options.html.as_deref().map(|path| Ok((path, create(path)?)));
-    let page = page.transpose().map_err(|error: anyhow::Error| error)?;
+    let page = options.html.as_deref().map(|path| create(path).map(|file| (path, file)));
+    let page = page.transpose()?;
 
     let bar = Bar::new(size);
     let report = backtest(inputs, &plan, &Bounds::NONE, &mut |progress| bar.show(progress));

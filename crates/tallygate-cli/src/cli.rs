@@ -35,7 +35,7 @@ pub(crate) enum Command {
 const SERVE: &str = "\
 Examples:
   tallygate serve
-      Try it without a configuration. Open http://127.0.0.1:8080 in a browser.
+      Try it without a configuration. Open the link that it prints in a browser.
   tallygate serve --config tallygate.toml --http 0.0.0.0:8080
       Serve your policies to the network.
   tallygate serve --config tallygate.toml --store redis://127.0.0.1:6379
@@ -135,7 +135,7 @@ pub(crate) struct Settings {
     )]
     pub(crate) store: Option<String>,
 
-    /// Number of this server among the `instances` of a policy, from 1, with the memory store
+    /// Number of this server, from 1, if a policy divides its quota between `instances` with the memory store
     #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE")]
     pub(crate) instance: Option<u32>,
 
@@ -299,7 +299,7 @@ pub(crate) struct Ping {
     pub(crate) to: Connect,
 }
 
-/// Where a server is, and how it is spoken to.
+/// The address of a server, and the TLS settings of the connection.
 #[derive(Args, Debug)]
 pub(crate) struct Connect {
     /// RESP address of the server: `HOST:PORT` or `unix:/path`
@@ -342,17 +342,17 @@ pub(crate) struct Man {
 ///
 /// The input is a line with the capacity, a line with the window, a line with the number of instructions n, and then n
 /// lines `request CLIENT TIMESTAMP [COST]`, or the same as a list: `["request", "alice", "0"]`. The output is `allow` or
-/// `deny` per request. Lines that start with another word count as instructions and are ignored. Lines after the n-th
-/// instruction are ignored, too. Ignored lines are reported on standard error; blank lines do not count. Time is the time of
-/// the trace.
+/// `deny` per request. Requests are decided at their timestamps, not at the time of the clock.
+///
+/// A line that starts with another word counts as an instruction, but is ignored. All lines after the n-th instruction are
+/// ignored. Ignored lines are reported on standard error. Blank lines do not count.
 ///
 /// Without options, the algorithm is the textbook token bucket in whole units of time, including its rounding drift. With
 /// --exact or --algorithm, the decisions are those of the server, and the capacity is the limit per window.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Exit code 2 means invalid input or options; the message names the line, what was found and what was \
-expected. The results of the lines before it are printed."
-)]
+#[command(after_help = "Exit status:
+  0  every request was decided
+  2  an option or a line is invalid; the decisions before it are printed, and the message names the line")]
 pub(crate) struct Replay {
     /// File to read [default: standard input]
     pub(crate) file: Option<PathBuf>,
@@ -369,11 +369,11 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(Cost).range(1..))]
     pub(crate) burst: Option<Cost>,
 
-    /// Start of a fixed window [default: clock]
+    /// When a fixed window starts [default: clock]
     #[arg(long, value_name = "WHERE", value_enum)]
     pub(crate) anchor: Option<WindowAnchor>,
 
-    /// Keep the keys in Redis or Valkey, under names of this run, and remove them at the end
+    /// Decide in Redis or Valkey; the keys get names of their own and are removed at the end
     ///
     /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`.
     #[arg(long, value_name = "URL", verbatim_doc_comment)]
@@ -386,8 +386,8 @@ pub(crate) struct Replay {
 
 /// Compare the algorithms on the same simulated traffic.
 ///
-/// The traffic is generated, and the same options and seed give the same traffic. The limit is --limit units per --window.
-/// The server would make the same decisions.
+/// The same options and seed always give the same traffic, and the server would make the same decisions. The limit is
+/// --limit units per --window. A flag that has no effect in combination with the others is an error.
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
     /// Units that a client may use per window
@@ -422,9 +422,9 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     pub(crate) duration: Duration,
 
-    /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
+    /// Random seed: for --pattern poisson, for the jitter of --pattern retry, and for --instances [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
 
     /// Units that each request charges
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -481,7 +481,7 @@ pub(crate) struct Simulate {
 pub(crate) enum WindowAnchor {
     /// At multiples of the window on the clock
     Clock,
-    /// At the first allowed request of a client that has nothing used
+    /// At the first allowed request of a client after its previous window has ended
     FirstRequest,
 }
 
@@ -517,8 +517,10 @@ Examples:
   tallygate backtest access.log --where path=/login --status 401,403 --policy \"sliding_window_log 5/10m\"
       Try a limit on failed logins only.
 
-Exit code 1 means that a log could not be read to its end; 2 means that there is no report, for example because no line \
-could be used."
+Exit status:
+  0  the report is complete
+  1  a log could not be read to its end; the report covers the part that was read
+  2  there is no report: an option is invalid, or no line can be used, for example because the filters leave none"
 )]
 pub(crate) struct Backtest {
     /// Log files to read; `-` is standard input [default: -]
@@ -536,13 +538,13 @@ pub(crate) struct Backtest {
     #[arg(long = "policy", value_name = "POLICY", required_unless_present = "config")]
     pub(crate) policies: Vec<String>,
 
-    /// Try the policies of this configuration file: those named by --policy, or all
+    /// Try the policies of this configuration file: all of them, or the ones that --policy names
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Only use lines with this value, such as `path=/login`, `path=/api/*` or `method!=GET`; all must match
+    /// Only use lines with this value, such as `path=/login`, `path=/api/*` or `method!=GET`; may be given several times
     ///
-    /// The fields are those of --key: `header:NAME`, or the name of a field. `path`, `method` and `status` match the usual
+    /// A line must match every --where. FIELD is the name of a field or `header:NAME`, as in --key. `path`, `method` and `status` match the usual
     /// names of these fields in JSON and CSV. A `*` at the end stands for any text. Paths are compared without their query.
     #[arg(long = "where", value_name = "FIELD=VALUE")]
     pub(crate) filters: Vec<LineFilter>,

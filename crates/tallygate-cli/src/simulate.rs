@@ -10,7 +10,13 @@ use crate::cli::Simulate;
 
 /// Runs a scenario and prints its report.
 pub(crate) fn run(options: &Simulate) -> anyhow::Result<()> {
-    let report = report(scenario(options)?);
+    let scenario = scenario(options)?;
+    anyhow::ensure!(
+        options.seed.is_none() || scenario.is_random(),
+        "--seed has no effect, because nothing in this traffic is random; use --pattern poisson, --pattern retry with \
+         jitter, or --instances 2 or more, or remove --seed"
+    );
+    let report = report(scenario);
     let report = report.map_err(|error| anyhow::anyhow!(error.message(flag)))?;
     if let Some(path) = &options.html {
         let written = std::fs::write(path, page(&report));
@@ -39,7 +45,7 @@ fn print(options: &Simulate, report: &Report) -> io::Result<()> {
 }
 
 fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
-    check_patterns(options)?;
+    check_effects(options)?;
     let default = Scenario::default();
     Ok(Scenario {
         limit: options.limit,
@@ -52,7 +58,7 @@ fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
         pattern: options.pattern,
         rate_per_minute: options.rate,
         duration_ms: millis("duration", options.duration)?,
-        seed: options.seed,
+        seed: options.seed.unwrap_or(default.seed),
         cost: options.cost,
         retry: Retry {
             obeys: !options.naive,
@@ -70,8 +76,8 @@ fn scenario(options: &Simulate) -> anyhow::Result<Scenario> {
     })
 }
 
-/// Rejects flags that have no effect with the pattern and the algorithms.
-fn check_patterns(options: &Simulate) -> anyhow::Result<()> {
+/// Rejects flags that have no effect in combination with the others.
+fn check_effects(options: &Simulate) -> anyhow::Result<()> {
     for (flag, is_given, pattern) in [
         ("naive", options.naive, Pattern::Retry),
         ("no-jitter", options.no_jitter, Pattern::Retry),
@@ -91,6 +97,12 @@ fn check_patterns(options: &Simulate) -> anyhow::Result<()> {
     anyhow::ensure!(
         options.burst.is_none() || has_bucket,
         "--burst has no effect without a bucket; add --algorithm token_bucket or remove it"
+    );
+    let retries = options.pattern == Pattern::Retry && options.attempts != Some(1);
+    anyhow::ensure!(
+        retries || !(options.naive || options.no_jitter),
+        "--{} has no effect with --attempts 1, which never retries; use --attempts 2 or more, or remove it",
+        if options.naive { "naive" } else { "no-jitter" }
     );
     Ok(())
 }

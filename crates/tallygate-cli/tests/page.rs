@@ -162,6 +162,11 @@ fn the_page_fits_a_phone() {
 }
 
 #[test]
+fn the_html_reports_fit_a_phone() {
+    drive("reports", &Served::start(&[], Some(DEMO)));
+}
+
+#[test]
 fn the_dark_and_light_themes_are_readable() {
     drive("theme", &Served::start(&[], Some(DEMO)));
 }

@@ -46,7 +46,7 @@ impl Address {
         let single = |host: &str, path: &str| {
             let at = if login.is_empty() { "" } else { "@" };
             let url = format!("{secure}://{login}{at}{host}{path}");
-            url.into_connection_info().map_err(|failure| error(&failure.to_string()))
+            url.into_connection_info().map_err(|failure| error(&reason(&failure)))
         };
         let default_port = if kind == Some("sentinel") { 26379 } else { 6379 };
         let all = || -> Result<Vec<(String, u16)>, AddressError> {
@@ -65,7 +65,7 @@ impl Address {
         };
         let first = hosts.split(',').next().unwrap_or(hosts);
         let (shape, template) = match kind {
-            None => (Shape::One, text.into_connection_info().map_err(|f| error(&f.to_string()))?),
+            None => (Shape::One, text.into_connection_info().map_err(|f| error(&reason(&f)))?),
             Some("cluster") => (Shape::Cluster { seeds: all()? }, single(first, "")?),
             Some("sentinel") => {
                 let name = path.filter(|name| !name.is_empty());
@@ -97,6 +97,15 @@ impl Address {
             _ => ConnectionAddr::Tcp(host.into(), port),
         };
         self.template.clone().set_addr(addr)
+    }
+}
+
+/// Returns why the client library rejects an address.
+fn reason(failure: &redis::RedisError) -> String {
+    match failure.to_string().trim_end_matches(" - InvalidClientConfig") {
+        "Missing hostname" => "it has no host".to_owned(),
+        "Redis URL did not parse" => "it is not a valid URL".to_owned(),
+        other => other.to_owned(),
     }
 }
 
@@ -157,6 +166,8 @@ mod tests {
         for (text, reason) in [
             ("memcached://x", "unknown scheme `memcached`"),
             ("redis+ring://x", "unknown scheme `redis+ring`"),
+            ("redis://", "it has no host"),
+            ("redis://a:b", "it is not a valid URL"),
             ("redis:/x", "it does not begin with a scheme and `://`"),
         ] {
             let error = Address::parse(text).unwrap_err().to_string();

@@ -312,12 +312,12 @@ impl Redis {
             if counters.note_out_of_memory() {
                 tracing::error!(
                     %address,
-                    "redis is out of memory and rejects writes; using the failure policies"
+                    "redis is out of memory and rejects writes; deciding by the failure setting of each policy"
                 );
             }
         } else if rejects_all(error) && counters.note_rejection() {
             let error = message_of(error);
-            tracing::error!(%address, error, "redis rejects every call; using the failure policies");
+            tracing::error!(%address, error, "redis rejects every call; deciding by the failure setting of each policy");
         }
         error_of(failure)
     }

@@ -77,7 +77,7 @@ impl Node {
                     drop(breaker);
                     tracing::info!(
                         server = self.name,
-                        "redis answers again; closing the circuit breaker"
+                        "redis answers again; sending checks to it again"
                     );
                 }
             }
@@ -126,7 +126,7 @@ impl Node {
             Change::None => return,
             Change::Opened => {
                 self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(server = self.name, %failure, "redis does not answer; opening the circuit breaker");
+                tracing::warn!(server = self.name, %failure, "redis does not answer; sending no checks to it until it does");
             }
             Change::StaysOpen => {
                 tracing::debug!(server = self.name, %failure, "redis still does not answer");

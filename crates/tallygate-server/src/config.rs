@@ -16,6 +16,7 @@ mod tls;
 mod tokens;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub(crate) use limits::{DECODED_HEAD, Limits, SHARE_OF_AN_ADDRESS};
 pub(crate) use memory::OPERATOR_BYTES;
 #[cfg(test)]
 pub(crate) use memory::SETTLED_BYTES;
-pub(crate) use mistake::{Mistake, with_nearest};
+pub(crate) use mistake::{Mistake, in_plain_words};
 pub(crate) use summary::write_summary;
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
@@ -109,8 +110,10 @@ impl Config {
     /// Reads and validates a file, and the files that it names. `envoy` overrides the path of the rules for Envoy.
     pub(crate) fn read(path: &Path, envoy: Option<&Path>) -> anyhow::Result<Self> {
         let name = path.display();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| anyhow::anyhow!("cannot read {name}: {error}"))?;
+        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => anyhow::anyhow!("{name} is not a text file in UTF-8"),
+            _ => anyhow::anyhow!("cannot read {name}: {error}"),
+        })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let config = Self::parse_with(&text, folder, envoy);
         config.map_err(|mistake| mistake.in_file(&name.to_string()).into())
@@ -176,7 +179,7 @@ pub struct ConfiguredPolicy {
     pub cost: Cost,
 }
 
-/// Reads a configuration file and returns its policies and their tiers, without those that are unlimited or blocked.
+/// Reads a configuration file and returns its policies and their tiers, except unlimited and blocked ones.
 ///
 /// # Errors
 ///
@@ -294,7 +297,7 @@ mod tests {
         );
         says(
             "[policies.api]\nlimit = 5\n",
-            "tallygate.toml:1:1: policy \"api\": limit 5 has no window; set one, such as per second or per minute",
+            "tallygate.toml:1:1: policy \"api\" has no window; add one, such as window = \"1m\"",
         );
         says(
             "[policies.api]\nwindow = \"1m\"\n",
@@ -306,7 +309,7 @@ mod tests {
         );
         says(
             "[policies.api]\nlimit = -1\nwindow = \"1m\"\n",
-            "tallygate.toml:2:9: found the number `-1`; expected a whole number",
+            "tallygate.toml:2:9: found the number `-1`; expected a whole number, 0 or more",
         );
     }
 
@@ -323,12 +326,16 @@ mod tests {
         );
         says(
             "[policies.api]\nlimit = 1.5\n",
-            "tallygate.toml:2:9: found the fraction `1.5`; expected a whole number",
+            "tallygate.toml:2:9: found the number `1.5`; expected a whole number, 0 or more",
         );
         // A string may be a misplaced secret.
         says(
+            "[policies.api]\nlimit = \"secret, expected secret\"\n",
+            "tallygate.toml:2:9: found a string; expected a whole number, 0 or more, without quotes",
+        );
+        says(
             "[policies.api]\nlimit = \"ten\"\n",
-            "tallygate.toml:2:9: found a string; expected a whole number",
+            "tallygate.toml:2:9: found a string; expected a whole number, 0 or more, without quotes",
         );
         says(
             "[policies.api]\nlimit = 1\nwindow = \"1m\"\nshadow = 1\n",
@@ -338,6 +345,37 @@ mod tests {
             "trusted_proxies = 5\n",
             "tallygate.toml:1:19: found the number `5`; expected a list in brackets",
         );
+        says(
+            "trusted_proxies = [\"10.0.0.0/33\"]\n",
+            "tallygate.toml:1:19: found \"10.0.0.0/33\"; the number after the slash must be from 0 to 32 for IPv4, and to 128 for IPv6",
+        );
+        says(
+            "trusted_proxies = [\"10.0.0.1\"]\n",
+            "tallygate.toml:1:19: found \"10.0.0.1\", an address; add the size of the network, such as \"10.0.0.1/32\"",
+        );
+        says(
+            "trusted_proxies = [\"proxy\"]\n",
+            "tallygate.toml:1:19: found \"proxy\"; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\"",
+        );
+        says(
+            "[policies.api]\nlimit = 99999999999999999999\n",
+            "tallygate.toml:2:9: found the number `99999999999999999999`; expected a whole number, 0 or more",
+        );
+        says(
+            "[policies.api]\nlimit = 1\nwindow = \"1m\"\n[policies.api.overrides]\nbob = \"pro\"\n",
+            "tallygate.toml:5:7: found a string; expected a table, such as { limit = 10 }",
+        );
+    }
+
+    #[test]
+    fn a_field_outside_of_its_table_is_reported_with_the_name_of_the_table() {
+        says("http = \"0.0.0.0:80\"\n", "tallygate.toml:1:1: `http` belongs below [listen]");
+        says("limit = 5\n", "tallygate.toml:1:1: `limit` belongs below [policies.NAME]");
+        says(
+            "idle_timeout = \"5m\"\n",
+            "tallygate.toml:1:1: `idle_timeout` belongs below [limits]",
+        );
+        says("max_keys = 5\n", "tallygate.toml:1:1: `max_keys` is a flag; use --max-keys");
     }
 
     #[test]
@@ -396,7 +434,7 @@ mod tests {
         }
         says(
             "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nlimit = 2\n",
-            "tallygate.toml:1:1: policy \"api\": each of several limits needs a `name`",
+            "tallygate.toml:1:1: policy \"api\": a limit in `limits` needs a name, such as name = \"per_minute\"",
         );
         says(
             "[policies.api]\nwindow = \"1m\"\n[[policies.api.limits]]\nname = \"a\"\nlimit = 2\ndeny_cache = false\n",

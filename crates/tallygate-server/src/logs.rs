@@ -324,7 +324,7 @@ mod tests {
                 write_all(&sent, &waiting_bytes, Handed(written), &Repeats::default());
             });
         });
-        assert!(read.iter().take(1024).all(|line| line.starts_with('x')), "those that waited");
+        assert!(read.iter().take(1024).all(|line| line.starts_with('x')), "the waiting lines");
         let line = read.recv_timeout(Duration::from_secs(20)).expect("one more line");
         let expected = format!("did not accept them in time lines={lost}\n");
         assert!(line.ends_with(&expected), "{line}");

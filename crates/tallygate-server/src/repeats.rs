@@ -136,7 +136,7 @@ impl RecentEvents {
         false
     }
 
-    /// Removes the events whose period began at least `ago` before, and returns those that were not all logged.
+    /// Removes the events whose period began at least `ago` before, and returns the events that were not all logged.
     fn take_expired(&mut self, now: Duration, ago: Duration) -> Vec<RepeatSummary> {
         let mut summaries = Vec::new();
         self.0.retain(|_, repeated| {

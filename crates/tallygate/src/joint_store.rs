@@ -7,27 +7,28 @@ use tallygate_core::{Algorithm, Cost, Decision};
 use crate::storage::{Store, StoreError};
 use crate::table::{Found, KeySlot, Locks, Reading};
 
-/// A store whose keys can be decided on together with those of others: the memory stores. Not exported:
-/// places and locks of one store mean nothing in another.
+/// A memory store, whose keys can be decided together with keys of other memory stores. The trait is not exported, because
+/// the slots and locks of one store are not valid in another.
 pub trait JointStore<A: Algorithm>:
     for<'a> Store<A, Reply<'a, Decision> = Result<Decision, StoreError>>
 {
-    /// Where a key belongs.
+    /// Returns the slot of a key.
     ///
     /// # Errors
     /// Returns an error if the key is too long, or the policy is of another kind.
     fn spot(&self, rule: &A, key: &[u8]) -> Result<KeySlot, StoreError>;
 
-    /// Where the lock of a key comes in the order of all, until the table grows.
+    /// Returns the position of a key's lock in the order in which locks are taken. It changes when the table grows.
     fn lock_order(&self, spot: KeySlot) -> usize;
 
-    /// Identifies the store among all that there are.
+    /// Returns a number that no other store has.
     fn identity(&self) -> usize;
 
     /// Reads the clock.
     fn read(&self) -> Reading;
 
-    /// What a check of the key hears because others wait for it. Makes room for so many new keys.
+    /// Makes room for `keys` new keys. Returns a denial if other requests already wait for this key, so that a check does
+    /// not overtake them.
     ///
     /// # Errors
     /// Returns an error if the store is full.
@@ -40,8 +41,8 @@ pub trait JointStore<A: Algorithm>:
         keys: usize,
     ) -> Result<Option<Decision>, StoreError>;
 
-    /// Takes the locks of a key and looks where it is. Keys are to be looked for in the order of locks. `None` if
-    /// the order is another by now: then all begin again.
+    /// Takes the locks of a key and searches for it. Keys must be searched for in the order of their locks. Returns `None`
+    /// if the order has changed; the caller then starts again with the first key.
     fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<Found>;
 
     /// Finds a place for a new key, if the store rejects new keys when it is full.
@@ -56,10 +57,10 @@ pub trait JointStore<A: Algorithm>:
         locks: &mut Locks<'a>,
     ) -> Result<Found, StoreError>;
 
-    /// Gives up the place that was made for a key.
+    /// Releases the place that [`make_room`](Self::make_room) found for a key.
     fn give_up_room(&self, found: Found, locks: &mut Locks<'_>);
 
-    /// Whether a key has nothing against a cost.
+    /// Returns whether the limits of a key allow a cost.
     ///
     /// # Errors
     /// Returns an error if the policy is of another kind.
@@ -72,7 +73,7 @@ pub trait JointStore<A: Algorithm>:
         locks: &mut Locks<'_>,
     ) -> Result<bool, StoreError>;
 
-    /// Charges a cost if all parts allow it, and returns the decision.
+    /// Charges a cost if `go` is set, because all keys allow it, and returns the decision.
     fn step(
         &self,
         rule: &A,
@@ -83,7 +84,7 @@ pub trait JointStore<A: Algorithm>:
         go: bool,
     ) -> Decision;
 
-    /// Returns what a step would, and changes nothing.
+    /// Returns the decision that [`step`](Self::step) would return, and changes nothing.
     fn report(
         &self,
         rule: &A,
@@ -94,7 +95,7 @@ pub trait JointStore<A: Algorithm>:
         go: bool,
     ) -> Decision;
 
-    /// Changes the state of a key that is kept: brings it under a rule, and then returns a cost that was charged.
+    /// Converts the state of a known key to a rule, and refunds a cost that was charged.
     fn change_kept(
         &self,
         rule: &A,

@@ -135,7 +135,7 @@ fn an_error_in_a_list_names_its_index_and_nothing_is_charged() {
             (
                 r#"{"policy":"api","key":"a","cost":-1}"#,
                 400,
-                "item 1: `cost`: invalid value: integer `-1`",
+                "item 1: `cost`: found the number `-1`; expected a whole number",
             ),
             (
                 r#"{"policy":"api","key":"a","tier":"gold"}"#,
@@ -147,7 +147,7 @@ fn an_error_in_a_list_names_its_index_and_nothing_is_charged() {
                 404,
                 "item 1: no policy is named \"apo\"; did you mean \"api\"?",
             ),
-            (r#"["api","a"]"#, 400, "item 1: invalid type: sequence, expected an object"),
+            (r#"["api","a"]"#, 400, "item 1: found a list; expected an object"),
         ] {
             let body = format!(r#"{{"{list}":[{{"policy":"api","key":"a"}},{item}]}}"#);
             let reply = post(served.http(), "/v1/check", &body);

@@ -428,7 +428,13 @@ fn filters_select_lines_and_the_others_are_counted() {
         "",
         "expected FIELD=VALUE, such as path=/login",
     );
-    fails(&[&policy[..], &["--status", "4"]].concat(), "", "expected status codes such as 200");
+    for impossible in ["4", "9xx", "600", "200,6xx"] {
+        let expected = "expected status codes from 100 to 599, such as 200, 404,429 or 5xx";
+        fails(&[&policy[..], &["--status", impossible]].concat(), logins(), expected);
+        let equals = format!("status={impossible}");
+        fails(&[&policy[..], &["--where", &equals]].concat(), logins(), expected);
+    }
+    assert_eq!(selected(&["--where", "status!=2xx"], &logins()), 50);
     fails(
         &[&policy[..], &["--where", "tenant=a"]].concat(),
         logins(),
@@ -439,6 +445,29 @@ fn filters_select_lines_and_the_others_are_counted() {
         &csv,
         "no column \"tenant\" for a filter",
     );
+}
+
+#[test]
+fn an_option_that_cannot_have_an_effect_is_rejected_or_reported() {
+    let log = combined(&requests(10));
+    fails(
+        &["--policy", POLICY, "--time", "ts"],
+        &log,
+        "the time of a combined log is always in brackets; the time field \"ts\" applies only to JSON and CSV",
+    );
+    // The common format has no user agents.
+    let common = log.replace(" \"-\" \"curl\"", "");
+    let note =
+        "the filter \"user agent without bot\" has no effect: no line has the header user-agent";
+    let options = ["--policy", POLICY, "--exclude-agent", "bot", "--exclude-agent", "spider"];
+    let page = TempFile::new("no-agents.html", "");
+    let text = backtest(&[&options[..], &["--html", page.path()]].concat(), &common);
+    assert_eq!(text.code, Some(0), "{}", text.message);
+    assert!(text.output.contains(&format!("\n{note}\n")), "{}", text.output);
+    let page = std::fs::read_to_string(&page.0).expect("the page is written");
+    assert!(page.contains("user agent without bot&quot; has no effect: no line has the header"));
+    assert_eq!(report(&options, &common)["filters_without_effect"][0], note);
+    assert_eq!(report(&options, &log)["filters_without_effect"], json!([]));
 }
 
 #[test]
@@ -941,7 +970,11 @@ fn a_log_without_a_usable_line_is_an_error_that_describes_what_was_read() {
     fails(&policy, "", "the log has no lines; expected one request per line");
     let json = "{\"time\":\"2026-01-01T00:00:00Z\",\"ip\":\"192.0.2.1\",\"path\":\"/\"}\n";
     let filtered = [&policy[..], &["--where", "path=/login"]].concat();
-    fails(&filtered, json, "no line of the log can be used: 1 read, 1 did not match the filters");
+    fails(
+        &filtered,
+        json,
+        "the filters leave no line; remove a filter or change its value: 1 read, 1 did not match all filters (path=/login)",
+    );
     let other_key = [&policy[..], &["--key", "field:user"]].concat();
     fails(&other_key, json, "1 have no field:user; choose another key");
     let other_time = [&policy[..], &["--time", "when"]].concat();

@@ -54,6 +54,8 @@ fn tick(at_us: u64) -> Tick {
 }
 
 const PATTERNS: [&str; 7] = ["steady", "bursty", "poisson", "ramp", "spike", "retry", "greedy"];
+/// The patterns that depend on the seed.
+const RANDOM: [&str; 2] = ["poisson", "retry"];
 
 #[test]
 fn steady_requests_arrive_at_exact_times() {
@@ -120,8 +122,10 @@ fn a_spike_around_a_boundary_shows_the_double_burst_of_fixed_windows() {
 #[test]
 fn a_sliding_log_never_allows_more_than_the_limit_in_any_window() {
     for pattern in PATTERNS {
-        for seed in 1..=3 {
-            let report = run(&format!("--pattern {pattern} --rate 300/m --seed {seed} --limit 7"));
+        let seeds =
+            if RANDOM.contains(&pattern) { &["", "--seed 2", "--seed 3"][..] } else { &[""] };
+        for seed in seeds {
+            let report = run(&format!("--pattern {pattern} --rate 300/m --limit 7 {seed}"));
             let worst = &lane(&report, "sliding_window_log")["worst_window"]["count"];
             assert!(worst.as_u64().unwrap() <= 7, "{pattern} {seed}: {worst}");
         }
@@ -228,12 +232,34 @@ fn a_greedy_client_takes_nothing_from_the_others() {
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_another_seed_does_not() {
+    let served = Served::start(&[], None);
     for pattern in PATTERNS {
-        let once = |seed: &str| tallygate(&["--pattern", pattern, "--seed", seed, "--json"]).stdout;
-        assert_eq!(once("1"), once("1"), "{pattern}");
-        let has_chance = ["poisson", "retry"].contains(&pattern);
-        let lanes = |seed| serde_json::from_slice::<Value>(&once(seed)).unwrap()["lanes"].clone();
-        assert_eq!(lanes("1") != lanes("2"), has_chance, "{pattern}");
+        let once = |seed: u64| {
+            let body = json!({ "pattern": pattern, "seed": seed });
+            post(served.http(), "/v1/simulate", &body.to_string())
+        };
+        assert_eq!(once(1).body, once(1).body, "{pattern}");
+        let lanes = |seed| once(seed).json()["lanes"].clone();
+        assert_eq!(lanes(1) != lanes(2), RANDOM.contains(&pattern), "{pattern}");
+    }
+}
+
+#[test]
+fn a_seed_is_rejected_if_nothing_is_random() {
+    for pattern in PATTERNS {
+        let seeded = |more: &[&str]| {
+            let options = [&["--pattern", pattern, "--seed", "2"], more].concat();
+            let output = tallygate(&options);
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            (output.status.code(), message.contains("--seed has no effect"))
+        };
+        let is_random = RANDOM.contains(&pattern);
+        assert_eq!(seeded(&[]), (Some(if is_random { 0 } else { 2 }), !is_random), "{pattern}");
+        assert_eq!(seeded(&["--instances", "2"]), (Some(0), false), "{pattern}");
+    }
+    for fixed in [&["--no-jitter"][..], &["--attempts", "1"]] {
+        let options = [&["--pattern", "retry", "--seed", "2"], fixed].concat();
+        assert_eq!(tallygate(&options).status.code(), Some(2), "{fixed:?}");
     }
 }
 
@@ -253,11 +279,11 @@ fn http_and_the_command_line_give_the_same_bytes() {
         (
             json!({
                 "limit": 7, "window_ms": 1500, "burst": 3, "algorithms": ["gcra", "fixed_window"],
-                "pattern": "retry", "rate_per_minute": 360, "duration_ms": 20_000, "seed": 99, "cost": 2,
+                "pattern": "retry", "rate_per_minute": 360, "duration_ms": 20_000, "cost": 2,
                 "retry": { "obeys": false, "jitter": false, "naive_wait_ms": 50, "attempts": 3 },
             }),
             "--limit 7 --window 1500ms --burst 3 --algorithm gcra --algorithm fixed_window --pattern retry \
-             --rate 6/s --duration 20s --seed 99 --cost 2 --naive --no-jitter --naive-wait 50ms --attempts 3",
+             --rate 6/s --duration 20s --cost 2 --naive --no-jitter --naive-wait 50ms --attempts 3",
         ),
         (
             json!({ "pattern": "greedy", "clients": 2, "greedy_factor": 3 }),
@@ -615,7 +641,7 @@ fn the_error_of_an_invalid_scenario_names_the_field_and_valid_values() {
         assert!(problem.contains(expected), "{body}: {problem}");
     };
     says("{\"limit\":0}", "`limit` is 0; use 1 to 1000000000");
-    says("{\"limit\":1.5}", "`limit`: invalid type: floating point `1.5`");
+    says("{\"limit\":1.5}", "`limit`: found the number `1.5`; expected a whole number");
     says("{\"window_ms\":0}", "`window_ms` is 0 ms; use 1 to 31622400000 ms");
     says("{\"burst\":0}", "`burst` is 0; use 1 to ");
     says("{\"cost\":0}", "`cost` is 0; use 1 to ");
@@ -640,7 +666,7 @@ fn the_error_of_an_invalid_scenario_names_the_field_and_valid_values() {
     says("{\"retry\":{\"attempts\":0}}", "`retry.attempts` is 0; use 1 to 100");
     says("{\"retry\":{\"naive_wait_ms\":0}}", "`retry.naive_wait_ms` is 0 ms; use 1 to ");
     says("{\"retry\":{\"obey\":true}}", "`retry`: unknown field `obey`; did you mean `obeys`?");
-    says("{\"retry\":{\"obeys\":1}}", "`obeys`: invalid type: integer `1`, expected a boolean");
+    says("{\"retry\":{\"obeys\":1}}", "`obeys`: found the number `1`; expected true or false");
     says("{\"algorithms\":[]}", "`algorithms` is empty");
     says("{\"algorithms\":[\"gcra\",\"gcra\"]}", "`algorithms` has gcra twice");
     says(
@@ -892,6 +918,19 @@ fn flags_without_effect_are_rejected() {
             "--burst has no effect without a bucket; add --algorithm token_bucket or remove it",
         ),
         (&["--pattern", "retry", "--naive-wait", "1s"], "--naive"),
+        (
+            &["--pattern", "retry", "--attempts", "1", "--naive"],
+            "--naive has no effect with --attempts 1, which never retries",
+        ),
+        (
+            &["--pattern", "retry", "--attempts", "1", "--no-jitter"],
+            "--no-jitter has no effect with --attempts 1",
+        ),
+        (
+            &["--seed", "7"],
+            "--seed has no effect, because nothing in this traffic is random; use --pattern poisson, --pattern retry with \
+             jitter, or --instances 2 or more, or remove --seed",
+        ),
         (&["--json", "--ascii"], "cannot be used with"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));

@@ -22,16 +22,24 @@ const PATIENCE_MS = 20_000;
 export const url = process.argv[2];
 export { assert };
 
+/** Starts a browser with a separate profile in a temporary directory, and closes it at the end. */
+export async function open(run) {
+  const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
+  try {
+    await run(browser);
+  } finally {
+    await browser.close();
+  }
+}
+
 /**
  * Opens the page, runs a case, and fails on unexpected errors or requests. `expected` lists console errors that must occur;
  * `mayFail` matches requests that may end without a reply.
  */
 export async function drive(run, { address = "", expected = [], mayFail = /^$/, ...options } = {}) {
-  // A separate profile in a temporary directory.
-  const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
   const wrong = [];
   const came = [];
-  try {
+  await open(async (browser) => {
     const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
     context.setDefaultTimeout(PATIENCE_MS);
     const page = await context.newPage();
@@ -55,9 +63,7 @@ export async function drive(run, { address = "", expected = [], mayFail = /^$/, 
     await page.goto(url + address);
     await drawn(page);
     await run(page);
-  } finally {
-    await browser.close();
-  }
+  });
   assert.deepEqual(wrong, []);
   for (const known of expected)
     assert.ok(

@@ -39,12 +39,12 @@ function options({
     pattern,
     rate: `${rate_per_minute}/m`,
     duration: `${duration_ms}ms`,
-    seed,
     cost,
     instances,
   };
   // The command rejects flags that have no effect.
   const ofPattern = {
+    poisson: { seed },
     bursty: { "burst-size": burst_size },
     greedy: { clients, "greedy-factor": greedy_factor },
     retry: {

@@ -592,7 +592,17 @@ fn settings_without_effect_are_reported_and_useless_ones_rejected() {
         (
             format!("trusted_proxies = [\"10.0.0.0\"]\n{API}"),
             &[],
-            "found \"10.0.0.0\"; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\"",
+            "found \"10.0.0.0\", an address; add the size of the network, such as \"10.0.0.0/32\"",
+        ),
+        (
+            format!("trusted_proxies = [\"10.0.0.0/33\"]\n{API}"),
+            &[],
+            "found \"10.0.0.0/33\"; the number after the slash must be from 0 to 32 for IPv4, and to 128 for IPv6",
+        ),
+        (
+            "[policies.api]\nlimit = 1\n".to_owned(),
+            &[],
+            "policy \"api\" has no window; add one, such as window = \"1m\"",
         ),
         (
             "[policies.\"CL.THROTTLE\"]\nlimit = 1\nwindow = \"1m\"\n".to_owned(),

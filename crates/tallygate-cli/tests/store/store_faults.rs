@@ -476,7 +476,7 @@ fn readyz_reports_degraded_while_the_store_rejects_every_call() {
     assert!(is_degraded(&without_password));
     wait_until("the log has the reason", PATIENCE, || {
         let log = without_password.log();
-        log.contains("redis rejects every call; using the failure policies")
+        log.contains("redis rejects every call; deciding by the failure setting of each policy")
             && log.contains("NOAUTH")
     });
 }
@@ -489,7 +489,9 @@ fn cl_throttle_has_its_own_name_in_the_log_of_a_failing_store() {
     let output = redis.output().expect("redis-cli is installed");
     assert!(output.status.success(), "{output:?}");
     wait_until("the log has the error", PATIENCE, || {
-        served.log().contains("redis check failed; using the failure policy policy=\"CL.THROTTLE\"")
+        served.log().contains(
+            "redis check failed; deciding by the policy's failure setting policy=\"CL.THROTTLE\"",
+        )
     });
     // The command says that nothing was checked, and not that nothing is left.
     let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_tallygate"));

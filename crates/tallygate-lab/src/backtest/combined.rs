@@ -67,6 +67,12 @@ struct Start<'a> {
 
 impl Combined {
     pub(super) fn new(options: &LogOptions) -> Result<Self, String> {
+        if let Some(field) = &options.time {
+            return Err(format!(
+                "the time of a combined log is always in brackets; the time field {field:?} applies only to JSON and CSV; \
+                 leave it out"
+            ));
+        }
         let key = match &options.key {
             KeyFrom::Address => LogField::Address,
             KeyFrom::Header(name) => LogField::of_header(name)?,

@@ -4,14 +4,21 @@
 //! report accounts for every line.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A condition on one field of a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LineFilter {
     pub(super) field: FilterField,
     test: Test,
     is_negated: bool,
+    /// The filter as it was given.
+    text: String,
+    /// Whether a line with the field was tested, by this filter or a clone of it.
+    has_seen_field: Arc<AtomicBool>,
 }
 
 /// The field that a filter tests.
@@ -29,7 +36,7 @@ enum Test {
     StartsWith(String),
     /// Contains the text, which is in lower case, in upper or lower case.
     Contains(String),
-    /// Is one of these status codes, of which the digits after the first may be `x`.
+    /// Is one of these status codes, from 100 to 599. The digits after the first may be `x`.
     Status(Vec<[u8; 3]>),
 }
 
@@ -71,24 +78,14 @@ impl LineFilter {
     /// Accepts lines with one of these status codes, such as `200`, `404,429` or `5xx`.
     ///
     /// # Errors
-    /// Returns an error if the text is not a list of status codes.
+    /// Returns an error if the text is not a list of status codes, or has a code that HTTP does not have.
     pub fn status(text: &str) -> Result<Self, String> {
-        let code = |code: &str| match code.trim().as_bytes() {
-            &[first @ b'1'..=b'9', second, third] => {
-                let digits = [first, second.to_ascii_lowercase(), third.to_ascii_lowercase()];
-                digits[1..]
-                    .iter()
-                    .all(|digit| matches!(digit, b'0'..=b'9' | b'x'))
-                    .then_some(digits)
-            }
-            _ => None,
-        };
-        let codes: Option<Vec<_>> = text.split(',').map(code).collect();
-        let codes = codes.ok_or_else(|| {
-            format!("found {text:?}; expected status codes such as 200, 404,429 or 5xx")
-        })?;
         let field = FilterField::Named("status".to_owned());
-        Ok(Self { field, test: Test::Status(codes), is_negated: false })
+        Ok(Self::new(field, status_codes(text)?, false, format!("status={text}")))
+    }
+
+    fn new(field: FilterField, test: Test, is_negated: bool, text: String) -> Self {
+        Self { field, test, is_negated, text, has_seen_field: Arc::default() }
     }
 
     /// Rejects lines whose user agent contains a text, in upper or lower case.
@@ -102,12 +99,28 @@ impl LineFilter {
             );
         }
         let field = FilterField::Header("user-agent".to_owned());
-        Ok(Self { field, test: Test::Contains(text.to_lowercase()), is_negated: true })
+        let test = Test::Contains(text.to_lowercase());
+        Ok(Self::new(field, test, true, format!("user agent without {text}")))
+    }
+
+    /// Describes a filter that was tested on every request of a log, but has no effect because no line has its field.
+    pub(super) fn without_effect(&self) -> Option<String> {
+        let has_seen_field = self.has_seen_field.load(Ordering::Relaxed);
+        (!has_seen_field).then(|| {
+            let (kind, name) = match &self.field {
+                FilterField::Named(name) => ("field", name),
+                FilterField::Header(name) => ("header", name),
+            };
+            format!("the filter \"{self}\" has no effect: no line has the {kind} {name}")
+        })
     }
 
     /// Returns whether a line with this value passes. A line without the field has no value.
     pub(super) fn passes(&self, value: Option<&[u8]>) -> bool {
         let value = value.filter(|value| !matches!(*value, b"" | b"-"));
+        if value.is_some() && !self.has_seen_field.load(Ordering::Relaxed) {
+            self.has_seen_field.store(true, Ordering::Relaxed);
+        }
         let matches = value.is_some_and(|value| self.matches(value));
         matches != self.is_negated
     }
@@ -134,6 +147,29 @@ impl LineFilter {
     fn is_path(&self) -> bool {
         matches!(&self.field, FilterField::Named(name) if name == "path")
     }
+}
+
+/// Shows the filter as it was given.
+impl fmt::Display for LineFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Parses a list of status codes from 100 to 599, such as `200`, `404,429` or `5xx`.
+fn status_codes(text: &str) -> Result<Test, String> {
+    let code = |code: &str| match *code.trim().to_ascii_lowercase().as_bytes() {
+        [first @ b'1'..=b'5', second @ (b'0'..=b'9' | b'x'), third @ (b'0'..=b'9' | b'x')] => {
+            Some([first, second, third])
+        }
+        _ => None,
+    };
+    let codes: Option<Vec<_>> = text.split(',').map(code).collect();
+    codes.map(Test::Status).ok_or_else(|| {
+        format!(
+            "found {text:?}; expected status codes from 100 to 599, such as 200, 404,429 or 5xx"
+        )
+    })
 }
 
 fn without_query(target: &[u8]) -> &[u8] {
@@ -164,7 +200,7 @@ pub(super) fn header_columns(name: &str) -> Vec<Cow<'_, str>> {
 }
 
 /// Parses `FIELD=VALUE` or `FIELD!=VALUE`. A `*` at the end of the value stands for any text. `header:NAME` is a request
-/// header.
+/// header. A number for `status` may be a list or a class, as in [`LineFilter::status`].
 impl FromStr for LineFilter {
     type Err = String;
 
@@ -189,9 +225,12 @@ impl FromStr for LineFilter {
         };
         let test = match value.strip_suffix('*') {
             Some(start) => Test::StartsWith(start.to_owned()),
+            None if name == "status" && value.starts_with(|first: char| first.is_ascii_digit()) => {
+                status_codes(value)?
+            }
             None => Test::Equals(value.to_owned()),
         };
-        Ok(Self { field, test, is_negated })
+        Ok(Self::new(field, test, is_negated, text.to_owned()))
     }
 }
 
@@ -219,6 +258,9 @@ mod tests {
         passes("user=*", Some("-"), false);
         passes("query=a?b", Some("a?b"), true);
         passes("header:X-Key=a=b", Some("a=b"), true);
+        passes("status=5xx", Some("503"), true);
+        passes("status!=404,5xx", Some("404"), false);
+        passes("status=ok", Some("ok"), true);
     }
 
     #[test]
@@ -228,8 +270,10 @@ mod tests {
         };
         assert!(passes("200", "200") && !passes("200", "201"));
         assert!(passes("404, 5xx", "503") && passes("404,5XX", "404") && !passes("404,5xx", "403"));
-        for bad in ["", "20", "2000", "x00", "4x?", "200,"] {
+        for bad in ["", "20", "2000", "x00", "4x?", "200,", "9xx", "600", "099", "200,6xx"] {
             assert!(LineFilter::status(bad).is_err(), "{bad}");
+            let is_number = bad.starts_with(|first: char| first.is_ascii_digit());
+            assert_eq!(format!("status={bad}").parse::<LineFilter>().is_err(), is_number, "{bad}");
         }
     }
 

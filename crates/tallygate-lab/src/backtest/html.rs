@@ -31,6 +31,9 @@ pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
         write!(out, ", {} filtered out", count(report.filtered))?;
     }
     writeln!(out, ", {} without a key.</p>", count(report.without_key))?;
+    for note in &report.filters_without_effect {
+        writeln!(out, "<p>Note: {}.</p>", Text(note))?;
+    }
     comparison(report, out)?;
     over_time(report, out)?;
     peaks(report, out)?;
@@ -53,7 +56,7 @@ const HEAD: &str = r#"<!doctype html>
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #14181d; --line: #3a424c; --soft: #9aa5b1;
   --quiet: #2a3139; --c0: #6cb0ff; --c1: #f0a06a; --c2: #6fce94; --c3: #c79bf2; --c4: #f38ba0; --c5: #9fc3d6; } }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 76rem; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
+main { max-width: 76rem; margin: 0 auto; padding: 1rem 1.25rem 3rem; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
@@ -66,7 +69,9 @@ svg { display: block; width: 100%; height: auto; min-width: 46rem; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .axis { stroke: var(--line); stroke-width: 1; } .all { fill: var(--quiet); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; }
+@media (max-width: 40rem) { main { padding: .5rem 1rem 2rem; } th, td { padding-right: .5rem; font-size: .87rem; }
+  td.name { min-width: 13ch; } svg { min-width: 34rem; } }
 </style>
 <main>
 "#;
@@ -74,8 +79,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 /// The number of colors for policies.
 const COLORS: usize = 6;
 
+/// Returns a number in groups of three digits, which no line break separates.
 fn count(number: u64) -> String {
-    grouped(number.into())
+    grouped(number.into()).replace(' ', "\u{a0}")
 }
 
 /// Returns the share `part / all` of a length.
@@ -94,7 +100,7 @@ fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for (place, policy) in report.policies.iter().enumerate() {
         writeln!(
             out,
-            "<tr><td><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
+            "<tr><td class=\"name\"><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
              <td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}</tr>",
             place % COLORS,
             Text(&policy.policy),

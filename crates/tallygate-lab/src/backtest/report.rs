@@ -7,6 +7,7 @@ use serde::Serialize;
 use tallygate_core::{PolicyError, Tick, Ticks};
 
 use super::activity::Activity;
+use super::filter::LineFilter;
 use super::reading::{CutShort, UnreadableLine};
 use super::share::Share;
 use super::suggest::{Suggestion, suggest};
@@ -22,6 +23,8 @@ pub struct Report {
     pub(crate) lines: u64,
     pub(crate) unreadable: u64,
     pub(crate) filtered: u64,
+    /// Sentences about filters whose field no line has.
+    pub(crate) filters_without_effect: Vec<String>,
     pub(crate) without_key: u64,
     pub(crate) requests: u64,
     pub(crate) clients: u64,
@@ -189,6 +192,12 @@ impl Report {
             lines: tally.lines,
             unreadable: tally.unreadable,
             filtered: tally.filtered,
+            filters_without_effect: plan
+                .log
+                .filters
+                .iter()
+                .filter_map(LineFilter::without_effect)
+                .collect(),
             without_key: tally.without_key,
             requests: tally.requests,
             clients,

@@ -127,12 +127,18 @@ impl Tally {
             ));
         }
         if filtered > 0 {
-            parts.push(format!("{filtered} did not match the filters"));
+            let filters: Vec<String> = plan.log.filters.iter().map(ToString::to_string).collect();
+            parts.push(format!("{filtered} did not match all filters ({})", filters.join("; ")));
         }
         if without_key > 0 {
             parts.push(format!("{without_key} have no {}; choose another key", plan.log.key));
         }
-        format!("no line of the log can be used: {lines} read, {}{cut}", parts.join(", "))
+        let reason = if filtered == lines {
+            "the filters leave no line; remove a filter or change its value"
+        } else {
+            "no line of the log can be used"
+        };
+        format!("{reason}: {lines} read, {}{cut}", parts.join(", "))
     }
 
     /// Returns an upper estimate of the memory that the clients take.

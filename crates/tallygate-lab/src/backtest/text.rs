@@ -18,6 +18,9 @@ pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
         write!(out, ", {} without {}", count(report.without_key), report.key)?;
     }
     writeln!(out)?;
+    for note in &report.filters_without_effect {
+        writeln!(out, "{note}")?;
+    }
     write!(out, "{} requests from {} clients", count(report.requests), count(report.clients))?;
     if let (Some(from), Some(to)) = (&report.from, &report.to) {
         write!(out, ", {from} to {to}")?;
@@ -107,7 +110,7 @@ pub(super) fn suggested(suggestion: &SuggestionReport) -> String {
         (Some(policy), Some(denied), _) => {
             let denied = count(denied);
             format!(
-                "to deny no request of {share} % of clients: {policy} (denies {denied} clients)"
+                "suggestion: {policy} never denies at least {share} % of clients (it denies {denied} clients)"
             )
         }
         (_, _, reason) => {

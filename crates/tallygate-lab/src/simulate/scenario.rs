@@ -165,6 +165,13 @@ impl Scenario {
         self.duration_ms * MICROS_PER_MILLI
     }
 
+    /// Returns whether the traffic depends on the seed.
+    #[must_use]
+    pub fn is_random(&self) -> bool {
+        let retries = self.pattern == Pattern::Retry && self.retry.attempts > 1;
+        self.pattern == Pattern::Poisson || self.instances > 1 || (retries && self.retry.jitter)
+    }
+
     /// Returns the units that a bucket earns back in a time.
     pub(super) fn earned(&self, time_us: u64) -> Cost {
         let earned = u128::from(time_us) * u128::from(self.limit) / u128::from(self.window_us());

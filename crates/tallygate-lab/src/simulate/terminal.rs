@@ -76,11 +76,13 @@ fn write_all(out: &mut String, report: &Report, style: Style) -> std::fmt::Resul
 }
 
 fn write_scenario(out: &mut String, scenario: &Scenario) -> std::fmt::Result {
-    let Scenario { limit, burst, rate_per_minute, seed, cost, .. } = scenario;
+    let Scenario { limit, burst, rate_per_minute, cost, .. } = scenario;
     let window = seconds(scenario.window_us());
+    let seed =
+        if scenario.is_random() { format!(", seed {}", scenario.seed) } else { String::new() };
     write!(
         out,
-        "{} traffic, {rate_per_minute} per minute for {}, seed {seed}; limit {limit} per {window}",
+        "{} traffic, {rate_per_minute} per minute for {}{seed}; limit {limit} per {window}",
         scenario.pattern.name(),
         seconds(scenario.duration_us())
     )?;

@@ -115,7 +115,7 @@ async fn return_charges(
                         redis.inner().counters.unreturned.fetch_add(cost, Ordering::Relaxed);
                         tracing::warn!(
                             policy = &*name, units = cost, %error,
-                            "cannot return a charge after another key denied; its units stay charged until the policy has earned them back"
+                            "another key denied the request, and the charge to this key cannot be refunded; its units stay charged until they expire"
                         );
                     })
                     .ok()

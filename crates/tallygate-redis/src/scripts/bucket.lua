@@ -14,7 +14,7 @@ kinds[1] = {
     s[1] = now
   end,
   -- Returns whether a cost fits, and the level before it.
-  admits = function(c, s, cost)
+  allows = function(c, s, cost)
     local level = s[2]
     if now > s[1] then
       -- A product above 2^53 is rounded, but every level is below that.
@@ -30,7 +30,7 @@ kinds[1] = {
     s[2] = level + cost * c[6]
   end,
   force = function(c, s, amount)
-    local _, level = kinds[1].admits(c, s, 0)
+    local _, level = kinds[1].allows(c, s, 0)
     local unit = c[6]
     local new
     if amount < 0 then

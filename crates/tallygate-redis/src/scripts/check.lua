@@ -6,9 +6,9 @@ local lets, found = {}, {}
 local allowed, shadow = true, -1
 for i = 1, limits do
   local c, s = C[i], S[i]
-  lets[i], found[i] = kinds[c[1]].admits(c, s, cost)
+  lets[i], found[i] = kinds[c[1]].allows(c, s, cost)
   --[[penalty
-  if s.refusals == -1 and s.time > now then
+  if s.denials == -1 and s.time > now then
     lets[i] = false
   end
   penalty]]
@@ -32,15 +32,15 @@ for i = 1, limits do
   if allowed and lets[i] then
     kinds[c[1]].charge(c, s, cost, found[i])
   --[[penalty
-  elseif c[9] > 0 and not lets[i] and cost <= c[2] and not (s.refusals == -1 and s.time > now) then
+  elseif c[9] > 0 and not lets[i] and cost <= c[2] and not (s.denials == -1 and s.time > now) then
     changed = true
-    if s.refusals >= 0 and now - s.time < c[3] then
-      s.refusals = s.refusals + 1
+    if s.denials >= 0 and now - s.time < c[3] then
+      s.denials = s.denials + 1
     else
-      s.time, s.refusals = now, 1
+      s.time, s.denials = now, 1
     end
-    if s.refusals >= c[10] then
-      s.time, s.refusals = now + c[9], -1
+    if s.denials >= c[10] then
+      s.time, s.denials = now + c[9], -1
     end
   penalty]]
   end

@@ -8,8 +8,8 @@ if changed then
     local over = kind.fresh_at(c, s)
     --[[penalty
     if c[9] > 0 then
-      new = new .. pack_numbers('>dd', s.time, s.refusals)
-      local ends = s.refusals == -1 and s.time or s.refusals >= 0 and s.time + c[3] or now
+      new = new .. pack_numbers('>dd', s.time, s.denials)
+      local ends = s.denials == -1 and s.time or s.denials >= 0 and s.time + c[3] or now
       over = ends > over and ends or over
     end
     penalty]]
@@ -35,7 +35,7 @@ for i = 1, limits do
   kinds[c[1]].tell(c, s, reply, cost)
   --[[penalty
   if c[9] > 0 then
-    reply[#reply + 1], reply[#reply + 2] = s.time, s.refusals
+    reply[#reply + 1], reply[#reply + 2] = s.time, s.denials
   end
   penalty]]
   --[[shadow

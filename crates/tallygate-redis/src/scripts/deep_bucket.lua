@@ -13,7 +13,7 @@ kinds[2] = {
   rebase = function(_, s)
     s[1] = now
   end,
-  admits = function(c, s, cost)
+  allows = function(c, s, cost)
     local high, low = s[2], s[3]
     if now > s[1] then
       local drained_high, drained_low = product(now - s[1], c[7])

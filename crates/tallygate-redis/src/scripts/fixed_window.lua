@@ -32,7 +32,7 @@ kinds[3] = {
       s[2] = into < 0 and into + c[3] or into
     end
   end,
-  admits = function(c, s, cost)
+  allows = function(c, s, cost)
     local count = fixed_count(c, s)
     return count <= c[2] - cost, count
   end,

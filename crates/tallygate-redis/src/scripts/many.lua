@@ -34,24 +34,24 @@ for k = 1, #KEYS do
     C[k][i], S[k][i] = c, s
     --[[penalty
     if c[9] > 0 then
-      local time, refusals = 0, -2
+      local time, denials = 0, -2
       if value then
-        time, refusals = unpack_numbers('>dd', value, at)
+        time, denials = unpack_numbers('>dd', value, at)
         at = at + 16
-        if not (refusals >= -2 and refusals <= EXACT and time >= -EXACT and time <= EXACT)
-          or refusals % 1 + time % 1 > 0 then
+        if not (denials >= -2 and denials <= EXACT and time >= -EXACT and time <= EXACT)
+          or denials % 1 + time % 1 > 0 then
           return leave()
         end
       end
-      if refusals >= 0 and time - now > c[3] then
+      if denials >= 0 and time - now > c[3] then
         changed[k] = true
         time = now
-        refusals = refusals < c[10] and refusals or c[10] - 1
-      elseif refusals == -1 and time - now > c[9] + c[3] then
+        denials = denials < c[10] and denials or c[10] - 1
+      elseif denials == -1 and time - now > c[9] + c[3] then
         changed[k] = true
         time = now + c[9]
       end
-      s.time, s.refusals = time, refusals
+      s.time, s.denials = time, denials
     end
     penalty]]
     --[[shadow
@@ -92,9 +92,9 @@ while at <= #requests do
       if kind.is_full and kind.is_full(s) then
         return leave()
       end
-      part.lets[i], part.found[i] = kind.admits(c, s, cost)
+      part.lets[i], part.found[i] = kind.allows(c, s, cost)
       --[[penalty
-      if s.refusals == -1 and s.time > now then
+      if s.denials == -1 and s.time > now then
         part.lets[i] = false
       end
       penalty]]
@@ -125,22 +125,22 @@ while at <= #requests do
       if all and part.lets[i] then
         kinds[c[1]].charge(c, s, cost, part.found[i])
       --[[penalty
-      elseif c[9] > 0 and not part.lets[i] and cost <= c[2] and not (s.refusals == -1 and s.time > now) then
+      elseif c[9] > 0 and not part.lets[i] and cost <= c[2] and not (s.denials == -1 and s.time > now) then
         changed[k] = true
-        if s.refusals >= 0 and now - s.time < c[3] then
-          s.refusals = s.refusals + 1
+        if s.denials >= 0 and now - s.time < c[3] then
+          s.denials = s.denials + 1
         else
-          s.time, s.refusals = now, 1
+          s.time, s.denials = now, 1
         end
-        if s.refusals >= c[10] then
-          s.time, s.refusals = now + c[9], -1
+        if s.denials >= c[10] then
+          s.time, s.denials = now + c[9], -1
         end
       penalty]]
       end
       kinds[c[1]].tell(c, s, numbers, cost)
       --[[penalty
       if c[9] > 0 then
-        numbers[#numbers + 1], numbers[#numbers + 2] = s.time, s.refusals
+        numbers[#numbers + 1], numbers[#numbers + 2] = s.time, s.denials
       end
       penalty]]
       --[[shadow
@@ -167,8 +167,8 @@ for k = 1, #KEYS do
       local over = kind.fresh_at(c, s)
       --[[penalty
       if c[9] > 0 then
-        new = new .. pack_numbers('>dd', s.time, s.refusals)
-        local ends = s.refusals == -1 and s.time or s.refusals >= 0 and s.time + c[3] or now
+        new = new .. pack_numbers('>dd', s.time, s.denials)
+        local ends = s.denials == -1 and s.time or s.denials >= 0 and s.time + c[3] or now
         over = ends > over and ends or over
       end
       penalty]]

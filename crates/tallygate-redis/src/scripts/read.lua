@@ -33,24 +33,24 @@ for i = 1, limits do
   C[i], S[i] = c, s
   --[[penalty
   if c[9] > 0 then
-    local time, refusals = 0, -2
+    local time, denials = 0, -2
     if value then
-      time, refusals = unpack_numbers('>dd', value, at)
+      time, denials = unpack_numbers('>dd', value, at)
       at = at + 16
-      if not (refusals >= -2 and refusals <= EXACT and time >= -EXACT and time <= EXACT)
-        or refusals % 1 + time % 1 > 0 then
+      if not (denials >= -2 and denials <= EXACT and time >= -EXACT and time <= EXACT)
+        or denials % 1 + time % 1 > 0 then
         return {-1, now, value}
       end
     end
-    if refusals >= 0 and time - now > c[3] then
+    if denials >= 0 and time - now > c[3] then
       rebased = true
       time = now
-      refusals = refusals < c[10] and refusals or c[10] - 1
-    elseif refusals == -1 and time - now > c[9] + c[3] then
+      denials = denials < c[10] and denials or c[10] - 1
+    elseif denials == -1 and time - now > c[9] + c[3] then
       rebased = true
       time = now + c[9]
     end
-    s.time, s.refusals = time, refusals
+    s.time, s.denials = time, denials
   end
   penalty]]
   --[[shadow

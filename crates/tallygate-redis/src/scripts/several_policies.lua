@@ -45,7 +45,7 @@ local function decide_several(heads, replaces, requests)
   -- A used amount has whole units and a fraction of a unit: {whole, numerator, denominator}.
   local function used(c, s)
     if c[1] == 1 then
-      local _, level = kinds[1].admits(c, s, 0)
+      local _, level = kinds[1].allows(c, s, 0)
       local part = math.fmod(level, c[6])
       return {(level - part) / c[6], part, c[6]}
     elseif c[1] == 3 then
@@ -82,7 +82,7 @@ local function decide_several(heads, replaces, requests)
   end
   local function is_unused(c, s)
     if c[1] == 1 then
-      local _, level = kinds[1].admits(c, s, 0)
+      local _, level = kinds[1].allows(c, s, 0)
       return level == 0
     elseif c[1] == 3 then
       return fixed_count(c, s) == 0
@@ -405,7 +405,7 @@ local function decide_several(heads, replaces, requests)
       local part = {key = key, cost = cost, allowed = true, shadow = -1, lets = {}, found = {}}
       for i = 1, #first do
         local c = first[i].c
-        part.lets[i], part.found[i] = kinds[c[1]].admits(c, first.states[i], cost)
+        part.lets[i], part.found[i] = kinds[c[1]].allows(c, first.states[i], cost)
         if not part.lets[i] and c[8] == 0 then
           part.allowed = false
         elseif not part.lets[i] and part.shadow < 0 then

@@ -33,7 +33,7 @@ kinds[4] = {
   end,
   -- The estimate needs a division, which is not exact here.
   rebase = nil,
-  admits = function(c, s, cost)
+  allows = function(c, s, cost)
     local into, count, previous = counter_at(c, s)
     local room = c[2] - cost - count
     if room < 0 then

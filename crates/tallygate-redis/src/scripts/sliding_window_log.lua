@@ -56,7 +56,7 @@ kinds[5] = {
   end,
   -- A rebase would change every entry.
   rebase = nil,
-  admits = function(c, s, cost)
+  allows = function(c, s, cost)
     local expired = log_expired(c, s)
     local gone = log_total(s, expired)
     local count = log_total(s, s[3]) - gone

@@ -93,7 +93,7 @@ impl RedisStore {
         counters.errors.fetch_add(1, Ordering::Relaxed);
         counters.last_error.store(Some(Arc::new(error.clone())));
         if log_throttle.allows() {
-            tracing::warn!(policy = &**name, %error, "redis check failed; using the failure policy");
+            tracing::warn!(policy = &**name, %error, "redis check failed; deciding by the policy's failure setting");
         }
         let asks = matches!(op, Op::Check(_) | Op::Peek(_));
         let at = now.unwrap_or_else(|| self.server_time());

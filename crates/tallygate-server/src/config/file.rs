@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,9 +84,19 @@ impl<'de> Deserialize<'de> for Network {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map(Self).map_err(|_| {
-            de::Error::custom(format_args!(
-                "found {text:?}; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\""
-            ))
+            let address = text.split('/').next().and_then(|text| text.parse::<IpAddr>().ok());
+            de::Error::custom(match address {
+                Some(address) if !text.contains('/') => {
+                    let network = IpNet::from(address);
+                    format!("found {text:?}, an address; add the size of the network, such as \"{network}\"")
+                }
+                Some(_) => format!(
+                    "found {text:?}; the number after the slash must be from 0 to 32 for IPv4, and to 128 for IPv6"
+                ),
+                None => format!(
+                    "found {text:?}; expected a network, such as \"10.0.0.0/8\", \"127.0.0.1/32\" or \"fd00::/8\""
+                ),
+            })
         })
     }
 }
@@ -139,7 +150,7 @@ struct Backtest {
 /// A policy, one of its limits, a tier or an override. They have most fields in common, and a part inherits missing
 /// fields from its policy. `policies.rs` checks that each field is allowed where it is.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table, such as { limit = 10 }")]
 pub(super) struct PolicyTable {
     /// The name of one of several limits.
     pub(super) name: Option<String>,

@@ -32,7 +32,8 @@ impl Mistake {
         let span = error.span().unwrap_or(0..0);
         let message = match error.message() {
             "duplicate key" => duplicate(text, span.clone()),
-            message => with_nearest(&in_plain_words(message)),
+            message => table_of_outside_field(message)
+                .unwrap_or_else(|| in_plain_words(message, "a table")),
         };
         Self::at(text, span.start, message)
     }
@@ -61,40 +62,81 @@ fn duplicate(text: &str, span: std::ops::Range<usize>) -> String {
     format!("`{}` is set twice; remove one of them", key.trim())
 }
 
-/// Translates the types of Rust. Removes a string of the wrong type: it may be a misplaced secret.
-fn in_plain_words(message: &str) -> String {
-    const WORDS: [(&str, &str); 10] = [
-        ("expected u64", "expected a whole number"),
-        ("expected usize", "expected a whole number"),
-        ("expected u32", "expected a whole number"),
-        ("expected u8", "expected a whole number"),
-        ("expected a boolean", "expected true or false"),
-        ("expected a sequence", "expected a list in brackets"),
-        ("expected a map", "expected a table"),
-        ("unknown variant", "unknown value"),
-        ("floating point `", "the fraction `"),
-        ("integer `", "the number `"),
-    ];
-    let message =
-        match message.strip_prefix("invalid type: ").map(|rest| rest.split_once(", expected ")) {
-            Some(Some((found, expected))) => {
-                let found = if found.starts_with("string ") { "a string" } else { found };
-                format!("found {found}; expected {expected}")
-            }
-            _ => match message
-                .strip_prefix("invalid value: ")
-                .map(|rest| rest.split_once(", expected "))
-            {
-                Some(Some((found, expected))) => format!("found {found}; expected {expected}"),
-                _ => message.to_owned(),
-            },
-        };
-    let message = message.replace("expected struct ", "expected a table: ");
-    WORDS.iter().fold(message, |message, (from, to)| message.replace(from, to))
+/// Translates a message of serde, or of its JSON parser, into plain words: what was found, and what would work. `table` is
+/// the format's word for named values. Does not change a message that is translated already.
+pub(crate) fn in_plain_words(message: &str, table: &str) -> String {
+    if let Some((_, words)) = SYNTAX.iter().find(|(known, _)| *known == message) {
+        return (*words).to_owned();
+    }
+    if let Some(field) = message.strip_prefix("duplicate field ") {
+        return format!("{field} is set twice; remove one of them");
+    }
+    let invalid =
+        message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    let Some((found, expected)) = invalid.and_then(|rest| rest.rsplit_once(", expected ")) else {
+        return with_nearest(&message.replacen("unknown variant", "unknown value", 1));
+    };
+    let (kind, value) = found.split_once(' ').unwrap_or((found, ""));
+    let found = match kind {
+        "integer" => format!("the number {}", value.trim_end_matches(" as i128")),
+        "floating" => format!("the number {}", value.trim_start_matches("point ")),
+        "boolean" => value.to_owned(),
+        // Not the text itself: it may be a misplaced secret.
+        "string" => "a string".to_owned(),
+        "sequence" => "a list".to_owned(),
+        "map" => table.to_owned(),
+        _ => found.to_owned(),
+    };
+    let expected = match expected {
+        "u64" | "usize" => "a whole number, 0 or more".to_owned(),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "u8" => format!("a whole number from 0 to {}", u8::MAX),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list in brackets".to_owned(),
+        "a map" => table.to_owned(),
+        expected if expected.starts_with("struct ") => table.to_owned(),
+        expected => expected.to_owned(),
+    };
+    let is_quoted = found == "a string"
+        && (expected.starts_with("a whole number") || expected.starts_with("true or false"));
+    let quotes = if is_quoted { ", without quotes" } else { "" };
+    format!("found {found}; expected {expected}{quotes}")
+}
+
+/// Messages of the JSON parser.
+const SYNTAX: [(&str, &str); 13] = [
+    ("expected value", "not valid JSON: expected a value, such as \"text\", 5, true or {}"),
+    ("expected ident", "not valid JSON: expected true, false or null"),
+    ("expected `:`", "not valid JSON: expected `:` after the name of a field"),
+    ("expected `,` or `}`", "not valid JSON: expected `,` or `}`"),
+    ("key must be a string", "not valid JSON: the name of a field must be in double quotes"),
+    ("trailing comma", "not valid JSON: remove the comma before the closing bracket"),
+    ("trailing characters", "found text after the end of the JSON; remove it"),
+    ("invalid number", "not valid JSON: the number is malformed"),
+    ("number out of range", "the number is too large"),
+    ("EOF while parsing a value", "the JSON ends too early: a value is missing"),
+    ("EOF while parsing an object", "the JSON ends too early: a closing `}` is missing"),
+    ("EOF while parsing a list", "the JSON ends too early: a closing `]` is missing"),
+    ("EOF while parsing a string", "the JSON ends too early: a closing `\"` is missing"),
+];
+
+/// Names the table of an unknown field that is outside of all tables.
+fn table_of_outside_field(message: &str) -> Option<String> {
+    let (unknown, known) = message.strip_prefix("unknown field `")?.split_once("`, expected")?;
+    let table = match unknown {
+        _ if !known.ends_with("`policies`") => return None,
+        "http" | "resp" | "grpc" | "names" => "[listen]",
+        "algorithm" | "limit" | "window" | "burst" | "tiers" | "overrides" => "[policies.NAME]",
+        "certificate" | "client_ca" => "[tls]",
+        "max_keys" => return Some("`max_keys` is a flag; use --max-keys".to_owned()),
+        field if field.starts_with("max_") || field.ends_with("_timeout") => "[limits]",
+        _ => return None,
+    };
+    Some(format!("`{unknown}` belongs below {table}"))
 }
 
 /// Replaces a list of expected names in a message by the name nearest to the one found.
-pub(crate) fn with_nearest(message: &str) -> String {
+fn with_nearest(message: &str) -> String {
     let message = message.lines().next().unwrap_or_default();
     let Some((found, expected)) = message.split_once(", expected ") else {
         return message.to_owned();

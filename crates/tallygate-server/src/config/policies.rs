@@ -217,6 +217,9 @@ fn policy(
                 "{place} has no limit; set `limit` and `window`, or add `[[policies.{name}.limits]]`"
             ));
         }
+        if one.window.is_none() {
+            return Err(format!("{place} has no window; add one, such as window = \"1m\""));
+        }
         return Policy::all_of(name, [builder(one)]).map_err(invalid);
     }
     if one.limit.is_some() {
@@ -225,10 +228,19 @@ fn policy(
     let each = several.iter().map(|limit| {
         check_fields(limit, Part::Limit, place)?;
         let Some(limit_name) = &limit.name else {
-            return Err(format!("{place}: each of several limits needs a `name`"));
+            return Err(format!(
+                "{place}: a limit in `limits` needs a name, such as name = \"per_minute\""
+            ));
         };
         if limit.limit.is_none() {
-            return Err(format!("{place}: limit {limit_name:?} needs `limit`"));
+            return Err(format!(
+                "{place}: limit {limit_name:?} has no number; add one, such as limit = 100"
+            ));
+        }
+        if limit.window.or(one.window).is_none() {
+            return Err(format!(
+                "{place}: limit {limit_name:?} has no window; add one, such as window = \"1m\""
+            ));
         }
         Ok(builder(&PolicyTable {
             name: Some(limit_name.clone()),

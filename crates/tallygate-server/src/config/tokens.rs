@@ -4,6 +4,7 @@
 //! mistake, and a comparison takes the same time wherever two tokens differ. Several tokens can be valid at once, so
 //! that tokens can be rotated.
 
+use std::env::VarError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -167,8 +168,14 @@ impl TokenSource {
         let text = match self {
             Self::File(path) => std::fs::read_to_string(folder.join(path))
                 .map_err(|error| format!("cannot read {self}: {error}"))?,
-            Self::Variable(name) => std::env::var(name)
-                .map_err(|_| format!("{self} is not set, or is not valid UTF-8"))?,
+            // Not the error itself, which would show a value that is not valid UTF-8.
+            Self::Variable(name) => std::env::var(name).map_err(|error| {
+                let reason = match error {
+                    VarError::NotPresent => "is not set",
+                    VarError::NotUnicode(_) => "is not valid UTF-8",
+                };
+                format!("the environment variable {name} {reason}")
+            })?,
         };
         let before = digests.len();
         for (index, token) in tokens_of(&text).enumerate() {

@@ -21,7 +21,7 @@ use tallygate_lab::duration::DurationText;
 use super::problem::Problem;
 use super::{Caller, buffers_full};
 use crate::client_budgets::{HeldBytes, SMALL_BYTES};
-use crate::config::{Limits, with_nearest};
+use crate::config::{Limits, in_plain_words};
 
 /// How much of a body that is too long is read and dropped, so that the client sees the error.
 pub(super) const MAX_SKIPPED_BYTES: u64 = 16 * 1024 * 1024;
@@ -168,6 +168,7 @@ pub(super) fn parse_at<'a, T: Deserialize<'a>>(
     let parsed = serde_json::from_slice::<Object<T>>(part);
     parsed.map(|Object(parsed)| parsed).map_err(|error| {
         let (message, found) = split_position(&error);
+        let message = not_json(part).unwrap_or(&message);
         let place = found
             .map(|(line, column)| place(Position { line, column }.offset(part)))
             .map_or(String::new(), |Position { line, column }| {
@@ -175,6 +176,17 @@ pub(super) fn parse_at<'a, T: Deserialize<'a>>(
             });
         Problem::bad(format!("{message}{place}"))
     })
+}
+
+/// Describes a text that is not even the start of JSON, such as a form.
+fn not_json(part: &[u8]) -> Option<&'static str> {
+    match part.trim_ascii_start().first() {
+        None => Some("found nothing; expected a JSON object, such as {\"name\": \"value\"}"),
+        Some(b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n') => None,
+        Some(_) => {
+            Some("found text that is not JSON; expected an object, such as {\"name\": \"value\"}")
+        }
+    }
 }
 
 /// Returns the error for a body that would take too long to parse in one slice.
@@ -222,7 +234,7 @@ fn split_position(error: &dyn fmt::Display) -> (String, Option<(usize, usize)>) 
     if message.len() > MAX_COMPLAINT_BYTES {
         return (message.to_owned(), place);
     }
-    (with_nearest(message), place)
+    (in_plain_words(message, "an object"), place)
 }
 
 /// Adds the name of a part to an error.
@@ -417,9 +429,37 @@ mod tests {
     /// Fault E15.
     #[test]
     fn an_error_has_its_position() {
-        assert_problem("", "EOF while parsing a value (line 1, column 0)");
-        assert_problem("[]", "invalid type: sequence, expected an object (line 1, column 0)");
-        assert_problem(r#"{"key":"a","key":"b"}"#, "duplicate field `key` (line 1, column 16)");
+        let example = r#"such as {"name": "value"}"#;
+        assert_problem(
+            "",
+            &format!("found nothing; expected a JSON object, {example} (line 1, column 0)"),
+        );
+        for text in ["hello", "policy=api&key=a", "'{}'"] {
+            assert_problem(
+                text,
+                &format!(
+                    "found text that is not JSON; expected an object, {example} (line 1, column 1)"
+                ),
+            );
+        }
+        assert_problem(
+            r#"{"key":"a",}"#,
+            "not valid JSON: remove the comma before the closing bracket (line 1, column 12)",
+        );
+        assert_problem(
+            "{'key':1}",
+            "not valid JSON: the name of a field must be in double quotes (line 1, column 2)",
+        );
+        assert_problem("[]", "found a list; expected an object (line 1, column 0)");
+        assert_problem(r#"{"items":{}}"#, "found an object; expected a list (line 1, column 9)");
+        assert_problem(
+            r#"{"key":"a","key":"b"}"#,
+            "`key` is set twice; remove one of them (line 1, column 16)",
+        );
+        assert_problem(
+            r#"{"cost":"1"}"#,
+            "`cost`: found a string; expected a whole number from 0 to 18446744073709551615, without quotes (line 1, column 11)",
+        );
         assert_problem(
             r#"{"kye":"a"}"#,
             "unknown field `kye`; did you mean `key`? (line 1, column 6)",
@@ -430,10 +470,13 @@ mod tests {
         );
         assert_problem(
             r#"{"key":null}"#,
-            "`key`: invalid type: null, expected a string (line 1, column 11)",
+            "`key`: found null; expected a string (line 1, column 11)",
         );
-        assert_problem(r#"{"cost":1e400}"#, "`cost`: number out of range (line 1, column 13)");
-        assert_problem(r#"{"key":"a"} x"#, "trailing characters (line 1, column 13)");
+        assert_problem(r#"{"cost":1e400}"#, "`cost`: the number is too large (line 1, column 13)");
+        assert_problem(
+            r#"{"key":"a"} x"#,
+            "found text after the end of the JSON; remove it (line 1, column 13)",
+        );
     }
 
     /// Faults A6, A14.

@@ -21,7 +21,7 @@ use hyper::{StatusCode, Uri, Version};
 use super::Caller;
 use super::problem::Problem;
 
-/// Header fields that only a proxy adds, beside those that begin with `x-forwarded-` or `x-original-`.
+/// Header fields that only a proxy adds, in addition to all that begin with `x-forwarded-` or `x-original-`.
 const PROXY_FIELDS: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 /// Names below these domains are never public, so an attacker cannot make one resolve to this server.
 const PRIVATE_SUFFIXES: [&str; 7] =

@@ -90,7 +90,7 @@ impl<'a> Split<'a> {
             items.push(item);
         }
         if self.list.as_ref().is_some_and(|list| list.is_open) {
-            return Err(Problem::bad("EOF while parsing a list"));
+            return Err(Problem::bad("the JSON ends too early: a closing `]` is missing"));
         }
         Ok(items)
     }

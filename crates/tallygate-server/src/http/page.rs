@@ -38,7 +38,7 @@ macro_rules! asset {
 
 static INDEX: Asset = asset!("index.html", HTML);
 
-static ASSETS: [Asset; 21] = [
+static ASSETS: [Asset; 22] = [
     asset!("style.css", CSS),
     asset!("icon.svg", SVG),
     asset!("main.js", JS),
@@ -56,6 +56,7 @@ static ASSETS: [Asset; 21] = [
     asset!("plots.js", JS),
     asset!("scenario.js", JS),
     asset!("theme.js", JS),
+    asset!("token.js", JS),
     asset!("units.js", JS),
     asset!("uplot.css", CSS),
     asset!("uplot.js", JS),

@@ -2,15 +2,19 @@
 //
 // The page uploads the log unchanged and shows the progress. The server decides each request and does not keep the log.
 
-import { credentials, detailOf } from "./api.js";
+import { credentials, detailOf, token } from "./api.js";
 import { byId, make, newId, table, setText } from "./dom.js";
 import { overTime } from "./plots.js";
+import { tokenForm } from "./token.js";
 import { count, percent } from "./units.js";
 
 const POLICIES = ["token_bucket 100/1m burst 20", "sliding_window_counter 100/1m", "fixed_window 1000/1h"];
 /** The share of clients to which a suggested limit denies nothing, in percent. */
 const UNAFFECTED = "99.9";
 const UNAUTHORIZED = 401;
+/** What the user can do about a missing token. */
+const NEEDS_TOKEN =
+  "A backtest needs an admin token. Enter it here and press Use. A server without a configuration file prints one when it starts.";
 
 export class Backtest {
   constructor() {
@@ -91,6 +95,7 @@ export class Backtest {
     this.state = make("output", { class: "state" });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.results = make("div", { class: "results" });
+    this.tokenForm = tokenForm(() => this.send());
     byId("backtest").replaceChildren(
       make(
         "form",
@@ -138,6 +143,7 @@ export class Backtest {
         ),
       ),
       this.problem,
+      this.tokenForm,
       this.results,
     );
     new ResizeObserver(
@@ -175,9 +181,10 @@ export class Backtest {
       setText(this.state, loaded < total ? `${percent(loaded, total)} sent` : "running …");
     });
     request.addEventListener("load", () => {
+      this.tokenForm.hidden = request.status !== UNAUTHORIZED;
       if (request.status === 200) this.show(JSON.parse(request.responseText));
       else if (request.status === UNAUTHORIZED)
-        this.fail("A backtest needs an admin token. Enter it in the Live tab.");
+        this.fail(token() ? `The server rejects this admin token. ${NEEDS_TOKEN}` : NEEDS_TOKEN);
       else this.fail(detailOf(request.responseText, request.status));
     });
     request.addEventListener("error", () =>
@@ -220,6 +227,7 @@ export class Backtest {
       report.unreadable ? `${count(report.unreadable)} invalid lines` : "",
       report.filtered ? `${count(report.filtered)} lines filtered out` : "",
       report.without_key ? `${count(report.without_key)} lines without a key` : "",
+      ...report.filters_without_effect,
       ...report.cut_short.map(({ reason }) => `a log ended early: ${reason}`),
     ].filter(Boolean);
     const about = make(

@@ -1,9 +1,10 @@
 // Live: the metrics of the running server, read once per second while this tab is visible.
 
-import { Problem, get, getText, setToken, token } from "./api.js";
-import { byId, make, newId, table, setText } from "./dom.js";
+import { Problem, get, getText, token } from "./api.js";
+import { byId, make, table, setText } from "./dom.js";
 import { parse, quantile, select, sum } from "./metrics.js";
 import { live } from "./plots.js";
+import { tokenForm } from "./token.js";
 import { count, measured, percent, rate } from "./units.js";
 
 const EVERY_MS = 1000;
@@ -19,15 +20,6 @@ export class Live {
     this.readings = [];
     this.drawn = "";
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
-    const tokenId = newId("token");
-    this.token = make("input", {
-      id: tokenId,
-      type: "password",
-      name: "token",
-      value: token(),
-      autocomplete: "off",
-      spellcheck: false,
-    });
     this.tiles = {};
     const tile = (name, label) => {
       this.tiles[name] = make("output", {}, "–");
@@ -40,23 +32,10 @@ export class Live {
     this.busiestClients = make("div", {});
     this.hot = make("div", {});
     this.hotProblem = make("p", { class: "about", role: "status" });
-    // Hidden until the server asks for a token.
-    this.tokenForm = make(
-      "form",
-      {
-        class: "bar token",
-        hidden: true,
-        onsubmit: (event) => {
-          event.preventDefault();
-          setToken(this.token.value);
-          this.isDenied = false;
-          this.readHot();
-        },
-      },
-      make("label", { for: tokenId }, "Admin token"),
-      this.token,
-      make("button", { type: "submit" }, "Use"),
-    );
+    this.tokenForm = tokenForm(() => {
+      this.isDenied = false;
+      this.readHot();
+    });
     byId("live").replaceChildren(
       this.problem,
       make(
@@ -100,6 +79,8 @@ export class Live {
 
   shown() {
     this.isVisible = true;
+    // The user may have entered a token in another tab of the page.
+    this.isDenied = false;
     this.turn();
   }
 
@@ -165,7 +146,7 @@ export class Live {
         this.hotProblem,
         error.status === 401 && !token()
           ? "The lists of the busiest and the most denied clients need an admin token. A server without a configuration file " +
-              "prints one when it starts."
+              "prints one when it starts, and a link that contains it."
           : `Cannot list the busiest and the most denied clients: ${error.message}.`,
       );
     }

@@ -112,7 +112,7 @@ fn several_limits_decide_as_one() {
     let second = 1_000_000_000;
     assert!(limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap());
     assert!(limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap());
-    assert!(!limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap(), "two a second");
+    assert!(!limiter.is_allowed(Ask::new("a").at(Tick(0))).unwrap(), "two per second");
     assert!(limiter.is_allowed(Ask::new("a").at(Tick(second))).unwrap());
     let hour = limiter.check(Ask::new("a").at(Tick(2 * second))).unwrap();
     assert_eq!((hour.allowed, hour.limit), (false, 3), "three an hour");
