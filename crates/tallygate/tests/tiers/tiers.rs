@@ -67,7 +67,7 @@ fn flipping_tiers_is_neither_gain_nor_loss() {
 #[test]
 fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
     let clock = ManualClock::new(Tick(0));
-    let policy: std::sync::Arc<Policy> = bucket(1).into();
+    let policy: Arc<Policy> = bucket(1).into();
     let limiter = limiter(Tiers::new(Access::Limited(policy.clone())), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let wait = || limiter.check("a").expect("short").retry_after;
