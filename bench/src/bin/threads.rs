@@ -1,8 +1,9 @@
 //! Measures how decisions scale with the number of threads, compared with governor and quota: millions of decisions per
 //! second, all threads together.
 //!
-//! Prints a table and one line per comparison for scripts, and writes a plot of Tallygate's speed to the given path. With
-//! more arguments, it runs only the named cases. `bench/README.md` describes the method.
+//! Prints a table and one line per comparison for scripts. The first two arguments are the paths of the plots of
+//! Tallygate's speed: with known keys, and with Zipf's law and new keys. With more arguments, it runs only the named
+//! cases and writes no plots, since they would lack the other cases. `bench/README.md` describes the method.
 
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,15 @@ const TIME_TO_SPREAD: Duration = Duration::from_millis(40);
 
 type Case = (&'static str, &'static str, fn(usize) -> Vec<Entrant<'static>>);
 
+/// How many of the cases are in the first plot. The others are in the second, because they are much slower.
+const IN_FIRST_PLOT: usize = 5;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("expected the path of the plot as the first argument")?;
+    let paths = [arguments.next(), arguments.next()];
+    let [Some(known), Some(new)] = paths else {
+        return Err("expected the paths of two plots as the first arguments".into());
+    };
     let chosen: Vec<String> = arguments.collect();
     let threads = match std::env::var("BENCH_THREADS") {
         Ok(numbers) => numbers.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?,
@@ -89,12 +96,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let points = (0..results.len()).map(|index| (results[index].0 as f64, speed(index)));
         curves.push(Curve { name: case, color, points: points.collect() });
     }
-    let plot = Plot {
-        title: "Tallygate: millions of decisions per second, by number of threads",
-        x: "threads",
-        curves,
-    };
-    std::fs::write(path, plot.svg())?;
+    if !chosen.is_empty() {
+        return Ok(());
+    }
+    let of_new = curves.split_off(IN_FIRST_PLOT);
+    for (path, curves) in [(known, curves), (new, of_new)] {
+        let title = "Tallygate: millions of decisions per second, by number of threads";
+        std::fs::write(path, Plot { title, x: "threads", curves }.svg())?;
+    }
     Ok(())
 }
 

@@ -51,7 +51,7 @@ use std::{
     sync::{Mutex, MutexGuard, atomic},
 };
 
-use atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::clock::Clock;
 use crate::lateness::counted_from;
@@ -218,8 +218,8 @@ pub(crate) struct Table<S: 'static> {
     /// The last denials of states that are not plain.
     denials: Denials,
     counts: Counts,
-    /// Whether a thread splits buckets.
-    splitting: OwnLines<AtomicBool>,
+    /// Locked by the thread that splits buckets.
+    splitting: OwnLines<BucketLock>,
     /// Locked by the thread that sweeps in the background.
     pass: OwnLines<Mutex<Pass>>,
 }
@@ -302,7 +302,7 @@ impl<S: 'static> Table<S> {
             watermarks: zeroed(ERAS * ((most_homes >> HOMES_PER_WATERMARK) + 1)),
             denials: Denials::of::<S>(),
             counts: Counts::new(max_keys),
-            splitting: OwnLines(AtomicBool::new(false)),
+            splitting: OwnLines(BucketLock::new()),
             pass: OwnLines(Mutex::new(Pass::NONE)),
         }
     }
@@ -1122,14 +1122,6 @@ const SHORTEST_NAP: std::time::Duration = std::time::Duration::from_micros(50);
 #[cfg(not(loom))]
 const LONGEST_NAP: std::time::Duration = std::time::Duration::from_millis(4);
 
-/// Lets another thread go on.
-fn pause() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
-    #[cfg(not(loom))]
-    std::thread::yield_now();
-}
-
 /// A bucket whose lock is held. Dropping it unlocks the bucket, also when a decision panics.
 struct LockedBucket<'a, S: 'static>(&'a Bucket<S>);
 
@@ -1710,7 +1702,7 @@ mod tests {
             ("era", lines(offset_of!(Buckets, era), 4)),
         ];
         let written = [
-            ("splitting", lines(offset_of!(Buckets, splitting), 1)),
+            ("splitting", lines(offset_of!(Buckets, splitting), size_of::<BucketLock>())),
             ("pass", lines(offset_of!(Buckets, pass), size_of::<Mutex<Pass>>())),
         ];
         let counts = offset_of!(Buckets, counts);
@@ -1725,6 +1717,12 @@ mod tests {
             }
         }
         assert_eq!(counts::STRIPE_BYTES % 128, 0, "stripes share no lines");
+        for distance in counts::distances() {
+            assert!(
+                distance >= 128,
+                "a new key reads a line that other threads write for each key"
+            );
+        }
     }
 
     /// A bucket is two lines. The first has all that a search reads, and the state that threads contend for.

@@ -53,7 +53,8 @@ type Resolver = Box<dyn Fn(&[u8]) -> Option<Cow<'static, str>> + Send + Sync>;
 struct Book {
     /// The rule of clients without a tier and without an override.
     base: ClientRule,
-    tiers: Arc<HashMap<Box<str>, Access>>,
+    /// The rules of the tiers, sorted by name.
+    tiers: Arc<Vec<(Box<str>, ClientRule)>>,
     /// Overrides that belong to the rules, and change with them.
     ruled: Arc<HashMap<Box<[u8]>, Access>>,
     /// Overrides that were set at run time. They come first, and stay when the rules change.
@@ -77,7 +78,13 @@ impl Tiers {
     #[must_use]
     pub fn tier(self, name: impl Into<Box<str>>, access: impl Into<Access>) -> Self {
         let mut book = Arc::unwrap_or_clone(self.book.into_inner());
-        Arc::make_mut(&mut book.tiers).insert(name.into(), access.into());
+        let (name, rule) = (name.into(), ClientRule::of(access));
+        let place = book.place_of(&name);
+        let tiers = Arc::make_mut(&mut book.tiers);
+        match place {
+            Ok(tier) => tiers[tier].1 = rule,
+            Err(next) => tiers.insert(next, (name, rule)),
+        }
         Self { book: ArcSwap::from_pointee(book), resolver: self.resolver }
     }
 
@@ -130,10 +137,7 @@ impl Tiers {
     #[must_use]
     pub fn by_name(&self) -> Vec<(Box<str>, Access)> {
         let book = self.book.load();
-        let mut tiers: Vec<_> =
-            book.tiers.iter().map(|(name, access)| (name.clone(), access.clone())).collect();
-        tiers.sort_by(|(one, _), (other, _)| one.cmp(other));
-        tiers
+        book.tiers.iter().map(|(name, rule)| (name.clone(), rule.access.clone())).collect()
     }
 
     /// Returns the overrides of the rules, sorted by key. Overrides that were set at run time are not included.
@@ -193,16 +197,19 @@ impl Tiers {
         self.book.rcu(|old| Book {
             base: ClientRule::of(reused(
                 &new.base.access,
-                [&old.base.access].into_iter().chain(old.tiers.values()),
+                [&old.base.access]
+                    .into_iter()
+                    .chain(old.tiers.iter().map(|(_, rule)| &rule.access)),
             )),
             tiers: new
                 .tiers
                 .iter()
-                .map(|(name, access)| {
-                    let before = old.tiers.get(name).into_iter().chain([&old.base.access]);
-                    (name.clone(), reused(access, before))
+                .map(|(name, rule)| {
+                    let same = old.place_of(name).ok().map(|tier| &old.tiers[tier].1.access);
+                    let before = same.into_iter().chain([&old.base.access]);
+                    (name.clone(), ClientRule::of(reused(&rule.access, before)))
                 })
-                .collect::<HashMap<_, _>>()
+                .collect::<Vec<_>>()
                 .into(),
             ruled: new
                 .ruled
@@ -220,24 +227,21 @@ impl Tiers {
     fn rule(&self, key: &[u8]) -> Choice {
         let book = self.book.load();
         let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
-        match tier.and_then(|tier| book.tiers.get(&*tier)) {
-            Some(access) => Choice::Own(book.rule_of(key, access)),
-            None if !book.has_overrides() => Choice::Base(book),
-            None => Choice::Own(book.rule_of(key, &book.base.access)),
-        }
+        let tier = tier.and_then(|tier| book.place_of(&tier).ok());
+        Choice::of(book, tier, key)
     }
 }
 
 impl Book {
-    fn has_overrides(&self) -> bool {
-        !self.overrides.is_empty() || !self.ruled.is_empty()
+    /// Returns the place of a tier, or the place where it would be inserted.
+    fn place_of(&self, tier: &str) -> Result<usize, usize> {
+        self.tiers.binary_search_by(|(name, _)| (**name).cmp(tier))
     }
 
-    /// Returns the rule of a key whose tier has this access.
-    fn rule_of(&self, key: &[u8], access: &Access) -> ClientRule {
-        let set = if self.overrides.is_empty() { None } else { self.overrides.get(key) };
-        let ruled = if self.ruled.is_empty() { None } else { self.ruled.get(key) };
-        ClientRule { set: set.cloned(), access: ruled.unwrap_or(access).clone() }
+    /// Returns the rule of a tier, or of clients without one.
+    #[inline]
+    fn rule_of(&self, tier: Option<usize>) -> &ClientRule {
+        tier.map_or(&self.base, |tier| &self.tiers[tier].1)
     }
 }
 
@@ -252,9 +256,23 @@ pub struct Chosen(Choice);
 
 #[derive(Debug)]
 enum Choice {
-    /// The base rule, in place: threads that use it write to no shared memory.
-    Base(Guard<Arc<Book>>),
+    /// The rule of a tier, or of clients without one, in place: threads that use it write to no shared memory.
+    InBook(Guard<Arc<Book>>, Option<usize>),
+    /// The rule of a client with an override.
     Own(ClientRule),
+}
+
+impl Choice {
+    /// Returns the rule of a key in a tier.
+    fn of(book: Guard<Arc<Book>>, tier: Option<usize>, key: &[u8]) -> Self {
+        let set = if book.overrides.is_empty() { None } else { book.overrides.get(key) };
+        let ruled = if book.ruled.is_empty() { None } else { book.ruled.get(key) };
+        if set.is_none() && ruled.is_none() {
+            return Self::InBook(book, tier);
+        }
+        let access = ruled.unwrap_or(&book.rule_of(tier).access).clone();
+        Self::Own(ClientRule { set: set.cloned(), access })
+    }
 }
 
 impl Clone for Chosen {
@@ -269,7 +287,7 @@ impl Deref for Chosen {
     #[inline]
     fn deref(&self) -> &ClientRule {
         match &self.0 {
-            Choice::Base(book) => &book.base,
+            Choice::InBook(book, tier) => book.rule_of(*tier),
             Choice::Own(rule) => rule,
         }
     }
@@ -291,16 +309,15 @@ impl RuleSource for Tiers {
 
     fn choose_in(&self, tier: &str, key: &[u8]) -> Result<Chosen, UnknownTier> {
         let book = self.book.load();
-        let Some(access) = book.tiers.get(tier) else {
-            let mut known: Vec<_> = book.tiers.keys().cloned().collect();
-            known.sort_unstable();
+        let Ok(place) = book.place_of(tier) else {
+            let known = book.tiers.iter().map(|(name, _)| name.clone()).collect();
             return Err(UnknownTier { name: tier.into(), known });
         };
-        Ok(Chosen(Choice::Own(book.rule_of(key, access))))
+        Ok(Chosen(Choice::of(book, Some(place), key)))
     }
 
     fn default_rule(&self) -> Chosen {
-        Chosen(Choice::Base(self.book.load()))
+        Chosen(Choice::InBook(self.book.load(), None))
     }
 
     fn same_for_all(&self) -> Option<&ClientRule> {

@@ -27,8 +27,8 @@ pub(super) struct Counts {
 /// The totals that all stripes take from.
 #[derive(Default)]
 struct Shared {
-    /// How many places the stripes have reserved: with keys, and still free.
-    reserved: AtomicUsize,
+    /// How many places the stripes have reserved: with keys, and still free. Every new key reads it.
+    reserved: OwnLines<AtomicUsize>,
     /// The position from which the next run of buckets is swept.
     next_run: AtomicUsize,
     /// When the present pass of sweeping began.
@@ -37,8 +37,9 @@ struct Shared {
 
 #[derive(Default)]
 pub(super) struct Stripe {
-    /// How many reserved places have no key.
-    free: AtomicUsize,
+    /// How many reserved places have no key. In a full table, every new key looks for one in all stripes: so it is on
+    /// other lines than the counts, which the threads of the stripe write for every key that they evict.
+    free: OwnLines<AtomicUsize>,
     /// The position that is swept next, unless it is the end of a run.
     next_swept: AtomicUsize,
     /// Counts the buckets in which a key to evict was searched for.
@@ -188,6 +189,16 @@ fn threads_at_once() -> usize {
 #[cfg(all(test, not(loom)))]
 pub(super) fn written() -> impl Iterator<Item = (&'static str, usize, usize)> {
     [("shared", std::mem::offset_of!(Counts, shared), size_of::<Shared>())].into_iter()
+}
+
+/// The distance of what every new key reads of all stripes, and of the totals, to what a thread writes for each key.
+#[cfg(all(test, not(loom)))]
+pub(super) const fn distances() -> [usize; 2] {
+    use std::mem::offset_of;
+    [
+        offset_of!(Stripe, free).abs_diff(offset_of!(Stripe, evicted)),
+        offset_of!(Shared, reserved).abs_diff(offset_of!(Shared, next_run)),
+    ]
 }
 
 #[cfg(all(test, not(loom)))]

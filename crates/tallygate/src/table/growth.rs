@@ -5,7 +5,7 @@
 //! buckets, and keys only move to higher buckets.
 
 use super::atomic::Ordering;
-use super::{DISTANCE, FILL, LockedBucket, ONE_SPILLED, REACH, SLOTS, TAG_BITS, Table, pause};
+use super::{DISTANCE, FILL, LockedBucket, ONE_SPILLED, REACH, SLOTS, TAG_BITS, Table};
 
 /// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are still to be
 /// split fuller: with 8 splits they are 62 % full at the end instead of [`FILL`].
@@ -122,30 +122,22 @@ impl<S: 'static> Table<S> {
 
     #[cold]
     fn split_some(&self, percent: usize, coming: usize) {
-        let splitting = &self.splitting.0;
-        // A thread that waits only reads, so that the one that splits keeps the cache line.
-        let take = || {
-            !splitting.load(Ordering::Relaxed)
-                && splitting
-                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-        };
-        while !take() {
-            // One thread splits at a time. The others only wait for it if buckets that are to be split become too full:
-            // then new keys come faster than one thread can split.
+        // One thread splits at a time. The others only wait for it if buckets that are to be split become too full: then
+        // new keys come faster than one thread can split. It splits a few buckets, so a wait is short.
+        if !self.splitting.try_lock() {
             let shape = self.shape();
             let homes = self.first_homes * (shape.mask() + 1) / 2;
             if shape.homes() >= self.most_homes || !self.is_filled(homes, FILL + 3, coming) {
                 return;
             }
-            pause();
+            self.splitting.lock();
         }
         for _ in 0..SPLITS {
             if !self.is_to_grow(percent, coming) || !self.split_next() {
                 break;
             }
         }
-        splitting.store(false, Ordering::Release);
+        self.splitting.unlock();
     }
 
     /// Splits the next home. Only called by the thread that splits.

@@ -1,14 +1,14 @@
 //! Tiers, overrides and rules that change while they serve.
 
 use std::borrow::Cow;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tallygate::clock::ManualClock;
 use tallygate::observer::Observer;
 use tallygate::policy::Penalty;
 use tallygate::store::{Capacity, MemoryStore, PolicyStore};
-use tallygate::tiers::{Access, ClientRule, Override};
+use tallygate::tiers::{Access, ClientRule, Override, RuleSource};
 use tallygate::{Ask, Cost, Decision, Policy, RateLimiter, Tick, Ticks, Tiers};
 
 type Limiter<'a> = RateLimiter<Tiers, MemoryStore<ClientRule, &'a ManualClock>>;
@@ -19,6 +19,25 @@ fn limiter(tiers: Tiers, clock: &ManualClock) -> Limiter<'_> {
 
 fn bucket(limit: Cost) -> Policy {
     Policy::token_bucket(limit).per(Ticks(1_000)).build().expect("valid")
+}
+
+/// Threads that decide on different keys of one tier must not write to the reference count of its policy.
+#[test]
+fn choosing_the_rule_of_a_tier_writes_to_no_memory_that_threads_share() {
+    let (free, pro) = (Arc::new(bucket(10)), Arc::new(bucket(100)));
+    let tiers = Tiers::new(Access::Limited(Arc::clone(&free)))
+        .tier("pro", Access::Limited(Arc::clone(&pro)))
+        .overridden("mallory", Access::Blocked)
+        .resolved_by(|key| key.starts_with(b"pro").then_some(Cow::Borrowed("pro")));
+    let before = (Arc::strong_count(&free), Arc::strong_count(&pro));
+    let chosen = [
+        tiers.choose(b"alice"),
+        tiers.choose(b"pro-bob"),
+        tiers.choose_in("pro", b"carol").unwrap(),
+    ];
+    assert_eq!((Arc::strong_count(&free), Arc::strong_count(&pro)), before);
+    let policies = chosen.iter().flat_map(|rule| rule.policies().cloned()).collect::<Vec<_>>();
+    assert_eq!(policies, [free, Arc::clone(&pro), pro]);
 }
 
 /// No free burst by flipping tiers, however often, and nothing lost by it either.
@@ -48,7 +67,7 @@ fn flipping_tiers_is_neither_gain_nor_loss() {
 #[test]
 fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
     let clock = ManualClock::new(Tick(0));
-    let policy: std::sync::Arc<Policy> = bucket(1).into();
+    let policy: Arc<Policy> = bucket(1).into();
     let limiter = limiter(Tiers::new(Access::Limited(policy.clone())), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
     let wait = || limiter.check("a").expect("short").retry_after;
