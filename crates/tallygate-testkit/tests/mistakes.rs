@@ -61,8 +61,9 @@ fn every_test_of_a_mistake_exists() {
                 target => {
                     let folder = package.join("tests");
                     let file = fs::read_to_string(folder.join(format!("{target}.rs")));
+                    let of_target = file.unwrap_or_default() + &rust_in(&folder.join(target));
                     // A macro defines some tests from functions that several packages share.
-                    file.unwrap_or_default() + &rust_in(&folder.join(target)) + &shared
+                    if of_target.is_empty() { of_target } else { of_target + &shared }
                 }
             };
             let function = name.rsplit("::").next().unwrap_or(name);
