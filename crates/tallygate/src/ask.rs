@@ -122,10 +122,11 @@ pub struct UnknownTier {
 impl fmt::Display for UnknownTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no tier is named \"{}\"; ", self.name)?;
-        if self.known.is_empty() {
-            return write!(f, "there are no tiers");
+        match &*self.known {
+            [] => write!(f, "there are no tiers"),
+            [only] => write!(f, "the only tier is {only}"),
+            known => write!(f, "the tiers are {}", known.join(", ")),
         }
-        write!(f, "there is {}", self.known.join(", "))
     }
 }
 

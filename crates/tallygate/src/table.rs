@@ -15,7 +15,7 @@
 //! key's home, knows that it stays so.
 //!
 //! **Writes.** A decision writes only to the bucket of its key. New and dropped keys are counted in stripes
-//! (`counts.rs`), and fields that threads write are on other cache lines than those that every decision reads. A denial
+//! (`counts.rs`), and fields that threads write are on other cache lines than fields that every decision reads. A denial
 //! of a key that was denied before writes nothing: see [`Table::deny_unlocked`].
 //!
 //! This is the only file with unsafe code: states are in cells under a lock of a few bytes, in memory that the system
@@ -449,7 +449,7 @@ impl<S: 'static> Table<S> {
         self.buckets[index].marks.load(Ordering::Relaxed) & WAS_USED != 0
     }
 
-    /// Shows the keys of a bucket and their states. A caller that visits all buckets sees every key, except those that
+    /// Shows the keys of a bucket and their states. A caller that visits all buckets sees every key, except keys that
     /// were dropped and created again meanwhile: it may see these twice, the second time as they are last, or not at all.
     pub(crate) fn show(&self, index: usize, mut show: impl FnMut(Fingerprint, &S)) {
         if !self.was_used(index) {
@@ -1687,7 +1687,7 @@ mod tests {
         offset / 128..=(offset + size - 1) / 128
     }
 
-    /// Fields that threads write while others decide are on other cache lines than those that every decision reads.
+    /// Fields that threads write while others decide are on other cache lines than fields that every decision reads.
     #[test]
     fn no_field_that_decisions_read_shares_a_cache_line_with_one_that_threads_write() {
         let read = [

@@ -38,7 +38,7 @@ pub use client_rule::ClientRule;
 /// limiter.set_override("mallory", Access::Blocked, None);
 /// assert!(!limiter.check("mallory")?.allowed);
 /// let unknown = limiter.check(Ask::new("alice").tier("gold")).unwrap_err();
-/// assert_eq!(unknown.to_string(), "no tier is named \"gold\"; there is pro");
+/// assert_eq!(unknown.to_string(), "no tier is named \"gold\"; the only tier is pro");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Tiers {

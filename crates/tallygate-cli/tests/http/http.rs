@@ -242,7 +242,10 @@ fn unknown_paths_methods_and_names_are_errors() {
     let unknown = post(served.http(), "/v1/check", r#"{"policy":"nothing","key":"a"}"#);
     assert_eq!((unknown.status, &*unknown.problem()), (404, "no policy is named \"nothing\""));
     let tier = post(served.http(), "/v1/check", r#"{"policy":"api","key":"a","tier":"gold"}"#);
-    assert_eq!((tier.status, &*tier.problem()), (400, "no tier is named \"gold\"; there is pro"));
+    assert_eq!(
+        (tier.status, &*tier.problem()),
+        (400, "no tier is named \"gold\"; the only tier is pro")
+    );
     for path in ["/v1", "/v1/check/", "/v2/check", "/v1/authorize/", "/v1/authorize/a/b"] {
         assert_eq!(get(served.http(), path).status, 404, "{path}");
     }

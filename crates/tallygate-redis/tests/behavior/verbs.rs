@@ -520,7 +520,7 @@ async fn a_store_that_is_chosen_by_its_address_decides_the_same() {
     );
     for limiter in [&in_memory, &in_redis] {
         let unknown = limiter.check(Ask::new("alice").tier("gold")).await.unwrap_err();
-        assert_eq!(unknown.to_string(), "no tier is named \"gold\"; there is pro");
+        assert_eq!(unknown.to_string(), "no tier is named \"gold\"; the only tier is pro");
         let long = limiter.check(&[b'x'; 5000]).await.unwrap_err();
         assert_eq!(long, Error::KeyTooLong { bytes: 5000 });
     }

@@ -419,7 +419,7 @@ fn response(targets: &[Target], is_over_limit: bool) -> RateLimitResponse {
     }
 }
 
-/// Returns the metadata of a response with descriptors in quota mode: the indexes of those that are over their limit.
+/// Returns the metadata of a response with descriptors in quota mode: the indexes of the descriptors that are over their limit.
 pub(super) fn quota_metadata(violations: &[usize]) -> Struct {
     let value = |kind| Value { kind: Some(kind) };
     let index =

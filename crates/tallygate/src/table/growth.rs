@@ -285,7 +285,7 @@ impl<S: 'static> Table<S> {
         tag: u64,
     ) {
         // States of the target may be of a later era than the one that comes: all are moved into it again when the target
-        // is entered, which changes nothing for those that are in it.
+        // is entered, which changes nothing for the threads in it.
         target.set_era(self.era_of(source).min(self.era_of(target)));
         let state = source.take(slot);
         target.fill(empty, tag, state);

@@ -57,7 +57,7 @@ impl<'a> Locks<'a> {
         self.place(lock).is_ok()
     }
 
-    /// Returns the place of a lock among those that are held, or the one that it would have.
+    /// Returns the place of a lock among the held locks, or the one that it would have.
     fn place(&self, lock: &BucketLock) -> Result<usize, usize> {
         // In most cases it comes after all of them.
         match self.held.last() {
@@ -104,7 +104,7 @@ pub(super) fn is_pinned<S: 'static>(
     locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
 }
 
-/// Returns a bucket whose lock is among those that are held, and stays held. There is one such bucket at a time: callers
+/// Returns a bucket whose lock is held, and stays held. There is one such bucket at a time: callers
 /// have the locks to themselves (`&mut`), and drop it before they make another of the same bucket.
 fn under<'a, S: 'static>(
     bucket: &'a Bucket<S>,
@@ -114,7 +114,7 @@ fn under<'a, S: 'static>(
     ManuallyDrop::new(LockedBucket(bucket))
 }
 
-/// A bucket that can be used: it was locked for that, or its lock is among those that are held.
+/// A bucket that can be used: it was locked for that, or its lock is held with others.
 pub(super) enum OpenBucket<'a, S: 'static> {
     Locked(LockedBucket<'a, S>),
     Under(ManuallyDrop<LockedBucket<'a, S>>),
@@ -156,7 +156,7 @@ impl<S: 'static> Table<S> {
         self.buckets[self.home(key, self.shape())].lock.address()
     }
 
-    /// Takes the locks of a key, in addition to those that are held, and searches for it. Keys must be searched for in the
+    /// Takes the locks of a key, in addition to the held locks, and searches for it. Keys must be searched for in the
     /// order of their locks. Returns `None` if the table has grown meanwhile, so that the order is another: then the caller
     /// drops all locks and begins again.
     pub(crate) fn look_for<'a>(&'a self, key: KeySlot, locks: &mut Locks<'a>) -> Option<Found> {

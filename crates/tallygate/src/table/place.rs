@@ -78,7 +78,7 @@ enum Content {
     UsedKey,
 }
 
-/// The first key to evict of those that were compared.
+/// The first key to evict among the compared keys.
 struct Candidate<'a, S: 'static> {
     /// Its rank, unless it is fresh.
     rank: Option<Rank>,

@@ -63,7 +63,7 @@ impl Pass {
 }
 
 impl<S: 'static> Table<S> {
-    /// Visits the next buckets of the table, at most `buckets` of them, and drops their idle keys: those that are fresh
+    /// Visits the next buckets of the table, at most `buckets` of them, and drops their idle keys: the keys that are fresh
     /// and were not charged since the pass before this one began. After the last bucket, the next call begins a new pass.
     ///
     /// It holds one lock at a time. If another thread sweeps already, it does nothing.

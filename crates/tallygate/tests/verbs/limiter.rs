@@ -215,7 +215,7 @@ fn a_question_for_an_unknown_tier_fails_in_every_verb() {
         limiter.decide_with(gold, Op::Check(1), |_, _, _| ()).unwrap_err(),
     ];
     for error in errors {
-        assert_eq!(error.to_string(), "no tier is named \"gold\"; there is pro");
+        assert_eq!(error.to_string(), "no tier is named \"gold\"; the only tier is pro");
     }
     assert_eq!(limiter.peek(Ask::new("alice").cost(0)).unwrap().remaining, 3);
     // A limiter without tiers has none of that name either.
