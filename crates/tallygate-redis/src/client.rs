@@ -204,6 +204,12 @@ impl Redis {
         Instant::now() + self.inner.options.budget
     }
 
+    /// Returns the deadline of a settlement. It takes two round trips, and more while other requests change the key; and no
+    /// request waits to be allowed by it.
+    pub(crate) fn settlement_deadline(&self) -> Instant {
+        Instant::now() + 4 * self.inner.options.budget
+    }
+
     pub(crate) fn key(&self, policy: &str, client: &[u8]) -> Result<Key, Error> {
         Key::new(&self.inner.options.prefix, self.known_secret()?, policy, client)
     }

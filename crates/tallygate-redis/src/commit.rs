@@ -28,7 +28,7 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::link::last_chance;
-use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, backoff};
+use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, backoff, nothing_sent};
 use crate::value;
 
 /// Decides on the values that were read.
@@ -285,7 +285,8 @@ impl<const N: usize> KeyTask<N> {
                     tries += 1;
                     redis.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
                     (seen, is_guess) = (changed, false);
-                    backoff(tries, sent.elapsed()).await;
+                    // At most a round trip: the others are scripts, which never wait, and one task per process.
+                    backoff(tries.min(4), sent.elapsed()).await;
                 }
                 Err(error) => {
                     fail_all(entries, &error);
@@ -377,14 +378,6 @@ fn decide_all(
         }
     }
     (last, result)
-}
-
-/// Returns the error of a call that only read, as one after which nothing has changed.
-fn nothing_sent(error: Error) -> Error {
-    match error {
-        Error::Unavailable { reason, .. } => Error::Unavailable { reason, sent: false },
-        error => error,
-    }
 }
 
 fn deliver(entries: Vec<QueuedCheck>, result: Vec<Timed>, several: bool) {

@@ -451,7 +451,7 @@ impl RedisStore {
     ) -> Result<Decision, Error> {
         self.shared.brokers.changed(client, false);
         let (key, codec) = (self.key(client)?, rule.codec(self, now)?);
-        let deadline = self.shared.redis.deadline();
+        let deadline = self.shared.redis.settlement_deadline();
         let result = match self.pay_debt(rule, client, now, deadline).await {
             Ok(()) => {
                 let what = Lowering::Settle { change, receipt: receipt.clone(), number };

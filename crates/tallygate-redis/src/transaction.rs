@@ -188,6 +188,14 @@ pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
     }
 }
 
+/// Returns the error of a call that only read, as one after which nothing has changed.
+pub(crate) fn nothing_sent(error: Error) -> Error {
+    match error {
+        Error::Unavailable { reason, .. } => Error::Unavailable { reason, sent: false },
+        error => error,
+    }
+}
+
 /// Returns the expiry of a key, in milliseconds: after it is fresh, never before.
 fn expiry(write: &Write, given: Option<i64>) -> i64 {
     match (given, write.fresh_at) {

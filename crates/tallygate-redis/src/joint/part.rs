@@ -260,8 +260,7 @@ where
             let number = store.to_redis_time(charged_at).0.saturating_sub(1);
             let what = Lowering::Settle { change: -i128::from(cost), receipt, number };
             let (redis, given) = (store.redis(), now.map(|now| store.to_redis_time(now).0));
-            // It takes two round trips, and the caller does not wait for all of them.
-            let deadline = Instant::now() + 4 * redis.budget();
+            let deadline = redis.settlement_deadline();
             let returned = lower(redis, &codec, &key, what, given, deadline).await;
             let timed = match returned {
                 // A reset has removed the charge with everything else.
