@@ -368,7 +368,7 @@ fn keys_away_from_home_are_found_while_it_is_split() {
             let state = rule.with_used(tallygate_core::Used::whole(1), Tick(0));
             let reading = Reading::from(Tick(0));
             let home = (index, &mut home);
-            drop(table.place(&rule, table.slot_of(key), home, reading, state, None));
+            drop(table.place(&rule, table.slot_of(key), home, reading, state, (None, true)));
         };
         place(ALICE);
         place(MOVER);
