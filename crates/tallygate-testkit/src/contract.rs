@@ -101,6 +101,7 @@ macro_rules! store_contract {
             a_window_returns_only_what_later_refunds_left_of_it
             a_reset_voids_reservations
             a_shadow_limit_returns_only_what_it_charged
+            a_refund_of_a_check_that_a_shadow_limit_denied_returns_nothing_to_it
             debt_is_bounded
             a_reset_restores_the_initial_state
             a_late_time_earns_nothing
@@ -652,6 +653,28 @@ pub async fn a_shadow_limit_returns_only_what_it_charged(store: &impl Subject) {
             "{kind}: 4 of 5 are used"
         );
         assert_eq!(client.remaining_after_settling(&fits, -4, at(0)).await, LIMIT, "{kind}");
+        assert_eq!(client.peek(5, at(0)).await.shadow_denied_by, None, "{kind}: nothing is used");
+    }
+}
+
+/// Units come back in the reverse order of the requests, so the first refund is of the request that the shadow limit did
+/// not charge.
+pub async fn a_refund_of_a_check_that_a_shadow_limit_denied_returns_nothing_to_it(
+    store: &impl Subject,
+) {
+    for kind in Kind::ALL {
+        let half = Policy::of(kind, 5).per(Ticks(WINDOW)).named("half").shadow();
+        let policy = Policy::all_of("both", [limit_of(kind).named("all"), half])
+            .expect("the policy is valid");
+        let client = Client::new(store, &policy, "bob");
+        for denied_by in [None, Some(1)] {
+            let decision = client.apply(Op::Check(4), at(0)).await;
+            assert_eq!((decision.allowed, decision.shadow_denied_by), (true, denied_by), "{kind}");
+        }
+        client.apply(Op::Force(-4), at(0)).await;
+        let would_deny = client.peek(2, at(0)).await.shadow_denied_by;
+        assert_eq!(would_deny, Some(1), "{kind}: 4 of 5 are used");
+        client.apply(Op::Force(-4), at(0)).await;
         assert_eq!(client.peek(5, at(0)).await.shadow_denied_by, None, "{kind}: nothing is used");
     }
 }
