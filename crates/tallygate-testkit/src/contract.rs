@@ -671,10 +671,10 @@ pub async fn a_refund_of_a_check_that_a_shadow_limit_denied_returns_nothing_to_i
             let decision = client.apply(Op::Check(4), at(0)).await;
             assert_eq!((decision.allowed, decision.shadow_denied_by), (true, denied_by), "{kind}");
         }
-        client.apply(Op::Force(-4), at(0)).await;
+        assert_eq!(client.apply(Op::Force(-4), at(0)).await.remaining, LIMIT - 4, "{kind}");
         let would_deny = client.peek(2, at(0)).await.shadow_denied_by;
         assert_eq!(would_deny, Some(1), "{kind}: 4 of 5 are used");
-        client.apply(Op::Force(-4), at(0)).await;
+        assert_eq!(client.apply(Op::Force(-4), at(0)).await.remaining, LIMIT, "{kind}");
         assert_eq!(client.peek(5, at(0)).await.shadow_denied_by, None, "{kind}: nothing is used");
     }
 }
