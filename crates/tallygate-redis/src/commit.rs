@@ -3,8 +3,8 @@
 //! This is for values that no script can decide on: several policies of which one has a log, a penalty or large
 //! numbers. Settlements and refunds also write a second key, with the record of what was returned.
 //!
-//! Callers of the same keys do not race against each other: they queue, and one task decides for all waiting callers, in order,
-//! on one value, and writes once. So only processes race, and at most as many as there are. A lost race is retried with
+//! Callers of the same keys do not race against each other: they queue, and one task decides for all waiting callers, in
+//! order, on the same values, and writes once. So only processes race, and at most as many as there are. A lost race is retried with
 //! the value from the reply, until the deadline of the callers.
 //!
 //! If the server is far away, the task remembers what it wrote, and assumes that it is still there: while no other

@@ -31,18 +31,6 @@ pub(crate) async fn decide<J: StateCodec + Clone + 'static>(
     if lowers(codec, op) {
         return lower(redis, codec, key, Lowering::Op(op), given, deadline).await;
     }
-    change(redis, codec, key, op, given, deadline).await
-}
-
-/// Carries out an operation that does not lower the usage of a client.
-async fn change<J: StateCodec + Clone + 'static>(
-    redis: &Redis,
-    codec: &J,
-    key: &Key,
-    op: Op,
-    given: Option<i64>,
-    deadline: Instant,
-) -> Result<Timed, Error> {
     let sent = Instant::now();
     let seen = match run_script(redis, codec, key, op, given, deadline, None).await? {
         ScriptOutcome::Decided(ScriptDecision { timed, .. }) => return Ok(timed),
@@ -132,36 +120,10 @@ pub(crate) async fn lower<J: StateCodec + Clone + 'static>(
     if given.is_some() {
         return lower_alone(redis, codec, key, &what, given, deadline).await;
     }
-    let has_no_shadows =
-        |prepared: &&Prepared| !prepared.policy.limits().iter().any(tallygate::Limit::is_shadow);
-    if let Lowering::Settle { change: surplus @ 1.., number, .. } = what
-        && codec.script().filter(has_no_shadows).is_some()
-    {
-        return charge_surplus(redis, codec, key, (surplus, number), deadline).await;
-    }
     let codec = codec.clone();
     let step = move |seen: &ReadValues| step_lowering(&codec, &what, seen);
     let (timed, _) = redis.commit([key, &key.of_returns()], None, deadline, step).await?;
     Ok(timed)
-}
-
-/// Charges what was used in addition to an estimate, by one script, so that it loses no race however busy the key is. The
-/// record of returns is read first: after a reset, there is nothing to settle.
-async fn charge_surplus<J: StateCodec + Clone + 'static>(
-    redis: &Redis,
-    codec: &J,
-    key: &Key,
-    (surplus, number): (i128, i64),
-    deadline: Instant,
-) -> Result<Timed, Error> {
-    let read = redis.read(&[&key.of_returns()], None, deadline).await;
-    let seen = read.map_err(nothing_sent)?;
-    let scale = i64::try_from(codec.scale()).unwrap_or(i64::MAX);
-    let now = Tick(seen.now.saturating_mul(scale));
-    if value::read_returns(&seen.values[0], now).voids(number) {
-        return Err(Error::Settle(SettleError::Reset));
-    }
-    change(redis, codec, key, Op::Force(surplus), None, deadline).await
 }
 
 /// Does the same as [`lower`] for one caller: at a given time, or by a rule that cannot be shared.
