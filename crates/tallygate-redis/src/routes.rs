@@ -47,8 +47,11 @@ struct Slots {
     moved: HashMap<u16, Arc<Node>>,
 }
 
-/// How many redirections a call follows at most.
-const MAX_REDIRECTIONS: usize = 5;
+/// How many redirections a call follows without a pause. While the servers disagree about a slot that moves, they redirect
+/// a call to each other.
+const PROMPT_REDIRECTIONS: u32 = 5;
+/// The pause before each further redirection.
+const REDIRECTION_PAUSE: Duration = Duration::from_millis(2);
 /// The shortest time between two refreshes of the topology.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// How long a refresh may take: only the first decision waits for it.
@@ -148,7 +151,8 @@ impl Routes {
         let command = command.into();
         let mut node = self.node_of(slot, deadline).await?;
         let mut is_moving = false;
-        for _ in 0..=MAX_REDIRECTIONS {
+        let mut redirections = 0;
+        loop {
             let failure = match node.send(&command, is_moving, deadline).await {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
@@ -165,6 +169,16 @@ impl Routes {
             match error.kind() {
                 ErrorKind::Server(kind @ (ServerErrorKind::Moved | ServerErrorKind::Ask)) => {
                     self.counters.redirections.fetch_add(1, Ordering::Relaxed);
+                    redirections += 1;
+                    if redirections > PROMPT_REDIRECTIONS {
+                        if Instant::now() + REDIRECTION_PAUSE >= deadline {
+                            return Err(Failure::NotSent(
+                                "the servers of the cluster disagree about the slot of the key"
+                                    .into(),
+                            ));
+                        }
+                        tokio::time::sleep(REDIRECTION_PAUSE).await;
+                    }
                     is_moving = kind == ServerErrorKind::Ask;
                     let Some(other) = self.named_in(error) else { return Err(failure) };
                     node = other;
@@ -186,7 +200,6 @@ impl Routes {
                 _ => return Err(failure),
             }
         }
-        Err(Failure::NotSent("too many redirections".into()))
     }
 
     async fn node_of(self: &Arc<Self>, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {

@@ -80,6 +80,7 @@ async fn moving_slots_lose_no_decision_and_charge_no_unit_twice() {
         .iter()
         .map(|name| {
             let (limiter, stop, name) = (limiter.clone(), stop.clone(), name.clone());
+            let redis = redis.clone();
             tokio::spawn(async move {
                 let mut charged = 1;
                 while !stop.load(Ordering::Relaxed) {
@@ -87,7 +88,8 @@ async fn moving_slots_lose_no_decision_and_charge_no_unit_twice() {
                     assert_eq!(
                         (decision.allowed, decision.source),
                         (true, Source::Store),
-                        "{name}"
+                        "{name}: {:?}",
+                        redis.last_error()
                     );
                     charged += 1;
                 }
@@ -121,6 +123,34 @@ async fn moving_slots_lose_no_decision_and_charge_no_unit_twice() {
     assert_eq!(counts.errors, 0, "{:?}", redis.last_error());
     assert!(counts.redirections > 0);
     assert_all_expire(&cluster);
+}
+
+/// During a reshard, two servers may redirect a call to each other until both know the new owner.
+///
+/// Fault F9.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_servers_redirect_to_each_other_is_decided_once_they_agree() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    let redis = patient(&cluster_url(&cluster));
+    let limiter = Arc::new(limiter(&redis, count(10), OnFailure::Deny));
+    assert!(limiter.check("alice").await.unwrap().allowed);
+    let slot = *slots(&cluster).iter().next().expect("the key of alice");
+    let from = cluster.primary_of(slot);
+    let to = (from + 1) % 3;
+    // A server gives up a slot only if the slot has no keys.
+    cluster.nodes()[from].ask::<()>(&["FLUSHALL"]);
+
+    cluster.assign_slot(from, slot, to);
+    let before = redis.counts().redirections;
+    let check = tokio::spawn(async move { limiter.check("alice").await });
+    until("the servers redirect the call in a circle", async || {
+        (redis.counts().redirections > before + 10).then_some(())
+    })
+    .await;
+    assert!(!check.is_finished());
+    cluster.assign_slot(to, slot, to);
+    let decision = check.await.expect("no panic").unwrap();
+    assert_eq!((decision.allowed, decision.source, decision.remaining), (true, Source::Store, 9));
 }
 
 /// Fault F11.

@@ -1,6 +1,6 @@
 //! A cluster: slots, failover, migration.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -261,13 +261,17 @@ impl Cluster {
 
     /// Assigns an open slot to its new primary, on all primaries, first on the two that are involved. A primary that
     /// learned it later by gossip could see a newer epoch of the old primary first, and assign the slot back to it.
+    ///
+    /// The new primary takes a newer epoch than all that it knows. So it has to know the newest one first: otherwise the
+    /// old primary, which still announces the slot, may get it back on some nodes, and they never agree again.
     pub fn end_migration(&self, slot: u16, to: usize) {
+        self.wait_until_epochs_agree();
         let from = self.primary_of(slot);
         let primaries: Vec<_> = self.views().flatten().filter(|line| line.is_own).collect();
         let others = primaries.iter().filter(|line| line.primary.is_none());
         let others = others.filter_map(|line| self.index_of(&line.id));
         for node in [to, from].into_iter().chain(others.filter(|node| ![to, from].contains(node))) {
-            self.set_slot(node, slot, &["NODE", &self.ids[to]]);
+            self.assign_slot(node, slot, to);
         }
     }
 
@@ -276,6 +280,25 @@ impl Cluster {
         self.begin_migration(slot, to);
         self.migrate_keys(slot, to);
         self.end_migration(slot, to);
+    }
+
+    /// Waits until all running nodes know the same epoch of each primary, all of them different.
+    fn wait_until_epochs_agree(&self) {
+        wait_until("the nodes agree on the epochs", PATIENCE, || {
+            let epochs = |view: Vec<Line>| -> BTreeMap<String, u64> {
+                let primaries = view.into_iter().filter(|line| line.primary.is_none());
+                primaries.map(|line| (line.id, line.epoch)).collect()
+            };
+            let mut views: Vec<_> = self.views().map(epochs).collect();
+            views.dedup();
+            let [epochs] = &views[..] else { return false };
+            epochs.values().collect::<HashSet<_>>().len() == epochs.len()
+        });
+    }
+
+    /// Changes which node one node takes for the primary of a slot, without the other steps.
+    pub fn assign_slot(&self, node: usize, slot: u16, primary: usize) {
+        self.set_slot(node, slot, &["NODE", &self.ids[primary]]);
     }
 
     fn set_slot(&self, node: usize, slot: u16, state: &[&str]) {
