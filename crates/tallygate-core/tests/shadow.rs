@@ -178,8 +178,8 @@ proptest! {
     ) {
         let policy = with_shadow(Policy::fixed_window(20).per(Ticks(100)));
         let mut state = policy.initial(Tick(0));
-        let used = |state: &Box<[LimitRecord]>| {
-            u64::try_from(policy.limits()[1].used(state[1].state(), Tick(0)).rounded_up()).unwrap()
+        let used = |state: &[LimitRecord]| {
+            policy.limits()[1].used(state[1].state(), Tick(0)).rounded_up()
         };
         let mut exact = Newest::default();
         let mut reservations = Vec::new();
