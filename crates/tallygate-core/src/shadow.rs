@@ -71,7 +71,8 @@ impl ShadowHistory {
     /// Takes off units of a reservation that was settled for less.
     ///
     /// The history does not know which run the reservation is in. It takes the newest charged units, or the oldest
-    /// uncharged ones. So later refunds may reach charged units later than they should, but never earlier.
+    /// uncharged ones. So later refunds may reach charged units later than they should, but not earlier. There are two
+    /// exceptions: the reservation is older than the history, or a refund before the settlement took its units.
     pub(crate) fn take_settled(&mut self, mut units: u128, was_charged: bool) {
         if was_charged {
             self.0.iter_mut().for_each(|run| _ = take(&mut units, &mut run.charged));
