@@ -69,16 +69,23 @@ impl ShadowHistory {
     }
 
     /// Takes off units of a reservation that was settled for less.
+    ///
+    /// The history does not know which run the reservation is in. It takes the newest charged units, or the oldest
+    /// uncharged ones. So later refunds may reach charged units later than they should, but not earlier. There are two
+    /// exceptions: the reservation is older than the history, or a refund before the settlement took its units.
     pub(crate) fn take_settled(&mut self, mut units: u128, was_charged: bool) {
-        let Some(newest) = self.0.first_mut() else { return };
         if was_charged {
-            take(&mut units, &mut newest.charged);
+            self.0.iter_mut().for_each(|run| _ = take(&mut units, &mut run.charged));
         } else {
-            take(&mut units, &mut newest.uncharged);
+            self.0.iter_mut().rev().for_each(|run| _ = take(&mut units, &mut run.uncharged));
         }
-        if newest.uncharged == 0 {
-            let charged = self.0.remove(0).charged;
-            self.record(charged, true);
+        // Build the list again from the oldest run, because empty parts join their neighbors.
+        for run in core::mem::take(&mut self.0).into_iter().rev() {
+            for (units, is_charged) in [(run.uncharged, false), (run.charged, true)] {
+                if units > 0 {
+                    self.record(units, is_charged);
+                }
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tallygate_core::{
-    Algorithm, Cost, Decision, Kind, Limit, LimitBuilder, LimitState, Op, Part, Penalty, Policy,
-    Tick, Ticks, reserve, settle,
+    Algorithm, Cost, Decision, Kind, Limit, LimitBuilder, LimitRecord, LimitState, Op, Part,
+    Penalty, Policy, Tick, Ticks, reserve, settle,
 };
 use tallygate_testkit::{cases, costs, small_limit_of, times};
 
@@ -165,6 +165,54 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(1500))]
+
+    /// Checks and reservations are made, then some reservations are settled for less, in any order, then units are
+    /// refunded. The exact history knows the units of each reservation.
+    #[test]
+    fn refunds_after_settlements_return_at_most_what_the_shadow_limit_charged(
+        requests in proptest::collection::vec((1..9_u64, proptest::option::of(1..=8_u64)), 1..=2 * RUNS),
+        order in any::<proptest::sample::Index>(),
+        refunds in proptest::collection::vec(1..9_u64, 1..40),
+    ) {
+        let policy = with_shadow(Policy::fixed_window(20).per(Ticks(100)));
+        let mut state = policy.initial(Tick(0));
+        let used = |state: &[LimitRecord]| {
+            policy.limits()[1].used(state[1].state(), Tick(0)).rounded_up()
+        };
+        let mut exact = Newest::default();
+        let mut reservations = Vec::new();
+        for (index, &(cost, returned)) in requests.iter().enumerate() {
+            let (decision, receipt) = reserve::<_, Decision>(&policy, &mut state, Tick(0), cost);
+            exact.0.push((cost, decision.shadow_denied_by.is_none()));
+            reservations.extend(returned.map(|returned| (index, returned.min(cost), receipt)));
+        }
+        if !reservations.is_empty() {
+            let first = order.index(reservations.len());
+            reservations.rotate_left(first);
+        }
+        for (index, returned, receipt) in reservations {
+            let _ = settle::<_, Decision>(&policy, &mut state, Tick(0), -i128::from(returned), &receipt);
+            exact.0[index].0 -= returned;
+        }
+        let charged = |exact: &Newest| -> Cost {
+            exact.0.iter().map(|(units, is_charged)| if *is_charged { *units } else { 0 }).sum()
+        };
+        prop_assert_eq!(used(&state), charged(&exact));
+        for units in refunds {
+            let units = units.min(exact.units());
+            exact.pop(units);
+            let op = Op::Force(-i128::from(units));
+            Part { rule: &policy, state: &mut state, op }.step::<bool>(Tick(0), true);
+            prop_assert!(used(&state) >= charged(&exact), "a refund returned units that were not charged");
+            if exact.units() == 0 {
+                prop_assert_eq!(used(&state), 0, "everything was returned");
+            }
+        }
+    }
+}
+
 /// A refund that is not for a charged request does not lower the shadow limit.
 #[test]
 fn a_refund_of_a_request_that_the_shadow_limit_denied_returns_nothing_to_it() {
@@ -220,6 +268,25 @@ fn a_canceled_reservation_that_the_shadow_limit_denied_is_forgotten() {
     Part { rule: &policy, state: &mut state, op: Op::Force(-2) }.step::<bool>(Tick(0), true);
     let next: Decision = policy.decide(&mut state, Tick(0), 3);
     assert_eq!(next.shadow_denied_by, None);
+}
+
+/// The settlement is for a request in an older run than the newest.
+#[test]
+fn a_settlement_of_an_older_run_lets_no_refund_return_uncharged_units() {
+    let policy = with_shadow(Policy::fixed_window(6).per(Ticks(100)));
+    let mut state = policy.initial(Tick(0));
+    let check = |state: &mut Box<[LimitRecord]>, cost| {
+        policy.decide::<Decision>(state, Tick(0), cost).shadow_denied_by.is_none()
+    };
+    assert!(check(&mut state, 3));
+    let (decision, denied) = reserve::<_, Decision>(&policy, &mut state, Tick(0), 5);
+    assert_eq!(decision.shadow_denied_by, Some(1));
+    assert!(check(&mut state, 2));
+    assert!(!check(&mut state, 4));
+    let _ = settle::<_, Decision>(&policy, &mut state, Tick(0), -5, &denied);
+    // The newest 4 units were not charged.
+    Part { rule: &policy, state: &mut state, op: Op::Force(-4) }.step::<bool>(Tick(0), true);
+    assert!(!check(&mut state, 2), "5 of 6 units are used");
 }
 
 #[test]
