@@ -196,7 +196,7 @@ impl Eq for Share {}
 /// A rate limiting rule as a pure state machine.
 ///
 /// A rule decides from three inputs: the state of a key, the time `now`, and the cost of the request. It
-/// reads no clock and shares nothing, so a store can keep the states wherever it likes.
+/// reads no clock and shares nothing, so a store can keep the states anywhere.
 ///
 /// # Implementing it
 ///

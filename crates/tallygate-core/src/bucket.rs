@@ -150,6 +150,12 @@ impl<N: Level> Bucket<N> {
         self.ceiling.into() > doubles::LARGEST.into()
     }
 
+    /// Returns whether a state may have this level. After an outage, scripts charge beyond the bound on debt, as far as
+    /// doubles are exact.
+    fn is_readable(&self, level: N) -> bool {
+        level.into() <= self.ceiling.into().max(doubles::LARGEST.into())
+    }
+
     pub(crate) fn write_numbers(&self, state: &BucketState<N>, out: &mut Vec<i128>) {
         // A level has at most 127 bits.
         let signed = |value: u128| i128::from_ne_bytes(value.to_ne_bytes());
@@ -172,7 +178,7 @@ impl<N: Level> Bucket<N> {
             .checked_mul(1 << doubles::LIMB_BITS)
             .and_then(|level| level.checked_add(low))
             .and_then(|level| N::try_from(level).ok())
-            .filter(|level| *level <= self.ceiling)
+            .filter(|level| self.is_readable(*level))
             .ok_or(DecodeError::Field { name: "level" })?;
         Ok(BucketState { last, level })
     }
@@ -360,7 +366,7 @@ impl<N: Level> Algorithm for Bucket<N> {
         let state =
             BucketState { last: reader.tick("last change")?, level: reader.number("level")? };
         reader.end()?;
-        if state.level > self.ceiling {
+        if !self.is_readable(state.level) {
             return Err(DecodeError::Field { name: "level" });
         }
         Ok(state)

@@ -39,7 +39,7 @@ pub struct Decision {
     pub denied_by: Option<usize>,
     /// The first [shadow limit](crate::LimitBuilder::shadow) that would have denied the request.
     pub shadow_denied_by: Option<usize>,
-    /// The quota of the limit that the decision is [about](Self::decided_by): so many units per window.
+    /// The quota of the limit that the decision is [about](Self::decided_by): a number of units per window.
     ///
     /// `None` if no limit applies, and for an algorithm that is not one of the six.
     pub quota: Option<Quota>,
@@ -47,7 +47,7 @@ pub struct Decision {
     pub source: Source,
 }
 
-/// The quota of a limit: so many units per window.
+/// The quota of a limit: a number of units per window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Quota {
@@ -70,6 +70,12 @@ impl Decision {
             Some(limit) => Some(limit),
             None => self.scarcest,
         }
+    }
+
+    /// Returns whether no limit applies to the client. `limit` and `remaining` are then `Cost::MAX`.
+    #[must_use]
+    pub const fn is_unlimited(&self) -> bool {
+        self.allowed && self.scarcest.is_none() && self.limit == Cost::MAX
     }
 
     /// Returns whether the limits allowed or denied the request, or the store is unavailable.
@@ -132,9 +138,9 @@ pub enum Source {
     DenyCache,
     /// A limiter in this process, because the store is unavailable.
     Local,
-    /// No component: the store is unavailable, and the failure policy allows all requests.
+    /// No component: the store is unavailable, and the failure setting allows all requests.
     FailedOpen,
-    /// No component: the store is unavailable, and the failure policy denies all requests.
+    /// No component: the store is unavailable, and the failure setting denies all requests.
     FailedClosed,
     /// This process: the store is available, but could not decide this request within its time budget. The
     /// request is denied, and the caller may retry soon.
@@ -214,7 +220,7 @@ pub trait Answer: Sized + Send + 'static {
     fn merge(self, other: Self) -> Self;
 }
 
-/// What a limit did with a request. Each variant has the cost of the request.
+/// The outcome of a request at one limit. Each variant has the cost of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The limit allowed the request and charged its cost.

@@ -109,8 +109,9 @@ impl Policy {
     /// A limit with a penalty has two more numbers: the time of the first denial and the number of denials; or
     /// the end of the penalty and −1; or 0 and −2 if there were no denials.
     ///
-    /// A shadow limit has more numbers after these: how many runs of requests it remembers, at most 8; and for each run,
-    /// the newest first, the units that it charged and the older units that it did not charge.
+    /// A shadow limit has more numbers after these: how many runs of requests it remembers, at most 8; the number before
+    /// that of the oldest run; and for each run, the newest first, the units that it charged and the older units that it
+    /// did not charge.
     #[must_use]
     pub fn state_to_numbers(&self, state: &[LimitRecord]) -> Vec<i128> {
         let mut out = Vec::new();

@@ -8,14 +8,14 @@
 //! | file | contents |
 //! |---|---|
 //! | `formula.rs` | formulas, and how they are written |
-//! | `working.rs` | the list of steps while it is built |
+//! | `builder.rs` | the list of steps while it is built |
 //! | `bucket.rs` | the steps of a bucket |
 //! | `windows.rs` | the steps of the three window algorithms |
 
 mod bucket;
+mod builder;
 mod formula;
 mod windows;
-mod working;
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -23,8 +23,8 @@ use core::fmt;
 use crate::limit::{Limit, LimitState, Machine};
 use crate::{Algorithm as _, Cost, Decision, Tick, Used};
 
+use builder::ExplanationBuilder;
 pub use formula::{Formula, Operation};
-use working::Working;
 
 /// The steps that lead to a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,33 +84,33 @@ impl Limit {
     /// ```
     #[must_use]
     pub fn explain(&self, state: &LimitState, now: Tick, cost: Cost) -> Explanation {
-        let mut working = Working::new(self, now, cost);
+        let mut builder = ExplanationBuilder::new(self, now, cost);
         let mut rebased = None;
         if self.clock_was_set_back(state, now) {
             let mut state = state.clone();
-            working.set_back(self.last_change(&state));
+            builder.set_back(self.last_change(&state));
             self.rebase(&mut state, now);
             rebased = Some(state);
         }
         let state = rebased.as_ref().unwrap_or(state);
         match (self.machine(), state) {
-            (Machine::Bucket(_), LimitState::Bucket(state)) => working.bucket(state),
-            (Machine::WideBucket(_), LimitState::WideBucket(state)) => working.bucket(state),
+            (Machine::Bucket(_), LimitState::Bucket(state)) => builder.bucket(state),
+            (Machine::WideBucket(_), LimitState::WideBucket(state)) => builder.bucket(state),
             (Machine::FixedWindow(_), LimitState::FixedWindow(state)) => {
-                working.fixed_window(state, self.numbers().anchor);
+                builder.fixed_window(state, self.numbers().anchor);
             }
             (Machine::SlidingWindowLog(rule), LimitState::SlidingWindowLog(state)) => {
-                working.log(rule, state);
+                builder.log(rule, state);
             }
             (Machine::SlidingWindowCounter(_), LimitState::SlidingWindowCounter(state)) => {
-                working.counter(state);
+                builder.counter(state);
             }
             // A state of another kind of limit counts as used up, as it does in a decision.
             _ => {
                 return self.explain(&self.with_used(Used::whole(self.capacity()), now), now, cost);
             }
         }
-        working.explanation(self.capacity(), self.quota())
+        builder.explanation(self.capacity(), self.quota())
     }
 }
 

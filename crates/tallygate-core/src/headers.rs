@@ -45,8 +45,17 @@ impl Dialect {
 pub struct NamedLimits<'a> {
     name: &'a str,
     limits: &'a [Limit],
-    /// The value of `RateLimit-Policy`, if it is known.
-    policy_field: Option<&'a HeaderValue>,
+    values: Option<&'a Values>,
+}
+
+/// The values of header fields that do not depend on the decision. All responses share them: see
+/// [`NamedLimits::with_values`].
+#[derive(Clone, Debug)]
+pub struct Values {
+    /// `RateLimit-Policy`, if it is the same for all decisions of the policy: it is, unless no limit is enforced.
+    quotas: Option<HeaderValue>,
+    /// `X-RateLimit-Limit` for the capacity of each limit.
+    capacities: Vec<(Cost, HeaderValue)>,
 }
 
 impl<'a> From<&'a Policy> for NamedLimits<'a> {
@@ -57,7 +66,7 @@ impl<'a> From<&'a Policy> for NamedLimits<'a> {
 
 impl<'a> From<(&'a str, &'a [Limit])> for NamedLimits<'a> {
     fn from((name, limits): (&'a str, &'a [Limit])) -> Self {
-        Self { name, limits, policy_field: None }
+        Self { name, limits, values: None }
     }
 }
 
@@ -86,7 +95,8 @@ impl Decision {
     /// Returns the header fields that describe the decision to an HTTP client.
     ///
     /// `Retry-After` is among them if the request was denied and a retry can succeed; it is at least 1 second. The
-    /// other fields are left out if the remaining units are unknown because the store did not answer.
+    /// other fields are left out if the remaining units are unknown because the store did not answer, and if the client is
+    /// [unlimited](Self::is_unlimited).
     ///
     /// ```
     /// use tallygate_core::headers::Dialect;
@@ -124,20 +134,17 @@ impl Decision {
         let policy = policy.into();
         // Together with one more, which is `Retry-After`, or the length that the server adds: the map grows at most once.
         fields.reserve(dialects.iter().map(|dialect| dialect.fields()).sum::<usize>() + 1);
-        // Without an answer of the store, the remaining units are unknown.
-        for dialect in dialects.iter().filter(|_| self.source.is_answered()) {
+        // Without an answer of the store, the remaining units are unknown; an unlimited client has no quota to describe.
+        let has_quota = self.source.is_answered() && !self.is_unlimited();
+        for dialect in dialects.iter().filter(|_| has_quota) {
             match dialect {
                 Dialect::X => {
-                    fields.insert(X_LIMIT, integer(self.limit));
+                    fields.insert(X_LIMIT, policy.capacity_value(self.limit));
                     fields.insert(X_REMAINING, integer(self.remaining));
                     fields.insert(X_RESET, integer(seconds(self.reset_after)));
                 }
                 Dialect::Draft10 => {
-                    let quotas = match policy.policy_field {
-                        Some(known) => known.clone(),
-                        None => policy.quotas().unwrap_or_else(|| policy.quota_of(self)),
-                    };
-                    fields.insert(RATE_LIMIT_POLICY, quotas);
+                    fields.insert(RATE_LIMIT_POLICY, policy.policy_value(self));
                     fields.insert(RATE_LIMIT, policy.remaining(self));
                 }
             }
@@ -149,10 +156,43 @@ impl Decision {
 }
 
 impl<'a> NamedLimits<'a> {
-    /// Returns the value of `RateLimit-Policy`, if it is the same for all decisions of the policy: it is, unless no limit
-    /// is enforced. It has the capacity of every enforced limit, and the seconds in which the capacity is earned.
+    /// Returns the values that do not depend on the decision.
     #[must_use]
-    pub fn quotas(&self) -> Option<HeaderValue> {
+    pub fn values(&self) -> Values {
+        let capacity = |limit: &Limit| {
+            let capacity = limit.numbers().burst;
+            (capacity, integer(capacity))
+        };
+        Values { quotas: self.quotas(), capacities: self.limits.iter().map(capacity).collect() }
+    }
+
+    /// Sets the values that do not depend on the decision, so that they are not computed for each response: the result
+    /// of [`values`](Self::values) for the same name and limits.
+    #[must_use]
+    pub const fn with_values(mut self, values: &'a Values) -> Self {
+        self.values = Some(values);
+        self
+    }
+
+    /// Returns the value of `X-RateLimit-Limit`.
+    fn capacity_value(&self, capacity: Cost) -> HeaderValue {
+        let mut known = self.values.iter().flat_map(|values| &values.capacities);
+        let known = known.find(|(known, _)| *known == capacity);
+        known.map_or_else(|| integer(capacity), |(_, value)| value.clone())
+    }
+
+    /// Returns the value of `RateLimit-Policy`.
+    fn policy_value(&self, decision: &Decision) -> HeaderValue {
+        let quotas = match self.values {
+            Some(values) => values.quotas.clone(),
+            None => self.quotas(),
+        };
+        quotas.unwrap_or_else(|| self.quota_of(decision))
+    }
+
+    /// Returns the capacity of every enforced limit, and the seconds in which the capacity is earned; `None` if no limit
+    /// is enforced.
+    fn quotas(&self) -> Option<HeaderValue> {
         let mut list = ValueBuffer::default();
         for limit in self.limits.iter().filter(|limit| !limit.is_shadow()) {
             if !list.is_empty() {
@@ -162,14 +202,6 @@ impl<'a> NamedLimits<'a> {
             list.push_quota(limit.numbers().burst, Some(limit.quota()));
         }
         (!list.is_empty()).then(|| list.into_value())
-    }
-
-    /// Sets the value of `RateLimit-Policy`, so that it is not computed for each decision: the result of
-    /// [`quotas`](Self::quotas) for the same name and limits.
-    #[must_use]
-    pub const fn with_quotas(mut self, quotas: Option<&'a HeaderValue>) -> Self {
-        self.policy_field = quotas;
-        self
     }
 
     /// Returns the name of the limit that a decision is about: the name of the policy, followed by `/` and the name
@@ -243,18 +275,23 @@ impl ValueBuffer {
         self.length == 0
     }
 
+    /// Inlined, because most of what is written are constants of a few bytes.
+    #[inline]
     fn push(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();
         match self.short.get_mut(self.length..end) {
             Some(space) => space.copy_from_slice(bytes),
-            None => {
-                if self.long.is_empty() {
-                    self.long.extend_from_slice(&self.short[..self.length]);
-                }
-                self.long.extend_from_slice(bytes);
-            }
+            None => self.push_to_heap(bytes),
         }
         self.length = end;
+    }
+
+    #[cold]
+    fn push_to_heap(&mut self, bytes: &[u8]) {
+        if self.long.is_empty() {
+            self.long.extend_from_slice(&self.short[..self.length]);
+        }
+        self.long.extend_from_slice(bytes);
     }
 
     /// Writes a name as a string of a structured field.
@@ -286,6 +323,7 @@ impl ValueBuffer {
     }
 
     /// Writes a number after the name of its parameter.
+    #[inline]
     fn push_number(&mut self, parameter: &[u8], number: u64) {
         self.push(parameter);
         let digits = Digits::of(number);

@@ -120,7 +120,7 @@ impl fmt::Display for UnknownKind {
 
 impl core::error::Error for UnknownKind {}
 
-/// Where a fixed window starts.
+/// The start of fixed windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

@@ -158,7 +158,7 @@ impl Policy {
     }
 }
 
-/// Writes the limits in words, such as `token_bucket 100 per 60s burst 20`. A tick is taken as a nanosecond.
+/// Writes the limits in words, such as `token_bucket 100 per 1m burst 20`. A tick is taken as a nanosecond.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, limit) in self.limits.iter().enumerate() {
@@ -166,7 +166,8 @@ impl fmt::Display for Policy {
             if index > 0 {
                 f.write_str(", ")?;
             }
-            write!(f, "{} {} per {:?}", numbers.kind, numbers.limit, numbers.window.as_duration())?;
+            write!(f, "{} {} per ", numbers.kind, numbers.limit)?;
+            write_window(f, numbers.window)?;
             if numbers.burst != numbers.limit {
                 write!(f, " burst {}", numbers.burst)?;
             }
@@ -176,6 +177,27 @@ impl fmt::Display for Policy {
         }
         Ok(())
     }
+}
+
+/// Writes a window as the configuration of the server does, such as `1h30m`.
+fn write_window(f: &mut fmt::Formatter<'_>, window: Ticks) -> fmt::Result {
+    const UNITS: [(&str, u64); 7] = [
+        ("d", 86_400_000_000_000),
+        ("h", 3_600_000_000_000),
+        ("m", 60_000_000_000),
+        ("s", 1_000_000_000),
+        ("ms", 1_000_000),
+        ("us", 1_000),
+        ("ns", 1),
+    ];
+    let mut rest = window.0;
+    for (unit, ticks) in UNITS {
+        if rest >= ticks {
+            write!(f, "{}{unit}", rest / ticks)?;
+            rest %= ticks;
+        }
+    }
+    Ok(())
 }
 
 /// Builds a [`Limit`], or a [`Policy`] of one limit. The numbers are checked when it is [built](Self::build).

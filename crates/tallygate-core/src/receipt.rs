@@ -18,6 +18,9 @@
 //! returned: if the reservation had charged only what it keeps, the level after each of these steps would have been
 //! lower. Otherwise two reservations could both return the units that a refund left.
 //!
+//! **Shadow limits.** The receipt contains the number of the run of requests that the reservation is in, also if the
+//! shadow limit did not charge it.
+//!
 //! **Logs.** The receipt is the time of the charge. It identifies the entry of the log, which holds what is left of the
 //! charge.
 //!
@@ -42,8 +45,13 @@ pub enum Receipt {
     Nothing,
     /// A charge to one limit.
     Limit(Mark),
+    /// A shadow limit did not charge the cost.
+    Uncharged {
+        /// The number of the run of requests that the cost is in.
+        run: u64,
+    },
     /// A charge to the limits of a policy, in their order. A limit that was not charged has
-    /// [`Nothing`](Self::Nothing).
+    /// [`Nothing`](Self::Nothing) or [`Uncharged`](Self::Uncharged).
     Each(Box<[Self]>),
     /// A charge to every policy of the client. The first policy is the one that decided.
     Policies(Vec<(Arc<Policy>, Self)>),
@@ -56,6 +64,9 @@ pub struct Mark {
     usage: Usage,
     /// How many units of the cost were not charged. It is not stored with [`Returns`]: a step there has none.
     dropped: u128,
+    /// The number of the run of requests that the charge is in, under a shadow limit with a history; otherwise 0. It is
+    /// not stored with [`Returns`] either.
+    run: u64,
 }
 
 /// The lowest usage of a limit since a charge or a return.
@@ -119,7 +130,7 @@ impl Mark {
     /// Creates the record of a charge to a log.
     #[must_use]
     pub const fn at(at: Tick) -> Self {
-        Self { at, usage: Usage::Entry, dropped: 0 }
+        Self { at, usage: Usage::Entry, dropped: 0, run: 0 }
     }
 
     /// Creates the record of a charge to a window: its position in the window, and the counts of this window and the
@@ -127,13 +138,13 @@ impl Mark {
     #[must_use]
     pub const fn of_counts(at: Tick, into: u64, count: Cost, previous: Cost) -> Self {
         let start = Tick(at.0.saturating_sub_unsigned(into));
-        Self { at, usage: Usage::Counts(Counts { start, count, previous }), dropped: 0 }
+        Self { at, usage: Usage::Counts(Counts { start, count, previous }), dropped: 0, run: 0 }
     }
 
     /// Creates the record of a charge to a bucket: the level after the charge, which drains by `drain` per tick.
     #[must_use]
     pub const fn of_level(at: Tick, level: u128, drain: u64) -> Self {
-        Self { at, usage: Usage::Level(Queue { as_of: at, level, drain }), dropped: 0 }
+        Self { at, usage: Usage::Level(Queue { as_of: at, level, drain }), dropped: 0, run: 0 }
     }
 
     /// Returns the time of the charge.
@@ -201,7 +212,7 @@ impl Receipt {
     #[must_use]
     pub fn of_window(charged_at: Tick) -> Self {
         let counts = Counts { start: charged_at, count: Cost::MAX, previous: Cost::MAX };
-        let mark = Mark { at: charged_at, usage: Usage::Counts(counts), dropped: 0 };
+        let mark = Mark { at: charged_at, usage: Usage::Counts(counts), dropped: 0, run: 0 };
         Self::Each([Self::Limit(mark)].into())
     }
 
@@ -218,7 +229,7 @@ impl Receipt {
     #[must_use]
     pub fn charged_at(&self) -> Option<Tick> {
         match self {
-            Self::Nothing => None,
+            Self::Nothing | Self::Uncharged { .. } => None,
             Self::Limit(mark) => Some(mark.at),
             Self::Each(each) => each.iter().find_map(Self::charged_at),
             Self::Policies(policies) => policies.iter().find_map(|(_, one)| one.charged_at()),
@@ -234,7 +245,25 @@ impl Receipt {
         self
     }
 
-    /// Returns the receipt of a limit of the policy; `None` if the limit was not charged.
+    /// Sets the number of the run that the charge is in, if this is the charge to one limit.
+    #[must_use]
+    pub(crate) const fn in_run(mut self, run: u64) -> Self {
+        if let Self::Limit(mark) = &mut self {
+            mark.run = run;
+        }
+        self
+    }
+
+    /// Returns the number of the run that the charge to a limit is in, or 0.
+    pub(crate) const fn run(&self) -> u64 {
+        match self {
+            Self::Limit(mark) => mark.run,
+            Self::Uncharged { run } => *run,
+            _ => 0,
+        }
+    }
+
+    /// Returns the receipt of a limit of the policy; `None` if it has none.
     #[must_use]
     pub fn of_limit(&self, limit: usize) -> Option<&Self> {
         match self {
@@ -273,7 +302,7 @@ impl Receipt {
         Some((index, &policies[index].1))
     }
 
-    /// Removes limits that were not charged. The indexes are those of the policy that decided.
+    /// Marks shadow limits that did not charge the cost. The indexes are those of the policy that decided.
     #[must_use]
     pub fn without(mut self, limits: &[usize]) -> Self {
         let each = match &mut self {
@@ -283,7 +312,7 @@ impl Receipt {
         if let Some(Self::Each(each)) = each {
             for limit in limits {
                 if let Some(one) = each.get_mut(*limit) {
-                    *one = Self::Nothing;
+                    *one = Self::Uncharged { run: one.run() };
                 }
             }
         }
@@ -293,7 +322,7 @@ impl Receipt {
     /// Lowers every level and count to that of a later receipt of the same state.
     fn lower_to(&mut self, later: &Self) {
         match (&mut *self, later) {
-            (Self::Nothing, _) => {}
+            (Self::Nothing | Self::Uncharged { .. }, _) => {}
             (Self::Limit(mark), Self::Limit(other)) => mark.lower_to(other),
             (Self::Each(each), Self::Each(others)) if each.len() == others.len() => {
                 each.iter_mut().zip(others).for_each(|(one, other)| one.lower_to(other));
@@ -338,7 +367,7 @@ impl Receipt {
     /// Returns whether it holds a level or a count, which a return lowers.
     fn has_usage(&self) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::Uncharged { .. } => false,
             Self::Limit(mark) => mark.usage != Usage::Entry,
             Self::Each(each) => each.iter().any(Self::has_usage),
             Self::Policies(policies) => policies.iter().any(|(_, one)| one.has_usage()),
@@ -383,7 +412,7 @@ struct Step {
     left: Receipt,
 }
 
-/// The last tick, which stands for never.
+/// The last tick, which means never.
 const NEVER: Tick = Tick(i64::MAX);
 /// The most steps that are kept.
 const MAX_STEPS: usize = 32;
@@ -431,11 +460,14 @@ impl Returns {
         self.steps[later..].iter_mut().for_each(|step| step.left.lower_by(settlement));
     }
 
-    /// Records that units were returned at `now`, and the usage after that.
+    /// Records that units were returned, and the usage after that.
     ///
     /// `until` is the time at which the state before the return would have been fresh. The last tick means never.
-    pub fn note(&mut self, number: i64, left: Receipt, now: Tick, until: Tick) {
-        let matters = |until: Tick| until > now || until == NEVER;
+    /// `last_change` is the last change of the state after the return. A settlement that returns nothing does not
+    /// change the state, so a later settlement may still be decided at a time before it, but never before the
+    /// last change.
+    pub fn note(&mut self, number: i64, left: Receipt, last_change: Tick, until: Tick) {
+        let matters = |until: Tick| until > last_change || until == NEVER;
         if !matters(until) || !left.has_usage() {
             return;
         }
@@ -505,7 +537,7 @@ impl Returns {
 impl Receipt {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Nothing => out.push(0),
+            Self::Nothing | Self::Uncharged { .. } => out.push(0),
             Self::Limit(Mark { at, usage: Usage::Entry, .. }) => {
                 out.push(1);
                 codec::put_tick(out, *at);
@@ -558,7 +590,7 @@ impl Receipt {
                 let as_of = reader.tick("time of the level")?;
                 let (level, drain) = (reader.number("level")?, reader.number("rate")?);
                 let usage = Usage::Level(Queue { as_of, level, drain });
-                Self::Limit(Mark { at, usage, dropped: 0 })
+                Self::Limit(Mark { at, usage, dropped: 0, run: 0 })
             }
             3 => {
                 let count: u64 = reader.number("number of limits")?;
@@ -588,7 +620,7 @@ impl Receipt {
                 let start = reader.tick("start of the window")?;
                 let (count, previous) = (reader.number("count")?, reader.number("previous count")?);
                 let usage = Usage::Counts(Counts { start, count, previous });
-                Self::Limit(Mark { at, usage, dropped: 0 })
+                Self::Limit(Mark { at, usage, dropped: 0, run: 0 })
             }
             _ => return Err(DecodeError::Field { name: "receipt" }),
         })

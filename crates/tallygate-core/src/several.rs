@@ -42,20 +42,21 @@ impl LimitRecord {
 
     /// Takes the newest units off the history of a shadow limit. Returns how many of them were charged.
     fn take_newest(&mut self, units: u128) -> u128 {
-        self.change_history(units, |history| history.take_newest(units))
+        self.shadow_history.as_mut().map_or(units, |history| history.take_newest(units))
     }
 
-    fn take_settled(&mut self, units: u128, was_charged: bool) {
-        self.change_history((), |history| history.take_settled(units, was_charged));
-    }
-
-    fn change_history<T>(&mut self, without: T, change: impl FnOnce(&mut ShadowHistory) -> T) -> T {
-        let Some(history) = &mut self.shadow_history else { return without };
-        let changed = change(history);
-        if history.is_empty() {
-            self.shadow_history = None;
+    /// Takes units of a reservation off the history of a shadow limit. Returns how many of them were charged.
+    fn take_settled(&mut self, units: u128, run: u64, was_charged: bool) -> u128 {
+        match &mut self.shadow_history {
+            Some(history) => history.take_settled(units, run, was_charged),
+            None if was_charged => units,
+            None => 0,
         }
-        changed
+    }
+
+    /// Returns the number of the run that the last request is in, or 0 if there is no history.
+    fn newest_run(&self) -> u64 {
+        self.shadow_history.as_ref().map_or(0, |history| history.newest())
     }
 
     /// Returns how much longer a penalty lasts.
@@ -96,7 +97,7 @@ impl Limit {
         let amount = match amount {
             ..0 => 0_i128.saturating_sub_unsigned(record.take_newest(amount.unsigned_abs())),
             _ => {
-                self.note_request(record, saturate(amount.unsigned_abs()), true);
+                self.note_request(record, saturate(amount.unsigned_abs()), true, now);
                 amount
             }
         };
@@ -104,10 +105,10 @@ impl Limit {
     }
 
     /// Records the units of an allowed request, if this is a shadow limit.
-    fn note_request(&self, record: &mut LimitRecord, units: Cost, is_charged: bool) {
+    fn note_request(&self, record: &mut LimitRecord, units: Cost, is_charged: bool, now: Tick) {
         // Without a history, all requests were charged.
         if self.is_shadow() && (!is_charged || record.shadow_history.is_some()) {
-            record.shadow_history.get_or_insert_default().record(units, is_charged);
+            record.shadow_history.get_or_insert_default().record(units, is_charged, now);
         }
     }
 
@@ -118,13 +119,23 @@ impl Limit {
         change: i128,
         receipt: Option<&Receipt>,
     ) -> u128 {
-        match change {
-            ..0 => record.take_settled(change.unsigned_abs(), receipt.is_some()),
-            _ => self.note_request(record, saturate(change.unsigned_abs()), receipt.is_some()),
-        }
         let Some(receipt) = receipt else { return 0 };
+        let (run, units) = (receipt.run(), change.unsigned_abs());
+        let was_charged = !matches!(receipt, Receipt::Uncharged { .. });
+        let change = match change {
+            ..0 => 0_i128.saturating_sub_unsigned(record.take_settled(units, run, was_charged)),
+            _ => {
+                self.note_request(record, saturate(units), was_charged, now);
+                change
+            }
+        };
         self.rebase_record(record, now);
-        self.settle(&mut record.state, now, change, receipt)
+        match was_charged {
+            true => self.settle(&mut record.state, now, change, receipt),
+            // These units are from before the reservation, because a refund has returned those of the reservation.
+            false if change < 0 => self.charge(&mut record.state, now, change),
+            false => 0,
+        }
     }
 
     fn facts_of_record(&self, record: &LimitRecord, now: Tick, charged: Option<Cost>) -> Facts {
@@ -358,7 +369,7 @@ impl Algorithm for Policy {
             for (limit, record) in self.each_mut(state) {
                 // Only a shadow limit can deny here.
                 let is_charged = limit.allows_record(record, now, cost);
-                limit.note_request(record, cost, is_charged);
+                limit.note_request(record, cost, is_charged, now);
                 if is_charged {
                     limit.charge(&mut record.state, now, i128::from(cost));
                 } else {
@@ -436,22 +447,23 @@ impl Algorithm for Policy {
     }
 
     fn receipt(&self, state: &Self::State) -> Receipt {
-        Receipt::Each(
-            self.each(state).map(|(limit, record)| limit.receipt(&record.state)).collect(),
-        )
+        let of_limit = |(limit, record): (&Limit, &LimitRecord)| {
+            limit.receipt(&record.state).in_run(record.newest_run())
+        };
+        Receipt::Each(self.each(state).map(of_limit).collect())
     }
 
     fn charge_with_receipt(&self, state: &mut Self::State, now: Tick, cost: Cost) -> Receipt {
         let each = self.each_mut(state);
         let charge = |(limit, record): (&Limit, &mut LimitRecord)| {
-            limit.note_request(record, cost, true);
-            limit.charge_with_receipt(&mut record.state, now, cost)
+            limit.note_request(record, cost, true, now);
+            limit.charge_with_receipt(&mut record.state, now, cost).in_run(record.newest_run())
         };
         Receipt::Each(each.map(charge).collect())
     }
 
-    /// Does not change the state of shadow limits that did not charge the estimate: if they were enforced, they would
-    /// have denied the reservation.
+    /// Changes the state of a shadow limit only by units that it charged: if it were enforced, it would have denied the
+    /// others.
     fn settle(&self, state: &mut Self::State, now: Tick, change: i128, receipt: &Receipt) -> u128 {
         let mut dropped = 0;
         for (index, (limit, record)) in self.each_mut(state).enumerate() {

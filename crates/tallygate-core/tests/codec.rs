@@ -91,7 +91,7 @@ fn a_log_that_claims_many_entries_is_an_error() {
 
 /// A state that no decision can produce is an error.
 #[test]
-fn a_level_above_the_bound_on_debt_is_an_error() {
+fn a_level_that_is_not_exact_in_a_double_is_an_error() {
     let limit = Policy::token_bucket(3).per(Ticks(10)).limit().unwrap();
     let mut state = limit.initial(Tick(0));
     limit.charge(&mut state, Tick(0), i128::MAX);
@@ -100,6 +100,9 @@ fn a_level_above_the_bound_on_debt_is_an_error() {
     let mut deeper = deepest.clone();
     let level = deeper.pop().expect("the level is the last byte");
     assert_eq!(level, 60, "6 tokens of 10 units");
-    deeper.push(level + 1);
+    // A script may charge beyond the bound on debt, up to 2^52.
+    let largest = [&deeper[..], &[0x80; 7], &[8]].concat();
+    assert!(limit.decode(&largest).is_ok());
+    deeper.extend([0x81, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 8]);
     assert_eq!(limit.decode(&deeper).err(), Some(DecodeError::Field { name: "level" }));
 }

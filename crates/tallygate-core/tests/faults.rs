@@ -228,11 +228,11 @@ fn a_denial_never_has_a_wait_of_0() {
 #[test]
 fn polling_faster_than_tokens_come_earns_the_same() {
     for limit in all_six(3, 10) {
-        let (mut patient, mut polling) = (limit.initial(Tick(0)), limit.initial(Tick(0)));
+        let (mut waiting, mut polling) = (limit.initial(Tick(0)), limit.initial(Tick(0)));
         let (mut one, mut other) = (0, 0);
         for now in 0..10_000 {
             if now % 10 == 9 {
-                one += drain(&limit, &mut patient, now);
+                one += drain(&limit, &mut waiting, now);
             }
             if now % 10 == 9 {
                 other += drain(&limit, &mut polling, now);
@@ -294,7 +294,7 @@ fn a_clock_set_back_locks_no_client_out() {
 ///
 /// Fault B1.
 #[test]
-fn a_clock_set_back_gives_nothing_away() {
+fn a_clock_set_back_allows_no_extra_units() {
     for limit in all_six(10, 60_000) {
         for back in [1, 60_000, 60_001, 3_600_000] {
             let mut state = limit.initial(Tick(3_600_000));
@@ -454,7 +454,7 @@ fn a_live_change_keeps_what_was_used() {
 ///
 /// Fault G3.
 #[test]
-fn flipping_tiers_neither_gives_nor_takes() {
+fn switching_tiers_neither_adds_nor_removes_units() {
     let one = limit(Policy::token_bucket(3).per(Ticks(10)));
     let other = limit(Policy::gcra(3).per(Ticks(10)).burst(4));
     let mut state = one.initial(Tick(0));

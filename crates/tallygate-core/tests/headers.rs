@@ -163,6 +163,18 @@ fn without_an_answer_of_the_store_only_the_retry_time_is_known() {
 }
 
 #[test]
+fn an_unlimited_client_has_no_fields_rather_than_very_large_numbers() {
+    let most = Decision { limit: u64::MAX, remaining: u64::MAX, quota: None, ..DECISION };
+    let unlimited = Decision { scarcest: None, ..most };
+    assert!(unlimited.is_unlimited() && !most.is_unlimited());
+    assert_eq!(shown(&per_minute().build().unwrap(), &unlimited), []);
+    let blocked =
+        Decision { allowed: false, limit: 0, remaining: 0, retry_after: None, ..unlimited };
+    assert!(!blocked.is_unlimited());
+    has_fields("api", &blocked, &[("x-ratelimit-limit", "0"), ("x-ratelimit-remaining", "0")]);
+}
+
+#[test]
 fn fields_of_an_earlier_decision_are_replaced() {
     let mut fields = DECISION.headers("api", &[Dialect::X]);
     Decision { remaining: 98, ..DECISION }.write_headers("api", &[Dialect::X], &mut fields);
@@ -186,10 +198,22 @@ fn numbers_of_every_length_and_long_names_are_written_in_full() {
 }
 
 #[test]
-fn known_quotas_are_written_as_they_are() {
-    let policy = per_minute().build().unwrap();
-    let limits = NamedLimits::from(&policy);
-    let quotas = limits.quotas();
-    assert_eq!(shown(limits.with_quotas(quotas.as_ref()), &DECISION), shown(&policy, &DECISION));
-    assert_eq!(NamedLimits::from("n").quotas(), None, "they depend on the decision");
+fn values_that_are_known_are_written_as_they_would_be_computed() {
+    let several = Policy::all_of(
+        "api",
+        [
+            Policy::token_bucket(10).per_second().burst(5_000).named("second"),
+            Policy::fixed_window(1000).per_hour().named("hour"),
+        ],
+    );
+    let only_a_shadow = per_minute().shadow().build().unwrap();
+    for policy in [per_minute().build().unwrap(), several.unwrap(), only_a_shadow] {
+        let limits = NamedLimits::from(&policy);
+        let values = limits.values();
+        // The last one is the capacity of no limit.
+        for (scarcest, limit) in [(0, 100), (0, 5_000), (1, 1_000), (1, 7_777)] {
+            let decision = Decision { limit, scarcest: Some(scarcest), ..DECISION };
+            assert_eq!(shown(limits.with_values(&values), &decision), shown(&policy, &decision));
+        }
+    }
 }

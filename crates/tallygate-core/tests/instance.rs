@@ -25,7 +25,7 @@ fn bound(limit: &Limit, start: Tick, end: Tick) -> u128 {
         Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => {
             u128::from(n.burst) + span * amount / window
         }
-        // A closed interval of this length touches at most so many windows. The counter allows twice the limit.
+        // A closed interval of this length touches at most this many windows. The counter allows twice the limit.
         Kind::FixedWindow | Kind::SlidingWindowLog => (span / window + 2) * amount,
         Kind::SlidingWindowCounter => 2 * (span / window + 1) * amount,
     }

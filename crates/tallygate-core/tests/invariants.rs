@@ -294,19 +294,19 @@ proptest! {
     /// Denied requests and requests of cost 0 do not affect later decisions.
     #[test]
     fn polling_earns_the_same_as_waiting((limit, trace) in traffic(any_limit()), every in 1..5_u64) {
-        let mut patient = limit.initial(trace[0].0);
-        let mut impatient = patient.clone();
+        let mut waiting = limit.initial(trace[0].0);
+        let mut polling = waiting.clone();
         for &(now, cost) in &trace {
             for poll in 1..=every {
-                let before = encoded(&limit, &impatient);
-                let look: Decision = limit.decide(&mut impatient, now, 0);
+                let before = encoded(&limit, &polling);
+                let look: Decision = limit.decide(&mut polling, now, 0);
                 if let Some(too_much) = look.remaining.checked_add(poll) {
-                    prop_assert!(!limit.decide::<bool>(&mut impatient, now, too_much));
+                    prop_assert!(!limit.decide::<bool>(&mut polling, now, too_much));
                 }
-                prop_assert_eq!(&before, &encoded(&limit, &impatient));
+                prop_assert_eq!(&before, &encoded(&limit, &polling));
             }
-            let one: Decision = limit.decide(&mut patient, now, cost);
-            let other: Decision = limit.decide(&mut impatient, now, cost);
+            let one: Decision = limit.decide(&mut waiting, now, cost);
+            let other: Decision = limit.decide(&mut polling, now, cost);
             prop_assert_eq!(one, other);
         }
     }

@@ -91,7 +91,7 @@ fn compare_settlements(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), Te
                 prop_assert_eq!(dropped, model.force(*now, *amount), "dropped: {}", context());
                 if *amount < 0 {
                     number += 1;
-                    returns.note(number, limit.receipt(&state), *now, fresh);
+                    note_return(&mut returns, number, limit, &state, fresh);
                 }
             }
             Step::Reset => {
@@ -133,12 +133,16 @@ fn compare_settlements(limit: &Limit, history: &[(Tick, Step)]) -> Result<(), Te
                         Settlement { reservation: &receipt, before: &used_before, after };
                     returns.settled(before, &settlement);
                     number += 1;
-                    returns.note(number, limit.receipt(&state), *now, fresh);
+                    note_return(&mut returns, number, limit, &state, fresh);
                 }
             }
         }
     }
     Ok(())
+}
+
+fn note_return(returns: &mut Returns, number: i64, limit: &Limit, state: &LimitState, fresh: Tick) {
+    returns.note(number, limit.receipt(state), limit.last_change(state), fresh);
 }
 
 proptest! {
@@ -178,6 +182,27 @@ fn settlements_after_a_refund_agree_with_the_model() {
         let history: Vec<_> = (1_000..).map(Tick).zip(steps).collect();
         compare_settlements(&limit, &history).expect("the same as the model");
     }
+}
+
+/// A settlement that returns nothing, and then one of a late caller whose units were returned before both.
+#[test]
+fn late_settlements_agree_with_the_model() {
+    let limit = Policy::sliding_window_counter(9).per(Ticks(8)).debt(9).limit().expect("valid");
+    let history = [
+        (12, Step::Store),
+        (12, Step::Check(1)),
+        (12, Step::Check(6)),
+        (13, Step::Check(3)),
+        (13, Step::Force(-1)),
+        (6, Step::Check(1)),
+        (6, Step::Force(-7)),
+        (6, Step::Force(1)),
+        (22, Step::Check(1)),
+        (24, Step::Store),
+        (23, Step::Store),
+    ];
+    let history = history.map(|(now, step)| (Tick(now), step));
+    compare_settlements(&limit, &history).expect("the same as the model");
 }
 
 fn run(limit: &Limit, state: &mut LimitState, op: Op, now: Tick) -> (Decision, u128) {

@@ -1,5 +1,7 @@
 //! Which policies are valid, and the errors for the others.
 
+use std::time::Duration;
+
 use tallygate_core::{Algorithm, Anchor, Decision, Kind, Policy, PolicyError, Tick, Ticks};
 
 #[test]
@@ -60,6 +62,21 @@ fn a_policy_keeps_the_names_and_numbers_it_was_built_with() {
 }
 
 /// A window accepts a burst that equals its limit.
+#[test]
+fn a_policy_is_shown_with_its_windows_in_the_units_of_the_configuration() {
+    for (window, shown) in [
+        (Duration::from_millis(1500), "1s500ms"),
+        (Duration::from_secs(1), "1s"),
+        (Duration::from_secs(90), "1m30s"),
+        (Duration::from_secs(900), "15m"),
+        (Duration::from_secs(5400), "1h30m"),
+        (Duration::from_secs(86_400), "1d"),
+    ] {
+        let policy = Policy::token_bucket(5).per(window).burst(9).build().unwrap();
+        assert_eq!(policy.to_string(), format!("token_bucket 5 per {shown} burst 9"));
+    }
+}
+
 #[test]
 fn a_window_accepts_its_limit_as_its_burst() {
     for kind in Kind::ALL {

@@ -36,7 +36,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_left_out_has_the_default_of_the_builder() {
+fn a_missing_field_has_the_default_of_the_builder() {
     let read: Policy = serde_json::from_value(json!({
         "name": "api",
         "limits": [{ "algorithm": "token_bucket", "limit": 10, "window": 60_000_000_000_u64 }],

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tallygate_core::{
     Algorithm, Cost, Decision, Kind, Limit, LimitBuilder, LimitRecord, LimitState, Op, Part,
-    Penalty, Policy, Tick, Ticks, reserve, settle,
+    Penalty, Policy, Receipt, Tick, Ticks, reserve, settle,
 };
 use tallygate_testkit::{cases, costs, small_limit_of, times};
 
@@ -48,6 +48,13 @@ impl Newest {
         }
     }
 
+    /// Drops settled requests, unless there are newer ones.
+    fn trim(&mut self) {
+        while self.0.last().is_some_and(|(units, _)| *units == 0) {
+            self.0.pop();
+        }
+    }
+
     /// Takes off the newest units, and returns how many of them were charged.
     fn pop(&mut self, mut units: Cost) -> Cost {
         let mut charged = 0;
@@ -57,9 +64,7 @@ impl Newest {
             *request -= taken;
             units -= taken;
             charged += if *is_charged { taken } else { 0 };
-            if *request == 0 {
-                self.0.pop();
-            }
+            self.trim();
         }
         charged
     }
@@ -165,50 +170,88 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(cases(1500))]
+/// A step of a random history.
+#[derive(Clone, Debug)]
+enum Step {
+    Check(Cost),
+    Reserve(Cost),
+    /// Settles an open reservation for at most so many units less.
+    Settle(proptest::sample::Index, Cost),
+    Refund(Cost),
+}
 
-    /// Checks and reservations are made, then some reservations are settled for less, in any order, then units are
-    /// refunded. The exact history knows the units of each reservation.
+/// A reservation that can still be settled.
+struct Open {
+    /// Its place in the exact history.
+    index: usize,
+    cost: Cost,
+    was_charged: bool,
+    receipt: Receipt,
+}
+
+proptest! {
+    #![proptest_config(cases(3000))]
+
+    /// The exact history knows the units of each reservation. Reservations of which a refund has returned units are not
+    /// settled: which request such a refund was for is not known.
     #[test]
-    fn refunds_after_settlements_return_at_most_what_the_shadow_limit_charged(
-        requests in proptest::collection::vec((1..9_u64, proptest::option::of(1..=8_u64)), 1..=2 * RUNS),
-        order in any::<proptest::sample::Index>(),
-        refunds in proptest::collection::vec(1..9_u64, 1..40),
+    fn a_settlement_returns_the_units_of_its_reservation_in_any_order(
+        steps in proptest::collection::vec(
+            prop_oneof![
+                2 => (1..9_u64).prop_map(Step::Check),
+                3 => (1..9_u64).prop_map(Step::Reserve),
+                2 => (any::<proptest::sample::Index>(), 1..9_u64)
+                    .prop_map(|(which, units)| Step::Settle(which, units)),
+                1 => (1..9_u64).prop_map(Step::Refund),
+            ],
+            1..80,
+        ),
     ) {
         let policy = with_shadow(Policy::fixed_window(20).per(Ticks(100)));
         let mut state = policy.initial(Tick(0));
-        let used = |state: &[LimitRecord]| {
-            policy.limits()[1].used(state[1].state(), Tick(0)).rounded_up()
-        };
         let mut exact = Newest::default();
-        let mut reservations = Vec::new();
-        for (index, &(cost, returned)) in requests.iter().enumerate() {
-            let (decision, receipt) = reserve::<_, Decision>(&policy, &mut state, Tick(0), cost);
-            exact.0.push((cost, decision.shadow_denied_by.is_none()));
-            reservations.extend(returned.map(|returned| (index, returned.min(cost), receipt)));
-        }
-        if !reservations.is_empty() {
-            let first = order.index(reservations.len());
-            reservations.rotate_left(first);
-        }
-        for (index, returned, receipt) in reservations {
-            let _ = settle::<_, Decision>(&policy, &mut state, Tick(0), -i128::from(returned), &receipt);
-            exact.0[index].0 -= returned;
-        }
-        let charged = |exact: &Newest| -> Cost {
-            exact.0.iter().map(|(units, is_charged)| if *is_charged { *units } else { 0 }).sum()
-        };
-        prop_assert_eq!(used(&state), charged(&exact));
-        for units in refunds {
-            let units = units.min(exact.units());
-            exact.pop(units);
-            let op = Op::Force(-i128::from(units));
-            Part { rule: &policy, state: &mut state, op }.step::<bool>(Tick(0), true);
-            prop_assert!(used(&state) >= charged(&exact), "a refund returned units that were not charged");
-            if exact.units() == 0 {
-                prop_assert_eq!(used(&state), 0, "everything was returned");
+        let (mut open, mut used) = (Vec::<Open>::new(), 0);
+        for step in steps {
+            match step {
+                Step::Check(cost) | Step::Reserve(cost) => {
+                    let (decision, receipt) =
+                        reserve::<_, Decision>(&policy, &mut state, Tick(0), cost);
+                    let was_charged = decision.shadow_denied_by.is_none();
+                    prop_assert_eq!(was_charged, used + cost <= 20);
+                    used += if was_charged { cost } else { 0 };
+                    exact.push(cost, was_charged);
+                    let index = exact.0.len() - 1;
+                    if matches!(step, Step::Reserve(_)) {
+                        open.push(Open { index, cost, was_charged, receipt });
+                    }
+                }
+                Step::Settle(which, units) if !open.is_empty() => {
+                    let Open { index, cost, was_charged, receipt } =
+                        open.swap_remove(which.index(open.len()));
+                    let units = units.min(cost);
+                    let change = -i128::from(units);
+                    let _ = settle::<_, Decision>(&policy, &mut state, Tick(0), change, &receipt);
+                    used -= if was_charged { units } else { 0 };
+                    let (left, counts_as_charged) = &mut exact.0[index];
+                    // Nothing is known of uncharged units that are older than the history.
+                    *left -= if was_charged == *counts_as_charged { units } else { 0 };
+                    exact.trim();
+                }
+                Step::Settle(..) => {}
+                Step::Refund(units) => {
+                    let units = units.min(exact.units());
+                    // Older units count as charged, so more may be returned than was charged.
+                    used = used.saturating_sub(exact.pop(units));
+                    open.retain(|one| exact.0.get(one.index).is_some_and(|left| left.0 == one.cost));
+                    let op = Op::Force(-i128::from(units));
+                    Part { rule: &policy, state: &mut state, op }.step::<bool>(Tick(0), true);
+                }
             }
+            let really = policy.limits()[1].used(state[1].state(), Tick(0)).rounded_up();
+            prop_assert_eq!(really, used);
+            let numbers = policy.state_to_numbers(&state);
+            state = policy.state_from_numbers(&numbers).unwrap();
+            prop_assert_eq!(policy.state_to_numbers(&state), numbers);
         }
     }
 }
@@ -270,23 +313,112 @@ fn a_canceled_reservation_that_the_shadow_limit_denied_is_forgotten() {
     assert_eq!(next.shadow_denied_by, None);
 }
 
+/// A shadow limit of some units per 100 ticks, and requests to it.
+struct Tried {
+    policy: Policy,
+    state: Box<[LimitRecord]>,
+    now: Tick,
+}
+
+impl Tried {
+    fn new(limit: Cost) -> Self {
+        let policy = with_shadow(Policy::fixed_window(limit).per(Ticks(100)));
+        let state = policy.initial(Tick(0));
+        Self { policy, state, now: Tick(0) }
+    }
+
+    /// Returns whether the shadow limit would have allowed the reservation, and its receipt.
+    fn reserve(&mut self, cost: Cost) -> (bool, Receipt) {
+        let (decision, receipt) =
+            reserve::<_, Decision>(&self.policy, &mut self.state, self.now, cost);
+        (decision.shadow_denied_by.is_none(), receipt)
+    }
+
+    fn cancel(&mut self, cost: Cost, receipt: &Receipt) {
+        let change = -i128::from(cost);
+        let _ = settle::<_, Decision>(&self.policy, &mut self.state, self.now, change, receipt);
+    }
+
+    fn refund(&mut self, cost: Cost) {
+        let op = Op::Force(-i128::from(cost));
+        Part { rule: &self.policy, state: &mut self.state, op }.step::<bool>(self.now, true);
+    }
+
+    fn used(&self) -> Cost {
+        self.policy.limits()[1].used(self.state[1].state(), self.now).rounded_up()
+    }
+}
+
 /// The settlement is for a request in an older run than the newest.
 #[test]
-fn a_settlement_of_an_older_run_lets_no_refund_return_uncharged_units() {
-    let policy = with_shadow(Policy::fixed_window(6).per(Ticks(100)));
-    let mut state = policy.initial(Tick(0));
-    let check = |state: &mut Box<[LimitRecord]>, cost| {
-        policy.decide::<Decision>(state, Tick(0), cost).shadow_denied_by.is_none()
-    };
-    assert!(check(&mut state, 3));
-    let (decision, denied) = reserve::<_, Decision>(&policy, &mut state, Tick(0), 5);
-    assert_eq!(decision.shadow_denied_by, Some(1));
-    assert!(check(&mut state, 2));
-    assert!(!check(&mut state, 4));
-    let _ = settle::<_, Decision>(&policy, &mut state, Tick(0), -5, &denied);
-    // The newest 4 units were not charged.
-    Part { rule: &policy, state: &mut state, op: Op::Force(-4) }.step::<bool>(Tick(0), true);
-    assert!(!check(&mut state, 2), "5 of 6 units are used");
+fn a_settlement_of_an_older_run_leaves_newer_runs_as_they_are() {
+    let mut tried = Tried::new(6);
+    assert!(tried.reserve(3).0);
+    let (is_allowed, denied) = tried.reserve(5);
+    assert!(!is_allowed);
+    assert!(tried.reserve(2).0);
+    assert!(!tried.reserve(4).0);
+    tried.cancel(5, &denied);
+    // The newest 4 units were not charged, and the 2 units before them were.
+    tried.refund(4);
+    assert_eq!(tried.used(), 5);
+    tried.refund(2);
+    assert_eq!(tried.used(), 3);
+    // The canceled units are gone, so this refund is for the first request.
+    tried.refund(1);
+    assert_eq!(tried.used(), 2);
+}
+
+/// If the newest units belong to the reservation that is settled afterwards, the refund was for older ones.
+#[test]
+fn a_refund_and_a_settlement_return_different_units_of_a_shadow_limit() {
+    let mut tried = Tried::new(10);
+    assert!(tried.reserve(5).0);
+    assert!(!tried.reserve(6).0);
+    let (is_allowed, receipt) = tried.reserve(5);
+    assert!(is_allowed);
+    tried.refund(5);
+    assert_eq!(tried.used(), 5);
+    tried.cancel(5, &receipt);
+    assert_eq!(tried.used(), 5, "5 of the 6 uncharged units are returned");
+    tried.refund(1);
+    assert_eq!(tried.used(), 5, "and now the last of them");
+    tried.refund(5);
+    assert_eq!(tried.used(), 0);
+}
+
+/// An uncharged reservation that is older than the history: it says nothing about newer requests.
+#[test]
+fn a_reservation_older_than_the_history_changes_no_newer_run() {
+    let mut tried = Tried::new(100);
+    let (is_allowed, receipt) = tried.reserve(101);
+    assert!(!is_allowed);
+    for _ in 0..RUNS {
+        assert!(tried.reserve(1).0);
+        assert!(!tried.reserve(101).0);
+    }
+    tried.cancel(101, &receipt);
+    for run in (0..RUNS as u64).rev() {
+        tried.refund(101);
+        assert_eq!(tried.used(), run + 1, "the units of the newest run were not charged");
+        tried.refund(1);
+        assert_eq!(tried.used(), run);
+    }
+}
+
+/// A store drops a fresh state with its history. A reservation from before belongs to no run of a new history.
+#[test]
+fn a_reservation_from_before_a_dropped_state_changes_no_newer_run() {
+    let mut tried = Tried::new(4);
+    let (is_allowed, receipt) = tried.reserve(5);
+    assert!(!is_allowed);
+    tried.now = Tick(100);
+    tried.state = tried.policy.initial(tried.now);
+    assert!(tried.reserve(4).0);
+    assert!(!tried.reserve(5).0);
+    tried.cancel(5, &receipt);
+    tried.refund(5);
+    assert_eq!(tried.used(), 4, "the newest units were not charged");
 }
 
 #[test]
@@ -297,8 +429,8 @@ fn a_damaged_history_is_an_error() {
         assert!(policy.decide::<bool>(&mut state, Tick(0), 1));
     }
     let numbers = policy.state_to_numbers(&state);
-    assert_eq!(numbers[6..], [1, 0, 2], "one run: nothing charged after two uncharged units");
-    for damage in [[9, 0, 2], [1, 0, 0], [1, 1 << 53, 2], [1, -1, 2]] {
+    assert_eq!(numbers[6..], [1, 0, 0, 2], "one run: nothing charged after two uncharged units");
+    for damage in [[9, 0, 0, 2], [1, -1, 0, 2], [1, 0, 0, 0], [1, 0, 1 << 53, 2], [1, 0, -1, 2]] {
         let damaged = [&numbers[..6], &damage].concat();
         assert!(policy.state_from_numbers(&damaged).is_err(), "{damage:?}");
     }

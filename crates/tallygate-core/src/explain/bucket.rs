@@ -1,12 +1,12 @@
 //! The steps of a bucket, described as a token bucket, a GCRA or a leaky bucket.
 
 use super::DecisionField;
+use super::builder::{ExplanationBuilder, plus};
 use super::formula::{Formula, Operation, named, number};
-use super::working::{Working, plus};
 use crate::bucket::{BucketState, Level};
 use crate::numbers::Kind;
 
-impl Working {
+impl ExplanationBuilder {
     pub(super) fn bucket<N: Level>(&mut self, state: &BucketState<N>) {
         let words = Words::of(self.kind);
         let divisor = self.limit.clone().of(Operation::CommonDivisor, self.window.clone());

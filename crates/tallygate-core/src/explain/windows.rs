@@ -1,7 +1,7 @@
 //! The steps of a fixed window, a sliding window log and a sliding window counter.
 
+use super::builder::{ExplanationBuilder, plus};
 use super::formula::{Formula, Operation, named, number};
-use super::working::{Working, plus};
 use super::{DecisionField, value_of};
 use crate::Tick;
 use crate::fixed_window::FixedWindowState;
@@ -9,7 +9,7 @@ use crate::numbers::{Anchor, saturate};
 use crate::sliding_window_counter::SlidingWindowCounterState;
 use crate::sliding_window_log::{SlidingWindowLog, SlidingWindowLogState};
 
-impl Working {
+impl ExplanationBuilder {
     pub(super) fn fixed_window(&mut self, state: &FixedWindowState, anchor: Anchor) {
         let last = named("last", state.last.0);
         let count = self.step(

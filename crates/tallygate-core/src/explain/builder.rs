@@ -9,7 +9,7 @@ use crate::numbers::{Kind, saturate};
 use crate::{Cost, Decision, Quota, Source, Tick, Ticks};
 
 /// An explanation that is being built.
-pub(super) struct Working {
+pub(super) struct ExplanationBuilder {
     pub(super) steps: Vec<Step>,
     pub(super) kind: Kind,
     pub(super) limit: Formula,
@@ -19,7 +19,7 @@ pub(super) struct Working {
     pub(super) now: Formula,
 }
 
-impl Working {
+impl ExplanationBuilder {
     pub(super) fn new(limit: &Limit, now: Tick, cost: Cost) -> Self {
         let numbers = limit.numbers();
         Self {
