@@ -1,4 +1,4 @@
-//! The least there is: one limit, one question.
+//! The smallest program: one limit and one check.
 //!
 //!     cargo run -p tallygate --example basic
 

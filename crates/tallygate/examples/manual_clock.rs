@@ -1,4 +1,4 @@
-//! Tests that say what time it is, and never sleep.
+//! Sets the time in tests, so that they never sleep.
 //!
 //!     cargo run -p tallygate --example manual_clock
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     clock.advance(Ticks::from_duration(Duration::from_secs(60)));
     assert!(limiter.is_allowed("alice")?);
 
-    // Or without a clock: every call has a twin that takes the time.
+    // The time can also come with the request, instead of from a clock.
     assert!(limiter.is_allowed(Ask::new("bob").at(Tick(5)))?);
     Ok(())
 }

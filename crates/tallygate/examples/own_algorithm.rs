@@ -1,6 +1,6 @@
-//! An algorithm of one's own: one request, then silence for a while.
+//! A custom algorithm: one request, and then none for a fixed time.
 //!
-//! The memory store, the limiter and the observers take it as they take the six.
+//! The memory store, the limiter and observers use it in the same way as the six built-in algorithms.
 //!
 //!     cargo run -p tallygate --example own_algorithm
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tallygate::algorithm::{Algorithm, DecodeError, Facts, Fit, Used};
 use tallygate::{Cost, RateLimiter, Tick, Ticks};
 
-/// How long the silence is.
+/// The time for which further requests are denied.
 struct Cooldown(Ticks);
 
 impl Cooldown {
@@ -20,7 +20,7 @@ impl Cooldown {
 }
 
 impl Algorithm for Cooldown {
-    /// When it was last used.
+    /// The time of the last allowed request.
     type State = Option<Tick>;
 
     fn capacity(&self) -> Cost {

@@ -20,7 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The default number of leading bits of an IPv6 address that identify a client.
@@ -124,38 +124,78 @@ pub fn key(address: IpAddr) -> String {
 /// Returns the key of the client with this address. The first `ipv6_prefix` bits identify an IPv6 client.
 #[must_use]
 pub fn key_within(address: IpAddr, ipv6_prefix: u8) -> String {
-    let mut key = String::new();
-    // Writing to a string does not fail.
-    let _ = write_key(address, ipv6_prefix, &mut key);
-    key
-}
-
-/// Writes the key of [`key_within`], for callers that have a place for it. It has at most [`MAX_KEY_TEXT`] bytes.
-///
-/// # Errors
-/// Fails if `out` does.
-pub fn write_key(address: IpAddr, ipv6_prefix: u8, out: &mut impl fmt::Write) -> fmt::Result {
-    match network(address, ipv6_prefix) {
-        IpAddr::V4(address) => {
-            // As the address writes itself, in a fraction of the time.
-            let (mut text, mut length) = ([b'.'; "255.255.255.255.".len()], 0);
-            for octet in address.octets() {
-                let digits = [octet / 100, octet / 10 % 10, octet % 10];
-                let zeros = usize::from(octet < 100) + usize::from(octet < 10);
-                for digit in &digits[zeros..] {
-                    text[length] = b'0' + digit;
-                    length += 1;
-                }
-                length += 1;
-            }
-            out.write_str(std::str::from_utf8(&text[..length - 1]).unwrap_or_default())
-        }
-        IpAddr::V6(network) => write!(out, "{network}/{}", ipv6_prefix.clamp(1, 128)),
-    }
+    KeyText::of(address, ipv6_prefix).as_str().to_owned()
 }
 
 /// The length of the longest key of an address, in bytes: an IPv6 address and `/128`.
 pub const MAX_KEY_TEXT: usize = 39 + 4;
+
+/// The key of [`key_within`], without memory on the heap.
+#[derive(Clone, Copy)]
+pub struct KeyText {
+    bytes: [u8; MAX_KEY_TEXT],
+    length: usize,
+}
+
+impl KeyText {
+    /// Returns the key of the client with this address. The first `ipv6_prefix` bits identify an IPv6 client.
+    #[must_use]
+    pub fn of(address: IpAddr, ipv6_prefix: u8) -> Self {
+        let mut key = Self { bytes: [0; MAX_KEY_TEXT], length: 0 };
+        match network(address, ipv6_prefix) {
+            // As the address writes itself, in a fraction of the time.
+            IpAddr::V4(address) => {
+                for octet in address.octets() {
+                    if octet >= 100 {
+                        key.push(b'0' + octet / 100);
+                    }
+                    if octet >= 10 {
+                        key.push(b'0' + octet / 10 % 10);
+                    }
+                    key.push(b'0' + octet % 10);
+                    key.push(b'.');
+                }
+                key.length -= 1;
+            }
+            // The longest address fits.
+            IpAddr::V6(network) => {
+                let _ = write!(key, "{network}/{}", ipv6_prefix.clamp(1, 128));
+            }
+        }
+        key
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.bytes[self.length] = byte;
+        self.length += 1;
+    }
+
+    /// Returns the bytes of the key.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(self.as_bytes()).unwrap_or_default()
+    }
+}
+
+impl fmt::Write for KeyText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length + text.len();
+        let space = self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?;
+        space.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for KeyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
 
 /// Returns the address of an IPv4 client, or the network of the first `ipv6_prefix` bits of an IPv6 address.
 #[must_use]

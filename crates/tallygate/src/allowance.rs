@@ -1,22 +1,22 @@
 //! The allowance that the policies of one client share.
 //!
-//! A client that is asked under several policies must not add them up: k policies of rate r are still r.
-//! Each policy forgets in its own way (a window at its end, a log entry by entry), so no policy can know what the
-//! client got under the others long ago. Therefore each policy that such a client is listed under has an allowance
-//! beside its own state: an exact bucket that earns the policy's long-run rate. It counts what was allowed under
-//! this policy and under all slower ones, and its capacity is the sum of their capacities. A request under a policy
-//! must also fit into the allowances of this policy and of all faster ones.
+//! The quotas of the policies that a client is checked under must not add up: k policies of rate r together allow r.
+//! Each policy forgets usage in its own way (a window at its end, a log entry by entry), so no policy can know what the
+//! client got under the others long ago. Therefore each policy of such a client has an allowance in addition to its own
+//! state: an exact bucket that earns the policy's long-run rate. It counts what was allowed under this policy and under
+//! all slower ones, and its capacity is the sum of their capacities. A request under a policy must also fit into the
+//! allowances of this policy and of all faster ones.
 //!
-//! Why that is enough: take any interval, and the fastest of the policies under which something was allowed in it.
-//! The allowance of that policy counted everything that was allowed in the interval. It is a bucket, so that is at
-//! most its capacity plus its rate times the length of the interval.
+//! This is sufficient. Take any interval, and the fastest of the policies under which something was allowed in it. The
+//! allowance of that policy counted everything that was allowed in the interval. It is a bucket, so that is at most its
+//! capacity plus its rate times the length of the interval.
 //!
-//! It locks no client out: an allowance holds only what it had room for, so its level is at most its capacity,
-//! and a cost has room again after the time in which the faster policy earns that cost.
+//! No client is locked out. An allowance charges only what it has room for, so its level is at most its capacity. A
+//! cost has room again after the time in which the faster policy earns that cost.
 
 use tallygate_core::{Cost, Decision, Limit, Policy, Tick, Ticks, Used};
 
-/// How much of a policy's shared allowance is used, and since when.
+/// The used part of a policy's shared allowance, and the time of its last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     /// The time of the last change.
@@ -180,16 +180,16 @@ impl Allowance {
         self.set(rate, now, self.level_at(rate, now).saturating_add(rate.units(cost)));
     }
 
-    /// Charges an amount without asking, at most up to the capacity.
+    /// Charges an amount whether or not it has room, at most up to the capacity.
     pub(crate) fn force(&mut self, rate: &Rate, capacity: Cost, now: Tick, amount: u128) {
         let level = self.level_at(rate, now);
         let charged = level.saturating_add(amount.saturating_mul(u128::from(rate.window)));
         self.set(rate, now, charged.min(rate.units(capacity).max(level)));
     }
 
-    /// Returns an amount that was charged at a time, as far as it has not been earned back since and at most until nothing
-    /// is used. Units are earned back in the order in which they were charged, so at least this much is left of them.
-    pub(crate) fn give_back(&mut self, rate: &Rate, now: Tick, amount: u128, charged_at: Tick) {
+    /// Returns units that were charged at a time: the part that has not been earned back since, at most until nothing
+    /// is used. Units are earned back in the order in which they were charged, so at least this part is left.
+    pub(crate) fn return_units(&mut self, rate: &Rate, now: Tick, amount: u128, charged_at: Tick) {
         let earned = u128::from(now.since(charged_at).0) * u128::from(rate.limit);
         let returned = amount.saturating_mul(u128::from(rate.window)).saturating_sub(earned);
         self.set(rate, now, self.level_at(rate, now).saturating_sub(returned));

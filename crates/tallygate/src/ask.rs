@@ -6,10 +6,10 @@ use tallygate_core::{Cost, Tick};
 
 use crate::settle_error::SettleError;
 
-/// A question to a limiter: a key, with an optional cost, tier and time. Every operation of
+/// A request to a limiter: a key, with an optional cost, tier and time. Every operation of
 /// [`RateLimiter`](crate::RateLimiter) takes one.
 ///
-/// A key alone is a question of cost 1, without a tier, by the clock of the store. So most callers write
+/// A key alone is a request of cost 1, without a tier, at the time of the store's clock. So most callers write
 /// `limiter.check("alice")`, and the others add what differs:
 ///
 /// ```
@@ -31,14 +31,14 @@ pub struct Ask<'a> {
     pub key: &'a [u8],
     /// The units that the request charges.
     pub cost: Cost,
-    /// The tier, if the question names one.
+    /// The tier, if the request names one.
     pub tier: Option<&'a str>,
-    /// The time of the request, if it is not the time by the clock of the store.
+    /// The time of the request; `None` is the time of the store's clock.
     pub at: Option<Tick>,
 }
 
 impl<'a> Ask<'a> {
-    /// Creates a question for a key, with a cost of 1.
+    /// Creates a request for a key, with a cost of 1.
     #[inline]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         Self { key: key.as_ref(), cost: 1, tier: None, at: None }
@@ -69,7 +69,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// A key is a question of cost 1.
+/// A key is a request of cost 1.
 impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Ask<'a> {
     #[inline]
     fn from(key: &'a K) -> Self {
@@ -84,7 +84,7 @@ impl<'k> From<&'k Ask<'_>> for Ask<'k> {
     }
 }
 
-/// The error for a question that no store can answer. Nothing was charged.
+/// The error for a request that no store can decide. Nothing was charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidAsk {
     /// The key is longer than [`MAX_KEY_BYTES`](crate::store::MAX_KEY_BYTES).

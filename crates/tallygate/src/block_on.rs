@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// Runs a future on this thread, which sleeps whenever the future waits. For programs without a
-/// runtime.
+/// Runs a future on this thread, which sleeps while the future waits. Use it in programs without a runtime.
 ///
-/// Calls may be nested: a future that is run by it may call it for another.
+/// Calls may be nested: the future may call it for another future.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark {
         thread: Thread,
-        /// A nested call may use up what wakes the thread, so each call remembers that it was woken.
+        /// A nested call may consume the token that unparks the thread, so each call also records that it was woken.
         woken: AtomicBool,
     }
 

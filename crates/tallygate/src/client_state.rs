@@ -1,7 +1,7 @@
-//! The state of one client: the amounts it has used under each policy that it was asked under.
+//! The state of one client: the amounts that it has used under each policy that it was checked under.
 //!
-//! Most clients are asked under one policy that is one bucket: its state lies in the table itself, so that a decision
-//! does not wait for memory a second time. Everything else is behind a pointer.
+//! Most clients are checked under one policy that is a single bucket. The state of this bucket is in the table itself,
+//! so that a decision waits for memory only once. All other states are behind a pointer.
 
 mod allowances;
 mod listing;
@@ -20,41 +20,41 @@ use crate::allowance::{Allowance, Rate};
 use listing::enter;
 use policy_state::PolicyState;
 
-/// The amounts that a client has used under each policy that it was asked under, the latest policy first.
+/// The amounts that a client has used under each policy that it was checked under, the latest policy first.
 ///
-/// Every charge is charged under all of them, each at most to its own bound: so what was used stays used under
-/// whichever policy the client is asked next, and each policy earns at its own rate. As soon as there is more than one
-/// policy, each also has an [`Allowance`], so that the policies do not add up.
+/// Each cost is charged under all of them, under each at most up to its own bound. So used units stay used whatever
+/// policy the client is checked under next, and each policy earns units back at its own rate. As soon as there is more
+/// than one policy, each also has an [`Allowance`], so that the policies do not add up.
 #[derive(Clone, Debug, Default)]
 pub struct ClientState {
     first: Option<PolicyState>,
-    others: Option<Box<Others>>,
+    others: Option<Box<OtherPolicies>>,
 }
 
-/// What only clients under several policies have: few clients do.
+/// The additional state of clients under several policies, which few clients are.
 #[derive(Clone, Debug)]
-struct Others {
+struct OtherPolicies {
     /// The allowance of the first policy.
     own: Allowance,
     /// The policies after the first.
-    listed: Vec<Listed>,
+    listed: Vec<PolicyUsage>,
 }
 
-impl Others {
+impl OtherPolicies {
     fn allowances(&self) -> impl Iterator<Item = Allowance> {
         [self.own].into_iter().chain(self.listed.iter().map(|one| one.allowance))
     }
 }
 
 #[derive(Clone, Debug)]
-struct Listed {
+struct PolicyUsage {
     state: PolicyState,
     allowance: Allowance,
 }
 
-/// The most policies that a client is listed under. A client has few tiers, and rules seldom change before it is
-/// fresh again. When one more is asked, the policy that is fresh soonest is dropped, and the others take over what was
-/// used under it.
+/// The most policies that are kept for a client. A client has few tiers, and rules seldom change before it is fresh
+/// again. If the client is checked under one more, the policy that will be fresh first is dropped, and the others take
+/// over the usage under it.
 pub(crate) const MAX_POLICIES: usize = 8;
 
 impl ClientState {
@@ -67,17 +67,15 @@ impl ClientState {
     ) -> Self {
         let unused = Allowance::unused(Tick(i64::MIN));
         let allowances = allowances.iter().copied().chain(std::iter::repeat(unused));
-        let listed =
-            policies.into_iter().zip(allowances).map(|((policy, standings), allowance)| Listed {
-                state: PolicyState::new(policy, standings),
-                allowance,
-            });
+        let listed = policies.into_iter().zip(allowances).map(|((policy, records), allowance)| {
+            PolicyUsage { state: PolicyState::new(policy, records), allowance }
+        });
         Self::listed(listed.collect())
     }
 
     /// Returns the state under each policy, the latest first.
     pub fn policies(&self) -> impl Iterator<Item = (&Arc<Policy>, Cow<'_, Box<[LimitRecord]>>)> {
-        self.each().map(|state| (&state.policy, state.standings()))
+        self.each().map(|state| (&state.policy, state.records()))
     }
 
     /// Returns the allowance of each policy, in the order of [`policies`](Self::policies); none if there is only one
@@ -102,27 +100,27 @@ impl ClientState {
         Self { first: Some(state), others: None }
     }
 
-    fn listed(all: Vec<Listed>) -> Self {
+    fn listed(all: Vec<PolicyUsage>) -> Self {
         let mut all = all.into_iter();
         let Some(first) = all.next() else { return Self::default() };
         let listed: Vec<_> = all.collect();
         let several = !listed.is_empty();
-        let others = several.then(|| Box::new(Others { own: first.allowance, listed }));
+        let others = several.then(|| Box::new(OtherPolicies { own: first.allowance, listed }));
         Self { first: Some(first.state), others }
     }
 
-    /// Takes the state apart. A client that had one policy gets the allowance of that one.
-    fn into_list(self, now: Tick) -> Vec<Listed> {
+    /// Splits the state into its parts. A client that had one policy gets the allowance of that policy.
+    fn into_list(self, now: Tick) -> Vec<PolicyUsage> {
         let Some(state) = self.first else { return Vec::new() };
         let Some(others) = self.others else {
             let rate = Rate::of(&state.policy);
             let allowance =
                 rate.map(|rate| Allowance::with_used(&rate, state.used_of(&rate, now), now));
             let allowance = allowance.unwrap_or(Allowance::unused(now));
-            return vec![Listed { state, allowance }];
+            return vec![PolicyUsage { state, allowance }];
         };
-        let Others { own, mut listed } = *others;
-        listed.insert(0, Listed { state, allowance: own });
+        let OtherPolicies { own, mut listed } = *others;
+        listed.insert(0, PolicyUsage { state, allowance: own });
         listed
     }
 
@@ -131,13 +129,13 @@ impl ClientState {
         self.first.iter().chain(others.map(|one| &one.state))
     }
 
-    /// Returns whether the policy is the one that the client was last asked under.
+    /// Returns whether the client was last checked under this policy.
     #[inline]
     pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
         self.first.as_ref().is_some_and(|state| state.is(policy))
     }
 
-    /// Returns the bucket that alone decides for the client and its state, if there is one policy and it is one bucket.
+    /// Returns the bucket that decides alone, and its state, if the client has one policy and that is a single bucket.
     pub(crate) fn sole_bucket(&self) -> Option<(&Bucket, &BucketState)> {
         self.first.as_ref().filter(|_| self.others.is_none())?.bucket()
     }
@@ -147,7 +145,8 @@ impl ClientState {
         self.each().any(|state| state.is(policy))
     }
 
-    /// Puts a policy first, at a time. One that is not listed yet takes over the most that is used under any other.
+    /// Moves a policy to the front, at a time. A policy that is not listed yet takes over the largest usage under any
+    /// other policy.
     pub(crate) fn bring_under(&mut self, policy: &Arc<Policy>, now: Tick) {
         if !self.is_under(policy) {
             let is_fresh = self.is_fresh(now);
@@ -160,7 +159,7 @@ impl ClientState {
         }
     }
 
-    /// Returns whether the clock was set back, for what decides under the first policy.
+    /// Returns whether the clock was set back since the last change of the states that decide under the first policy.
     #[inline]
     pub(crate) fn clock_was_set_back(&self, now: Tick) -> bool {
         self.first.as_ref().is_some_and(|first| first.clock_was_set_back(now))
@@ -168,7 +167,7 @@ impl ClientState {
                 && self.rated_allowances().any(|(rate, allowance)| allowance.set_back(&rate, now)))
     }
 
-    /// Brings what decides under the first policy to a time before its own, if the clock was set back.
+    /// Rebases the states that decide under the first policy, if the clock was set back.
     pub(crate) fn rebase(&mut self, now: Tick) {
         if let Some(first) = &mut self.first {
             first.rebase(now);
@@ -185,7 +184,8 @@ impl ClientState {
         }
     }
 
-    /// Forgets the other policies once everything is fresh: the store may have dropped the client meanwhile.
+    /// Drops the other policies when all states are fresh, because the store may have dropped the client in the
+    /// meantime.
     #[inline]
     fn forget_if_fresh(&mut self, now: Tick) {
         if self.others.is_some() && self.is_fresh(now) {
@@ -203,14 +203,15 @@ impl ClientState {
         self.each().map(PolicyState::last_change).max().unwrap_or(Tick(i64::MIN))
     }
 
-    /// The time at which all policies decide for a caller that read `now` before the state was locked.
+    /// Returns the time at which all policies decide for a caller that read `now` before the state was locked.
     #[inline]
     pub(crate) fn decision_time(&self, now: Tick) -> Tick {
         let at = self.each().map(|state| state.decision_time(now)).max().unwrap_or(now);
         if self.others.is_some() { self.decision_time_of_allowances(at) } else { at }
     }
 
-    /// An allowance can have changed later than all states, if the state that changed with it was dropped since.
+    /// The last change of an allowance can be later than that of all states, if the state that changed with it was
+    /// dropped.
     #[cold]
     fn decision_time_of_allowances(&self, now: Tick) -> Tick {
         let is_late = |(rate, allowance): &(Rate, Allowance)| allowance.set_back(rate, now);
@@ -218,7 +219,7 @@ impl ClientState {
         late.fold(now, Tick::max)
     }
 
-    /// Moves the states under all policies to a clock that was set back, each by its own policy.
+    /// Adapts the states under all policies to a clock that was set back, each by its own policy.
     pub(crate) fn rebase_after_set_back(&mut self, now: Tick) {
         let others = self.others.iter_mut().flat_map(|others| &mut others.listed);
         let others = others.map(|one| &mut one.state);
@@ -232,14 +233,14 @@ impl ClientState {
         states.chain(allowances).try_fold(Tick(i64::MIN), |last, fresh| Some(last.max(fresh?)))
     }
 
-    /// Returns the most that is used under any policy.
+    /// Returns the largest usage under any policy.
     pub(crate) fn used(&self, now: Tick) -> Used {
         let used = self.each().map(|state| state.used(now));
         used.reduce(|one, other| if other.is_more_than(one) { other } else { one })
             .unwrap_or(Used::NOTHING)
     }
 
-    /// Returns the largest share that is used under any policy, each of its own quota.
+    /// Returns the largest share of its quota that is used under any policy.
     pub(crate) fn share_used(&self, now: Tick) -> Share {
         let shares = self.each().map(|state| state.share_used(now));
         shares.max().unwrap_or(Share::of(Used::NOTHING, 1))
@@ -254,28 +255,28 @@ impl ClientState {
     #[inline]
     pub(crate) fn try_charge(&mut self, now: Tick, cost: Cost) -> Option<bool> {
         if self.others.is_some() {
-            return self.admit_shared(now, cost);
+            return self.try_charge_shared(now, cost);
         }
         Some(self.first.as_mut()?.try_charge(now, cost))
     }
 
     #[cold]
-    fn admit_shared(&mut self, now: Tick, cost: Cost) -> Option<bool> {
+    fn try_charge_shared(&mut self, now: Tick, cost: Cost) -> Option<bool> {
         self.forget_if_fresh(now);
         if !self.is_shared_out(now, cost) {
             return Some(false);
         }
-        let admitted = self.first.as_mut()?.try_charge(now, cost);
-        if admitted && cost > 0 {
+        let allowed = self.first.as_mut()?.try_charge(now, cost);
+        if allowed && cost > 0 {
             self.also_charge_others(now, cost, |state| {
                 state.charge(now, cost.into());
             });
         }
-        Some(admitted)
+        Some(allowed)
     }
 
-    /// Charges a cost under all policies if the first allows it; returns the receipt of the charge, or `None` if it is not
-    /// allowed. Each policy's receipt knows how much of the cost that policy did not charge.
+    /// Charges a cost under all policies if the first allows it. Returns the receipt of the charge, or `None` if the
+    /// cost is denied. The receipt of each policy records how much of the cost the policy did not charge.
     pub(crate) fn try_charge_with_receipt(&mut self, now: Tick, cost: Cost) -> Option<Receipt> {
         self.forget_if_fresh(now);
         if !self.is_shared_out(now, cost) {
@@ -290,14 +291,14 @@ impl ClientState {
         Some(Receipt::Policies(policies))
     }
 
-    /// Charges a cost that the first policy has allowed and charged to the others, and to the allowances.
+    /// Charges a cost to the other policies and to the allowances, after the first policy has allowed and charged it.
     fn also_charge_others(&mut self, now: Tick, cost: Cost, charge: impl FnMut(&mut PolicyState)) {
         self.also_others(now, charge);
         self.change_allowances(|allowance, rate, _| allowance.charge(rate, now, cost));
         self.drop_stale(now);
     }
 
-    /// Counts a denial wherever the cost would have been denied.
+    /// Records a denial under each policy that would have denied the cost.
     pub(crate) fn record_denial(&mut self, now: Tick, cost: Cost) {
         if let Some(first) = &mut self.first {
             first.record_denial(now, cost);
@@ -305,8 +306,8 @@ impl ClientState {
         }
     }
 
-    /// Returns which limit of the first policy denies a cost. If none does but the allowances have no room, it is the
-    /// limit that gives the policy its rate.
+    /// Returns the limit of the first policy that denies a cost. If none does but the allowances have no room, returns
+    /// the limit that determines the rate of the policy.
     pub(crate) fn denying_limit(&self, now: Tick, cost: Cost, shadow: bool) -> Option<usize> {
         let first = self.first.as_ref()?;
         let denying = first.denying_limit(now, cost, shadow);
@@ -323,7 +324,7 @@ impl ClientState {
         )
     }
 
-    /// Changes a charge under every policy; returns how many units had no effect under the first.
+    /// Changes a charge under every policy. Returns how many units had no effect under the first one.
     ///
     /// Each policy returns at most what it charged. The charge also counts in the allowances of the policy that decided
     /// and of all policies that are not slower. These allowances return as many units as that policy does, except for
@@ -374,8 +375,8 @@ impl ClientState {
         Some(fit)
     }
 
-    /// Returns when the first policy allows a cost behind others that wait; `None` if there is none. The allowances are
-    /// asked for the cost alone, which makes the time a lower bound.
+    /// Returns when the first policy allows a cost behind waiting requests; `None` if there is none. The allowances are
+    /// checked for the cost alone, so the time is a lower bound.
     pub(crate) fn fit_behind(&self, now: Tick, ahead: u128, cost: Cost) -> Option<FitBehind> {
         let behind = self.first.as_ref()?.fit_behind(now, ahead, cost);
         if self.others.is_none() {
@@ -389,11 +390,11 @@ impl ClientState {
         Some(FitBehind { earliest, latest: None })
     }
 
-    /// Returns when a policy allows a cost to a client that is asked under it from `start` on, and not before.
+    /// Returns when a policy allows a cost to a client that is checked under it from `start` on.
     ///
-    /// A listed policy has its own state, which is known to the end. Any other takes over what is still used when the
-    /// client is asked, so the answer is the first time at which that leaves enough room. It never gets less later on,
-    /// so that time can be searched for.
+    /// A listed policy has its own state, so its wait is known. Any other policy takes over the usage that is left when
+    /// the client is checked, so the result is the first time at which that usage leaves enough room. The room never
+    /// shrinks later, so a binary search finds this time.
     pub(crate) fn fit_under(&self, policy: &Arc<Policy>, start: Tick, cost: Cost) -> Fit {
         let asked_at = |now: Tick| {
             let mut asked = self.clone();
@@ -417,14 +418,14 @@ impl ClientState {
         Fit::After(Ticks(low))
     }
 
-    /// Returns whether the client was asked under no policy yet.
+    /// Returns whether the client was not checked under any policy yet.
     pub(crate) const fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// Returns what is reported of the first policy; `None` if there is none.
-    pub(crate) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Option<Facts> {
-        let mut facts = self.first.as_ref()?.facts(now, admitted);
+    /// Returns the facts of the first policy; `None` if there is none.
+    pub(crate) fn facts(&self, now: Tick, charged: Option<Cost>) -> Option<Facts> {
+        let mut facts = self.first.as_ref()?.facts(now, charged);
         self.each_bound(|allowance, rate, capacity| {
             facts.remaining = facts.remaining.min(allowance.remaining(rate, capacity, now));
             facts.reset_after = facts.reset_after.max(allowance.reset_after(rate, now));
@@ -432,8 +433,8 @@ impl ClientState {
         Some(facts)
     }
 
-    /// Charges all policies without asking, or refunds a negative amount; returns how much of it had no effect on the
-    /// first.
+    /// Charges all policies whether or not they allow it, or refunds a negative amount. Returns how many units had no
+    /// effect on the first policy.
     pub(crate) fn charge(&mut self, now: Tick, amount: i128) -> u128 {
         if amount < 0 {
             return self.refund(now, amount.unsigned_abs());
@@ -441,7 +442,8 @@ impl ClientState {
         self.force(now, amount.unsigned_abs(), |state| state.charge(now, amount))
     }
 
-    /// Charges the state under each policy, and the allowances; returns how much had no effect on the first policy.
+    /// Charges the state under each policy, and the allowances. Returns how many units had no effect on the first
+    /// policy.
     fn force(
         &mut self,
         now: Tick,
@@ -462,10 +464,10 @@ impl ClientState {
         dropped
     }
 
-    /// Returns an amount that was charged under the first policy; returns how much had no effect on it.
+    /// Refunds an amount that was charged under the first policy. Returns how many units had no effect on it.
     ///
-    /// A refund does not know how much of the charge each of the other policies had room for. But the allowance of a
-    /// policy counts what was allowed under it, so that much stays used under it.
+    /// A refund does not know how many units each of the other policies had room for. But the allowance of a policy
+    /// counts what was allowed under it, so this amount stays used under it.
     fn refund(&mut self, now: Tick, amount: u128) -> u128 {
         self.forget_if_fresh(now);
         self.rebase(now);
@@ -475,7 +477,7 @@ impl ClientState {
         let was_charged = |rate: &Rate| rates[0].is_some_and(|own| own.is_at_most(rate));
         self.give_back_allowances(now, amount - dropped, now, was_charged);
         let listed = self.others.iter_mut().flat_map(|others| &mut others.listed);
-        for (Listed { state, allowance }, rate) in listed.zip(&rates[1..]) {
+        for (PolicyUsage { state, allowance }, rate) in listed.zip(&rates[1..]) {
             state.rebase(now);
             let most = rate
                 .map_or(amount, |rate| allowance.uncounted(&rate, state.used_of(&rate, now), now));
@@ -496,7 +498,7 @@ impl ClientState {
     /// Encodes the state under the first policy, as that policy does.
     pub(crate) fn encode_first(&self, out: &mut Vec<u8>) {
         if let Some(first) = &self.first {
-            first.policy.encode(&first.standings(), out);
+            first.policy.encode(&first.records(), out);
         }
     }
 }

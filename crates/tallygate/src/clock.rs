@@ -2,7 +2,7 @@
 //!
 //! Limits need a clock that only goes forward, and windows that are aligned to minutes and hours need the wall clock.
 //! [`SystemClock`] is monotonic and anchored to the wall clock. If the wall clock is ahead (for example after the machine
-//! was suspended), it follows at once. If the wall clock is behind by at most a second, it stands still until the wall
+//! was suspended), it follows at once. If the wall clock is behind by at most a second, it stops until the wall
 //! clock has caught up. If the wall clock was set back by more, it ignores that.
 
 use std::collections::BTreeMap;
@@ -142,7 +142,7 @@ impl CoarseClock {
 }
 
 impl ManualClock {
-    /// Creates a clock that stands at a time.
+    /// Creates a clock that shows a given time.
     #[must_use]
     pub const fn new(now: Tick) -> Self {
         Self {

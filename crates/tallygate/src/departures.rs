@@ -1,9 +1,8 @@
-//! The departures of shaped requests: in order of arrival, at the times that the leaky bucket gave.
+//! The departures of shaped requests: in order of arrival, at the times that the leaky bucket assigned.
 //!
-//! A request that is allowed takes a departure time, and the first request to arrive leaves at the first
-//! time. If a request is canceled, the ones behind it move up, and the last departure time is returned to the
-//! bucket. So the times that are left are those of a bucket that the request never came to, and the output
-//! stays flat.
+//! An allowed request takes a departure time, and the first request to arrive leaves at the first time. If a request is
+//! canceled, the requests behind it move up, and the last departure time is returned to the bucket. So the remaining
+//! times are the same as if the canceled request had never been made, and the output stays even.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +16,7 @@ use crate::table::{KeySlot, Reading, Table};
 
 #[derive(Default)]
 pub(crate) struct Departures {
-    /// The number of the next request: of all schedules, since a request may outlive its schedule.
+    /// The number of the next request. All schedules share the count, because a request may outlive its schedule.
     next: AtomicU64,
     schedules: Shards<Schedules>,
 }
@@ -40,7 +39,7 @@ struct Schedule {
 }
 
 struct Request {
-    /// The time at which it asks again.
+    /// The time at which it checks again.
     when: Tick,
     waker: Option<Waker>,
 }
@@ -96,7 +95,7 @@ impl Departures {
         Ok((decision, Some(Departure { spot, key, rule, number })))
     }
 
-    /// Returns when a request must ask again, or `None` if it leaves now.
+    /// Returns when a request must check again, or `None` if it leaves now.
     pub(crate) fn poll(
         &self,
         departure: &Departure,
@@ -128,8 +127,8 @@ impl Departures {
         Some(request.when)
     }
 
-    /// Cancels a request that has not left. If nothing was charged after it, `returned` returns its unit to the bucket
-    /// and says whether that had an effect. Returns the same.
+    /// Cancels a request that has not left. If nothing was charged after it, calls `returned`, which refunds its unit
+    /// to the bucket and returns whether that had an effect. Returns the result of `returned`.
     pub(crate) fn cancel<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
@@ -142,7 +141,7 @@ impl Departures {
         let (mut schedules, reading) = self.schedules.lock_at(spot, reading, &mut wakes);
         let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
         schedule.release(reading.now, &mut wakes);
-        // Not there if its departure time came before it was canceled.
+        // The request is missing if its departure time came before it was canceled.
         let canceled = schedule.requests.remove(&number);
         let last = canceled.and_then(|canceled| {
             wakes.forget = canceled.waker;
@@ -156,7 +155,7 @@ impl Departures {
         // Still under the lock, so that the next request gets the time that has become free.
         let returned = table.with(rule, spot, reading, |state, at| {
             on_a_copy(state, |state| {
-                // Only if nothing was charged after it: a later charge was given a later time.
+                // Only if nothing was charged after it: a later charge has a later time.
                 let is_last = when > at
                     && !rule.clock_was_set_back(state, at)
                     && rule.facts(state, at, Some(1)).delay == when.since(at);
@@ -177,7 +176,7 @@ impl Schedule {
         }
     }
 
-    /// Wakes the head, if it does not know yet that it has moved up.
+    /// Wakes the head of the schedule, if it was not notified that it has moved up.
     fn wake_head(&mut self, wakes: &mut Wakes) {
         let first = self.times.first().map(|(when, _)| *when);
         if let Some(mut head) = self.requests.first_entry() {
@@ -206,7 +205,7 @@ mod tests {
     use crate::hash::KeyHasher;
     use crate::table::{Full, WhenFull};
 
-    /// Otherwise every key whose request is dropped late would take memory for good.
+    /// Otherwise the schedule of a key whose request is dropped late would never be freed.
     #[test]
     fn a_request_that_is_canceled_after_its_departure_time_leaves_no_schedule() {
         let rule = Policy::leaky_bucket(1).per(Ticks(10)).burst(2).limit().expect("valid");

@@ -1,5 +1,5 @@
-//! Turns keys into fingerprints: a keyed 128-bit hash, so that an attacker cannot choose keys of one bucket, or a key that
-//! is taken for another client.
+//! Computes the fingerprints of keys: a keyed 128-bit hash. An attacker can therefore not choose keys that share a
+//! bucket, or a key that is mistaken for another client.
 //!
 //! It is XXH3 with a secret of 192 random bytes per store. Only a snapshot contains the secret or a hash, so an attacker
 //! cannot search for two keys that collide; `table.rs` states the odds that two do.
@@ -17,7 +17,8 @@ pub(crate) const SECRET_BYTES: usize = 192;
 impl KeyHasher {
     /// Creates a hasher with a new secret.
     pub(crate) fn new() -> Self {
-        // The hasher of the standard library is keyed by the system's randomness. It is used to get enough bytes of it.
+        // The hasher of the standard library is seeded with random numbers of the system. It derives enough bytes from
+        // them.
         let random = RandomState::new();
         let mut secret = [0; SECRET_BYTES];
         for (index, part) in secret.chunks_exact_mut(8).enumerate() {

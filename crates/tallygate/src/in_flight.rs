@@ -51,11 +51,11 @@ impl InFlight {
         Self::for_clients(places, Capacity::default().max_keys)
     }
 
-    /// Creates a limit for another number of clients. If so many clients have requests in flight, further clients get an
+    /// Creates a limit for another number of clients. If that many clients have requests in flight, further clients get an
     /// error, because no place may be forgotten.
     #[must_use]
     pub fn for_clients(places: Cost, max_clients: usize) -> Self {
-        let capacity = Capacity::of(max_clients).when_full(WhenFull::RefuseNew);
+        let capacity = Capacity::of(max_clients).when_full(WhenFull::RejectNew);
         let store = MemoryStore::new(capacity, ZeroClock);
         let limiter = RateLimiter::in_store("in flight", Places { places }, store);
         Self { limiter: Arc::new(limiter) }
@@ -85,7 +85,7 @@ impl InFlight {
     }
 }
 
-/// A place among the requests in flight, or several if the question had a cost. Dropping it returns it.
+/// A place among the requests in flight, or several if the request had a higher cost. Dropping it returns it.
 #[derive(Debug)]
 #[must_use = "the place is returned when it is dropped: keep it while the request is served"]
 pub struct Place {
@@ -120,7 +120,7 @@ impl Clock for ZeroClock {
     }
 }
 
-/// The rule: so many places, which only those who took them give back.
+/// The rule: a number of places. Only the request that holds a place releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     places: Cost,

@@ -18,7 +18,7 @@ use crate::rule_source::RuleSource;
 use crate::storage::{Store, StoreError};
 use crate::table::{Found, KeySlot, Locks, Reading};
 
-/// A question to one limiter, as a part of a joint decision: see [`RateLimiter::joint`].
+/// A request to one limiter, as a part of a joint decision: see [`RateLimiter::joint`].
 #[must_use = "it is only asked by `check_all`"]
 pub struct JointAsk<'a> {
     part: Box<dyn Joint<'a> + Send + 'a>,
@@ -44,8 +44,8 @@ pub struct JointDecision {
 /// Decides over several keys at once: all are charged, or none is.
 ///
 /// If one key occurs several times, its costs are added up, and each of its rules (see [`Ask::tier`]) must allow the sum.
-/// Each limiter uses its own clock, unless a question for the key has a time. If a user-defined algorithm panics, nothing
-/// stays charged.
+/// Each limiter uses its own clock, unless a request for the key has a time. If a user-defined algorithm panics,
+/// nothing stays charged.
 ///
 /// ```
 /// use tallygate::{Policy, RateLimiter, check_all};
@@ -72,40 +72,41 @@ pub fn check_all<'a>(
 
 /// A part of a joint decision.
 trait Joint<'a> {
-    /// Returns the store and the key: parts that are equal in this are about the same state.
+    /// Returns the store and the key. Parts with the same store and key have the same state.
     fn identity(&self) -> (usize, KeySlot);
     /// Returns the position of the key's lock in the order of all locks.
     fn lock_order(&self) -> usize;
     fn cost(&self) -> Cost;
-    /// Returns the time of the question, if it has one.
+    /// Returns the time of the request, if it has one.
     fn time(&self) -> Option<Tick>;
-    /// Sets the time of the decision, by the clock if none is given, and returns it.
+    /// Sets the time of the decision and returns it. Without a given time, reads the clock.
     fn begin(&mut self, reading: Option<Reading>) -> Reading;
     /// Returns the time of the decision.
     fn now(&self) -> Tick;
     /// Returns whether its rule charges what it allows.
     fn charges(&self) -> bool;
-    /// Looks for requests that wait for the key: they come first. `keys` is the number of keys in the decision.
+    /// Checks whether requests wait for the key, because these come first. `keys` is the number of keys in the
+    /// decision.
     fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError>;
-    /// Takes the locks of the key. Returns whether the order of locks is still the one that they were taken in.
+    /// Takes the locks of the key. Returns false if the order of locks has changed meanwhile.
     fn look(&mut self, locks: &mut Locks<'a>) -> bool;
     fn found(&self) -> Found;
     fn set_found(&mut self, found: Found);
     /// Finds a place for a new key, before any key is charged.
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError>;
-    /// Returns that place.
+    /// Releases that place.
     fn give_up_room(&mut self, locks: &mut Locks<'a>);
     /// Returns whether its rule allows a cost.
     fn agrees(&self, cost: Cost, locks: &mut Locks<'a>) -> Result<bool, StoreError>;
     /// Returns what a step would return, and changes nothing.
     fn report(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision;
-    /// Brings the state under its rule, as a check does first.
+    /// Moves the state to its rule, which a check does first.
     fn bring(&self, locks: &mut Locks<'a>);
     /// Charges a cost if all parts allow it, and returns the decision of this part.
     fn step(&self, cost: Cost, locks: &mut Locks<'a>, go: bool) -> Decision;
-    /// Returns a cost that was charged to a key that is kept.
+    /// Refunds a cost that was charged to a key that is stored.
     fn undo(&self, cost: Cost, locks: &mut Locks<'a>);
-    /// Returns a cost that was charged to a key that was new; it takes the locks itself.
+    /// Refunds a cost that was charged to a key that was new. It takes the locks itself.
     fn undo_new(&self, cost: Cost);
     fn notify(&self, decision: &Decision);
 }
@@ -128,7 +129,7 @@ impl Group {
     }
 }
 
-/// Finds the parts that are about the same key, and sets their time.
+/// Groups the parts by key, and sets their time.
 fn grouped(asks: &mut [JointAsk<'_>]) -> Vec<Group> {
     let keys = merge::group_by_key(asks.iter().map(|ask| ask.part.identity()));
     let group = |parts: Vec<usize>| {
@@ -192,7 +193,7 @@ fn decide(mut asks: Vec<JointAsk<'_>>) -> Result<JointDecision, StoreError> {
     Ok(JointDecision { decision, denied_ask, parts, places })
 }
 
-/// Takes the locks of all keys in the order of locks, and looks where the keys are.
+/// Takes the locks of all keys in the order of locks, and finds the slots of the keys.
 fn lock_all<'a>(asks: &mut [JointAsk<'a>], groups: &[Group]) -> Locks<'a> {
     let mut in_order: Vec<usize> = groups.iter().map(|group| group.parts[0]).collect();
     loop {
@@ -281,7 +282,7 @@ fn make_room<'a>(
 }
 
 impl<R: RuleSource + Sync, S: JointStore<R::Rule> + Sync, O: Observer> RateLimiter<R, S, O> {
-    /// Makes a question to this limiter a part of a joint decision: see [`check_all`].
+    /// Makes a request to this limiter a part of a joint decision: see [`check_all`].
     ///
     /// # Errors
     /// Fails if the key is too long or the tier is unknown.
@@ -307,7 +308,7 @@ impl InFlight {
 }
 
 impl<'a> JointAsk<'a> {
-    /// Makes a question to a limiter a part of a joint decision in `store`, which the limiter's own store contains.
+    /// Makes a request to a limiter a part of a joint decision in `store`, which the limiter's own store contains.
     ///
     /// # Errors
     /// Fails if the key is too long or the tier is unknown.
@@ -334,7 +335,7 @@ impl<'a> JointAsk<'a> {
     pub fn in_store_under<'k, R, S, K, O>(
         limiter: &'a RateLimiter<R, S, O>,
         store: &'a K,
-        rule: R::Chosen<'a>,
+        rule: R::Ref<'a>,
         ask: impl Into<Ask<'k>>,
     ) -> Result<Self, StoreError>
     where
@@ -348,7 +349,8 @@ impl<'a> JointAsk<'a> {
         let Ask { cost, at, .. } = ask;
         let (reading, behind, found) = (Reading::default(), None, None);
         let key = ask.key.into();
-        let part = Asking { limiter, store, rule, key, cost, at, spot, reading, behind, found };
+        let part =
+            LimiterPart { limiter, store, rule, key, cost, at, spot, reading, behind, found };
         Ok(Self { part: Box::new(part), place: None })
     }
 
@@ -364,13 +366,13 @@ impl fmt::Debug for JointAsk<'_> {
     }
 }
 
-struct Asking<'a, R: RuleSource + 'a, S, K, O> {
+struct LimiterPart<'a, R: RuleSource + 'a, S, K, O> {
     limiter: &'a RateLimiter<R, S, O>,
     store: &'a K,
-    rule: R::Chosen<'a>,
+    rule: R::Ref<'a>,
     key: Box<[u8]>,
     cost: Cost,
-    /// The time of the question, if it has one.
+    /// The time of the request, if it has one.
     at: Option<Tick>,
     spot: KeySlot,
     reading: Reading,
@@ -379,7 +381,7 @@ struct Asking<'a, R: RuleSource + 'a, S, K, O> {
     found: Option<Found>,
 }
 
-impl<'a, R, S, K, O> Joint<'a> for Asking<'a, R, S, K, O>
+impl<'a, R, S, K, O> Joint<'a> for LimiterPart<'a, R, S, K, O>
 where
     R: RuleSource,
     S: Store<R::Rule>,

@@ -1,6 +1,6 @@
 //! The steps of a decision over several keys that a memory store provides.
 //!
-//! The locks of all keys are held while they decide. `table.rs` says why that cannot end in a deadlock.
+//! The locks of all keys are held during the decision. `table.rs` explains why this cannot lead to a deadlock.
 
 use tallygate_core::{Algorithm, Cost, Decision};
 

@@ -1,7 +1,6 @@
-//! One key out of several parts.
+//! Builds one key from several parts.
 
-/// Joins the parts of a key so that different parts never make the same key: `a:b` and `c` are not `a`
-/// and `b:c`.
+/// Joins the parts of a key so that different parts never make the same key: `a:b` and `c` differ from `a` and `b:c`.
 ///
 /// ```
 /// use tallygate::joined_key;
@@ -13,7 +12,7 @@ pub fn joined_key<K: AsRef<[u8]>>(parts: impl IntoIterator<Item = K>) -> Vec<u8>
     let mut key = Vec::new();
     for part in parts {
         let part = part.as_ref();
-        // Its length goes before each part, in digits and a colon: the first colon ends it.
+        // The length of each part precedes it, as digits and a colon. The first colon ends the digits.
         key.extend_from_slice(part.len().to_string().as_bytes());
         key.push(b':');
         key.extend_from_slice(part);

@@ -13,7 +13,7 @@
 //! # Where to start
 //!
 //! 1. Describe the limits with a [`Policy`]: an algorithm, an amount, a window. [`Kind`] lists the six algorithms.
-//! 2. Make one [`RateLimiter`] per policy and share it by reference. It keeps the clients in memory.
+//! 2. Create one [`RateLimiter`] per policy and share it by reference. It keeps the clients in memory.
 //! 3. Call [`check`](RateLimiter::check) with the client's key. The [`Decision`] says whether the request is allowed,
 //!    how much is left, and how long to wait after a denial.
 //!
@@ -55,6 +55,14 @@
 //! All arithmetic is in integers and exact: a limit never allows more than its definition, and a request that is denied
 //! with a `retry_after` is allowed at exactly that time if nothing else is charged. A denial is a [`Decision`], not an
 //! error; errors ([`StoreError`]) mean that there is no decision.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `http` | `Decision::headers`: a decision as HTTP header fields |
+//! | `serde` | `Serialize` and `Deserialize` for [`Decision`], [`Policy`] and the types in them |
+//! | `metrics` | `observer::MetricsObserver`: counts decisions through the `metrics` facade |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,6 +1,6 @@
 //! The limiter: rules, a store and an observer.
 //!
-//! Every operation chooses the rule of the question and passes it to the store. The store finds the state of the key and
+//! Every operation chooses the rule of the request and passes it to the store. The store finds the state of the key and
 //! runs the algorithm on it.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::reservation::{Actual, Reservation, Reserved, SettleError};
 use crate::rule_source::RuleSource;
 use crate::storage::{MAX_KEY_BYTES, Store};
 use crate::table::Swept;
-use crate::tiers::{Access, ClientRule, Lasting, Override, Tiers};
+use crate::tiers::{Access, ClientRule, Override, OverrideEnd, Tiers};
 
 /// Limits the requests of any number of clients, each with its own key.
 ///
@@ -42,7 +42,7 @@ pub struct RateLimiter<R: RuleSource = Policy, S = PolicyStore, O = NoObserver> 
 }
 
 impl RateLimiter {
-    /// Creates a limiter in memory for up to a million keys, by the system's clock.
+    /// Creates a limiter in memory for up to a million keys, with the system's clock.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let store = PolicyStore::new(&policy, Capacity::default(), SystemClock::new());
@@ -180,9 +180,9 @@ impl<S: Store<ClientRule>, O: Observer> RateLimiter<Tiers, S, O> {
         &self,
         key: impl AsRef<[u8]>,
         access: impl Into<Access>,
-        lasting: impl Into<Lasting>,
+        end: impl Into<OverrideEnd>,
     ) {
-        let until = lasting.into().end(|| self.store.now());
+        let until = end.into().end(|| self.store.now());
         self.rules.set_override(key.as_ref(), &Override { access: access.into(), until });
         self.store.rules_changed(Some(key.as_ref()));
     }
@@ -277,6 +277,10 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// refunding a request from an expired window has no effect. It counts as a refund of the client's newest
     /// requests: of these, it returns to a shadow limit only what that limit has charged.
     ///
+    /// A store may drop a key with its full quota. So under a policy that
+    /// [starts with less](crate::policy::LimitBuilder::starting_with), a refund that restores the full quota need not last: the
+    /// next check may find what a new key starts with.
+    ///
     /// Name the tier under which the request was charged. Under the policies of other tiers, a refund returns no more
     /// than is used beyond what those policies allowed themselves. To return exactly what a request charged,
     /// [`reserve`](Self::reserve) it and [`cancel`](Self::cancel) the reservation.
@@ -302,7 +306,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Carries out an operation, and calls `make` with the rule that decided, the decision and its time.
     ///
     /// Use it to report the limit that denied a request: rules can change, and a rule that is read afterwards may be
-    /// another one. The operation has its own cost; the cost of the question is ignored. Observers are notified of a
+    /// another one. The operation has its own cost; the cost of the request is ignored. Observers are notified of a
     /// [check](Op::Check).
     ///
     /// ```
@@ -455,25 +459,26 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         &self.store
     }
 
-    /// Notifies the observer of a decision that was made elsewhere: for stores that decide on several keys at once.
+    /// Notifies the observer of a decision that the limiter did not make itself: for stores that decide on several keys
+    /// at once.
     pub fn observe(&self, rule: &R::Rule, key: &[u8], cost: Cost, decision: &Decision, at: Tick) {
         self.notifier().decided(rule, key, cost, decision, at);
     }
 
-    /// Returns the rule of a question: for stores that decide on several keys at once.
+    /// Returns the rule of a request: for stores that decide on several keys at once.
     ///
     /// # Errors
     /// Fails if the `Ask` names an unknown tier.
     #[inline]
-    pub fn rule(&self, ask: &Ask<'_>) -> Result<R::Chosen<'_>, UnknownTier> {
+    pub fn rule(&self, ask: &Ask<'_>) -> Result<R::Ref<'_>, UnknownTier> {
         match ask.tier {
             None => Ok(self.rules.choose(ask.key)),
             Some(tier) => self.rules.choose_in(tier, ask.key),
         }
     }
 
-    /// Returns the current rule of a question. If its tier no longer exists, the question counts as one without a tier.
-    pub(crate) fn rule_by_now(&self, ask: &Ask<'_>) -> R::Chosen<'_> {
+    /// Returns the current rule of a request. If its tier no longer exists, the request counts as one without a tier.
+    pub(crate) fn rule_by_now(&self, ask: &Ask<'_>) -> R::Ref<'_> {
         self.rule(ask).unwrap_or_else(|_| self.rules.choose(ask.key))
     }
 
@@ -494,7 +499,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     }
 
     #[inline]
-    fn decide_under<'a, T: Answer>(&'a self, rule: R::Chosen<'a>, ask: Ask<'a>) -> S::Reply<'a, T> {
+    fn decide_under<'a, T: Answer>(&'a self, rule: R::Ref<'a>, ask: Ask<'a>) -> S::Reply<'a, T> {
         let op = Op::Check(ask.cost);
         if !self.observer.observes() {
             return self.store.apply::<T>(rule, ask.key, op, ask.at);
@@ -506,7 +511,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
-    /// Decides questions that all have the same rule.
+    /// Decides requests that all have the same rule.
     fn decide_many<'a, T: Answer, K: Sync>(
         &'a self,
         rule: &'a R::Rule,
@@ -537,7 +542,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         })
     }
 
-    /// Decides questions that have different rules. Invalid questions are found before anything is charged.
+    /// Decides requests that have different rules. Invalid requests are found before anything is charged.
     fn decide_each<'a, T: Answer, K: Sync>(&'a self, asks: &'a [K]) -> S::Reply<'a, Vec<T>>
     where
         for<'k> &'k K: Into<Ask<'k>>,
@@ -609,7 +614,7 @@ impl<R: RuleSource, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
     }
 }
 
-/// Limits one client without a key: a process that limits itself.
+/// Limits one client without a key, such as a process that limits itself.
 ///
 /// ```
 /// use tallygate::{Policy, SingleLimiter};
@@ -624,7 +629,7 @@ impl<R: RuleSource, S: fmt::Debug, O> fmt::Debug for RateLimiter<R, S, O> {
 pub struct SingleLimiter<C: Clock = SystemClock>(RateLimiter<Policy, PolicyStore<C>>);
 
 impl SingleLimiter {
-    /// Creates a limiter by the system's clock.
+    /// Creates a limiter with the system's clock.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self::with_clock(policy, SystemClock::new())
@@ -632,7 +637,7 @@ impl SingleLimiter {
 }
 
 impl<C: Clock> SingleLimiter<C> {
-    /// Creates a limiter by another clock.
+    /// Creates a limiter with another clock.
     #[must_use]
     pub fn with_clock(policy: Policy, clock: C) -> Self {
         let store = PolicyStore::new(&policy, Capacity::of(1), clock);

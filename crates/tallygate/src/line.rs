@@ -1,25 +1,29 @@
-//! The lines of requests that wait for a key: first come, first served, and nothing is charged ahead.
+//! The lines of requests that wait for a key: first come, first served, and nothing is charged in advance.
 //!
-//! A waiting request has charged nothing. Only the head of a line has a time: when its cost will fit if
-//! nothing else comes. Then it asks like any other request, is charged, and the next becomes the head. So
-//! a request that leaves has nothing to give back, the ones behind it move up, and a change of policy, a
-//! refund or a reset is only a reason for the head to ask again. While requests wait for a key, a check of
-//! it comes behind them and is denied.
+//! A waiting request has charged nothing. Only the head of a line has a time: the time at which its cost will fit if no
+//! other request comes. At this time it checks the key like any other request, is charged, and the next waiter becomes
+//! the head. So a request that leaves has nothing to return, and the requests behind it move up. After a change of
+//! policy, a refund or a reset, the head only has to check again. While requests wait for a key, a check of the key
+//! comes behind them and is denied.
 //!
-//! Every waiter has its own deadline, whatever the head does. A waiter that is not polled until its deadline
-//! has passed loses its place to the ones behind it. Until then, the ones behind it are served beside it as far
-//! as there is room for all of them.
+//! Every waiter has its own deadline, whatever the head does. A waiter that is not polled by its deadline loses its
+//! place. Until then, waiters behind it are served if there is room for them and for everything ahead of them.
 //!
-//! Charging waiting requests beforehand would be simpler for a bucket, and wrong for a window: units charged
-//! in a window that passes are gone when their turn comes.
+//! Charging waiting requests in advance would be simpler for a bucket, and wrong for a window: units that are charged
+//! in one window no longer count in the next one, in which the request is served.
 //!
-//! Joining, asking and leaving take O(log n) steps for a line of n. That is why a line knows only how many
-//! units wait ([`Group`]), and the rule says how long they take at least
-//! ([`Algorithm::fit_behind`]).
+//! A thread that blocks while it waits polls no other future meanwhile. So a waiter that was last polled by this
+//! thread is passed over: it keeps its place, but it is not the head, until another thread polls it or the blocking
+//! request has left.
+//!
+//! Joining, checking and leaving take O(log n) steps for a line of n waiters. Therefore a line stores only how many
+//! units wait ([`Group`]), and the rule computes the shortest time in which they can be allowed
+//! ([`Algorithm::fit_behind`]). While a thread blocks, waiters that are passed over are visited one by one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
+use std::thread::{self, ThreadId};
 
 use tallygate_core::{Algorithm, Answer as _, Cost, Decision, Fit, Outcome, Source, Tick, Ticks};
 
@@ -31,7 +35,7 @@ use crate::table::{Full, KeySlot, Reading, Table};
 pub(crate) struct Line {
     /// The number of requests that wait for any key, or are about to.
     waiting: AtomicUsize,
-    /// The number of the next ticket: of all lines, since a ticket may outlive its line.
+    /// The number of the next ticket. All lines share the count, because a ticket may outlive its line.
     next: AtomicU64,
     queues: Shards<Queues>,
 }
@@ -50,9 +54,11 @@ struct Queue {
     /// By ticket number, so in the order in which they came.
     waiters: BTreeMap<u64, Waiter>,
     deadlines: BTreeSet<(Tick, u64)>,
-    /// What waits, by the [identity](Algorithm::identity) of the rule that it waits under.
+    /// The waiting units, by the [identity](Algorithm::identity) of the rule that they wait under.
     groups: HashMap<u64, Group>,
-    /// How often something has happened that may delay the waiters.
+    /// The threads that block until a waiter is answered, each once per waiter.
+    blocked: Vec<ThreadId>,
+    /// The number of events so far that may delay the waiters.
     disturbed: u64,
 }
 
@@ -61,7 +67,7 @@ struct Queue {
 struct Group {
     waiters: usize,
     units: u128,
-    /// The units of the requests that are served for certain, if they stay.
+    /// The units of the requests that will certainly be served if they stay in line.
     certain: u128,
 }
 
@@ -69,11 +75,32 @@ struct Waiter {
     cost: Cost,
     /// The last time at which it can be served.
     until: Tick,
-    /// The identity of the rule that it waits under; `None` after the rules have changed, until it asks again.
+    /// The identity of the rule that it waits under; `None` after the rules have changed, until it checks again.
     rule: Option<u64>,
-    /// Set if it is served for certain, unless the line was disturbed since.
+    /// The count of disturbances when it was last certain that the waiter will be served; it still is if there were
+    /// none since.
     certain: Option<u64>,
     waker: Option<Waker>,
+    /// The thread that polled it last.
+    thread: ThreadId,
+    /// Whether that thread sleeps until the waiter is answered.
+    blocks: bool,
+}
+
+impl Waiter {
+    /// Returns whether it cannot be polled before another waiter has left, because its thread blocks for that waiter.
+    fn is_passed_over(&self, blocked: &[ThreadId]) -> bool {
+        !self.blocks && blocked.contains(&self.thread)
+    }
+}
+
+/// How the request of a waiter waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitMode {
+    /// As a future, which any thread may poll next.
+    Async,
+    /// The thread that joins the line sleeps until the request is answered.
+    Blocking,
 }
 
 /// A place in a line.
@@ -96,13 +123,13 @@ pub enum Joined {
 /// The state of a waiting request.
 #[derive(Debug)]
 pub enum Turn {
-    /// It was served, or can no longer be served in time; it has left the line.
+    /// It was served, or can no longer be served in time. It has left the line.
     Done(Decision),
-    /// It waits, and must ask again at this time or when it is woken.
+    /// It waits, and must check again at this time or when it is woken.
     At(Tick),
 }
 
-/// A request that is counted as waiting, unless it turns out that it does not wait.
+/// A request that is counted as waiting until it is known whether it waits.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -129,14 +156,14 @@ impl Line {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Leaves the line; the waiters behind move up.
+    /// Leaves the line. The waiters behind move up.
     pub(crate) fn leave(&self, ticket: &Ticket) {
         let mut wakes = Wakes::default();
         let mut queues = self.queues.lock(ticket.spot);
         self.remove(&mut queues, ticket.spot, ticket.number, &mut wakes);
     }
 
-    /// Takes a waiter out of its line.
+    /// Removes a waiter from its line.
     fn remove(&self, queues: &mut Queues, spot: KeySlot, number: u64, wakes: &mut Wakes) {
         let Some(queue) = queues.get_mut(&spot) else { return };
         if queue.remove(number, wakes) {
@@ -147,7 +174,7 @@ impl Line {
         }
     }
 
-    /// Takes the waiters out of a line that were not polled until their deadline had passed.
+    /// Removes the waiters that were not polled by their deadline from a line.
     fn expire(
         &self,
         queues: &mut Queues,
@@ -166,7 +193,7 @@ impl Line {
         }
     }
 
-    /// Something unforeseen happened to a key's state: its head asks again.
+    /// Wakes the head of a key's line to check again, because the state of the key has changed unexpectedly.
     pub(crate) fn nudge(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
@@ -179,7 +206,7 @@ impl Line {
         }
     }
 
-    /// The rules of a key have changed: all of its waiters ask again.
+    /// Wakes all waiters of a key to check again, because the rules of the key have changed.
     pub(crate) fn nudge_all_of(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
@@ -191,19 +218,20 @@ impl Line {
         }
     }
 
-    /// The rules of all keys have changed: all waiters ask again.
+    /// Wakes all waiters to check again, because the rules of all keys have changed.
     pub(crate) fn nudge_all(&self) {
         self.queues.each(|queues, wakes| {
             queues.values_mut().for_each(|queue| queue.rules_changed(wakes));
         });
     }
 
-    /// Moves the deadlines of all waiters, which ask again, if a reading is the first after the clock was set back.
+    /// Moves the deadlines of all waiters, and wakes them to check again, if a reading is the first after the clock was
+    /// set back.
     pub(crate) fn follow(&self, reading: Reading) {
         self.queues.follow(reading);
     }
 
-    /// Returns the answer to a check of a key that others wait for; `None` if no request waits for it.
+    /// Returns the answer to a check of a key that other requests wait for; `None` if no request waits for it.
     pub(crate) fn answer<A: Algorithm>(
         &self,
         rule: (&Table<A::State>, &A),
@@ -230,7 +258,7 @@ impl Line {
         Some(self.with_line(spot, reading, look)?.decision)
     }
 
-    /// Calls `read` with the line of a key, if requests wait for it, and with the reading to go on with.
+    /// Calls `read` with the line of a key, if requests wait for it, and with the reading to continue with.
     fn with_line<R>(
         &self,
         spot: KeySlot,
@@ -243,16 +271,16 @@ impl Line {
         queues.get(&spot).map(|queue| read(queue, reading))
     }
 
-    /// Asks for a key. If the cost does not fit yet, but may fit in time, the request waits in line.
+    /// Checks a key. If the cost does not fit yet, but may fit in time, the request waits in line.
     pub(crate) fn join<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
         spot: KeySlot,
         cost: Cost,
         reading: Reading,
-        max_wait: Ticks,
+        (max_wait, mode): (Ticks, WaitMode),
     ) -> Result<Joined, Full> {
-        // Counted before the state is read: a change of the state after that finds the line not empty.
+        // Counted before the state is read, so that a later change of the state finds a line that is not empty.
         let counted = Counted::new(&self.waiting);
         let mut wakes = Wakes::default();
         let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
@@ -260,7 +288,7 @@ impl Line {
         let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
         self.expire(&mut queues, spot, now, None, &mut wakes);
         let (decision, latest) = match queues.get(&spot) {
-            // A look takes no turn.
+            // A check of cost 0 does not wait in line.
             Some(queue) if cost > 0 => {
                 let behind = queue.answer((table, rule), spot, cost, reading)?;
                 (behind.decision, behind.latest)
@@ -276,12 +304,16 @@ impl Line {
         let identity = rule.identity();
         let certain = latest.and_then(|wait| now.after(wait)).is_some_and(|latest| latest <= until);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        queues.entry(spot).or_default().push((number, cost), until, identity, certain);
+        let queue = queues.entry(spot).or_default();
+        queue.push((number, cost), until, identity, certain);
+        if mode == WaitMode::Blocking {
+            queue.pass_over_futures_of_this_thread(number, &mut wakes);
+        }
         counted.stays();
         Ok(Joined::Waiting(Ticket { spot, number, cost }))
     }
 
-    /// Asks whether it is a waiter's turn, and says when to wake it if it is not.
+    /// Checks whether it is a waiter's turn. If it is not, returns when the waiter must check again.
     pub(crate) fn turn<A: Algorithm>(
         &self,
         (table, rule): (&Table<A::State>, &A),
@@ -304,15 +336,14 @@ impl Line {
             drop((queues, wakes));
             return self.turn_without_place((table, rule), ticket, reading, waker);
         };
-        let mut places = queue.waiters.keys();
-        if places.next() != Some(&number) {
-            let is_second = places.next() == Some(&number);
+        let [head, second] = queue.first_two();
+        if head.is_none_or(|(first, _)| first != number) {
+            let is_second = second.is_some_and(|(second, _)| second == number);
             let place = (spot, number, cost);
             let beside = queue.serve_beside_others((table, rule), place, reading, &mut wakes)?;
             if now < until && beside.is_none() {
-                // The second takes over when the head is not polled until its deadline.
-                let head = queue.waiters.values().next().filter(|_| is_second);
-                let over = head.and_then(|head| head.until.after(Ticks(1)));
+                // The second waiter takes over if the head is not polled by its deadline.
+                let over = head.filter(|_| is_second).and_then(|(_, until)| until.after(Ticks(1)));
                 return Ok(Turn::At(over.map_or(until, |over| over.min(until))));
             }
             self.remove(&mut queues, spot, number, &mut wakes);
@@ -324,15 +355,15 @@ impl Line {
         }
         let decision = ask_table((table, rule), spot, cost, reading, until)?;
         if let Some(due) = due(&decision, now, until) {
-            // A rule that denies a cost that fits must not keep this thread busy.
+            // A faulty rule that denies a cost that fits must not keep this thread busy.
             return Ok(Turn::At(due.max(now.after(Ticks(1)).unwrap_or(due))));
         }
         self.remove(&mut queues, spot, number, &mut wakes);
         Ok(Turn::Done(decision))
     }
 
-    /// The same for a waiter that lost its place because it was not polled until its deadline had passed: it may try
-    /// once more, behind the others.
+    /// Does the same for a waiter that lost its place because it was not polled by its deadline: it may try once more,
+    /// behind the others.
     #[cold]
     fn turn_without_place<A: Algorithm>(
         &self,
@@ -341,7 +372,8 @@ impl Line {
         reading: Reading,
         waker: &Waker,
     ) -> Result<Turn, Full> {
-        match self.join(rule, ticket.spot, ticket.cost, reading, Ticks::ZERO)? {
+        let at_once = (Ticks::ZERO, WaitMode::Async);
+        match self.join(rule, ticket.spot, ticket.cost, reading, at_once)? {
             Joined::Decided(decision) => Ok(Turn::Done(decision)),
             Joined::Waiting(new) => {
                 *ticket = new;
@@ -351,8 +383,8 @@ impl Line {
     }
 }
 
-/// The answer to a request that comes behind others.
-struct Behind {
+/// The answer to a request that comes behind waiting requests.
+struct AnswerBehind {
     decision: Decision,
     /// The wait after which it has been served at the latest, if it is known.
     latest: Option<Ticks>,
@@ -371,19 +403,31 @@ impl Group {
 impl Queue {
     fn push(&mut self, (number, cost): (u64, Cost), until: Tick, rule: u64, certain: bool) {
         let certain = certain.then_some(self.disturbed);
-        let waiter = Waiter { cost, until, rule: Some(rule), certain, waker: None };
+        let waiter = Waiter {
+            cost,
+            until,
+            rule: Some(rule),
+            certain,
+            waker: None,
+            thread: thread::current().id(),
+            blocks: false,
+        };
         self.groups.entry(rule).or_default().add(cost, certain.is_some());
         self.waiters.insert(number, waiter);
         self.deadlines.insert((until, number));
     }
 
-    /// Takes a waiter out; returns whether it was there. Wakes the ones that become first and second.
+    /// Removes a waiter, and returns whether it was in line. Wakes the waiters that become first and second.
     fn remove(&mut self, number: u64, wakes: &mut Wakes) -> bool {
-        let was_near = self.waiters.keys().take(2).any(|one| *one == number);
+        let was_near = self.first_two().iter().flatten().any(|(one, _)| *one == number);
         let Some(waiter) = self.waiters.remove(&number) else { return false };
+        if waiter.blocks {
+            let blocked = self.blocked.iter().position(|thread| *thread == waiter.thread);
+            blocked.map(|index| self.blocked.swap_remove(index));
+        }
         self.deadlines.remove(&(waiter.until, number));
         self.ungroup(waiter.rule, waiter.cost, waiter.certain);
-        if was_near {
+        if was_near || waiter.blocks {
             self.wake_first_two(wakes);
         }
         wakes.forget = waiter.waker;
@@ -404,13 +448,47 @@ impl Queue {
         }
     }
 
-    /// The head is to ask; the second watches that it does so by its deadline.
+    /// Returns the waiters in the order in which they are served, without waiters that are passed over.
+    fn in_turn(&self) -> impl Iterator<Item = (&u64, &Waiter)> {
+        self.waiters.iter().filter(|(_, waiter)| !waiter.is_passed_over(&self.blocked))
+    }
+
+    /// Returns the numbers and the deadlines of the first two of them.
+    fn first_two(&self) -> [Option<(u64, Tick)>; 2] {
+        let mut in_turn = self.in_turn().map(|(number, waiter)| (*number, waiter.until));
+        [in_turn.next(), in_turn.next()]
+    }
+
+    /// Records that the thread that joined as this waiter sleeps until the waiter is answered.
+    fn pass_over_futures_of_this_thread(&mut self, number: u64, wakes: &mut Wakes) {
+        let Some(waiter) = self.waiters.get_mut(&number) else { return };
+        waiter.blocks = true;
+        self.blocked.push(waiter.thread);
+        if self.waiters.values().any(|waiter| waiter.is_passed_over(&self.blocked)) {
+            // They may be served later than planned. This thread does not wake them, because some executors would queue
+            // them for this thread.
+            self.disturb();
+            self.wake_first_two_in_turn(wakes);
+        }
+    }
+
+    /// Wakes the head to check again, and the second waiter to take over if the head does not do so by its deadline. If
+    /// the first two waiters of the line are passed over, it wakes them too: another thread may poll them.
     fn wake_first_two(&mut self, wakes: &mut Wakes) {
         let first_two = self.waiters.values_mut().take(2);
         wakes.wake.extend(first_two.filter_map(|waiter| waiter.waker.take()));
+        if !self.blocked.is_empty() {
+            self.wake_first_two_in_turn(wakes);
+        }
     }
 
-    /// No waiter is certain any more to be served in time.
+    fn wake_first_two_in_turn(&mut self, wakes: &mut Wakes) {
+        let waiters = self.waiters.values_mut();
+        let in_turn = waiters.filter(|waiter| !waiter.is_passed_over(&self.blocked)).take(2);
+        wakes.wake.extend(in_turn.filter_map(|waiter| waiter.waker.take()));
+    }
+
+    /// It is no longer certain of any waiter that it will be served in time.
     fn disturb(&mut self) {
         self.disturbed += 1;
         self.groups.values_mut().for_each(|group| group.certain = 0);
@@ -435,17 +513,18 @@ impl Queue {
         self.rules_changed(wakes);
     }
 
-    /// A waiter whose deadline has passed, other than the one that asks.
+    /// Returns a waiter whose deadline has passed, other than the one that checks.
     fn expired(&self, now: Tick, asking: Option<u64>) -> Option<u64> {
         let passed = self.deadlines.iter().take_while(|(until, _)| *until < now);
         passed.map(|(_, number)| *number).find(|number| Some(*number) != asking)
     }
 
-    /// Brings a waiter that asks up to date, and returns its deadline; `None` if it has no place. Its old waker is put
+    /// Updates a waiter that checks again, and returns its deadline; `None` if it has no place. Its old waker is stored
     /// in place of the new one.
     fn update(&mut self, number: u64, rule: u64, waker: &mut Option<Waker>) -> Option<Tick> {
         let waiter = self.waiters.get_mut(&number)?;
         std::mem::swap(&mut waiter.waker, waker);
+        waiter.thread = thread::current().id();
         let (cost, until, certain) = (waiter.cost, waiter.until, waiter.certain);
         if waiter.rule != Some(rule) {
             let old = waiter.rule.replace(rule);
@@ -465,7 +544,7 @@ impl Queue {
         spot: KeySlot,
         cost: Cost,
         reading: Reading,
-    ) -> Result<Behind, Full> {
+    ) -> Result<AnswerBehind, Full> {
         table.with(rule, spot, reading, self.behind(rule, cost, reading.now))
     }
 
@@ -475,17 +554,17 @@ impl Queue {
         rule: &A,
         cost: Cost,
         now: Tick,
-    ) -> impl FnOnce(&mut A::State, Tick) -> Behind {
-        // Units of other rules are left out: they may be charged differently under this one, or not at all. So
-        // are waiters that may give up, because they then make room.
+    ) -> impl FnOnce(&mut A::State, Tick) -> AnswerBehind {
+        // Units of other rules are not counted, because they may be charged differently under this rule, or not at all.
+        // Waiters that may give up are not counted either, because they would then make room.
         let group = self.groups.get(&rule.identity());
         let (certain, all) = group.map_or((0, 0), |group| (group.certain, group.units));
         let is_alone = group.is_some_and(|group| group.waiters == self.waiters.len());
         move |state, at| {
-            // From now on it goes on under this rule, as after a check: otherwise the wait would not be right.
+            // From now on the key is under this rule, as after a check. Otherwise the wait would be wrong.
             bring(rule, state, at);
             let wait = match rule.fit_behind(state, at, certain, cost).earliest {
-                // The requests ahead may be due at this very tick, and are still to come.
+                // The requests ahead may be due at this very tick and not served yet.
                 Fit::Now => Some(Ticks(1)),
                 Fit::After(wait) => Some(wait),
                 Fit::Never => None,
@@ -510,12 +589,12 @@ impl Queue {
                 quota: facts.quota,
                 source: Source::Store,
             };
-            Behind { decision: counted_from(now, at, decision), latest }
+            AnswerBehind { decision: counted_from(now, at, decision), latest }
         }
     }
 
-    /// A waiter behind others is served if there is room now for it and for everything ahead of it: then the
-    /// others, which are due but have not been polled yet, lose nothing. They are woken.
+    /// A waiter behind others is served if there is room now for it and for everything ahead of it. The others, which
+    /// are due but have not been polled yet, then lose nothing. They are woken.
     fn serve_beside_others<A: Algorithm>(
         &mut self,
         (table, rule): (&Table<A::State>, &A),
@@ -531,13 +610,15 @@ impl Queue {
         };
         let identity = Some(rule.identity());
         let mut units = cost;
-        for (place, (_, waiter)) in self.waiters.range(..number).enumerate() {
+        let ahead = self.waiters.range(..number).map(|(_, waiter)| waiter);
+        let in_turn = ahead.filter(|waiter| !waiter.is_passed_over(&self.blocked));
+        for (place, waiter) in in_turn.enumerate() {
             let Some(with_it) = units.checked_add(waiter.cost).filter(|_| waiter.rule == identity)
             else {
                 return Ok(None);
             };
             units = with_it;
-            // Mostly the head is not due, and that ends it. The rest of the line is looked at once.
+            // Usually the head is not due, and the loop ends here. The rest of the line is visited once.
             if units > rule.capacity() || (place == 0 && !fits(units)?) {
                 return Ok(None);
             }
@@ -551,7 +632,7 @@ impl Queue {
     }
 }
 
-/// Asks the table for the head, or for a request without a line.
+/// Checks the table for the head, or for a request without a line.
 fn ask_table<A: Algorithm>(
     (table, rule): (&Table<A::State>, &A),
     spot: KeySlot,
@@ -564,7 +645,7 @@ fn ask_table<A: Algorithm>(
     })
 }
 
-/// Changes a state all at once: if the rule panics, nothing was charged.
+/// Changes a copy of a state, and stores it at the end. If the rule panics, nothing was charged.
 pub(crate) fn on_a_copy<S: Clone, R>(state: &mut S, change: impl FnOnce(&mut S) -> R) -> R {
     let mut copy = state.clone();
     let changed = change(&mut copy);
@@ -572,7 +653,7 @@ pub(crate) fn on_a_copy<S: Clone, R>(state: &mut S, change: impl FnOnce(&mut S) 
     changed
 }
 
-/// Reads a state under the rule of a time, without changing it.
+/// Reads a state under the rule that applies at a time, without changing it.
 fn read_at<A: Algorithm, R>(
     rule: &A,
     state: &A::State,
@@ -588,7 +669,7 @@ fn read_at<A: Algorithm, R>(
     }
 }
 
-/// Brings a state under the rule of a time: an override may have ended by then.
+/// Moves a state to the rule that applies at a time: an override may have ended by then.
 fn bring<A: Algorithm>(rule: &A, state: &mut A::State, at: Tick) {
     if rule.clock_was_set_back(state, at) {
         on_a_copy(state, |state| rule.rebase(state, at));
@@ -616,4 +697,121 @@ fn ask<A: Algorithm>(
     }
     let decision = Decision::from_outcome(rule, state, now, Outcome::Denied(cost), None);
     if due(&decision, now, until).is_some() { decision } else { rule.decide(state, now, cost) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tallygate_core::{Limit, Policy};
+
+    use super::*;
+    use crate::hash::KeyHasher;
+    use crate::table::WhenFull;
+
+    /// The line of one key that has used up a limit of one request per ten ticks.
+    struct Fixture {
+        rule: Limit,
+        table: Table<<Limit as Algorithm>::State>,
+        spot: KeySlot,
+        line: Line,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let rule = Policy::token_bucket(1).per(Ticks(10)).burst(1).limit().expect("valid");
+            let table = Table::new(u128::BITS, 10, WhenFull::EvictLeastUsed);
+            let spot = table.slot_of(KeyHasher::new().fingerprint(b"a"));
+            let decide = |state: &mut _, at| rule.decide::<bool>(state, at, 1);
+            assert!(table.with(&rule, spot, Tick(0), decide).is_ok_and(|allowed| allowed));
+            Self { rule, table, spot, line: Line::default() }
+        }
+
+        fn join(&self, mode: WaitMode) -> Ticket {
+            let wait = (Ticks(1_000), mode);
+            let rule = (&self.table, &self.rule);
+            match self.line.join(rule, self.spot, 1, Tick(0).into(), wait) {
+                Ok(Joined::Waiting(ticket)) => ticket,
+                other => panic!("it waits: {other:?}"),
+            }
+        }
+
+        /// Polls a waiter. Returns whether it is served.
+        fn is_served(&self, ticket: &mut Ticket, now: i64) -> bool {
+            let rule = (&self.table, &self.rule);
+            match self.line.turn(rule, ticket, Tick(now).into(), Waker::noop()) {
+                Ok(Turn::Done(decision)) => decision.allowed,
+                Ok(Turn::At(_)) => false,
+                Err(Full) => panic!("there is room"),
+            }
+        }
+    }
+
+    /// Runs a function on another thread.
+    fn elsewhere<R: Send>(act: impl FnOnce() -> R + Send) -> R {
+        thread::scope(|scope| scope.spawn(act).join().expect("no panic"))
+    }
+
+    /// Fault K5.
+    #[test]
+    fn a_blocking_request_is_served_before_futures_of_its_own_thread_only() {
+        let scene = Fixture::new();
+        let mut own = scene.join(WaitMode::Async);
+        let mut other = elsewhere(|| scene.join(WaitMode::Async));
+        let mut blocking = scene.join(WaitMode::Blocking);
+        assert!(!scene.is_served(&mut blocking, 10), "the other thread was first");
+        assert!(elsewhere(|| scene.is_served(&mut other, 10)));
+        assert!(!scene.is_served(&mut blocking, 19));
+        assert!(scene.is_served(&mut blocking, 20));
+        assert!(!scene.is_served(&mut own, 29));
+        assert!(scene.is_served(&mut own, 30));
+    }
+
+    /// Fault K5.
+    #[test]
+    fn a_future_that_another_thread_polls_keeps_its_turn() {
+        let scene = Fixture::new();
+        let mut moved = scene.join(WaitMode::Async);
+        let mut blocking = scene.join(WaitMode::Blocking);
+        assert!(!elsewhere(|| scene.is_served(&mut moved, 5)));
+        assert!(!scene.is_served(&mut blocking, 10), "the future is still before it");
+        assert!(elsewhere(|| scene.is_served(&mut moved, 10)));
+        assert!(scene.is_served(&mut blocking, 20));
+    }
+
+    /// Fault K5.
+    #[test]
+    fn a_future_gets_its_turn_back_when_its_thread_no_longer_blocks() {
+        let scene = Fixture::new();
+        let mut first = scene.join(WaitMode::Async);
+        let blocking = scene.join(WaitMode::Blocking);
+        let mut last = elsewhere(|| scene.join(WaitMode::Async));
+        scene.line.leave(&blocking);
+        assert!(!elsewhere(|| scene.is_served(&mut last, 10)));
+        assert!(scene.is_served(&mut first, 10));
+    }
+
+    /// Fault K5.
+    #[test]
+    fn a_request_behind_a_future_that_is_passed_over_is_woken() {
+        use std::sync::Arc;
+        use std::sync::atomic::AtomicBool;
+
+        struct Woken(AtomicBool);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let scene = Fixture::new();
+        let _own = scene.join(WaitMode::Async);
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let waker = Waker::from(woken.clone());
+        elsewhere(|| {
+            let mut other = scene.join(WaitMode::Async);
+            let rule = (&scene.table, &scene.rule);
+            let turn = scene.line.turn(rule, &mut other, Tick(0).into(), &waker);
+            assert!(matches!(turn, Ok(Turn::At(_))));
+        });
+        let _blocking = scene.join(WaitMode::Blocking);
+        assert!(woken.0.load(Ordering::Relaxed), "it is the head now");
+    }
 }

@@ -1,8 +1,8 @@
 //! [`MapStore`]: a store on any map that gives exclusive access to a key.
 //!
-//! It is the short way to your own store. The map finds and keeps entries, and everything else is done here: the
-//! operations, reservations, and the rule that a look stores nothing. A store that replies later, such as a database,
-//! implements [`Store`] itself.
+//! It is the easiest way to write your own store. The map finds and keeps entries, and this module does everything
+//! else: the operations, the reservations, and that a check of cost 0 stores nothing. A store that replies later, such
+//! as a database, implements [`Store`] itself.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -41,7 +41,7 @@ pub trait StateMap<A: Algorithm>: Sync {
 #[derive(Clone, Debug)]
 pub struct Entry<S> {
     state: S,
-    /// The returns and resets that later settlements have to know of.
+    /// The returns and resets that affect later settlements.
     returns: Returns,
     expires_at: Tick,
 }
@@ -58,7 +58,7 @@ impl<S> Entry<S> {
 #[derive(Debug)]
 pub struct MapStore<M> {
     map: M,
-    /// Differs from that of every other store, so that a reservation is settled where it was made.
+    /// The number of this store, which no other store has, so that a reservation is settled where it was made.
     id: u64,
     /// The number of returns and resets.
     returns: AtomicI64,
@@ -109,10 +109,12 @@ impl<M> MapStore<M> {
                 Step::Looked => return answer,
                 Step::Charged => {}
                 Step::Returned => {
-                    entry.returns.note(number(), rule.receipt(&entry.state), now, fresh_at);
+                    let (left, last_change) =
+                        (rule.receipt(&entry.state), rule.last_change(&entry.state));
+                    entry.returns.note(number(), left, last_change, fresh_at);
                 }
                 Step::Reset => {
-                    // A later reservation is not made void, and an earlier one has expired by then.
+                    // A later reservation stays valid, and an earlier one has expired by then.
                     let until = Tick(self.latest_end.load(Ordering::Relaxed).saturating_add(1));
                     entry.returns.reset(number(), until);
                 }
@@ -125,10 +127,10 @@ impl<M> MapStore<M> {
     }
 }
 
-/// A time that does not come.
+/// The last tick, which means never.
 const NEVER: Tick = Tick(i64::MAX);
 
-/// What a step did.
+/// The outcome of a step.
 enum Step {
     Looked,
     Charged,

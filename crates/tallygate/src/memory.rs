@@ -23,11 +23,11 @@ use keys::Keys;
 
 pub use policy_store::PolicyStore;
 
-/// The most keys of a memory store, and what it does with new keys when it has as many.
+/// The maximum number of keys of a memory store, and what it does with new keys when it is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capacity {
-    /// The most keys that are kept: about 43 bytes each for buckets, resident once they are used.
+    /// The maximum number of keys. A bucket takes about 43 bytes per key, which are resident once the key is used.
     pub max_keys: usize,
     /// What the store does with a new key when it is full and no key is fresh.
     pub when_full: WhenFull,
@@ -47,7 +47,7 @@ impl Capacity {
         Self { max_keys, ..Self::default() }
     }
 
-    /// Returns the same capacity with another rule for new keys in a full store.
+    /// Sets what a full store does with new keys.
     #[must_use]
     pub const fn when_full(mut self, when_full: WhenFull) -> Self {
         self.when_full = when_full;
@@ -65,7 +65,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Creates an empty store.
     ///
     /// # Panics
-    /// Panics if the system has no address space for so many keys.
+    /// Panics if the system has no address space for that many keys.
     pub fn new(capacity: Capacity, clock: C) -> Self {
         Self { keys: Keys::new(capacity), engine: Engine::new(clock) }
     }
@@ -83,7 +83,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     /// Starts to load the memory of a key that will be checked soon. It changes nothing.
     ///
-    /// If you have several requests at hand, prefetch all of their keys first: then the checks do not wait for memory one
+    /// If you have several requests, prefetch all of their keys first: then the checks do not wait for memory one
     /// after the other.
     #[inline]
     pub fn prefetch(&self, key: &[u8]) {

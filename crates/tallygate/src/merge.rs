@@ -1,4 +1,4 @@
-//! How the parts of a joint decision are merged: for every store that decides over several keys at once.
+//! Merges the parts of a joint decision, for every store that decides over several keys at once.
 //!
 //! One key may occur several times, under different rules. Its costs are added up, each rule must allow the sum, and one
 //! rule charges it. The joint decision is allowed if all parts allow it; it reports the least remaining units and the
@@ -6,7 +6,7 @@
 
 use tallygate_core::{Answer as _, Cost, Decision, Source, Ticks};
 
-/// Groups parts that are about the same key.
+/// Groups parts by key.
 ///
 /// Takes the identity of each part's key. Returns the indices of the parts of each key, in the order in which the keys
 /// occur first.

@@ -1,6 +1,6 @@
 //! Observers, which are notified of decisions.
 //!
-//! Observers are called after the decision, outside every lock. A panic in an observer is caught: the decision stands,
+//! Observers are called after the decision, outside every lock. A panic in an observer is caught: the decision is unaffected,
 //! and the other observers are notified.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -66,7 +66,7 @@ pub trait Observer: Sync {
     fn decided(&self, event: &Event<'_>);
 }
 
-/// Observes nothing, at no cost.
+/// Observes no decisions, at no cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoObserver;
 

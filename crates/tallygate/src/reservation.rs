@@ -15,7 +15,7 @@ pub use crate::settle_error::SettleError;
 #[must_use = "settle it, or the estimate stays charged"]
 pub struct Reservation {
     key: Box<[u8]>,
-    /// The tier that the question named.
+    /// The tier that the request named.
     tier: Option<Box<str>>,
     charged: Cost,
     charge: Box<Charged>,
@@ -102,12 +102,12 @@ impl Reservation {
         self.settled = false;
     }
 
-    /// Returns the question that finds the client.
+    /// Returns the request that finds the client.
     pub(crate) fn ask(&self) -> Ask<'_> {
         Ask::new(&self.key).tier(self.tier.as_deref())
     }
 
-    /// Returns what the store charged.
+    /// Returns the charge of the store.
     pub(crate) fn charge(&self) -> &Charged {
         &self.charge
     }

@@ -1,19 +1,19 @@
-//! The returns and resets that outstanding reservations of a memory store have to know of.
+//! The returns and resets that affect open reservations of a memory store.
 //!
-//! A settlement may return only units that still count ([`Returns`]). Two things that happen between a
-//! reservation and its settlement matter for that and cannot be read from a key's state: units that others
-//! returned meanwhile, and a reset. They are kept here, by key, only while reservations are outstanding and
-//! only until everything that was charged before them has drained. A check never looks at them.
+//! A settlement may return only units that still count ([`Returns`]). Two events between a reservation and its
+//! settlement affect this, and are not part of a key's state: units that other requests returned, and a reset. They are
+//! stored here by key, only while reservations are open, and only until everything that was charged before them has
+//! drained. A check never reads them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tallygate_core::{Receipt, Returns, Settlement, Tick};
+use tallygate_core::{Algorithm, Receipt, Returns, Settlement, Tick};
 
-/// Locks that the keys are kept under.
+/// The number of locks.
 const SHARDS: usize = 16;
-/// How many keys are kept per lock. Past it, reservations that were made before return nothing.
+/// The maximum number of keys per lock. Beyond it, reservations that were made before return nothing.
 const MAX_KEYS: usize = 16_384;
 
 /// The returns and resets of a store's keys.
@@ -31,7 +31,7 @@ struct Shard {
     /// Reservations below this number return nothing.
     closed_below: i64,
     keys: HashMap<u128, Returns>,
-    /// At how many keys to look for some that can go.
+    /// The number of keys from which on keys that no longer matter are removed.
     sweep_at: usize,
 }
 
@@ -88,7 +88,7 @@ impl ReturnLog {
         Ok(is_lowered)
     }
 
-    /// Notes that a reservation of a number was settled, for the returns since its charge. Call it with the key's
+    /// Records that a reservation with a number was settled, for the returns since its charge. Call it with the key's
     /// lock.
     pub(crate) fn settled(&self, key: u128, number: i64, settlement: &Settlement<'_>) {
         if let Some(returns) = self.shard(key).keys.get_mut(&key) {
@@ -96,24 +96,25 @@ impl ReturnLog {
         }
     }
 
-    /// Notes that units were returned, and what that left of a state that would have been fresh at a time.
-    /// Call it with the key's lock.
-    pub(crate) fn returned(
+    /// Records that units were returned to a state that would have been fresh at a time. Call it with the key's lock.
+    pub(crate) fn returned<A: Algorithm>(
         &self,
         key: u128,
-        left: impl FnOnce() -> Receipt,
+        rule: &A,
+        state: &A::State,
         now: Tick,
         fresh: Option<Tick>,
     ) {
         if fresh.is_none_or(|fresh| fresh > now) && self.is_anything_reserved(now) {
             let number = self.next();
             self.note(key, now, |returns| {
-                returns.note(number, left(), now, fresh.unwrap_or(Tick(i64::MAX)));
+                let until = fresh.unwrap_or(Tick(i64::MAX));
+                returns.note(number, rule.receipt(state), rule.last_change(state), until);
             });
         }
     }
 
-    /// Notes a reset. Call it with the key's lock.
+    /// Records a reset. Call it with the key's lock.
     pub(crate) fn was_reset(&self, key: u128, now: Tick) {
         if self.is_anything_reserved(now) {
             let number = self.next();
@@ -146,11 +147,11 @@ impl ReturnLog {
 
     fn shard(&self, key: u128) -> MutexGuard<'_, Shard> {
         let index = (key % SHARDS as u128) as usize;
-        // Each step on it is whole before anything can panic.
+        // Each change is complete before any code can panic.
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The key was reset after a reservation was made.
+/// The error for a key that was reset after a reservation was made.
 #[derive(Debug)]
 pub(crate) struct WasReset;

@@ -16,24 +16,24 @@ pub trait RuleSource {
     type Rule: Algorithm + Sync;
 
     /// A reference to a rule, for one decision.
-    type Chosen<'a>: RuleRef<Self::Rule> + Clone
+    type Ref<'a>: RuleRef<Self::Rule> + Clone
     where
         Self: 'a;
 
     /// Returns the rule for a key.
-    fn choose(&self, key: &[u8]) -> Self::Chosen<'_>;
+    fn choose(&self, key: &[u8]) -> Self::Ref<'_>;
 
     /// Returns the rule for a key in a tier.
     ///
     /// # Errors
     /// Fails if there is no such tier.
     #[cold]
-    fn choose_in(&self, tier: &str, _key: &[u8]) -> Result<Self::Chosen<'_>, UnknownTier> {
+    fn choose_in(&self, tier: &str, _key: &[u8]) -> Result<Self::Ref<'_>, UnknownTier> {
         Err(UnknownTier { name: tier.into(), known: Vec::new() })
     }
 
-    /// Returns a rule to look at any key with, whatever rule the key is decided by: for sweeps.
-    fn default_rule(&self) -> Self::Chosen<'_>;
+    /// Returns a rule that can read the state of any key, whatever rule decides on the key: for sweeps.
+    fn default_rule(&self) -> Self::Ref<'_>;
 
     /// Returns the rule for all keys, if there is only one.
     fn same_for_all(&self) -> Option<&Self::Rule>;
@@ -41,7 +41,7 @@ pub trait RuleSource {
 
 impl<A: Algorithm + Sync> RuleSource for A {
     type Rule = A;
-    type Chosen<'a>
+    type Ref<'a>
         = &'a A
     where
         A: 'a;

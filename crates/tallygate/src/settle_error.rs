@@ -1,4 +1,4 @@
-//! The reasons for which a reservation cannot be settled.
+//! The errors of settling a reservation.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ pub enum SettleError {
         /// The time of the settlement.
         now: Tick,
     },
-    /// The client was reset after the reservation was made, or its store has lost its state: there is nothing to
-    /// settle.
+    /// The client was reset after the reservation was made, or the store has lost the client's state. There is nothing
+    /// to settle.
     Reset,
     /// Another limiter made the reservation.
     OtherLimiter,

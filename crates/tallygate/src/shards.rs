@@ -1,9 +1,9 @@
 //! Values under a few locks, whose times move with a clock that is set back.
 //!
-//! A time in the future, such as a deadline, means nothing after the clock was set back. So each lock knows how often the
-//! clock had been set back, and the latest time that was read since. The first reading after another set-back moves all
-//! times under the lock: what was left then, by the latest reading, is left now. A reading from before that set-back is
-//! replaced by the latest one after it.
+//! A time in the future, such as a deadline, means nothing after the clock was set back. So each lock stores how often
+//! the clock was set back, and the latest time that was read since. The first reading after another set-back moves all
+//! times under the lock: the time that was left at the latest reading is left now. A reading from before that set-back
+//! is replaced by the latest one after it.
 
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ const SHARDS: usize = 16;
 /// Values by key, under some locks.
 #[derive(Default)]
 pub(crate) struct Shards<T> {
-    /// The most set-backs that all values have followed.
+    /// The number of set-backs that all values have followed.
     followed: AtomicU32,
     shards: [Mutex<Shard<T>>; SHARDS],
 }
@@ -40,7 +40,7 @@ pub(crate) trait Timed: Default {
     fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes);
 }
 
-/// A clock that was set back, as seen under one lock.
+/// A set-back of the clock, as seen under one lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetBack {
     /// The latest time that was read before.
@@ -50,7 +50,7 @@ pub(crate) struct SetBack {
 }
 
 impl SetBack {
-    /// Moves a time: what was left until then stays the same. A time never moves forward.
+    /// Moves a time, so that the wait until then stays the same. A time never moves forward.
     pub(crate) fn moved(&self, when: Tick) -> Tick {
         self.to.after(when.since(self.from)).unwrap_or(when).min(when)
     }
@@ -59,11 +59,11 @@ impl SetBack {
 impl<T: Timed> Shards<T> {
     /// Locks the values of a key.
     pub(crate) fn lock(&self, spot: KeySlot) -> MutexGuard<'_, Shard<T>> {
-        // A panic under the lock leaves nothing half done: values change after the rules were asked.
+        // A panic under the lock leaves no incomplete change: values change after the rules were called.
         self.shards[spot.shard(SHARDS)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the values of a key with a reading. Returns the reading to go on with.
+    /// Locks the values of a key with a reading. Returns the reading to continue with.
     pub(crate) fn lock_at(
         &self,
         spot: KeySlot,
@@ -95,7 +95,7 @@ impl<T: Timed> Shards<T> {
 }
 
 impl<T: Timed> Shard<T> {
-    /// Moves all times if a reading is the first after the clock was set back. Returns the reading to go on with.
+    /// Moves all times if a reading is the first after the clock was set back. Returns the reading to continue with.
     pub(crate) fn enter(&mut self, reading: Reading, wakes: &mut Wakes) -> Reading {
         let (Some(was), Some(is)) = (self.latest.set_backs(), reading.set_backs()) else {
             return reading;
@@ -127,8 +127,8 @@ impl<T> DerefMut for Shard<T> {
     }
 }
 
-/// Wakes tasks, and forgets others, when it is dropped. It must be declared before a lock, and so be dropped after it:
-/// wakers run code of the executor, which may come back.
+/// Wakes tasks, and drops the wakers of others, when it is dropped. It must be declared before a lock, so that it is
+/// dropped after it: wakers run code of the executor, which may call the limiter again.
 #[derive(Default)]
 pub(crate) struct Wakes {
     pub(crate) wake: Vec<Waker>,
@@ -138,7 +138,7 @@ pub(crate) struct Wakes {
 impl Drop for Wakes {
     fn drop(&mut self) {
         for waker in self.wake.drain(..) {
-            // A panic of one executor does not keep the tasks of another asleep.
+            // If one executor panics, the tasks of the others are still woken.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
                 std::mem::forget(payload);
             }

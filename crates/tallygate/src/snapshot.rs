@@ -72,7 +72,7 @@ mod tests {
         snapshot.finish().expect("memory")
     }
 
-    /// Also where all checksums are right, no length is believed before its bytes are there.
+    /// Even if all checksums are right, memory is only allocated for bytes that were read.
     #[test]
     fn lengths_and_counts_without_their_bytes_are_rejected() {
         let name = written(|snapshot| {
@@ -123,7 +123,7 @@ mod tests {
         );
     }
 
-    /// The format outlives this program: what it writes now is read by those to come.
+    /// Later versions must read what this version writes.
     #[test]
     fn the_format_of_this_version_is_pinned() {
         let policy: Arc<Policy> =
@@ -144,8 +144,8 @@ mod tests {
         let bytes = written(|snapshot| {
             let name = ("api", &overrides[..]);
             let keys = snapshot.put_table(name, &hasher, &table, |kept, listed| {
-                for (policy, standings) in kept.policies() {
-                    listed.add(policy, &standings);
+                for (policy, records) in kept.policies() {
+                    listed.add(policy, &records);
                 }
             });
             assert_eq!(keys.expect("memory"), 1);

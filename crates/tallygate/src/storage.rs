@@ -44,7 +44,7 @@ pub trait Store<A: Algorithm> {
         make: impl FnOnce(&A, Timed) -> T + Send + 'a,
     ) -> Self::Reply<'a, T>;
 
-    /// Checks many keys under one rule, with the same result as one by one in order. The tiers of the questions are
+    /// Checks many keys under one rule, with the same result as one by one in order. The tiers of the requests are
     /// ignored, because the rule has been chosen.
     fn check_many<'a, T: Answer, K>(
         &'a self,
@@ -85,7 +85,7 @@ pub trait Store<A: Algorithm> {
     /// Reports that the rules of one key, or of all keys, have changed, so that waiting requests check again.
     fn rules_changed(&self, _key: Option<&[u8]>) {}
 
-    /// Creates the reply to an invalid question.
+    /// Creates the reply to an invalid request.
     fn fail<'a, T: Send + 'a>(invalid: InvalidAsk) -> Self::Reply<'a, T>;
 
     /// Converts the answer of a reply.
@@ -139,7 +139,7 @@ impl<A, L: Deref<Target = A> + Send + Sync> RuleRef<A> for L {}
 /// The longest key that a store accepts, in bytes.
 pub const MAX_KEY_BYTES: usize = 4096;
 
-/// The reason for which there is no decision. A denial is a decision and not an error.
+/// The reason why there is no decision. A denial is a decision and not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -156,7 +156,7 @@ pub enum StoreError {
     },
     /// The store was created for a policy of another kind.
     OtherPolicy,
-    /// The question names an unknown tier.
+    /// The request names an unknown tier.
     UnknownTier(Box<UnknownTier>),
     /// The reservation cannot be settled. Nothing was changed.
     Settle(SettleError),

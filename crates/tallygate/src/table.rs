@@ -7,12 +7,12 @@
 //! *home*. The home's lock is the key's lock: a thread that finds, creates or changes the state of a key holds it. If the
 //! home is full, the key is stored in one of the next buckets. The home counts these keys, so that a search only looks
 //! further if there are any. Locks are waited for from lower to higher buckets only, also by a decision on several keys,
-//! which holds several locks. So no threads wait in a circle.
+//! which holds several locks. So threads cannot deadlock.
 //!
 //! **Size.** The table reserves address space for all of its keys when it is created, and uses only the first buckets at
 //! first: memory that was not touched is not resident. It grows by linear hashing, one bucket at a time (`growth.rs`). A
-//! split holds the lock of the home that it splits. So a thread that has locked a home, and finds that it is still the
-//! key's home, knows that it stays so.
+//! split holds the lock of the home that it splits. So if a thread has locked a home, and it is still the key's home,
+//! it stays the key's home until it is unlocked.
 //!
 //! **Writes.** A decision writes only to the bucket of its key. New and dropped keys are counted in stripes
 //! (`counts.rs`), and fields that threads write are on other cache lines than fields that every decision reads. A denial
@@ -78,7 +78,7 @@ const FILL: usize = 60;
 /// The fewest homes that a table starts with if it can grow. It starts with less than twice as many.
 const FIRST_HOMES: usize = 128;
 
-/// The most homes of a table: their number is stored in 32 bits. They hold 12 billion keys.
+/// The maximum number of homes of a table, because their number is stored in 32 bits. They hold 12 billion keys.
 const MOST_HOMES: usize = u32::MAX as usize;
 
 /// The part of a table that uses small pages until the table has grown to [`LARGE`] bytes. The rest uses large pages. So a
@@ -97,7 +97,8 @@ const PREFETCHED: usize = 4;
 /// How many consecutive homes share a watermark, as a power of two. The watermarks of a table take 1/4 byte per key.
 const HOMES_PER_WATERMARK: u32 = 3;
 
-/// For how many eras watermarks are kept. A thread that is behind by one era writes to its own.
+/// The number of eras for which watermarks are kept. A thread that is behind by one era writes to the watermarks of its
+/// own era.
 const ERAS: usize = 2;
 
 /// The hash of a key. A table stores its first bits: see [`Table::slot_of`].
@@ -122,7 +123,7 @@ impl Fingerprint {
     }
 }
 
-/// The bits of a slot's tag that are the distance of its key from home. The other 59 distinguish the keys of a bucket.
+/// The bits of a slot's tag that hold the distance of its key from home. The other 59 distinguish the keys of a bucket.
 const DISTANCE: u64 = 0x1f;
 const TAG_BITS: u32 = 64 - DISTANCE.count_ones();
 
@@ -138,13 +139,13 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The count of a time that the caller gave.
+    /// The count of set-backs for a time that the caller gave.
     const GIVEN: u32 = u32::MAX;
 
     /// Reads a clock.
     #[inline]
     pub(crate) fn of(clock: &impl Clock) -> Self {
-        // The count first: a time that is read after it is never of an earlier era.
+        // Read the count first: a time that is read after it is never of an earlier era.
         let set_backs = clock.set_backs();
         Self { now: clock.now(), set_backs }
     }
@@ -161,7 +162,7 @@ impl Reading {
     }
 }
 
-/// The earliest reading of all.
+/// The earliest possible reading.
 impl Default for Reading {
     fn default() -> Self {
         Self { now: Tick(i64::MIN), set_backs: 0 }
@@ -175,8 +176,8 @@ impl From<Tick> for Reading {
     }
 }
 
-/// A value on cache lines of its own: writing to it disturbs no thread that reads the fields beside it. There are two
-/// lines, since processors fetch them in pairs.
+/// A value on its own cache lines, so that writing to it does not slow down threads that read the fields beside it.
+/// There are two lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct OwnLines<T>(pub(crate) T);
@@ -192,28 +193,29 @@ impl<T> Deref for OwnLines<T> {
 
 /// The states of many keys.
 ///
-/// Every decision reads the first fields. Of these, `shape` changes with a split, and `era` and `era_began` when the clock
-/// was set back. All fields that threads write otherwise are in [`OwnLines`].
+/// Every decision reads the first fields. Of these, `shape` changes with a split, and `era` and `era_began` change when
+/// the clock was set back. All other fields that threads write are in [`OwnLines`].
 pub(crate) struct Table<S: 'static> {
     buckets: Pages<Bucket<S>>,
-    /// How many homes there are at first.
+    /// The initial number of homes.
     first_homes: usize,
-    /// How many of the first bits of a hash are not in a tag, because the first home determines them.
+    /// The number of leading bits of a hash that are not in a tag, because the first home determines them.
     bits_before_tag: u32,
-    /// How many homes there can be. The buckets after them are for keys away from the last homes.
+    /// The maximum number of homes. The buckets after them are for keys that are stored away from the last homes.
     most_homes: usize,
-    /// How many homes there are now, and the bits of a tag that choose among them: see [`Shape`].
+    /// The current number of homes, and the bits of a tag that choose among them: see [`Shape`].
     shape: AtomicU64,
-    /// How many bits of a hash are stored of a key.
+    /// The number of bits of a key's hash that are stored.
     known_bits: u32,
     /// A mask of these bits.
     known: u128,
     when_full: WhenFull,
     /// The most set-backs that any caller has reported: the era.
     era: AtomicU32,
-    /// The first time that was read in the era. Locked while a new era begins.
+    /// The first time that was read in the era. It is locked while a new era begins.
     era_began: Mutex<Tick>,
-    /// For each of some eras, the latest time at which one of some keys was dropped: see [`Table::floor`].
+    /// For each of the last eras and each group of homes, the latest time at which a key was dropped: see
+    /// [`Table::floor`].
     watermarks: Box<[AtomicU64]>,
     /// The last denials of states that are not plain.
     denials: Denials,
@@ -225,11 +227,11 @@ pub(crate) struct Table<S: 'static> {
 }
 
 /// The keys of a store: how many there are, and how many were dropped. Dropping a fresh key has no effect on decisions;
-/// evicting a key forgives the units that it had used.
+/// evicting a key loses the units that it had used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Keys that are kept now, idle ones included.
+    /// Keys that are stored now, idle ones included.
     pub keys: usize,
     /// Keys that were in use when the last complete [sweep](crate::RateLimiter::sweep) visited them: they had used units
     /// of their quota, or were charged since the sweep before it began. `None` before the first complete sweep.
@@ -252,7 +254,7 @@ pub struct KeySlot {
 }
 
 impl KeySlot {
-    /// Returns in which of so many shards the key is.
+    /// Returns in which of a number of shards the key is.
     pub(crate) const fn shard(self, shards: usize) -> usize {
         (self.tag >> 32) as usize % shards
     }
@@ -266,9 +268,9 @@ pub(crate) struct Lookup {
     home: usize,
 }
 
-/// Creating a table, and looking keys up.
+/// Creates a table, and looks keys up.
 impl<S: 'static> Table<S> {
-    /// Creates a table for at most so many keys, which stores at most so many bits of their hashes.
+    /// Creates a table with a maximum number of keys and a maximum number of stored bits per hash.
     pub(crate) fn new(known_bits: u32, max_keys: usize, when_full: WhenFull) -> Self {
         let homes = (max_keys.saturating_mul(100) / FILL).div_ceil(SLOTS).max(1);
         let doublings = (homes / FIRST_HOMES).checked_ilog2().unwrap_or(0);
@@ -276,7 +278,7 @@ impl<S: 'static> Table<S> {
         Self::of_homes(first_homes, doublings, known_bits, max_keys, when_full)
     }
 
-    /// Creates a table of so many homes at first, which doubles so often.
+    /// Creates a table with a first number of homes, which doubles a given number of times.
     fn of_homes(
         first_homes: usize,
         doublings: u32,
@@ -370,7 +372,7 @@ impl<S: 'static> Table<S> {
     }
 
     /// Counts the units of a settled cost that were beyond the bound on debt.
-    pub(crate) fn forgive(&self, amount: u128) {
+    pub(crate) fn count_dropped_debt(&self, amount: u128) {
         let amount = u64::try_from(amount).unwrap_or(u64::MAX);
         self.counts.own().debt_dropped.fetch_add(amount, Ordering::Relaxed);
     }
@@ -384,7 +386,7 @@ impl<S: 'static> Table<S> {
         self.known_bits
     }
 
-    /// Finds the place of a key, and starts to load the memory that a decision on it will need.
+    /// Finds the home of a key, and starts to load the memory that a decision on it will need.
     #[inline]
     pub(crate) fn look_up(&self, key: Fingerprint) -> Lookup {
         let (spot, high) = self.slot_and_high(key);
@@ -397,10 +399,11 @@ impl<S: 'static> Table<S> {
     /// Returns the first home and the tag of a key.
     ///
     /// The first half of its hash, as a fraction of 1, is stretched over the first homes: the whole part is the home. The
-    /// tag is 59 bits of the hash, from the first bit on that the first home does not determine. Together they determine
-    /// the first bits of the hash, 59 and as many as the number of first homes has, so that [`show`](Self::show) can
-    /// restore them for a table of another size. A table for 400 keys or more has at least 128 first homes, so the odds
-    /// that any two of n keys are taken for one are at most n² / 2⁶⁷: for a million keys one in 147 million.
+    /// tag is 59 bits of the hash, from the first bit on that the first home does not determine. Together they
+    /// determine the first bits of the hash (59 bits and the bits of the number of first homes), so that
+    /// [`show`](Self::show) can restore them for a table of another size. A table for 400 keys or more has at least 128
+    /// first homes, so the odds that any two of n keys are mistaken for one are at most n² / 2⁶⁷: for a million keys
+    /// one in 147 million.
     ///
     /// The bits that choose among more homes are bits of the hash and not of a product. So the processor computes them
     /// while it multiplies for the first home, and can load the memory earlier.
@@ -422,7 +425,7 @@ impl<S: 'static> Table<S> {
                 ((u128::from(high) * self.first_homes as u128) >> u64::BITS) as usize,
             )
         };
-        // A tag is never 0. If it would be, it is 1 in a bit that chooses no home.
+        // A tag is never 0. If it would be 0, a bit that chooses no home is set.
         (KeySlot { home, tag: (tag & !DISTANCE).max(DISTANCE + 1) }, high)
     }
 
@@ -433,7 +436,7 @@ impl<S: 'static> Table<S> {
         let apart = 1_u128.checked_shl(u128::BITS - self.bits_before_tag).unwrap_or(0);
         let tail = u128::from(tag & !DISTANCE) << (u64::BITS - self.bits_before_tag);
         let key = (first & !apart.wrapping_sub(1)) | tail;
-        // Each home has at most as many hashes as lie between two of the same tag.
+        // Each home has at most as many hashes as lie between two hashes with the same tag.
         Fingerprint(if key < first { key.wrapping_add(apart) } else { key })
     }
 
@@ -449,8 +452,9 @@ impl<S: 'static> Table<S> {
         self.buckets[index].marks.load(Ordering::Relaxed) & WAS_USED != 0
     }
 
-    /// Shows the keys of a bucket and their states. A caller that visits all buckets sees every key, except keys that
-    /// were dropped and created again meanwhile: it may see these twice, the second time as they are last, or not at all.
+    /// Calls a function with the keys of a bucket and their states. A caller that visits all buckets sees every key,
+    /// except keys that were dropped and created again meanwhile: it may see these twice, the second time with the
+    /// later state, or not at all.
     pub(crate) fn show(&self, index: usize, mut show: impl FnMut(Fingerprint, &S)) {
         if !self.was_used(index) {
             return;
@@ -526,7 +530,7 @@ impl<S: 'static> Table<S> {
         )
     }
 
-    /// Decides a check of a key whose home another thread has locked.
+    /// Decides a check of a key whose home is locked by another thread.
     #[cold]
     #[inline(never)]
     fn check_contended<A: Algorithm<State = S>, T: Answer>(
@@ -553,7 +557,7 @@ impl<S: 'static> Table<S> {
     ///
     /// So any number of threads deny a client at once. The lock is a sequence lock: its word has a version, which every
     /// holder changes. The state is copied in between two equal readings of the word. Allowing a request always takes the
-    /// lock, so a wrong copy could not admit more than the limit; there would have to be exactly 2²⁶ holders in between
+    /// lock, so a wrong copy could not allow more than the limit; there would have to be exactly 2²⁶ holders in between
     /// the two readings to get one.
     #[inline(never)]
     fn deny_unlocked<A: Algorithm<State = S>, T: Answer>(
@@ -599,8 +603,8 @@ impl<S: 'static> Table<S> {
         self.with_place(rule, key, reading.into(), true, run)
     }
 
-    /// Does the same for an operation that only returns units. If a full table evicts keys, it evicts none for the state
-    /// of a new key, and does not keep that state.
+    /// Does the same for an operation that only returns units. A full table does not evict a key for it, and does not
+    /// keep the state of a new key.
     pub(crate) fn with_return<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
@@ -621,7 +625,7 @@ impl<S: 'static> Table<S> {
     ) -> Result<R, Full> {
         let index = self.home(key, self.shape());
         let home = self.buckets[index].lock();
-        // No table has the shape without homes, so the key is searched for in its home.
+        // No table has a shape without homes, so the key is searched for in its home.
         self.with_elsewhere(rule, key, (index, home, Shape::default()), (reading, evicts), run)
     }
 
@@ -644,7 +648,7 @@ impl<S: 'static> Table<S> {
                 return Ok(home.change(slot, |state| run_late(rule, state, reading.now, run)));
             }
         }
-        // Acquire: a thread that sees that a key is gone sees when it was dropped.
+        // Acquire: a thread that sees that a key is gone also sees when it was dropped.
         if home.0.spilled(Ordering::Acquire) > 0 {
             if let Some((mut bucket, slot)) = self.find_beyond(index, &home, key) {
                 let reading = self.enter(rule, &mut bucket, reading);
@@ -715,10 +719,10 @@ impl<S: 'static> Table<S> {
     }
 }
 
-/// Eras: clocks that were set back.
+/// Eras, for clocks that are set back.
 impl<S: 'static> Table<S> {
     /// Enters a bucket with a reading: states of an earlier era are moved into that of the reading, and a reading of an
-    /// earlier era is replaced. Returns the reading to go on with.
+    /// earlier era is replaced. Returns the reading to continue with.
     #[inline]
     fn enter<A: Algorithm<State = S>>(
         &self,
@@ -750,8 +754,8 @@ impl<S: 'static> Table<S> {
         reading
     }
 
-    /// Returns whether a bucket can be used with a reading, after its states were moved into the reading's era; not if the
-    /// bucket is of a later era.
+    /// Moves the states of a bucket into the era of a reading, and returns whether the bucket can be used with the
+    /// reading. It cannot if the bucket is of a later era.
     #[inline]
     fn can_enter<A: Algorithm<State = S>>(
         &self,
@@ -773,7 +777,7 @@ impl<S: 'static> Table<S> {
     }
 
     /// Returns the reading, unless it is of an earlier era: then the clock was set back since it was read, and the first
-    /// time of the present era is returned instead. That time has passed, so no key earns by it.
+    /// time of the present era is returned instead. That time has passed, so no key earns units by it.
     fn caught_up(&self, era: u32, reading: Reading) -> Reading {
         if reading.is_given() || era <= reading.set_backs {
             return reading;
@@ -783,11 +787,11 @@ impl<S: 'static> Table<S> {
     }
 
     fn era_began(&self) -> MutexGuard<'_, Tick> {
-        // The tick under it is whole, whatever panicked.
+        // The tick under the lock is complete, whatever panicked.
         self.era_began.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Begins a new era if a reading is of one. Returns whether it is the first of its era.
+    /// Begins a new era if a reading belongs to one. Returns whether the reading is the first of its era.
     pub(crate) fn note_set_back(&self, reading: Reading) -> bool {
         if reading.is_given() || self.era.load(Ordering::Acquire) >= reading.set_backs {
             return false;
@@ -798,7 +802,7 @@ impl<S: 'static> Table<S> {
         }
         *began = reading.now;
         for watermark in self.watermarks_of(reading.set_backs) {
-            // Most were never written, and stay so.
+            // Most were never written, and are not written now.
             if watermark.load(Ordering::Relaxed) > 0 {
                 watermark.store(0, Ordering::Release);
             }
@@ -810,8 +814,9 @@ impl<S: 'static> Table<S> {
 
 /// Watermarks: when keys were dropped.
 ///
-/// A thread that read the clock before a key was dropped, and comes after that, must not find room that the key had used
-/// already. So homes share watermarks of when one of their keys was last dropped, and a new key starts no earlier.
+/// A thread may read the clock before a key is dropped, and look for the key afterwards. It must not find room that the
+/// key had used already. So groups of homes share a watermark of when one of their keys was last dropped, and a new key
+/// starts no earlier.
 impl<S: 'static> Table<S> {
     fn watermarks_of(&self, era: u32) -> &[AtomicU64] {
         let count = self.watermarks.len() / ERAS;
@@ -825,7 +830,7 @@ impl<S: 'static> Table<S> {
         watermark_time(watermarks[home >> HOMES_PER_WATERMARK].load(Ordering::Relaxed))
     }
 
-    /// Notes that a key is gone from a bucket, whose lock is held, and until when it had used its state.
+    /// Records that a key is gone from a bucket, whose lock is held, and the time up to which its state was used.
     fn forget(&self, index: usize, tag: u64, reading: Reading, at: Tick) {
         if tag == 0 {
             return;
@@ -844,7 +849,7 @@ impl<S: 'static> Table<S> {
         self.lower_spilled(index, tag);
     }
 
-    /// Gives a home that is split off the watermarks of the home that it was split from.
+    /// Copies the watermarks of a home that is split to its new home.
     fn copy_watermarks(&self, from: usize, to: usize) {
         for era in 0..2 {
             let watermarks = self.watermarks_of(era);
@@ -856,7 +861,7 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Notes at its home that a key is gone from a later bucket, whose lock is held.
+    /// Records at its home that a key is gone from a later bucket, whose lock is held.
     fn lower_spilled(&self, index: usize, tag: u64) {
         let distance = (tag & DISTANCE) as usize;
         if distance > 0 {
@@ -864,13 +869,13 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Returns the era of a reading. A time that was given counts to the present one.
+    /// Returns the era of a reading. A time that the caller gave counts to the current era.
     fn era_to_note(&self, reading: Reading) -> u32 {
         if reading.is_given() { self.era.load(Ordering::Acquire) } else { reading.set_backs }
     }
 }
 
-/// A time as a watermark: in the same order, and 0 for the earliest time, since memory is zeroed.
+/// Returns a time as a watermark: in the same order, and 0 for the earliest time, because memory is zeroed.
 const fn watermark_at(at: Tick) -> u64 {
     u64::from_ne_bytes(at.0.to_ne_bytes()) ^ (1 << 63)
 }
@@ -885,7 +890,7 @@ fn dropped_at<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Tick {
     if rule.is_fresh(state, now) { now.max(rule.last_change(state)) } else { now }
 }
 
-/// Runs on a state at `now`, or at its last change if that is later.
+/// Runs a function on a state, at `now` or at its last change if that is later.
 #[inline]
 fn run_late<A: Algorithm, R>(
     rule: &A,
@@ -913,14 +918,14 @@ impl<S: 'static> Drop for Table<S> {
 #[repr(C, align(64))]
 struct Bucket<S: 'static> {
     lock: BucketLock,
-    /// From the last bit: how many keys whose home this is are in later buckets (8 bits), whether the bucket ever had a key
-    /// (1 bit), and the last bits of the era that its states are in (23 bits).
+    /// From the lowest bit: the number of keys of this home that are in later buckets (8 bits), whether the bucket ever
+    /// had a key (1 bit), and the lowest bits of the era that its states are in (23 bits).
     ///
-    /// The number of keys is raised under the home's lock before the key is placed, and lowered by the thread that dropped
-    /// it: it is never too low. The others change under the lock.
+    /// The number of keys is raised under the home's lock before the key is placed, and lowered by the thread that
+    /// dropped it, so it is never too low. The other fields change under the lock.
     marks: AtomicU32,
-    /// For each slot 0, or the tag of a key with its distance from home: then the slot has a state. They are side by side,
-    /// so that a search reads one line.
+    /// For each slot, 0 if it is empty, or the tag of its key with the distance from home. They are side by side, so
+    /// that a search reads one line.
     tags: [AtomicU64; SLOTS],
     states: [StateCell<S>; SLOTS],
 }
@@ -951,7 +956,7 @@ impl<S: 'static> Bucket<S> {
         self.lock.try_lock().then(|| LockedBucket(self))
     }
 
-    /// Returns how many keys whose home this is are in later buckets.
+    /// Returns how many keys of this home are in later buckets.
     #[inline]
     fn spilled(&self, ordering: Ordering) -> usize {
         (self.marks.load(ordering) & SPILLED) as usize
@@ -973,8 +978,8 @@ impl<S: 'static> Bucket<S> {
     }
 }
 
-/// The lock of a bucket, which is also a sequence lock. From the last bit: whether it is locked, for each slot whether its
-/// last check was denied, and a version that changes whenever the bucket is unlocked.
+/// The lock of a bucket, which is also a sequence lock. From the lowest bit: whether it is locked, for each slot
+/// whether its last check was denied, and a version that changes whenever the bucket is unlocked.
 #[derive(Debug)]
 struct BucketLock(AtomicU32);
 
@@ -1031,8 +1036,9 @@ impl BucketLock {
 
     /// Waits for the lock and takes it.
     ///
-    /// A thread that waits does not touch the lock's cache line most of the time, so that the holder can lock and unlock it
-    /// several times before the line moves. Then it gives the processor away: a holder that was descheduled needs it.
+    /// A waiting thread does not touch the lock's cache line most of the time, so that the holder can lock and unlock
+    /// it several times before the line moves. After a while, the thread yields the processor, which a descheduled
+    /// holder needs.
     #[cfg(not(loom))]
     #[cold]
     fn wait(&self) {
@@ -1045,7 +1051,7 @@ impl BucketLock {
                 std::thread::yield_now();
                 yields += 1;
             } else {
-                // Many threads wait. If they only yielded, the holder would get one turn of many.
+                // Many threads wait. If they only yielded, the holder would rarely get the processor.
                 std::thread::sleep(nap);
                 nap = (2 * nap).min(LONGEST_NAP);
             }
@@ -1078,7 +1084,7 @@ impl BucketLock {
     /// Returns whether no thread has locked the bucket since a read began.
     #[inline]
     fn is_unchanged(&self, version: Version) -> bool {
-        // All reads of before come before this one.
+        // All earlier reads happen before this one.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == version.0
     }
@@ -1109,8 +1115,8 @@ impl Version {
     }
 }
 
-/// How a thread waits for a lock: pauses of the processor, twice as many each time, then turns that it gives away, then
-/// sleep, twice as long each time.
+/// The waiting of a thread for a lock: first pauses of the processor, twice as many each time, then yields, then
+/// sleeps, twice as long each time.
 #[cfg(not(loom))]
 const FEWEST_PAUSES: u32 = 8;
 #[cfg(not(loom))]
@@ -1162,7 +1168,8 @@ impl<S: 'static> LockedBucket<'_, S> {
     /// Returns the slot with a tag.
     #[inline]
     fn find(&self, tag: u64) -> Option<usize> {
-        // All are compared: a branch for each would be mispredicted, and wait for memory to know it.
+        // Compare all of them without branches: a branch for each would be mispredicted, which is only found out when
+        // the memory is loaded.
         let mut found = SLOTS;
         for (slot, here) in self.tags().into_iter().enumerate() {
             found = if here == tag { slot } else { found };
@@ -1183,7 +1190,7 @@ impl<S: 'static> LockedBucket<'_, S> {
     }
 
     fn set_era(&mut self, era: u32) {
-        // Other threads may change how many keys have spilled meanwhile.
+        // Other threads may change the number of keys in later buckets meanwhile.
         let change = (era & ERA_BITS).wrapping_sub(self.0.era_bits());
         if change != 0 {
             self.0.marks.fetch_add(change << ERA_SHIFT, Ordering::Relaxed);
@@ -1245,8 +1252,8 @@ impl<S: 'static> LockedBucket<'_, S> {
         }
     }
 
-    /// Moves the state of a slot to the cache line of the lock, if it fits there: threads that contend for a key then move
-    /// one line and not two. Returns its new slot.
+    /// Moves the state of a slot to the cache line of the lock, if it fits there, so that threads that contend for a
+    /// key move one line instead of two. Returns its new slot.
     fn bring_to_first_line(&mut self, slot: usize) -> usize {
         if slot == 0 || !is_plain::<S>() || size_of::<S>() > 16 {
             return slot;
@@ -1299,8 +1306,8 @@ impl<S: 'static> LockedBucket<'_, S> {
 
 /// Decides a check under the lock.
 ///
-/// This is a call of its own, with its arguments in registers, and the usual answer is written to where the caller reads
-/// it: to copy what was just written takes longer than to write it.
+/// This is a separate function, with its arguments in registers. The usual answer is written to where the caller reads
+/// it, because copying the answer would take longer than writing it.
 #[inline(never)]
 fn decide_in_full<A: Algorithm, T: Answer>(
     rule: &A,
@@ -1315,7 +1322,7 @@ fn decide_in_full<A: Algorithm, T: Answer>(
     rule.decide::<T>(state, at, cost)
 }
 
-/// Makes the answer of a decision that was made at `at` for a caller that read `now`.
+/// Creates the answer of a decision that was made at `at`, for a caller that read `now`.
 #[inline(never)]
 fn details<A: Algorithm, T: Answer>(
     rule: &A,
@@ -1355,7 +1362,7 @@ fn word<S: 'static>(state: &S, index: usize) -> u64 {
     unsafe { std::ptr::from_ref(state).cast::<u64>().add(index).read() }
 }
 
-/// Makes a plain state of its words.
+/// Creates a plain state from its words.
 #[inline(always)]
 fn from_words<S: 'static>(word: impl Fn(usize) -> u64) -> S {
     assert!(is_plain::<S>());
@@ -1573,7 +1580,7 @@ impl<S: 'static> Pages<Bucket<S>> {
         Self { memory, length, holds: std::marker::PhantomData }
     }
 
-    /// Is called when so many buckets are in use.
+    /// Is called when this many buckets are in use.
     #[inline]
     fn grown(&self, in_use: usize) {
         #[cfg(target_os = "linux")]

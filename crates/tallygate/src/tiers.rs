@@ -19,7 +19,7 @@ use tallygate_core::Tick;
 
 pub use crate::ask::UnknownTier;
 pub use crate::rule_source::RuleSource;
-pub use access::{Access, Lasting, Override};
+pub use access::{Access, Override, OverrideEnd};
 pub use client_rule::ClientRule;
 
 /// Policies by tier and by client.
@@ -42,7 +42,7 @@ pub use client_rule::ClientRule;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Tiers {
-    book: ArcSwap<Book>,
+    rules: ArcSwap<RuleSet>,
     resolver: Option<Resolver>,
 }
 
@@ -50,13 +50,13 @@ type Resolver = Box<dyn Fn(&[u8]) -> Option<Cow<'static, str>> + Send + Sync>;
 
 /// One version of all rules.
 #[derive(Clone, Debug)]
-struct Book {
+struct RuleSet {
     /// The rule of clients without a tier and without an override.
     base: ClientRule,
     /// The rules of the tiers, sorted by name.
     tiers: Arc<Vec<(Box<str>, ClientRule)>>,
     /// Overrides that belong to the rules, and change with them.
-    ruled: Arc<HashMap<Box<[u8]>, Access>>,
+    rule_overrides: Arc<HashMap<Box<[u8]>, Access>>,
     /// Overrides that were set at run time. They come first, and stay when the rules change.
     overrides: Arc<HashMap<Box<[u8]>, Override>>,
 }
@@ -65,27 +65,27 @@ impl Tiers {
     /// Creates rules with the access of clients without a tier.
     #[must_use]
     pub fn new(base: impl Into<Access>) -> Self {
-        let book = Book {
+        let rules = RuleSet {
             base: ClientRule::of(base),
             tiers: Arc::default(),
-            ruled: Arc::default(),
+            rule_overrides: Arc::default(),
             overrides: Arc::default(),
         };
-        Self { book: ArcSwap::from_pointee(book), resolver: None }
+        Self { rules: ArcSwap::from_pointee(rules), resolver: None }
     }
 
     /// Adds a tier.
     #[must_use]
     pub fn tier(self, name: impl Into<Box<str>>, access: impl Into<Access>) -> Self {
-        let mut book = Arc::unwrap_or_clone(self.book.into_inner());
+        let mut rules = Arc::unwrap_or_clone(self.rules.into_inner());
         let (name, rule) = (name.into(), ClientRule::of(access));
-        let place = book.place_of(&name);
-        let tiers = Arc::make_mut(&mut book.tiers);
+        let place = rules.place_of(&name);
+        let tiers = Arc::make_mut(&mut rules.tiers);
         match place {
             Ok(tier) => tiers[tier].1 = rule,
             Err(next) => tiers.insert(next, (name, rule)),
         }
-        Self { book: ArcSwap::from_pointee(book), resolver: self.resolver }
+        Self { rules: ArcSwap::from_pointee(rules), resolver: self.resolver }
     }
 
     /// Adds an exception for one client, whatever its tier.
@@ -112,9 +112,9 @@ impl Tiers {
     /// ```
     #[must_use]
     pub fn overridden(self, key: impl AsRef<[u8]>, access: impl Into<Access>) -> Self {
-        let mut book = Arc::unwrap_or_clone(self.book.into_inner());
-        Arc::make_mut(&mut book.ruled).insert(key.as_ref().into(), access.into());
-        Self { book: ArcSwap::from_pointee(book), resolver: self.resolver }
+        let mut rules = Arc::unwrap_or_clone(self.rules.into_inner());
+        Arc::make_mut(&mut rules.rule_overrides).insert(key.as_ref().into(), access.into());
+        Self { rules: ArcSwap::from_pointee(rules), resolver: self.resolver }
     }
 
     /// Sets a function that returns the tier of a key. If there is no tier of that name, the key has no tier.
@@ -130,38 +130,49 @@ impl Tiers {
     /// Returns the access of clients without a tier.
     #[must_use]
     pub fn base(&self) -> Access {
-        self.book.load().base.access.clone()
+        self.rules.load().base.access.clone()
     }
 
     /// Returns the tiers with their access, sorted by name.
     #[must_use]
     pub fn by_name(&self) -> Vec<(Box<str>, Access)> {
-        let book = self.book.load();
-        book.tiers.iter().map(|(name, rule)| (name.clone(), rule.access.clone())).collect()
+        let rules = self.rules.load();
+        rules.tiers.iter().map(|(name, rule)| (name.clone(), rule.access.clone())).collect()
     }
 
     /// Returns the overrides of the rules, sorted by key. Overrides that were set at run time are not included.
     #[must_use]
     pub fn by_key(&self) -> Vec<(Box<[u8]>, Access)> {
-        let book = self.book.load();
-        let mut ruled: Vec<_> =
-            book.ruled.iter().map(|(key, access)| (key.clone(), access.clone())).collect();
-        ruled.sort_by(|(one, _), (other, _)| one.cmp(other));
-        ruled
+        let rules = self.rules.load();
+        let overrides = rules.rule_overrides.iter();
+        let mut list: Vec<_> =
+            overrides.map(|(key, access)| (key.clone(), access.clone())).collect();
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        list
     }
 
     /// Returns the override of the rules for a key.
     #[must_use]
     pub fn of_key(&self, key: &[u8]) -> Option<Access> {
-        self.book.load().ruled.get(key).cloned()
+        self.rules.load().rule_overrides.get(key).cloned()
     }
 
     /// Returns a copy of the rules for another limiter: the base, the tiers and their overrides, without the overrides
     /// that were set at run time and without the resolver.
     #[must_use]
     pub fn copy(&self) -> Self {
-        let book = Book { overrides: Arc::default(), ..Book::clone(&self.book.load()) };
-        Self { book: ArcSwap::from_pointee(book), resolver: None }
+        let rules = RuleSet { overrides: Arc::default(), ..RuleSet::clone(&self.rules.load()) };
+        Self { rules: ArcSwap::from_pointee(rules), resolver: None }
+    }
+
+    /// Returns other rules with the overrides that were set at run time in these, and without the resolver.
+    ///
+    /// A program that replaces the rules of several limiters together makes new limiters of them on the same stores. A
+    /// request that keeps the old limiters is then decided under the old rules only.
+    #[must_use]
+    pub fn replaced_by(&self, new: &Self) -> Self {
+        let rules = self.rules.load().replaced_by(&new.rules.load());
+        Self { rules: ArcSwap::from_pointee(rules), resolver: None }
     }
 
     pub(crate) fn set_override(&self, key: &[u8], set: &Override) {
@@ -179,61 +190,67 @@ impl Tiers {
     /// Returns the overrides that were set at run time and have not ended, and drops the others.
     pub(crate) fn overrides(&self, now: Tick) -> Vec<(Box<[u8]>, Override)> {
         self.change_overrides(|overrides| overrides.retain(|_, set| set.is_in_force(now)));
-        let book = self.book.load();
-        book.overrides.iter().map(|(key, set)| (key.clone(), set.clone())).collect()
+        let rules = self.rules.load();
+        rules.overrides.iter().map(|(key, set)| (key.clone(), set.clone())).collect()
     }
 
     fn change_overrides(&self, mut change: impl FnMut(&mut HashMap<Box<[u8]>, Override>)) {
-        self.book.rcu(|book| {
-            let mut book = Book::clone(book);
-            change(Arc::make_mut(&mut book.overrides));
-            book
+        self.rules.rcu(|rules| {
+            let mut rules = RuleSet::clone(rules);
+            change(Arc::make_mut(&mut rules.overrides));
+            rules
         });
     }
 
     /// Replaces the rules and their overrides. The resolver and the overrides that were set at run time stay.
     pub(crate) fn replace(&self, new: &Self) {
-        let new = new.book.load();
-        self.book.rcu(|old| Book {
+        let new = new.rules.load();
+        self.rules.rcu(|old| old.replaced_by(&new));
+    }
+
+    fn rule(&self, key: &[u8]) -> RuleHandle {
+        let rules = self.rules.load();
+        let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
+        let tier = tier.and_then(|tier| rules.place_of(&tier).ok());
+        RuleHandle::of(rules, tier, key)
+    }
+}
+
+impl RuleSet {
+    /// Returns new rules with the overrides that were set at run time in these.
+    fn replaced_by(&self, new: &Self) -> Self {
+        Self {
             base: ClientRule::of(reused(
                 &new.base.access,
-                [&old.base.access]
+                [&self.base.access]
                     .into_iter()
-                    .chain(old.tiers.iter().map(|(_, rule)| &rule.access)),
+                    .chain(self.tiers.iter().map(|(_, rule)| &rule.access)),
             )),
             tiers: new
                 .tiers
                 .iter()
                 .map(|(name, rule)| {
-                    let same = old.place_of(name).ok().map(|tier| &old.tiers[tier].1.access);
-                    let before = same.into_iter().chain([&old.base.access]);
+                    let same = self.place_of(name).ok().map(|tier| &self.tiers[tier].1.access);
+                    let before = same.into_iter().chain([&self.base.access]);
                     (name.clone(), ClientRule::of(reused(&rule.access, before)))
                 })
                 .collect::<Vec<_>>()
                 .into(),
-            ruled: new
-                .ruled
+            rule_overrides: new
+                .rule_overrides
                 .iter()
                 .map(|(key, access)| {
-                    let before = old.ruled.get(key).into_iter().chain([&old.base.access]);
+                    let before =
+                        self.rule_overrides.get(key).into_iter().chain([&self.base.access]);
                     (key.clone(), reused(access, before))
                 })
                 .collect::<HashMap<_, _>>()
                 .into(),
-            overrides: old.overrides.clone(),
-        });
+            overrides: self.overrides.clone(),
+        }
     }
 
-    fn rule(&self, key: &[u8]) -> Choice {
-        let book = self.book.load();
-        let tier = self.resolver.as_ref().and_then(|resolver| resolver(key));
-        let tier = tier.and_then(|tier| book.place_of(&tier).ok());
-        Choice::of(book, tier, key)
-    }
-}
-
-impl Book {
-    /// Returns the place of a tier, or the place where it would be inserted.
+    /// Returns the index of a tier, or the index at which it would be inserted.
     fn place_of(&self, tier: &str) -> Result<usize, usize> {
         self.tiers.binary_search_by(|(name, _)| (**name).cmp(tier))
     }
@@ -252,72 +269,73 @@ fn reused<'a>(new: &'a Access, mut before: impl Iterator<Item = &'a Access>) -> 
 
 /// The rule of a key, for one decision.
 #[derive(Debug)]
-pub struct Chosen(Choice);
+pub struct ChosenRule(RuleHandle);
 
 #[derive(Debug)]
-enum Choice {
+enum RuleHandle {
     /// The rule of a tier, or of clients without one, in place: threads that use it write to no shared memory.
-    InBook(Guard<Arc<Book>>, Option<usize>),
+    Shared(Guard<Arc<RuleSet>>, Option<usize>),
     /// The rule of a client with an override.
-    Own(ClientRule),
+    Owned(ClientRule),
 }
 
-impl Choice {
+impl RuleHandle {
     /// Returns the rule of a key in a tier.
-    fn of(book: Guard<Arc<Book>>, tier: Option<usize>, key: &[u8]) -> Self {
-        let set = if book.overrides.is_empty() { None } else { book.overrides.get(key) };
-        let ruled = if book.ruled.is_empty() { None } else { book.ruled.get(key) };
-        if set.is_none() && ruled.is_none() {
-            return Self::InBook(book, tier);
+    fn of(rules: Guard<Arc<RuleSet>>, tier: Option<usize>, key: &[u8]) -> Self {
+        let set = if rules.overrides.is_empty() { None } else { rules.overrides.get(key) };
+        let fixed =
+            if rules.rule_overrides.is_empty() { None } else { rules.rule_overrides.get(key) };
+        if set.is_none() && fixed.is_none() {
+            return Self::Shared(rules, tier);
         }
-        let access = ruled.unwrap_or(&book.rule_of(tier).access).clone();
-        Self::Own(ClientRule { set: set.cloned(), access })
+        let access = fixed.unwrap_or(&rules.rule_of(tier).access).clone();
+        Self::Owned(ClientRule { set: set.cloned(), access })
     }
 }
 
-impl Clone for Chosen {
+impl Clone for ChosenRule {
     fn clone(&self) -> Self {
-        Self(Choice::Own(ClientRule::clone(self)))
+        Self(RuleHandle::Owned(ClientRule::clone(self)))
     }
 }
 
-impl Deref for Chosen {
+impl Deref for ChosenRule {
     type Target = ClientRule;
 
     #[inline]
     fn deref(&self) -> &ClientRule {
         match &self.0 {
-            Choice::InBook(book, tier) => book.rule_of(*tier),
-            Choice::Own(rule) => rule,
+            RuleHandle::Shared(rules, tier) => rules.rule_of(*tier),
+            RuleHandle::Owned(rule) => rule,
         }
     }
 }
 
-impl From<ClientRule> for Chosen {
+impl From<ClientRule> for ChosenRule {
     fn from(rule: ClientRule) -> Self {
-        Self(Choice::Own(rule))
+        Self(RuleHandle::Owned(rule))
     }
 }
 
 impl RuleSource for Tiers {
     type Rule = ClientRule;
-    type Chosen<'a> = Chosen;
+    type Ref<'a> = ChosenRule;
 
-    fn choose(&self, key: &[u8]) -> Chosen {
-        Chosen(self.rule(key))
+    fn choose(&self, key: &[u8]) -> ChosenRule {
+        ChosenRule(self.rule(key))
     }
 
-    fn choose_in(&self, tier: &str, key: &[u8]) -> Result<Chosen, UnknownTier> {
-        let book = self.book.load();
-        let Ok(place) = book.place_of(tier) else {
-            let known = book.tiers.iter().map(|(name, _)| name.clone()).collect();
+    fn choose_in(&self, tier: &str, key: &[u8]) -> Result<ChosenRule, UnknownTier> {
+        let rules = self.rules.load();
+        let Ok(place) = rules.place_of(tier) else {
+            let known = rules.tiers.iter().map(|(name, _)| name.clone()).collect();
             return Err(UnknownTier { name: tier.into(), known });
         };
-        Ok(Chosen(Choice::of(book, Some(place), key)))
+        Ok(ChosenRule(RuleHandle::of(rules, Some(place), key)))
     }
 
-    fn default_rule(&self) -> Chosen {
-        Chosen(Choice::InBook(self.book.load(), None))
+    fn default_rule(&self) -> ChosenRule {
+        ChosenRule(RuleHandle::Shared(self.rules.load(), None))
     }
 
     fn same_for_all(&self) -> Option<&ClientRule> {
@@ -327,6 +345,6 @@ impl RuleSource for Tiers {
 
 impl fmt::Debug for Tiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tiers").field("book", &self.book.load()).finish_non_exhaustive()
+        f.debug_struct("Tiers").field("rules", &self.rules.load()).finish_non_exhaustive()
     }
 }

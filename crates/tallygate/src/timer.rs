@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-/// The timer of the process, and of its parents if it was forked.
+/// The timer of this process, followed by those of its parents if it was forked.
 static TIMER: ArcSwapOption<Timer> = ArcSwapOption::const_empty();
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Timer {
 #[derive(Debug)]
 pub(crate) struct Sleep {
     timer: Arc<Timer>,
-    /// `None` if the time lies beyond what the system can count.
+    /// `None` if the time is beyond what the system can count.
     when: Option<Instant>,
     number: u64,
 }
@@ -48,10 +48,10 @@ impl Sleep {
         Self { when: Instant::now().checked_add(wait), timer, number }
     }
 
-    /// Moves to the timer of this process, if it was forked since.
+    /// Switches to the timer of this process, if it was forked since.
     fn move_to(&mut self, process: u32) {
         if self.timer.process != process {
-            // The sleep of the parent is in another process: there is nothing to take back here.
+            // The sleep in the parent's timer belongs to another process and need not be removed.
             self.timer = Timer::of(process);
             self.number = self.timer.next.fetch_add(1, Ordering::Relaxed);
         }
@@ -89,7 +89,7 @@ impl Timer {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes at their times, until the process ends.
+    /// Wakes the wakers at their times, until the process ends.
     fn run(&self) {
         let mut wakers = self.wakers();
         loop {
@@ -99,7 +99,7 @@ impl Timer {
                 Some(Duration::ZERO) => {
                     let first = wakers.pop_first();
                     drop(wakers);
-                    // A panic of one executor does not keep the tasks of another asleep.
+                    // If one executor panics, the tasks of the others are still woken.
                     let wake = || first.into_iter().for_each(|(_, waker)| waker.wake());
                     if let Err(payload) = catch_unwind(AssertUnwindSafe(wake)) {
                         std::mem::forget(payload);

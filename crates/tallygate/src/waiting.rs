@@ -16,15 +16,15 @@ use crate::block_on::block_on;
 use crate::clock::Alarm;
 use crate::departures::Departure;
 use crate::limiter::RateLimiter;
-use crate::line::{Joined, Ticket, Turn};
+use crate::line::{Joined, Ticket, Turn, WaitMode};
 use crate::observer::Observer;
 use crate::rule_source::RuleSource;
 use crate::storage::{Store, StoreError};
 use crate::waiting_store::WaitingStore;
 
 impl<R: RuleSource, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> {
-    /// Waits until the request is allowed, first come, first served, and charges it. It uses the clock of the store, and
-    /// ignores the time of the question.
+    /// Waits until the request is allowed, first come, first served, and charges it. It uses the clock of the store,
+    /// and ignores the time of the request.
     ///
     /// The request is denied at once if it cannot be served within `max_wait`, and after `max_wait` at the latest, whatever
     /// the requests before it do. Nothing is charged then. The `retry_after` of a denial behind a line is a lower bound:
@@ -33,7 +33,8 @@ impl<R: RuleSource, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> 
     /// The future joins the line when it is first polled. Nothing is charged before it is ready. If it is dropped earlier,
     /// it leaves the line, and the requests behind it move up. It is served when it is polled at or after the earliest time
     /// at which its cost fits. A future that is not polled holds up the requests behind it, and every check of the key,
-    /// until its deadline at the latest. Then it loses its place.
+    /// until its deadline at the latest. Then it loses its place. Only
+    /// [`block_until_ready`](Self::block_until_ready) on the thread that polled it last is served before it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -73,8 +74,10 @@ impl<R: RuleSource, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> 
 
     /// Waits as [`until_ready`](Self::until_ready) does, and blocks the thread meanwhile.
     ///
-    /// Within an asynchronous task it blocks the thread of the executor. It returns by its deadline, even if a request
-    /// before it in the line is a task of the same thread.
+    /// Within an asynchronous task it blocks the thread of the executor. It then passes over futures of
+    /// [`until_ready`](Self::until_ready) that wait for the same key and that this thread polled last: this thread cannot
+    /// poll them meanwhile, and waiting for them would never end. They keep their places, and continue when another thread
+    /// polls them or when this call returns. So `join!` of a waiting future and a blocking call works on one thread.
     ///
     /// # Errors
     /// Fails as `until_ready` does.
@@ -83,7 +86,7 @@ impl<R: RuleSource, S: WaitingStore<R::Rule>, O: Observer> RateLimiter<R, S, O> 
         ask: impl Into<Ask<'a>>,
         max_wait: impl Into<Ticks>,
     ) -> Result<Decision, StoreError> {
-        block_on(self.until_ready(ask, max_wait))
+        block_on(self.wait_in(&self.store, ask.into(), (max_wait.into(), WaitMode::Blocking)))
     }
 }
 
@@ -99,9 +102,17 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         ask: impl Into<Ask<'a>>,
         max_wait: impl Into<Ticks>,
     ) -> Result<Decision, StoreError> {
-        let (ask, max_wait) = (ask.into(), max_wait.into());
+        self.wait_in(store, ask.into(), (max_wait.into(), WaitMode::Async)).await
+    }
+
+    async fn wait_in<'a, W: WaitingStore<R::Rule>>(
+        &'a self,
+        store: &'a W,
+        ask: Ask<'a>,
+        wait: (Ticks, WaitMode),
+    ) -> Result<Decision, StoreError> {
         let rule = self.rule(&ask)?;
-        let ticket = match store.join(&rule, ask.key, ask.cost, max_wait)? {
+        let ticket = match store.join(&rule, ask.key, ask.cost, wait)? {
             Joined::Decided(decision) => {
                 self.notifier().decided(&*rule, ask.key, ask.cost, &decision, store.now());
                 return Ok(decision);
@@ -109,7 +120,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
             Joined::Waiting(ticket) => ticket,
         };
         drop(rule);
-        let mut place = InLine { store, ticket, leave: W::leave };
+        let mut place = PlaceInLine { store, ticket, leave: W::leave };
         let mut ring = None;
         poll_fn(move |context| {
             loop {
@@ -175,7 +186,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     }
 }
 
-/// Polls an alarm that is set to a time; it is set again if the time has changed. Ready when it rings.
+/// Polls an alarm for a time, and sets it again if the time has changed. It is ready when the alarm rings.
 fn wait_for<'a, C: Alarm>(
     clock: &'a C,
     ring: &mut Option<(Tick, Pin<Box<C::Ring<'a>>>)>,
@@ -188,26 +199,26 @@ fn wait_for<'a, C: Alarm>(
     };
     let polled = ringing.as_mut().poll(context);
     if polled.is_ready() {
-        // The next time it is set again: it may have rung early.
+        // Set it again with the next poll, because it may have rung early.
         *ring = None;
     }
     polled
 }
 
-/// A place in a line, which is left when it is dropped.
-struct InLine<'a, S> {
+/// A place in a line. Dropping it leaves the line.
+struct PlaceInLine<'a, S> {
     store: &'a S,
     ticket: Ticket,
     leave: fn(&S, &Ticket),
 }
 
-impl<S> Drop for InLine<'_, S> {
+impl<S> Drop for PlaceInLine<'_, S> {
     fn drop(&mut self) {
         (self.leave)(self.store, &self.ticket);
     }
 }
 
-/// A request that waits for its departure, and is canceled if it is dropped before.
+/// A request that waits for its departure. Dropping it earlier cancels the request.
 struct Shaped<'a, R: RuleSource, S: Store<R::Rule>, O: Observer, W: WaitingStore<R::Rule>> {
     limiter: &'a RateLimiter<R, S, O>,
     store: &'a W,
@@ -220,7 +231,7 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer, W: WaitingStore<R::Rule>> Dr
 {
     fn drop(&mut self) {
         let Some(departure) = &self.departure else { return };
-        // A panic of a rule must not become a second one, if this is dropped because of a first.
+        // If this is dropped because of a panic, a panic of a rule must not become a second one.
         let canceled = catch_unwind(AssertUnwindSafe(|| {
             let rule = self.limiter.rule_by_now(&self.ask);
             self.store.cancel(&rule, departure);

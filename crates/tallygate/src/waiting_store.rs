@@ -6,27 +6,33 @@ use tallygate_core::{Algorithm, Cost, Decision, Tick, Ticks};
 
 use crate::clock::Alarm;
 use crate::departures::Departure;
-use crate::line::{Joined, Ticket, Turn};
+use crate::line::{Joined, Ticket, Turn, WaitMode};
 use crate::storage::{Store, StoreError};
 
 /// A store in whose lines requests can wait: the memory stores. Not exported: tickets belong to one store.
 pub trait WaitingStore<A: Algorithm>:
     for<'a> Store<A, Reply<'a, Decision> = Result<Decision, StoreError>>
 {
-    /// The clock that wakes requests that wait.
+    /// The clock that wakes waiting requests.
     type Clock: Alarm;
 
-    /// The clock of the store.
+    /// Returns the clock of the store.
     fn clock(&self) -> &Self::Clock;
 
-    /// Asks for a key. If the cost does not fit yet, but may fit in time, the request waits in line.
+    /// Checks a key. If the cost does not fit yet, but may fit in time, the request waits in line. `wait` is the
+    /// longest wait and how the request waits.
     ///
     /// # Errors
     /// Returns an error if the key is too long, or the store is full.
-    fn join(&self, rule: &A, key: &[u8], cost: Cost, max_wait: Ticks)
-    -> Result<Joined, StoreError>;
+    fn join(
+        &self,
+        rule: &A,
+        key: &[u8],
+        cost: Cost,
+        wait: (Ticks, WaitMode),
+    ) -> Result<Joined, StoreError>;
 
-    /// Asks whether it is a waiter's turn, and says when to ask again.
+    /// Checks whether it is a waiter's turn. If not, returns when to check again.
     ///
     /// # Errors
     /// Returns an error if the store is full, or the policy is of another kind.
@@ -41,7 +47,7 @@ pub trait WaitingStore<A: Algorithm>:
     /// Returns an error if the key is too long, or the store is full.
     fn shape(&self, rule: &A, key: &[u8]) -> Result<(Decision, Option<Departure>), StoreError>;
 
-    /// Returns when a shaped request must ask again, or `None` if it leaves now.
+    /// Returns when a shaped request must check again, or `None` if it leaves now.
     fn departs(&self, departure: &Departure, waker: &Waker) -> Option<Tick>;
 
     /// Cancels a shaped request that has not left.

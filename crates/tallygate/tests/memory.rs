@@ -1,4 +1,4 @@
-//! A limiter costs what its keys cost: resident memory follows the keys, not the capacity.
+//! Resident memory grows with the number of keys, not with the capacity.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -12,14 +12,14 @@ fn hourly(limit: u64) -> Policy {
     Policy::token_bucket(limit).per_hour().build().expect("a valid policy")
 }
 
-/// Anonymous memory of this process that is resident, in bytes: without code that comes from files.
+/// Returns the resident anonymous memory of this process in bytes: without code that is mapped from files.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a size");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// What to fill is named by this variable, and then this test prints by how much the process grew.
+/// This variable names what to fill. The test then prints by how much the process grew.
 const FILL: &str = "TALLYGATE_TEST_FILL";
 
 #[test]
@@ -29,7 +29,7 @@ fn fill_in_a_process_of_its_own() {
     let [kind, limiters, keys] = words[..] else { panic!("not a fill: {fill}") };
     let (limiters, keys): (usize, u64) = (limiters.parse().unwrap(), keys.parse().unwrap());
     let fill = |allows: &dyn Fn(&[u8]) -> bool| (0..keys).all(|key| allows(&key.to_le_bytes()));
-    // Once with a small one, so that what a process needs once is not counted.
+    // Fill a small one first, so that memory which a process needs only once is not counted.
     let store = PolicyStore::new(&hourly(1), Capacity::of(10), ManualClock::default());
     assert!(RateLimiter::with_store(hourly(1), store).is_allowed("a").unwrap());
     let before = resident();
@@ -95,7 +95,7 @@ fn a_default_limiter_takes_what_its_keys_take() {
     assert!(bytes <= 48_000_000, "{bytes} bytes for a million keys");
 }
 
-/// A key of tiers takes more: a pointer to its policy lies beside its state.
+/// A key of tiers takes more: a pointer to its policy is beside its state.
 ///
 /// Fault K10.
 #[test]
@@ -138,7 +138,7 @@ fn keys_survive_growth() {
     assert_eq!((usage.keys as u64, usage.evicted, usage.swept), (KEYS, 0, 0));
 }
 
-/// The same while threads bring new keys, ask for known ones, and decide on several keys at once.
+/// The same holds while threads add new keys, check known ones, and decide on several keys at once.
 #[test]
 fn keys_survive_growth_by_many_threads() {
     const KEYS: u64 = 60_000;

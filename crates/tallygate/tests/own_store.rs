@@ -23,7 +23,7 @@ use own_store::MutexMap;
 
 type PolicyMap = MapStore<MutexMap<<Policy as Algorithm>::State>>;
 
-/// A time to live that no history outlasts.
+/// A time to live that is longer than any history.
 const AGES: Ticks = Ticks(1 << 62);
 
 /// One store per policy.

@@ -1,4 +1,5 @@
-//! Oversubscribed threads ask for one key in a tight loop. Do they get what the limit allows, no more and no less?
+//! Checks one key from many more threads than processors in a tight loop, and verifies that exactly the units of the
+//! limit are allowed.
 //!
 //! `stress [SECONDS]` exits with 1 if a limiter allowed more than its limit, or less than it had to. `scripts/stress` runs
 //! the same campaign with governor beside it (`bench/src/bin/stress.rs`).

@@ -1,10 +1,10 @@
-//! The allowances that the policies of a client share, as far as they decide its requests.
+//! The allowances of a client's policies, and the requests that have room in them.
 
 use tallygate_core::{Cost, Tick};
 
 use crate::allowance::{Allowance, Rate};
 
-use super::{ClientState, MAX_POLICIES, Others};
+use super::{ClientState, MAX_POLICIES, OtherPolicies};
 
 /// The rates of the listed policies, in their order.
 pub(super) type Rates = [Option<Rate>; MAX_POLICIES];
@@ -23,7 +23,7 @@ impl ClientState {
 
     pub(super) fn allowances_mut(&mut self) -> impl Iterator<Item = &mut Allowance> {
         self.others.iter_mut().flat_map(|others| {
-            let Others { own, listed } = &mut **others;
+            let OtherPolicies { own, listed } = &mut **others;
             [own].into_iter().chain(listed.iter_mut().map(|one| &mut one.allowance))
         })
     }
@@ -35,7 +35,8 @@ impl ClientState {
             .filter_map(|(rate, allowance)| rate.map(|rate| (rate, allowance)))
     }
 
-    /// Shows the allowances that a request under the first policy must fit into, each with its rate and capacity.
+    /// Calls a function with each allowance that a request under the first policy must fit into, with its rate and
+    /// capacity.
     pub(super) fn each_bound(&self, mut show: impl FnMut(&Allowance, &Rate, Cost)) {
         if self.others.is_none() {
             return;
@@ -77,7 +78,7 @@ impl ClientState {
         let rates = self.rates();
         for (rate, allowance) in rates.iter().zip(self.allowances_mut()) {
             if let Some(rate) = rate.filter(|rate| was_charged(rate)) {
-                allowance.give_back(&rate, now, amount, charged_at);
+                allowance.return_units(&rate, now, amount, charged_at);
             }
         }
     }
@@ -105,7 +106,7 @@ impl ClientState {
             } else if others.listed.len() > 1 {
                 others.listed.remove(place - 1);
             } else {
-                // The last one: then the state of the first policy must account for its whole allowance.
+                // If it is the last one, the state of the first policy must account for its whole allowance.
                 let is_covered =
                     |rate: Rate| others.own.is_within(&rate, first.used_of(&rate, now), now);
                 if rates[0].is_none_or(is_covered) {
@@ -117,8 +118,8 @@ impl ClientState {
     }
 }
 
-/// Whether nothing of a policy's allowance is used, and the allowances of faster policies do without its capacity.
-fn is_spare(place: usize, rates: &Rates, others: &Others, now: Tick) -> bool {
+/// Whether nothing of a policy's allowance is used, and the allowances of faster policies do not need its capacity.
+fn is_spare(place: usize, rates: &Rates, others: &OtherPolicies, now: Tick) -> bool {
     let Some(rate) = rates[place] else { return true };
     let mut without = *rates;
     without[place] = None;

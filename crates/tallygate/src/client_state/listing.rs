@@ -1,4 +1,4 @@
-//! Listing a client under one more policy, and dropping one when there are too many.
+//! Adds a policy to the list of a client, and drops one if there are too many.
 
 use std::sync::Arc;
 
@@ -7,21 +7,20 @@ use tallygate_core::{Policy, Tick};
 use crate::allowance::{Allowance, Rate};
 
 use super::policy_state::PolicyState;
-use super::{Listed, MAX_POLICIES};
+use super::{MAX_POLICIES, PolicyUsage};
 
-/// Lists a policy before the others that the client was asked under.
-pub(super) fn enter(all: &mut Vec<Listed>, policy: &Arc<Policy>, now: Tick, is_fresh: bool) {
-    let rate_of = |one: &Listed| Rate::of(&one.state.policy);
+/// Inserts a policy before the others that the client was checked under.
+pub(super) fn enter(all: &mut Vec<PolicyUsage>, policy: &Arc<Policy>, now: Tick, is_fresh: bool) {
+    let rate_of = |one: &PolicyUsage| Rate::of(&one.state.policy);
     for one in all.iter_mut() {
         one.state.rebase(now);
         if rate_of(one).is_some_and(|rate| one.allowance.set_back(&rate, now)) {
             one.allowance.rebase(now);
         }
     }
-    let carried =
-        all.iter().map(|one| policy.carry(&one.state.policy, &one.state.standings(), now));
+    let carried = all.iter().map(|one| policy.carry(&one.state.policy, &one.state.records(), now));
     let state = match carried.reduce(|one, other| policy.merge(&one, &other, now)) {
-        Some(standings) => PolicyState::new(policy.clone(), standings),
+        Some(records) => PolicyState::new(policy.clone(), records),
         None => PolicyState::first(policy, now),
     };
     let new = Rate::of(policy);
@@ -38,18 +37,18 @@ pub(super) fn enter(all: &mut Vec<Listed>, policy: &Arc<Policy>, now: Tick, is_f
     if all.len() >= MAX_POLICIES {
         drop_one(all, new.as_ref(), now);
     }
-    all.insert(0, Listed { state, allowance });
+    all.insert(0, PolicyUsage { state, allowance });
 }
 
-/// Makes room for a policy: drops the one that is fresh soonest. What is still used under it is left with the others.
-/// The fastest stays, because its allowance counts everything.
-fn drop_one(all: &mut Vec<Listed>, new: Option<&Rate>, now: Tick) {
+/// Makes room for a policy: drops the policy that will be fresh first. The others take over its usage. The fastest
+/// policy is never dropped, because its allowance counts everything.
+fn drop_one(all: &mut Vec<PolicyUsage>, new: Option<&Rate>, now: Tick) {
     let rates: Vec<_> = all.iter().map(|one| Rate::of(&one.state.policy)).collect();
     let is_fastest = |rate: &Rate| {
         rates.iter().flatten().chain(new).all(|other| other.is_at_most(rate))
             && new.is_none_or(|new| !rate.is_at_most(new))
     };
-    let fresh_at = |one: &Listed| {
+    let fresh_at = |one: &PolicyUsage| {
         let state = one.state.fresh_at().unwrap_or(Tick(i64::MAX));
         let rate = Rate::of(&one.state.policy);
         let allowance = rate.map_or(Some(state), |rate| one.allowance.fresh_at(&rate));
@@ -61,8 +60,8 @@ fn drop_one(all: &mut Vec<Listed>, new: Option<&Rate>, now: Tick) {
     let dropped = all.remove(place).state;
     for one in all {
         let policy = one.state.policy.clone();
-        let left = policy.carry(&dropped.policy, &dropped.standings(), now);
-        let merged = policy.merge(&one.state.standings(), &left, now);
+        let left = policy.carry(&dropped.policy, &dropped.records(), now);
+        let merged = policy.merge(&one.state.records(), &left, now);
         one.state = PolicyState::new(policy, merged);
     }
 }

@@ -19,9 +19,9 @@ pub(super) struct PolicyState {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Of a policy that is one bucket without options.
+    /// The state of a policy that is one bucket without options.
     Bucket(BucketState),
-    Listed(Box<[LimitRecord]>),
+    Records(Box<[LimitRecord]>),
 }
 
 /// Runs an expression with the rule of a policy, and wraps the state that it makes.
@@ -31,7 +31,7 @@ macro_rules! make {
             Some(Machine::Bucket($rule)) => State::Bucket($make),
             _ => {
                 let $rule = &**$policy;
-                State::Listed($make)
+                State::Records($make)
             }
         }
     };
@@ -46,7 +46,7 @@ macro_rules! with {
                 Some(Machine::Bucket($rule)) => $run,
                 _ => unreachable!("only the state of a bucket is in place"),
             },
-            State::Listed($state) => {
+            State::Records($state) => {
                 let $rule = &**policy;
                 $run
             }
@@ -55,13 +55,13 @@ macro_rules! with {
 }
 
 impl PolicyState {
-    pub(super) fn new(policy: Arc<Policy>, standings: Box<[LimitRecord]>) -> Self {
-        let state = match (policy.plain(), &*standings) {
+    pub(super) fn new(policy: Arc<Policy>, records: Box<[LimitRecord]>) -> Self {
+        let state = match (policy.plain(), &*records) {
             (Some(_), [standing]) => match standing.state() {
                 LimitState::Bucket(state) => State::Bucket(*state),
-                _ => State::Listed(standings),
+                _ => State::Records(records),
             },
-            _ => State::Listed(standings),
+            _ => State::Records(records),
         };
         Self { policy, state }
     }
@@ -82,10 +82,10 @@ impl PolicyState {
         Arc::ptr_eq(&self.policy, policy) || self.policy == *policy
     }
 
-    pub(super) fn standings(&self) -> Cow<'_, Box<[LimitRecord]>> {
+    pub(super) fn records(&self) -> Cow<'_, Box<[LimitRecord]>> {
         match &self.state {
             State::Bucket(state) => Cow::Owned([LimitState::Bucket(*state).into()].into()),
-            State::Listed(standings) => Cow::Borrowed(standings),
+            State::Records(records) => Cow::Borrowed(records),
         }
     }
 
@@ -115,7 +115,7 @@ impl PolicyState {
         with!(self, |rule, state| rule.clock_was_set_back(state, now))
     }
 
-    /// Brings it to a time that lies before its own, if the clock was set back.
+    /// Rebases the state, if the clock was set back.
     pub(super) fn rebase(&mut self, now: Tick) {
         with!(self, |rule, state| {
             if rule.clock_was_set_back(state, now) {
@@ -170,8 +170,8 @@ impl PolicyState {
     }
 
     #[inline]
-    pub(super) fn facts(&self, now: Tick, admitted: Option<Cost>) -> Facts {
-        with!(self, |rule, state| rule.facts(state, now, admitted))
+    pub(super) fn facts(&self, now: Tick, charged: Option<Cost>) -> Facts {
+        with!(self, |rule, state| rule.facts(state, now, charged))
     }
 
     pub(super) fn fresh_at(&self) -> Option<Tick> {
@@ -182,10 +182,10 @@ impl PolicyState {
         with!(self, |rule, state| rule.used(state, now))
     }
 
-    /// Returns what is used under the limit that gives the policy its rate.
+    /// Returns the units that are used under the limit that determines the rate of the policy.
     pub(super) fn used_of(&self, rate: &Rate, now: Tick) -> Used {
         let limit = self.policy.limits().get(rate.index);
-        match (limit, self.standings().get(rate.index)) {
+        match (limit, self.records().get(rate.index)) {
             (Some(limit), Some(standing)) => limit.used(standing.state(), now),
             _ => Used::NOTHING,
         }

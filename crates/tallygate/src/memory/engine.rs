@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::departures::Departure;
 use crate::hash::KeyHasher;
 use crate::lateness::counted_from;
-use crate::line::{Joined, Ticket, Turn};
+use crate::line::{Joined, Ticket, Turn, WaitMode};
 use crate::reservation::{Charged, SettleError};
 use crate::returns::{ReturnLog, WasReset};
 use crate::storage::{MAX_KEY_BYTES, StoreError};
@@ -20,7 +20,7 @@ use crate::table::{Fingerprint, Full, KeySlot, Lookup, OwnLines, Reading, Swept}
 
 use super::keys::Keys;
 
-/// What every request needs before it reaches a table: the hash of its key, and the time.
+/// The parts of a store that every request uses before it reaches a table: the hasher of keys, and the clock.
 pub(super) struct Engine<C> {
     pub(super) hasher: KeyHasher,
     pub(super) clock: C,
@@ -28,7 +28,7 @@ pub(super) struct Engine<C> {
     pub(super) returns: OwnLines<ReturnLog>,
 }
 
-/// Why there is no decision. It is one byte, so that the path of a known key carries it in a register.
+/// The reason why there is no decision. It is one byte, so that the path of a known key carries it in a register.
 #[derive(Clone, Copy)]
 pub(super) enum NoDecision {
     KeyTooLong,
@@ -41,7 +41,7 @@ impl From<Full> for NoDecision {
     }
 }
 
-/// How many keys of a batch are hashed and prefetched at once.
+/// The number of keys of a batch that are hashed and prefetched at once.
 const AHEAD: usize = 32;
 
 impl<C: Clock> Engine<C> {
@@ -77,7 +77,7 @@ impl<C: Clock> Engine<C> {
         self.clock.now()
     }
 
-    /// Returns the time that the caller gave, or that of the clock.
+    /// Returns the time that the caller gave, or the time of the clock.
     #[inline]
     pub(super) fn read(&self, now: Option<Tick>) -> Reading {
         now.map_or_else(|| Reading::of(&self.clock), Reading::from)
@@ -172,7 +172,7 @@ impl<C: Clock> Engine<C> {
             let (answer, dropped) = step(state, at);
             match op {
                 Op::Force(..0) => {
-                    self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
+                    self.returns.returned(print.hash(), rule, state, at, fresh);
                 }
                 Op::Reset => self.returns.was_reset(print.hash(), at),
                 _ => {}
@@ -185,7 +185,7 @@ impl<C: Clock> Engine<C> {
         };
         let (answer, dropped) = stepped.map_err(|Full| keys.full())?;
         if matches!(op, Op::Force(1..)) {
-            keys.table.forgive(dropped);
+            keys.table.count_dropped_debt(dropped);
         }
         keys.line.nudge(spot);
         Ok(answer)
@@ -258,7 +258,7 @@ impl<C: Clock> Engine<C> {
                 self.returns.settled(print.hash(), charged.number, &settlement);
             }
             if change < 0 {
-                self.returns.returned(print.hash(), || rule.receipt(state), at, fresh);
+                self.returns.returned(print.hash(), rule, state, at, fresh);
             }
             Ok((counted_from(reading.now, at, decision), dropped))
         };
@@ -272,13 +272,13 @@ impl<C: Clock> Engine<C> {
             Err(Full) => return Ok(Err(keys.full())),
         };
         if change > 0 {
-            keys.table.forgive(dropped);
+            keys.table.count_dropped_debt(dropped);
         }
         keys.line.nudge(spot);
         Ok(Ok(decision))
     }
 
-    /// Hashes and prefetches some keys, then decides them, then goes on with the next ones.
+    /// Hashes and prefetches some keys, then decides them, then continues with the next ones.
     pub(super) fn check_many<A: Algorithm, T: Answer, K>(
         &self,
         keys: &Keys<A::State>,
@@ -332,11 +332,11 @@ impl<C: Clock> Engine<C> {
         rule: &A,
         key: &[u8],
         cost: Cost,
-        max_wait: Ticks,
+        wait: (Ticks, WaitMode),
     ) -> Result<Joined, StoreError> {
         let spot = self.spot(keys, key)?;
         let reading = self.read_for(keys);
-        let joined = keys.line.join((&keys.table, rule), spot, cost, reading, max_wait);
+        let joined = keys.line.join((&keys.table, rule), spot, cost, reading, wait);
         joined.map_err(|Full| keys.full())
     }
 
@@ -369,7 +369,7 @@ impl<C: Clock> Engine<C> {
         let return_unit = |state: &mut A::State, at| {
             let fresh = rule.fresh_at(state);
             let has_effect = rule.charge(state, at, -1) == 0;
-            self.returns.returned(departure.key(), || rule.receipt(state), at, fresh);
+            self.returns.returned(departure.key(), rule, state, at, fresh);
             has_effect
         };
         if keys.departures.cancel((&keys.table, rule), departure, reading, return_unit) {
@@ -413,7 +413,7 @@ impl<C: Clock> Engine<C> {
             let reading = self.read_for(keys);
             let turn = keys.line.turn((&keys.table, rule), ticket, reading, waker);
             let turn = turn.map_err(|Full| keys.full())?;
-            // If the clock was set back meanwhile, the answer is of an earlier time: check again.
+            // If the clock was set back meanwhile, the answer is for a time before that: check again.
             if matches!(turn, Turn::Done(_)) || reading.set_backs() == Some(self.clock.set_backs())
             {
                 return Ok(turn);

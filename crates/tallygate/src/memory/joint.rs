@@ -25,8 +25,8 @@ impl<S: Clone + 'static> Keys<S> {
         locks: &mut Locks<'_>,
     ) -> bool {
         let op = Op::Check(cost);
-        let admits = |state: &mut S, now| Part { rule, state, op }.allows(now);
-        self.table.read_found(rule, found, reading, locks, admits)
+        let allows = |state: &mut S, now| Part { rule, state, op }.allows(now);
+        self.table.read_found(rule, found, reading, locks, allows)
     }
 
     fn step<A: Algorithm<State = S>>(
@@ -49,7 +49,7 @@ impl<S: Clone + 'static> Keys<S> {
         self.table.change_found(rule, found, reading, locks, step)
     }
 
-    /// Does the same on a copy, so that a rule that panics does not change the state.
+    /// Does the same on a copy, so that a panic of the rule does not change the state.
     fn step_on_a_copy<A: Algorithm<State = S>>(
         &self,
         rule: &A,

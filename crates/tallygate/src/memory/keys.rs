@@ -1,4 +1,4 @@
-//! The states of some keys with one rule, and the requests that wait for them.
+//! The states of the keys of one rule, and the requests that wait for these keys.
 
 use tallygate_core::{Algorithm, Answer, Cost, Tick, Used};
 
@@ -18,7 +18,7 @@ pub(super) struct Keys<S: 'static> {
 }
 
 impl<S: 'static> Keys<S> {
-    /// Creates an empty table that stores at most so many bits of the hash of a key.
+    /// Creates an empty table that stores at most a given number of bits of the hash of a key.
     pub(super) fn knowing(bits: u32, capacity: Capacity) -> Self {
         let Capacity { max_keys, when_full } = capacity;
         Self {
@@ -32,7 +32,7 @@ impl<S: 'static> Keys<S> {
         Self::knowing(u128::BITS, capacity)
     }
 
-    /// Keeps a key of a snapshot, unless it would be the first to be evicted.
+    /// Adds a key of a snapshot, unless it would be the first to be evicted.
     pub(super) fn keep(
         &self,
         rule: &impl Algorithm<State = S>,
@@ -53,8 +53,8 @@ impl<S: 'static> Keys<S> {
         StoreError::Full { max_keys: self.table.max_keys() }
     }
 
-    /// Decides for a new key that found no place: as for a client that has used up its quota, because it may be one that
-    /// was evicted.
+    /// Decides for a new key without a place: as for a client that has used up its quota, because the key may have been
+    /// evicted.
     ///
     /// # Errors
     /// Returns an error if the store is full and rejects new keys.
@@ -65,7 +65,7 @@ impl<S: 'static> Keys<S> {
         cost: Cost,
         now: Tick,
     ) -> Result<T, StoreError> {
-        if self.table.refuses_new() {
+        if self.table.rejects_new() {
             return Err(self.full());
         }
         let mut used_up = rule.with_used(Used::whole(Cost::MAX), now);
@@ -110,7 +110,7 @@ impl<S: Clone + 'static> Keys<S> {
         self.behind_others(rule, spot, cost, reading)
     }
 
-    /// Answers from the state of a key, or from the state it would start with, and changes nothing.
+    /// Answers from the state of a key, or from the state that it would start with, and changes nothing.
     #[cold]
     pub(super) fn look<A: Algorithm<State = S>, T: Answer>(
         &self,
@@ -123,8 +123,8 @@ impl<S: Clone + 'static> Keys<S> {
             .look(rule, spot, reading, |state, at| counted_from(reading.now, at, read(state, at)))
     }
 
-    /// Wakes all waiting requests, and moves their times, if a reading is the first after the clock was set back. Not
-    /// for a caller that decides a departure, because it holds a lock of the departures.
+    /// Wakes all waiting requests, and moves their times, if a reading is the first after the clock was set back. A
+    /// caller that decides a departure must not call it, because it holds a lock of the departures.
     #[cold]
     pub(super) fn note_set_back(&self, reading: Reading) {
         self.table.note_set_back(reading);

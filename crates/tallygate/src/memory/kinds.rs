@@ -14,7 +14,7 @@ pub(super) enum KeysByKind {
     FixedWindow(Keys<FixedWindowState>),
     SlidingWindowLog(Keys<SlidingWindowLogState>),
     SlidingWindowCounter(Keys<SlidingWindowCounterState>),
-    /// For several limits, or one with options.
+    /// The table for several limits, or for one limit with options.
     Several(Keys<Box<[LimitRecord]>>),
 }
 

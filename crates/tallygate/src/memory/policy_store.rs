@@ -28,7 +28,7 @@ impl<C: Clock> PolicyStore<C> {
     /// Creates an empty store for the keys of a policy.
     ///
     /// # Panics
-    /// Panics if the system has no address space for so many keys.
+    /// Panics if the system has no address space for that many keys.
     pub fn new(policy: &Policy, capacity: Capacity, clock: C) -> Self {
         Self {
             policy: Arc::new(policy.clone()),

@@ -66,8 +66,8 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     ) -> io::Result<u64> {
         let table = &self.keys.table;
         snapshot.put_table((name, overrides), &self.engine.hasher, table, |kept, listed| {
-            for (policy, standings) in kept.policies() {
-                listed.add(policy, &standings);
+            for (policy, records) in kept.policies() {
+                listed.add(policy, &records);
             }
             listed.add_allowances(kept.allowances());
         })
@@ -83,7 +83,7 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     /// Returns an error if the snapshot is damaged, or was written by a version of Tallygate with another format.
     ///
     /// # Panics
-    /// Panics if the system has no address space for so many keys.
+    /// Panics if the system has no address space for that many keys.
     pub fn restored(
         capacity: Capacity,
         clock: C,
@@ -103,7 +103,7 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
 /// Snapshots of the keys of any rule whose states can be read alone, whatever the numbers of the rule that encodes and
 /// decodes them.
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
-    /// Writes the states of its keys into a snapshot, by a name, and returns how many there are.
+    /// Writes the states of its keys to a snapshot, under a name, and returns their number.
     ///
     /// # Errors
     /// Returns an error if the snapshot cannot be written.
@@ -125,7 +125,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Returns an error if the snapshot is damaged, or if its states are not states of this rule.
     ///
     /// # Panics
-    /// Panics if the system has no address space for so many keys.
+    /// Panics if the system has no address space for that many keys.
     pub fn restored_states(
         rule: &A,
         capacity: Capacity,
@@ -161,7 +161,7 @@ impl<C: Clock> PolicyStore<C> {
         }
         of_any_kind!(&self.kinds, |keys| {
             snapshot.put_table((name, &[]), &self.engine.hasher, &keys.table, |state, listed| {
-                listed.add(&self.policy, &state.standings());
+                listed.add(&self.policy, &state.records());
             })
         })
     }
@@ -173,7 +173,7 @@ impl<C: Clock> PolicyStore<C> {
     /// Returns an error if the snapshot is damaged, or was written by a version of Tallygate with another format.
     ///
     /// # Panics
-    /// Panics if the system has no address space for so many keys.
+    /// Panics if the system has no address space for that many keys.
     pub fn restored(
         policy: &Policy,
         capacity: Capacity,
@@ -194,11 +194,11 @@ impl<C: Clock> PolicyStore<C> {
 }
 
 impl KeysByKind {
-    /// Keeps a key of a snapshot, under a policy of this kind.
+    /// Adds a key of a snapshot, under a policy of this kind.
     fn keep(&self, policy: &Policy, key: Fingerprint, kept: &ClientState, reading: Reading) {
-        let Some((_, standings)) = kept.policies().next() else { return };
+        let Some((_, records)) = kept.policies().next() else { return };
         let kept: Result<(), StoreError> = of_its_kind!(policy, self, |rule, keys| {
-            if let Some(state) = Standings::of(&standings) {
+            if let Some(state) = LimitRecords::of(&records) {
                 keys.keep(rule, key, state, reading);
             }
             Ok(())
@@ -208,20 +208,20 @@ impl KeysByKind {
 }
 
 /// Converts the state of one kind to that of a policy, and back.
-trait Standings: Sized {
-    fn standings(&self) -> Box<[LimitRecord]>;
-    fn of(standings: &[LimitRecord]) -> Option<Self>;
+trait LimitRecords: Sized {
+    fn records(&self) -> Box<[LimitRecord]>;
+    fn of(records: &[LimitRecord]) -> Option<Self>;
 }
 
-macro_rules! standings_of_one {
+macro_rules! records_of_one {
     ($state:ty, $kind:ident) => {
-        impl Standings for $state {
-            fn standings(&self) -> Box<[LimitRecord]> {
+        impl LimitRecords for $state {
+            fn records(&self) -> Box<[LimitRecord]> {
                 [LimitState::$kind(self.clone()).into()].into()
             }
 
-            fn of(standings: &[LimitRecord]) -> Option<Self> {
-                match standings {
+            fn of(records: &[LimitRecord]) -> Option<Self> {
+                match records {
                     [one] => match one.state() {
                         LimitState::$kind(state) => Some(state.clone()),
                         _ => None,
@@ -233,18 +233,18 @@ macro_rules! standings_of_one {
     };
 }
 
-standings_of_one!(BucketState, Bucket);
-standings_of_one!(BucketState<u128>, WideBucket);
-standings_of_one!(FixedWindowState, FixedWindow);
-standings_of_one!(SlidingWindowLogState, SlidingWindowLog);
-standings_of_one!(SlidingWindowCounterState, SlidingWindowCounter);
+records_of_one!(BucketState, Bucket);
+records_of_one!(BucketState<u128>, WideBucket);
+records_of_one!(FixedWindowState, FixedWindow);
+records_of_one!(SlidingWindowLogState, SlidingWindowLog);
+records_of_one!(SlidingWindowCounterState, SlidingWindowCounter);
 
-impl Standings for Box<[LimitRecord]> {
-    fn standings(&self) -> Box<[LimitRecord]> {
+impl LimitRecords for Box<[LimitRecord]> {
+    fn records(&self) -> Box<[LimitRecord]> {
         self.clone()
     }
 
-    fn of(standings: &[LimitRecord]) -> Option<Self> {
-        Some(standings.into())
+    fn of(records: &[LimitRecord]) -> Option<Self> {
+        Some(records.into())
     }
 }

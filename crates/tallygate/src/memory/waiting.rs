@@ -6,7 +6,7 @@ use tallygate_core::{Algorithm, Cost, Decision, Policy, Tick, Ticks};
 
 use crate::clock::Alarm;
 use crate::departures::Departure;
-use crate::line::{Joined, Ticket, Turn};
+use crate::line::{Joined, Ticket, Turn, WaitMode};
 use crate::storage::StoreError;
 use crate::waiting_store::WaitingStore;
 
@@ -25,9 +25,9 @@ impl<A: Algorithm, C: Alarm> WaitingStore<A> for MemoryStore<A, C> {
         rule: &A,
         key: &[u8],
         cost: Cost,
-        max_wait: Ticks,
+        wait: (Ticks, WaitMode),
     ) -> Result<Joined, StoreError> {
-        self.engine.join(&self.keys, rule, key, cost, max_wait)
+        self.engine.join(&self.keys, rule, key, cost, wait)
     }
 
     fn turn(&self, rule: &A, ticket: &mut Ticket, waker: &Waker) -> Result<Turn, StoreError> {
@@ -63,10 +63,10 @@ impl<C: Alarm> WaitingStore<Policy> for PolicyStore<C> {
         policy: &Policy,
         key: &[u8],
         cost: Cost,
-        max_wait: Ticks,
+        wait: (Ticks, WaitMode),
     ) -> Result<Joined, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
-            self.engine.join(keys, rule, key, cost, max_wait)
+            self.engine.join(keys, rule, key, cost, wait)
         })
     }
 

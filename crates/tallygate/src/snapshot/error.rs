@@ -6,7 +6,7 @@ use tallygate_core::DecodeError;
 
 use super::{MAGIC, VERSION};
 
-/// The reason for which a snapshot cannot be read.
+/// The error of reading a snapshot.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -64,7 +64,7 @@ impl fmt::Display for SnapshotError {
         const ELSE: &str = "or move it away to start with an empty store";
         match self {
             Self::Io(error) => {
-                write!(f, "the snapshot cannot be read: {error}; solve this, {ELSE}")
+                write!(f, "the snapshot cannot be read: {error}; make it readable, {ELSE}")
             }
             Self::NoSnapshot { found } => {
                 write!(
@@ -105,12 +105,5 @@ impl fmt::Display for SnapshotError {
     }
 }
 
-impl std::error::Error for SnapshotError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(error) => Some(error),
-            Self::State { error, .. } => Some(error),
-            _ => None,
-        }
-    }
-}
+// The text of the error contains that of its cause, so there is no `source`: reports would print the cause twice.
+impl std::error::Error for SnapshotError {}

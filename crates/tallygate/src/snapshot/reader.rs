@@ -86,7 +86,7 @@ impl<R: Read> SnapshotReader<R> {
     /// and that the snapshot is complete.
     ///
     /// # Errors
-    /// Returns an error if the snapshot is damaged. Do not use what was restored from it then: other clients may be missing,
+    /// Returns an error if the snapshot is damaged. Then do not use the restored stores: other clients may be missing,
     /// and would get a full quota.
     pub fn next_section(&mut self) -> Result<Option<Section<'_, R>>, SnapshotError> {
         self.pass_over()?;
@@ -312,7 +312,7 @@ impl<R: Read> Section<'_, R> {
         (self.known_bits, KeyHasher::of_secret(self.secret))
     }
 
-    /// Shows all keys and their usage. `share` returns one policy in memory for all equal policies.
+    /// Calls a function with each key and its usage. `share` returns one policy in memory for all equal policies.
     pub(crate) fn each(
         &mut self,
         mut share: impl FnMut(Policy) -> Arc<Policy>,
@@ -359,7 +359,7 @@ impl<R: Read> Section<'_, R> {
         Ok(())
     }
 
-    /// Shows all keys, with states that can be read without a policy.
+    /// Calls a function with each key and its state, which can be read without a policy.
     pub(crate) fn each_state<A: Algorithm>(
         &mut self,
         rule: &A,

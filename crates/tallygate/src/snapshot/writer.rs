@@ -133,7 +133,7 @@ impl<W: Write> SnapshotWriter<W> {
         (name, overrides): (&str, &Overrides),
         hasher: &KeyHasher,
         table: &Table<S>,
-        mut show: impl FnMut(&S, &mut Listed<'_>),
+        mut show: impl FnMut(&S, &mut UsageWriter<'_>),
     ) -> io::Result<u64> {
         self.put(&[SECTION]);
         self.put_bytes(name.as_bytes());
@@ -149,7 +149,7 @@ impl<W: Write> SnapshotWriter<W> {
         for bucket in table.buckets() {
             table.show(bucket, |key, state| {
                 states.clear();
-                let mut listed = Listed { known: &mut known, states: &mut states, count: 0 };
+                let mut listed = UsageWriter { known: &mut known, states: &mut states, count: 0 };
                 show(state, &mut listed);
                 let count = listed.count;
                 if count == 0 {
@@ -199,17 +199,17 @@ impl<W: Write> SnapshotWriter<W> {
     }
 }
 
-/// Builds the list of what one key has used.
-pub(crate) struct Listed<'a> {
+/// Builds the list of the usage of one key.
+pub(crate) struct UsageWriter<'a> {
     known: &'a mut Known,
     states: &'a mut Vec<u8>,
     count: u64,
 }
 
-impl Listed<'_> {
+impl UsageWriter<'_> {
     /// Adds the usage of the key under a policy.
     #[expect(clippy::borrowed_box, reason = "it is the policy's state")]
-    pub(crate) fn add(&mut self, policy: &Arc<Policy>, standings: &Box<[LimitRecord]>) {
+    pub(crate) fn add(&mut self, policy: &Arc<Policy>, records: &Box<[LimitRecord]>) {
         let next = self.known.held.len() as u64;
         let number = *self.known.numbers.entry(Arc::as_ptr(policy)).or_insert(next);
         if number == next {
@@ -218,7 +218,7 @@ impl Listed<'_> {
         }
         put_number(self.states, number);
         let mut state = Vec::new();
-        policy.encode(standings, &mut state);
+        policy.encode(records, &mut state);
         put_number(self.states, state.len() as u64);
         self.states.append(&mut state);
         self.count += 1;

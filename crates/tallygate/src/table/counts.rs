@@ -18,7 +18,7 @@ const STRIPED: usize = 1024;
 
 pub(super) struct Counts {
     pub(super) max_keys: usize,
-    /// How many places a stripe reserves at once.
+    /// The number of places that a stripe reserves at once.
     batch: usize,
     shared: OwnLines<Shared>,
     stripes: Box<[OwnLines<Stripe>]>,
@@ -27,7 +27,7 @@ pub(super) struct Counts {
 /// The totals that all stripes take from.
 #[derive(Default)]
 struct Shared {
-    /// How many places the stripes have reserved: with keys, and still free. Every new key reads it.
+    /// The number of places that the stripes have reserved, with keys and still free. Every new key reads it.
     reserved: OwnLines<AtomicUsize>,
     /// The position from which the next run of buckets is swept.
     next_run: AtomicUsize,
@@ -37,8 +37,8 @@ struct Shared {
 
 #[derive(Default)]
 pub(super) struct Stripe {
-    /// How many reserved places have no key. In a full table, every new key looks for one in all stripes: so it is on
-    /// other lines than the counts, which the threads of the stripe write for every key that they evict.
+    /// The number of reserved places without a key. In a full table, every new key looks for one in all stripes. So it
+    /// is on other lines than the counts, which the threads of the stripe write for every key that they evict.
     free: OwnLines<AtomicUsize>,
     /// The position that is swept next, unless it is the end of a run.
     next_swept: AtomicUsize,
@@ -65,7 +65,7 @@ impl Counts {
     /// The stripe of the calling thread.
     #[inline]
     pub(super) fn own(&self) -> &Stripe {
-        // Their number is a power of two.
+        // The stripes. Their number is a power of two.
         &self.stripes[thread_number() & (self.stripes.len() - 1)].0
     }
 
@@ -81,8 +81,8 @@ impl Counts {
         self.reserved().saturating_sub(free)
     }
 
-    /// Returns how many places are reserved: the keys, and at most a batch per stripe more. It reads one line, which is
-    /// written once per batch.
+    /// Returns the number of reserved places: the number of keys, and at most one batch more per stripe. It reads one
+    /// line, which is written once per batch.
     #[inline]
     pub(super) fn reserved(&self) -> usize {
         self.shared.0.reserved.load(Ordering::Relaxed)
@@ -115,8 +115,8 @@ impl Counts {
         }
     }
 
-    /// Returns the place of a key that is gone, or that was reserved in vain.
-    pub(super) fn give_back(&self) {
+    /// Returns the place of a key that is gone, or that was reserved and not used.
+    pub(super) fn release(&self) {
         let free = &self.own().free;
         let now = free.fetch_add(1, Ordering::Relaxed) + 1;
         // A thread that only drops keys does not keep their places.
@@ -147,7 +147,7 @@ impl Counts {
 /// Lowers a count by 1, unless it is 0.
 #[inline]
 fn take_one(count: &AtomicUsize) -> bool {
-    // Mostly it is 0 in other stripes: then nothing is written.
+    // It is usually 0 in other stripes, and then nothing is written.
     count.load(Ordering::Relaxed) > 0
         && count
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1))
@@ -226,14 +226,14 @@ mod tests {
                     let threads: Vec<_> = (0..8).map(|_| scope.spawn(reserve)).collect();
                     threads.into_iter().map(|thread| thread.join().unwrap()).sum()
                 });
-                // A thread can miss a place that another one is just reserving, but the last attempt finds it.
+                // A thread can miss a place that another thread is just reserving, but the last attempt finds it.
                 let late = (0..).take_while(|_| counts.reserve()).count();
                 assert_eq!((taken + late, counts.keys()), (max_keys, max_keys));
                 std::thread::scope(|scope| {
                     for thread in 0..4 {
                         let counts = &counts;
                         scope.spawn(move || {
-                            (thread..max_keys).step_by(4).for_each(|_| counts.give_back());
+                            (thread..max_keys).step_by(4).for_each(|_| counts.release());
                         });
                     }
                 });

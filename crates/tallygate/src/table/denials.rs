@@ -1,9 +1,9 @@
-//! Notes of denials: a client whose state has pointers is denied without its lock too.
+//! Notes of denials, which deny a client whose state has pointers without its lock.
 //!
 //! Such a state cannot be copied without the lock. But most of these clients have one policy that is one bucket, whose
-//! state is two words. A thread that denies such a client under the lock, and finds that it was denied before, notes the
-//! two words, and the word that it leaves in the lock of the table's bucket. The note is true while the lock has that
-//! word. A thread that finds it so denies from the note, and writes nothing.
+//! state is two words. If a thread denies such a client under the lock, and the check before was denied as well, it
+//! notes the two words, and the word that it leaves in the lock of the table's bucket. The note is valid while the lock
+//! has that word. Other threads then deny by the note, and write nothing.
 //!
 //! There are few notes, and the buckets of the table share them. A client whose note is replaced is denied under its lock
 //! and noted again.
@@ -17,7 +17,7 @@ use super::{BucketLock, LockedBucket, Lookup, Reading, Table, Version, from_word
 use crate::client_state::ClientState;
 use crate::lateness::counted_from;
 
-/// How many notes a table has.
+/// The number of notes of a table.
 const NOTES: usize = if cfg!(loom) { 1 } else { 256 };
 
 /// Returns whether denials of states of this type are noted.
@@ -38,7 +38,7 @@ struct Note {
 
 const WORDS: usize = FACTS + 2;
 
-/// The words before the state: what must be equal for a note to be true.
+/// The words before the state, which must be equal for a note to be valid.
 const FACTS: usize = 4;
 
 impl Denials {
@@ -51,7 +51,7 @@ impl Denials {
 
 impl Note {
     fn write(&self, facts: [u64; FACTS], state: &BucketState) {
-        // A note that another thread writes now is as good as any.
+        // Skip this note if another thread writes one now, which is as good.
         if self.lock.try_lock() {
             let words = facts.into_iter().chain([word(state, 0), word(state, 1)]);
             for (to, word) in self.words.iter().zip(words) {
@@ -71,8 +71,8 @@ impl Note {
     }
 }
 
-/// Returns what must be equal for a note to be true: the key, the word of the lock, and the bucket that decides. A state
-/// keeps its bucket alive, so no other bucket has that address while the state is in the table.
+/// Returns the words that must be equal for a note to be valid: the key, the word of the lock, and the bucket that
+/// decides. A state keeps its bucket alive, so no other bucket has that address while the state is in the table.
 fn facts(lookup: Lookup, version: Version, rule: &Bucket) -> [u64; FACTS] {
     let rule = std::ptr::from_ref(rule).addr();
     [lookup.home as u64, lookup.spot.tag, u64::from(version.0), rule as u64]
@@ -102,10 +102,10 @@ impl<S: 'static> Table<S> {
         });
     }
 
-    /// Denies a check from a note, if there is a true one and its state still denies the check.
+    /// Denies a check from a note, if there is a valid one and its state still denies the check.
     ///
-    /// A note that has become wrong looks true only if the lock was taken a multiple of 2²⁶ times since. Then a request
-    /// can be denied by an old state; none is allowed.
+    /// An outdated note looks valid only if the lock was taken a multiple of 2²⁶ times since. Then a request can be
+    /// denied by an old state, but none is allowed by it.
     #[inline(never)]
     pub(super) fn deny_as_noted<A: Algorithm<State = S>, T: Answer>(
         &self,

@@ -7,24 +7,24 @@
 use super::atomic::Ordering;
 use super::{DISTANCE, FILL, LockedBucket, ONE_SPILLED, REACH, SLOTS, TAG_BITS, Table};
 
-/// How many buckets a new key splits while the number of homes doubles. Each new key makes the buckets that are still to be
-/// split fuller: with 8 splits they are 62 % full at the end instead of [`FILL`].
+/// The number of buckets that a new key splits while the number of homes doubles. Meanwhile, new keys also fill the
+/// buckets that are still to be split: with 8 splits per key, these are 62 % full at the end instead of [`FILL`].
 const SPLITS: usize = 8;
 
-/// How many splits ahead the memory of a split is prefetched.
+/// The number of splits by which the memory of a split is prefetched ahead.
 const SPLITS_AHEAD: usize = 4;
 
 /// How many homes there are, and which bits of a tag choose among them.
 ///
-/// With n homes at first, a key's home is that of the first n that its hash selects, plus n times some later bits of its
-/// hash. If there is no such home yet, the last of these bits does not count.
+/// With n initial homes, a key's home is the initial home that its hash selects, plus n times the number in some
+/// further bits of its hash. If there is no such home yet, the last of these bits does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape(pub(super) u64);
 
 impl Shape {
     const HALF: u32 = u32::BITS;
 
-    /// Returns the shape with so many homes, of which there were so many at first.
+    /// Returns the shape with a number of homes and a first number of homes.
     pub(super) fn of(homes: usize, first_homes: usize) -> Self {
         let times = homes.div_ceil(first_homes).next_power_of_two();
         Self((homes as u64) << Self::HALF | (times as u64 - 1))
@@ -61,18 +61,18 @@ struct Split {
 }
 
 impl Split {
-    /// Returns whether a key that was found at a distance from the home that is split is its key and moves.
+    /// Returns whether a key, found at a distance from the home that is split, belongs to that home and moves.
     #[inline]
     const fn moves(&self, tag: u64, distance: usize) -> bool {
         tag != 0 && (tag & DISTANCE) as usize == distance && tag & self.bit != 0
     }
 }
 
-/// How many of the last bits of the first half of a hash choose no home. All other bits of that half are known of every
-/// key, whatever table its hash was stored in: see [`Table::slot_of`].
+/// The number of low bits of the first half of a hash that choose no home. All other bits of that half are known for
+/// every key, whatever table its hash was stored in: see [`Table::slot_of`].
 const BITS_AFTER_CHOICE: u32 = u64::BITS - TAG_BITS;
 
-/// Returns the bits that choose a home, of the first half of a hash.
+/// Returns the bits of the first half of a hash that choose a home.
 #[inline]
 pub(super) const fn choice(high: u64) -> usize {
     (high >> BITS_AFTER_CHOICE) as usize
@@ -85,8 +85,8 @@ impl<S: 'static> Table<S> {
         self.grow_from(FILL, 0);
     }
 
-    /// Does the same before a decision on so many keys, which may all be new. While it holds their locks, the table cannot
-    /// grow. If it is called for each of them, it splits enough buckets for all.
+    /// Does the same before a decision on several keys, which may all be new. The table cannot grow while the decision
+    /// holds their locks. If this is called for each key, it splits enough buckets for all.
     pub(crate) fn grow_for(&self, keys: usize) {
         self.grow_from(FILL, keys);
     }
@@ -104,8 +104,8 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Returns whether the number of homes is being doubled, or is to be because they are more than so many percent full
-    /// with the keys that are coming.
+    /// Returns whether the number of homes is being doubled, or should be, because the homes will be fuller than a
+    /// given percentage with the new keys.
     fn is_to_grow(&self, percent: usize, coming: usize) -> bool {
         let shape = self.shape();
         let is_doubling = shape.homes() < self.first_homes * (shape.mask() + 1);
@@ -113,17 +113,18 @@ impl<S: 'static> Table<S> {
             && (is_doubling || self.is_filled(shape.homes(), percent, coming))
     }
 
-    /// Returns whether so many homes are more than so many percent full.
+    /// Returns whether a number of homes is fuller than a given percentage.
     fn is_filled(&self, homes: usize, percent: usize, coming: usize) -> bool {
-        // The reserved places are a few more than the keys. To count the keys, every stripe would be read.
+        // Slightly more places are reserved than there are keys. Counting the keys would read every stripe.
         let keys = self.counts.reserved().saturating_add(coming).min(self.max_keys());
         keys.saturating_mul(100) > homes.saturating_mul(SLOTS * percent)
     }
 
     #[cold]
     fn split_some(&self, percent: usize, coming: usize) {
-        // One thread splits at a time. The others only wait for it if buckets that are to be split become too full: then
-        // new keys come faster than one thread can split. It splits a few buckets, so a wait is short.
+        // One thread splits at a time. The others wait for it only if the buckets that are still to be split become too
+        // full, because new keys come faster than one thread can split. It splits a few buckets at a time, so the wait
+        // is short.
         if !self.splitting.try_lock() {
             let shape = self.shape();
             let homes = self.first_homes * (shape.mask() + 1) / 2;
@@ -144,7 +145,7 @@ impl<S: 'static> Table<S> {
     pub(super) fn split_next(&self) -> bool {
         let shape = self.shape();
         let (homes, next) = (shape.homes(), shape.with_one_more(self.first_homes));
-        // The last bit that chooses among one home more is the one that the keys of the split home differ in.
+        // The keys of the split home differ in the last bit that chooses among the homes when there is one more.
         let last = next.mask().div_ceil(2);
         let bit = (last as u64) << (BITS_AFTER_CHOICE + self.bits_before_tag);
         let split = Split { from: homes - self.first_homes * last, to: homes, bit, next };
@@ -158,7 +159,7 @@ impl<S: 'static> Table<S> {
         is_split
     }
 
-    /// Splits a home whose keys are all in its own bucket into a bucket with room for them, as almost all are.
+    /// Splits a home whose keys are all in its own bucket into a bucket with room for them. This is the usual case.
     #[inline]
     fn split_at_home(&self, split: &Split, home: &mut LockedBucket<'_, S>) -> bool {
         if home.0.spilled(Ordering::Acquire) > 0 {
@@ -211,7 +212,7 @@ impl<S: 'static> Table<S> {
             room += bucket.tags().iter().filter(|tag| **tag == 0).count();
         }
         if room < moving {
-            // There is no room yet. Later, when keys were dropped, there may be.
+            // There is no room yet. There may be when keys have been dropped.
             return false;
         }
         let mut target = 0;
@@ -270,7 +271,7 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Publishes one home more, under the locks of all keys that moved, and of where they are now.
+    /// Publishes one more home, under the locks of all keys that moved and of the buckets that they are in now.
     fn publish(&self, split: &Split) {
         self.copy_watermarks(split.from, split.to);
         self.shape.store(split.next.0, Ordering::Release);
@@ -284,8 +285,8 @@ impl<S: 'static> Table<S> {
         (target, empty): (&mut LockedBucket<'_, S>, usize),
         tag: u64,
     ) {
-        // States of the target may be of a later era than the one that comes: all are moved into it again when the target
-        // is entered, which changes nothing for the threads in it.
+        // States of the target may be of a later era than the state that is moved in. All are moved into that era again
+        // when the target is entered, which does not change states that are already in it.
         target.set_era(self.era_of(source).min(self.era_of(target)));
         let state = source.take(slot);
         target.fill(empty, tag, state);

@@ -1,4 +1,4 @@
-//! Decisions on several keys: the locks of all of them are held together.
+//! Decisions on several keys, which hold the locks of all of them at once.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -8,32 +8,32 @@ use tallygate_core::{Algorithm, Tick};
 use super::atomic::Ordering;
 use super::{Bucket, BucketLock, Full, KeySlot, LockedBucket, REACH, Reading, Table, run_late};
 
-/// Locks of buckets, of any tables, held together. Dropping them unlocks all.
+/// Locks of buckets of any tables that are held at once. Dropping them unlocks all.
 ///
-/// They are taken in the order of their addresses, as by every thread that waits for a lock while it holds another: so no
-/// threads wait in a circle.
+/// Every thread that waits for a lock while it holds another takes locks in the order of their addresses, so threads
+/// cannot deadlock.
 #[derive(Debug, Default)]
 pub struct Locks<'a> {
-    /// In their order, so that one of many is found quickly.
+    /// Sorted, so that one of many is found quickly.
     held: Vec<&'a BucketLock>,
-    /// Slots of keys of this decision, by the addresses of the locks of their buckets and in that order: no other key may
-    /// take them.
+    /// The slots of keys of this decision, sorted by the addresses of the locks of their buckets. No other key may take
+    /// them.
     pinned: Vec<(usize, usize)>,
 }
 
-/// A key whose lock is held, among others, and where its state is, if one is kept.
+/// A key whose lock is held, and the slot of its state, if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     key: KeySlot,
-    /// Its home, which is locked.
+    /// The home of the key, which is locked.
     home: usize,
     at: Option<(usize, usize)>,
-    /// Whether the state was placed for this decision, and is removed if the decision fails.
+    /// Whether the state was placed for this decision and is removed if the decision fails.
     is_new: bool,
 }
 
 impl Found {
-    /// Returns whether a state is kept for the key.
+    /// Returns whether the table has a state for the key.
     pub(crate) const fn is_kept(&self) -> bool {
         self.at.is_some() && !self.is_new
     }
@@ -48,7 +48,7 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Returns whether a lock is held, or comes after all that are.
+    /// Returns whether a lock is held, or comes after all held locks.
     fn can_take(&self, lock: &BucketLock) -> bool {
         self.place(lock).err().is_none_or(|place| place == self.held.len())
     }
@@ -57,7 +57,7 @@ impl<'a> Locks<'a> {
         self.place(lock).is_ok()
     }
 
-    /// Returns the place of a lock among the held locks, or the one that it would have.
+    /// Returns the index of a lock among the held locks, or the index that it would have.
     fn place(&self, lock: &BucketLock) -> Result<usize, usize> {
         // In most cases it comes after all of them.
         match self.held.last() {
@@ -104,8 +104,8 @@ pub(super) fn is_pinned<S: 'static>(
     locks.is_some_and(|locks| locks.is_pinned(&bucket.0.lock, slot))
 }
 
-/// Returns a bucket whose lock is held, and stays held. There is one such bucket at a time: callers
-/// have the locks to themselves (`&mut`), and drop it before they make another of the same bucket.
+/// Returns a bucket whose lock is held, and stays held. There is only one such value at a time: callers have exclusive
+/// access to the locks (`&mut`), and drop the bucket before they get it again.
 fn under<'a, S: 'static>(
     bucket: &'a Bucket<S>,
     locks: &Locks<'_>,
@@ -114,7 +114,7 @@ fn under<'a, S: 'static>(
     ManuallyDrop::new(LockedBucket(bucket))
 }
 
-/// A bucket that can be used: it was locked for that, or its lock is held with others.
+/// A bucket that can be used, because it was locked now or its lock is held with others.
 pub(super) enum OpenBucket<'a, S: 'static> {
     Locked(LockedBucket<'a, S>),
     Under(ManuallyDrop<LockedBucket<'a, S>>),
@@ -151,14 +151,14 @@ impl<S: 'static> DerefMut for OpenBucket<'_, S> {
 }
 
 impl<S: 'static> Table<S> {
-    /// Returns where the lock of a key comes in the order of all, until the table grows.
+    /// Returns the position of a key's lock in the order of all locks, which is valid until the table grows.
     pub(crate) fn lock_order(&self, key: KeySlot) -> usize {
         self.buckets[self.home(key, self.shape())].lock.address()
     }
 
     /// Takes the locks of a key, in addition to the held locks, and searches for it. Keys must be searched for in the
-    /// order of their locks. Returns `None` if the table has grown meanwhile, so that the order is another: then the caller
-    /// drops all locks and begins again.
+    /// order of their locks. Returns `None` if the order has changed, because the table has grown meanwhile. Then the
+    /// caller drops all locks and starts again.
     pub(crate) fn look_for<'a>(&'a self, key: KeySlot, locks: &mut Locks<'a>) -> Option<Found> {
         let index = self.home(key, self.shape());
         let home = &self.buckets[index];
@@ -183,8 +183,8 @@ impl<S: 'static> Table<S> {
         Some(Found { key, home: index, at: None, is_new: false })
     }
 
-    /// Finds a place for a key that is not kept, with the state that it would start with. So a decision on several keys
-    /// knows before it charges any that all have one.
+    /// Finds a place for a new key, with its initial state. So a decision on several keys makes sure that all have a
+    /// place before it charges any of them.
     ///
     /// # Errors
     /// There is no place for it.
@@ -210,16 +210,16 @@ impl<S: 'static> Table<S> {
         Ok(Found { at: Some((index, slot)), is_new: true, ..found })
     }
 
-    /// Gives up the place that was made for a key.
+    /// Releases the place that was made for a key.
     pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
         if let Found { at: Some((index, slot)), is_new: true, .. } = found {
             let tag = under(&self.buckets[index], locks).clear(slot);
             self.lower_spilled(index, tag);
-            self.counts.give_back();
+            self.counts.release();
         }
     }
 
-    /// Runs on the state of a key that was found, or on the one it would start with.
+    /// Runs a function on the state of a key, or on its initial state.
     pub(crate) fn read_found<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
@@ -244,8 +244,8 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Changes the state of a key that was found; a new one is kept unless it is still fresh. Keys that are kept already
-    /// must come first: a new one may take the place of one that is fresh.
+    /// Changes the state of a key. A new state is stored unless it is still fresh. Call it for stored keys first,
+    /// because a new key may take the place of a stored fresh one.
     pub(crate) fn change_found<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
@@ -264,7 +264,8 @@ impl<S: 'static> Table<S> {
         let answer = change(&mut state, now);
         if !rule.is_fresh(&state, now) {
             let reading = Reading { now, ..reading };
-            // Room was made before, or the decision charges nothing: then a penalty is forgotten if there is none.
+            // Either room was made before, or the decision charges nothing. In the second case, a penalty is lost if
+            // there is no room.
             drop(self.place(rule, key, (index, &mut home), reading, state, (Some(&*locks), true)));
             self.sweep_in_passing(rule, reading);
         }

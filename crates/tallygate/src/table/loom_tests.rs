@@ -1,4 +1,4 @@
-//! Every interleaving, and every value a weak ordering allows, on the table's own file.
+//! Runs the table's own file under every interleaving and with every value that a weak ordering allows.
 //!
 //! `scripts/loom` runs these. A bucket has one slot here, and keys are at most one bucket away from home.
 
@@ -34,20 +34,20 @@ fn check(
     now: i64,
     cost: u64,
 ) -> bool {
-    // A key that finds no place is denied.
+    // A key without a place is denied.
     let checked: Result<bool, Full> =
         table.check(rule, table.look_up(key), cost, Reading::from(Tick(now)));
     checked.unwrap_or(false)
 }
 
-/// Sets a key's state to so many used units at a time.
+/// Sets a key's state to a number of used units at a time.
 fn set(table: &Shared, rule: &tallygate_core::Bucket, key: Fingerprint, used: u64, at: i64) {
     let state = rule.with_used(tallygate_core::Used::whole(used), Tick(at));
     let change = |to: &mut _, _| *to = state;
     assert!(table.with(rule, table.slot_of(key), Tick(at), change).is_ok());
 }
 
-/// Runs two sequences of (key, time) in two threads; returns what each was answered.
+/// Runs two sequences of (key, time) in two threads. Returns the answers of each.
 fn race(
     table: &Shared,
     rule: tallygate_core::Bucket,
@@ -67,7 +67,7 @@ const ALICE: Fingerprint = Fingerprint(1 << 80);
 const BOB: Fingerprint = Fingerprint(2 << 80);
 const FAR: Fingerprint = Fingerprint(u128::MAX);
 
-fn admitted(answers: &(Vec<bool>, Vec<bool>)) -> usize {
+fn count_allowed(answers: &(Vec<bool>, Vec<bool>)) -> usize {
     answers.0.iter().chain(&answers.1).filter(|allowed| **allowed).count()
 }
 
@@ -78,7 +78,7 @@ fn two_callers_and_one_token() {
         let (table, rule) = (table(1), bucket(2, 100));
         assert!(ask(&table, &rule, ALICE, 0));
         let answers = race(&table, rule, &[(ALICE, 1)], &[(ALICE, 1)]);
-        assert_eq!(admitted(&answers), 1);
+        assert_eq!(count_allowed(&answers), 1);
     });
 }
 
@@ -88,13 +88,13 @@ fn two_first_requests_make_one_state() {
     loom::model(|| {
         let (table, rule) = (table(2), bucket(1, 100));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(ALICE, 0)]);
-        assert_eq!(admitted(&answers), 1);
+        assert_eq!(count_allowed(&answers), 1);
         assert_eq!(table.usage().keys, 1);
     });
 }
 
-/// Alice is fresh at 10 and may be dropped for Bob while she asks again: whatever comes first,
-/// she gets her one token of that time and no more.
+/// Alice is fresh at 10 and may be dropped for Bob while she sends another request. In either order, she gets the one
+/// token of that time and no more.
 ///
 /// Fault C3.
 #[test]
@@ -108,7 +108,7 @@ fn eviction_meets_an_update() {
     });
 }
 
-/// A thread that read the clock before the other, and comes after it.
+/// A thread reads the clock before the other thread, and decides after it.
 ///
 /// Fault B4.
 #[test]
@@ -122,8 +122,8 @@ fn threads_come_out_of_order() {
     });
 }
 
-/// The same when the key is dropped at 10 for another key: 9 is then taken as 10, when there
-/// was a token, and the next one comes at 20. In whatever order, there is one for the three.
+/// The same if the key is dropped at 10 for another key. The time 9 then counts as 10, at which there was a token, and
+/// the next token is earned at 20. In every order, there is one token for the three requests.
 ///
 /// Fault B4.
 #[test]
@@ -136,8 +136,8 @@ fn a_late_thread_after_its_key_was_dropped() {
     });
 }
 
-/// A thread that read the clock so long before the lock that a clock which was set back would look the same:
-/// it decides at the time of the last change, and earns nothing twice.
+/// A thread read the clock so long before it got the lock that its reading could also come from a clock that was set
+/// back. It decides at the time of the last change, and earns nothing twice.
 ///
 /// Fault K2.
 #[test]
@@ -146,7 +146,11 @@ fn a_thread_that_is_later_than_a_window_earns_nothing() {
         let (table, rule) = (table(1), bucket(1, 10));
         assert!(ask(&table, &rule, ALICE, 80));
         let answers = race(&table, rule, &[(ALICE, 50), (ALICE, 50)], &[(ALICE, 100)]);
-        assert_eq!(admitted(&answers), 1, "one was earned by 100, in whatever order they come");
+        assert_eq!(
+            count_allowed(&answers),
+            1,
+            "one was earned by 100, in whatever order they come"
+        );
         assert!(!ask(&table, &rule, ALICE, 109) && ask(&table, &rule, ALICE, 110));
     });
 }
@@ -160,11 +164,11 @@ fn ask_in_era(
 ) -> bool {
     let decide = |state: &mut _, now| rule.decide::<bool>(state, now, 1);
     let reading = Reading { now: Tick(now), set_backs: era };
-    table.with(rule, table.slot_of(key), reading, decide).expect("not refusing")
+    table.with(rule, table.slot_of(key), reading, decide).expect("not full")
 }
 
-/// A caller that read the clock before it was set back meets one that read it after: the state ends in the
-/// new era, and the key is not locked out until the old time comes again.
+/// One caller read the clock before it was set back, and another one after that. The state ends in the new era, and the
+/// key is not locked out until the clock reaches the old time again.
 ///
 /// Fault B1.
 #[test]
@@ -181,21 +185,22 @@ fn a_reading_from_before_a_set_back_moves_no_state_ahead() {
     });
 }
 
-/// The same where keys are dropped meanwhile: the time at which one was dropped before the set-back keeps no
-/// key out after it.
+/// The same while keys are dropped: the time at which a key was dropped before the set-back does not lock a key out
+/// after it.
 ///
 /// Fault B1.
 #[test]
 fn a_key_dropped_before_a_set_back_keeps_no_key_out() {
     loom::model(|| {
-        // There is room for all: a key that is as much used as the others, and as recently, is not kept in a full table.
+        // There is room for all keys, because a full table does not keep a new key that has used the same share as the
+        // others.
         let (table, rule) = (table(3), bucket(1, 10));
         assert!(ask_in_era(&table, &rule, ALICE, 900, 0));
         let shared = table.clone();
         let old = thread::spawn(move || ask_in_era(&shared, &rule, BOB, 1000, 0));
         ask_in_era(&table, &rule, FAR, 500, 1);
         old.join().expect("no panic");
-        // Alice may have been dropped or not. She is served once and no later than a window after.
+        // Alice may have been dropped or not. She is served once, and at most a window later.
         let at_once = ask_in_era(&table, &rule, ALICE, 500, 1);
         assert!(!at_once || !ask_in_era(&table, &rule, ALICE, 509, 1));
         assert!(ask_in_era(&table, &rule, ALICE, 510, 1));
@@ -216,7 +221,7 @@ fn keys_away_from_home_are_found() {
     });
 }
 
-/// Two keys whose homes are neighbours, reaching into each other's: no lock waits in a circle.
+/// Two keys have neighboring homes and are stored in each other's: no deadlock.
 #[test]
 fn neighbors_do_not_deadlock() {
     loom::model(|| {
@@ -224,13 +229,14 @@ fn neighbors_do_not_deadlock() {
         assert_ne!(table.slot_of(ALICE).home, table.slot_of(FAR).home);
         assert!(ask(&table, &rule, BOB, 0));
         let answers = race(&table, rule, &[(ALICE, 0)], &[(FAR, 0)]);
-        // There is one place for both. The second evicts a key, or is denied while the other has locked all in its reach.
-        assert!((1..=2).contains(&admitted(&answers)), "{} admitted", admitted(&answers));
+        // There is one place for both. The second key evicts a key, or is denied while the other thread has locked all
+        // buckets within its reach.
+        assert!((1..=2).contains(&count_allowed(&answers)), "{} allowed", count_allowed(&answers));
         assert!(table.usage().keys <= 2, "{:?}", table.usage());
     });
 }
 
-/// Asks for one of each of some keys, all or nothing.
+/// Charges one unit to each of some keys, all or nothing.
 fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], now: i64) -> bool {
     let now = Tick(now);
     let mut spots: Vec<_> = keys.iter().map(|key| table.slot_of(*key)).collect();
@@ -243,20 +249,20 @@ fn ask_all(table: &Shared, rule: &tallygate_core::Bucket, keys: &[Fingerprint], 
             break (locks, found);
         }
     };
-    let admits = |state: &mut _, now| rule.allows(state, now, 1);
-    let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, admits));
+    let allows = |state: &mut _, now| rule.allows(state, now, 1);
+    let agree = found.iter().all(|key| table.read_found(rule, *key, now, &mut locks, allows));
     if agree {
         found.sort_by_key(|key| !key.is_kept());
         for key in found {
-            let admit = |state: &mut _, now| rule.try_charge(state, now, 1);
-            assert!(table.change_found(rule, key, now, &mut locks, admit));
+            let charge = |state: &mut _, now| rule.try_charge(state, now, 1);
+            assert!(table.change_found(rule, key, now, &mut locks, charge));
         }
     }
     agree
 }
 
-/// Two decisions over the same two keys, in opposite orders: no deadlock, and the last token of both
-/// goes to one of them.
+/// Two decisions over the same two keys, in opposite orders: no deadlock, and the last token of both keys goes to one
+/// decision.
 ///
 /// Fault C7.
 #[test]
@@ -273,7 +279,7 @@ fn several_keys_are_all_or_nothing_and_do_not_deadlock() {
     });
 }
 
-/// A decision over two keys of one home meets one that takes a token of one of them: no partial charge.
+/// A decision over two keys of one home runs while another one takes a token of one of the keys: no partial charge.
 ///
 /// Fault C7.
 #[test]
@@ -289,7 +295,7 @@ fn a_denied_decision_charges_no_key() {
     });
 }
 
-/// The same where one of the keys is away from home, in a bucket that is another's home.
+/// The same if one of the keys is away from home, in a bucket that is the home of another key.
 ///
 /// Fault C7.
 #[test]
@@ -359,7 +365,7 @@ fn keys_away_from_home_are_found_while_it_is_split() {
     loom::model(|| {
         let (table, rule) = (growing(), bucket(1, 100));
         assert!(ask(&table, &rule, ALICE, 0) && ask(&table, &rule, MOVER, 0));
-        // Two of two homes are more than the table is to be filled by: it has grown.
+        // Two keys in two homes exceed the fill level, so the table has grown.
         assert_eq!(table.shape().homes(), 4);
 
         let table = growing();
@@ -383,8 +389,8 @@ fn keys_away_from_home_are_found_while_it_is_split() {
     });
 }
 
-/// A decision on several keys begins again if a home is split while it takes the locks: no deadlock, and no key
-/// is charged twice.
+/// A decision on several keys starts again if a home is split while it takes the locks: no deadlock, and no key is
+/// charged twice.
 ///
 /// Fault K10.
 #[test]
@@ -400,13 +406,13 @@ fn several_keys_are_decided_while_a_home_is_split() {
     });
 }
 
-/// A denial without the lock reads the state while another thread changes it: both the state before and the one after
-/// allow the request, but a mixture of them does not.
+/// A denial without the lock reads the state while another thread changes it. Both the old and the new state allow the
+/// request, but a mixture of them does not.
 ///
 /// Fault C1.
 #[test]
 fn a_denial_without_the_lock_reads_no_mixture_of_two_states() {
-    // In whatever order the two words of a state are written, one of the changes has a mixture that denies.
+    // In either order of writing the two words of a state, one of the changes has a mixture that denies.
     for (before, after) in [((2, 0), (1, 20)), ((1, 20), (2, 0))] {
         loom::model(move || {
             let (table, rule) = (table(2), bucket(2, 20));
@@ -423,7 +429,7 @@ fn a_denial_without_the_lock_reads_no_mixture_of_two_states() {
     }
 }
 
-/// The same while the slot gets another key: its state is not taken for that of the key before.
+/// The same while the slot gets another key: its state is not mistaken for that of the previous key.
 ///
 /// Fault C1.
 #[test]
@@ -434,7 +440,7 @@ fn a_denial_without_the_lock_reads_the_state_of_its_own_key() {
         assert!(ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, ALICE, 0));
         // Alice is fresh at 100, and Bob may take her slot.
         let answers = race(&table, rule, &[(ALICE, 100)], &[(BOB, 100)]);
-        assert_eq!(admitted(&answers), 2);
+        assert_eq!(count_allowed(&answers), 2);
     });
 }
 
@@ -448,13 +454,13 @@ fn denials_without_the_lock_and_a_charge() {
         assert!(ask(&table, &rule, ALICE, 0) && !ask(&table, &rule, ALICE, 0));
         let answers = race(&table, rule, &[(ALICE, 5), (ALICE, 10)], &[(ALICE, 10)]);
         assert!(!answers.0[0], "5 is too early");
-        assert_eq!(admitted(&answers), 1, "one of those at 10 has the token");
+        assert_eq!(count_allowed(&answers), 1, "one of those at 10 has the token");
         assert!(!ask(&table, &rule, ALICE, 19) && ask(&table, &rule, ALICE, 20));
     });
 }
 
-/// Two clients of different homes share a note: there is one here. While the other is noted, a client is not denied by
-/// its own note with the state of the other.
+/// Two clients of different homes share the only note. While the other client is noted, a client is not denied by the
+/// state of the other.
 ///
 /// Fault C1.
 #[test]

@@ -10,39 +10,39 @@ use super::counts::Counts;
 use super::joint::{Locks, OpenBucket, is_pinned};
 use super::{Full, KeySlot, LockedBucket, ONE_SPILLED, REACH, Reading, SLOTS, Table, dropped_at};
 
-/// How many keys that are not fresh are compared before one of them is evicted. They are fewer if one of them has used no
-/// larger share of its quota than the new key, and more if all of them have used half of their quota.
+/// The number of keys that are not fresh and are compared before one of them is evicted. The search ends earlier if one
+/// of them has used no larger share of its quota than the new key, and later if all of them have used half of their
+/// quota.
 const CANDIDATES: usize = 8;
 
-/// In how many buckets elsewhere a place is searched for, if there is none within reach and the table is small, or too few
-/// keys are within reach.
+/// The number of buckets out of reach in which a place is searched for, if there is none within reach and the table is
+/// small, or if too few keys are within reach.
 pub(super) const ELSEWHERE: usize = 128;
 
-/// How often the table searches elsewhere for a key to evict for a key of a snapshot.
+/// The number of searches out of reach for a key to evict for a key of a snapshot.
 const RESTORE_SEARCHES: usize = 8;
 
-/// How many buckets beyond its home a new key looks for the slot of a fresh one when the table rejects new keys.
-const REFUSED_REACH: usize = 1;
+/// The number of buckets beyond its home in which a new key looks for the slot of a fresh key if the table rejects new
+/// keys.
+const FRESH_REACH: usize = 1;
 
-/// What to do with a new key when the table is full of keys that are not fresh.
+/// The behavior of a store that is full of keys that are not fresh, when a new key arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Evicts the key that has used the smallest share of its own quota, of some that are compared, and of equal
-    /// shares the one that was used most recently. Shares of a half and more count as equal. So invented keys evict
-    /// invented keys, not the clients that had used up their quota before, even if they have earned a part of it back.
-    /// If no key can be evicted, because other threads use those in reach, the new key is denied as if it had used up
-    /// its quota.
+    /// Compares some keys, and evicts the one that has used the smallest share of its own quota; among equal shares,
+    /// the most recently used one. Shares of a half and more count as equal. So invented keys evict invented keys, and
+    /// not clients that had used up their quota before, even if these have earned a part of it back. If no key can be
+    /// evicted, because other threads use those in reach, the new key is denied as if it had used up its quota.
     #[default]
     EvictLeastUsed,
     /// Returns [`StoreError::Full`](crate::StoreError::Full) for the new key.
-    RefuseNew,
+    RejectNew,
 }
 
-/// The order in which keys are evicted: first the key that has used the smallest share of its own quota, and of equal
-/// shares the one that was used most recently. So invented keys evict invented keys, whatever they cost and whatever
-/// their limits are, and not the clients that had used up their quota before. Shares of a half and more count as equal:
-/// otherwise a client would wait until it has earned one unit back, and be evicted by invented keys that have used all of
-/// theirs.
+/// The order in which keys are evicted: first the key that has used the smallest share of its own quota; among equal
+/// shares, the most recently used one. So invented keys evict invented keys, whatever their costs and limits are, and
+/// not clients that had used up their quota before. Shares of a half and more count as equal: otherwise a client would
+/// wait until it has earned one unit back, and be evicted by invented keys that have used all of theirs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     share: Share,
@@ -55,7 +55,7 @@ impl Rank {
         Self { share: rule.share_used(state, now).min(Share::HALF), since }
     }
 
-    /// Returns whether it is the rank of a client that has used at least half of its quota.
+    /// Returns whether the client has used at least half of its quota.
     fn is_debt(&self) -> bool {
         self.share >= Share::HALF
     }
@@ -70,7 +70,7 @@ struct Room<'a, S: 'static> {
     content: Content,
 }
 
-/// What is in a place.
+/// The content of a place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Nothing,
@@ -87,16 +87,16 @@ struct Candidate<'a, S: 'static> {
     is_one_of_few: bool,
 }
 
-/// Where a key was placed: its bucket, its slot, and the bucket itself if that is not the home.
+/// The place of a key: its bucket, its slot, and the open bucket if it is not the home.
 pub(super) type Placed<'a, S> = (usize, usize, Option<OpenBucket<'a, S>>);
 
 impl<S: 'static> Table<S> {
     /// Returns whether a full table rejects all new keys.
-    pub(crate) fn refuses_new(&self) -> bool {
-        self.when_full == WhenFull::RefuseNew
+    pub(crate) fn rejects_new(&self) -> bool {
+        self.when_full == WhenFull::RejectNew
     }
 
-    /// Decides for a key that is not kept. Keys are evicted for it only if `evicts` is true.
+    /// Decides for a key that the table does not have. Keys are evicted for it only if `evicts` is true.
     // Always inlined: it has one caller, which is called for new keys only.
     #[inline(always)]
     pub(super) fn with_new<'a, A: Algorithm<State = S>, R>(
@@ -116,14 +116,14 @@ impl<S: 'static> Table<S> {
             // A state that is still fresh needs no place.
             return Ok(answer);
         }
-        // In most cases there may be one more key, and its home has an empty slot.
+        // In most cases, the table has room for one more key, and the home has an empty slot.
         match home.empty() {
             Some(slot) if self.counts.reserve() => home.fill(slot, key.tag, state),
             _ => {
                 let placed =
                     self.place(rule, key, (index, &mut home), reading, state, (None, evicts));
-                // If there is no place for it, it must not be allowed: it could come again and again.
-                if evicts || self.refuses_new() {
+                // A key without a place must not be allowed: it could send any number of requests.
+                if evicts || self.rejects_new() {
                     placed?;
                 }
             }
@@ -134,9 +134,9 @@ impl<S: 'static> Table<S> {
         Ok(answer)
     }
 
-    /// Stores a new state: in an empty slot if there may be one more key, in the slot of a fresh key, or, unless the table
-    /// rejects new keys or `evicts` is false, in the slot of the least used key. Only the home's lock is needed: other buckets that are locked
-    /// by other threads are passed over, so it waits for no lock.
+    /// Stores a new state: in an empty slot if the table has room for one more key, in the slot of a fresh key, or in
+    /// the slot of the least used key, unless the table rejects new keys or `evicts` is false. The caller holds the
+    /// home's lock. Buckets that other threads have locked are skipped, so it waits for no lock.
     ///
     /// # Errors
     /// The table is full and rejects new keys, or other threads use all places within reach.
@@ -152,7 +152,7 @@ impl<S: 'static> Table<S> {
         (locks, evicts): (Option<&Locks<'_>>, bool),
     ) -> Result<Placed<'a, S>, Full> {
         let mut reserved = self.counts.reserve();
-        if !reserved && self.refuses_new() {
+        if !reserved && self.rejects_new() {
             self.sweep_when_full(rule, reading);
             reserved = self.counts.reserve();
         }
@@ -175,16 +175,16 @@ impl<S: 'static> Table<S> {
         reservation.is_open.set(false);
         let Some(room) = room else {
             if reserved {
-                self.counts.give_back();
+                self.counts.release();
             }
-            if evicts || self.refuses_new() {
+            if evicts || self.rejects_new() {
                 self.counts.own().rejected.fetch_add(1, Ordering::Relaxed);
             }
             return Err(Full);
         };
         if reserved && room.content != Content::Nothing {
-            // It takes the place of another key, and gives back the one that was reserved.
-            self.counts.give_back();
+            // The key takes the place of another key, so the reserved place is returned.
+            self.counts.release();
         }
         Ok(self.move_in(rule, key, (home_index, home), room, reading, state))
     }
@@ -202,7 +202,7 @@ impl<S: 'static> Table<S> {
         self.can_enter(rule, &mut bucket, reading).then_some(bucket)
     }
 
-    /// Finds an empty slot within reach of a home, or that of a fresh key.
+    /// Finds an empty slot or the slot of a fresh key within reach of a home.
     fn find_free<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -234,8 +234,8 @@ impl<S: 'static> Table<S> {
         None
     }
 
-    /// Finds the slot of a fresh key within reach of a home, or of the first key to evict for a new one that has used a
-    /// share of its quota; without a share, only that of a fresh key.
+    /// Finds the slot of a fresh key within reach of a home, or of the first key to evict for a new key that has used a
+    /// share of its quota. Without a share, finds only the slot of a fresh key.
     fn find_evictable<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
@@ -244,9 +244,9 @@ impl<S: 'static> Table<S> {
         own: Option<Share>,
         locks: Option<&Locks<'_>>,
     ) -> Candidate<'a, S> {
-        let refuses = self.refuses_new() || own.is_none();
+        let finds_fresh_only = self.rejects_new() || own.is_none();
         let (mut rank, mut room, mut seen) = (None, None, 0);
-        for distance in 0..=if refuses { REFUSED_REACH } else { REACH } {
+        for distance in 0..=if finds_fresh_only { FRESH_REACH } else { REACH } {
             let mut beyond = match distance {
                 0 => None,
                 _ => match self.open(rule, home_index + distance, reading, locks) {
@@ -264,7 +264,7 @@ impl<S: 'static> Table<S> {
                     let room = Some(Room { distance, slot, beyond, content: Content::FreshKey });
                     return Candidate { rank: None, room, is_one_of_few: false };
                 }
-                if refuses {
+                if finds_fresh_only {
                     continue;
                 }
                 seen += 1;
@@ -274,7 +274,7 @@ impl<S: 'static> Table<S> {
                 }
             }
             if let Some(slot) = first_here {
-                // Its bucket stays locked until the search ends: so this very key is evicted.
+                // Its bucket stays locked until the search ends, so that exactly this key is evicted.
                 room = Some(Room { distance, slot, beyond, content: Content::UsedKey });
             }
             // Clients that have used up their quota stay as long as any other key is within reach.
@@ -284,12 +284,12 @@ impl<S: 'static> Table<S> {
                 return Candidate { rank, room, is_one_of_few: false };
             }
         }
-        let is_one_of_few = !refuses && seen < CANDIDATES.min(self.counts.keys());
+        let is_one_of_few = !finds_fresh_only && seen < CANDIDATES.min(self.counts.keys());
         Candidate { rank, room, is_one_of_few }
     }
 
-    /// Makes a place for a key of a snapshot, unless a key that is evicted after it would have to be evicted for it: then
-    /// the snapshot's key counts as evicted.
+    /// Makes a place for a key of a snapshot. If only keys that come later in the order of eviction could make room,
+    /// the key of the snapshot counts as evicted instead.
     pub(crate) fn make_place_for<A: Algorithm<State = S>>(
         &self,
         rule: &A,
@@ -297,7 +297,7 @@ impl<S: 'static> Table<S> {
         reading: Reading,
         state: &S,
     ) -> bool {
-        if self.counts.keys() < self.max_keys() || self.refuses_new() {
+        if self.counts.keys() < self.max_keys() || self.rejects_new() {
             return true;
         }
         let rank = Rank::of(rule, state, reading.now);
@@ -313,7 +313,7 @@ impl<S: 'static> Table<S> {
         let is_made = has_empty_slot
             && (0..RESTORE_SEARCHES).any(|_| self.evict_any(rule, reading, Some(rank)));
         if is_made {
-            self.counts.give_back();
+            self.counts.release();
         } else {
             self.counts.own().evicted.fetch_add(1, Ordering::Relaxed);
         }
@@ -341,7 +341,8 @@ impl<S: 'static> Table<S> {
         (home_index + distance, slot, beyond)
     }
 
-    /// Evicts the first to evict of some keys elsewhere, if it comes before a rank. Returns whether there was one.
+    /// Compares some keys out of reach, and evicts the first of them in the order of eviction if it comes before a
+    /// rank. Returns whether it evicted one.
     #[cold]
     fn evict_any<A: Algorithm<State = S>>(
         &self,
@@ -358,8 +359,8 @@ impl<S: 'static> Table<S> {
         true
     }
 
-    /// Finds the first to evict of some keys elsewhere, of buckets that no other thread has locked, if it comes before a
-    /// rank. Returns its bucket, the index of that, and its slot.
+    /// Compares some keys out of reach, in buckets that no other thread has locked, and finds the first of them in the
+    /// order of eviction if it comes before a rank. Returns its bucket, the index of the bucket, and its slot.
     #[cold]
     fn find_elsewhere<A: Algorithm<State = S>>(
         &self,
@@ -372,7 +373,7 @@ impl<S: 'static> Table<S> {
         let mut seen = 0;
         for _ in 0..in_use.min(ELSEWHERE) {
             let index = spread(self.counts.own().searched.fetch_add(1, Ordering::Relaxed), in_use);
-            // Without waiting, so the order of locks does not matter.
+            // This does not wait for the lock, so the order of locks does not matter.
             let Some(mut bucket) = self.buckets[index].try_lock() else { continue };
             if !self.can_enter(rule, &mut bucket, reading) {
                 continue;
@@ -394,7 +395,7 @@ impl<S: 'static> Table<S> {
         first.map(|(_, bucket, index, slot)| (bucket, index, slot))
     }
 
-    /// Puts a key, at a distance from its home, into a slot, in place of the key that is there.
+    /// Replaces the key in a slot by another key, with its distance from its home.
     fn replace<A: Algorithm<State = S>>(
         &self,
         rule: &A,
@@ -417,8 +418,9 @@ impl<S: 'static> Table<S> {
     }
 }
 
-/// Chooses a bucket by a count. A small table is visited in order, so that no bucket is missed. In a large one, successive
-/// counts are far apart: the keys of a snapshot come in the order of their hashes, so neighbors are alike.
+/// Chooses a bucket by a count. A small table is visited in order, so that no bucket is missed. In a large one, the
+/// buckets of successive counts are far apart, because the keys of a snapshot come in the order of their hashes and
+/// would be compared with neighbors only.
 const fn spread(count: usize, in_use: usize) -> usize {
     if in_use <= ELSEWHERE {
         return count % in_use;
@@ -431,7 +433,7 @@ const fn spread(count: usize, in_use: usize) -> usize {
     index
 }
 
-/// A place that was reserved for a key that has no slot yet. If a user's algorithm panics meanwhile, it is given back.
+/// A place that was reserved for a key that has no slot yet. If a user's algorithm panics meanwhile, the place is returned.
 struct Reservation<'a> {
     counts: &'a Counts,
     is_open: Cell<bool>,
@@ -440,7 +442,7 @@ struct Reservation<'a> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if self.is_open.get() && std::thread::panicking() {
-            self.counts.give_back();
+            self.counts.release();
         }
     }
 }

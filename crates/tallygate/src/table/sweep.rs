@@ -1,13 +1,13 @@
-//! Sweeps: dropping keys that are fresh and idle, a bounded piece of work per call.
+//! Sweeps, which drop keys that are fresh and idle. The work per call is bounded.
 //!
 //! - While the table is more than half full, each new key sweeps one bucket *in passing*.
 //! - The *background sweep* visits the whole table once per pass, whether or not new keys come, so that the number of keys
 //!   follows the number of active clients. Its caller chooses how many buckets one call visits, and so how long a pass
 //!   takes.
 //!
-//! Neither drops a key that was charged since the pass began (in passing) or since the pass before it began (in the
-//! background). A client that is slower than its limit is fresh at every visit. If its key was dropped each time, the
-//! client would cost as much as a new one each time.
+//! The first does not drop a key that was charged since the current pass began, and the second does not drop a key that
+//! was charged since the previous pass began. A client that is slower than its limit is fresh at every visit. If its
+//! key was dropped each time, each of its requests would cost as much as that of a new client.
 
 use tallygate_core::{Algorithm, Tick};
 
@@ -15,32 +15,33 @@ use super::atomic::Ordering;
 use super::place::ELSEWHERE;
 use super::{LockedBucket, Reading, Table, dropped_at};
 
-/// How many buckets a new key sweeps in passing: three keys on average, so idle keys are dropped faster than new ones come.
+/// The number of buckets that a new key sweeps in passing. They have three keys on average, so idle keys are dropped
+/// faster than new ones come.
 const SWEEP: usize = 1;
 
-/// What one call of a sweep did.
+/// The result of one call of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// How many idle keys it dropped.
+    /// The number of idle keys that it dropped.
     pub dropped: usize,
-    /// How many buckets of the table the pass has not visited yet; 0 if this call completed the pass.
+    /// The number of buckets that the pass has not visited yet; 0 if this call completed the pass.
     pub buckets_left: usize,
 }
 
-/// Where the background sweep is.
+/// The position of the background sweep.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pass {
-    /// The bucket that is visited next.
+    /// The next bucket to visit.
     next: usize,
-    /// When the pass began.
+    /// The time at which the pass began.
     began: Tick,
     /// A fresh key is idle if it was not charged after this time: when the pass before this one began. So a client that
     /// comes once per pass is never dropped.
     idle_since: Tick,
-    /// How many keys the pass has kept so far.
+    /// The number of keys that the pass has kept so far.
     in_use: usize,
-    /// How many keys the last complete pass has kept.
+    /// The number of keys that the last complete pass has kept.
     in_use_before: Option<usize>,
 }
 
@@ -53,8 +54,7 @@ impl Pass {
         in_use_before: None,
     };
 
-    /// Begins the next pass. The first pass has none before it, so it takes keys as idle that were not charged since it
-    /// began.
+    /// Begins the next pass. For the first pass, keys that were not charged since it began count as idle.
     fn begin(&mut self, now: Tick) {
         let is_first = self.in_use_before.is_none();
         self.idle_since = if is_first { now } else { self.began.min(now) };
@@ -98,13 +98,13 @@ impl<S: 'static> Table<S> {
         Swept { dropped, buckets_left }
     }
 
-    /// Returns how many keys the last complete pass kept; `None` before the first.
+    /// Returns how many keys the last complete pass kept; `None` before the first one.
     pub(super) fn keys_in_use(&self) -> Option<usize> {
         self.pass.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).in_use_before
     }
 
-    /// Drops the idle keys of the next bucket, without waiting for its lock. While half of the table is free nothing is
-    /// gained by it: the keys may come back.
+    /// Drops the idle keys of the next bucket, without waiting for its lock. Does nothing while half of the table is
+    /// free, because the keys may come back.
     #[inline]
     pub(super) fn sweep_in_passing<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) {
         if self.counts.reserved() > self.max_keys() / 2 {
@@ -112,8 +112,8 @@ impl<S: 'static> Table<S> {
         }
     }
 
-    /// Drops fresh keys, idle or not, to make room for a new key that would be rejected otherwise: all of them in a small
-    /// table, those of the next bucket in a large one. It waits for no lock.
+    /// Drops fresh keys, idle or not, to make room for a new key that would be rejected otherwise: all fresh keys of a
+    /// small table, or those of the next bucket of a large one. It waits for no lock.
     pub(super) fn sweep_when_full<A: Algorithm<State = S>>(&self, rule: &A, reading: Reading) {
         let in_use = self.in_use();
         if in_use > ELSEWHERE {
@@ -176,7 +176,7 @@ impl<S: 'static> Table<S> {
         let at = bucket.read(slot, |state| dropped_at(rule, state, reading.now));
         let tag = bucket.clear(slot);
         self.forget(index, tag, reading, at);
-        self.counts.give_back();
+        self.counts.release();
         self.counts.own().swept.fetch_add(1, Ordering::Relaxed);
     }
 }

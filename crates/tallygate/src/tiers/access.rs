@@ -1,4 +1,4 @@
-//! The access of a client: a policy, no limit, or none at all.
+//! The access of a client: by a policy, without a limit, or blocked.
 
 use std::fmt;
 use std::hash::{Hash as _, Hasher};
@@ -65,12 +65,12 @@ pub struct Override {
     pub until: Option<Tick>,
 }
 
-/// How long an override lasts: see [`set_override`](crate::RateLimiter::set_override).
+/// The lifetime of an override: see [`set_override`](crate::RateLimiter::set_override).
 ///
 /// It is made from a [`Duration`], from a time by the clock of the store ([`Tick`]), or from `None` for an override that
 /// does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lasting {
+pub enum OverrideEnd {
     /// Until it is removed.
     Forever,
     /// Until a time by the clock of the store.
@@ -79,31 +79,31 @@ pub enum Lasting {
     For(Ticks),
 }
 
-impl From<Option<Tick>> for Lasting {
+impl From<Option<Tick>> for OverrideEnd {
     fn from(until: Option<Tick>) -> Self {
         until.map_or(Self::Forever, Self::Until)
     }
 }
 
-impl From<Tick> for Lasting {
+impl From<Tick> for OverrideEnd {
     fn from(until: Tick) -> Self {
         Self::Until(until)
     }
 }
 
-impl From<Ticks> for Lasting {
+impl From<Ticks> for OverrideEnd {
     fn from(span: Ticks) -> Self {
         Self::For(span)
     }
 }
 
-impl From<Duration> for Lasting {
+impl From<Duration> for OverrideEnd {
     fn from(duration: Duration) -> Self {
         Self::For(duration.into())
     }
 }
 
-impl Lasting {
+impl OverrideEnd {
     /// Returns the end of an override that is set at `now`. One that ends after the last tick does not end.
     pub(crate) fn end(self, now: impl FnOnce() -> Tick) -> Option<Tick> {
         match self {

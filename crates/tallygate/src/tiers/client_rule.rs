@@ -112,8 +112,8 @@ impl Algorithm for ClientRule {
         state.last_change()
     }
 
-    /// A state that comes under another policy does so at the time of its last change at the earliest: the other policies
-    /// do not take over that time by themselves, as each does for a caller that is late by less than its window.
+    /// A state moves to another policy no earlier than at its last change. A policy itself takes that time for a late
+    /// caller only if the caller is late by less than its window.
     #[inline]
     fn decision_time(&self, state: &ClientState, now: Tick) -> Tick {
         let at = state.decision_time(now);
@@ -136,7 +136,7 @@ impl Algorithm for ClientRule {
         }
     }
 
-    /// Brings the state under the policy, whatever the decision will be. Otherwise the retry time of a denial would be
+    /// Moves the state to the policy, whatever the decision will be. Otherwise the retry time of a denial would be
     /// wrong.
     fn rebase(&self, state: &mut ClientState, now: Tick) {
         let Access::Limited(policy) = self.access(now) else { return };
@@ -149,8 +149,8 @@ impl Algorithm for ClientRule {
     }
 
     fn try_charge(&self, state: &mut ClientState, now: Tick, cost: Cost) -> bool {
-        let admitted = if self.charges(now) { state.try_charge(now, cost) } else { None };
-        admitted.unwrap_or_else(|| !self.is_blocked(now))
+        let allowed = if self.charges(now) { state.try_charge(now, cost) } else { None };
+        allowed.unwrap_or_else(|| !self.is_blocked(now))
     }
 
     fn record_denial(&self, state: &mut ClientState, now: Tick, cost: Cost) {
@@ -263,15 +263,15 @@ impl Algorithm for ClientRule {
             Access::Unlimited | Access::Blocked => receipt.decided_by(),
         };
         let is_fresh = || state.fresh_at().is_some_and(|at| at <= now);
-        // A fresh state may have been dropped, which must not be noticeable.
+        // A fresh state may have been dropped, which must not change any decision.
         if let Some(policy) = policy.filter(|_| change > 0 && is_fresh()) {
             *state = ClientState::fresh(policy, now);
         }
         state.settle(now, change, receipt)
     }
 
-    fn facts(&self, state: &ClientState, now: Tick, admitted: Option<Cost>) -> Facts {
-        match self.limited(now, || state.facts(now, admitted)) {
+    fn facts(&self, state: &ClientState, now: Tick, charged: Option<Cost>) -> Facts {
+        match self.limited(now, || state.facts(now, charged)) {
             Some(facts) => facts,
             None if self.is_blocked(now) => Facts::BLOCKED,
             None => Facts::UNLIMITED,

@@ -1,4 +1,4 @@
-//! Whatever an attacker invents: memory, pauses and other people's quotas stay bounded.
+//! Invented keys: memory and pauses stay bounded, and other clients keep their quotas.
 
 use tallygate::algorithm::Algorithm as _;
 use tallygate::clock::ManualClock;
@@ -21,8 +21,8 @@ fn at_0(key: &[u8]) -> Ask<'_> {
     Ask::new(key).at(Tick(0))
 }
 
-/// However small the table, and wherever in it the keys belong: not one more than was said. (It once
-/// kept one more when no key was within reach of a home at the table's end.)
+/// The bound holds for tables of any size and for any home of the keys. (The table once kept one key more if no key was
+/// within reach of a home at its end.)
 ///
 /// Fault D1.
 #[test]
@@ -61,7 +61,7 @@ fn inventing_keys_evicts_no_debt() {
 
 #[test]
 fn new_keys_are_rejected_if_so_configured() {
-    let capacity = Capacity::of(100).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(100).when_full(WhenFull::RejectNew);
     let limiter = limiter(Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap(), capacity);
     for key in 0..100_u8 {
         assert!(limiter.is_allowed(Ask::new(&[key]).at(Tick(0))).unwrap());
@@ -72,7 +72,7 @@ fn new_keys_are_rejected_if_so_configured() {
     );
     assert!(limiter.is_allowed(Ask::new(&[7]).at(Tick(0))).unwrap(), "known keys are served");
     assert_eq!(limiter.store().usage().rejected, 1);
-    // Fresh keys make room, once the sweep has come by.
+    // New keys find room when the sweep has dropped fresh keys.
     let served = (0..200_u8)
         .filter(|key| limiter.is_allowed(Ask::new(&[200, *key]).at(Tick(1_000))).is_ok());
     assert!(served.count() >= 100);
@@ -113,7 +113,7 @@ fn sweeping_keeps_keys_that_are_not_fresh() {
     assert_eq!(limiter.store().usage().swept, 0);
 }
 
-/// All keys expire at once, and no call pays for all of them: a call sweeps a few keys at most.
+/// All keys expire at once, and no single call drops all of them: a call sweeps at most a few keys.
 ///
 /// Fault D6.
 #[test]
@@ -132,11 +132,11 @@ fn expiry_is_spread_over_many_calls() {
         swept = now;
     }
     assert!(most <= 11, "{most} in one call");
-    // It goes on until half of the table is free.
+    // It continues until half of the table is free.
     assert!(swept > 140_000, "only {swept} in all");
 }
 
-/// What an eviction forgives is no more than it must be: of what lies near, the least used goes.
+/// An eviction loses as few used units as possible: of the keys within reach, the least used one is evicted.
 #[test]
 fn the_least_used_key_is_evicted_first() {
     let limiter = limiter(hourly(100), Capacity::of(3));
@@ -149,7 +149,7 @@ fn the_least_used_key_is_evicted_first() {
     assert_eq!([remaining("a"), remaining("b"), remaining("c")], [50, 100, 50]);
 }
 
-/// Keys that are alike in all the ways people choose keys to be alike: no key is evicted.
+/// Keys that are similar in all ways in which people choose similar keys: no key is evicted.
 ///
 /// Fault D4.
 #[test]
@@ -173,7 +173,7 @@ fn chosen_keys_spread_as_random_ones_do() {
         for key in &keys {
             assert!(
                 limiter.is_allowed(Ask::new(key).at(Tick(0))).unwrap(),
-                "{name}: taken for another"
+                "{name}: mistaken for another"
             );
         }
         let usage = limiter.store().usage();
@@ -186,8 +186,8 @@ fn chosen_keys_spread_as_random_ones_do() {
 /// Fault K9.
 #[test]
 fn a_joint_decision_evicts_no_key_from_a_store_that_rejects_new_ones() {
-    let refusing = |max_keys| Capacity::of(max_keys).when_full(WhenFull::RefuseNew);
-    let full = limiter(hourly(2), refusing(10));
+    let rejecting = |max_keys| Capacity::of(max_keys).when_full(WhenFull::RejectNew);
+    let full = limiter(hourly(2), rejecting(10));
     let other = limiter(hourly(100), Capacity::of(10));
     for key in 0..10_u8 {
         assert!(full.is_allowed(Ask::new(&[key]).at(Tick(0))).unwrap());
@@ -207,15 +207,15 @@ fn a_joint_decision_evicts_no_key_from_a_store_that_rejects_new_ones() {
     );
     assert_eq!(other.store().usage().keys, 0);
 
-    // Keys that are kept are decided as ever, and so is a decision that another key denies.
+    // Stored keys are decided as usual, and so is a decision that another key denies.
     let known = check_all([full.joint(at_0(&[3])).unwrap()]).unwrap();
     assert_eq!((known.decision.allowed, known.decision.remaining), (true, 0));
     let denied =
         check_all([full.joint(at_0(&[3])).unwrap(), full.joint(at_0(b"new")).unwrap()]).unwrap();
     assert!(!denied.decision.allowed);
 
-    // With room for two, three new keys get none, and two get theirs.
-    let full = limiter(hourly(2), refusing(3));
+    // With room for two keys, three new keys get no place, and two new keys get one each.
+    let full = limiter(hourly(2), rejecting(3));
     assert!(full.is_allowed(Ask::new("kept").at(Tick(0))).unwrap());
     let asks = |keys: &'static [&'static str]| {
         check_all(keys.iter().map(|key| full.joint(at_0(key.as_bytes())).unwrap()))
@@ -239,7 +239,7 @@ fn a_joint_decision_evicts_no_key_from_a_store_that_rejects_new_ones() {
 #[test]
 fn a_new_key_takes_no_place_of_a_key_in_the_same_decision() {
     let policy = Policy::token_bucket(2).per(Ticks(1_000)).build().unwrap();
-    for when_full in [WhenFull::RefuseNew, WhenFull::EvictLeastUsed] {
+    for when_full in [WhenFull::RejectNew, WhenFull::EvictLeastUsed] {
         for max_keys in 1..4 {
             let limiter = limiter(policy.clone(), Capacity::of(max_keys).when_full(when_full));
             for key in 0..max_keys {
@@ -296,7 +296,7 @@ fn requests_in_flight_are_never_forgotten() {
 /// Fault K9.
 #[test]
 fn threads_at_once_get_no_more_places_than_there_are() {
-    let capacity = Capacity::of(100).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(100).when_full(WhenFull::RejectNew);
     let limiter = &limiter(hourly(1), capacity);
     let served: usize = std::thread::scope(|scope| {
         let run = |thread: u64| {
@@ -314,13 +314,14 @@ fn threads_at_once_get_no_more_places_than_there_are() {
     assert_eq!((served, usage.keys, usage.evicted), (100, 100, 0), "{usage:?}");
 }
 
-/// Looks keep nothing and are always answered, also for a policy whose new keys do not start full.
+/// Checks of cost 0 and peeks store nothing and are always answered, also for a policy whose new keys do not start with
+/// a full quota.
 ///
 /// Fault K9.
 #[test]
 fn peeks_store_nothing_and_work_in_a_full_store() {
     let policy = Policy::token_bucket(10).per_hour().starting_with(0).build().unwrap();
-    let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(1).when_full(WhenFull::RejectNew);
     let limiter = limiter(policy, capacity);
     let looks = || {
         assert!(!limiter.peek(Ask::new("new").at(Tick(0))).unwrap().allowed);
@@ -358,7 +359,7 @@ fn operations_that_return_units_to_unknown_keys_evict_no_key() {
                     reserved.push(reservation);
                 }
             }
-            // The reservations are now those of keys that are not kept.
+            // The reservations are now those of keys that are not stored.
             for key in KEYS..3 * KEYS {
                 let _ = limiter.check(Ask::new(&key.to_le_bytes()).cost(10).at(later)).unwrap();
             }
@@ -384,7 +385,7 @@ fn operations_that_return_units_to_unknown_keys_evict_no_key() {
     }
 }
 
-/// A reset makes a key as it was before it was ever seen, and says what the next check will find.
+/// A reset restores the initial state of a key, and returns the state that the next check will find.
 #[test]
 fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {
     for kind in tallygate::Kind::ALL {
@@ -417,7 +418,7 @@ fn a_reset_and_the_next_check_agree_for_keys_that_do_not_start_full() {
     }
 }
 
-/// What a store holds is only saved as what it is.
+/// A store is saved only as the store of its own policy.
 #[test]
 fn a_snapshot_under_another_policy_is_rejected() {
     let limiter = limiter(hourly(5), Capacity::of(10));
@@ -448,7 +449,7 @@ fn a_flood_of_invented_keys_evicts_no_client_with_debt() {
     const MAX_KEYS: usize = 10_000;
     const CLIENTS: u64 = 200;
     const STEP: Ticks = Ticks(1_000_000);
-    // The tier of the invented keys, the cost of each, and whether the clock stands still meanwhile.
+    // The tier of the invented keys, the cost of each, and whether the clock stops meanwhile.
     let floods = [
         ("free", 1, STEP),
         ("free", 5, STEP),
@@ -498,7 +499,7 @@ fn a_flood_of_invented_keys_evicts_no_client_with_debt() {
         let denied = denied.count();
         assert!(denied * 100 >= 99 * 200, "{denied} after a flood of {tier} for {cost}");
         assert!(limiter.store().usage().keys <= MAX_KEYS);
-        // A client that comes now is served, and its quota is counted.
+        // A new client is served now, and its quota is counted.
         let served = (0..6).filter(|_| limiter.is_allowed("new client").unwrap()).count();
         assert!(served == 5 || step == Ticks(0), "{served} after a flood of {tier} for {cost}");
     }
@@ -549,14 +550,15 @@ fn a_debt_that_has_begun_to_drain_is_not_evicted() {
             clock.advance(Ticks(1_000_000));
         }
         let earned = 1_000 * (drained + 100 * 1_000_000_000) / DAY.0 + 1;
-        let washed = (0..CLIENTS)
+        let cleared = (0..CLIENTS)
             .filter(|client| limiter.peek(&client.to_le_bytes()).unwrap().remaining > earned)
             .count();
-        assert!(washed * 100 <= 200, "{washed} got more than the {earned} that they earned");
+        assert!(cleared * 100 <= 200, "{cleared} got more than the {earned} that they earned");
     }
 }
 
-/// Nineteen of twenty places are taken by clients that have used up their quota. A flood gets by with the twentieth.
+/// Clients that have used up their quota take nineteen of twenty places. A flood of invented keys uses only the
+/// remaining one.
 ///
 /// Fault J6.
 #[test]
@@ -581,8 +583,8 @@ fn a_store_that_is_almost_full_of_debts_keeps_them() {
     }
 }
 
-/// Shares are compared, not units: who has used all of a small quota stays before who has used a little of a
-/// large one.
+/// Shares are compared, not units: a client that has used all of a small quota is evicted after one that has used a
+/// little of a large quota.
 #[test]
 fn the_key_with_the_smallest_used_share_is_evicted_first() {
     let clock = ManualClock::new(Tick(0));
@@ -641,8 +643,8 @@ fn a_sweep_drops_idle_keys_and_counts_those_in_use() {
     }
 }
 
-/// A client that is slower than its limit is fresh at every visit, and yet it is in use: it keeps its place while it comes
-/// at least once per pass.
+/// A client that is slower than its limit is fresh at every visit of the sweep, but still in use: it keeps its place if
+/// it sends a request at least once per pass.
 #[test]
 fn a_client_that_comes_once_per_pass_keeps_its_place() {
     let clock = ManualClock::new(Tick(0));

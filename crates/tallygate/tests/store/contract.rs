@@ -1,4 +1,4 @@
-//! The stores in memory do what every store does.
+//! The stores in memory fulfill the contract of every store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,11 +11,11 @@ use tallygate::tiers::ClientRule;
 use tallygate::{Ask, Cost, Decision, Policy, Tick, Ticks, block_on};
 use tallygate_testkit::contract::Subject;
 
-/// A time to live that no history outlasts.
+/// A time to live that is longer than any history.
 const AGES: Ticks = Ticks(1 << 62);
 
-/// A clock for histories of explicit times: it goes to each of them, and reports a set-back for every time that
-/// lies before an earlier one. So no caller is late, as in the model.
+/// A clock for histories of explicit times: it is set to each of them, and reports a set-back for every time that is
+/// before an earlier one. So no caller is late, as in the model.
 #[derive(Default)]
 struct HistoryClock {
     clock: Arc<ManualClock>,
@@ -33,14 +33,14 @@ impl HistoryClock {
     }
 }
 
-/// A store for one policy: one for each that is asked for.
+/// Stores for one policy each, which are created when a policy is first used.
 #[derive(Default)]
-struct OfOnePolicy {
+struct PolicyStores {
     time: HistoryClock,
     stores: Mutex<HashMap<String, Arc<PolicyStore<Arc<ManualClock>>>>>,
 }
 
-impl OfOnePolicy {
+impl PolicyStores {
     fn store(&self, policy: &Policy) -> Arc<PolicyStore<Arc<ManualClock>>> {
         let mut stores = self.stores.lock().expect("no thread panicked");
         let new =
@@ -49,7 +49,7 @@ impl OfOnePolicy {
     }
 }
 
-impl Subject for OfOnePolicy {
+impl Subject for PolicyStores {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
         self.time.go_to(now);
         self.store(policy).apply(policy, key, op, None).expect("there is room")
@@ -96,17 +96,17 @@ impl Subject for OfOnePolicy {
     }
 }
 
-/// The store of tiers, for any policy.
-struct OfPlans {
+/// A store of tiers, for any policy.
+struct TierStore {
     time: HistoryClock,
     store: MemoryStore<ClientRule, Arc<ManualClock>>,
 }
 
-impl Subject for OfPlans {
+impl Subject for TierStore {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
-        let plan = ClientRule::of(policy.clone());
+        let rule = ClientRule::of(policy.clone());
         self.time.go_to(now);
-        self.store.apply(&plan, key, op, None).expect("there is room")
+        self.store.apply(&rule, key, op, None).expect("there is room")
     }
 
     async fn check_many(
@@ -116,10 +116,10 @@ impl Subject for OfPlans {
         cost: Cost,
         now: Tick,
     ) -> Vec<Timed> {
-        let plan = ClientRule::of(policy.clone());
+        let rule = ClientRule::of(policy.clone());
         self.time.go_to(now);
         let asks: Vec<_> = keys.iter().map(|key| Ask::new(key).cost(cost)).collect();
-        self.store.check_many(&plan, &asks).expect("there is room")
+        self.store.check_many(&rule, &asks).expect("there is room")
     }
 
     type Reservation = Charged;
@@ -131,9 +131,9 @@ impl Subject for OfPlans {
         cost: Cost,
         now: Tick,
     ) -> (Timed, Charged) {
-        let plan = ClientRule::of(policy.clone());
+        let rule = ClientRule::of(policy.clone());
         self.time.go_to(now);
-        let charged = self.store.reserve(&plan, key, cost, AGES, None).expect("there is room");
+        let charged = self.store.reserve(&rule, key, cost, AGES, None).expect("there is room");
         (charged.timed, charged)
     }
 
@@ -145,31 +145,31 @@ impl Subject for OfPlans {
         reservation: &Charged,
         now: Tick,
     ) -> Option<Decision> {
-        let plan = ClientRule::of(policy.clone());
+        let rule = ClientRule::of(policy.clone());
         self.time.go_to(now);
-        let settled = self.store.settle(&plan, key, change, reservation, None).ok()?;
+        let settled = self.store.settle(&rule, key, change, reservation, None).ok()?;
         Some(settled.expect("there is room"))
     }
 }
 
-mod of_one_policy {
+mod on_one_policy {
     use super::*;
 
-    fn on_an_empty_store(behaviour: impl AsyncFnOnce(&OfOnePolicy)) {
-        block_on(behaviour(&OfOnePolicy::default()));
+    fn on_an_empty_store(behavior: impl AsyncFnOnce(&PolicyStores)) {
+        block_on(behavior(&PolicyStores::default()));
     }
 
     tallygate_testkit::store_contract!(on_an_empty_store, one policy);
 }
 
-mod of_plans {
+mod on_tiers {
     use super::*;
 
-    fn on_an_empty_store(behaviour: impl AsyncFnOnce(&OfPlans)) {
+    fn on_an_empty_store(behavior: impl AsyncFnOnce(&TierStore)) {
         let time = HistoryClock::default();
         let store = MemoryStore::new(Capacity::of(1000), time.clock.clone());
-        block_on(behaviour(&OfPlans { time, store }));
+        block_on(behavior(&TierStore { time, store }));
     }
 
-    tallygate_testkit::store_contract!(on_an_empty_store, plans);
+    tallygate_testkit::store_contract!(on_an_empty_store, tiers);
 }

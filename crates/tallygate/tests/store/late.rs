@@ -1,4 +1,4 @@
-//! A caller that read the clock before it got the lock is late, by however much: it earns nothing twice.
+//! A caller that read the clock before it got the lock may be late by any time, and earns nothing twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,7 @@ fn alternating_early_and_late_callers_get_one_quota() {
     }
 }
 
-/// A late caller that is the first under another tier: that tier takes over what is used at the last change, not at the
+/// A late caller is the first one under another tier. That tier takes over the usage at the last change, not at the
 /// time that the caller read.
 ///
 /// Fault K2.
@@ -67,8 +67,8 @@ fn a_late_caller_that_switches_tiers_earns_nothing() {
     }
 }
 
-/// A clock that yields a reading from five windows ago two of three times, as threads do that were descheduled
-/// between the clock and the lock. It never reports a set-back.
+/// A clock that returns a reading from five windows ago two of three times, like a thread that was descheduled between
+/// the clock and the lock. It never reports a set-back.
 struct StaleClock<'a> {
     clock: &'a ManualClock,
     readings: AtomicU64,
@@ -99,7 +99,7 @@ fn stale_readings_earn_nothing_twice_in_any_verb() {
             let stale = StaleClock { clock: &clock, readings: AtomicU64::new(0) };
             let store = PolicyStore::new(&policy, Capacity::of(100), stale);
             let limiter = RateLimiter::with_store(policy, store);
-            // The first call of each key is in time: the bound counts from its reading.
+            // The first call of each key is not late, because the bound counts from its reading.
             let first = |key| u64::from(limiter.is_allowed(Ask::new(key).at(clock.now())).unwrap());
             let mut allowed = ["bool", "all", "many", "joint"].map(first);
             for tick in 0..=WINDOWS * WINDOW.0 {
@@ -128,7 +128,7 @@ fn stale_readings_earn_nothing_twice_in_any_verb() {
 ///
 /// Fault K1.
 #[test]
-fn it_is_256_threads_get_no_more_than_the_bound() {
+fn with_256_threads_a_key_gets_no_more_than_the_bound() {
     const LIMIT: u64 = 100;
     const LASTS: u64 = 60_000_000;
     for window in [1_000_000_u64, 10_000_000] {
@@ -168,7 +168,7 @@ fn it_is_256_threads_get_no_more_than_the_bound() {
     }
 }
 
-/// A state that has used nothing has a last change too: time before it was earned already.
+/// A state that has used nothing has a last change, too: the time before it was earned already.
 #[test]
 fn a_refund_to_fresh_gives_a_late_check_no_time_to_earn() {
     for kind in Kind::ALL {
@@ -183,7 +183,7 @@ fn a_refund_to_fresh_gives_a_late_check_no_time_to_earn() {
     }
 }
 
-/// The same where the fresh state was dropped in between, by a thread that is late too.
+/// The same if a thread, which is also late, has dropped the fresh state in between.
 #[test]
 fn a_fresh_state_that_a_late_caller_drops_leaves_its_time_behind() {
     let limiter = {
@@ -207,8 +207,8 @@ fn a_fresh_state_that_a_late_caller_drops_leaves_its_time_behind() {
     assert!(!all("a", Tick(10_500)), "nothing was earned since");
 }
 
-/// A clock that reports that it was set back: all states follow, also those of keys that were not asked for,
-/// and the times at which keys were dropped keep no new key out.
+/// If a clock reports that it was set back, all states are moved, also those of keys that were not checked since, and
+/// the times at which keys were dropped do not lock new keys out.
 ///
 /// Fault K7.
 #[test]
@@ -224,7 +224,7 @@ fn a_reported_set_back_locks_no_key_out() {
             assert_eq!(allowed(key), LIMIT, "{kind}");
         }
         clock.set(Tick(500_000));
-        // Two windows after the first call that saw it, all is earned back.
+        // Two windows after the first call that saw the set-back, everything is earned back.
         assert!(limiter.peek("seen").is_ok() && limiter.is_allowed("seen").unwrap());
         assert!((0..1000).map(allowed).sum::<u64>() > 0, "{kind}: new keys are served at once");
         clock.advance(Ticks(2 * WINDOW.0));
@@ -237,7 +237,7 @@ fn a_reported_set_back_locks_no_key_out() {
     }
 }
 
-/// A set-back does not forgive: what was used stays used, whichever verb is the first to see it.
+/// A clock that was set back clears no usage, whichever operation notices it first.
 #[test]
 fn a_reported_set_back_clears_no_usage() {
     type Verb = fn(&RateLimiter<Policy, PolicyStore<&ManualClock>>);
@@ -268,7 +268,7 @@ fn a_reported_set_back_clears_no_usage() {
     }
 }
 
-/// A set-back wakes everything that waits for a time of this clock, so that waiters ask again.
+/// A set-back wakes all futures that wait for a time of this clock, so that waiters check again.
 #[test]
 fn setting_a_manual_clock_back_wakes_all_rings() {
     struct Count(AtomicU64);

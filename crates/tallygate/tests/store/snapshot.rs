@@ -1,4 +1,4 @@
-//! What clients have used outlasts the process, in every field, and a damaged snapshot is rejected.
+//! The usage of clients survives the process in every field, and a damaged snapshot is rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,7 +71,7 @@ fn restore_tiered<'a>(
     Ok(limiter)
 }
 
-/// A limit again, as it is described.
+/// Builds the same limit again from its numbers.
 fn builder(limit: &Limit, name: &str, options: u8) -> tallygate::policy::LimitBuilder {
     let Numbers { kind, limit, window, burst, anchor, .. } = *limit.numbers();
     let mut builder = Policy::of(kind, limit).per(window).anchor(anchor).named(name);
@@ -94,7 +94,7 @@ fn any_policy() -> impl Strategy<Value = (Policy, Limit)> {
     })
 }
 
-/// Who asks for how much, and when.
+/// Requests: the number of the client, the cost and the time.
 type Asks = Vec<(usize, Cost, Tick)>;
 
 fn history(limit: &Limit, back: bool) -> impl Strategy<Value = (Asks, usize)> + use<> {
@@ -122,9 +122,9 @@ fn ask(limiter: &Plain<'_>, (key, cost, now): (usize, Cost, Tick)) -> Decision {
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// A limiter that was saved and restored decides as one that was not, in every field.
+    /// A restored limiter decides as the original one in every field.
     #[test]
-    fn a_policys_keys_decide_as_if_nothing_had_happened((policy, asks, cut) in any_history(true)) {
+    fn the_restored_keys_of_a_policy_decide_as_the_original_ones((policy, asks, cut) in any_history(true)) {
         // At this time nothing is fresh yet: the history may go back.
         let clock = ManualClock::new(Tick(i64::MIN));
         let kept = plain(&policy, &clock);
@@ -139,7 +139,7 @@ proptest! {
 
     /// The same at the time of the restart, when fresh keys are dropped, and with tiers and overrides.
     #[test]
-    fn tiers_and_overrides_decide_as_if_nothing_had_happened(
+    fn restored_tiers_and_overrides_decide_as_the_original_ones(
         (base, asks, cut) in any_history(false),
         (pro, _) in any_policy(),
         (own, _) in any_policy(),
@@ -169,7 +169,7 @@ proptest! {
         }
     }
 
-    /// A policy that changed between stop and start is a policy that changed while it served.
+    /// A policy change between shutdown and startup has the same effect as a change while the limiter is in use.
     #[test]
     fn a_changed_policy_carries_over_as_a_live_change_does(
         (old, asks, cut) in any_history(false),
@@ -221,12 +221,12 @@ fn a_store_of_another_size_keeps_every_client() {
         assert!(first.is_allowed(key).expect("there is room"));
     }
     let mut bytes = save_plain(&first);
-    // One after the other: what one restores, it saves for the next.
+    // Several limiters one after the other: each one restores a snapshot, and saves it for the next.
     for size in [2_000, 500_000, 2_001, 100_000, 2_000] {
         let restored = restore_plain(&bytes, &policy, size, &clock);
         assert_eq!(restored.store().usage().keys, keys.len());
-        let forgiven = keys.iter().filter(|key| restored.is_allowed(key).expect("room"));
-        assert_eq!(forgiven.count(), 0, "in a store for {size}");
+        let allowed = keys.iter().filter(|key| restored.is_allowed(key).expect("room"));
+        assert_eq!(allowed.count(), 0, "in a store for {size}");
         assert!(restored.is_allowed("another").expect("there is room") || size == 2_000);
         bytes = save_plain(&restore_plain(&bytes, &policy, size, &clock));
     }
@@ -262,7 +262,7 @@ fn restoring_into_a_smaller_store_drops_the_least_used_keys() {
 fn a_full_store_that_rejects_new_keys_is_restored_completely() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(1).per_hour().build().expect("valid");
-    let capacity = Capacity::of(50).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(50).when_full(WhenFull::RejectNew);
     let first = PolicyStore::new(&policy, capacity, &clock);
     let first = RateLimiter::with_store(policy.clone(), first);
     for key in 0..50 {
@@ -281,7 +281,7 @@ fn a_full_store_that_rejects_new_keys_is_restored_completely() {
     }
 }
 
-/// A snapshot of two stores with everything that can be in one.
+/// Returns a snapshot of two stores with everything that a snapshot can contain.
 fn small_snapshot() -> Vec<u8> {
     let clock = ManualClock::new(Tick(0));
     let free = Policy::token_bucket(3).per(Ticks(1_000)).build().expect("valid");
@@ -317,7 +317,7 @@ fn read(bytes: &[u8]) -> Result<usize, SnapshotError> {
     Ok(keys)
 }
 
-/// Passes over all of it.
+/// Skips all of it.
 fn pass_over(bytes: &[u8]) -> Result<(), SnapshotError> {
     let mut snapshot = SnapshotReader::new(bytes)?;
     while snapshot.next_section()?.is_some() {}
@@ -349,7 +349,7 @@ fn every_truncation_and_every_flipped_bit_is_rejected() {
 #[test]
 fn a_snapshot_error_says_what_was_found_where_and_what_to_do() {
     let whole = small_snapshot();
-    let says = |bytes: &[u8]| read(bytes).expect_err("refused").to_string();
+    let says = |bytes: &[u8]| read(bytes).expect_err("rejected").to_string();
     assert_eq!(
         says(&whole[..20]),
         "the snapshot is incomplete: it ends after 20 bytes; use a complete copy, or move it away to start \
@@ -372,7 +372,7 @@ fn a_snapshot_error_says_what_was_found_where_and_what_to_do() {
 /// The name of the format and its version.
 const HEAD_BYTES: usize = 9 + 4;
 
-/// Blocks that are whole by themselves, but not in their places.
+/// Blocks that are valid by themselves, but in the wrong places.
 #[test]
 fn a_snapshot_with_a_block_left_out_is_rejected() {
     let clock = ManualClock::new(Tick(0));
@@ -398,7 +398,7 @@ fn a_snapshot_with_a_block_left_out_is_rejected() {
     }
 }
 
-/// Keys that are not used meanwhile are in it as they were, whatever happens to others meanwhile.
+/// Keys that are not used during the save are saved unchanged, whatever happens to other keys meanwhile.
 #[test]
 fn a_snapshot_under_load_has_every_client() {
     let clock = ManualClock::new(Tick(0));
@@ -482,7 +482,7 @@ fn a_smaller_store_keeps_the_clients_that_had_used_up_their_quota() {
     }
 }
 
-/// Saving looks at memory that was never used without taking it.
+/// Saving does not make memory resident that was never used.
 #[cfg(target_os = "linux")]
 #[test]
 fn saving_takes_no_memory_that_the_keys_do_not() {
@@ -503,7 +503,7 @@ fn saving_takes_no_memory_that_the_keys_do_not() {
 }
 
 #[test]
-fn a_file_that_cannot_be_finished_leaves_the_one_before() {
+fn a_failed_write_keeps_the_previous_file() {
     let folder = std::env::temp_dir().join(format!("tallygate-snapshot-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("clients");
@@ -536,10 +536,10 @@ fn a_file_that_cannot_be_finished_leaves_the_one_before() {
     std::fs::remove_dir_all(&folder).expect("removed");
 }
 
-/// Two processes by mistake: one gets an error, and does not damage the file of the other.
+/// Two processes use the same file by mistake: one gets an error, and does not damage the file of the other.
 #[cfg(unix)]
 #[test]
-fn what_another_process_saves_to_the_same_path_is_left_alone() {
+fn a_snapshot_that_another_process_writes_to_the_same_path_is_kept() {
     let folder = std::env::temp_dir().join(format!("tallygate-snapshots-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let (path, beside) = (folder.join("clients"), folder.join("clients.new"));

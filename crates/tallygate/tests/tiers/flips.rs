@@ -19,15 +19,15 @@ fn policy(kind: Kind, limit: Cost, window: u64, debt: Option<Cost>) -> Policy {
     limit.build().expect("valid")
 }
 
-/// Asks for as much as there is, under each policy in turn, at every `step` of `length` ticks; returns how much was
-/// allowed.
+/// Uses all remaining units under each policy in turn, every `step` ticks for `length` ticks. Returns how many units
+/// were allowed.
 fn greedy(policies: Vec<Policy>, length: i64, step: usize) -> Cost {
-    let plans: Vec<ClientRule> = policies.into_iter().map(ClientRule::of).collect();
-    let mut state = plans[0].initial(Tick(0));
+    let rules: Vec<ClientRule> = policies.into_iter().map(ClientRule::of).collect();
+    let mut state = rules[0].initial(Tick(0));
     let mut allowed = 0;
     for now in (0..length).step_by(step).map(Tick) {
-        for plan in &plans {
-            while plan.decide::<bool>(&mut state, now, 1) {
+        for rule in &rules {
+            while rule.decide::<bool>(&mut state, now, 1) {
                 allowed += 1;
             }
         }
@@ -59,7 +59,7 @@ fn four_tiers_do_not_add_up_whatever_their_algorithm_and_debt() {
 #[test]
 fn more_policies_than_are_listed_do_not_add_up_either() {
     for kind in Kind::ALL {
-        // A fast one that is soon fresh, and slow ones of all sizes: a client that visits them all in turn.
+        // A fast policy that is soon fresh, and slow ones of all sizes, which a client uses in turn.
         let slow = (1..=12).map(|size| policy(kind, 10 * size, 6_000 + size, Some(0)));
         let fast = policy(kind, 100, 100, Some(0));
         let most = 100 + (1..=12).map(|size| 10 * size).sum::<Cost>();
@@ -68,7 +68,7 @@ fn more_policies_than_are_listed_do_not_add_up_either() {
     }
 }
 
-/// The debt of a policy follows a client that visits other policies meanwhile.
+/// The debt under a policy stays while a client is checked under other policies.
 ///
 /// Fault J7.
 #[test]
@@ -90,21 +90,21 @@ fn visiting_short_tiers_does_not_clear_a_long_one() {
     }
 }
 
-/// A client of one policy is decided as by that policy alone, also after a change of rules that is long past.
+/// A client of one policy is decided as by that policy alone, also long after a change of rules.
 #[test]
-fn a_client_of_one_policy_again_is_decided_by_that_policy_alone() {
+fn a_client_that_is_back_at_one_policy_is_decided_by_that_policy_alone() {
     let (old, new) =
         (policy(Kind::TokenBucket, 10, 100, None), policy(Kind::TokenBucket, 20, 100, None));
     let (old, new) = (ClientRule::of(old), ClientRule::of(new));
     let mut state = old.initial(Tick(0));
     assert!(old.decide::<bool>(&mut state, Tick(0), 10));
     let mut now = 0;
-    // It asks without a pause, so it is never fresh under the new policy.
+    // It sends requests without a pause, so it is never fresh under the new policy.
     let mut allowed = 0;
     while now < 1_000 {
         now += 1;
         allowed += u32::from(new.decide::<bool>(&mut state, Tick(now), 1));
-        assert!(state.used_something(&new, Tick(now)));
+        assert!(state.has_usage(&new, Tick(now)));
     }
     assert_eq!(allowed, 209, "10.1 at the first tick, and 0.2 with each other");
     let _ = new.decide::<bool>(&mut state, Tick(now + 1_000), 1);
@@ -112,13 +112,13 @@ fn a_client_of_one_policy_again_is_decided_by_that_policy_alone() {
     assert_eq!(state.allowances().count(), 0);
 }
 
-trait UsedSomething {
-    fn used_something(&self, plan: &ClientRule, now: Tick) -> bool;
+trait HasUsage {
+    fn has_usage(&self, rule: &ClientRule, now: Tick) -> bool;
 }
 
-impl UsedSomething for ClientState {
-    fn used_something(&self, plan: &ClientRule, now: Tick) -> bool {
-        plan.fresh_at(self).is_none_or(|fresh| fresh > now)
+impl HasUsage for ClientState {
+    fn has_usage(&self, rule: &ClientRule, now: Tick) -> bool {
+        rule.fresh_at(self).is_none_or(|fresh| fresh > now)
     }
 }
 
@@ -132,7 +132,7 @@ fn a_late_caller_earns_no_allowance_twice() {
         let state = policy.initial(Tick(0));
         (policy, state)
     });
-    // All of both capacities was used at 1000.
+    // Both capacities were used up at 1000.
     let allowances = [100, 300].map(|level| Allowance { last: Tick(1_000), level });
     let mut state = ClientState::of(states, &allowances);
     let fast = ClientRule::of(Access::Limited(policies[1].clone()));
@@ -149,7 +149,7 @@ struct Numbers {
     window: u64,
     burst: Cost,
     debt: Option<Cost>,
-    /// A second limit of ten times the window and so many times the amount.
+    /// A second limit with ten times the window and a multiple of the amount.
     second: Option<Cost>,
 }
 
@@ -202,7 +202,7 @@ fn slowest(policy: &Policy) -> &Limit {
     limits.reduce(|one, other| if slower(other, one) { other } else { one }).expect("one")
 }
 
-/// One thing that was allowed: when, how much, under which policy, and in which period.
+/// An allowed request: its time, its cost, its policy and its period.
 struct Admission {
     at: i64,
     cost: Cost,
@@ -213,10 +213,10 @@ struct Admission {
 proptest! {
     #![proptest_config(cases(600))]
 
-    /// Over every interval, at most the largest rate of the policies under which something was allowed in it, and
-    /// one capacity of each policy that was asked. A fixed window or a sliding window counter by itself may allow one
-    /// more capacity around the end of its window: that much more for each period in the interval in which the client
-    /// was a client of one such policy alone.
+    /// Over every interval, at most the largest rate of the policies under which something was allowed in it, and one
+    /// capacity of each policy that was used. A fixed window or a sliding window counter by itself may allow one more
+    /// capacity around the end of its window: that much more for each period in the interval in which the client was a
+    /// client of one such policy alone.
     ///
     /// Fault K3.
     #[test]
@@ -226,29 +226,29 @@ proptest! {
         pace in 1..8_i64,
     ) {
         let policies: Vec<Policy> = policies.iter().map(Numbers::policy).collect();
-        let plans: Vec<ClientRule> = policies.iter().cloned().map(ClientRule::of).collect();
+        let rules: Vec<ClientRule> = policies.iter().cloned().map(ClientRule::of).collect();
         let mut state = ClientState::default();
-        let (mut now, mut asked) = (0, vec![false; plans.len()]);
+        let (mut now, mut asked) = (0, vec![false; rules.len()]);
         let mut allowed: Vec<Admission> = Vec::new();
         // Periods in which the client is under one policy: the policy, by the number of the period.
         let mut periods: Vec<usize> = Vec::new();
         let mut was_several = true;
         for (index, cost, gap) in steps {
             now += gap / pace / 4;
-            let index = index % plans.len();
-            let (plan, at) = (&plans[index], Tick(now));
+            let index = index % rules.len();
+            let (rule, at) = (&rules[index], Tick(now));
             asked[index] = true;
-            let is_fresh = plan.fresh_at(&state).is_some_and(|fresh| fresh <= at);
-            // Half of the requests take all that is left.
-            let left: Decision = plan.decide(&mut state.clone(), at, 0);
+            let is_fresh = rule.fresh_at(&state).is_some_and(|fresh| fresh <= at);
+            // Half of the requests take all remaining units.
+            let left: Decision = rule.decide(&mut state.clone(), at, 0);
             let cost = if cost > 4 { left.remaining.max(1) } else { cost };
-            let decision: Decision = plan.decide(&mut state, at, cost);
+            let decision: Decision = rule.decide(&mut state, at, cost);
             let is_several = state.policies().count() > 1;
             if !is_several && (is_fresh || was_several) {
                 periods.push(index);
             }
             was_several = is_several;
-            check_retry(plan, &state, at, cost, &decision)?;
+            check_retry(rule, &state, at, cost, &decision)?;
             prop_assert!(decision.retry_after.is_none_or(|wait| wait.0 <= longest_lock_out(&policies[index])));
             if decision.allowed && cost > 0 {
                 allowed.push(Admission { at: now, cost, policy: index, period: periods.len() });
@@ -280,7 +280,7 @@ proptest! {
     }
 }
 
-/// How much more than a bucket a policy alone may allow.
+/// The units that a policy alone may allow in addition to those of a bucket.
 fn slack(policy: &Policy) -> u128 {
     let numbers = slowest(policy).numbers();
     match numbers.kind {
@@ -302,9 +302,9 @@ fn longest_lock_out(policy: &Policy) -> u64 {
     each.max().expect("one")
 }
 
-/// A denied request is allowed after exactly the time that it was given, and not one tick sooner.
+/// A denied request is allowed after exactly its `retry_after`, and not one tick sooner.
 fn check_retry(
-    plan: &ClientRule,
+    rule: &ClientRule,
     state: &ClientState,
     now: Tick,
     cost: Cost,
@@ -314,17 +314,17 @@ fn check_retry(
         return Ok(());
     }
     let Some(wait) = decision.retry_after else {
-        prop_assert!(cost > plan.capacity());
+        prop_assert!(cost > rule.capacity());
         return Ok(());
     };
     let at = |wait: u64| now.after(Ticks(wait)).expect("soon");
-    prop_assert!(plan.decide::<bool>(&mut state.clone(), at(wait.0), cost), "not after {wait}");
-    prop_assert!(!plan.decide::<bool>(&mut state.clone(), at(wait.0 - 1), cost), "before {wait}");
+    prop_assert!(rule.decide::<bool>(&mut state.clone(), at(wait.0), cost), "not after {wait}");
+    prop_assert!(!rule.decide::<bool>(&mut state.clone(), at(wait.0 - 1), cost), "before {wait}");
     Ok(())
 }
 
-/// K6: random histories of tiers, overrides that end, changes of rules, refunds and peeks: every time that a denied check
-/// was given is exact, and a peek answers what a check would.
+/// Random histories of tiers, overrides that end, changes of rules, refunds and peeks: the `retry_after` of every
+/// denied check is exact, and a peek returns what a check would.
 mod histories {
     use super::*;
     use tallygate::clock::ManualClock;

@@ -1,4 +1,4 @@
-//! Tiers, overrides and rules that change while they serve.
+//! Tiers, overrides and rules that change while they are in use.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,30 +40,31 @@ fn choosing_the_rule_of_a_tier_writes_to_no_memory_that_threads_share() {
     assert_eq!(policies, [free, Arc::clone(&pro), pro]);
 }
 
-/// No free burst by flipping tiers, however often, and nothing lost by it either.
+/// No free burst by switching tiers any number of times, and no units are lost.
 ///
 /// Fault G3.
 #[test]
-fn flipping_tiers_is_neither_gain_nor_loss() {
+fn switching_tiers_is_neither_gain_nor_loss() {
     let clock = ManualClock::new(Tick(0));
     let limiter = limiter(Tiers::new(bucket(10)).tier("pro", bucket(100)), &clock);
-    let mut admitted = 0;
+    let mut allowed = 0;
     for _ in 0..200 {
-        admitted += u64::from(limiter.is_allowed("a").expect("short"));
-        admitted += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
+        allowed += u64::from(limiter.is_allowed("a").expect("short"));
+        allowed += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
     }
-    assert_eq!(admitted, 100, "the higher of the two, once");
+    assert_eq!(allowed, 100, "the higher of the two, once");
     let mut earned = 0;
     for tick in 1..=1_000 {
         clock.set(Tick(tick));
-        // Asking under the other tier meanwhile takes nothing and gives nothing.
+        // Requests under the other tier in between neither add nor remove units.
         assert!(!limiter.check(Ask::new("a").cost(10)).expect("short").allowed);
         earned += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
     }
     assert_eq!(earned, 100, "a tenth of one a tick");
 }
 
-/// A repeated denial is decided without the lock, by a note of the one before. Its wait is that of the rules in force.
+/// A repeated denial is decided without the lock, by a note of the previous denial. Its wait is that of the rules in
+/// force.
 #[test]
 fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
     let clock = ManualClock::new(Tick(0));
@@ -82,7 +83,7 @@ fn a_repeated_denial_waits_no_longer_than_an_override_lasts() {
     }
 }
 
-/// Several limits: each keeps its own, also one that the other tier does not have.
+/// With several limits, each keeps its own usage, also a limit that the other tier does not have.
 ///
 /// Fault G3.
 #[test]
@@ -93,14 +94,14 @@ fn a_limit_that_the_other_tier_lacks_keeps_its_usage() {
     let base = Policy::all_of("base", [second(5)]).expect("valid");
     let pro = Policy::all_of("pro", [second(5), day]).expect("valid");
     let limiter = limiter(Tiers::new(base).tier("pro", pro), &clock);
-    let mut admitted = 0;
+    let mut allowed = 0;
     for tick in 0..2_000 {
         clock.set(Tick(tick));
-        admitted += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
+        allowed += u64::from(limiter.is_allowed(Ask::new("a").tier("pro")).expect("short"));
         let _ = limiter.check(Ask::new("a").cost(0)).expect("short");
         let _ = limiter.check(Ask::new("a").cost(6)).expect("short");
     }
-    assert_eq!(admitted, 20, "a day's worth");
+    assert_eq!(allowed, 20, "a day's worth");
     assert!(limiter.is_allowed("a").expect("short"), "the other tier has no such limit");
 }
 
@@ -169,7 +170,7 @@ fn overrides_of_the_rules_come_before_tiers_and_after_overrides_at_run_time() {
     assert_eq!(limit("vip"), 50);
 }
 
-/// Overrides were once removed and set again one by one, and who was blocked got through meanwhile.
+/// Overrides were once removed and set again one by one, and blocked clients were allowed in between.
 ///
 /// Fault G4.
 #[test]
@@ -184,24 +185,24 @@ fn a_client_that_both_rules_block_is_never_allowed() {
     let limiter = limiter(version(10), &clock);
     let versions = [version(20), version(10)];
     let (done, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
-    let admitted = std::thread::scope(|scope| {
+    let allowed = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 versions.iter().for_each(|version| limiter.replace(version));
                 replaced.fetch_add(2, Ordering::Relaxed);
             }
         });
-        let (mut asked, mut admitted) = (0, 0);
+        let (mut asked, mut allowed) = (0, 0);
         while asked < 1_000 || replaced.load(Ordering::Relaxed) < 1_000 {
             asked += 1;
-            admitted += u64::from(limiter.is_allowed("mallory").expect("short"));
-            admitted +=
+            allowed += u64::from(limiter.is_allowed("mallory").expect("short"));
+            allowed +=
                 u64::from(limiter.is_allowed(Ask::new("mallory").tier("pro")).expect("short"));
         }
         done.store(true, Ordering::Relaxed);
-        admitted
+        allowed
     });
-    assert_eq!(admitted, 0);
+    assert_eq!(allowed, 0);
 }
 
 /// The retry time of a denial under an override that ends is the time at which the cost fits after it.
@@ -212,8 +213,8 @@ fn an_override_that_ends_is_not_waited_out() {
     let strict = Policy::token_bucket(1).per(Ticks(1_000_000)).build().expect("valid");
     limiter.set_override("a", strict, Some(Tick(50)));
     assert!(limiter.is_allowed("a").expect("short"));
-    let refused = limiter.check("a").expect("short");
-    assert_eq!(refused.retry_after, Some(Ticks(50)), "not a million");
+    let denied = limiter.check("a").expect("short");
+    assert_eq!(denied.retry_after, Some(Ticks(50)), "not a million");
     assert!(!limiter.is_allowed(Ask::new("a").at(Tick(49))).expect("short"));
     assert!(limiter.is_allowed(Ask::new("a").at(Tick(50))).expect("short"));
 }
@@ -230,10 +231,10 @@ fn a_client_that_was_unlimited_for_a_while_still_owes_its_usage() {
     let mut reservation = reserved.granted().expect("unlimited");
     assert_eq!(limiter.refund(Ask::new("a").cost(5)).expect("short").remaining, Cost::MAX);
     clock.set(Tick(300));
-    let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
-    assert_eq!(stands.remaining, 8, "three were earned, five given back");
+    let status = limiter.check(Ask::new("a").cost(0)).expect("short");
+    assert_eq!(status.remaining, 8, "three were earned, five returned");
     let settled = limiter.cancel(&mut reservation).expect("in time");
-    assert_eq!(settled.remaining, 8, "what was not charged is not given back");
+    assert_eq!(settled.remaining, 8, "what was not charged is not returned");
 }
 
 #[test]
@@ -252,13 +253,13 @@ fn a_resolver_knows_the_tier() {
     let limits =
         ["alice", "bob", "odd", "root"].map(|key| limiter.check(key).expect("short").limit);
     assert_eq!(limits, [5, 1, 1, Cost::MAX]);
-    // What comes with the call comes first.
+    // The tier of the request has priority.
     assert_eq!(limiter.check(Ask::new("bob").tier("staff")).expect("short").limit, Cost::MAX);
     let many: Vec<Decision> = limiter.check_many(&["alice", "bob"]).expect("short");
     assert_eq!((many[0].remaining, many[1].allowed), (3, false));
 }
 
-/// A penalty is not washed away by a change of tier, nor of algorithm.
+/// A change of tier or algorithm does not end a penalty.
 #[test]
 fn a_penalty_follows_from_tier_to_tier() {
     let clock = ManualClock::new(Tick(0));
@@ -275,7 +276,7 @@ fn a_penalty_follows_from_tier_to_tier() {
     assert_eq!((other.allowed, other.retry_after), (false, Some(Ticks(400))));
 }
 
-/// The same numbers again are no change: nothing is carried over, to the last part of a token.
+/// Replacing rules by equal ones is no change: no state is carried over, so no fraction of a token is lost.
 #[test]
 fn rules_replaced_by_themselves_change_nothing() {
     let clock = ManualClock::new(Tick(0));
@@ -300,8 +301,7 @@ fn rules_replaced_by_themselves_change_nothing() {
 /// Fault G4.
 #[test]
 fn every_decision_uses_one_version_of_the_rules() {
-    // A tier and the rules without one are of different sizes in each version, so that a decision which
-    // took one from each would show it.
+    // The tier and the base have different sizes in each version, so that a decision with one of each would show.
     let version = |base: Cost, pro: Cost| {
         let policy = |limit| {
             let limits =
@@ -343,17 +343,17 @@ fn every_decision_uses_one_version_of_the_rules() {
     };
     assert!(answers[0].iter().all(|answer| is_whole(answer, [3_000, 4_500])));
     assert!(answers[1].iter().chain(&answers[2]).all(|answer| is_whole(answer, [1_000, 1_500])));
-    let admitted =
+    let allowed =
         |answer: &[Vec<Decision>]| answer.iter().flatten().filter(|answer| answer.allowed).count();
-    assert!((3_000..=4_500).contains(&admitted(&answers[..1])));
-    assert!((1_000..=1_500).contains(&admitted(&answers[1..])));
+    assert!((3_000..=4_500).contains(&allowed(&answers[..1])));
+    assert!((1_000..=1_500).contains(&allowed(&answers[1..])));
 }
 
-/// Another algorithm under the same key.
+/// The key is checked under another algorithm.
 ///
 /// Fault G5.
 #[test]
-fn an_algorithm_that_changes_misreads_nothing() {
+fn a_changed_algorithm_misreads_no_state() {
     for from in tallygate::Kind::ALL {
         for to in tallygate::Kind::ALL {
             let clock = ManualClock::new(Tick(5_000));
@@ -361,8 +361,8 @@ fn an_algorithm_that_changes_misreads_nothing() {
             let limiter = limiter(Tiers::new(policy(from, 10).expect("valid")), &clock);
             assert!(limiter.check(Ask::new("a").cost(6)).expect("short").allowed);
             limiter.replace(&Tiers::new(policy(to, 8).expect("valid")));
-            let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
-            assert_eq!((stands.limit, stands.remaining), (8, 2), "{from} to {to}");
+            let status = limiter.check(Ask::new("a").cost(0)).expect("short");
+            assert_eq!((status.limit, status.remaining), (8, 2), "{from} to {to}");
             assert!(limiter.check(Ask::new("a").cost(2)).expect("short").allowed);
             assert!(!limiter.is_allowed("a").expect("short"), "{from} to {to}");
         }
@@ -374,9 +374,9 @@ fn an_algorithm_that_changes_misreads_nothing() {
 fn a_shadow_limit_is_reported_and_denies_nothing() {
     /// The observed decision: allowed, denied by, shadow denied by.
     #[derive(Default)]
-    struct Recorder(Mutex<Vec<One>>);
+    struct Recorder(Mutex<Vec<ObservedDecision>>);
 
-    type One = (bool, Option<String>, Option<String>);
+    type ObservedDecision = (bool, Option<String>, Option<String>);
 
     impl Observer for &Recorder {
         fn decided(&self, event: &tallygate::observer::Event<'_>) {
@@ -401,16 +401,13 @@ fn a_shadow_limit_is_reported_and_denies_nothing() {
         batch.iter().map(|decision| decision.shadow_denied_by).collect::<Vec<_>>(),
         [None, None, Some(1)]
     );
-    let refused = limiter.check(Ask::new("b").cost(3)).expect("short");
+    let denied = limiter.check(Ask::new("b").cost(3)).expect("short");
     assert_eq!(
-        (refused.allowed, refused.denied_by, refused.shadow_denied_by),
+        (denied.allowed, denied.denied_by, denied.shadow_denied_by),
         (false, Some(0), Some(1))
     );
     let name = |limit: Option<usize>| limit.map(|limit| limiter.rules().limits()[limit].name());
-    assert_eq!(
-        (name(refused.denied_by), name(refused.shadow_denied_by)),
-        (Some("old"), Some("new"))
-    );
+    assert_eq!((name(denied.denied_by), name(denied.shadow_denied_by)), (Some("old"), Some("new")));
     let decision = observer.0.into_inner().expect("not poisoned");
     let (old, new) = (Some("old".to_owned()), Some("new".to_owned()));
     let silent = (true, None, None);

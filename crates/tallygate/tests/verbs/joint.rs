@@ -26,8 +26,8 @@ fn limiter(kind: Kind, limit: Cost, max_keys: usize) -> Limiter {
 }
 
 fn used(limiter: &Limiter, key: &str) -> Cost {
-    let stands = limiter.check(Ask::new(key).cost(0)).expect("short");
-    stands.limit - stands.remaining
+    let status = limiter.check(Ask::new(key).cost(0)).expect("short");
+    status.limit - status.remaining
 }
 
 proptest! {
@@ -61,7 +61,7 @@ proptest! {
                 limiters[*limiter].joint(Ask::new(keys[*key]).cost(*cost).at(Tick(now))).expect("short")
             });
             let answer = check_all(asks).expect("short");
-            // What is asked of each key in all.
+            // The total cost per key.
             let mut wanted: Vec<((usize, usize), Cost, usize)> = Vec::new();
             for (index, (limiter, key, cost)) in request.iter().enumerate() {
                 match wanted.iter_mut().find(|(of, ..)| *of == (*limiter, *key)) {
@@ -85,8 +85,8 @@ proptest! {
             for ((limiter, key), ..) in &wanted {
                 let limit = &limiters[*limiter].rules().limits()[0];
                 let facts = limit.facts(&states[*limiter][*key], Tick(now), None);
-                let stands = limiters[*limiter].check(Ask::new(keys[*key]).cost(0).at(Tick(now)));
-                prop_assert_eq!(stands.expect("short").remaining, facts.remaining);
+                let status = limiters[*limiter].check(Ask::new(keys[*key]).cost(0).at(Tick(now)));
+                prop_assert_eq!(status.expect("short").remaining, facts.remaining);
                 least = least.min(facts.remaining);
             }
             prop_assert_eq!(answer.decision.remaining, least);
@@ -94,9 +94,9 @@ proptest! {
     }
 }
 
-/// Eight threads over keys that overlap, each charged exactly as often as a decision on it was
-/// allowed. Limits are small and start again each round, so that threads meet at the last of them; the
-/// tables are small, so that keys share buckets and live away from home.
+/// Eight threads use overlapping keys. Each key is charged exactly as often as a decision on it was allowed. The limits
+/// are small and fresh in each round, so that threads compete for the last units. The tables are small, so that keys
+/// share buckets and are stored away from home.
 ///
 /// Fault C7.
 #[test]
@@ -149,12 +149,12 @@ fn eight_threads_over_overlapping_keys_charge_all_or_nothing() {
     }
 }
 
-/// Four keys at a time of a full table, some of them away from home, asked for in any order: threads
-/// wait for each other, and never in a circle.
+/// Threads decide on four keys at a time of a full table, some of them away from home, in any order. They wait for each
+/// other without deadlock.
 ///
 /// Fault C7.
 #[test]
-fn threads_that_want_the_same_keys_do_not_wait_in_a_circle() {
+fn threads_that_lock_the_same_keys_do_not_deadlock() {
     let limiter = limiter(Kind::TokenBucket, 1 << 40, 160);
     for key in 0..150 {
         assert!(limiter.is_allowed(&key.to_string()).expect("short"));
@@ -233,7 +233,7 @@ fn the_costs_of_a_key_that_occurs_twice_are_added_up() {
 #[test]
 fn a_full_store_is_an_error_and_charges_nothing() {
     let policy = Policy::token_bucket(3).per_hour().build().expect("valid");
-    let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(1).when_full(WhenFull::RejectNew);
     let store = PolicyStore::new(&policy, capacity, ManualClock::new(Tick(0)));
     let full = RateLimiter::with_store(policy, store);
     assert!(full.is_allowed("another").expect("room"));
@@ -267,7 +267,7 @@ fn tiers_take_part() {
 }
 
 #[test]
-fn requests_in_flight_take_part_and_leave() {
+fn requests_in_flight_are_part_of_joint_decisions() {
     let in_flight = InFlight::new(3);
     let rate = limiter(Kind::TokenBucket, 4, 10);
     let enter = |cost| {
@@ -295,8 +295,8 @@ fn requests_in_flight_take_part_and_leave() {
 proptest! {
     #![proptest_config(cases(300))]
 
-    /// Requests come and go, some of them under a rate as well: never more places than there are, and
-    /// each is given back once.
+    /// Requests start and end, some of them under a rate as well. Never are more places taken than there are, and each
+    /// is returned once.
     #[test]
     fn requests_in_flight_agree_with_a_count(
         places in 1..4_u64,
@@ -335,8 +335,8 @@ proptest! {
     }
 }
 
-/// Requests in flight are never forgotten: a client too many is an error, also where several come at once, and
-/// no client loses its places.
+/// Places are never forgotten: a client above the maximum gets an error, also if several clients arrive at once, and no
+/// client loses its places.
 #[test]
 fn one_client_too_many_evicts_no_client_in_flight() {
     let in_flight = InFlight::for_clients(1, 2);
@@ -354,7 +354,7 @@ fn one_client_too_many_evicts_no_client_in_flight() {
     drop((held, both));
 }
 
-/// C4 for places: threads enter and leave, and never are there more than there may be.
+/// Threads take and return places, and never are more places taken than allowed.
 #[test]
 fn requests_in_flight_are_never_more_than_places() {
     let in_flight = InFlight::new(3);
@@ -380,7 +380,7 @@ fn requests_in_flight_are_never_more_than_places() {
 proptest! {
     #![proptest_config(cases(2000))]
 
-    /// Other parts, another key.
+    /// Different parts make different keys.
     ///
     /// Fault H8.
     #[test]
@@ -391,11 +391,11 @@ proptest! {
         prop_assert_eq!(joined_key(&one) == joined_key(&other), one == other);
     }
 
-    /// The same parts cut elsewhere.
+    /// The same text, divided differently.
     ///
     /// Fault H8.
     #[test]
-    fn keys_cut_elsewhere_are_other_keys(
+    fn parts_that_are_split_differently_make_different_keys(
         text in vec(prop_oneof![Just(b':'), Just(b'1'), Just(b'2'), Just(b'a')], 1..8),
         cut in 0..8_usize,
         another in 0..8_usize,
@@ -422,7 +422,7 @@ fn hourly(limit: Cost) -> Policy {
 
 /// Fault K8.
 #[test]
-fn every_rule_that_a_key_is_asked_under_counts() {
+fn every_rule_that_a_key_is_checked_under_counts() {
     let rules = Tiers::new(Access::Unlimited)
         .tier("blocked", Access::Blocked)
         .tier("free", hourly(5))
@@ -474,7 +474,7 @@ fn every_rule_that_a_key_is_asked_under_counts() {
             limiter.peek(Ask::new("alice").cost(0).tier("free")).expect("short").remaining,
             0
         );
-        // The unlimited part costs nothing, whichever comes first.
+        // The unlimited part charges nothing, in either order.
         let asks = [
             limiter.joint(Ask::new("alice").cost(100)).expect("short"),
             limiter.joint(Ask::new("alice").tier("pro")).expect("short"),
@@ -517,7 +517,8 @@ fn hundreds_of_parts_with_keys_that_repeat_are_one_decision() {
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// Keys that repeat, under any tiers, with any costs: all rules of a key allow the sum, or nothing is charged.
+    /// A key may occur several times, under any tiers and with any costs: either all of its rules allow the sum, or
+    /// nothing is charged.
     ///
     /// Fault K8.
     #[test]
@@ -545,7 +546,7 @@ proptest! {
             let total = |of: usize| -> Cost {
                 request.iter().filter(|(tier, key, _)| *key == of && *tier < 3).map(|(_, _, cost)| cost).sum()
             };
-            let refused = request.iter().position(|(tier, key, _)| {
+            let denied = request.iter().position(|(tier, key, _)| {
                 !limiter.peek(Ask::new(keys[*key]).cost(total(*key)).tier(TIERS[*tier]).at(at)).expect("short").allowed
             });
             let stand = || -> Vec<Decision> {
@@ -557,12 +558,12 @@ proptest! {
                 limiter.joint(Ask::new(keys[*key]).cost(*cost).tier(TIERS[*tier]).at(at)).expect("short")
             });
             let together = check_all(asks).expect("short");
-            prop_assert_eq!(together.denied_ask, refused);
+            prop_assert_eq!(together.denied_ask, denied);
             let after = stand();
             for (tier, key) in (0..3).flat_map(|tier| (0..2).map(move |key| (tier, key))) {
                 let (before, after) = (before[2 * tier + key].remaining, after[2 * tier + key].remaining);
                 let asked = request.iter().any(|part| (part.0, part.1) == (tier, key));
-                if refused.is_some() {
+                if denied.is_some() {
                     prop_assert!(after >= before, "{} of {} remain", after, before);
                 } else if asked {
                     let most = limits[tier].1 - total(key);
@@ -573,9 +574,9 @@ proptest! {
     }
 }
 
-type Own<'a> = RateLimiter<Panics<'a>, MemoryStore<Panics<'a>, ManualClock>>;
+type PanickingLimiter<'a> = RateLimiter<Panics<'a>, MemoryStore<Panics<'a>, ManualClock>>;
 
-/// An algorithm that panics on demand, and counts by itself.
+/// An algorithm that panics on demand, and counts its units itself.
 struct Panics<'a>(&'a Mutex<&'static str>);
 
 impl Panics<'_> {
@@ -630,7 +631,7 @@ impl Algorithm for Panics<'_> {
     }
 }
 
-/// Wherever an algorithm panics, nothing stays charged, and the keys can be asked again.
+/// Wherever an algorithm panics, nothing stays charged, and the keys can be checked again.
 ///
 /// Fault K12.
 #[test]
@@ -642,7 +643,7 @@ fn a_panic_in_an_algorithm_leaves_nothing_charged() {
     };
     let set = |place| *when.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = place;
     for place in ["fit", "charge", "facts", "used"] {
-        // The store of the last part is full, so it asks how much its keys have used.
+        // The store of the last part is full, so it calls the algorithm to compare the usage of its keys.
         let (one, other, full) = (own(10), own(10), own(1));
         let users = limiter(Kind::TokenBucket, 5, 10);
         assert!(full.is_allowed("another").expect("room"));
@@ -661,19 +662,19 @@ fn a_panic_in_an_algorithm_leaves_nothing_charged() {
         let panicked = catch_unwind(AssertUnwindSafe(|| drop(ask())));
         set("");
         assert!(panicked.is_err(), "{place}");
-        let left = |limiter: &Own<'_>, key: &str| {
+        let left = |limiter: &PanickingLimiter<'_>, key: &str| {
             limiter.peek(Ask::new(key).cost(0)).expect("short").remaining
         };
         assert_eq!((used(&users, "kept"), used(&users, "new")), (1, 0), "{place}");
         assert_eq!((left(&one, "kept"), left(&one, "new")), (4, 5), "{place}");
         assert_eq!((left(&other, "new"), left(&full, "new")), (5, 5), "{place}");
-        assert!(ask().expect("room").decision.allowed, "{place}: it goes on");
+        assert!(ask().expect("room").decision.allowed, "{place}: it continues");
         assert_eq!((used(&users, "kept"), left(&one, "kept"), left(&other, "new")), (2, 3, 3));
     }
 }
 
-/// While the locks of many keys are held, the table cannot grow: it must have grown before, or keys for which there is no room
-/// are allowed and not charged.
+/// The table cannot grow while the locks of many keys are held. If it had not grown before, keys without room would be
+/// allowed and not charged.
 #[test]
 fn a_decision_on_many_new_keys_charges_each_of_them() {
     for (kind, keys) in [(Kind::Gcra, 100), (Kind::FixedWindow, 1_000), (Kind::Gcra, 20_000)] {

@@ -1,4 +1,4 @@
-//! The limiter as its users meet it, held against the core's simulator.
+//! Compares the public interface of the limiter with the core's simulator.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -19,7 +19,7 @@ fn limiter(policy: Policy, max_keys: usize) -> RateLimiter<Policy, PolicyStore<M
     RateLimiter::with_store(policy, store)
 }
 
-/// A policy of the same numbers as a limit.
+/// Returns a policy with the numbers of a limit.
 fn policy(limit: &tallygate::Limit) -> Policy {
     let n = limit.numbers();
     let builder = Policy::of(n.kind, n.limit).per(n.window).burst(n.burst).anchor(n.anchor);
@@ -29,7 +29,7 @@ fn policy(limit: &tallygate::Limit) -> Policy {
 proptest! {
     #![proptest_config(cases(300))]
 
-    /// Table, hashing, sweeping and all: the decisions are the core's.
+    /// With its table, hashes and sweeps, the limiter makes the same decisions as the core.
     #[test]
     fn it_decides_as_the_core_does(
         (limit, times, requests) in any_limit().prop_flat_map(|limit| {
@@ -47,7 +47,7 @@ proptest! {
         }
     }
 
-    /// A batch is the same as one by one, also when a key repeats.
+    /// A batch has the same results as single checks in order, also if a key occurs several times.
     #[test]
     fn a_batch_is_decided_as_one_by_one(
         limit in any_limit(),
@@ -119,7 +119,7 @@ fn several_limits_decide_as_one() {
     assert_eq!(hour.retry_after, Some(Ticks(3_598 * second.unsigned_abs())));
 }
 
-/// `first` and the like of the machines are the core's own; any algorithm will do.
+/// Any algorithm will do here: the methods of the state machines are tested in the core.
 #[test]
 fn a_custom_algorithm_is_saved_like_any_other() {
     let limit =
@@ -149,7 +149,7 @@ fn one_client_without_a_name() {
     assert!(!single.check_n(2).allowed);
 }
 
-/// A store that was made for one kind of policy says so to another.
+/// A store that was created for one kind of policy returns an error for another.
 #[test]
 fn a_store_rejects_a_policy_of_another_kind() {
     let bucket = Policy::token_bucket(2).per_hour().build().unwrap();
@@ -159,7 +159,7 @@ fn a_store_rejects_a_policy_of_another_kind() {
     assert_eq!(limiter.check("a"), Err(StoreError::OtherPolicy));
 }
 
-/// B1 and B2 through a real store and a clock that misbehaves.
+/// Clocks that jump, with a real store.
 ///
 /// Faults B1, B2.
 #[test]
@@ -195,9 +195,9 @@ fn limiters_can_be_shared() {
     assert_eq!(policy().used(&fresh, Tick(0)).whole, 0);
 }
 
-/// Whatever the verb, a tier that the limiter does not have is an error that names the tiers, and nothing is charged.
+/// For every operation, an unknown tier is an error that names the tiers, and nothing is charged.
 #[test]
-fn a_question_for_an_unknown_tier_fails_in_every_verb() {
+fn a_request_for_an_unknown_tier_fails_in_every_operation() {
     let policy = || Policy::token_bucket(3).per_hour().build().unwrap();
     let limiter = RateLimiter::tiered("api", Tiers::new(policy()).tier("pro", policy()));
     let gold = Ask::new("alice").tier("gold");
@@ -218,7 +218,7 @@ fn a_question_for_an_unknown_tier_fails_in_every_verb() {
         assert_eq!(error.to_string(), "no tier is named \"gold\"; the only tier is pro");
     }
     assert_eq!(limiter.peek(Ask::new("alice").cost(0)).unwrap().remaining, 3);
-    // A limiter without tiers has none of that name either.
+    // A limiter without tiers returns the same error.
     let plain = RateLimiter::new(policy());
     for error in [
         plain.check(gold).unwrap_err(),
@@ -229,9 +229,9 @@ fn a_question_for_an_unknown_tier_fails_in_every_verb() {
     assert_eq!(plain.peek(Ask::new("alice").cost(0)).unwrap().remaining, 3);
 }
 
-/// Questions of a batch may differ in cost, time and tier.
+/// Requests of a batch may differ in cost, time and tier.
 #[test]
-fn each_question_of_a_batch_has_its_own_cost_time_and_tier() {
+fn each_request_of_a_batch_has_its_own_cost_time_and_tier() {
     let policy = |limit| Policy::token_bucket(limit).per(Ticks(10)).build().unwrap();
     let asks = [
         Ask::new("alice").cost(2).at(Tick(0)),
@@ -248,7 +248,7 @@ fn each_question_of_a_batch_has_its_own_cost_time_and_tier() {
     assert_eq!(tiered.check_many::<bool, _>(&asks).unwrap(), [true, false, true, false, true]);
 }
 
-/// Notes the times of decisions.
+/// Records the times of decisions.
 #[derive(Default)]
 struct Times(Mutex<Vec<(Tick, bool)>>);
 
@@ -306,7 +306,7 @@ fn two_limits(name: &str) -> Policy {
         .expect("valid")
 }
 
-/// The rules change while a decision is made. What is said about it is read from the rule that made it.
+/// The rules change while a decision is made. Its details come from the rule that made it.
 #[test]
 fn a_reload_does_not_change_the_name_of_the_limit_that_denied() {
     let clock: Arc<Reloads> = Arc::default();

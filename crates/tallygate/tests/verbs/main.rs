@@ -1,4 +1,4 @@
-//! Every verb of a limiter, with one key and with several.
+//! Every operation of a limiter, with one key and with several.
 
 mod joint;
 mod limiter;

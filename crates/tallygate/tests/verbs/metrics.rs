@@ -6,11 +6,11 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use tallygate::observer::MetricsObserver;
 use tallygate::{Ask, Policy, RateLimiter, Tick};
 
-/// Writes down what is counted, by name and labels.
+/// Records the counted events, by name and labels.
 #[derive(Default)]
-struct Noted(Mutex<Vec<String>>);
+struct RecordedCounts(Mutex<Vec<String>>);
 
-impl Recorder for Noted {
+impl Recorder for RecordedCounts {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -31,7 +31,7 @@ impl Recorder for Noted {
 
 #[test]
 fn decisions_are_counted_by_policy_outcome_and_source_only() {
-    let noted = Noted::default();
+    let noted = RecordedCounts::default();
     let policy = Policy::token_bucket(1).per_hour().named("api").build().unwrap();
     let limiter = RateLimiter::new(policy).observed_by(MetricsObserver);
     metrics::with_local_recorder(&noted, || {

@@ -1,4 +1,4 @@
-//! Reservations never mint units, whatever happens between reserving and settling (J8, K4).
+//! Reservations never create units, whatever happens between reserving and settling.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ enum Verb {
     Reset,
     /// The rules are replaced by the same ones, which changes nothing.
     Replace,
-    /// An override without limits comes and goes.
+    /// An override without limits is set and removed.
     Override,
 }
 
@@ -37,17 +37,18 @@ fn verb() -> impl Strategy<Value = Verb> {
     ]
 }
 
-/// Units that were allowed at a time and in the order of all verbs; negative for units that were refunded.
-struct Use {
+/// Units that were allowed at a time, in the order of all operations; negative for refunded units.
+struct AllowedUnits {
     at: i64,
     units: i128,
 }
 
-/// The exact statement: take every allowed check at its time, every settled reservation at the time of its charge
-/// with its actual cost (at most its estimate: a surplus is charged without asking, and leads into debt), every reservation that is open or expired with its estimate, and every refund as negative units at its
-/// time. A refund needs no receipt: it acts on what counts when it is made. Then in any interval of a history
-/// without a reset there are at most as many units as the limit allows in it. A reset begins another history.
-fn holds(numbers: &Numbers, history: &[Use]) -> Result<(), String> {
+/// The exact statement: take every allowed check at its time; every settled reservation at the time of its charge with
+/// its actual cost, but at most its estimate, because a surplus is charged in any case and leads into debt; every open
+/// or expired reservation with its estimate; and every refund as negative units at its time. (A refund needs no
+/// receipt: it affects the units that count at that time.) Then any interval of a history without a reset has at most
+/// as many units as the limit allows in it. A reset begins another history.
+fn holds(numbers: &Numbers, history: &[AllowedUnits]) -> Result<(), String> {
     let (limit, window) = (i128::from(numbers.limit), i128::from(numbers.window.0));
     let burst = i128::from(numbers.burst);
     let sum = |from: i64, to: i64| -> i128 {
@@ -67,7 +68,7 @@ fn holds(numbers: &Numbers, history: &[Use]) -> Result<(), String> {
                 Kind::SlidingWindowCounter | Kind::FixedWindow if is_in_one_window(from, to) => {
                     limit
                 }
-                // An interval shorter than a window lies in two windows at most.
+                // An interval shorter than a window touches at most two windows.
                 Kind::SlidingWindowCounter | Kind::FixedWindow if length < window => 2 * limit,
                 _ => continue,
             };
@@ -114,7 +115,7 @@ proptest! {
         let tiers = || Tiers::new(policy(&limit, penalty, shadow));
         let store: MemoryStore<ClientRule, _> = MemoryStore::new(Capacity::of(100), &clock);
         let limiter = RateLimiter::in_store("api", tiers(), store);
-        let mut history: Vec<Use> = Vec::new();
+        let mut history: Vec<AllowedUnits> = Vec::new();
         let mut open: Vec<Open> = Vec::new();
         let mut overridden = false;
         for (verb, gap) in &trace {
@@ -124,7 +125,7 @@ proptest! {
                 Verb::Check(cost) => {
                     let decision = limiter.check(Ask::new("a").cost(*cost)).expect("short");
                     if decision.allowed && !overridden {
-                        history.push(Use { at, units: (*cost).into() });
+                        history.push(AllowedUnits { at, units: (*cost).into() });
                     }
                 }
                 Verb::Reserve(cost, ttl) => {
@@ -139,10 +140,10 @@ proptest! {
                     let Open { reservation, at, estimate } = &mut open[place];
                     match limiter.settle(reservation, *actual) {
                         Ok(_) => {
-                            history.push(Use { at: *at, units: (*estimate).min(*actual).into() });
+                            history.push(AllowedUnits { at: *at, units: (*estimate).min(*actual).into() });
                         }
                         Err(StoreError::Settle(SettleError::Expired { .. })) => {
-                            history.push(Use { at: *at, units: (*estimate).into() });
+                            history.push(AllowedUnits { at: *at, units: (*estimate).into() });
                         }
                         Err(error) => prop_assert!(false, "{}", error),
                     }
@@ -150,13 +151,13 @@ proptest! {
                 }
                 Verb::Refund(cost) => {
                     let _ = limiter.refund(Ask::new("a").cost(*cost)).expect("short");
-                    history.push(Use { at, units: -i128::from(*cost) });
+                    history.push(AllowedUnits { at, units: -i128::from(*cost) });
                 }
                 Verb::Reset => {
                     let _ = limiter.reset("a").expect("short");
                     for mut one in open.drain(..) {
                         prop_assert!(limiter.cancel(&mut one.reservation).is_err(), "void");
-                        history.push(Use { at: one.at, units: one.estimate.into() });
+                        history.push(AllowedUnits { at: one.at, units: one.estimate.into() });
                     }
                     prop_assert_eq!(holds(limit.numbers(), &history), Ok(()), "{:?}", trace);
                     history.clear();
@@ -172,12 +173,12 @@ proptest! {
                 }
             }
         }
-        history.extend(open.iter().map(|one| Use { at: one.at, units: one.estimate.into() }));
+        history.extend(open.iter().map(|one| AllowedUnits { at: one.at, units: one.estimate.into() }));
         prop_assert_eq!(holds(limit.numbers(), &history), Ok(()), "{:?}", trace);
     }
 }
 
-/// A verb of a client that changes its tier: the tier that it is used under, by its index.
+/// An operation of a client that changes its tier, with the index of the tier.
 #[derive(Clone, Debug)]
 enum TierVerb {
     Check(usize, Cost),
@@ -185,7 +186,7 @@ enum TierVerb {
     /// One of the open reservations, and its actual cost.
     Settle(usize, Cost),
     Refund(usize, Cost),
-    /// The policies are dealt out again among the tiers.
+    /// The policies are assigned to the tiers again.
     Replace([usize; 3]),
     /// An override by one of the policies, for a time.
     Override(usize, i64),
@@ -207,13 +208,13 @@ fn tier_verb() -> impl Strategy<Value = TierVerb> {
     ]
 }
 
-/// A question of the client under one of the tiers.
+/// Returns a request of the client under one of the tiers.
 fn under(tier: usize, cost: Cost) -> Ask<'static> {
     Ask::new("a").cost(cost).tier([None, Some("pro"), Some("team")][tier])
 }
 
-/// The bound of a client that is asked under several policies: the fastest of their rates, and one capacity of each.
-fn holds_together(policies: &[Limit], history: &[Use]) -> Result<(), String> {
+/// The bound of a client that is checked under several policies: the fastest of their rates, and one capacity of each.
+fn holds_together(policies: &[Limit], history: &[AllowedUnits]) -> Result<(), String> {
     let numbers = policies.iter().map(Limit::numbers);
     let bursts: i128 = numbers.clone().map(|one| i128::from(one.burst)).sum();
     let per_window = |one: &Numbers| (i128::from(one.limit), i128::from(one.window.0));
@@ -240,12 +241,12 @@ fn holds_together(policies: &[Limit], history: &[Use]) -> Result<(), String> {
 const WITHOUT_BOUNDARIES: [Kind; 4] =
     [Kind::TokenBucket, Kind::LeakyBucket, Kind::Gcra, Kind::SlidingWindowLog];
 
-/// Runs verbs under tiers on a client; returns what it used, each with the index of the policy that decided. Refunds
-/// are with the policy that they were made under.
+/// Runs operations under tiers for a client. Returns its usage, each entry with the index of the policy that decided. A
+/// refund has the policy under which it was made.
 fn uses_under_tiers(
     policies: &[Limit],
     trace: &[(TierVerb, u64)],
-) -> Result<Vec<(usize, Use)>, TestCaseError> {
+) -> Result<Vec<(usize, AllowedUnits)>, TestCaseError> {
     let rules = |chosen: [usize; 3]| {
         let [base, pro, team] = chosen.map(|one| policy(&policies[one], false, false));
         Tiers::new(base).tier("pro", pro).tier("team", team)
@@ -255,7 +256,7 @@ fn uses_under_tiers(
     let mut chosen = [0, 1, 2];
     let limiter = RateLimiter::in_store("api", rules(chosen), store);
     let mut overridden: Option<(usize, i64)> = None;
-    let mut history: Vec<(usize, Use)> = Vec::new();
+    let mut history: Vec<(usize, AllowedUnits)> = Vec::new();
     let mut open: Vec<(usize, Open)> = Vec::new();
     for (verb, gap) in trace {
         clock.advance(Ticks(*gap));
@@ -266,7 +267,7 @@ fn uses_under_tiers(
             TierVerb::Check(tier, cost) => {
                 let decision = limiter.check(under(*tier, *cost)).expect("short");
                 if decision.allowed {
-                    history.push((decides(*tier), Use { at, units: (*cost).into() }));
+                    history.push((decides(*tier), AllowedUnits { at, units: (*cost).into() }));
                 }
             }
             TierVerb::Reserve(tier, cost, ttl) => {
@@ -285,11 +286,11 @@ fn uses_under_tiers(
                     Err(StoreError::Settle(SettleError::Expired { .. })) => estimate,
                     Err(error) => return Err(TestCaseError::fail(error.to_string())),
                 };
-                history.push((decided, Use { at, units: units.into() }));
+                history.push((decided, AllowedUnits { at, units: units.into() }));
             }
             TierVerb::Refund(tier, cost) => {
                 let _ = limiter.refund(under(*tier, *cost)).expect("short");
-                history.push((decides(*tier), Use { at, units: -i128::from(*cost) }));
+                history.push((decides(*tier), AllowedUnits { at, units: -i128::from(*cost) }));
             }
             TierVerb::Replace(others) => {
                 chosen = *others;
@@ -306,8 +307,9 @@ fn uses_under_tiers(
             }
         }
     }
-    let left =
-        |(policy, one): (usize, Open)| (policy, Use { at: one.at, units: one.estimate.into() });
+    let left = |(policy, one): (usize, Open)| {
+        (policy, AllowedUnits { at: one.at, units: one.estimate.into() })
+    };
     history.extend(open.into_iter().map(left));
     Ok(history)
 }
@@ -315,7 +317,7 @@ fn uses_under_tiers(
 proptest! {
     #![proptest_config(cases(3000))]
 
-    /// As above, for a client that changes its tier between any two verbs, and rules that are dealt out again.
+    /// As above, for a client that changes its tier between any two operations, and rules that are assigned again.
     ///
     /// Fault K4.
     #[test]
@@ -324,12 +326,13 @@ proptest! {
         trace in vec((tier_verb(), prop_oneof![9 => Just(0_u64), 1 => 1..100_u64]), 1..250),
     ) {
         let history = uses_under_tiers(&policies, &trace)?;
-        let history: Vec<Use> = history.into_iter().map(|(_, one)| one).collect();
+        let history: Vec<AllowedUnits> = history.into_iter().map(|(_, one)| one).collect();
         prop_assert_eq!(holds_together(&policies, &history), Ok(()), "{:?}", trace);
     }
 
-    /// The same, of each policy alone: a client gets no more under a policy than that policy allows, whatever it
-    /// reserves, settles and cancels under others. Without refunds, which do not know what each policy charged.
+    /// The same for each policy alone: a client gets no more under a policy than that policy allows, whatever it
+    /// reserves, settles and cancels under others. There are no refunds here, because they do not know what each policy
+    /// charged.
     ///
     /// Fault K4.
     #[test]
@@ -343,7 +346,7 @@ proptest! {
         for one in &policies {
             let is_same = |other: usize| policies[other].numbers() == one.numbers();
             let own = history.iter().filter(|(policy, _)| is_same(*policy));
-            let own: Vec<Use> = own.map(|(_, one)| Use { ..*one }).collect();
+            let own: Vec<AllowedUnits> = own.map(|(_, one)| AllowedUnits { ..*one }).collect();
             prop_assert_eq!(holds(one.numbers(), &own), Ok(()), "{:?} {:?}", one.numbers(), trace);
         }
     }
@@ -382,7 +385,7 @@ fn waiting_between_reserving_and_canceling_earns_nothing() {
     }
 }
 
-/// A reservation that was made before a reset returns nothing, and says so.
+/// Settling a reservation that was made before a reset is an error and returns nothing.
 ///
 /// Fault K4.
 #[test]
@@ -419,7 +422,7 @@ fn a_reset_voids_the_reservations_of_its_client_only() {
     }
 }
 
-/// Another limiter does not settle it, the tiers of its own limiter do.
+/// Another limiter cannot settle it, but every tier of its own limiter can.
 ///
 /// Fault K4.
 #[test]
@@ -446,7 +449,7 @@ fn only_the_limiter_that_made_a_reservation_settles_it() {
     assert_eq!(tiered.peek(pro).expect("short").remaining, 19);
 }
 
-/// What is settled beyond the estimate is charged wherever the reservation was charged.
+/// A cost beyond the estimate is charged under every policy that charged the reservation.
 ///
 /// Fault K4.
 #[test]
@@ -491,7 +494,7 @@ fn a_surplus_is_charged_without_limits_also_after_the_client_was_dropped() {
     }
 }
 
-/// A shadow limit stands as if it were enforced, whatever is settled of what it would have denied.
+/// A shadow limit has the state of an enforced limit, whatever is settled of the requests that it would have denied.
 ///
 /// Fault K4.
 #[test]

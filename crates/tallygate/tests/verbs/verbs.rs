@@ -1,5 +1,5 @@
-//! Every verb, in any order, against the reference model: check, peek, refund, reset, reserve, settle,
-//! tiers that differ from call to call, and policies that change while all that goes on.
+//! Compares every operation, in any order, with the reference model: check, peek, refund, reset, reserve and settle,
+//! with tiers that differ from call to call and policies that change meanwhile.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ enum Verb {
     Refund(Cost),
     Reset,
     Reserve(Cost, u64),
-    /// One of the reservations, whichever that is.
+    /// One of the reservations.
     Settle(usize, Cost),
     Cancel(usize),
     /// Other numbers for one of the tiers.
@@ -57,17 +57,18 @@ fn tiers(limits: &[Limit; 3]) -> Tiers {
     tiers.tier(TIERS[0], policy(&limits[1])).tier(TIERS[1], policy(&limits[2]))
 }
 
-/// A client as it is meant: what it used stays used when its rule changes, at most the new capacity;
-/// what it uses under one rule it has used under all that it was asked for, the last one first. If it was asked under
-/// several, each has an allowance that it shares with all slower ones.
+/// The definition of a client. If its rule changes, its usage is kept, up to the new capacity. Units that are used
+/// under one rule are used under all rules that the client was checked under; the latest rule is first. With several
+/// rules, each has an allowance that it shares with all slower rules.
 #[derive(Clone)]
-struct Client(Vec<Listed>);
+struct Client(Vec<RuleUsage>);
 
 #[derive(Clone)]
-struct Listed {
+struct RuleUsage {
     numbers: Numbers,
     model: Model,
-    /// When the allowance last changed, and the level then, in parts of a unit: as many as the window has ticks.
+    /// The time of the allowance's last change, and the level at that time, in fractions of a unit: one per tick of the
+    /// window.
     shared: (Tick, u128),
 }
 
@@ -76,7 +77,7 @@ const fn is_at_most(one: &Numbers, other: &Numbers) -> bool {
     one.limit * other.window.0 <= other.limit * one.window.0
 }
 
-impl Listed {
+impl RuleUsage {
     fn unit(&self) -> u128 {
         self.numbers.window.0.into()
     }
@@ -97,7 +98,7 @@ impl Listed {
 
 impl Client {
     fn first(numbers: &Numbers, at: Tick) -> Self {
-        Self(vec![Listed {
+        Self(vec![RuleUsage {
             numbers: *numbers,
             model: Model::initial(numbers, at),
             shared: (at, 0),
@@ -131,15 +132,15 @@ impl Client {
         if self.0.len() == 8 {
             self.make_room(numbers, at);
         }
-        self.0.insert(0, Listed { numbers: *numbers, model, shared: (at, level) });
+        self.0.insert(0, RuleUsage { numbers: *numbers, model, shared: (at, level) });
     }
 
-    /// Drops the one that is fresh soonest, but not the fastest, and leaves what it used with the others.
+    /// Drops the rule that will be fresh first, but not the fastest one. The others take over its usage.
     fn make_room(&mut self, new: &Numbers, at: Tick) {
-        let fastest = |one: &Listed| {
+        let fastest = |one: &RuleUsage| {
             self.0.iter().all(|other| other.is_at_most(&one.numbers)) && !one.is_at_most(new)
         };
-        let wait = |one: &Listed| {
+        let wait = |one: &RuleUsage| {
             let shared = one.level(at).div_ceil(one.numbers.limit.into());
             u128::from(one.model.peek(at, 0).reset_after.0).max(shared)
         };
@@ -152,14 +153,14 @@ impl Client {
         }
     }
 
-    /// A client that has used nothing is as one that was never seen.
+    /// Clears the state of a client that has used nothing: it is like a new client.
     fn forget_if_fresh(&mut self, at: Tick) {
         if self.0.iter().all(|one| one.is_fresh(at)) {
             self.0.truncate(1);
         }
     }
 
-    /// The capacity of an allowance, without one of the policies.
+    /// Returns the capacity of an allowance without one of the policies.
     fn capacity(&self, of: usize, without: Option<usize>) -> u128 {
         let slower =
             self.0.iter().enumerate().filter(|(place, one)| {
@@ -168,26 +169,26 @@ impl Client {
         slower.map(|(_, one)| u128::from(one.numbers.burst)).sum()
     }
 
-    /// The allowances that a request must fit into.
+    /// Returns the allowances that a request must fit into.
     fn bounds(&self) -> Vec<usize> {
         let several = self.0.len() > 1;
         let places = 0..if several { self.0.len() } else { 0 };
         places.filter(|place| self.0[0].is_at_most(&self.0[*place].numbers)).collect()
     }
 
-    /// How far the level is above where the cost would fit.
+    /// Returns how far the level is above the highest level at which the cost would fit.
     fn excess(&self, place: usize, at: Tick, cost: Cost) -> u128 {
         let one = &self.0[place];
         let room = self.capacity(place, None).saturating_sub(cost.into());
         one.level(at).saturating_sub(room * one.unit())
     }
 
-    /// Decides, and says how the client stands then.
+    /// Decides, and returns the state of the client.
     fn decide(&mut self, at: Tick, cost: Cost) -> Decision {
         self.reserve(at, cost).0
     }
 
-    /// The same; with the charge under each rule, that of the rule that decided first.
+    /// Does the same, and returns the charge under each rule. The rule that decided is first.
     fn reserve(&mut self, at: Tick, cost: Cost) -> (Decision, Vec<PolicyCharge>) {
         self.forget_if_fresh(at);
         let has_room = self.bounds().iter().all(|place| self.excess(*place, at, cost) == 0);
@@ -220,7 +221,7 @@ impl Client {
         (self.also_shared(decision, at), charges)
     }
 
-    /// Returns the decision with what the allowances leave.
+    /// Returns the decision, limited by the room in the allowances.
     fn also_shared(&self, mut decision: Decision, at: Tick) -> Decision {
         for place in self.bounds() {
             let (one, capacity) = (&self.0[place], self.capacity(place, None));
@@ -276,7 +277,7 @@ impl Client {
         } else {
             let (asked, own) = (amount.unsigned_abs(), self.0[0].numbers);
             self.return_shared(at, asked - dropped, at, |one| is_at_most(&own, &one.numbers));
-            // What was allowed under a policy stays used under it, whatever is refunded under others.
+            // Units that were allowed under a policy stay used under it, whatever is refunded under others.
             for one in &mut self.0[1..] {
                 let used = one.model.used_in_parts(at, one.numbers.window.0);
                 let most = used.saturating_sub(one.level(at)) / one.unit();
@@ -298,13 +299,13 @@ impl Client {
         }
     }
 
-    /// Returns units of a charge to the allowances that were charged, as far as they have not been earned back since.
+    /// Returns the units of a charge that have not been earned back since to the allowances that were charged.
     fn return_shared(
         &mut self,
         at: Tick,
         amount: u128,
         charged_at: Tick,
-        was_charged: impl Fn(&Listed) -> bool,
+        was_charged: impl Fn(&RuleUsage) -> bool,
     ) {
         for one in self.0.iter_mut().filter(|one| was_charged(one)) {
             let earned = u128::from(at.since(charged_at).0 * one.numbers.limit);
@@ -325,7 +326,7 @@ impl Client {
         if self.0.len() == 1 && self.0[0].model.peek(at, 0).reset_after == Ticks::ZERO {
             *self = Self::first(numbers, at);
         }
-        let settle = |one: &mut Listed| {
+        let settle = |one: &mut RuleUsage| {
             let charge = charges.iter().find(|(other, ..)| *other == one.numbers);
             let name = charge.map(|(_, name, _)| *name);
             if change > 0 {
@@ -341,7 +342,7 @@ impl Client {
         } else if let Some((decided, ..)) = charges.first() {
             let place = self.0.iter().position(|one| one.numbers == *decided);
             let returned = place.map_or(0, |place| change.unsigned_abs() - dropped[place]);
-            let is_faster = |one: &Listed| is_at_most(decided, &one.numbers);
+            let is_faster = |one: &RuleUsage| is_at_most(decided, &one.numbers);
             self.return_shared(at, returned, charged_at, is_faster);
         }
         self.drop_stale(at);
@@ -354,7 +355,7 @@ impl Client {
     }
 }
 
-/// Goes on under other numbers, from whichever model has then used most.
+/// Continues under other numbers, from the model with the largest usage.
 fn most_used(models: impl Iterator<Item = Model>, numbers: &Numbers, at: Tick) -> Model {
     let changed = models.map(|mut model| {
         model.change(numbers, at);
@@ -367,7 +368,7 @@ fn most_used(models: impl Iterator<Item = Model>, numbers: &Numbers, at: Tick) -
 /// The numbers of a policy, the name of a charge under it, and the units of the cost that were not charged.
 type PolicyCharge = (Numbers, u64, u128);
 
-/// A reservation, and what the model has to know of it.
+/// A reservation, and the record of it in the model.
 struct Pending {
     reservation: Reservation,
     client: usize,
@@ -382,7 +383,7 @@ struct Pending {
 
 type Limiter<'a> = RateLimiter<Tiers, MemoryStore<ClientRule, &'a ManualClock>>;
 
-/// Runs a verb on a limiter.
+/// Runs an operation on a limiter.
 fn run(
     limiter: &Limiter<'_>,
     verb: &Verb,
@@ -405,7 +406,7 @@ fn run(
     })
 }
 
-/// The same on the model: the answer, and what of a settled cost was beyond all debt.
+/// Runs the operation on the model. Returns the answer, and the units of a settled cost beyond the bound on debt.
 fn on_model(
     model: &mut Client,
     verb: &Verb,
@@ -471,14 +472,14 @@ proptest! {
         let keys = ["alice", "bob"];
         let mut models = [None, None];
         let mut reservations: Vec<Pending> = Vec::new();
-        let mut forgiven = 0;
+        let mut dropped_debt = 0;
         let mut known: std::collections::BTreeSet<String> =
             limits.iter().map(|limit| format!("{:?}", limit.numbers())).collect();
         for (step, (verb, tier, client, gap)) in trace.iter().enumerate() {
             clock.advance(Ticks(*gap));
             let now = tallygate::clock::Clock::now(&clock);
             if let Verb::Change(tier, limit) = verb {
-                // At most four policies: a policy that is displaced and asked again keeps its old receipts.
+                // At most four policies: a policy that was dropped and is used again keeps its old receipts.
                 let numbers = format!("{:?}", limit.numbers());
                 if known.len() == 4 && !known.contains(&numbers) {
                     continue;
@@ -507,7 +508,7 @@ proptest! {
                 (verb, _) => matches!(verb, Verb::Reset),
             };
             let model = models[client].get_or_insert_with(|| Client::first(numbers, now));
-            // Only what moves something brings the key under the tier of the call for good.
+            // Only an operation that changes the state moves the key to the tier of the call.
             let mut looked_at = model.clone();
             if pending.is_none() {
                 looked_at.change(numbers, now);
@@ -533,19 +534,19 @@ proptest! {
             }
             let answer = run(&limiter, verb, ask, &mut pending);
             let (expected, dropped) = on_model(model, verb, numbers, now, pending);
-            forgiven += dropped;
+            dropped_debt += dropped;
             if matches!(verb, Verb::Reset) {
                 reservations.iter_mut().filter(|one| one.client == client).for_each(|one| one.is_void = true);
             }
             match (answer, expected) {
                 (Ok(answer), Ok(expected)) => {
-                    // A verb that asks for nothing is allowed, and says how the key stands.
+                    // An operation that charges nothing is allowed, and returns the state of the key.
                     prop_assert_eq!(answer, expected, "step {} {:?}", step, verb);
                 }
                 (answer, expected) => prop_assert_eq!(answer.err(), expected.err(), "step {}", step),
             }
         }
-        prop_assert_eq!(u128::from(limiter.store().usage().debt_dropped), forgiven);
+        prop_assert_eq!(u128::from(limiter.store().usage().debt_dropped), dropped_debt);
     }
 }
 
@@ -554,8 +555,8 @@ fn limiter(policy: Policy, clock: &ManualClock) -> RateLimiter<Policy, PolicySto
     RateLimiter::with_store(policy, store)
 }
 
-/// The verbs of a limiter of one policy, for each of the six: they are the same code as with tiers, but
-/// for the table.
+/// The operations of a limiter of one policy, for each of the six algorithms. Except for the table, the code is the
+/// same as with tiers.
 #[test]
 fn verbs_of_a_single_policy() {
     for kind in Kind::ALL {
@@ -591,10 +592,10 @@ fn verbs_of_a_single_policy() {
             "{kind}: not even a look"
         );
         assert_eq!(limiter.reset("a").expect("short").remaining, 10, "{kind}");
-        // Every twin goes by the time it is given.
+        // Every operation uses the given time.
         let used_at = |now| {
-            let stands = limiter.check(Ask::new("t").cost(0).at(Tick(now))).expect("short");
-            stands.limit - stands.remaining
+            let status = limiter.check(Ask::new("t").cost(0).at(Tick(now))).expect("short");
+            status.limit - status.remaining
         };
         assert!(limiter.check(Ask::new("t").cost(5).at(Tick(1_000))).expect("short").allowed);
         let answer = limiter.peek(Ask::new("t").at(Tick(1_400))).expect("short");
@@ -628,9 +629,9 @@ fn verbs_of_a_single_policy() {
         );
         assert_eq!(used_at(1_602), 0, "{kind}");
         let _ = limiter.check("a").expect("short");
-        let refused = limiter.reserve(Ask::new("a").cost(11), Ticks(50)).expect("short");
-        assert_eq!(refused.decision().retry_after, None);
-        assert!(refused.granted().is_none());
+        let denied = limiter.reserve(Ask::new("a").cost(11), Ticks(50)).expect("short");
+        assert_eq!(denied.decision().retry_after, None);
+        assert!(denied.granted().is_none());
     }
 }
 

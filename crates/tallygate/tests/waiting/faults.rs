@@ -1,10 +1,10 @@
-//! What can go wrong while requests wait: heads that are not polled, rules and debts that change, clocks that
-//! are set back, cancellations, panics and nested executors.
+//! Faults while requests wait: heads that are not polled, rules and debts that change, clocks that are set back,
+//! cancellations, panics and nested executors.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,9 @@ use tallygate::clock::{Clock as _, ManualClock};
 use tallygate::observer::{Event, Observer};
 use tallygate::store::{Capacity, MemoryStore, PolicyStore};
 use tallygate::tiers::Access;
-use tallygate::{Ask, Cost, Kind, Limit, Policy, RateLimiter, Tick, Ticks, Tiers, block_on};
+use tallygate::{
+    Ask, Cost, Decision, Kind, Limit, Policy, RateLimiter, StoreError, Tick, Ticks, Tiers, block_on,
+};
 use tallygate_testkit::{cases, small_limit_of};
 
 fn bucket(limit: u64, window: u64) -> Policy {
@@ -34,9 +36,9 @@ fn waiters_behind_an_unpolled_head_are_answered_by_their_deadlines() {
     for max_wait in [200, 250, 301] {
         tasks.add(limiter.until_ready("a", Ticks(max_wait)));
     }
-    let refused: Vec<_> =
+    let denied: Vec<_> =
         tasks.run().iter().map(|(task, decision)| (*task, decision.allowed)).collect();
-    assert_eq!(refused, [(2, false)], "its turn would come at 300");
+    assert_eq!(denied, [(2, false)], "its turn would come at 300");
     tasks.freeze(head);
     let answered = tasks.run_until(&clock, Tick(10_000));
     let times: Vec<_> =
@@ -194,19 +196,47 @@ fn waiters_that_are_due_at_their_deadline_are_served_in_whatever_order_they_are_
     assert_eq!(answers, [false, true, true, true], "the last was denied, as it was the last");
 }
 
-/// A head that was polled once, on the thread that then blocks for the next.
+/// A task that joins a waiting future and a call that blocks. The blocking call cannot wait for the future, which its own
+/// thread would have to poll.
 ///
 /// Fault K5.
 #[test]
-fn a_thread_that_blocks_behind_its_own_task_returns_by_its_deadline() {
-    let policy = Policy::gcra(1).per(Ticks(50_000_000)).build().expect("valid");
-    let limiter = RateLimiter::new(policy);
+fn a_thread_that_blocks_behind_its_own_future_is_served() {
+    let clock = ManualClock::new(Tick(0));
+    let limiter = limiter(bucket(1, 10), &clock);
     assert!(limiter.is_allowed("a").expect("short"));
-    let mut head = pin!(limiter.until_ready("a", Duration::from_secs(3_600)));
-    assert!(head.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    let decision = limiter.block_until_ready("a", Duration::from_millis(200)).expect("short");
-    assert!(!decision.allowed, "the head was not polled");
-    assert!(block_on(head).expect("short").allowed);
+    let is_over = AtomicBool::new(false);
+    let (blocked, polled) = std::thread::scope(|scope| {
+        // A clock that moves forward as soon as a request waits for a time.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                match clock.next_ring() {
+                    Some(next) => clock.set(next),
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        let answers = block_on(async {
+            let mut future = pin!(limiter.until_ready("a", FOREVER));
+            let mut blocked = None;
+            let polled = std::future::poll_fn(|context| {
+                let polled = future.as_mut().poll(context);
+                blocked.get_or_insert_with(|| {
+                    (limiter.block_until_ready("a", Ticks(1_000)), clock.now())
+                });
+                polled
+            });
+            let polled = (polled.await, clock.now());
+            (blocked, polled)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        answers
+    });
+    let allowed_at = |(answer, at): (Result<Decision, StoreError>, Tick)| {
+        answer.is_ok_and(|decision| decision.allowed).then_some(at)
+    };
+    assert_eq!(blocked.and_then(allowed_at), Some(Tick(10)));
+    assert_eq!(allowed_at(polled), Some(Tick(20)));
 }
 
 /// Fault K12.
@@ -244,7 +274,7 @@ struct Panics {
 const FIT: usize = 1;
 const CHARGE: usize = 2;
 const FACTS: usize = 3;
-const ADMITS: usize = 4;
+const ALLOWS: usize = 4;
 const USED: usize = 5;
 
 impl Panics {
@@ -272,7 +302,7 @@ impl Algorithm for Panics {
         self.limit.rebase(state, now);
     }
     fn allows(&self, state: &Self::State, now: Tick, cost: Cost) -> bool {
-        self.at(ADMITS);
+        self.at(ALLOWS);
         self.limit.allows(state, now, cost)
     }
     fn fit(&self, state: &Self::State, now: Tick, cost: Cost) -> Fit {
@@ -284,9 +314,9 @@ impl Algorithm for Panics {
         self.at(CHARGE);
         dropped
     }
-    fn facts(&self, state: &Self::State, now: Tick, admitted: Option<Cost>) -> Facts {
+    fn facts(&self, state: &Self::State, now: Tick, charged: Option<Cost>) -> Facts {
         self.at(FACTS);
-        self.limit.facts(state, now, admitted)
+        self.limit.facts(state, now, charged)
     }
     fn fresh_at(&self, state: &Self::State) -> Option<Tick> {
         self.limit.fresh_at(state)
@@ -306,14 +336,14 @@ impl Algorithm for Panics {
     }
 }
 
-/// The request whose poll panicked is gone, and nothing of it was charged.
+/// The request whose poll panicked has left the line and was not charged.
 ///
 /// Fault K12.
 #[test]
 fn a_panic_in_an_algorithm_leaves_no_charge_and_no_place_in_line() {
     let mut panics = 0;
-    for method in [FIT, CHARGE, FACTS, ADMITS, USED] {
-        // When a request joins without room and with room, as the head, and behind a head at the deadline.
+    for method in [FIT, CHARGE, FACTS, ALLOWS, USED] {
+        // The cases: a request joins without room and with room, as the head, and behind a head at its deadline.
         for (moment, at) in [("full", 0), ("empty", 10), ("head", 10), ("behind", 20)] {
             let clock = ManualClock::new(Tick(0));
             let limit = Policy::token_bucket(1).per(Ticks(10)).burst(2).limit().expect("valid");
@@ -344,7 +374,7 @@ fn a_panic_in_an_algorithm_leaves_no_charge_and_no_place_in_line() {
                 }
             };
             drop((head, waiter));
-            // The line is empty, and what was earned since the start is there, but for what was served.
+            // The line is empty, and all units that were earned since the start and not charged remain.
             let earned = u64::try_from(at / 10).expect("small");
             let decision = limiter.check(Ask::new("a").cost(0)).expect("short");
             assert_eq!(decision.remaining, earned - charged, "method {method}, {moment}");
@@ -357,20 +387,20 @@ fn a_panic_in_an_algorithm_leaves_no_charge_and_no_place_in_line() {
 /// Fault K12.
 #[test]
 fn a_panicking_observer_changes_nothing_for_waiting_requests() {
-    struct Angry;
-    impl Observer for Angry {
+    struct PanickingObserver;
+    impl Observer for PanickingObserver {
         fn decided(&self, _: &Event<'_>) {
-            struct Worse;
-            impl Drop for Worse {
+            struct PanickingPayload;
+            impl Drop for PanickingPayload {
                 fn drop(&mut self) {
                     panic!("and its payload too");
                 }
             }
-            std::panic::panic_any(Worse);
+            std::panic::panic_any(PanickingPayload);
         }
     }
     let clock = ManualClock::new(Tick(0));
-    let limiter = limiter(bucket(1, 10), &clock).observed_by(Angry);
+    let limiter = limiter(bucket(1, 10), &clock).observed_by(PanickingObserver);
     let mut tasks = Tasks::new();
     for _ in 0..3 {
         tasks.add(limiter.until_ready("a", FOREVER));
@@ -380,8 +410,8 @@ fn a_panicking_observer_changes_nothing_for_waiting_requests() {
     assert_eq!(served, [(0, 0), (1, 10), (2, 20)]);
 }
 
-/// A thousand departures from the middle of a line, each with a question behind it, cost about the same in a
-/// line of a hundred thousand. They used to cost a hundred times as much.
+/// A thousand cancellations in the middle of a line, each followed by a check behind it, take about the same time in a
+/// line of a hundred thousand waiters. They once took a hundred times as long.
 ///
 /// Fault K5.
 #[test]
@@ -413,7 +443,7 @@ fn leaving_a_long_line_costs_about_the_same_as_leaving_a_short_one() {
     assert!(long < short * 20, "{short:?} in a short line, {long:?} in a long one");
 }
 
-/// A clock that is set back does not prolong the time that is left to wait.
+/// A clock that is set back does not prolong the remaining wait.
 ///
 /// Fault K7.
 #[test]
@@ -427,7 +457,7 @@ fn a_waiter_waits_no_longer_because_the_clock_was_set_back() {
     assert!(head.as_mut().poll(&mut context).is_pending());
     assert!(second.as_mut().poll(&mut context).is_pending());
     clock.set(Tick(500));
-    // The manual clock wakes everything that waits.
+    // The manual clock wakes all waiters.
     assert!(second.as_mut().poll(&mut context).is_pending());
     clock.set(Tick(749));
     assert!(second.as_mut().poll(&mut context).is_pending());
@@ -436,7 +466,7 @@ fn a_waiter_waits_no_longer_because_the_clock_was_set_back() {
     drop(head);
 }
 
-/// One of the things that happen to a line.
+/// An event of a line.
 #[derive(Clone, Debug)]
 enum Step {
     Join { tier: usize, cost: Cost, max_wait: u64 },
@@ -562,7 +592,7 @@ proptest! {
         prop_assert!(served.iter().is_sorted_by_key(|(_, at)| at), "out of order: {served:?}");
     }
 
-    /// What a waiting request is charged counts like anything else: the bound of the bucket holds, whichever request leaves
+    /// The charges of waiting requests count like all others: the bound of the bucket holds, whichever request leaves
     /// or is not polled.
     #[test]
     fn waiting_keeps_the_bound_of_a_bucket(
@@ -598,7 +628,7 @@ proptest! {
         }
     }
 
-    /// The retry time of a request behind a line is never too late, if nothing else comes and the waiters stay.
+    /// The retry time of a request behind a line is never too late, if no other request comes and the waiters stay.
     ///
     /// Fault K6.
     #[test]
@@ -623,7 +653,7 @@ proptest! {
         if tasks.running.is_empty() {
             return Ok(());
         }
-        // A check brings the client under the policy that the wait is counted under; a peek would not.
+        // A check moves the client to the policy that the wait is counted under; a peek would not.
         let decision = limiter.check(ask(tier, cost)).expect("short");
         let from = clock.now();
         prop_assert!(!decision.allowed);
@@ -635,7 +665,7 @@ proptest! {
         }
     }
 
-    /// Behind a line of one bucket whose rate divides a tick, it is exact.
+    /// Behind a line of one bucket that earns at most one unit per tick, it is exact.
     ///
     /// Fault K6.
     #[test]
@@ -676,7 +706,7 @@ proptest! {
         let limiter = limiter(policy, &clock);
         let mut tasks = Tasks::new();
         let mut departed: Vec<(usize, i64)> = Vec::new();
-        let note = |departed: &mut Vec<_>, done: Vec<(usize, Tick, tallygate::Decision)>| {
+        let note = |departed: &mut Vec<_>, done: Vec<(usize, Tick, Decision)>| {
             departed.extend(done.iter().filter(|(_, _, decision)| decision.allowed).map(|(task, at, _)| (*task, at.0)));
         };
         for (pass, arrives, which, cancels) in steps {

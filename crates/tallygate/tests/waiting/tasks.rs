@@ -1,4 +1,4 @@
-//! An executor for tests: it runs tasks on one thread, by hand, and can neglect some of them.
+//! An executor for tests: it runs tasks step by step on one thread, and can stop polling some of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -27,7 +27,7 @@ pub(crate) struct Tasks<'a> {
     pub(crate) running: BTreeMap<usize, Pin<Box<Task<'a>>>>,
     next: usize,
     woken: Arc<Mutex<VecDeque<usize>>>,
-    /// The tasks that the executor neglects: it polls them once, and not again until they are thawed.
+    /// The frozen tasks: the executor polls them once, and not again until they are thawed.
     frozen: BTreeSet<usize>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Tasks<'a> {
         number
     }
 
-    /// Neglects a task.
+    /// Freezes a task: it is not polled any more.
     pub(crate) fn freeze(&mut self, task: usize) {
         self.frozen.insert(task);
     }
@@ -89,7 +89,7 @@ impl<'a> Tasks<'a> {
         }
     }
 
-    /// Runs until a time; returns who was served when.
+    /// Runs until a time. Returns which tasks were served, and when.
     pub(crate) fn run_until(
         &mut self,
         clock: &ManualClock,
@@ -111,8 +111,8 @@ impl<'a> Tasks<'a> {
     }
 }
 
-/// A manual clock that can return a reading of the past once, as to a thread that was descheduled after it. It is read a
-/// thousand times at most: a task that checks again and again fails.
+/// A manual clock that can return a reading of the past once, like a thread that was descheduled after reading the
+/// clock. It can be read at most a thousand times, so that a task that checks again and again fails.
 pub(crate) struct LateClock<'a> {
     clock: &'a ManualClock,
     late: Mutex<Option<(u32, Tick)>>,
@@ -124,7 +124,7 @@ impl<'a> LateClock<'a> {
         Self { clock, late: Mutex::new(None), readings: AtomicUsize::new(0) }
     }
 
-    /// Makes the next reading one of before a set-back.
+    /// Makes the next reading one from before a set-back.
     pub(crate) fn read_late(&self, set_backs: u32, now: Tick) {
         *self.late.lock().expect("not poisoned") = Some((set_backs, now));
     }

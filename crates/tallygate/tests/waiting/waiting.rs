@@ -1,5 +1,5 @@
-//! Waiting in line: in order, at the exact time, and without a trace of requests that leave. The clock is
-//! set, and the tasks are run, by hand.
+//! Waiting in line: in order, at the exact time, and without any effect of requests that leave. The tests set the clock
+//! and run the tasks step by step.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -36,8 +36,8 @@ fn ten_thousand_wait_in_order_and_are_served_at_the_exact_rate() {
     assert!(tasks.running.is_empty() && clock.next_ring().is_none(), "nothing is left behind");
 }
 
-/// The same line, but every third leaves before its turn, at any time: the others move up, and nothing
-/// is lost or gained by requests that left.
+/// The same line, but every third request leaves before its turn, at any time. The others move up, and requests that
+/// leave neither add nor remove units.
 #[test]
 fn a_third_of_ten_thousand_leave_and_the_rest_are_served_at_the_exact_rate() {
     let clock = ManualClock::new(Tick(0));
@@ -89,7 +89,7 @@ fn a_waiting_task_is_polled_four_times_at_most() {
     assert!(polls.get() <= 4 * 100, "{} polls", polls.get());
 }
 
-/// Booking into the future would serve the fifth and the sixth at 40.
+/// Charging in advance would serve the fifth and the sixth at 40.
 #[test]
 fn requests_behind_one_that_leaves_move_up_and_nothing_is_charged() {
     for kind in Kind::ALL {
@@ -127,9 +127,9 @@ fn a_request_that_would_wait_too_long_is_denied_at_once_with_its_wait() {
     let waits = tasks.add(limiter.until_ready(Ask::new("a").cost(2), Ticks(20)));
     tasks.add(limiter.until_ready("a", Ticks(29)));
     let last = tasks.add(limiter.until_ready("a", Ticks(30)));
-    let refused = tasks.run();
+    let denied = tasks.run();
     let answer: Vec<_> =
-        refused.iter().map(|(task, answer)| (*task, answer.allowed, answer.retry_after)).collect();
+        denied.iter().map(|(task, answer)| (*task, answer.allowed, answer.retry_after)).collect();
     assert_eq!(
         answer,
         [(0, false, Some(Ticks(10))), (1, false, None), (3, false, Some(Ticks(30)))]
@@ -168,7 +168,7 @@ fn a_dropped_future_is_charged_once_or_not_at_all() {
             let mut first = Box::pin(limiter.until_ready(Ask::new("a"), FOREVER));
             let mut second = Box::pin(limiter.until_ready(Ask::new("a").cost(2), FOREVER));
             let mut context = Context::from_waker(Waker::noop());
-            // What was served, and when: a limiter without a line is charged the same.
+            // The served requests and their times. A limiter without a line is charged the same.
             let mut served = [false; 2];
             let twin = RateLimiter::new(limiter.rules().clone());
             assert!(twin.check(Ask::new("a").cost(4).at(Tick(0))).expect("short").allowed);
@@ -188,9 +188,9 @@ fn a_dropped_future_is_charged_once_or_not_at_all() {
             }
             drop((first, second));
             assert!(clock.next_ring().is_none(), "{kind}: its alarm is off");
-            let stands = limiter.check(Ask::new("a").cost(0)).expect("short");
+            let status = limiter.check(Ask::new("a").cost(0)).expect("short");
             let twin = twin.check(Ask::new("a").cost(0).at(clock.now())).expect("short");
-            assert_eq!(stands, twin, "{kind} after {polls} polls");
+            assert_eq!(status, twin, "{kind} after {polls} polls");
             clock.advance(Ticks(1_000));
             assert_eq!(limiter.peek("a").expect("short").remaining, 3, "{kind}: no request waits");
             all_served += usize::from(served[0] && served[1]);
@@ -199,9 +199,9 @@ fn a_dropped_future_is_charged_once_or_not_at_all() {
     }
 }
 
-/// A refund, a reset or a settled cost is a reason for the head to ask again.
+/// A refund, a reset or a settlement makes the head check again.
 #[test]
-fn whatever_makes_room_serves_the_head_at_once() {
+fn every_change_that_makes_room_serves_the_head_at_once() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::fixed_window(3).per(Ticks(100)).build().expect("valid");
     let limiter = limiter(policy, &clock);
@@ -220,7 +220,7 @@ fn whatever_makes_room_serves_the_head_at_once() {
 }
 
 #[test]
-fn a_change_of_policy_asks_the_head_again() {
+fn a_change_of_policy_checks_the_head_again() {
     let clock = ManualClock::new(Tick(0));
     let slow = Policy::token_bucket(1).per(Ticks(100)).build().expect("valid");
     let store = MemoryStore::new(Capacity::of(10), &clock);
@@ -240,8 +240,8 @@ fn a_change_of_policy_asks_the_head_again() {
     // Blocked while it waits: it can never be served, and is denied.
     limiter.set_override("a", Access::Blocked, None);
     limiter.replace(&Tiers::new(Access::Unlimited));
-    let refused = tasks.run();
-    assert!(matches!(refused[..], [(2, Decision { allowed: false, retry_after: None, .. })]));
+    let denied = tasks.run();
+    assert!(matches!(denied[..], [(2, Decision { allowed: false, retry_after: None, .. })]));
 }
 
 /// The line knows that an override will end, and is served by what comes after it; and one that is set
@@ -269,7 +269,7 @@ fn waiting_requests_notice_overrides() {
     assert!(matches!(tasks.run()[..], [(2, Decision { allowed: true, .. })]), "at once");
 }
 
-/// A penalty counts who would wait too long, and not who waits.
+/// A penalty counts requests that would wait too long, and not waiting requests.
 #[test]
 fn waiting_is_not_a_denial_but_giving_up_is() {
     let clock = ManualClock::new(Tick(0));
@@ -301,16 +301,16 @@ fn a_request_that_must_wait_longer_than_expected_is_denied() {
     tasks.add(limiter.until_ready("a", Ticks(20)));
     assert_eq!(tasks.run().len(), 0);
     let _ = limiter.settle(&mut reservation, 4).expect("in time");
-    let refused = tasks.run();
+    let denied = tasks.run();
     assert!(matches!(
-        refused[..],
+        denied[..],
         [(0, Decision { allowed: false, retry_after: Some(Ticks(40)), .. })]
     ));
     assert!(!limiter.is_allowed("a").expect("short"));
 }
 
 #[test]
-fn shape_lets_out_at_a_flat_rate() {
+fn shape_releases_requests_at_an_even_rate() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::leaky_bucket(2).per(Ticks(10)).burst(4).build().expect("valid");
     let limiter = limiter(policy, &clock);
@@ -324,7 +324,7 @@ fn shape_lets_out_at_a_flat_rate() {
     assert_eq!(
         out,
         [(0, 0, true), (4, 0, false), (1, 5, true), (2, 10, true), (3, 15, true)],
-        "the fifth was refused, and did not wait for it"
+        "the fifth was denied, and did not wait for it"
     );
     // C6: a request that leaves before its time returns what it used.
     assert!(limiter.check("a").expect("short").allowed);
@@ -381,7 +381,7 @@ fn waiting_works_on_tokio() {
     });
 }
 
-/// A waiter of the model: by whom it is known, and what it asks for.
+/// A waiter of the model.
 #[derive(Debug)]
 struct Modelled {
     task: usize,
@@ -410,9 +410,9 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(cases(600))]
 
-    /// Against a line that is looked at every tick.
+    /// Compares with a simple line that is checked at every tick.
     #[test]
-    fn lines_move_as_if_looked_at_every_tick(
+    fn lines_move_as_if_checked_at_every_tick(
         limit in (0..6_usize).prop_flat_map(|kind| small_limit_of(Kind::ALL[kind])),
         events in vec(event(), 1..40),
     ) {

@@ -1,8 +1,8 @@
 //! The most that a limit allows in a period, and the least that it must have allowed, given its denials.
 //!
-//! A machine may run none of the threads for longer than a window. Nothing is asked then, and what could have been
-//! allowed is lost. A denial proves that the limit was exhausted at that time, so the least is computed from the times
-//! of denials, and does not depend on what else the machine does.
+//! A machine may run none of the threads for longer than a window. Then no thread checks, and the units of that time
+//! are lost. A denial proves that the limit was exhausted at that time. So the minimum is computed from the times of
+//! denials, and does not depend on other load of the machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,13 +23,14 @@ impl Limit {
         let elapsed = u128::from(end.since(start).0);
         let windows = u128::from(self.window_of(end).abs_diff(self.window_of(start)));
         let most = match self.kind {
-            // The burst, and what is earned.
+            // The burst, and the units that are earned.
             Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => limit + elapsed * limit / window,
             // The limit in each half-open window.
             Kind::SlidingWindowLog => limit * (elapsed / window + 1),
             // The limit in each aligned window.
             Kind::FixedWindow => limit * (windows + 1),
-            // The same, and in the last window what the previous one leaves until `end`, if that was full.
+            // The limit in each aligned window. In the last one, only the room that the previous window leaves until
+            // `end`, if that window was full.
             Kind::SlidingWindowCounter if windows > 0 => {
                 let rest = window - end.0.rem_euclid(self.window.0.cast_signed()) as u128;
                 limit * (windows + 1) - limit * rest / window
@@ -48,7 +49,7 @@ impl Limit {
 /// Slots per window. The lengths of all windows are multiples of it.
 const SLOTS: usize = 64;
 
-/// When requests were denied: which slots of time, each a fraction of a window, contain a denial.
+/// Records when requests were denied: which slots of time, each a fraction of a window, contain a denial.
 pub(crate) struct Denials {
     limit: Limit,
     /// The start of the first slot, which is also the start of an aligned window.
@@ -57,7 +58,7 @@ pub(crate) struct Denials {
 }
 
 impl Denials {
-    /// For the denials of a period. Later ones are not recorded.
+    /// Creates the record for a period. Later denials are not recorded.
     pub(crate) fn new(limit: Limit, start: Tick, period: Ticks) -> Self {
         let origin = Tick(limit.window_of(start) * limit.window.0.cast_signed());
         let windows = period.0 / limit.window.0 + 2;
@@ -69,7 +70,7 @@ impl Denials {
         self.limit.window.0 / SLOTS as u64
     }
 
-    /// Records that a request was denied at a time between two times, if they lie in the same slot.
+    /// Records that a request was denied between two times, if both lie in the same slot.
     pub(crate) fn record(&self, began: Tick, ended: Tick) {
         let slot_of = |at: Tick| usize::try_from(at.since(self.origin).0 / self.slot_ticks());
         let (Ok(slot), Ok(last)) = (slot_of(began), slot_of(ended)) else { return };
@@ -78,21 +79,21 @@ impl Denials {
         }
         let (word, bit) = (slot / SLOTS, 1 << (slot % SLOTS));
         if let Some(word) = self.bits.get(word)
-            // Most are recorded already: writing only what changes keeps the threads from waiting for each other.
+            // Most slots are recorded already. Write only changes, so that the threads do not wait for each other.
             && word.load(Ordering::Relaxed) & bit == 0
         {
             word.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
-    /// The slots with a denial, in order.
+    /// Returns the slots with a denial, in order.
     fn slots(&self) -> impl Iterator<Item = usize> {
         (0..self.bits.len() * SLOTS).filter(|slot| {
             self.bits[slot / SLOTS].load(Ordering::Relaxed) & (1 << (slot % SLOTS)) != 0
         })
     }
 
-    /// The least that must have been allowed for these denials to be right.
+    /// Returns the fewest units that must have been allowed, given these denials.
     pub(crate) fn at_least(&self) -> u64 {
         match self.limit.kind {
             Kind::TokenBucket | Kind::Gcra | Kind::LeakyBucket => self.at_least_by_bucket(),
@@ -105,15 +106,16 @@ impl Denials {
         }
     }
 
-    /// The burst until the first denial; from one denial to the next what is earned meanwhile, at most a burst.
+    /// The burst until the first denial; from one denial to the next, the units that are earned meanwhile, at most a
+    /// burst.
     fn at_least_by_bucket(&self) -> u64 {
         let (slot, window) = (self.slot_ticks(), self.limit.window.0);
         let slots: Vec<usize> = self.slots().collect();
         if slots.is_empty() {
             return 0;
         }
-        // Times of earning. The time between two denials is known to a slot, the time between the first and the last of a
-        // series without a long gap as well.
+        // The time in which units are earned. The time between two denials is known to within one slot. So is the time
+        // between the first and the last denial of a series without a long gap.
         let (mut earning, mut series) = (0, 0);
         for pair in slots.windows(2) {
             let gap = (pair[1] - pair[0]) as u64 * slot;
@@ -129,7 +131,8 @@ impl Denials {
         self.limit.limit + u64::try_from(earned).unwrap_or(u64::MAX)
     }
 
-    /// A denial proves a full window before it: as many full windows as there are denials that far apart.
+    /// A denial proves that the window before it was full. So there are as many full windows as denials that are a
+    /// window apart.
     fn at_least_by_log(&self) -> u64 {
         let mut full = 0;
         let mut next = 0;
@@ -143,8 +146,8 @@ impl Denials {
         self.limit.limit * full
     }
 
-    /// A denial at a part of a window proves that part of the limit, if the window before was full; and the whole limit in
-    /// the first window of a key.
+    /// In the first window of a key, a denial proves the whole limit. In a later window, it proves the part of the
+    /// limit that has become available until then, if the window before was full.
     fn at_least_by_counter(&self) -> u64 {
         let words = self.bits.iter().map(|bits| bits.load(Ordering::Relaxed)).enumerate();
         let denied = words.filter(|(_, bits)| *bits != 0);

@@ -1,4 +1,4 @@
-//! Threads that ask as often as they can, and count the answers.
+//! Threads that check a key as often as they can, and count the decisions.
 
 use std::iter::Sum;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -10,16 +10,17 @@ use tallygate::{Tick, Ticks};
 
 use super::bound::{Denials, Limit};
 
-/// Calls to one limiter before a thread goes on to the next one of the run.
+/// The number of calls to one limiter before a thread continues with the next limiter of the run.
 const TURN: usize = 16;
 
-/// Threads per limiter from which on each thread stays with one. Threads that contend for one lock are late for longest.
+/// The number of threads per limiter from which on each thread uses only one limiter. Threads that contend for one lock
+/// are late for the longest time.
 const CROWD: usize = 8;
 
-/// How long after its time a run may still record denials: threads start and end late.
+/// The time after the end of a run in which denials are still recorded, because threads start and end late.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A limiter, and how to ask it for a key. (Governor takes a `&String`.)
+/// A limiter, and the function that checks a key with it. (Governor takes a `&String`.)
 pub(crate) struct Subject<'a> {
     pub(crate) limit: Limit,
     pub(crate) ask: Box<dyn Fn(&String) -> Answers + Sync + 'a>,
@@ -47,20 +48,20 @@ impl Sum for Answers {
     }
 }
 
-/// What all threads together got from a limiter.
+/// The results of all threads with one limiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
-    /// The most that the limit allows in the time of the run.
+    /// The most units that the limit allows during the run.
     pub(crate) bound: u64,
-    /// The least that must have been allowed, given when requests were denied.
+    /// The fewest units that must have been allowed, given the times of denials.
     pub(crate) least: u64,
-    /// The longest call. A thread that was not run meanwhile brought a time that was as old.
+    /// The longest call. If a thread was descheduled during the call, the time that it had read was as old as that.
     pub(crate) longest: Ticks,
 }
 
-/// What one thread got from a limiter.
+/// The results of one thread with one limiter.
 #[derive(Clone, Copy)]
 struct Share {
     answers: Answers,
@@ -87,7 +88,7 @@ impl Share {
     }
 }
 
-/// Lets the threads ask the subjects for a key, for a time.
+/// Runs the threads, which check a key with the subjects for a time.
 pub(crate) fn run(
     clock: &SystemClock,
     threads: usize,
@@ -137,7 +138,7 @@ pub(crate) fn run(
         .collect()
 }
 
-/// Asks one subject if the thread stays with it, else all of them in turns.
+/// Checks the key with one subject if the thread uses only one, otherwise with all subjects in turn.
 fn ask_until(
     clock: &SystemClock,
     end: Tick,

@@ -19,8 +19,8 @@ use crew::{Answers, Subject, Tally};
 /// Threads that run at once. A machine has fewer processors than most of these.
 const THREADS: [usize; 3] = [8, 32, 256];
 
-/// One limit per window. The rates are low enough for a debug build to exhaust them, and no run is a multiple of its
-/// window: a window that is touched at the very end could not be exhausted.
+/// One limit per window. The rates are so low that a debug build can exhaust them. No run is a multiple of its window,
+/// because a window that begins at the very end could not be exhausted.
 const WINDOWS: [Window; 4] = [
     Window { length: ms(1), limit: 100, runs: [ms(76); 3], is_shared: false },
     Window { length: ms(10), limit: 1000, runs: [ms(76); 3], is_shared: false },
@@ -31,11 +31,11 @@ const WINDOWS: [Window; 4] = [
 /// The time budget for which the times of [`WINDOWS`] are given. Other budgets scale them.
 const USUAL_SECONDS: u32 = 30;
 
-/// Keys of a batch: all the same.
+/// The number of keys of a batch, which are all the same.
 const BATCH: usize = 16;
 
-/// How often a run is tried until every limiter has denied a request. On a busy machine the system may run none of the
-/// threads for most of a short run, and then too little is asked to show anything.
+/// How often a run is tried until every limiter has denied a request. On a busy machine, the system may run none of the
+/// threads for most of a short run, and then there are too few checks to show anything.
 const ATTEMPTS: usize = 5;
 
 /// The share of what a limiter must allow below which it fails, in percent.
@@ -55,7 +55,7 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// How a limiter is asked.
+/// The operation that is called on a limiter.
 #[derive(Clone, Copy)]
 enum Verb {
     IsAllowed,
@@ -77,7 +77,7 @@ impl Verb {
     }
 }
 
-/// Asks a limiter once for a key; `true` if it allowed the request.
+/// Checks a key once. Returns `true` if the limiter allowed the request.
 pub(crate) type AskRival = Box<dyn Fn(&String) -> bool + Send + Sync>;
 
 /// Another limiter that runs in the same campaign. It is shown, and cannot fail the campaign.
@@ -110,10 +110,10 @@ pub(crate) fn seconds(argument: Option<&str>) -> Result<u32, String> {
     }
 }
 
-/// Runs every case, and returns whether all of ours stayed within their bounds. Takes about `seconds`.
+/// Runs every case, and returns whether all limiters of Tallygate stayed within their bounds. Takes about `seconds`.
 ///
 /// # Errors
-/// If `out` cannot be written to.
+/// Returns an error if `out` cannot be written to.
 pub(crate) fn run(seconds: u32, rival: Option<&Rival>, out: &mut impl Write) -> io::Result<bool> {
     let clock = SystemClock::new();
     let (mut cases, mut failed) = (0, 0);
@@ -148,7 +148,7 @@ pub(crate) fn run(seconds: u32, rival: Option<&Rival>, out: &mut impl Write) -> 
     Ok(failed == 0)
 }
 
-/// Runs threads on the subjects, again if too little was asked.
+/// Runs threads on the subjects, and repeats the run if there were too few checks.
 fn tallies(
     clock: &SystemClock,
     threads: usize,
@@ -173,7 +173,7 @@ fn runs<'a>(clock: &'a SystemClock, window: &Window, rival: Option<&Rival>) -> V
     let mut runs = Vec::new();
     for verb in Verb::ALL {
         let ours = Kind::ALL.into_iter().map(|kind| our_case(clock, window, kind, verb));
-        // The rival answers yes or no, so it runs beside our yes or no.
+        // The rival returns only yes or no, so it runs beside our check that does the same.
         let theirs = rival.filter(|_| matches!(verb, Verb::IsAllowed));
         let cases = ours.chain(theirs.map(|rival| rival_case(window, rival)));
         if window.is_shared {
@@ -247,7 +247,7 @@ impl Row<'_> {
     const fn verdict(&self) -> &'static str {
         let Tally { allowed, bound, least, .. } = self.tally;
         if !self.case.is_ours {
-            // A rival reads a clock of its own, so its bound is not known to the unit.
+            // A rival reads its own clock, so its exact bound is not known.
             PASSED
         } else if allowed > bound {
             "TOO MUCH"
@@ -271,7 +271,7 @@ impl fmt::Display for Row<'_> {
     }
 }
 
-/// A quotient with three digits behind the point.
+/// Formats a quotient with three digits after the decimal point.
 struct Ratio(u64, u64);
 
 impl fmt::Display for Ratio {
