@@ -1,7 +1,8 @@
 //! Where Redis is: one server, the sentinels that know it, or a cluster.
 //!
-//! `redis://` and `rediss://` as everywhere; `redis+cluster://` and `redis+sentinel://` (with `rediss+` for
-//! TLS) with several hosts between commas. A password never leaves this file but towards the server.
+//! `redis://` and `rediss://` have their usual meaning; `redis+cluster://` and `redis+sentinel://` (with `rediss+` for
+//! TLS) with several hosts between commas. A password is only sent to the server, and never appears in a log or an
+//! error.
 
 use std::fmt;
 

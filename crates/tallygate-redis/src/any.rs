@@ -5,6 +5,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use tallygate::{Ask, Cost, Decision, RateLimiter, Tick, Ticks, Tiers};
 
 use crate::client::Redis;
 use crate::error::{AddressError, Error};
+use crate::failure::OnFailure;
 use crate::in_flight::{InFlight, Place};
 use crate::store::{RedisStore, Reply, in_order};
 
@@ -42,7 +44,7 @@ use crate::store::{RedisStore, Reply, in_order};
 /// ```
 pub type AnyLimiter<O = NoObserver> = RateLimiter<Tiers, AnyStore, O>;
 
-/// Where limiters keep their clients: in memory, separately for each limiter, or in Redis.
+/// The place in which limiters keep their clients: in memory, separately for each limiter, or in Redis.
 #[derive(Clone, Debug)]
 pub enum Stores {
     /// The memory of this process.
@@ -52,7 +54,7 @@ pub enum Stores {
 }
 
 /// Opens the stores at an address: `memory`, or an address of Redis as [`Redis::open`] takes it. Connections are made
-/// when they are needed.
+/// when they are needed. While Redis is unavailable, requests are allowed; [`AnyStore::on_failure`] changes that.
 ///
 /// # Errors
 /// Fails if the address is neither.
@@ -181,19 +183,46 @@ impl AnyPlace {
 }
 
 /// A store in memory or in Redis. Errors of the store in memory are [`Error::Memory`].
-#[derive(Debug)]
+///
+/// Cloning is cheap, and all clones are the same store.
+#[derive(Clone, Debug)]
 pub struct AnyStore(Kind);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
-    Memory(Box<MemoryStore<ClientRule>>),
+    Memory(Arc<MemoryStore<ClientRule>>),
     Redis(RedisStore),
 }
 
 impl AnyStore {
+    /// Sets the failure policy, as [`RedisStore::on_failure`] does. In memory, it has no effect.
+    ///
+    /// ```
+    /// use tallygate::{Policy, RateLimiter, Tiers, Verdict};
+    /// use tallygate_redis::{AnyLimiter, OnFailure, open};
+    ///
+    /// # tokio::runtime::Runtime::new()?.block_on(async {
+    /// let url = "redis://127.0.0.1:1"; // no server listens there
+    /// let store = open(url)?.store("login").on_failure(OnFailure::Deny);
+    /// let policy = Policy::token_bucket(5).per_minute().build()?;
+    /// let login: AnyLimiter = RateLimiter::in_store("login", Tiers::new(policy), store);
+    /// let decision = login.check("alice").await?;
+    /// assert_eq!(decision.verdict(), Verdict::Unavailable { allowed: false });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn on_failure(self, on_failure: OnFailure) -> Self {
+        match self.0 {
+            Kind::Redis(store) => store.on_failure(on_failure).into(),
+            memory @ Kind::Memory(_) => Self(memory),
+        }
+    }
+
     /// Returns the store if it is in memory.
     #[must_use]
-    pub const fn memory(&self) -> Option<&MemoryStore<ClientRule>> {
+    pub fn memory(&self) -> Option<&MemoryStore<ClientRule>> {
         match &self.0 {
             Kind::Memory(store) => Some(store),
             Kind::Redis(_) => None,
@@ -212,7 +241,7 @@ impl AnyStore {
 
 impl From<MemoryStore<ClientRule>> for AnyStore {
     fn from(store: MemoryStore<ClientRule>) -> Self {
-        Self(Kind::Memory(Box::new(store)))
+        Self(Kind::Memory(Arc::new(store)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The circuit breaker of a server: when to stop sending calls, and when to try again.
 //!
-//! After a few failures in a row, no calls are sent: the failure policy decides at once, and no calls pile up. After a
+//! After a few failures in a row, no calls are sent: the failure setting decides at once, and no calls pile up. After a
 //! pause, one probe is sent. If the server answers it, all calls are sent again. If not, the next pause is twice as
 //! long, up to a quarter of a second, so that a recovered server is found within a second. The pauses are random within
 //! bounds, so that the servers of a fleet do not reconnect at the same time.

@@ -297,8 +297,8 @@ impl Brokers {
                     prepared: prepared.clone(),
                     slice,
                 }));
-                let lapsed = std::mem::take(&mut broker.lapsed);
-                counters.lapsed.fetch_add(lapsed, Ordering::Relaxed);
+                let expired_units = std::mem::take(&mut broker.expired_units);
+                counters.lease_expired.fetch_add(expired_units, Ordering::Relaxed);
                 now < *no_script_until || !broker.is_idle(terms, now)
             });
             let mut entries = shard.keys.values().flatten();
@@ -436,7 +436,7 @@ impl Shard {
 
 /// Returns the error of a check that was not decided in time, although the store answers.
 pub(crate) fn overloaded() -> Error {
-    Error::Overloaded { reason: "other checks of the same key wait for redis".into(), sent: true }
+    Error::Overloaded { reason: "redis has not replied yet".into(), sent: true }
 }
 
 /// Returns the error of a call whose caller has gone before the reply.
@@ -520,7 +520,7 @@ mod tests {
             let _ = brokers.handle_reply(&prepared, b"alice", call.number, Ok(result), &counters);
         };
         assert_eq!(held.decision.source, Source::Lease);
-        // The machine is suspended for longer than the lease lives; a monotonic clock would stand still.
+        // The machine is suspended for longer than the lease lives; a monotonic clock would stop.
         NOW_MS.fetch_add(10_000, Ordering::Relaxed);
         assert!(matches!(ask(), AskResult::Pending { .. }), "what is held has ended");
     }

@@ -26,10 +26,13 @@ use crate::routes::Routes;
 use crate::script::{Script, ScriptForm};
 use crate::window::{CallWindow, FEWEST_OF_SEVERAL_KEYS};
 
+/// A reply can be late by up to this many microseconds. If the server's clock seems to be further behind, it was set back.
+const LATE_US: i64 = 500_000;
+
 /// A connection to Redis or Valkey: one server, a primary behind sentinels, or a cluster.
 ///
 /// Cloning is cheap, and all clones share their connections. Connections are made at the first decision. An unavailable
-/// server is not an error: the [failure policy](OnFailure) decides until the server answers again.
+/// server is not an error: the [failure setting](OnFailure) decides until the server answers again.
 #[derive(Clone)]
 pub struct Redis {
     inner: Arc<Inner>,
@@ -272,14 +275,15 @@ impl Redis {
                 Box::pin(self.send_text(script.id, slot, call(ScriptForm::Text), deadline)).await
             }
         };
-        if let Err(Failure::Refused(error)) = &result
+        if let Err(Failure::ErrorReply(error)) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
             self.inner.counters.reloads.fetch_add(1, Ordering::Relaxed);
             result = Box::pin(routes.send(slot, call(ScriptForm::Text), deadline)).await;
         }
-        if result.is_ok() {
-            self.inner.counters.note_success();
+        if result.is_ok() && self.inner.counters.note_success() {
+            let address = &self.inner.address;
+            tracing::info!(%address, "redis accepts calls again; it has rejected none for 5 seconds");
         }
         result.map_err(|failure| self.noted(failure))
     }
@@ -304,7 +308,7 @@ impl Redis {
         };
         match &result {
             // A new connection may have cleared the list meanwhile.
-            Ok(_) | Err(Failure::Refused(_)) => routes.loaded_script(slot, script),
+            Ok(_) | Err(Failure::ErrorReply(_)) => routes.loaded_script(slot, script),
             Err(_) => routes.forget_script(slot, script),
         }
         result
@@ -312,7 +316,7 @@ impl Redis {
 
     /// Records an error of the server that concerns all calls, and returns the error of this one.
     fn noted(&self, failure: Failure) -> Error {
-        let Failure::Refused(error) = &failure else { return error_of(failure) };
+        let Failure::ErrorReply(error) = &failure else { return error_of(failure) };
         let Inner { address, counters, .. } = &*self.inner;
         if is_out_of_memory(error) {
             if counters.note_out_of_memory() {
@@ -343,7 +347,11 @@ impl Redis {
 
     /// Records the time of the server, in microseconds, from a reply.
     pub(crate) fn note_server_time(&self, time: i64) {
-        self.inner.ahead.store(time.saturating_sub(since_epoch_us()), Ordering::Relaxed);
+        let (ahead, known) = (time.saturating_sub(since_epoch_us()), &self.inner.ahead);
+        let behind = known.load(Ordering::Relaxed).saturating_sub(ahead);
+        // A late reply is no reason to set the clock back: an outage must not seem to have begun earlier.
+        let error = if (0..LATE_US).contains(&behind) { behind - behind / 16 } else { 0 };
+        known.store(ahead.saturating_add(error), Ordering::Relaxed);
     }
 
     /// Estimates the time of the server, in microseconds.
@@ -373,7 +381,7 @@ impl Redis {
                     }
                 }
                 // The user may not read the configuration.
-                Err(Failure::Refused(_)) => {}
+                Err(Failure::ErrorReply(_)) => {}
                 Err(_) => redis.inner.is_checked.store(false, Ordering::Relaxed),
             }
         });
@@ -384,7 +392,7 @@ impl Redis {
 fn error_of(failure: Failure) -> Error {
     match failure {
         Failure::Late { reason, sent } => Error::Overloaded { reason: reason.into(), sent },
-        Failure::Refused(error) => {
+        Failure::ErrorReply(error) => {
             let message = message_of(&error).into();
             match is_out_of_memory(&error) {
                 true => Error::OutOfMemory { message },

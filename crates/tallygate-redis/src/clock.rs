@@ -1,6 +1,6 @@
 //! A clock that counts the time in which the machine is suspended.
 //!
-//! A lease ends by the store's clock, whether this machine runs or sleeps. [`Instant`](std::time::Instant) stands still
+//! A lease ends by the store's clock, whether this machine runs or sleeps. [`Instant`](std::time::Instant) stops
 //! while it sleeps on Linux, so leases count by the time since boot instead. Other systems have `Instant` only: macOS and
 //! Windows machines that sleep with leases may serve them for the rest of their life when they wake.
 

@@ -28,7 +28,7 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::link::last_chance;
-use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, backoff, nothing_sent};
+use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, nothing_sent};
 use crate::value;
 
 /// Decides on the values that were read.
@@ -285,8 +285,8 @@ impl<const N: usize> KeyTask<N> {
                     tries += 1;
                     redis.inner().counters.contended.fetch_add(1, Ordering::Relaxed);
                     (seen, is_guess) = (changed, false);
-                    // At most a round trip: the others are scripts, which never wait, and one task per process.
-                    backoff(tries.min(4), sent.elapsed()).await;
+                    // Retry at once: the reply has the present values, and each moment of waiting makes it more likely that a
+                    // script of another caller changes them.
                 }
                 Err(error) => {
                     fail_all(entries, &error);

@@ -24,6 +24,8 @@ macro_rules! counters {
             rejection: LastTime,
             /// Whether no call has succeeded since then.
             rejects_all: AtomicBool,
+            /// Whether the end of the last lack of memory, or of the last rejections, is still to be reported.
+            has_trouble: AtomicBool,
             /// When a caller last had to wait for a place to decide on several keys, in nanoseconds since [`FIRST_USE`].
             queued_ns: AtomicU64,
         }
@@ -79,22 +81,22 @@ counters! {
     out_of_memory,
     /// Decisions that the server did not make, for any reason.
     errors,
-    /// Decisions that the failure policy [allowed](OnFailure::Allow).
+    /// Decisions that the failure setting [allowed](OnFailure::Allow).
     allowed,
-    /// Decisions that the failure policy [denied](OnFailure::Deny).
+    /// Decisions that the failure setting [denied](OnFailure::Deny).
     denied,
     /// Decisions that were made [in this process](OnFailure::Local).
     local,
     /// Clients whose units from an outage were charged in Redis afterwards.
-    returned,
+    debts_charged,
     /// Checks that shared a call with another check.
     coalesced,
     /// Units that were taken on [lease](crate::Leases).
     leased,
     /// Leased units that were returned.
-    given_back,
+    lease_returned,
     /// Leased units that were neither served nor returned.
-    lapsed,
+    lease_expired,
     /// Units that a joint decision charged and could not return when another key denied. They stay charged until the
     /// policy has earned them back.
     unreturned,
@@ -128,6 +130,7 @@ impl Counters {
         let was_known = self.memory_error.is_recent();
         self.out_of_memory.fetch_add(1, Ordering::Relaxed);
         self.memory_error.note();
+        self.has_trouble.store(true, Ordering::Relaxed);
         !was_known
     }
 
@@ -136,14 +139,18 @@ impl Counters {
         let was_known = self.is_rejecting();
         self.rejection.note();
         self.rejects_all.store(true, Ordering::Relaxed);
+        self.has_trouble.store(true, Ordering::Relaxed);
         !was_known
     }
 
-    /// Records that the server carried out a call.
-    pub(crate) fn note_success(&self) {
-        if self.rejects_all.load(Ordering::Relaxed) {
-            self.rejects_all.store(false, Ordering::Relaxed);
+    /// Records that the server carried out a call. Returns whether the end of its trouble is news.
+    pub(crate) fn note_success(&self) -> bool {
+        if !self.has_trouble.load(Ordering::Relaxed) {
+            return false;
         }
+        self.rejects_all.store(false, Ordering::Relaxed);
+        let is_over = !self.memory_error.is_recent() && !self.rejection.is_recent();
+        is_over && self.has_trouble.swap(false, Ordering::Relaxed)
     }
 
     fn is_rejecting(&self) -> bool {

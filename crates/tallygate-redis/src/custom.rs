@@ -22,7 +22,7 @@ use crate::value;
 /// A decision reads the state, decides in this process, and writes the state unless another process has written meanwhile.
 /// It takes two calls, and more if several processes check one key at the same time. It fails at the end of the time budget.
 ///
-/// There is no failure policy: the application handles errors.
+/// There is no failure setting: the application handles errors.
 ///
 /// ```no_run
 /// use tallygate::{Policy, RateLimiter};

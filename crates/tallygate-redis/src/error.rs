@@ -8,7 +8,7 @@ use tallygate::reservation::SettleError;
 use tallygate::store::{InvalidAsk, MAX_KEY_BYTES};
 use tallygate::tiers::UnknownTier;
 
-/// Why there is no decision. A denial is a decision, and so is the result of a failure policy.
+/// The reason for which there is no decision. A denial is a decision, and so is the result of a failure setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -63,7 +63,7 @@ pub enum Error {
     Memory(StoreError),
     /// A joint decision has keys in memory and keys in Redis, which cannot be charged in one step.
     MixedStores,
-    /// The question names an unknown tier.
+    /// The request names an unknown tier.
     UnknownTier(Box<UnknownTier>),
 }
 
@@ -153,7 +153,7 @@ impl From<InvalidAsk> for Error {
     }
 }
 
-/// Why an address cannot be used.
+/// The error for an address that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddressError {

@@ -12,14 +12,16 @@ use tallygate::algorithm::Algorithm as _;
 use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Cost, Decision, Source, Tick, Ticks};
 
-pub(crate) use self::debt::{DebtCharge, NextDebts, TakenDebt, pay_again_after, pay_each};
+pub(crate) use self::debt::{
+    DebtCharge, NextDebts, SentCharge, TakenDebt, pay_again_after, pay_each,
+};
 pub(crate) use self::local::{LocalLimiter, SHARED_FOR, ShareCharge};
 
-/// Who decides while Redis is unreachable, does not answer in time, or answers with an error.
+/// The failure setting: it decides while Redis is unreachable, does not answer in time, or answers with an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnFailure {
-    /// Allows every request. For limits that protect little, where an outage of the service would cost more.
+    /// Allows every request: the default. For limits that protect little, where an outage of the service would cost more.
     #[default]
     Allow,
     /// Denies every request. For limits that protect much: logins, payments.
@@ -43,6 +45,17 @@ pub enum OnFailure {
     },
 }
 
+impl OnFailure {
+    /// Returns the name of the setting in logs.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Local { .. } => "local",
+        }
+    }
+}
+
 /// Returns the decision that allows a request without knowing how many units remain.
 pub(crate) fn failed_open(rule: &ClientRule, now: Tick) -> Decision {
     let retry_after = Some(Ticks::ZERO);
@@ -59,7 +72,7 @@ pub(crate) fn failed_closed(rule: &ClientRule, now: Tick) -> Decision {
     Decision { limit, ..unknown_denial() }
 }
 
-/// Returns a denial that knows nothing of the limit.
+/// Returns a denial without the state of the limit.
 fn unknown_denial() -> Decision {
     Decision {
         allowed: false,

@@ -1,5 +1,7 @@
 //! The properties of all values and addresses, one function per fuzz target.
 
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for failed assertions")]
+
 use std::borrow::Cow;
 
 use tallygate::algorithm::Algorithm as _;

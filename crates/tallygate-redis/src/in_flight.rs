@@ -1,4 +1,4 @@
-//! Limits the requests in flight over a fleet. Places are leased, so that they lapse when their process dies.
+//! Limits the requests in flight over a fleet. Places are leased, so that they expire when their process dies.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::transaction::unexpected;
 
 /// Limits how many requests of a client are in flight at once, over all processes.
 ///
-/// A request holds a place as long as its [`Place`] lives; a task renews its lease. If the process dies, the place lapses
-/// after the lease. There is no failure policy: an unavailable Redis is an error.
+/// A request holds a place as long as its [`Place`] lives; a task renews its lease. If the process dies, the place expires
+/// after the lease. There is no failure setting: an unavailable Redis is an error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -91,7 +91,7 @@ impl InFlight {
 }
 
 /// A place among the requests in flight. When it is dropped, it is returned in the background; if that fails, it
-/// lapses.
+/// expires.
 #[must_use = "the place is returned when it is dropped: keep it while the request is served"]
 pub struct Place {
     in_flight: InFlight,
@@ -113,7 +113,7 @@ impl Place {
         self.renewal = Some(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(in_flight.lease / 3).await;
-                // A failed renewal is retried in time, or the place lapses.
+                // A failed renewal is retried in time, or the place expires.
                 if let Ok((false, _)) = in_flight.ask("keep", &key, &holder).await {
                     return;
                 }
@@ -124,7 +124,7 @@ impl Place {
     /// Returns the place, and waits until that is done.
     ///
     /// # Errors
-    /// Fails if Redis is unavailable. The place then lapses after its lease.
+    /// Fails if Redis is unavailable. The place then expires after its lease.
     pub async fn leave(mut self) -> Result<(), Error> {
         self.is_left = true;
         self.stop();
@@ -146,7 +146,7 @@ impl Drop for Place {
         }
         let (in_flight, key, holder) =
             (self.in_flight.clone(), self.key.clone(), std::mem::take(&mut self.holder));
-        // Without a runtime, the place lapses.
+        // Without a runtime, the place expires.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = in_flight.ask("leave", &key, &holder).await;

@@ -9,7 +9,7 @@
 //! never allows too much, but another caller may be denied in the meantime. A check has one time budget: charges that
 //! are not returned by then are returned in the background, and the caller gets its denial in time. If that fails as well,
 //! the units stay charged until the policy has earned them back; [`Counts::unreturned`](crate::Counts::unreturned) counts
-//! them. If a server does not answer, the failure policies decide on its own keys only.
+//! them. If a server does not answer, the failure settings decide on its own keys only.
 
 mod in_order;
 mod key_parts;
@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::failure::ShareCharge;
 use crate::store::{RedisRule, RedisStore};
 
-/// A question to one limiter as a part of a joint decision: see [`check_all`].
+/// A request to one limiter as a part of a joint decision: see [`check_all`].
 #[must_use = "only `check_all` asks it"]
 pub struct JointAsk<'a>(PartKind<'a>);
 
@@ -46,7 +46,7 @@ enum PartKind<'a> {
 }
 
 impl<'a> JointAsk<'a> {
-    /// Makes a question to a limiter a part of a joint decision.
+    /// Makes a request to a limiter a part of a joint decision.
     ///
     /// # Errors
     /// Fails if the key is too long, the tier is unknown, or a window of the policy is not a whole number of microseconds.
@@ -65,7 +65,7 @@ impl<'a> JointAsk<'a> {
         redis_part(limiter, limiter.store(), rule, ask)
     }
 
-    /// Makes a question to a limiter on a store that was chosen at run time a part of a joint decision.
+    /// Makes a request to a limiter on a store that was chosen at run time a part of a joint decision.
     ///
     /// # Errors
     /// Fails as [`of`](Self::of) does.
@@ -79,7 +79,7 @@ impl<'a> JointAsk<'a> {
         Self::of_any_in(limiter, rule, ask)
     }
 
-    /// Makes a question a part of a joint decision under a rule of the caller's choice: for limits that come with a
+    /// Makes a request a part of a joint decision under a rule of the caller's choice: for limits that come with a
     /// request. The usage of the key counts for this rule and for the rules of the limiter.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl<'a> JointAsk<'a> {
 
     fn of_any_in<O: Observer>(
         limiter: &'a AnyLimiter<O>,
-        rule: <Tiers as RuleSource>::Chosen<'a>,
+        rule: <Tiers as RuleSource>::Ref<'a>,
         ask: Ask<'_>,
     ) -> Result<Self, Error> {
         match (limiter.store().memory(), limiter.store().redis()) {
@@ -113,7 +113,7 @@ impl<'a> JointAsk<'a> {
 fn redis_part<'a, R, S, O>(
     limiter: &'a RateLimiter<R, S, O>,
     store: &'a RedisStore,
-    rule: R::Chosen<'a>,
+    rule: R::Ref<'a>,
     ask: Ask<'_>,
 ) -> Result<JointAsk<'a>, Error>
 where
@@ -132,7 +132,7 @@ where
 /// Decides over several keys at once: all are charged, or none is.
 ///
 /// If one key occurs several times, its costs are added up, and each rule that it is checked under must allow the sum. If a
-/// server does not answer, the failure policies of its own keys decide on them; the limits on other servers hold.
+/// server does not answer, the failure settings of its own keys decide on them; the limits on other servers hold.
 ///
 /// Keys in different slots of a cluster are checked in order until one denies, so the first part that denied is the only one
 /// that is known to.
@@ -176,7 +176,7 @@ pub async fn check_all<'a>(
 }
 
 async fn check_in_redis(mut parts: Vec<Box<dyn JointPart + '_>>) -> Result<JointDecision, Error> {
-    // All servers share one clock, so a time that one question names is the time of all.
+    // All servers share one clock, so a time that one request names is the time of all requests.
     let now = parts.iter().find_map(|part| part.time());
     if now.is_some() {
         for part in &mut parts {

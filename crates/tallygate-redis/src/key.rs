@@ -65,8 +65,8 @@ impl Key {
         Self { name, slot: *slot }
     }
 
-    /// Returns the key of the time when a bucket was found full after an outage, in the same slot: with `!` before the
-    /// `=` or `#`.
+    /// Returns the key of the times when a bucket was found full and charged after an outage, in the same slot: with `!`
+    /// before the `=` or `#`.
     pub(crate) fn of_outage(
         prefix: &str,
         secret: Option<&SlotSecret>,

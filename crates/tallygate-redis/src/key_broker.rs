@@ -144,7 +144,7 @@ pub(crate) struct KeyBroker {
     asked_at: Tick,
     calls: u64,
     /// Units that were charged in the store and not served, since this was last read.
-    pub(crate) lapsed: Cost,
+    pub(crate) expired_units: Cost,
 }
 
 /// The rest of a slice.
@@ -390,13 +390,13 @@ impl KeyBroker {
         let Some(leases) = terms.leases else { return Vec::new() };
         let quarter = leases.in_process().0 / 4;
         let is_idle = now.since(self.asked_at).0 >= quarter;
-        self.give_back(terms, |held| is_idle || held.until.since(now).0 <= quarter)
+        self.return_units(terms, |held| is_idle || held.until.since(now).0 <= quarter)
     }
 
     /// Takes all held slices, to be returned before the process ends.
     pub(crate) fn close(&mut self, terms: &Terms, now: Tick) -> Vec<UnusedSlice> {
         self.lapse(now);
-        self.give_back(terms, |_| true)
+        self.return_units(terms, |_| true)
     }
 
     /// Returns whether the broker has nothing to remember.
@@ -404,7 +404,7 @@ impl KeyBroker {
         self.sent_calls.is_empty()
             && self.waiting.is_empty()
             && self.held.is_empty()
-            && self.lapsed == 0
+            && self.expired_units == 0
             && self.demand.is_over(now, terms.half_life())
             && self.status.as_ref().is_none_or(|status| !status.denies(terms, status.cost, now))
     }
@@ -421,7 +421,11 @@ impl KeyBroker {
         self.sent_calls.iter().any(|call| call.number == number)
     }
 
-    fn give_back(&mut self, terms: &Terms, which: impl Fn(&HeldSlice) -> bool) -> Vec<UnusedSlice> {
+    fn return_units(
+        &mut self,
+        terms: &Terms,
+        which: impl Fn(&HeldSlice) -> bool,
+    ) -> Vec<UnusedSlice> {
         if !slice::returns_unused(&terms.policy) {
             return Vec::new();
         }
@@ -431,11 +435,11 @@ impl KeyBroker {
 
     /// Drops slices whose lease has ended.
     fn lapse(&mut self, now: Tick) {
-        let lapsed = &mut self.lapsed;
+        let expired_units = &mut self.expired_units;
         self.held.retain(|held| {
             let lives = held.until > now;
             if !lives {
-                *lapsed = lapsed.saturating_add(held.left);
+                *expired_units = expired_units.saturating_add(held.left);
             }
             lives
         });

@@ -58,6 +58,12 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `tls` (default) | `rediss://` addresses, certificates in [`Options`] |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -85,6 +91,7 @@ mod loaded_scripts;
 mod node;
 mod options;
 mod prepared;
+mod pulse;
 mod routes;
 mod script;
 mod settlement;

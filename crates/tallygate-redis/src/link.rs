@@ -3,13 +3,13 @@
 //! Many calls are in flight on a connection at once. A call has a time budget. A call without a reply is never sent
 //! again, because it may have been carried out.
 //!
-//! A call without a reply in time is *lost* if the server is unavailable, which the failure policies then handle. It is
+//! A call without a reply in time is *lost* if the server is unavailable, which the failure settings then handle. It is
 //! *late* if the server answers other calls, or may be busy, or if this process was [stalled](crate::stall) and may not
 //! have read the reply: load is not an outage.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -21,6 +21,7 @@ use tokio::time::timeout_at;
 use crate::breaker::pause;
 use crate::counts::Counters;
 use crate::loaded_scripts::LoadedScripts;
+use crate::pulse::Pulse;
 use crate::stall::StallMonitor;
 use crate::window::{CallWindow, FEWEST, InWindow};
 
@@ -41,8 +42,15 @@ pub(crate) struct Link {
     waiting_since_ns: AtomicU64,
     /// How many calls in a row had no reply while no other call was answered either.
     silent_calls: AtomicU32,
-    stalls: Arc<StallMonitor>,
+    watch: Watch,
     scripts: Arc<LoadedScripts>,
+}
+
+/// What shows whether a missing reply is the fault of the server. All connections to one server share it.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    pub(crate) stalls: Arc<StallMonitor>,
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 #[derive(Clone)]
@@ -75,7 +83,7 @@ pub(crate) enum Failure {
     /// whether it was carried out.
     Late { reason: &'static str, sent: bool },
     /// The server returned an error.
-    Refused(RedisError),
+    ErrorReply(RedisError),
 }
 
 impl fmt::Display for Failure {
@@ -83,7 +91,7 @@ impl fmt::Display for Failure {
         match self {
             Self::NotSent(reason) | Self::Lost(reason) => f.write_str(reason),
             Self::Late { reason, .. } => f.write_str(reason),
-            Self::Refused(error) => error.fmt(f),
+            Self::ErrorReply(error) => error.fmt(f),
         }
     }
 }
@@ -107,6 +115,9 @@ const ROUNDS: usize = 6;
 const LONGEST_SILENCE: Duration = Duration::from_millis(500);
 /// After how many calls without a reply a connection is dropped.
 const SILENT_CALLS: u32 = 3;
+/// How long a connection is idle before it is probed. Servers and networks close idle connections, and the first check
+/// afterwards must not fail.
+const IDLE: Duration = Duration::from_secs(1);
 /// How many calls may be queued for writing.
 const BUFFERED_CALLS: usize = 4096;
 
@@ -136,7 +147,7 @@ impl Link {
         client: Client,
         budget: Duration,
         counters: Arc<Counters>,
-        stalls: Arc<StallMonitor>,
+        watch: Watch,
         scripts: Arc<LoadedScripts>,
     ) -> Arc<Self> {
         let down = State::Down { tries: 0, not_before: None, reason: "not connected".into() };
@@ -155,7 +166,7 @@ impl Link {
             late_ns: AtomicU64::new(0),
             waiting_since_ns: AtomicU64::new(0),
             silent_calls: AtomicU32::new(0),
-            stalls,
+            watch,
             scripts,
         })
     }
@@ -188,7 +199,7 @@ impl Link {
         if self.window.in_flight() <= 1 {
             self.waiting_since_ns.store(self.nanos_until(sent), Ordering::Relaxed);
         }
-        self.stalls.watch_until(deadline + self.budget);
+        self.watch.stalls.watch_until(deadline + self.budget);
         let reply = match timeout_at(deadline.into(), &mut call).await {
             Ok(reply) => Some(reply),
             Err(_) => last_chance(deadline, self.budget, &mut call).await,
@@ -204,7 +215,7 @@ impl Link {
             }
             Some(result) => {
                 self.note_reply(sent);
-                result.map_err(Failure::Refused)
+                result.map_err(Failure::ErrorReply)
             }
         }
     }
@@ -240,14 +251,21 @@ impl Link {
 
     /// Returns whether the server may be busy although it is silent: for less than most of a time budget, or than half of
     /// it in addition to its distance; or for longer if it is loaded or this process was stalled and could not read
-    /// replies in time. Then all replies may be late, and late replies end a silence as well. A call that was sent when
-    /// little of its budget was left proves nothing about the server.
+    /// replies in time. Then all replies may be late, and late replies end a silence as well, and so does the answer to a
+    /// PING on another connection. A call that was sent when little of its budget was left proves nothing about the
+    /// server.
     fn may_be_busy(&self, since: Instant, now: Instant) -> bool {
-        let is_strained = self.stalls.was_stalled_lately(now) || self.is_loaded(since);
+        let is_strained = self.watch.stalls.was_stalled_lately(now) || self.is_loaded(since);
         let silence = self.silence(now, is_strained);
         silence < self.budget * 3 / 4
             || silence < self.window.distance() + self.budget / 2
-            || is_strained && silence < LONGEST_SILENCE.max(2 * self.budget)
+            || is_strained && silence < self.longest_silence()
+            || is_strained && self.watch.pulse.has_answered(self.longest_silence(), now)
+    }
+
+    /// Returns for how long a busy server may be silent.
+    fn longest_silence(&self) -> Duration {
+        LONGEST_SILENCE.max(2 * self.budget)
     }
 
     /// Returns whether a check that was not decided since a time waits for other checks, or for this process, and not for
@@ -301,7 +319,7 @@ impl Link {
     /// Returns whether a first connection that was begun at a time may still be made.
     fn may_still_connect(&self, since: Instant) -> bool {
         let now = Instant::now();
-        let was_stalled = self.stalls.was_stalled_lately(now);
+        let was_stalled = self.watch.stalls.was_stalled_lately(now);
         now - since < if was_stalled { CONNECT_TIMEOUT } else { FIRST_CONNECTION }
     }
 
@@ -313,6 +331,11 @@ impl Link {
             return Failure::Late { reason: "redis answers other calls", sent: true };
         }
         if self.may_be_busy(sent, now) {
+            self.watch.pulse.watch();
+            if self.silence(now, true) > CONNECT_TIMEOUT + self.budget {
+                // Only another connection has answers, so this one may be broken.
+                self.drop_connection(Some(generation), 1, "no reply for too long");
+            }
             return Failure::Late { reason: "redis does not answer, but may be busy", sent: true };
         }
         if self.silent_calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS {
@@ -331,7 +354,7 @@ impl Link {
             return Ok((connection.clone(), *generation));
         }
         let mut state = self.state.subscribe();
-        self.stalls.watch_until(deadline);
+        self.watch.stalls.watch_until(deadline);
         loop {
             let seen = state.borrow_and_update().clone();
             match seen {
@@ -344,7 +367,9 @@ impl Link {
                     if timeout_at(deadline.into(), state.changed()).await.is_ok() {
                         continue;
                     }
-                    return Err(if is_first && self.may_still_connect(since) {
+                    let now = Instant::now();
+                    let is_busy = self.watch.pulse.has_answered(self.longest_silence(), now);
+                    return Err(if is_busy || is_first && self.may_still_connect(since) {
                         Failure::Late { reason: "still connecting", sent: false }
                     } else {
                         Failure::NotSent("connecting timed out".into())
@@ -376,6 +401,7 @@ impl Link {
                 Ok(Ok(connection)) => {
                     let generation = link.counters.connections.fetch_add(1, Ordering::Relaxed);
                     link.scripts.clear();
+                    tokio::spawn(keep_alive(Arc::downgrade(&link), generation));
                     State::Up { connection, generation }
                 }
                 Ok(Err(error)) => State::down(tries, &error.to_string()),
@@ -383,6 +409,21 @@ impl Link {
             };
             link.state.send_replace(state);
         });
+    }
+
+    /// Returns the connection with this number, unless it was dropped.
+    fn connection_of(&self, number: u64) -> Option<MultiplexedConnection> {
+        match &*self.state.borrow() {
+            State::Up { connection, generation } if *generation == number => {
+                Some(connection.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether no call is in flight and no reply arrived lately.
+    fn is_idle(&self, now: Instant) -> bool {
+        self.window.in_flight() == 0 && self.silence(now, true) >= IDLE
     }
 
     /// Drops the connection. The next one is made after a pause.
@@ -396,15 +437,43 @@ impl Link {
         });
     }
 
-    /// Drops a connection, after a number of failed attempts.
-    pub(crate) fn drop_connection(&self, of: Option<u64>, tries: u32, reason: &str) {
+    /// Drops a connection, after a number of failed attempts. Returns whether there was one.
+    pub(crate) fn drop_connection(&self, of: Option<u64>, tries: u32, reason: &str) -> bool {
         self.state.send_if_modified(|state| match state {
             State::Up { generation, .. } if of.is_none_or(|of| of == *generation) => {
                 *state = State::Down { tries, not_before: None, reason: reason.into() };
                 true
             }
             _ => false,
-        });
+        })
+    }
+}
+
+/// Probes a connection while it is idle, until it is dropped. Drops it if it is broken, and makes another one, so that the
+/// next check finds a connection that works.
+async fn keep_alive(link: Weak<Link>, generation: u64) {
+    loop {
+        tokio::time::sleep(IDLE).await;
+        let mut connection = {
+            let Some(link) = link.upgrade() else { return };
+            let Some(connection) = link.connection_of(generation) else { return };
+            if !link.is_idle(Instant::now()) {
+                continue;
+            }
+            connection
+        };
+        let ping = redis::cmd("PING");
+        let reply = tokio::time::timeout(CONNECT_TIMEOUT, connection.send_packed_command(&ping));
+        let (tries, reason) = match reply.await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => (0, error.to_string()),
+            Err(_) => (1, "no reply on an idle connection".to_owned()),
+        };
+        let Some(link) = link.upgrade() else { return };
+        if link.drop_connection(Some(generation), tries, &reason) {
+            link.connect();
+        }
+        return;
     }
 }
 
@@ -426,7 +495,8 @@ mod tests {
 
     fn link() -> Arc<Link> {
         let client = Client::open("redis://127.0.0.1:1").unwrap();
-        Link::new(client, 50 * MS, Arc::default(), StallMonitor::new(), Arc::default())
+        let watch = Watch { stalls: StallMonitor::new(), pulse: Pulse::new(client.clone()) };
+        Link::new(client, 50 * MS, Arc::default(), watch, Arc::default())
     }
 
     /// Returns the failure of a call with a time budget of 50 ms that has no reply at a time after it was sent. The
@@ -436,7 +506,7 @@ mod tests {
         let sent = link.created + 20 * MS;
         link.waiting_since_ns.store(link.nanos_until(sent), Ordering::Relaxed);
         if let Some(stalled_until) = stalled_until {
-            link.stalls.stall_until(sent + stalled_until);
+            link.watch.stalls.stall_until(sent + stalled_until);
         }
         link.timed_out(0, sent, sent + until)
     }
@@ -468,12 +538,33 @@ mod tests {
             link.replied_ns.store(link.nanos_until(sent - 2000 * MS), Ordering::Relaxed);
             link.late_ns.store(link.nanos_until(sent - 100 * MS), Ordering::Relaxed);
             if was_stalled {
-                link.stalls.stall_until(sent - 10 * MS);
+                link.watch.stalls.stall_until(sent - 10 * MS);
             }
             link.timed_out(0, sent, sent + 55 * MS)
         };
         assert!(matches!(failure(true), Failure::Late { sent: true, .. }));
         assert!(matches!(failure(false), Failure::Lost(_)), "a server that is always late");
+    }
+
+    /// Fault J15: a server with many long calls is silent on a connection, but answers on another.
+    #[test]
+    fn a_busy_server_that_answers_pings_is_not_unavailable() {
+        let failure = |since_ping: Option<Duration>, is_busy: bool| {
+            let link = link();
+            let now = link.created + 3000 * MS;
+            let sent = now - 60 * MS;
+            // An argument is estimated to take 10 µs.
+            let mut place = link.window.enter(now).now_or_never().flatten().expect("a place");
+            place.weigh(if is_busy { 2000 } else { 10 });
+            if let Some(since_ping) = since_ping {
+                link.watch.pulse.answered(now - since_ping);
+            }
+            link.timed_out(0, sent, now)
+        };
+        assert!(matches!(failure(Some(490 * MS), true), Failure::Late { sent: true, .. }));
+        assert!(matches!(failure(Some(LONGEST_SILENCE), true), Failure::Lost(_)), "it stopped");
+        assert!(matches!(failure(None, true), Failure::Lost(_)));
+        assert!(matches!(failure(Some(10 * MS), false), Failure::Lost(_)), "it is not busy");
     }
 
     /// Fault J15: a reply from 40 ms away that is 10 ms late misses a budget of 50 ms.
@@ -498,7 +589,7 @@ mod tests {
         let link = Link { created: sent - 20 * MS, ..Arc::into_inner(link).unwrap() };
         link.waiting_since_ns.store(link.nanos_until(sent), Ordering::Relaxed);
         assert!(!link.is_busy_since(sent));
-        link.stalls.stall_until(Instant::now());
+        link.watch.stalls.stall_until(Instant::now());
         assert!(link.is_busy_since(sent));
     }
 }

@@ -9,9 +9,10 @@ use redis::{Cmd, ConnectionInfo, RedisResult, Value};
 
 use crate::breaker::{Breaker, Change, Pass};
 use crate::counts::Counters;
-use crate::link::{Failure, Link};
+use crate::link::{Failure, Link, Watch};
 use crate::loaded_scripts::LoadedScripts;
 use crate::options::Options;
+use crate::pulse::Pulse;
 use crate::stall::StallMonitor;
 
 /// One server.
@@ -38,10 +39,11 @@ impl Node {
         let settings = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(settings);
         let client = options.client(info)?;
-        let (scripts, stalls) = (Arc::<LoadedScripts>::default(), StallMonitor::new());
+        let scripts = Arc::<LoadedScripts>::default();
+        let watch = Watch { stalls: StallMonitor::new(), pulse: Pulse::new(client.clone()) };
         let link = |_| {
-            let (counters, stalls) = (counters.clone(), stalls.clone());
-            Link::new(client.clone(), options.budget, counters, stalls, scripts.clone())
+            let (counters, watch) = (counters.clone(), watch.clone());
+            Link::new(client.clone(), options.budget, counters, watch, scripts.clone())
         };
         Ok(Self {
             name,
@@ -71,13 +73,13 @@ impl Node {
         let result = link.send(command, is_moving, deadline).await;
         probe.unanswered = false;
         match &result {
-            Ok(_) | Err(Failure::Refused(_)) => {
+            Ok(_) | Err(Failure::ErrorReply(_)) => {
                 let mut breaker = self.breaker();
                 if breaker.succeeded() {
                     drop(breaker);
                     tracing::info!(
                         server = self.name,
-                        "redis answers again; sending checks to it again"
+                        "redis is available again; sending checks to it"
                     );
                 }
             }
@@ -126,14 +128,16 @@ impl Node {
             Change::None => return,
             Change::Opened => {
                 self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(server = self.name, %failure, "redis does not answer; sending no checks to it until it does");
+                tracing::warn!(server = self.name, %failure, "redis is unavailable; sending no checks to it until a probe succeeds");
             }
             Change::StaysOpen => {
-                tracing::debug!(server = self.name, %failure, "redis still does not answer");
+                tracing::debug!(server = self.name, %failure, "redis is still unavailable");
             }
         }
         // A connection without replies may be broken.
-        self.links.iter().for_each(|link| link.drop_connection(None, 1, &failure.to_string()));
+        for link in &self.links {
+            link.drop_connection(None, 1, &failure.to_string());
+        }
     }
 
     /// Drops the connections, because the server is no longer the right one. The next connection is made after a pause:
@@ -162,7 +166,7 @@ impl fmt::Debug for Node {
     }
 }
 
-/// A probe. If its caller goes away before the reply, the probe has failed, so that another can be sent.
+/// A probe. If its caller is dropped before the reply, the probe has failed, so that another can be sent.
 struct Probe<'a> {
     node: &'a Node,
     unanswered: bool,

@@ -10,7 +10,7 @@ use redis::{Client, ConnectionInfo, RedisResult};
 pub struct Options {
     /// The prefix of all keys. It must not contain braces, which would choose the slot in a cluster.
     pub prefix: String,
-    /// The time budget per decision. The failure policy decides after that.
+    /// The time budget per decision. The failure setting decides after that.
     pub budget: Duration,
     /// The number of connections per server. One connection carries many calls at once.
     pub connections: usize,

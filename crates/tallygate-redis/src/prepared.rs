@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use tallygate::Policy;
+use tallygate::{Cost, Kind, Policy};
 
 use crate::key_broker::Terms;
 use crate::script::Scripted;
+use crate::window::ENTRIES_PER_PLACE;
 
 /// A policy prepared for Redis.
 #[derive(Debug)]
@@ -19,6 +20,18 @@ pub(crate) struct Prepared {
     /// Which checks are decided without a call.
     pub(crate) terms: Terms,
     pub(crate) policy_change: PolicyChange,
+}
+
+impl Prepared {
+    /// Returns how many places a key needs among the calls that decide on several keys: one, and more for long logs.
+    pub(crate) fn places(&self) -> usize {
+        let entries = self.policy.limits().iter().map(|limit| match limit.numbers() {
+            numbers if numbers.kind == Kind::SlidingWindowLog => numbers.limit,
+            _ => 0,
+        });
+        let places = entries.fold(0, Cost::saturating_add) / ENTRIES_PER_PLACE;
+        usize::try_from(places).unwrap_or(usize::MAX / 2).min(1 << 20) + 1
+    }
 }
 
 /// What a check does with a state that was written under another policy.

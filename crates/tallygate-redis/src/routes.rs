@@ -2,8 +2,9 @@
 //!
 //! The cluster client of the `redis` crate sends a call again when a connection breaks, which would charge twice; if
 //! that is turned off, it does not follow redirections either. So redirections are followed here: a call that was
-//! answered with MOVED or ASK was not carried out, and is sent to the server that the reply names. A call whose reply
-//! was lost is never sent again.
+//! answered with MOVED or ASK was not carried out, and is sent to the server that the reply names. A call that was
+//! answered with TRYAGAIN was not carried out either, and is repeated within its time budget. A call whose reply was lost
+//! is never sent again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,6 +53,8 @@ struct Slots {
 const PROMPT_REDIRECTIONS: u32 = 5;
 /// The pause before each further redirection.
 const REDIRECTION_PAUSE: Duration = Duration::from_millis(2);
+/// The pause before a call on several keys is sent again whose slot is moving.
+const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
 /// The shortest time between two refreshes of the topology.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// How long a refresh may take: only the first decision waits for it.
@@ -157,7 +160,7 @@ impl Routes {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };
-            let Failure::Refused(error) = &failure else {
+            let Failure::ErrorReply(error) = &failure else {
                 if !matches!(failure, Failure::Late { .. }) {
                     self.ask_for_map();
                     if node.is_open() {
@@ -186,6 +189,12 @@ impl Routes {
                         lock(&self.slots).moved.insert(slot, node.clone());
                         self.ask_for_map();
                     }
+                }
+                // Some keys of a moving slot are on one server and some on another, and the call was not carried out.
+                ErrorKind::Server(ServerErrorKind::TryAgain)
+                    if Instant::now() + TRY_AGAIN_PAUSE < deadline =>
+                {
+                    tokio::time::sleep(TRY_AGAIN_PAUSE).await;
                 }
                 ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
                     // The address may lead to another server by now.
@@ -240,7 +249,7 @@ impl Routes {
             return Ok(node.clone());
         }
         let info = self.address.to(host, port);
-        let node = Node::new(info, &self.options, &self.counters).map_err(Failure::Refused)?;
+        let node = Node::new(info, &self.options, &self.counters).map_err(Failure::ErrorReply)?;
         let node = Arc::new(node);
         nodes.insert((host.to_owned(), port), node.clone());
         Ok(node)
@@ -263,9 +272,13 @@ impl Routes {
         tokio::spawn(async move {
             let read = tokio::time::timeout(MAP_BUDGET, routes.read_map()).await;
             routes.is_asking.store(false, Ordering::Release);
-            if !matches!(read, Ok(Ok(()))) {
-                tracing::warn!(address = %routes.address, "cluster topology refresh failed; keeping the previous topology");
-            }
+            let error = match read {
+                Ok(Ok(())) => return,
+                Ok(Err(failure)) => failure.to_string(),
+                Err(_) => format!("no reply within {} ms", MAP_BUDGET.as_millis()),
+            };
+            let address = &routes.address;
+            tracing::warn!(%address, error, "redis topology refresh failed; keeping the previous topology");
         });
     }
 
@@ -326,7 +339,7 @@ impl Routes {
         for (host, port) in sentinels {
             let info = self.sentinel(host, *port);
             let sentinel =
-                Node::new(info, &self.options, &self.counters).map_err(Failure::Refused)?;
+                Node::new(info, &self.options, &self.counters).map_err(Failure::ErrorReply)?;
             let mut command = redis::cmd("SENTINEL");
             command.arg("get-master-addr-by-name").arg(name);
             let budget = self.options.budget * 2;

@@ -213,15 +213,19 @@ impl Scripted {
         &self.constants
     }
 
-    /// Returns the numbers for a script that charges beyond the policy's bound on debt.
+    /// Returns the numbers for a script that charges buckets beyond the policy's bound on debt.
     pub(crate) fn numbers_past_debt(&self, amount: i64) -> Vec<u8> {
         let mut numbers = self.numbers(amount);
         for constants in numbers[8..].chunks_exact_mut(80) {
             let read = |place: usize| {
                 constants[place * 8..][..8].try_into().ok().and_then(whole).unwrap_or_default()
             };
+            // A count beyond the bound of a window is not a valid state.
+            if u8::try_from(read(0)) != Ok(BUCKET) {
+                continue;
+            }
             // The level of a bucket counts in fractions of a unit, and has to stay exact.
-            let unit = if read(0) == 1 { read(5).max(1) } else { 1 };
+            let unit = read(5).max(1);
             let bound = read(4).saturating_mul(DEEPER).min((1_i128 << 52) / unit).max(read(4));
             constants[4 * 8..][..8].copy_from_slice(&double(bound));
         }

@@ -23,7 +23,7 @@ pub(crate) fn settle_receipt<A: Algorithm>(
             let settlement = Settlement { reservation: &receipt, before, after: &after };
             returns.settled(number, &settlement);
         }
-        returns.note(now.0, after, now, fresh);
+        returns.note(now.0, after, rule.last_change(state), fresh);
     }
     settled
 }

@@ -107,7 +107,8 @@ impl RedisStore {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Sets the failure policy, and returns a store that shares nothing with its clones before.
+    /// Sets the failure setting, and returns a store that shares nothing with its clones before. Default:
+    /// [`OnFailure::Allow`].
     #[must_use]
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         let Shared { redis, name, scale, local_decisions, .. } = &*self.shared;
@@ -174,7 +175,7 @@ impl RedisStore {
         self.return_slices(back).await;
     }
 
-    /// Sets the failure policy of this store and all its clones. Units that were used in this process stay used.
+    /// Sets the failure setting of this store and all its clones. Units that were used in this process stay used.
     pub fn set_on_failure(&self, on_failure: OnFailure) {
         self.shared.local.share_as(on_failure);
         self.shared.on_failure.store(Arc::new(on_failure));
@@ -340,7 +341,7 @@ impl RedisStore {
         Ok(self.in_caller_ticks(timed))
     }
 
-    /// Decides on a key. The failure policy decides if Redis does not.
+    /// Decides on a key. The failure setting decides if Redis does not.
     async fn decide<A: RedisRule>(
         &self,
         rule: &A,
@@ -392,7 +393,7 @@ impl RedisStore {
         Ok(xxhash_rust::xxh3::xxh3_64(&self.key(b"")?.name))
     }
 
-    /// Checks an estimate in Redis. If Redis does not decide, the failure policy does, and there is no receipt.
+    /// Checks an estimate in Redis. If Redis does not decide, the failure setting does, and there is no receipt.
     async fn reserve_estimate<A: RedisRule>(
         &self,
         rule: &A,

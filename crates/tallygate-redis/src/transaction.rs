@@ -180,7 +180,7 @@ impl Redis {
 /// Waits after a race was lost for the second time or more: a random part of a round trip, which grows, so that
 /// processes do not collide again and again. The reply of a lost race has the current value, so an immediate retry is
 /// often best.
-pub(crate) async fn backoff(tries: u32, round_trip: Duration) {
+async fn backoff(tries: u32, round_trip: Duration) {
     if tries > 1 {
         let longest = (round_trip / 2).saturating_mul(tries / 2).min(Duration::from_millis(10));
         let nanos = u64::try_from(longest.as_nanos()).unwrap_or(0);

@@ -49,8 +49,11 @@ pub(crate) struct InWindow {
 /// makes.
 pub(crate) const FEWEST: usize = 256;
 /// The minimum for calls that decide on several keys, which take the server several times as long: it answers none of
-/// the calls that it reads together before it has carried out all of them.
-pub(crate) const FEWEST_OF_SEVERAL_KEYS: usize = 32;
+/// the calls that it reads together before it has carried out all of them. Such a call takes a place per key, so that one
+/// call on many keys takes as many as many calls on two.
+pub(crate) const FEWEST_OF_SEVERAL_KEYS: usize = 64;
+/// How many entries of a sliding window log take the server as long as another key.
+pub(crate) const ENTRIES_PER_PLACE: u64 = 256;
 const MOST: usize = 4096;
 /// The estimated time per argument of a call: a check has about ten, and takes some tens of microseconds.
 const TIME_PER_ARGUMENT: Duration = Duration::from_micros(10);
@@ -77,20 +80,31 @@ impl CallWindow {
 
     /// Waits for a place. Returns `None` if there is none while a reply could still arrive before the deadline.
     pub(crate) async fn enter(self: &Arc<Self>, deadline: Instant) -> Option<InWindow> {
-        let permit = match self.places.clone().try_acquire_owned() {
+        self.enter_with(1, deadline).await
+    }
+
+    /// Waits for several places, but not for more than there always are. Returns `None` if they are not free while a reply
+    /// could still arrive before the deadline.
+    pub(crate) async fn enter_with(
+        self: &Arc<Self>,
+        places: usize,
+        deadline: Instant,
+    ) -> Option<InWindow> {
+        let places = u32::try_from(places.min(self.fewest)).unwrap_or(1);
+        let permit = match self.places.clone().try_acquire_many_owned(places) {
             Ok(permit) => permit,
             Err(_) => {
                 let last_moment = deadline.checked_sub(self.state().average)?;
-                let waiting = self.places.clone().acquire_owned();
+                let waiting = self.places.clone().acquire_many_owned(places);
                 timeout_at(last_moment.into(), waiting).await.ok()?.ok()?
             }
         };
         Some(InWindow::new(self, permit))
     }
 
-    /// Returns whether a call would have to wait for a place.
-    pub(crate) fn is_full(&self) -> bool {
-        self.places.available_permits() == 0
+    /// Returns whether a call that needs so many places would not have to wait.
+    pub(crate) fn has_room(&self, places: usize) -> bool {
+        self.places.available_permits() >= places.min(self.fewest)
     }
 
     /// Returns the number of calls in flight.
@@ -180,10 +194,10 @@ impl Drop for InWindow {
             return;
         }
         let _state = window.state();
-        if window.excess.load(Ordering::Relaxed) > 0
-            && let Some(permit) = self.permit.take()
-        {
-            window.excess.fetch_sub(1, Ordering::Relaxed);
+        let Some(mut permit) = self.permit.take() else { return };
+        let removed = window.excess.load(Ordering::Relaxed).min(permit.num_permits());
+        if let Some(permit) = permit.split(removed) {
+            window.excess.fetch_sub(removed, Ordering::Relaxed);
             permit.forget();
         }
     }
@@ -217,6 +231,26 @@ mod tests {
         calls.clear();
         assert_eq!(window.places.available_permits(), FEWEST);
         assert!(window.enter(soon).await.is_some());
+    }
+
+    /// Fault J15.
+    #[tokio::test]
+    async fn a_call_on_many_keys_takes_as_many_places_as_many_calls() {
+        let window = CallWindow::new(50 * MS, FEWEST_OF_SEVERAL_KEYS);
+        let soon = Instant::now() + MS;
+        let large = window.enter_with(1000, soon).await.expect("it takes all places");
+        assert!(window.enter_with(2, soon).await.is_none());
+        drop(large);
+        let mut calls = Vec::new();
+        for _ in 0..FEWEST_OF_SEVERAL_KEYS / 2 {
+            assert!(window.has_room(2));
+            calls.push(window.enter_with(2, soon).await.expect("a place"));
+        }
+        assert!(!window.has_room(1));
+        // Places that are to be removed are removed when the call that has them ends.
+        window.excess.store(3, Ordering::Relaxed);
+        calls.truncate(calls.len() - 2);
+        assert_eq!(window.places.available_permits(), 1);
     }
 
     #[tokio::test]

@@ -268,7 +268,7 @@ async fn a_round_trip_of_40_ms_works_with_a_budget_of_50_ms() {
 
 /// The number of concurrent callers of one key.
 const CALLERS: usize = 1000;
-/// The number of Redis clients that they share: each stands for a process.
+/// The number of Redis clients that they share: each represents a process.
 const PROCESSES: usize = 4;
 
 /// Connects some clients to a server at a distance, and runs a test with them.
@@ -335,6 +335,48 @@ async fn any_number_of_settlements_of_one_key_at_once_are_charged_exactly() {
         })
         .await;
     }
+}
+
+/// Checks of a key change it while a settlement is on its way. A settlement is written all the same, because it retries at once.
+///
+/// Fault J1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settlements_are_written_among_many_reservations_of_the_same_key() {
+    let _alone = ALONE.lock().await;
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(&server.address());
+    proxy.delay(Duration::from_millis(5));
+    let redis = [(); 3].map(|()| Redis::open(&proxy.url()).unwrap());
+    for redis in &redis {
+        connected(redis).await;
+    }
+    let limiters =
+        redis.each_ref().map(|redis| RateLimiter::with_store(bucket(200, 20), redis.store("api")));
+    let start = Instant::now();
+    let callers = (0..60_u32).map(|caller| {
+        let limiter = &limiters[caller as usize % 3];
+        async move {
+            let (mut settled, mut failed) = (0_u32, 0_u32);
+            tokio::time::sleep(Duration::from_millis(150) * caller / 60).await;
+            while start.elapsed() < Duration::from_secs(3) {
+                let ask = Ask::new("alice").cost(2);
+                let reserved = limiter.reserve(ask, Duration::from_secs(60)).await.unwrap();
+                if let Some(mut reservation) = reserved.granted() {
+                    match limiter.settle(&mut reservation, 1).await {
+                        Ok(_) => settled += 1,
+                        Err(_) => failed += 1,
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(150)).await;
+            }
+            (settled, failed)
+        }
+    });
+    let each = join_all(callers).await;
+    let settled: u32 = each.iter().map(|(settled, _)| settled).sum();
+    let failed: u32 = each.iter().map(|(_, failed)| failed).sum();
+    println!("{settled} settled, {failed} failed");
+    assert!(settled > 400 && failed * 200 < settled, "{settled} settled, {failed} failed");
 }
 
 /// Fault J1.
@@ -442,7 +484,7 @@ async fn callers_in_all_under_alternating_tiers_get_exactly_the_quota() {
     }
 }
 
-/// Requires that so many are allowed, all of them by the store, and that no failure setting decided.
+/// Requires that this many are allowed, all of them by the store, and that no failure setting decided.
 fn assert_exactly(decisions: &[Decision], allowed: usize) {
     let mut sources = BTreeMap::new();
     for decision in decisions {

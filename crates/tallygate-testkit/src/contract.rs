@@ -62,17 +62,17 @@ pub trait Subject {
 ///
 /// For a store with a single policy, use `store_contract!(on, one policy)`, which leaves out the tests in which the
 /// policy of a key changes. For a store that keeps a key under several policies at once (tiers), use
-/// `store_contract!(on, plans)`.
+/// `store_contract!(on, tiers)`.
 #[macro_export]
 macro_rules! store_contract {
     ($on:path) => {
         $crate::store_contract!($on, one policy);
         $crate::store_contract!($on;
             a_change_of_policy_keeps_what_was_used
-            a_smaller_policy_forgives_only_what_does_not_fit
+            a_smaller_policy_clears_only_usage_that_does_not_fit
         );
     };
-    ($on:path, plans) => {
+    ($on:path, tiers) => {
         $crate::store_contract!($on);
         $crate::store_contract!($on;
             a_reservation_returns_only_what_each_policy_charged
@@ -102,6 +102,7 @@ macro_rules! store_contract {
             a_reset_voids_reservations
             a_shadow_limit_returns_only_what_it_charged
             a_refund_of_a_check_that_a_shadow_limit_denied_returns_nothing_to_it
+            a_settlement_returns_to_a_shadow_limit_what_its_run_charged
             debt_is_bounded
             a_reset_restores_the_initial_state
             a_late_time_earns_nothing
@@ -679,6 +680,31 @@ pub async fn a_refund_of_a_check_that_a_shadow_limit_denied_returns_nothing_to_i
     }
 }
 
+/// The shadow limit charged the first and the third request, and not the second and the fourth. The second is canceled.
+pub async fn a_settlement_returns_to_a_shadow_limit_what_its_run_charged(store: &impl Subject) {
+    for kind in Kind::ALL {
+        let half = Policy::of(kind, 5).per(Ticks(WINDOW)).named("half").shadow();
+        let policy = Policy::all_of("both", [limit_of(kind).named("all"), half])
+            .expect("the policy is valid");
+        let client = Client::new(store, &policy, "bob");
+        let would_deny =
+            async |cost: Cost| client.peek(cost, at(0)).await.shadow_denied_by.is_some();
+        let refund = async |cost: i128| client.apply(Op::Force(-cost), at(0)).await.remaining;
+        assert_eq!(client.apply(Op::Check(3), at(0)).await.shadow_denied_by, None, "{kind}");
+        let (_, denied) = client.reserve(3, at(0)).await;
+        assert_eq!(client.apply(Op::Check(2), at(0)).await.shadow_denied_by, None, "{kind}");
+        assert_eq!(client.apply(Op::Check(1), at(0)).await.shadow_denied_by, Some(1), "{kind}");
+        assert_eq!(client.remaining_after_settling(&denied, -3, at(0)).await, 4, "{kind}");
+        assert!(would_deny(1).await, "{kind}: 5 of 5 are used");
+        assert_eq!(refund(1).await, 5, "{kind}");
+        assert!(would_deny(1).await, "{kind}: the fourth request was not charged");
+        assert_eq!(refund(2).await, 7, "{kind}");
+        assert!(!would_deny(2).await && would_deny(3).await, "{kind}: 3 of 5 are used");
+        assert_eq!(refund(3).await, LIMIT, "{kind}");
+        assert!(!would_deny(5).await, "{kind}: nothing is used");
+    }
+}
+
 /// A forced charge leads into debt, up to the bound.
 pub async fn debt_is_bounded(store: &impl Subject) {
     for kind in Kind::ALL {
@@ -728,7 +754,7 @@ pub async fn a_change_of_policy_keeps_what_was_used(store: &impl Subject) {
 }
 
 /// A client that has used more than the new capacity has used all of the new capacity.
-pub async fn a_smaller_policy_forgives_only_what_does_not_fit(store: &impl Subject) {
+pub async fn a_smaller_policy_clears_only_usage_that_does_not_fit(store: &impl Subject) {
     for before in Kind::ALL {
         for after in Kind::ALL {
             let small = Policy::of(after, LIMIT / 2).per(Ticks(WINDOW));

@@ -15,6 +15,10 @@
 
 // The examples of the documents give a reader who copies them no warnings.
 #![doc(test(attr(deny(unused_imports, unused_must_use, unused_mut, unused_variables))))]
+#![allow(
+    clippy::missing_panics_doc,
+    reason = "functions for tests assert, and a panic fails the test"
+)]
 
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;

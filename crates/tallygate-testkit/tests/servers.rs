@@ -161,8 +161,8 @@ mod replication {
         let mut connection = connect(&old.url());
         redis::cmd("SET").arg("key").arg(1).query::<()>(&mut connection).expect("a primary writes");
         old.demote_to(&new);
-        let refused = redis::cmd("SET").arg("key").arg(2).query::<()>(&mut connection);
-        assert_eq!(refused.expect_err("a replica rejects writes").code(), Some("READONLY"));
+        let rejected = redis::cmd("SET").arg("key").arg(2).query::<()>(&mut connection);
+        assert_eq!(rejected.expect_err("a replica rejects writes").code(), Some("READONLY"));
         old.wait_until_linked();
         assert_eq!(value(&old, "key"), None);
     }
@@ -341,18 +341,18 @@ mod proxy {
     }
 
     #[test]
-    fn cuts_and_refuses_connections() {
+    fn cuts_and_rejects_connections() {
         let server = Server::start(Flavor::Redis);
         let proxy = Proxy::start(&server.address());
         let mut connection = connect(&proxy.url());
-        proxy.refuse(true);
+        proxy.reject_connections(true);
         assert_eq!(increment(&mut connection), Ok(1), "present connections stay");
         proxy.cut();
         increment(&mut connection).expect_err("it is cut");
-        let refused = redis::Client::open(proxy.url())
+        let rejected = redis::Client::open(proxy.url())
             .and_then(|client| increment(&mut client.get_connection()?));
-        refused.expect_err("the proxy closes the connection");
-        proxy.refuse(false);
+        rejected.expect_err("the proxy closes the connection");
+        proxy.reject_connections(false);
         assert_eq!(increment(&mut connect(&proxy.url())), Ok(2));
         assert_eq!(proxy.connections().len(), 3);
     }

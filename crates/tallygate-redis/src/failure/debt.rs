@@ -45,12 +45,27 @@ pub(super) struct ClientDebt {
     pub(super) not_before: Option<Tick>,
     /// The time before which Redis has no room for the unpaid units.
     pub(super) retry_at: Option<Tick>,
+    /// The charge that was sent, and whose reply was lost.
+    pub(super) unresolved: Option<SentCharge>,
     /// Whether a task is charging it. Until that is done, this process decides on the client.
     pub(super) is_being_charged: bool,
     /// Whether the caller gives the time, so that only the caller knows when to charge.
     pub(super) has_given_time: bool,
     /// The policy that decided on the client.
     pub(super) policy: Option<Arc<Policy>>,
+}
+
+/// A charge of a bucket. If its reply is lost, it is sent again with the same number, so that Redis charges it once.
+#[derive(Clone, Copy)]
+pub(crate) struct SentCharge {
+    /// A random number. The script remembers the numbers of the last charges of a client.
+    pub(crate) number: i64,
+    /// The units to be charged.
+    pub(crate) used: Cost,
+    /// The units of `used` that the share has not earned back: at least as many are charged.
+    pub(crate) least: Cost,
+    /// When this process began to decide for the client, by the store's clock.
+    pub(crate) began: Tick,
 }
 
 impl ClientDebt {
@@ -100,13 +115,11 @@ pub(crate) struct DebtCharge<'a> {
     /// Whether each limit is paid for by itself, because the policy has several.
     pub(crate) is_per_limit: bool,
     /// The units to be charged unconditionally: only of a policy that has one account.
-    pub(crate) used: Cost,
-    /// Whether `used` was charged, or may have been: it is not charged again.
+    pub(crate) sent: Option<SentCharge>,
+    /// Whether Redis has confirmed that `sent` was charged; also true if there is nothing to charge unconditionally.
     pub(crate) is_used_charged: bool,
-    /// The units of `used` that the share has not earned back: at least as many are charged.
-    pub(crate) least: Cost,
-    /// When this process began to decide for the client, by the store's clock.
-    pub(crate) began: Tick,
+    /// Whether `sent` was sent before, and its reply was lost.
+    pub(super) is_repeated: bool,
     /// When to try again to charge the unpaid units.
     pub(crate) retry_at: Option<Tick>,
     /// How many processes share the quota.
@@ -134,12 +147,19 @@ impl DebtCharge<'_> {
 
     /// Returns whether any units were charged in Redis.
     pub(crate) fn is_any_charged(&self) -> bool {
-        self.used > 0 || self.payments.iter().any(|payment| payment.paid > 0)
+        self.sent.is_some() || self.payments.iter().any(|payment| payment.paid > 0)
     }
 
-    /// Records that Redis did not charge the remaining units: the outage goes on.
+    /// Records that Redis did not charge the remaining units: the outage continues.
     pub(crate) fn failed(mut self) {
         self.has_failed = true;
+    }
+}
+
+impl DebtCharge<'_> {
+    /// Returns whether the reply to the unconditional charge was lost.
+    pub(super) const fn is_unresolved(&self) -> bool {
+        !self.is_used_charged && !self.has_failed
     }
 }
 

@@ -14,7 +14,7 @@ use tallygate::store::{Capacity, MemoryStore, Store as _};
 use tallygate::tiers::{Access, ClientRule};
 use tallygate::{Cost, Decision, Policy, PolicyError, Source, StoreError, Tick, Ticks};
 
-use super::debt::{Account, ClientDebt, DebtCharge, NextDebts, Payment, TakenDebt};
+use super::debt::{Account, ClientDebt, DebtCharge, NextDebts, Payment, SentCharge, TakenDebt};
 use super::share::{LimitShare, Overlap, Share, interval_of_share};
 use super::{OnFailure, failed_closed, unknown_denial};
 
@@ -85,7 +85,7 @@ impl LocalLimiter {
         local
     }
 
-    /// Sets the number of processes that share the quota, if the failure policy has one.
+    /// Sets the number of processes that share the quota, if the failure setting has one.
     pub(crate) fn share_as(&self, on_failure: OnFailure) {
         if let OnFailure::Local { instances } = on_failure {
             self.instances.store(instances.max(1), Ordering::Relaxed);
@@ -323,12 +323,15 @@ impl LocalLimiter {
     /// was full. Without this reduction, a client that used its quota during an outage of one hour would be locked out for
     /// another hour.
     ///
-    /// The units that the bucket could not earn are known only if its key has expired when the first process reconnects,
-    /// since a key expires when its bucket is full. Suppose that this is after a time d, in which L units are earned. The level
-    /// was at most a burst B before, so at least L − B units were lost. Each of the n processes charges (L − B) / n less, so
-    /// all together reduce the debt by no more than was lost; but each charges at least what its share has not earned
-    /// back. Each process allowed at most what its share did: (B + L) / n. So after an outage of any length, all processes
-    /// together charge at most two bursts, and never less than if every request had been charged in Redis at its time.
+    /// The units that the bucket could not earn are known only if its key has expired when the first process
+    /// reconnects, since a key expires when its bucket is full. Suppose that this is after a time d, in which L units
+    /// are earned. If the level was at most a burst B before, at least L − B units were lost. If it was higher, the
+    /// client owed units of an outage before, and was allowed none in Redis since. Then the bucket is full at the time
+    /// that the script noted when it charged them, and loses only what it earns from then on. Each of the n processes
+    /// charges (L − B) / n less, so all together reduce the debt by no more than was lost; but each charges at least
+    /// what its share has not earned back. Each process allowed at most what its share did: (B + L) / n. So after an
+    /// outage of any length, all processes together charge at most two bursts, and never less than if every request had
+    /// been charged in Redis at its time.
     pub(crate) fn take<'a>(
         &'a self,
         rule: &ClientRule,
@@ -366,6 +369,15 @@ impl LocalLimiter {
             debts.remove(client);
             return TakenDebt::Nothing;
         }
+        let is_repeated = used > 0 && debt.unresolved.is_some();
+        let sent = (used > 0).then(|| {
+            let new = || SentCharge { number: fastrand::i64(0..1 << 53), used, least, began };
+            *debt.unresolved.get_or_insert_with(new)
+        });
+        if let (Some(sent), [payment]) = (sent, &mut payments[..]) {
+            payment.cost = payment.cost.min(sent.used);
+            payment.unpaid = payment.unpaid.min(sent.used - payment.cost);
+        }
         debt.is_being_charged = true;
         let policy = match rule.access(at) {
             Access::Limited(policy) => Some(policy),
@@ -376,10 +388,9 @@ impl LocalLimiter {
             client,
             payments,
             is_per_limit: policy.is_some_and(|policy| policy.limits().len() > 1),
-            used,
+            sent,
             is_used_charged: used == 0,
-            least,
-            began,
+            is_repeated,
             retry_at: None,
             processes: self.instances.load(Ordering::Relaxed),
             has_failed: false,
@@ -420,12 +431,21 @@ impl LocalLimiter {
         let mut debts = self.debts();
         let Some(debt) = debts.get_mut(charge.client) else { return };
         debt.is_being_charged = false;
+        if charge.is_unresolved() {
+            // Units that are allowed from now on belong to another charge.
+            debt.began = None;
+            return;
+        }
+        if !charge.is_used_charged && !charge.is_repeated {
+            debt.unresolved = None;
+        }
         let is_any_paid = charge.payments.iter().any(|payment| payment.paid > 0);
-        if charge.has_failed && !is_any_paid && (charge.used == 0 || !charge.is_used_charged) {
+        if charge.has_failed && !is_any_paid && (charge.sent.is_none() || !charge.is_used_charged) {
             return;
         }
         debt.fit(charge.payments.len());
         if charge.is_used_charged {
+            debt.unresolved = None;
             for (account, charge) in debt.accounts.iter_mut().zip(&charge.payments) {
                 account.cost = account.cost.saturating_sub(charge.cost);
                 let left = charge.pay - charge.paid;
@@ -433,7 +453,7 @@ impl LocalLimiter {
             }
             debt.retry_at = charge.retry_at;
         }
-        if !charge.has_failed {
+        if !charge.has_failed && !charge.is_repeated {
             debt.began = None;
             debt.accounts.iter_mut().for_each(|account| account.is_past_overlap = false);
         }

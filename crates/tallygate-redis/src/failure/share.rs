@@ -51,7 +51,7 @@ impl LimitShare {
 /// one of three quotas:
 ///
 /// - by a window in Redis, charged by an ordinary check, as far as there is room;
-/// - by a window of the share that lies in the outage and after the overlap, when Redis has allowed nothing;
+/// - by a window of the share that is in the outage and after the overlap, when Redis has allowed nothing;
 /// - by a later window of either kind. Until then it is unpaid.
 ///
 /// A process allows a unit in the overlap only if its unpaid units stay within its share. They are charged to the share at

@@ -17,7 +17,7 @@ use crate::failure::ShareCharge;
 /// The decision on one key.
 enum KeyDecision {
     ByRedis(ChargedKey),
-    /// The failure policies of its parts decided, because its server did not answer in time.
+    /// The failure settings of its parts decided, because its server did not answer in time.
     ByFailurePolicy(Answers, KeyCost),
 }
 
@@ -37,7 +37,7 @@ impl KeyDecision {
     }
 }
 
-/// Charges one key after the other, and returns the charges if one denies. If a server does not answer, the failure policies
+/// Charges one key after the other, and returns the charges if one denies. If a server does not answer, the failure settings
 /// decide on its own keys only: the limits on other servers hold.
 pub(super) async fn charge_in_order(
     keys: &[KeyParts<'_>],
@@ -52,7 +52,7 @@ pub(super) async fn charge_in_order(
         let decision = match key.reserve(now, deadline).await {
             Ok(charged) => Ok(KeyDecision::ByRedis(charged)),
             Err(error) => {
-                // The failure policy charges the share itself.
+                // The failure setting charges the share itself.
                 drop(share.take());
                 let fallen_back = key.fall_back(&error, now);
                 fallen_back.map(|(answers, sum)| KeyDecision::ByFailurePolicy(answers, sum))
@@ -81,7 +81,7 @@ pub(super) async fn charge_in_order(
     }
 }
 
-/// Returns the charges of some keys. Returns that are not done by the deadline go on in the background: the caller has its
+/// Returns the charges of some keys. Returns that are not done by the deadline continue in the background: the caller has its
 /// answer in time, and no unit is lost because of a late reply.
 async fn return_charges(
     keys: &[KeyParts<'_>],
@@ -131,7 +131,7 @@ async fn return_charges(
     }
 }
 
-/// Decides by the failure policies. Units that were charged to one key in this process are returned if another key denies.
+/// Decides by the failure settings. Units that were charged to one key in this process are returned if another key denies.
 pub(super) fn decide_without_redis(
     keys: &[KeyParts<'_>],
     error: &Error,

@@ -138,7 +138,7 @@ impl KeyParts<'_> {
         self.redis().transact(&[self.key()], given, None, deadline, decide).await
     }
 
-    /// Decides by the failure policies of the parts: every rule must allow the sum. Returns the decisions, and the sum if
+    /// Decides by the failure settings of the parts: every rule must allow the sum. Returns the decisions, and the sum if
     /// this process has charged it (0 otherwise).
     pub(super) fn fall_back(
         &self,

@@ -22,7 +22,7 @@ pub(super) trait JointPart: Send + Sync {
     fn key(&self) -> &Key;
     fn store(&self) -> &RedisStore;
     fn cost(&self) -> Cost;
-    /// Returns the time that the question names.
+    /// Returns the time that the request names.
     fn time(&self) -> Option<Tick>;
     /// Prepares for a decision at a given time.
     fn begin(&mut self, now: Option<Tick>) -> Result<(), Error>;
@@ -39,7 +39,7 @@ pub(super) trait JointPart: Send + Sync {
     fn agrees(&self, value: &[u8], now: i64, cost: Cost) -> Result<bool, Error>;
     /// Returns the decision of a step without changing anything.
     fn report(&self, value: &[u8], now: i64, cost: Cost, go: bool) -> Result<Timed, Error>;
-    /// Brings a value under its rule, which a check does first.
+    /// Moves a value to its rule, which a check does first.
     fn bring(&self, value: Vec<u8>, now: i64) -> Result<Vec<u8>, Error>;
     /// Charges a cost if all parts allow it. Returns the value to write (the same value if nothing changes), the decision,
     /// and the receipt of the charge.
@@ -55,7 +55,7 @@ pub(super) trait JointPart: Send + Sync {
     /// Makes its decision from the result of a script on a cost.
     fn answer(&self, decided: &DecidedPart, now: i64, cost: Cost, go: bool)
     -> Result<Timed, Error>;
-    /// Checks it as the only part. Its failure policy decides if Redis does not.
+    /// Checks it as the only part. Its failure setting decides if Redis does not.
     fn check_alone(&self, now: Option<Tick>) -> Reply<'_, Timed>;
     /// Checks it in Redis. Returns the receipt of the charge as well.
     fn reserve(&self, given: Option<i64>, deadline: Instant) -> Reply<'_, (Timed, Receipt)>;
@@ -67,27 +67,27 @@ pub(super) trait JointPart: Send + Sync {
         charged_at: Tick,
         now: Option<Tick>,
     ) -> Reply<'static, Timed>;
-    /// Decides by its failure policy.
+    /// Decides by its failure setting.
     fn fall_back(&self, error: Error, op: Op, now: Option<Tick>) -> Result<Timed, Error>;
-    /// Returns the units of a charge that its failure policy made in this process.
+    /// Returns the units of a charge that its failure setting made in this process.
     fn uncharge(&self, cost: Cost, now: Option<Tick>) -> Decision;
     /// Reports the decision to the limiter's observer.
     fn observe(&self, decision: &Decision, at: Tick);
 }
 
-/// A question to a limiter whose store is in Redis.
+/// A request to a limiter whose store is in Redis.
 pub(super) struct RedisPart<'a, R: RuleSource + 'a, S, O>
 where
     R::Rule: RedisRule,
 {
     pub(super) limiter: &'a RateLimiter<R, S, O>,
     pub(super) store: &'a RedisStore,
-    pub(super) rule: R::Chosen<'a>,
+    pub(super) rule: R::Ref<'a>,
     pub(super) codec: <R::Rule as RedisRule>::StateCodec,
     pub(super) client: Box<[u8]>,
     pub(super) key: Key,
     pub(super) cost: Cost,
-    /// The time that the question names.
+    /// The time that the request names.
     pub(super) at: Option<Tick>,
 }
 

@@ -13,7 +13,7 @@ use crate::lease::ledger::{self, OutstandingLeases};
 const MS: i64 = 1_000_000;
 
 /// A broker, and a store that has the same clock in microseconds.
-struct Scene {
+struct Fixture {
     terms: Terms,
     broker: KeyBroker,
     state: Box<[LimitRecord]>,
@@ -22,7 +22,7 @@ struct Scene {
     calls: Vec<Call>,
 }
 
-impl Scene {
+impl Fixture {
     fn new(policy: Policy, leases: Option<Leases>) -> Self {
         let policy = Arc::new(policy);
         let state = policy.initial(Tick(0));
@@ -120,7 +120,7 @@ fn second(limit: Cost, burst: Cost) -> Policy {
 #[test]
 fn a_key_that_cannot_be_leased_is_checked_by_calls() {
     let leases = Leases { life: Duration::from_millis(100) };
-    let mut scene = Scene::new(second(1000, 1000), Some(leases));
+    let mut scene = Fixture::new(second(1000, 1000), Some(leases));
     let slice = loop {
         let asked = scene.ask(1, MS);
         match call_of(&asked) {
@@ -148,7 +148,7 @@ fn a_key_that_cannot_be_leased_is_checked_by_calls() {
 
 #[test]
 fn a_cached_denial_holds_until_its_retry_time_and_no_longer() {
-    let mut scene = Scene::new(second(10, 1), None);
+    let mut scene = Fixture::new(second(10, 1), None);
     assert!(scene.check(1, 0).allowed);
     let denied = scene.check(1, 1000);
     assert_eq!((denied.source, denied.retry_after), (Source::Store, Some(Ticks(99_999))));
@@ -162,7 +162,7 @@ fn a_cached_denial_holds_until_its_retry_time_and_no_longer() {
 
 #[test]
 fn a_cached_denial_counts_from_the_time_at_which_its_call_was_sent() {
-    let mut scene = Scene::new(second(10, 1), None);
+    let mut scene = Fixture::new(second(10, 1), None);
     assert!(scene.check(1, 0).allowed);
     assert!(scene.waits(1, MS));
     // The store carries it out late, and the reply arrives later still: 60 ms of the wait have passed by then.
@@ -174,7 +174,7 @@ fn a_cached_denial_counts_from_the_time_at_which_its_call_was_sent() {
 
 #[test]
 fn a_cached_denial_is_checked_again_after_a_second() {
-    let mut scene = Scene::new(tokens(1, Duration::from_secs(3600), 1), None);
+    let mut scene = Fixture::new(tokens(1, Duration::from_secs(3600), 1), None);
     assert!(scene.check(1, 0).allowed);
     assert_eq!(scene.check(1, 0).source, Source::Store);
     assert_eq!(scene.check(1, 999 * MS).source, Source::DenyCache);
@@ -183,7 +183,7 @@ fn a_cached_denial_is_checked_again_after_a_second() {
 
 #[test]
 fn a_cached_denial_covers_its_cost_and_larger_ones() {
-    let mut scene = Scene::new(second(10, 10), None);
+    let mut scene = Fixture::new(second(10, 10), None);
     assert!(scene.check(8, 0).allowed);
     assert!(!scene.check(5, 0).allowed);
     let above = scene.check(6, 0);
@@ -194,7 +194,7 @@ fn a_cached_denial_covers_its_cost_and_larger_ones() {
 #[test]
 fn a_cached_denial_of_a_log_covers_its_cost_only() {
     let log = Policy::sliding_window_log(10).per(Ticks(1_000_000)).build().unwrap();
-    let mut scene = Scene::new(log, None);
+    let mut scene = Fixture::new(log, None);
     assert!(scene.check(8, 0).allowed);
     assert!(!scene.check(5, 0).allowed);
     assert_eq!(scene.check(5, 0).source, Source::DenyCache);
@@ -205,7 +205,7 @@ fn a_cached_denial_of_a_log_covers_its_cost_only() {
 fn denials_that_count_towards_a_penalty_always_make_a_call() {
     let penalty = Penalty::lasting(Ticks(1_000_000)).after(3);
     let policy = Policy::token_bucket(1).per(Ticks(1_000_000)).penalty(penalty);
-    let mut scene = Scene::new(policy.build().unwrap(), None);
+    let mut scene = Fixture::new(policy.build().unwrap(), None);
     assert!(scene.check(1, 0).allowed);
     for _ in 0..3 {
         assert_eq!(scene.check(1, 0).source, Source::Store);
@@ -214,7 +214,7 @@ fn denials_that_count_towards_a_penalty_always_make_a_call() {
 
 #[test]
 fn a_change_by_this_process_shows_at_once() {
-    let mut scene = Scene::new(second(10, 1), None);
+    let mut scene = Fixture::new(second(10, 1), None);
     assert!(scene.check(1, 0).allowed);
     assert!(!scene.check(1, 0).allowed);
     scene.state = scene.terms.policy.fresh(Tick(0));
@@ -226,7 +226,7 @@ fn a_change_by_this_process_shows_at_once() {
 #[test]
 fn concurrent_checks_become_one_call_and_are_decided_as_one_by_one() {
     let policy = Policy::leaky_bucket(10).per(Ticks(1_000_000)).burst(100).build().unwrap();
-    let mut scene = Scene::new(policy.clone(), None);
+    let mut scene = Fixture::new(policy.clone(), None);
     for cost in [1, 2, 3, 4] {
         assert!(scene.waits(cost, 0));
     }
@@ -251,7 +251,7 @@ fn concurrent_checks_become_one_call_and_are_decided_as_one_by_one() {
 #[test]
 fn of_checks_that_do_not_all_fit_as_many_are_allowed_as_one_by_one() {
     for there in 1..12 {
-        let mut scene = Scene::new(second(1, 100), None);
+        let mut scene = Fixture::new(second(1, 100), None);
         scene.terms.policy.charge(&mut scene.state, Tick(0), i128::from(100 - there));
         let mut timed = Vec::new();
         (0..40).for_each(|_| assert!(scene.waits(1, 0)));
@@ -260,18 +260,18 @@ fn of_checks_that_do_not_all_fit_as_many_are_allowed_as_one_by_one() {
             made = scene.calls.len();
             timed.extend(scene.reply(0, 0).verdicts);
         }
-        let admitted = timed.iter().filter(|(_, verdict)| match verdict {
+        let allowed = timed.iter().filter(|(_, verdict)| match verdict {
             Verdict::Decided(timed) => timed.decision.allowed,
             other => panic!("{other:?}"),
         });
-        assert_eq!((admitted.count(), timed.len()), (usize::try_from(there).unwrap(), 40));
+        assert_eq!((allowed.count(), timed.len()), (usize::try_from(there).unwrap(), 40));
         assert_eq!(made, 2, "calls for 40");
     }
 }
 
 /// A key with so many requests that it is leased.
-fn hot(policy: Policy) -> Scene {
-    let mut scene = Scene::new(policy, Some(Leases::default()));
+fn hot(policy: Policy) -> Fixture {
+    let mut scene = Fixture::new(policy, Some(Leases::default()));
     for _ in 0..HOT {
         assert!(scene.check(1, 0).allowed);
     }
@@ -324,7 +324,7 @@ fn a_lease_ends_after_its_life_counted_from_its_request() {
 #[test]
 fn a_lease_of_a_window_ends_with_the_window() {
     let policy = Policy::fixed_window(1000).per(Ticks(30_000)).build().unwrap();
-    let mut scene = Scene::new(policy, Some(Leases::default()));
+    let mut scene = Fixture::new(policy, Some(Leases::default()));
     for _ in 0..HOT {
         assert!(scene.check(1, 28 * MS).allowed);
     }
@@ -393,7 +393,14 @@ fn long_leases_of_a_window_starve_no_process() {
                 for broker in &mut brokers {
                     for UnusedSlice { amount, taken } in broker.sweep(&terms, now) {
                         let at = Tick(now.0 / 1000);
-                        ledger::give_back(&policy, &mut state, &mut out, at, (amount, taken), life);
+                        ledger::return_units(
+                            &policy,
+                            &mut state,
+                            &mut out,
+                            at,
+                            (amount, taken),
+                            life,
+                        );
                     }
                 }
             }
@@ -410,7 +417,7 @@ fn an_idle_lease_is_returned_once() {
     assert_eq!(scene.broker.sweep(&scene.terms, Tick(10 * MS)), []);
     let back = scene.broker.sweep(&scene.terms, Tick(25 * MS));
     assert_eq!(back, [UnusedSlice { amount: left, taken: Tick(0) }]);
-    assert_eq!((scene.broker.left(), scene.broker.lapsed), (0, 0));
+    assert_eq!((scene.broker.left(), scene.broker.expired_units), (0, 0));
     assert_eq!(scene.broker.close(&scene.terms, Tick(26 * MS)), []);
     assert!(!scene.broker.is_idle(&scene.terms, Tick(26 * MS)));
     assert!(scene.broker.is_idle(&scene.terms, Tick(200 * MS)));
@@ -430,11 +437,11 @@ fn a_leaky_bucket_returns_no_units_and_keeps_its_departure_times() {
 #[test]
 fn a_used_up_quota_is_requested_only_from_time_to_time() {
     let mut scene = hot(second(1000, 12));
-    let mut admitted = HOT;
+    let mut allowed = HOT;
     for request in 0..10_000 {
-        admitted += u64::from(scene.check(1, request * MS / 100).allowed);
+        allowed += u64::from(scene.check(1, request * MS / 100).allowed);
     }
-    assert!((100..=112).contains(&admitted), "{admitted}");
+    assert!((100..=112).contains(&allowed), "{allowed}");
     assert!(scene.calls.len() < 60, "{} calls for 10 000 in 100 ms", scene.calls.len());
 }
 
@@ -448,7 +455,7 @@ fn a_cost_above_the_capacity_is_never_served_from_several_slices() {
 
 #[test]
 fn the_reply_to_an_abandoned_call_is_ignored() {
-    let mut scene = Scene::new(second(10, 1), None);
+    let mut scene = Fixture::new(second(10, 1), None);
     assert!(scene.waits(1, 0));
     let late = scene.calls[0].clone();
     scene.broker.handle_reply(&scene.terms, late.number, CallResult::NoReply, Tick(50 * MS));

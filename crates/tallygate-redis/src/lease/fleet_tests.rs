@@ -2,7 +2,7 @@
 //! lose their connection, and a store that fails over. Every key of every history is compared with the bound.
 //!
 //! Nothing here reads the real time, and all randomness comes from one seed: a seed that fails fails again. The processes
-//! run the real [`KeyBroker`], breaker and failure policy, and the store runs the [ledger](super::ledger), of which the
+//! run the real [`KeyBroker`], breaker and failure setting, and the store runs the [ledger](super::ledger), of which the
 //! scripts are a port. `scripts/fleet` runs a campaign at full scale; `TALLYGATE_FLEET_SEED` replays one seed.
 
 use std::cmp::Reverse;
@@ -154,13 +154,13 @@ struct Meter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     requests: u64,
-    admitted: u64,
+    allowed: u64,
     by_lease: u64,
     by_deny_cache: u64,
     local: u64,
     failed: u64,
     calls: u64,
-    given_back: u64,
+    lease_returned: u64,
     lifted: u64,
     lost: u64,
     failovers: u64,
@@ -172,7 +172,7 @@ struct Fleet {
     scale: Scale,
     random: fastrand::Rng,
     policy: Arc<Policy>,
-    plan: ClientRule,
+    rule: ClientRule,
     life: Leases,
     on_failure: OnFailure,
     now_us: i64,
@@ -183,7 +183,7 @@ struct Fleet {
     replica: Store,
     instances: Vec<Instance>,
     /// The allowed units of each key, at the time of the store's decision or when a lease served them.
-    admitted: BTreeMap<u32, Vec<(i64, Cost)>>,
+    allowed: BTreeMap<u32, Vec<(i64, Cost)>>,
     local_meters: HashMap<(usize, u32), Meter>,
     held_leases: BTreeMap<u32, Vec<HeldLease>>,
     failed_over_us: Option<i64>,
@@ -231,7 +231,7 @@ impl Fleet {
         });
         let mut fleet = Self {
             scale,
-            plan: ClientRule::of((*policy).clone()),
+            rule: ClientRule::of((*policy).clone()),
             instances: instances.collect(),
             policy,
             life,
@@ -242,7 +242,7 @@ impl Fleet {
             sequence: 0,
             store: Store::default(),
             replica: Store::default(),
-            admitted: BTreeMap::new(),
+            allowed: BTreeMap::new(),
             local_meters: HashMap::new(),
             held_leases: BTreeMap::new(),
             failed_over_us: None,
@@ -254,12 +254,12 @@ impl Fleet {
             wrong: Vec::new(),
             random,
         };
-        fleet.plan();
+        fleet.schedule_events();
         fleet
     }
 
     /// Schedules the events that do not depend on decisions.
-    fn plan(&mut self) {
+    fn schedule_events(&mut self) {
         let Scale { instances, keys, requests, lasts_us } = self.scale;
         for _ in 0..requests {
             // Few keys are popular.
@@ -322,9 +322,9 @@ impl Fleet {
             let event = self.what.remove(&number).expect("it was planned");
             self.happens(event);
         }
-        for (key, mut admitted) in std::mem::take(&mut self.admitted) {
-            admitted.sort_unstable();
-            self.hold_against_the_bound(key, &admitted);
+        for (key, mut allowed) in std::mem::take(&mut self.allowed) {
+            allowed.sort_unstable();
+            self.hold_against_the_bound(key, &allowed);
         }
         (self.tally, self.wrong)
     }
@@ -384,7 +384,7 @@ impl Fleet {
             Event::ServeAll { key } => {
                 for lease in self.held_leases.remove(&key).unwrap_or_default() {
                     if self.now_us < lease.until_us {
-                        self.admitted.entry(key).or_default().push((self.now_us, lease.amount));
+                        self.allowed.entry(key).or_default().push((self.now_us, lease.amount));
                     }
                 }
             }
@@ -408,12 +408,12 @@ impl Fleet {
                 return self.fall_back(index, key, cost);
             }
             let client = key.to_be_bytes();
-            let owed = match instance.local.take(&self.plan, &client, Tick(now_us)) {
+            let owed = match instance.local.take(&self.rule, &client, Tick(now_us)) {
                 failure::TakenDebt::Charge(mut charge) => {
                     charge.is_used_charged = true;
                     let pay: Cost = charge.payments.iter().map(|payment| payment.pay).sum();
                     charge.payments.iter_mut().for_each(|payment| payment.paid = payment.pay);
-                    charge.used + pay
+                    charge.sent.map_or(0, |sent| sent.used) + pay
                 }
                 _ => 0,
             };
@@ -502,9 +502,9 @@ impl Fleet {
                 (number, CallResult::Taken(TakenSlice { amount, at: now, state: state.clone() }))
             }
             Message::GiveBack(UnusedSlice { amount, taken }) => {
-                let lifted = ledger::give_back(&policy, state, out, now, (amount, taken), life);
+                let lifted = ledger::return_units(&policy, state, out, now, (amount, taken), life);
                 *self.store.lifted.entry(key).or_default() += lifted;
-                self.tally.given_back += amount;
+                self.tally.lease_returned += amount;
                 self.tally.lifted += lifted;
                 return;
             }
@@ -568,7 +568,7 @@ impl Fleet {
         for key in keys {
             let Some((broker, waiting)) = instance.brokers.get_mut(&key) else { continue };
             back.extend(broker.sweep(&terms, now).into_iter().map(|given| (key, given)));
-            broker.lapsed = 0;
+            broker.expired_units = 0;
             if broker.is_idle(&terms, now) {
                 assert!(waiting.is_empty(), "a check waits at a broker that was dropped");
                 instance.brokers.remove(&key);
@@ -586,12 +586,12 @@ impl Fleet {
     fn fall_back(&mut self, index: usize, key: u32, cost: Cost) {
         let now = Tick(self.now_us);
         let decision = match self.on_failure {
-            OnFailure::Allow => failure::failed_open(&self.plan, now),
-            OnFailure::Deny => failure::failed_closed(&self.plan, now),
+            OnFailure::Allow => failure::failed_open(&self.rule, now),
+            OnFailure::Deny => failure::failed_closed(&self.rule, now),
             OnFailure::Local { .. } => {
                 let client = key.to_be_bytes();
                 let local = &self.instances[index].local;
-                local.decide(&self.plan, &client, Op::Check(cost), (now, true))
+                local.decide(&self.rule, &client, Op::Check(cost), (now, true))
             }
         };
         self.answered(index, key, cost, &Timed { decision, at: now });
@@ -608,7 +608,7 @@ impl Fleet {
             Source::Lease => self.tally.by_lease += u64::from(decision.allowed),
             Source::DenyCache => {
                 self.tally.by_deny_cache += 1;
-                self.must_be_refused(key, cost);
+                self.must_be_denied(key, cost);
             }
             Source::FailedOpen | Source::FailedClosed => {
                 self.tally.failed += 1;
@@ -624,15 +624,15 @@ impl Fleet {
             _ => {}
         }
         if decision.allowed {
-            self.tally.admitted += cost;
+            self.tally.allowed += cost;
             // A decision from a lease has a time that is ahead by the duration of the call.
             let when = at.0.min(self.now_us);
-            self.admitted.entry(key).or_default().push((when, cost));
+            self.allowed.entry(key).or_default().push((when, cost));
         }
     }
 
     /// Requires that the store would deny every locally denied check as well, unless units were returned since.
-    fn must_be_refused(&mut self, key: u32, cost: Cost) {
+    fn must_be_denied(&mut self, key: u32, cost: Cost) {
         if self.failed_over_us.is_some()
             || self.store.lifted.get(&key).is_some_and(|lifted| *lifted > 0)
         {
@@ -648,13 +648,13 @@ impl Fleet {
 
     /// Compares the allowed units with the bound: A[s, t] ≤ B + floor((t − s + life)·L/W), and one burst more in intervals
     /// that end after a failover and begin before the last lease from before it has ended.
-    fn hold_against_the_bound(&mut self, key: u32, admitted: &[(i64, Cost)]) {
+    fn hold_against_the_bound(&mut self, key: u32, allowed: &[(i64, Cost)]) {
         let numbers = *self.policy.limits()[0].numbers();
         let life = i64::try_from(self.life.in_store().0).unwrap();
         let (limit, window) = (i128::from(numbers.limit), i128::from(numbers.window.0));
         let burst = i128::from(numbers.burst) * window;
         let (mut all, mut since) = (Meter::default(), Meter::default());
-        for &(at, cost) in admitted {
+        for &(at, cost) in allowed {
             let failed_over = self.failed_over_us.filter(|failed| at >= *failed);
             let over = if numbers.kind == Kind::FixedWindow {
                 let width = i64::try_from(numbers.window.0).unwrap();
@@ -711,7 +711,7 @@ impl Meter {
     }
 }
 
-/// Returns a number of up to so many bits: small numbers are as likely as large ones.
+/// Returns a number of up to a given number of bits: small numbers are as likely as large ones.
 fn up_to(random: &mut fastrand::Rng, bits: u32) -> u64 {
     let bits = random.u32(1..bits);
     random.u64(1..=1 << bits)
@@ -742,7 +742,7 @@ fn no_fleet_exceeds_the_bound() {
             ("deny cache", tally.by_deny_cache),
             ("local", tally.local),
             ("failed", tally.failed),
-            ("given back", tally.lifted),
+            ("returned", tally.lifted),
             ("lost", tally.lost),
             ("failovers", tally.failovers),
         ] {
@@ -759,18 +759,18 @@ fn a_seed_replays_exactly() {
     }
 }
 
-/// Runs many seeds at full scale for a given time, and prints the results.
+/// Runs many seeds for a given time, or a given number of seeds, and prints the results.
 #[test]
 #[ignore = "a campaign: scripts/fleet"]
 fn campaign() {
-    let seconds =
-        std::env::var("TALLYGATE_FLEET_SECONDS").map_or(10, |seconds| seconds.parse().unwrap());
-    let first: u64 =
-        std::env::var("TALLYGATE_FLEET_FIRST").map_or(0, |first| first.parse().unwrap());
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let first = number("TALLYGATE_FLEET_FIRST").unwrap_or(0);
+    let count = number("TALLYGATE_FLEET_SEEDS");
+    let seconds = number("TALLYGATE_FLEET_SECONDS").unwrap_or(10);
     let ends = Instant::now() + Duration::from_secs(seconds);
     let (mut seeds, mut failed) = (0, Vec::new());
     let mut all = Tally::default();
-    while Instant::now() < ends {
+    while count.map_or_else(|| Instant::now() < ends, |count| seeds < count) {
         let seed = first + seeds;
         let scale = if seed.is_multiple_of(8) { FULL } else { SMALL };
         let (tally, wrong) = Fleet::new(scale, seed).run();
@@ -779,13 +779,13 @@ fn campaign() {
             failed.push(seed);
         }
         all.requests += tally.requests;
-        all.admitted += tally.admitted;
+        all.allowed += tally.allowed;
         all.by_lease += tally.by_lease;
         all.by_deny_cache += tally.by_deny_cache;
         all.local += tally.local;
         all.failed += tally.failed;
         all.calls += tally.calls;
-        all.given_back += tally.given_back;
+        all.lease_returned += tally.lease_returned;
         all.lifted += tally.lifted;
         all.lost += tally.lost;
         all.failovers += tally.failovers;

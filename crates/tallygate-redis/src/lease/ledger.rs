@@ -93,7 +93,7 @@ pub(crate) fn take(
 }
 
 /// Returns the unused rest of a slice to the quota. Returns how many units can be used again.
-pub(crate) fn give_back(
+pub(crate) fn return_units(
     policy: &Policy,
     state: &mut Box<[LimitRecord]>,
     out: &mut OutstandingLeases,
@@ -159,7 +159,7 @@ mod tests {
         for step in 0..50 {
             held.push((take(&policy, &mut state, &mut out, now, all(20), LIFE), now));
             if step > 2 {
-                let lifted = give_back(&policy, &mut state, &mut out, now, held.remove(0), LIFE);
+                let lifted = return_units(&policy, &mut state, &mut out, now, held.remove(0), LIFE);
                 let there = policy.facts(&state, now, None).remaining;
                 assert!(lifted == 0 || there + out.total() <= 20, "{there} and {out:?}");
                 most = most.max(there + out.total());
@@ -172,9 +172,9 @@ mod tests {
         let last = held.pop().expect("there are three");
         now = Tick(last.1.0 + 1);
         for slice in held {
-            give_back(&policy, &mut state, &mut out, now, slice, LIFE);
+            return_units(&policy, &mut state, &mut out, now, slice, LIFE);
         }
-        assert_eq!(give_back(&policy, &mut state, &mut out, now, last, LIFE), 19);
+        assert_eq!(return_units(&policy, &mut state, &mut out, now, last, LIFE), 19);
         assert_eq!((policy.facts(&state, now, None).remaining, out.total()), (20, 0));
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         let taken = take(&policy, &mut state, &mut out, Tick(0), all(20), LIFE);
         let mut back = |now, amount| {
-            give_back(&policy, &mut state, &mut out, Tick(now), (amount, Tick(0)), LIFE)
+            return_units(&policy, &mut state, &mut out, Tick(now), (amount, Tick(0)), LIFE)
         };
         assert_eq!(back(1, taken - 5), 14, "5 are out, and 1 was earned");
         assert_eq!(back(1, taken), 5, "only so many are out");
@@ -195,7 +195,7 @@ mod tests {
         take(&slow, &mut state, &mut out, Tick(0), all(20), LIFE);
         let late = |now| {
             let (mut state, mut out) = (state.clone(), out.clone());
-            give_back(&slow, &mut state, &mut out, Tick(now), (20, Tick(0)), LIFE)
+            return_units(&slow, &mut state, &mut out, Tick(now), (20, Tick(0)), LIFE)
         };
         assert_eq!((late(100), late(101)), (19, 0));
     }
@@ -227,9 +227,9 @@ mod tests {
         let (mut state, mut out) = (policy.initial(Tick(0)), OutstandingLeases::default());
         assert_eq!(take(&policy, &mut state, &mut out, Tick(40), all(10), LIFE), 10);
         let mut other = state.clone();
-        assert_eq!(give_back(&policy, &mut state, &mut out, Tick(49), (4, Tick(40)), LIFE), 4);
+        assert_eq!(return_units(&policy, &mut state, &mut out, Tick(49), (4, Tick(40)), LIFE), 4);
         assert_eq!(take(&policy, &mut other, &mut out, Tick(50), all(10), LIFE), 10);
-        assert_eq!(give_back(&policy, &mut other, &mut out, Tick(51), (4, Tick(40)), LIFE), 0);
+        assert_eq!(return_units(&policy, &mut other, &mut out, Tick(51), (4, Tick(40)), LIFE), 0);
         assert_eq!(out.total(), 0);
     }
 }

@@ -15,7 +15,7 @@ if changed then
     penalty]]
     --[[shadow
     if c[8] == 1 then
-      new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 1), #s.runs / 2, unpack(s.runs))
+      new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 2), #s.runs / 2, s.forgotten, unpack(s.runs))
     end
     shadow]]
     fresh_at = over > fresh_at and over or fresh_at
@@ -40,7 +40,7 @@ for i = 1, limits do
   penalty]]
   --[[shadow
   if c[8] == 1 then
-    reply[#reply + 1] = #s.runs / 2
+    reply[#reply + 1], reply[#reply + 2] = #s.runs / 2, s.forgotten
     for j = 1, #s.runs do
       reply[#reply + 1] = s.runs[j]
     end

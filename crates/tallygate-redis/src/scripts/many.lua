@@ -56,20 +56,21 @@ for k = 1, #KEYS do
     penalty]]
     --[[shadow
     if c[8] == 1 then
-      s.runs = {}
+      s.runs, s.forgotten = {}, 0
       if value then
-        local runs = unpack_numbers('>d', value, at)
-        if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+        local runs, forgotten = unpack_numbers('>dd', value, at)
+        if not (runs >= 0 and runs <= 8 and forgotten >= 0 and forgotten <= EXACT) or runs % 1 + forgotten % 1 > 0 then
           return leave()
         end
+        s.forgotten = forgotten
         for j = 1, 2 * runs do
-          local units = unpack_numbers('>d', value, at + 8 * j)
+          local units = unpack_numbers('>d', value, at + 8 + 8 * j)
           if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
             return leave()
           end
           s.runs[j] = units
         end
-        at = at + 8 + 16 * runs
+        at = at + 16 + 16 * runs
       end
     end
     shadow]]
@@ -145,7 +146,7 @@ while at <= #requests do
       penalty]]
       --[[shadow
       if c[8] == 1 then
-        numbers[#numbers + 1] = #s.runs / 2
+        numbers[#numbers + 1], numbers[#numbers + 2] = #s.runs / 2, s.forgotten
         for j = 1, #s.runs do
           numbers[#numbers + 1] = s.runs[j]
         end
@@ -174,7 +175,7 @@ for k = 1, #KEYS do
       penalty]]
       --[[shadow
       if c[8] == 1 then
-        new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 1), #s.runs / 2, unpack(s.runs))
+        new = new .. pack_numbers('>' .. string.rep('d', #s.runs + 2), #s.runs / 2, s.forgotten, unpack(s.runs))
       end
       shadow]]
       fresh_at = over > fresh_at and over or fresh_at

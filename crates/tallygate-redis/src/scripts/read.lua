@@ -55,20 +55,21 @@ for i = 1, limits do
   penalty]]
   --[[shadow
   if c[8] == 1 then
-    s.runs = {}
+    s.runs, s.forgotten = {}, 0
     if value then
-      local runs = unpack_numbers('>d', value, at)
-      if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+      local runs, forgotten = unpack_numbers('>dd', value, at)
+      if not (runs >= 0 and runs <= 8 and forgotten >= 0 and forgotten <= EXACT) or runs % 1 + forgotten % 1 > 0 then
         return {-1, now, value}
       end
+      s.forgotten = forgotten
       for j = 1, 2 * runs do
-        local units = unpack_numbers('>d', value, at + 8 * j)
+        local units = unpack_numbers('>d', value, at + 8 + 8 * j)
         if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
           return {-1, now, value}
         end
         s.runs[j] = units
       end
-      at = at + 8 + 16 * runs
+      at = at + 16 + 16 * runs
     end
   end
   shadow]]

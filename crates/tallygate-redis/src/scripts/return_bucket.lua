@@ -1,4 +1,4 @@
--- Returns the unused rest of a slice of one bucket without options; a port of `give_back` of lease/ledger.rs.
+-- Returns the unused rest of a slice of one bucket without options; a port of `return_units` of lease/ledger.rs.
 --
 -- KEYS[1]  the key
 -- KEYS[2]  its outstanding leases

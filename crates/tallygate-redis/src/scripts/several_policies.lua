@@ -189,19 +189,19 @@ local function decide_several(heads, replaces, requests)
         end
       end
       if entry[i].c[8] == 1 then
-        s.runs = {}
-        local runs = unpack_numbers('>d', text, at)
-        if not (runs >= 0 and runs <= 8) or runs % 1 > 0 then
+        local runs, forgotten = unpack_numbers('>dd', text, at)
+        if not (runs >= 0 and runs <= 8 and forgotten >= 0 and forgotten <= EXACT) or runs % 1 + forgotten % 1 > 0 then
           leave()
         end
+        s.runs, s.forgotten = {}, forgotten
         for j = 1, 2 * runs do
-          local units = unpack_numbers('>d', text, at + 8 * j)
+          local units = unpack_numbers('>d', text, at + 8 + 8 * j)
           if not (units >= 0 and units <= EXACT) or units % 1 > 0 then
             leave()
           end
           s.runs[j] = units
         end
-        at = at + 8 + 16 * runs
+        at = at + 16 + 16 * runs
       end
       entry.states[i] = s
     end
@@ -258,7 +258,9 @@ local function decide_several(heads, replaces, requests)
         states[i] = with_used(limit.c, used(entry[from].c, s), math.max(now, s[1]))
       end
       if limit.c[8] == 1 then
-        states[i].runs = {unpack(from and entry.states[from].runs or {})}
+        local other = from and entry.states[from]
+        states[i].runs = {unpack(other and other.runs or {})}
+        states[i].forgotten = other and other.forgotten or 0
       end
     end
     return states
@@ -373,7 +375,7 @@ local function decide_several(heads, replaces, requests)
       policy.states = {}
       for i = 1, #policy do
         policy.states[i] = kinds[policy[i].c[1]].first(policy[i].c)
-        policy.states[i].runs = {}
+        policy.states[i].runs, policy.states[i].forgotten = {}, 0
       end
       key.entries = {policy}
     else
@@ -454,7 +456,7 @@ local function decide_several(heads, replaces, requests)
         kinds[first[i].c[1]].tell(first[i].c, first.states[i], state_numbers, cost)
         if first[i].c[8] == 1 then
           local runs = first.states[i].runs
-          state_numbers[#state_numbers + 1] = #runs / 2
+          state_numbers[#state_numbers + 1], state_numbers[#state_numbers + 2] = #runs / 2, first.states[i].forgotten
           for j = 1, #runs do
             state_numbers[#state_numbers + 1] = runs[j]
           end
@@ -481,8 +483,8 @@ local function decide_several(heads, replaces, requests)
         local kind = kinds[entry[i].c[1]]
         text = text .. kind.write(entry.states[i])
         if entry[i].c[8] == 1 then
-          local runs = entry.states[i].runs
-          text = text .. pack_numbers('>' .. string.rep('d', #runs + 1), #runs / 2, unpack(runs))
+          local runs, forgotten = entry.states[i].runs, entry.states[i].forgotten
+          text = text .. pack_numbers('>' .. string.rep('d', #runs + 2), #runs / 2, forgotten, unpack(runs))
         end
         fresh_at = math.max(fresh_at, kind.fresh_at(entry[i].c, entry.states[i]))
       end

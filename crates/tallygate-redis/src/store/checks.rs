@@ -264,7 +264,8 @@ impl RedisStore {
         let given = redis.return_slice(prepared, keys, (amount, taken), life, None, deadline).await;
         let counters = &redis.inner().counters;
         // A return without a reply may have been carried out. This process does not serve the units in any case.
-        let counter = if given.is_ok() { &counters.given_back } else { &counters.lapsed };
+        let counter =
+            if given.is_ok() { &counters.lease_returned } else { &counters.lease_expired };
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
@@ -327,7 +328,7 @@ impl PendingCall<'_> {
     }
 }
 
-/// Handles a caller that has gone before the reply: the checks that wait behind it go on.
+/// Handles a caller that was dropped before the reply: the checks that wait behind it continue.
 impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         if self.is_finished {

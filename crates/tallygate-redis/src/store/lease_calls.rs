@@ -157,7 +157,7 @@ mod tests {
                             .return_slice(&prepared, keys, back, life, given, deadline)
                             .await
                             .unwrap();
-                        let again = ledger::give_back(&policy, model, &mut out, at, back, life);
+                        let again = ledger::return_units(&policy, model, &mut out, at, back, life);
                         lifted += again;
                         late += u64::from(again == 0);
                     }

@@ -175,7 +175,7 @@ fn step_lowering<J: StateCodec>(
             returns.reset(now.0, until.max(fresh));
         }
         Lowering::Op(Op::Force(..0)) => {
-            returns.note(now.0, rule.receipt(&state), now, fresh);
+            returns.note(now.0, rule.receipt(&state), rule.last_change(&state), fresh);
         }
         Lowering::Settle { change: 0, .. } => return Ok((None, timed)),
         Lowering::Op(_) | Lowering::Settle { .. } => {}

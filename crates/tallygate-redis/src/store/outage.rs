@@ -1,6 +1,6 @@
 //! How a store decides while Redis does not answer, and how it pays the debts of clients afterwards.
 //!
-//! The failure policy decides during an outage. The units that this process allowed by itself are charged in Redis afterwards:
+//! The failure setting decides during an outage. The units that this process allowed by itself are charged in Redis afterwards:
 //! before the client's next check, or by a task in the background.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use super::rule::{RedisRule, StateCodec};
 use super::{RedisStore, Shared};
 use crate::error::Error;
 use crate::failure::{
-    DebtCharge, NextDebts, OnFailure, SHARED_FOR, ShareCharge, TakenDebt, failed_closed,
-    failed_open, overloaded, pay_again_after, pay_each,
+    DebtCharge, NextDebts, OnFailure, SHARED_FOR, SentCharge, ShareCharge, TakenDebt,
+    failed_closed, failed_open, overloaded, pay_again_after, pay_each,
 };
 use crate::key::Key;
 use crate::script::{CHARGE_BUCKET, double};
@@ -40,7 +40,7 @@ impl RedisStore {
             return Ok(None);
         }
         let at = self.server_time();
-        let charged = self.shared.local.charge_share(&rule.plan(), client, cost, at);
+        let charged = self.shared.local.charge_share(&rule.client_rule(), client, cost, at);
         charged.map_err(|decision| Timed { decision, at })
     }
 
@@ -60,7 +60,7 @@ impl RedisStore {
         since.is_some_and(|since| redis.was_away_since(slot, since))
     }
 
-    /// Decides by the failure policy, because of an error.
+    /// Decides by the failure setting, because of an error.
     pub(crate) fn fall_back(
         &self,
         error: Error,
@@ -72,11 +72,11 @@ impl RedisStore {
         if matches!(error, Error::KeyTooLong { .. } | Error::NotInMicroseconds(_)) {
             return Err(error);
         }
-        let client_rule = &rule.plan();
+        let client_rule = &rule.client_rule();
         let Shared { redis, name, on_failure, log_throttle, .. } = &*self.shared;
         let counters = &redis.inner().counters;
         if matches!(error, Error::Overloaded { .. } | Error::Contended { .. }) {
-            // The server answers, so the failure policy does not decide.
+            // The server answers, so the failure setting does not decide.
             if !matches!(op, Op::Check(_) | Op::Peek(_)) {
                 return Err(error);
             }
@@ -93,7 +93,13 @@ impl RedisStore {
         counters.errors.fetch_add(1, Ordering::Relaxed);
         counters.last_error.store(Some(Arc::new(error.clone())));
         if log_throttle.allows() {
-            tracing::warn!(policy = &**name, %error, "redis check failed; deciding by the policy's failure setting");
+            let failure_setting = on_failure.load().name();
+            tracing::warn!(
+                policy = &**name,
+                failure_setting,
+                %error,
+                "redis check failed; deciding by the policy's failure setting"
+            );
         }
         let asks = matches!(op, Op::Check(_) | Op::Peek(_));
         let at = now.unwrap_or_else(|| self.server_time());
@@ -131,7 +137,7 @@ impl RedisStore {
     ) -> Decision {
         let at = now.unwrap_or_else(|| self.server_time());
         let op = Op::Force(-i128::from(cost));
-        self.shared.local.decide(&rule.plan(), client, op, (at, now.is_some()))
+        self.shared.local.decide(&rule.client_rule(), client, op, (at, now.is_some()))
     }
 
     /// Charges the debt of a client in Redis before its next check: the units that this process allowed while Redis was
@@ -148,7 +154,8 @@ impl RedisStore {
         {
             return Ok(());
         }
-        let (codec, key, client_rule) = (rule.codec(self, now)?, self.key(client)?, rule.plan());
+        let (codec, key, client_rule) =
+            (rule.codec(self, now)?, self.key(client)?, rule.client_rule());
         // Peek first: a charge that is sent to a server that does not answer is lost, or is carried out later.
         let status = self.ask(&codec, &key, Op::Peek(0), now, deadline).await?;
         let mut charge = match local.take(&client_rule, client, now.unwrap_or(status.at)) {
@@ -160,10 +167,10 @@ impl RedisStore {
             TakenDebt::Charge(charge) => charge,
         };
         let mut result = Ok(());
-        if charge.used > 0 {
-            charge.is_used_charged = true;
-            result = self.charge_debt(&codec, client, &key, &charge, now, deadline).await;
-            charge.is_used_charged = result.as_ref().err().is_none_or(Error::may_be_done);
+        if let Some(sent) = charge.sent {
+            let terms = (sent, charge.processes);
+            result = self.charge_debt(&codec, client, &key, terms, now, deadline).await;
+            charge.is_used_charged = result.is_ok();
         }
         if result.is_ok() && charge.has_payments() {
             result = match charge.is_per_limit {
@@ -184,7 +191,12 @@ impl RedisStore {
         match result {
             Ok(()) => {
                 if charge.is_any_charged() {
-                    self.shared.redis.inner().counters.returned.fetch_add(1, Ordering::Relaxed);
+                    self.shared
+                        .redis
+                        .inner()
+                        .counters
+                        .debts_charged
+                        .fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(())
             }
@@ -279,32 +291,38 @@ impl RedisStore {
     }
 
     /// Charges the units that a client used in this process while Redis was unavailable, even beyond the policy's bound on
-    /// debt: no unit is forgiven. Several limits keep their bounds, or the shortest would lock the client out for as long as the
+    /// debt: no unit is lost. A charge whose reply was lost is sent again. The script of a plain bucket recognizes it by its
+    /// number; otherwise the client may be charged twice, but is never allowed too much. Several limits keep their bounds, or the shortest would lock the client out for as long as the
     /// longest needs.
     pub(super) async fn charge_debt<J: StateCodec + Clone + 'static>(
         &self,
         codec: &J,
         client: &[u8],
         key: &Key,
-        charge: &DebtCharge<'_>,
+        (sent, processes): (SentCharge, u32),
         now: Option<Tick>,
         deadline: Instant,
     ) -> Result<(), Error> {
         let redis = &self.shared.redis;
+        let given = now.map(|now| self.to_redis_time(now).0);
         let scripted = codec.script().and_then(|prepared| {
             let scripted = prepared.scripted.as_ref()?;
-            (prepared.policy.limits().len() == 1).then_some((prepared, scripted))
+            (given.is_none_or(Numbers::is_exact) && prepared.policy.limits().len() == 1)
+                .then_some((prepared, scripted))
         });
-        let amount = i64::try_from(charge.used).ok().filter(|amount| Numbers::is_exact(*amount));
+        let amount = i64::try_from(sent.used).ok().filter(|amount| Numbers::is_exact(*amount));
         if let (Some((prepared, scripted)), Some(amount)) = (scripted, amount) {
             let head = &prepared.head[..];
             if scripted.is_plain_bucket() {
                 let outage = redis.key_of_outage(&self.shared.name, client)?;
-                let began = self.to_redis_time(charge.began).0;
-                let least = charge.least.min(charge.used);
-                let terms = [least.into(), began.into(), i128::from(charge.processes)];
+                let began = self.to_redis_time(sent.began).0;
+                let least = sent.least.min(sent.used);
+                let processes = i128::from(processes);
+                let terms = [least.into(), began.into(), processes, sent.number.into()];
                 let terms = terms.map(double).concat();
-                let arguments = [head, &scripted.numbers(amount), &terms];
+                let (numbers, time) = (scripted.numbers(amount), given.map(|at| at.to_string()));
+                let mut arguments = vec![head, &numbers, &terms];
+                arguments.extend(time.as_ref().map(String::as_bytes));
                 let reply =
                     redis.run(&CHARGE_BUCKET, &[key, &outage], &arguments, deadline).await?;
                 if matches!(reply, Value::BulkString(_)) {
@@ -318,7 +336,7 @@ impl RedisStore {
                 }
             }
         }
-        self.ask(codec, key, Op::Force(charge.used.into()), now, deadline).await.map(|_| ())
+        self.ask(codec, key, Op::Force(sent.used.into()), now, deadline).await.map(|_| ())
     }
 
     /// Charges the debts of all clients in the background, as soon as Redis is available and has room for them. That includes

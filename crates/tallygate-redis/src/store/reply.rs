@@ -98,16 +98,17 @@ impl Redis {
         }
         let names: Vec<&Key> = keys.iter().map(|(key, _)| *key).collect();
         let window = (keys.len() > 1).then_some(&self.inner().several_keys);
-        if window.is_some_and(|window| window.is_full()) {
+        let places = keys.iter().map(|(_, prepared)| prepared.places()).sum();
+        if window.is_some_and(|window| !window.has_room(places)) {
             self.inner().counters.note_queue();
         }
         let place = match window {
-            Some(window) => {
-                Some(window.enter(deadline).await.ok_or_else(|| Error::Overloaded {
+            Some(window) => Some(window.enter_with(places, deadline).await.ok_or_else(|| {
+                Error::Overloaded {
                     reason: "too many decisions over several keys are in flight".into(),
                     sent: false,
-                })?)
-            }
+                }
+            })?),
             None => None,
         };
         let sent = Instant::now();

@@ -29,7 +29,7 @@ pub trait RedisRule: Algorithm + Sync {
     fn prepared(&self, store: &RedisStore) -> Option<Arc<Prepared>>;
 
     /// Returns the same rule as a rule for one client.
-    fn plan(&self) -> ClientRule;
+    fn client_rule(&self) -> ClientRule;
 }
 
 impl RedisRule for Policy {
@@ -44,7 +44,7 @@ impl RedisRule for Policy {
         store.prepare(self, PolicyChange::Replace).ok()
     }
 
-    fn plan(&self) -> ClientRule {
+    fn client_rule(&self) -> ClientRule {
         ClientRule::of(self.clone())
     }
 }
@@ -57,13 +57,13 @@ impl RedisRule for ClientRule {
         let in_redis = |policy: &Arc<Policy>| {
             store.prepare(policy, PolicyChange::KeepBoth).map(|prepared| prepared.policy.clone())
         };
-        let plan = self.with(in_redis, |time| store.to_redis_time(time))?;
+        let rule = self.with(in_redis, |time| store.to_redis_time(time))?;
         let now = now.unwrap_or_else(|| store.server_time());
         let script = match self.access(now) {
             Access::Limited(policy) => Some(store.prepare(policy, PolicyChange::KeepBoth)?),
             Access::Unlimited | Access::Blocked => None,
         };
-        Ok(ClientRuleCodec { plan, script })
+        Ok(ClientRuleCodec { rule, script })
     }
 
     #[expect(private_interfaces, reason = "only this crate decides by it")]
@@ -74,7 +74,7 @@ impl RedisRule for ClientRule {
         }
     }
 
-    fn plan(&self) -> ClientRule {
+    fn client_rule(&self) -> ClientRule {
         self.clone()
     }
 }
@@ -99,7 +99,7 @@ pub(crate) trait StateCodec: Send + Sync {
     }
 
     /// Returns the state that the script of that policy has written.
-    fn state_under(&self, standings: Box<[LimitRecord]>) -> <Self::Rule as Algorithm>::State;
+    fn state_under(&self, records: Box<[LimitRecord]>) -> <Self::Rule as Algorithm>::State;
 
     /// Changes the records of the limits of the policy whose script decides.
     fn change_limits(
@@ -137,8 +137,8 @@ impl StateCodec for PolicyCodec {
         kinds.any(|kind| kind != Kind::SlidingWindowLog)
     }
 
-    fn state_under(&self, standings: Box<[LimitRecord]>) -> Box<[LimitRecord]> {
-        standings
+    fn state_under(&self, records: Box<[LimitRecord]>) -> Box<[LimitRecord]> {
+        records
     }
 
     fn change_limits(
@@ -174,7 +174,7 @@ impl StateCodec for PolicyCodec {
 /// The codec of the rule of one client, by its tier and override.
 #[derive(Clone, Debug)]
 pub struct ClientRuleCodec {
-    plan: ClientRule,
+    rule: ClientRule,
     script: Option<Arc<Prepared>>,
 }
 
@@ -182,16 +182,16 @@ impl StateCodec for ClientRuleCodec {
     type Rule = ClientRule;
 
     fn rule(&self) -> &ClientRule {
-        &self.plan
+        &self.rule
     }
 
     fn script(&self) -> Option<&Prepared> {
         self.script.as_deref()
     }
 
-    fn state_under(&self, standings: Box<[LimitRecord]>) -> ClientState {
+    fn state_under(&self, records: Box<[LimitRecord]>) -> ClientState {
         ClientState::of(
-            self.script.iter().map(|script| (script.policy.clone(), standings.clone())),
+            self.script.iter().map(|script| (script.policy.clone(), records.clone())),
             &[],
         )
     }
@@ -206,16 +206,16 @@ impl StateCodec for ClientRuleCodec {
         let Some(script) = &self.script else { return };
         let mut under: Vec<(Arc<Policy>, Box<[LimitRecord]>)> = state
             .policies()
-            .map(|(policy, standings)| (policy.clone(), standings.into_owned()))
+            .map(|(policy, records)| (policy.clone(), records.into_owned()))
             .collect();
         let allowances: Vec<_> = state.allowances().collect();
         let own = script.policy.limits();
         match under.iter_mut().find(|(policy, _)| policy.limits() == own) {
-            Some((_, standings)) => change(standings),
+            Some((_, records)) => change(records),
             None => {
-                let mut standings = script.policy.initial(now);
-                change(&mut standings);
-                under.push((script.policy.clone(), standings));
+                let mut records = script.policy.initial(now);
+                change(&mut records);
+                under.push((script.policy.clone(), records));
             }
         }
         *state = ClientState::of(under, &allowances);
@@ -224,9 +224,9 @@ impl StateCodec for ClientRuleCodec {
     /// Matches policies of the rule by their limits: values do not contain names.
     fn read(&self, value: &[u8], _: Tick) -> Result<ClientState, Error> {
         let (under, allowances) = value::read(value)?;
-        let under = under.into_iter().map(|(policy, standings)| {
-            let own = self.plan.policies().find(|own| own.limits() == policy.limits());
-            (own.unwrap_or(&policy).clone(), standings)
+        let under = under.into_iter().map(|(policy, records)| {
+            let own = self.rule.policies().find(|own| own.limits() == policy.limits());
+            (own.unwrap_or(&policy).clone(), records)
         });
         Ok(ClientState::of(under, &allowances))
     }

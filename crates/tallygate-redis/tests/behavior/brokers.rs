@@ -51,7 +51,7 @@ async fn a_change_by_another_process_shows_within_a_second_and_one_by_this_proce
     for refund in [true, false] {
         assert!(here.check("alice").await.unwrap().allowed);
         assert!(!here.check("alice").await.unwrap().allowed);
-        let refused = Instant::now();
+        let started = Instant::now();
         if refund {
             let _ = elsewhere.refund("alice").await.unwrap();
         } else {
@@ -59,7 +59,7 @@ async fn a_change_by_another_process_shows_within_a_second_and_one_by_this_proce
         }
         until("it shows", async || here.check("alice").await.unwrap().allowed.then_some(())).await;
         // One second, and some time for a busy machine.
-        assert!(refused.elapsed() < Duration::from_secs(3), "{:?}", refused.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
         assert!(!here.check("alice").await.unwrap().allowed);
         let _ = here.reset("alice").await.unwrap();
     }
@@ -116,7 +116,7 @@ async fn checks_behind_an_abandoned_call_are_answered() {
     let redis = patient(&server.url());
     let limiter = limiter(&redis, burst(10));
     let mut first = limiter.check("alice");
-    // The call is sent, and its caller goes away.
+    // The call is sent, and its caller is dropped.
     assert!((&mut first).now_or_never().is_none());
     let mut second = limiter.check("alice");
     assert!((&mut second).now_or_never().is_none());
@@ -143,10 +143,10 @@ async fn a_hot_key_is_served_from_leases_within_the_quota_and_unused_units_are_r
             assert!(by_lease > 3500, "{by_lease} of 4000 on {}", flavor.name());
             assert!(after.calls - before.calls < 200, "{before:?} {after:?}");
             limiter.store().give_back_leases().await;
-            // Returned units can be used. Units that lapsed on a slow machine are lost, and counted.
+            // Returned units can be used. Units that expired on a slow machine are lost, and counted.
             let left = limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
-            let lapsed = redis.counts().lapsed - before.lapsed;
-            assert!((6000 - lapsed..=6000).contains(&left), "{left} left, {lapsed} lapsed");
+            let expired = redis.counts().lease_expired - before.lease_expired;
+            assert!((6000 - expired..=6000).contains(&left), "{left} left, {expired} expired");
         }
         assert_all_expire(&server);
     }
@@ -161,13 +161,13 @@ async fn an_idle_lease_is_returned() {
         assert!(limiter.check("alice").await.unwrap().allowed);
     }
     assert!(redis.counts().leased > 0);
-    until("it is given back", async || {
+    until("it is returned", async || {
         let left = limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
         (left == 9900).then_some(())
     })
     .await;
     let counts = redis.counts();
-    assert!(counts.given_back > 0 && counts.lapsed == 0, "{counts:?}");
+    assert!(counts.lease_returned > 0 && counts.lease_expired == 0, "{counts:?}");
 }
 
 #[tokio::test]
@@ -176,18 +176,18 @@ async fn plain_instances_decide_beside_leasing_ones_on_one_quota() {
     let (leased, plain) = (patient(&server.url()), patient(&server.url()));
     let leasing = leasing(&leased, burst(1000), LONG);
     let plain = limiter(&plain, burst(1000));
-    let (mut admitted, mut by_plain) = (0, 0);
+    let (mut allowed, mut by_plain) = (0, 0);
     loop {
         let decision = leasing.check("alice").await.unwrap();
         let other = plain.check("alice").await.unwrap();
         assert_ne!(other.source, Source::Lease);
-        admitted += u64::from(decision.allowed) + u64::from(other.allowed);
+        allowed += u64::from(decision.allowed) + u64::from(other.allowed);
         by_plain += u64::from(other.allowed);
         if !decision.allowed && !other.allowed {
             break;
         }
     }
-    assert_eq!(admitted, 1000);
+    assert_eq!(allowed, 1000);
     assert!(by_plain > 100);
     assert_all_expire(&server);
 }
@@ -196,15 +196,15 @@ async fn plain_instances_decide_beside_leasing_ones_on_one_quota() {
 async fn a_crashed_process_loses_its_leased_units_and_allows_nothing_twice() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
-    let mut admitted = 0;
+    let mut allowed = 0;
     for _ in 0..5 {
         // Dropped without returning its leases, as after a crash.
         let limiter = leasing(&redis, burst(1000), LONG);
         for _ in 0..50 {
-            admitted += u64::from(limiter.check("alice").await.unwrap().allowed);
+            allowed += u64::from(limiter.check("alice").await.unwrap().allowed);
         }
     }
-    assert_eq!(admitted, 250);
+    assert_eq!(allowed, 250);
     let counts = redis.counts();
     let left =
         limiter(&redis, burst(1000)).peek(Ask::new("alice").cost(0)).await.unwrap().remaining;
@@ -231,10 +231,10 @@ async fn leases_serve_while_the_store_is_unavailable_and_then_end() {
     let server = Server::start(Flavor::Redis);
     let redis = Redis::with(&server.url(), Options::default().budget(AMPLE)).unwrap();
     let limiter = leasing(&redis, burst(100_000), Duration::from_secs(3));
-    let mut admitted = 0;
-    while admitted < 300 || redis.counts().leased < admitted + 20 {
+    let mut allowed = 0;
+    while allowed < 300 || redis.counts().leased < allowed + 20 {
         assert!(limiter.check("alice").await.unwrap().allowed);
-        admitted += 1;
+        allowed += 1;
     }
     server.kill();
     let decision = limiter.check("alice").await.unwrap();

@@ -66,8 +66,8 @@ struct ByClientRule(RedisStore);
 
 impl Subject for ByClientRule {
     async fn apply(&self, policy: &Policy, key: &[u8], op: Op, now: Tick) -> Timed {
-        let plan = ClientRule::of(policy.clone());
-        self.0.apply(&plan, key, op, Some(now)).await.expect("the server answers")
+        let rule = ClientRule::of(policy.clone());
+        self.0.apply(&rule, key, op, Some(now)).await.expect("the server answers")
     }
 
     async fn check_many(
@@ -77,10 +77,10 @@ impl Subject for ByClientRule {
         cost: Cost,
         now: Tick,
     ) -> Vec<Timed> {
-        let plan = ClientRule::of(policy.clone());
+        let rule = ClientRule::of(policy.clone());
         let ask = |key| Ask::new(key).cost(cost).at(now);
         let asks: Vec<_> = keys.iter().map(ask).collect();
-        self.0.check_many(&plan, &asks).await.expect("the server answers")
+        self.0.check_many(&rule, &asks).await.expect("the server answers")
     }
 
     type Reservation = Charged;
@@ -92,8 +92,8 @@ impl Subject for ByClientRule {
         cost: Cost,
         now: Tick,
     ) -> (Timed, Charged) {
-        let plan = ClientRule::of(policy.clone());
-        let charged = self.0.reserve(&plan, key, cost, Ticks(0), Some(now)).await;
+        let rule = ClientRule::of(policy.clone());
+        let charged = self.0.reserve(&rule, key, cost, Ticks(0), Some(now)).await;
         let charged = charged.expect("the server answers");
         (charged.timed, charged)
     }
@@ -106,8 +106,8 @@ impl Subject for ByClientRule {
         reservation: &Charged,
         now: Tick,
     ) -> Option<Decision> {
-        let plan = ClientRule::of(policy.clone());
-        let settled = self.0.settle(&plan, key, change, reservation, Some(now)).ok()?.await;
+        let rule = ClientRule::of(policy.clone());
+        let settled = self.0.settle(&rule, key, change, reservation, Some(now)).ok()?.await;
         match settled {
             Err(Error::Settle(SettleError::Reset)) => None,
             settled => Some(settled.expect("the server answers")),
@@ -149,7 +149,7 @@ macro_rules! mount {
 
 mount! {
     redis_by_policy: ByPolicy on Redis;
-    redis_by_client_rule: ByClientRule on Redis, plans;
+    redis_by_client_rule: ByClientRule on Redis, tiers;
     valkey_by_policy: ByPolicy on Valkey;
-    valkey_by_client_rule: ByClientRule on Valkey, plans;
+    valkey_by_client_rule: ByClientRule on Valkey, tiers;
 }

@@ -69,15 +69,15 @@ async fn a_key_that_is_named_twice_under_one_rule_is_decided_by_one_call() {
 
 /// Fault K8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_that_a_key_is_asked_under_counts() {
+async fn every_rule_that_a_key_is_checked_under_counts() {
     let server = Server::start(Flavor::Redis);
     let limiter = tiered(&patient(&server.url()), "api", OnFailure::Deny);
     let ask = |parts: &'static [(&str, Cost)]| ask_tiers(&limiter, "alice", parts);
     assert_eq!(ask(&[("all", 1), ("none", 1)]).await, (false, Some(1), None, Source::Store));
     assert_eq!(ask(&[("none", 1), ("all", 1)]).await.1, Some(0));
     assert_eq!(ask(&[("", 4), ("small", 0)]).await.1, Some(1), "4 are more than 3");
-    let (allowed, refused, ..) = ask(&[("", 2), ("small", 1), ("all", 99)]).await;
-    assert_eq!((allowed, refused), (true, None), "the sum is 3");
+    let (allowed, denied_by, ..) = ask(&[("", 2), ("small", 1), ("all", 99)]).await;
+    assert_eq!((allowed, denied_by), (true, None), "the sum is 3");
     assert_eq!(limiter.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 7, "charged once");
     assert_eq!(limiter.peek(Ask::new("alice").cost(0).tier("small")).await.unwrap().remaining, 0);
     assert_all_expire(&server);
@@ -105,8 +105,11 @@ async fn costs_of_one_key_are_added_up_exactly() {
     assert!(check_all(asked).await.unwrap().decision.allowed);
     let limiter = tiered(&redis, "api", OnFailure::Deny);
     for parts in [[("", most), ("", most)], [("", most), ("", 2)], [("small", most), ("", 1)]] {
-        let (allowed, refused, retry_after, source) = ask_tiers(&limiter, "alice", &parts).await;
-        assert_eq!((allowed, refused, retry_after, source), (false, Some(0), None, Source::Store));
+        let (allowed, denied_by, retry_after, source) = ask_tiers(&limiter, "alice", &parts).await;
+        assert_eq!(
+            (allowed, denied_by, retry_after, source),
+            (false, Some(0), None, Source::Store)
+        );
     }
     let parts = [("", 4), ("", 3), ("", 3)];
     assert!(ask_tiers(&limiter, "alice", &parts).await.0);
@@ -300,7 +303,7 @@ async fn every_rule_counts_also_without_redis() {
         7,
         "a denial charges nothing"
     );
-    // Decisions that need no store are not left to the failure policy.
+    // Decisions that need no store are not left to the failure setting.
     let open = tiered(&redis, "open", OnFailure::Allow);
     assert!(ask_tiers(&open, "alice", &[("", 1), ("small", 1)]).await.0);
     assert_eq!(ask_tiers(&open, "alice", &[("all", 1), ("none", 1)]).await.1, Some(1));
@@ -371,7 +374,7 @@ async fn one_budget_covers_a_joint_decision_and_late_charges_are_refunded_in_the
     assert_all_expire(&servers.second);
 }
 
-/// The failure policy of the first allows, and the denial of the second stays a denial.
+/// The failure setting of the first allows, and the denial of the second stays a denial.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_charge_that_cannot_be_refunded_is_counted_and_the_denial_stands() {
     const BUDGET: Duration = Duration::from_secs(2);
@@ -389,7 +392,7 @@ async fn a_charge_that_cannot_be_refunded_is_counted_and_the_denial_stands() {
             (calls() > calls_before).then_some(())
         })
         .await;
-        servers.to_first.refuse(true);
+        servers.to_first.reject_connections(true);
         servers.to_first.cut();
         servers.to_second.stall(false);
     };
@@ -400,13 +403,13 @@ async fn a_charge_that_cannot_be_refunded_is_counted_and_the_denial_stands() {
     until("it is counted", async || (redis.counts().unreturned == 2).then_some(())).await;
 }
 
-/// If a server is down, the failure policy decides on its keys only. The limits of other servers still hold.
+/// If a server is down, the failure setting decides on its keys only. The limits of other servers still hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_limits_of_a_server_that_answers_hold_while_another_is_down() {
     for on_failure in [OnFailure::Allow, OnFailure::Local { instances: 1 }] {
         let servers = TwoServers::start();
         let [first, second] = servers.limiters(AMPLE, on_failure).await;
-        servers.to_first.refuse(true);
+        servers.to_first.reject_connections(true);
         servers.to_first.cut();
         let ask = async |cost, of_second| {
             let of_first = JointAsk::of(&first, Ask::new("alice").cost(cost)).unwrap();

@@ -27,24 +27,24 @@ fn policy() -> Policy {
 }
 
 /// The units that were allowed in each millisecond since 1970.
-type Admitted = BTreeMap<u64, u64>;
+type Allowed = BTreeMap<u64, u64>;
 
 #[test]
 fn eight_processes_use_the_quota_and_no_more() {
     let server = Server::start(Flavor::Redis);
     let before = now_ms();
     let processes: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&server.url())).collect();
-    let (admitted, by_lease) = sum(processes);
-    let total: u64 = admitted.values().sum();
-    assert_eq!(over(&admitted, &[]), 0);
+    let (allowed, by_lease) = sum(processes);
+    let total: u64 = allowed.values().sum();
+    assert_eq!(over(&allowed, &[]), 0);
     assert!(by_lease * 4 > total * 3, "{by_lease} of {total} from leases");
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = Redis::open(&server.url()).unwrap();
     let limiter = RateLimiter::with_store(policy(), redis.store("hot"));
-    let left = runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining;
+    let left = runtime.block_on(limiter.peek(Ask::new("hot").cost(0))).unwrap().remaining;
     // The units that were earned meanwhile, by the clock of this machine.
-    let (first, last) = (*admitted.keys().next().unwrap(), *admitted.keys().next_back().unwrap());
+    let (first, last) = (*allowed.keys().next().unwrap(), *allowed.keys().next_back().unwrap());
     assert!(first >= before);
     let there = BURST + (last - first) * LIMIT / 1000;
     assert!(left <= BURST);
@@ -64,19 +64,19 @@ fn killed_processes_and_a_restarted_server_do_not_exceed_the_bound() {
         server.restart();
         restarts.push((from, now_ms()));
     }
-    let (admitted, by_lease) = sum(processes);
+    let (allowed, by_lease) = sum(processes);
     // A server without persistence forgets all usage: one burst per restart.
-    assert_eq!(over(&admitted, &restarts), 0);
+    assert_eq!(over(&allowed, &restarts), 0);
     assert!(by_lease > 0);
-    assert!(admitted.values().sum::<u64>() > LIMIT, "they went on");
+    assert!(allowed.values().sum::<u64>() > LIMIT, "they went on");
 }
 
 /// Returns by how many units the worst interval exceeds the bound: a burst, the units that are earned in it, and those
 /// that are earned in the life of a lease.
-fn over(admitted: &Admitted, restarts: &[(u64, u64)]) -> u64 {
+fn over(allowed: &Allowed, restarts: &[(u64, u64)]) -> u64 {
     let life = u64::try_from(LIFE.as_millis()).unwrap();
     let mut worst = 0;
-    let slots: Vec<(u64, u64)> = admitted.iter().map(|(slot, count)| (*slot, *count)).collect();
+    let slots: Vec<(u64, u64)> = allowed.iter().map(|(slot, count)| (*slot, *count)).collect();
     for (index, (from, _)) in slots.iter().enumerate() {
         let mut sum = 0;
         for (to, count) in &slots[index..] {
@@ -99,7 +99,7 @@ fn now_ms() -> u64 {
 
 struct Process {
     child: Child,
-    heard: JoinHandle<(Admitted, u64)>,
+    heard: JoinHandle<(Allowed, u64)>,
     something: std::sync::mpsc::Receiver<()>,
 }
 
@@ -114,7 +114,7 @@ impl Process {
         let says = BufReader::new(child.stdout.take().unwrap());
         let (tell, something) = std::sync::mpsc::channel();
         let heard = std::thread::spawn(move || {
-            let (mut admitted, mut by_lease) = (Admitted::new(), 0);
+            let (mut allowed, mut by_lease) = (Allowed::new(), 0);
             for line in says.lines().map_while(Result::ok) {
                 let Some((_, said)) = line.split_once("says: ") else { continue };
                 let mut numbers = said.split(' ').map(str::parse::<u64>);
@@ -122,12 +122,12 @@ impl Process {
                 while let (Some(Ok(slot)), Some(Ok(count)), Some(Ok(leased))) =
                     (numbers.next(), numbers.next(), numbers.next())
                 {
-                    *admitted.entry(slot).or_default() += count;
+                    *allowed.entry(slot).or_default() += count;
                     by_lease += leased;
                 }
                 let _ = tell.send(());
             }
-            (admitted, by_lease)
+            (allowed, by_lease)
         });
         Self { child, heard, something }
     }
@@ -138,12 +138,12 @@ impl Process {
 }
 
 /// The units that all processes were allowed, and how many of them came from leases.
-fn sum(processes: Vec<Process>) -> (Admitted, u64) {
-    let (mut all, mut by_lease) = (Admitted::new(), 0);
+fn sum(processes: Vec<Process>) -> (Allowed, u64) {
+    let (mut all, mut by_lease) = (Allowed::new(), 0);
     for mut process in processes {
-        let (admitted, leased) = process.heard.join().unwrap();
+        let (allowed, leased) = process.heard.join().unwrap();
         process.child.wait().unwrap();
-        admitted.into_iter().for_each(|(slot, count)| *all.entry(slot).or_default() += count);
+        allowed.into_iter().for_each(|(slot, count)| *all.entry(slot).or_default() += count);
         by_lease += leased;
     }
     (all, by_lease)
@@ -164,7 +164,7 @@ fn one_of_the_processes() {
         let mut said = String::new();
         let (mut slot, mut count, mut leased) = (0, 0, 0);
         loop {
-            let decision = limiter.check("everybody").await.unwrap();
+            let decision = limiter.check("hot").await.unwrap();
             let now = now_ms();
             if now != slot {
                 if count > 0 {

@@ -74,7 +74,7 @@ fn one_of_the_processes_with_tiers() {
     let limiter = &limiter;
     let callers = (0..125).map(|caller| async move {
         let tier = (caller % 2 == 1).then_some("pro");
-        limiter.check(Ask::new("everybody").tier(tier)).await.unwrap()
+        limiter.check(Ask::new("hot").tier(tier)).await.unwrap()
     });
     let decisions = runtime.block_on(join_all(callers));
     for decision in &decisions {
@@ -98,13 +98,13 @@ fn share_one_quota(flavor: Flavor) {
             .iter_mut()
             .for_each(|process| assert_eq!(process.hear(), format!("ready {kind}")));
         processes.iter_mut().for_each(Process::go);
-        let admitted: Vec<u64> = processes
+        let allowed: Vec<u64> = processes
             .iter_mut()
-            .map(|process| process.hear().parse().expect("what it was admitted"))
+            .map(|process| process.hear().parse().expect("what it was allowed"))
             .collect();
-        assert_eq!(admitted.iter().sum::<u64>(), LIMIT, "{kind}: {admitted:?}");
-        let served = admitted.iter().filter(|admitted| **admitted > 0).count();
-        assert!(served > 1, "{kind}: they did not ask at once: {admitted:?}");
+        assert_eq!(allowed.iter().sum::<u64>(), LIMIT, "{kind}: {allowed:?}");
+        let served = allowed.iter().filter(|allowed| **allowed > 0).count();
+        assert!(served > 1, "{kind}: they did not ask at once: {allowed:?}");
     }
     for mut process in processes {
         assert!(process.child.wait().expect("it is our child").success());
@@ -165,24 +165,24 @@ fn one_of_the_processes() {
         let limiter = RateLimiter::with_store(policy, store);
         // It is connected then, and no process has started.
         assert_eq!(
-            runtime.block_on(limiter.peek(Ask::new("everybody").cost(0))).unwrap().remaining,
+            runtime.block_on(limiter.peek(Ask::new("hot").cost(0))).unwrap().remaining,
             LIMIT
         );
         println!("says: ready {kind}");
         std::io::stdin().read_line(&mut String::new()).unwrap();
-        let admitted = runtime.block_on(join_all((0..TASKS).map(|_| until_refused(&limiter))));
-        println!("says: {}", admitted.iter().sum::<u64>());
+        let allowed = runtime.block_on(join_all((0..TASKS).map(|_| until_denied(&limiter))));
+        println!("says: {}", allowed.iter().sum::<u64>());
     }
 }
 
-async fn until_refused(limiter: &RateLimiter<Policy, RedisStore>) -> u64 {
-    let mut admitted = 0;
+async fn until_denied(limiter: &RateLimiter<Policy, RedisStore>) -> u64 {
+    let mut allowed = 0;
     loop {
-        let decision = limiter.check("everybody").await.expect("failures are denials");
+        let decision = limiter.check("hot").await.expect("failures are denials");
         assert_eq!(decision.source, Source::Store);
         if !decision.allowed {
-            return admitted;
+            return allowed;
         }
-        admitted += 1;
+        allowed += 1;
     }
 }

@@ -119,7 +119,7 @@ async fn tls_users_passwords_and_databases_are_those_of_the_address() {
     let error = redis.last_error().expect("it says why").to_string();
     assert!(error.to_lowercase().contains("certificate"), "{error}");
 
-    // The failure policy decides if the user has no permission.
+    // The failure setting decides if the user has no permission.
     let others = options.prefix("others:");
     let redis = Redis::with(&address, others).unwrap();
     let decision = limiter(&redis, count(10), OnFailure::Deny).check("alice").await.unwrap();
@@ -170,7 +170,7 @@ async fn no_message_contains_a_password() {
     let logged = log.lines();
     assert!(logged.iter().any(|line| line.contains("redis check failed")), "{logged:?}");
     assert!(
-        logged.iter().any(|line| line.contains("sending no checks to it until it does")),
+        logged.iter().any(|line| line.contains("sending no checks to it until a probe succeeds")),
         "{logged:?}"
     );
     for line in said.iter().chain(&logged) {

@@ -1,7 +1,7 @@
 //! Operations other than checks, on a real server and by its clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::{AMPLE, assert_all_expire, burst, count, limiter, only_key, patient, until};
@@ -16,6 +16,7 @@ use tallygate_redis::{
     Waiting as _, check_all, open,
 };
 use tallygate_testkit::servers::{Flavor, Proxy, Server};
+use tokio::task::block_in_place;
 
 /// A user-defined algorithm: a number of coins, which all return an hour after the last one was taken.
 struct Coins {
@@ -107,23 +108,31 @@ async fn a_custom_algorithm_is_exact_under_contention() {
     let server = Server::start(Flavor::Redis);
     let redis = patient(&server.url());
     let store = CustomStore::new(&redis, "coins");
-    let limiter = Arc::new(RateLimiter::in_store("coins", Coins::new(COINS), store));
+    // The first two callers have both read the state before one of them writes, so one of them loses the race.
+    let (decisions, both_have_read) = (AtomicU64::new(0), Barrier::new(2));
+    let between = Box::new(move || {
+        if decisions.fetch_add(1, Ordering::Relaxed) < 2 {
+            block_in_place(|| both_have_read.wait());
+        }
+    });
+    let coins = Coins { coins: COINS, between };
+    let limiter = Arc::new(RateLimiter::in_store("coins", coins, store));
     let asking = (0..8).map(|_| {
         let limiter = limiter.clone();
         tokio::spawn(async move {
-            let mut admitted = 0;
+            let mut allowed = 0;
             loop {
                 match limiter.check("alice").await {
-                    Ok(decision) if decision.allowed => admitted += 1,
-                    Ok(_) => return admitted,
+                    Ok(decision) if decision.allowed => allowed += 1,
+                    Ok(_) => return allowed,
                     // Nothing was charged, so the caller retries.
                     Err(error) => assert!(matches!(error, Error::Contended { .. }), "{error}"),
                 }
             }
         })
     });
-    let admitted: Cost = join_all(asking).await.into_iter().map(|one| one.expect("no panic")).sum();
-    assert_eq!(admitted, COINS);
+    let allowed: Cost = join_all(asking).await.into_iter().map(|one| one.expect("no panic")).sum();
+    assert_eq!(allowed, COINS);
     assert!(redis.counts().contended > 0, "there were races");
     assert_eq!(limiter.refund(Ask::new("alice").cost(2)).await.unwrap().remaining, 2);
     assert_eq!(limiter.reset("alice").await.unwrap().remaining, COINS);
@@ -178,7 +187,7 @@ async fn several_keys_on_one_server_are_decided_in_one_step() {
     let asking = (0..8).map(|_| {
         let limiters = limiters.clone();
         tokio::spawn(async move {
-            let (mut admitted, mut seen) = (0, 0);
+            let (mut allowed, mut seen) = (0, 0);
             loop {
                 let asks = [
                     JointAsk::of(&limiters.0, Ask::new("alice").cost(2)).expect("valid"),
@@ -189,10 +198,10 @@ async fn several_keys_on_one_server_are_decided_in_one_step() {
                 let left = limiters.0.peek(Ask::new("alice").cost(0)).await.expect("a decision");
                 seen = seen.max(100 - left.remaining);
                 match joint.decision.source {
-                    Source::Store if joint.decision.allowed => admitted += 1,
+                    Source::Store if joint.decision.allowed => allowed += 1,
                     Source::Store => {
                         assert_eq!(joint.denied_ask, Some(1));
-                        return (admitted, seen);
+                        return (allowed, seen);
                     }
                     // It lost too many races: nothing was charged.
                     _ => {}
@@ -200,13 +209,13 @@ async fn several_keys_on_one_server_are_decided_in_one_step() {
             }
         })
     });
-    let (mut admitted, mut seen) = (0, 0);
+    let (mut allowed, mut seen) = (0, 0);
     for one in join_all(asking).await {
         let (mine, saw) = one.expect("no panic");
-        admitted += mine;
+        allowed += mine;
         seen = seen.max(saw);
     }
-    assert_eq!(admitted, 40);
+    assert_eq!(allowed, 40);
     assert_eq!(seen, 80, "never more than the allowed units");
     assert_eq!(limiters.0.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 20);
     assert_eq!(limiters.1.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
@@ -249,7 +258,7 @@ async fn places_are_limited_returned_and_renewed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_lapses_when_its_holder_dies() {
+async fn a_place_expires_when_its_holder_dies() {
     const LEASE: Duration = Duration::from_millis(400);
     let server = Server::start(Flavor::Redis);
     let url = server.url();
@@ -341,12 +350,12 @@ async fn used_units_stay_used_when_tiers_change() {
     let store = redis.store("api").on_failure(OnFailure::Deny);
     let limiter = RateLimiter::in_store("api", tiers, store);
     let [pro, free, gone] = ["pro", "free", "gone"].map(|tier| Ask::new("alice").tier(tier));
-    let mut admitted = 0;
+    let mut allowed = 0;
     for _ in 0..150 {
-        admitted += u64::from(limiter.check("alice").await.unwrap().allowed);
-        admitted += u64::from(limiter.check(pro).await.unwrap().allowed);
+        allowed += u64::from(limiter.check("alice").await.unwrap().allowed);
+        allowed += u64::from(limiter.check(pro).await.unwrap().allowed);
     }
-    assert_eq!(admitted, 100, "the larger of the two quotas, once");
+    assert_eq!(allowed, 100, "the larger of the two quotas, once");
     for _ in 0..50 {
         let decision = limiter.check(free).await.unwrap();
         assert_eq!((decision.allowed, decision.remaining), (true, Cost::MAX));

@@ -41,17 +41,17 @@ impl Quota {
         by_reply.sort_by_key(|admission| admission.reply);
         let mut worst = 0;
         for Admission { call: from, .. } in &by_reply {
-            let mut admitted = 0;
+            let mut allowed = 0;
             for Admission { call, reply: to, cost } in &by_reply {
                 if call < from {
                     continue;
                 }
-                admitted += cost;
+                allowed += cost;
                 let bound = self.burst + self.inflow(*to + CLOCK_STEP - *from);
                 // Excuses are counted only where one is needed: there are millions of intervals.
-                if admitted > bound + worst {
+                if allowed > bound + worst {
                     let excused = self.excused(*from, *to, excuses);
-                    worst = worst.max(admitted.saturating_sub(bound + excused));
+                    worst = worst.max(allowed.saturating_sub(bound + excused));
                 }
             }
         }

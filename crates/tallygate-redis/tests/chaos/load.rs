@@ -15,7 +15,7 @@ use crate::history::{Admission, Excuse, Quota, longest_gap};
 
 /// The number of tasks that check.
 const TASKS: usize = 8;
-/// The number of Redis clients that they share: each stands for a process.
+/// The number of Redis clients that they share: each represents a process.
 const PROCESSES: usize = 4;
 /// The number of keys that they check.
 pub(crate) const KEYS: usize = 4;
@@ -74,7 +74,7 @@ pub(crate) struct Outcome {
     pub(crate) gap: Duration,
     /// The time of the slowest decision.
     pub(crate) slowest: Duration,
-    pub(crate) admitted: usize,
+    pub(crate) allowed: usize,
     /// Decisions that the store did not make.
     pub(crate) failed: usize,
     /// The units that were charged to the meter, less the allowed units.
@@ -171,6 +171,13 @@ impl Load {
         });
     }
 
+    /// Waits until every process has left its first connection.
+    pub(crate) fn until_all_have_reconnected(&self) {
+        wait_until("every process leaves the old primary", PATIENCE, || {
+            self.processes.iter().all(|process| process.redis.counts().connections > 1)
+        });
+    }
+
     /// Causes a fault that may cost one burst of all keys.
     pub(crate) fn losing_a_burst<T>(&mut self, fault: impl FnOnce() -> T) -> T {
         self.losing_a_burst_of(&(0..KEYS).collect::<Vec<_>>(), fault)
@@ -232,7 +239,7 @@ impl Load {
             over,
             gap,
             slowest,
-            admitted: decisions.iter().filter(|observed| observed.decision.allowed).count(),
+            allowed: decisions.iter().filter(|observed| observed.decision.allowed).count(),
             failed: decisions.iter().filter(|observed| !observed.is_decided()).count(),
             charged_too_much: (meter.limit - meter.remaining).cast_signed()
                 - on_meter.cast_signed(),

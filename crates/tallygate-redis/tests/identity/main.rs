@@ -160,8 +160,8 @@ impl Campaign {
             );
             client.last = Some(found.decision);
             client.history.truncate(4);
-            let standings = client.state.as_ref().map(|(_, state)| state);
-            client.history.push_front(format!("{op:?} at {}: {standings:?}", client.now));
+            let records = client.state.as_ref().map(|(_, state)| state);
+            client.history.push_front(format!("{op:?} at {}: {records:?}", client.now));
             self.steps += 1;
             let widest = policy.limits().iter().map(|limit| {
                 let n = limit.numbers();
@@ -169,8 +169,8 @@ impl Campaign {
             });
             self.wide += usize::from(widest.max().unwrap() > 1 << 53);
             let verb = match op {
-                Op::Check(_) if found.decision.allowed => "admitted",
-                Op::Check(_) => "refused",
+                Op::Check(_) if found.decision.allowed => "allowed",
+                Op::Check(_) => "denied",
                 Op::Peek(_) => "peek",
                 Op::Force(..0) => "refund",
                 Op::Force(_) => "debt",
@@ -323,9 +323,9 @@ impl Client {
         let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));
         let is_new = self.state.is_none();
         // A denial of a new client leaves no state behind, unless there is a penalty.
-        let refused = matches!(op, Op::Check(_)) && !timed.decision.allowed;
+        let denied = matches!(op, Op::Check(_)) && !timed.decision.allowed;
         let kept = is_new
-            && refused
+            && denied
             && policy.state_to_numbers(&state) == policy.state_to_numbers(&policy.initial(now));
         if !looks && !kept {
             self.state = Some((policy.clone(), state));

@@ -80,7 +80,7 @@ struct Campaign {
 /// The state of a client in the core.
 struct Client {
     name: String,
-    plans: Vec<ClientRule>,
+    rules: Vec<ClientRule>,
     policies: Vec<Policy>,
     state: Option<ClientState>,
     asked: usize,
@@ -119,7 +119,7 @@ impl Campaign {
         for index in 0..self.clients.len() {
             let before = self.clients[index].asked;
             if self.random.u8(0..5) < 3 {
-                self.clients[index].asked = self.random.usize(0..self.clients[index].plans.len());
+                self.clients[index].asked = self.random.usize(0..self.clients[index].rules.len());
             }
             self.changes += usize::from(self.clients[index].asked != before);
             self.clients[index].now = self.time(index);
@@ -131,8 +131,8 @@ impl Campaign {
         let calls_before = calls(&self.redis);
         let store = &self.store;
         let replies = self.clients.iter().zip(&asked).map(|(client, op)| {
-            let plan = &client.plans[client.asked];
-            store.apply::<Timed>(plan, client.name.as_bytes(), *op, Some(Tick(client.now)))
+            let rule = &client.rules[client.asked];
+            store.apply::<Timed>(rule, client.name.as_bytes(), *op, Some(Tick(client.now)))
         });
         let replies = join_all(replies).await;
         let calls = calls(&self.redis) - calls_before;
@@ -187,7 +187,7 @@ impl Campaign {
         };
         Client {
             name: format!("client {}", self.named),
-            plans: policies.iter().cloned().map(ClientRule::of).collect(),
+            rules: policies.iter().cloned().map(ClientRule::of).collect(),
             policies,
             state: None,
             asked: 0,
@@ -315,9 +315,9 @@ fn are_scripted(policies: &[Policy]) -> bool {
 impl Client {
     /// Decides by the core, and keeps the new state, except after a peek.
     fn step(&mut self, op: Op) -> Timed {
-        let (now, plan) = (Tick(self.now), &self.plans[self.asked]);
-        let mut state = self.state.clone().unwrap_or_else(|| plan.initial(now));
-        let mut part = Part { rule: plan, state: &mut state, op };
+        let (now, rule) = (Tick(self.now), &self.rules[self.asked]);
+        let mut state = self.state.clone().unwrap_or_else(|| rule.initial(now));
+        let mut part = Part { rule, state: &mut state, op };
         let agrees = part.allows(now);
         let (timed, _) = part.step::<Timed>(now, agrees);
         let looks = matches!(op, Op::Peek(_) | Op::Check(0) | Op::Force(0));

@@ -53,16 +53,16 @@ async fn a_new_primary_whose_clock_is_behind_locks_no_client_out() {
             let decision = check(&store, &policy, key, BURST, first + 2 * window).await;
             assert!(decision.allowed, "{key}: {decision:?} {policy:?}");
         }
-        let (mut now, mut admitted, by) = (behind, 0, behind + 2 * window);
+        let (mut now, mut allowed, by) = (behind, 0, behind + 2 * window);
         while now < by {
             let decision = check(&store, &policy, "often", 1, now).await;
-            admitted += u64::from(decision.allowed);
+            allowed += u64::from(decision.allowed);
             let wait = decision.retry_after.expect("it will fit");
             assert!(now.saturating_add_unsigned(wait.0) <= by, "{now}: {decision:?} {policy:?}");
             now += window / 8;
         }
-        assert!(admitted > 0, "{policy:?}");
-        assert!(admitted <= 2 * BURST, "{admitted} {policy:?}");
+        assert!(allowed > 0, "{policy:?}");
+        assert!(allowed <= 2 * BURST, "{allowed} {policy:?}");
     }
     assert_all_expire(&server);
 }
@@ -76,14 +76,14 @@ async fn a_new_primary_whose_clock_is_ahead_allows_at_most_one_extra_burst() {
     for (index, (policy, _)) in policies().enumerate() {
         let store = redis.store(format!("policy {index}")).on_failure(OnFailure::Deny).in_ticks();
         // The old primary, the new one, and the old one again, at the same time.
-        let mut admitted = [0; 3];
+        let mut allowed = [0; 3];
         for (place, at) in [START, ahead, START].into_iter().enumerate() {
             for _ in 0..3 * BURST {
-                admitted[place] += u64::from(check(&store, &policy, "alice", 1, at).await.allowed);
+                allowed[place] += u64::from(check(&store, &policy, "alice", 1, at).await.allowed);
             }
         }
-        assert_eq!(admitted[0], BURST);
-        assert!(admitted[1] + admitted[2] <= BURST, "{admitted:?} {policy:?}");
+        assert_eq!(allowed[0], BURST);
+        assert!(allowed[1] + allowed[2] <= BURST, "{allowed:?} {policy:?}");
     }
     assert_all_expire(&server);
 }
@@ -140,7 +140,7 @@ async fn processes_whose_clocks_differ_by_thirty_seconds_use_the_clock_of_the_se
     let server = Server::start(Flavor::Redis);
     let clock = shifted_clock();
     let start = Instant::now();
-    let mut admitted = 0;
+    let mut allowed = 0;
     for ahead in [0, 30, -30, 30] {
         let before = unix(SystemTime::now());
         let node = Command::new(std::env::current_exe().unwrap())
@@ -161,12 +161,12 @@ async fn processes_whose_clocks_differ_by_thirty_seconds_use_the_clock_of_the_se
         let wall = number("wall=");
         assert!((wall - seconds(before) - ahead).abs() <= 2 + seconds(after - before), "{said}");
         assert!((seconds(before) - 1..=seconds(after) + 1).contains(&number("at=")), "{said}");
-        admitted += u64::try_from(number("admitted=")).unwrap();
+        allowed += u64::try_from(number("allowed=")).unwrap();
         assert_eq!(number("settled="), 1, "{ahead}: {said}");
     }
     std::fs::remove_file(&clock).unwrap();
     let earned = start.elapsed().as_secs() / 2 + 1;
-    assert!((SHARED..=SHARED + earned).contains(&admitted), "{admitted} with {earned} earned");
+    assert!((SHARED..=SHARED + earned).contains(&allowed), "{allowed} with {earned} earned");
     assert!(start.elapsed() < PATIENCE, "the burst would be earned back");
     assert_all_expire(&server);
 }
@@ -177,11 +177,11 @@ async fn processes_whose_clocks_differ_by_thirty_seconds_use_the_clock_of_the_se
 async fn a_node() {
     let redis = patient(&std::env::var("TALLYGATE_NODE_URL").expect("run by another test"));
     let limiter = limiter(&redis, shared_policy(), OnFailure::Deny);
-    let mut admitted = 0;
+    let mut allowed = 0;
     for _ in 0..ASKED {
         let decision = limiter.check("alice").await.unwrap();
         assert_eq!(decision.source, Source::Store);
-        admitted += u64::from(decision.allowed);
+        allowed += u64::from(decision.allowed);
     }
     let (store, policy) = (limiter.store(), shared_policy());
     let looked = store.apply::<Timed>(&policy, b"alice", Op::Peek(1), None).await.unwrap();
@@ -194,5 +194,5 @@ async fn a_node() {
     assert_eq!(settled.remaining, SHARED - 2);
     let wall = unix(SystemTime::now()).as_secs();
     let at = looked.at.0 / 1_000_000_000;
-    println!("wall={wall} at={at} admitted={admitted} settled=1");
+    println!("wall={wall} at={at} allowed={allowed} settled=1");
 }

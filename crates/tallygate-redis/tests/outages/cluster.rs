@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::common::{
-    PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers,
+    Limiter, PATIENCE, cluster_url, count, limiter, patient, until, until_the_store_answers,
 };
 use futures_util::future::join_all;
 use tallygate::{Ask, RateLimiter, Source};
@@ -48,10 +48,10 @@ async fn a_killed_primary_of_a_cluster_is_replaced_by_its_replica() {
     cluster.kill(primary);
     let start = Instant::now();
     let back = until_the_store_answers(&limiter, "alice").await;
-    println!("cluster failover: decided by the failure policy for {:?}", start.elapsed());
+    println!("cluster failover: decided by the failure setting for {:?}", start.elapsed());
     assert_eq!(back, left, "the replica has the state");
     assert_eq!(cluster.primary_of(slot), replica);
-    assert!(redis.counts().denied > 0, "meanwhile the failure policy decides");
+    assert!(redis.counts().denied > 0, "meanwhile the failure setting decides");
     let decision = until("it can be written", async || {
         limiter.check("alice").await.ok().filter(|decision| decision.source == Source::Store)
     })
@@ -210,7 +210,7 @@ async fn policies_of_a_client_share_a_slot_and_clients_are_spread() {
 
 /// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_failure_policy_decides_on_slots_without_a_server() {
+async fn the_failure_setting_decides_on_slots_without_a_server() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let redis = patient(&cluster_url(&cluster));
     let limiter = limiter(&redis, count(1_000), OnFailure::Deny);
@@ -246,35 +246,45 @@ async fn the_failure_policy_decides_on_slots_without_a_server() {
     assert_all_expire(&cluster);
 }
 
-/// Fault F17.
+/// A call on several keys of a moving slot is repeated within its time budget. Then the failure setting decides.
+///
+/// Faults F9, F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_failure_policy_decides_on_several_keys_of_a_moving_slot() {
+async fn several_keys_of_a_moving_slot_are_decided_once_it_has_moved() {
     let cluster = Cluster::start(Flavor::Redis, 2, 0);
-    let redis = patient(&cluster_url(&cluster));
-    let make = |name: &'static str| {
-        RateLimiter::with_store(count(5), redis.store(name).on_failure(OnFailure::Deny))
+    let (redis, hasty) = (patient(&cluster_url(&cluster)), open(&cluster));
+    let limiters = |redis: &Redis| {
+        ["first", "second"].map(|name| {
+            RateLimiter::with_store(count(5), redis.store(name).on_failure(OnFailure::Deny))
+        })
     };
-    let [first, second] = ["first", "second"].map(make);
-    assert_eq!(first.check("alice").await.unwrap().source, Source::Store);
+    let (patient_limiters, hasty_limiters) = (limiters(&redis), limiters(&hasty));
+    assert_eq!(patient_limiters[0].check("alice").await.unwrap().source, Source::Store);
+    // Both clients know the servers.
+    assert_eq!(until_the_store_answers(&hasty_limiters[0], "alice").await, 4);
     let slot = *slots(&cluster).iter().next().unwrap();
     let to = 1 - cluster.primary_of(slot);
     cluster.begin_migration(slot, to);
     // One key is here and the other does not exist: no server can decide on both.
-    let both = || {
-        [
-            JointAsk::of(&first, "alice").expect("valid"),
-            JointAsk::of(&second, "alice").expect("valid"),
-        ]
+    let both = async |limiters: &[Limiter; 2]| {
+        let asks = limiters.each_ref().map(|limiter| JointAsk::of(limiter, "alice").unwrap());
+        check_all(asks).await.unwrap().decision
     };
-    let joint = check_all(both()).await.unwrap();
-    assert_eq!(joint.decision.source, Source::FailedClosed);
-    let error = redis.last_error().expect("it says why").to_string();
+    assert_eq!(both(&hasty_limiters).await.source, Source::FailedClosed);
+    let error = hasty.last_error().expect("it says why").to_string();
     assert!(error.contains("TRYAGAIN") || error.contains("Multiple keys"), "{error}");
-    cluster.migrate_keys(slot, to);
-    cluster.end_migration(slot, to);
-    let joint = check_all(both()).await.unwrap();
-    assert_eq!((joint.decision.allowed, joint.decision.source), (true, Source::Store));
-    assert_eq!(joint.decision.remaining, 3, "nothing was charged meanwhile");
+
+    let before = redis.counts().calls;
+    let move_slot = async {
+        until("the call is repeated", async || (redis.counts().calls > before + 5).then_some(()))
+            .await;
+        cluster.migrate_keys(slot, to);
+        cluster.end_migration(slot, to);
+    };
+    let (decision, ()) = tokio::join!(both(&patient_limiters), move_slot);
+    assert_eq!((decision.allowed, decision.source), (true, Source::Store));
+    assert_eq!(decision.remaining, 3, "nothing was charged meanwhile");
+    assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_all_expire(&cluster);
 }
 
@@ -301,11 +311,11 @@ async fn keys_of_different_slots_are_all_charged_or_all_refunded() {
     assert_eq!(slots(&cluster).len(), 2, "they are in different slots");
     let joint = ask().await;
     assert_eq!((joint.decision.allowed, joint.denied_ask), (false, Some(1)));
-    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
+    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "returned");
     // Many at once: never more than the quota, and all unused units are available again.
     let decisions = join_all((0..30).map(|_| ask())).await;
     assert!(decisions.iter().all(|joint| !joint.decision.allowed));
-    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "given back");
+    assert_eq!(users.peek(Ask::new("alice").cost(0)).await.unwrap().remaining, 4, "returned");
     assert_eq!(addresses.peek(Ask::new("192.0.2.1").cost(0)).await.unwrap().remaining, 0);
     assert_eq!(redis.counts().errors, 0, "{:?}", redis.last_error());
     assert_all_expire(&cluster);

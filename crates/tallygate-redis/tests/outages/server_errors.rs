@@ -121,7 +121,7 @@ async fn the_client_warns_once_about_an_eviction_policy_that_drops_keys() {
 
 /// Fault F13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_failure_policy_decides_while_the_server_is_out_of_memory() {
+async fn the_failure_setting_decides_while_the_server_is_out_of_memory() {
     let server = Server::with(Flavor::Redis, &["--maxmemory", "100mb"]);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, count(10), OnFailure::Deny);
@@ -271,7 +271,7 @@ async fn a_value_of_another_type_is_not_changed_and_is_logged() {
 
 /// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_failure_policy_decides_while_a_script_keeps_the_server_busy() {
+async fn the_failure_setting_decides_while_a_script_keeps_the_server_busy() {
     let server = Server::with(Flavor::Redis, &["--busy-reply-threshold", "1"]);
     let redis = patient(&server.url());
     let limiter = limiter(&redis, count(10), OnFailure::Deny);
@@ -335,7 +335,7 @@ fn answering(line: &'static str) -> (u16, Arc<AtomicU64>) {
 
 /// Fault F17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_failure_policy_decides_after_every_error_of_a_server() {
+async fn the_failure_setting_decides_after_every_error_of_a_server() {
     for line in [
         "-LOADING Redis is loading the dataset in memory",
         "-CLUSTERDOWN The cluster is down",
@@ -400,8 +400,8 @@ async fn losing_all_keys_costs_at_most_one_extra_burst() {
         .await;
     })
     .await;
-    let admitted = decisions.iter().filter(|(decision, _)| decision.allowed).count() as u64;
-    assert_eq!(admitted, 2 * BURST, "exactly one extra burst");
+    let allowed = decisions.iter().filter(|(decision, _)| decision.allowed).count() as u64;
+    assert_eq!(allowed, 2 * BURST, "exactly one extra burst");
     assert!(decisions.iter().all(|(decision, _)| decision.source == Source::Store));
     assert_all_expire(&server);
 }
@@ -420,14 +420,14 @@ async fn every_key_expires_when_it_is_fresh_again() {
                 limit = limit.penalty(Penalty::lasting(Ticks(30_000_000_000)).after(2));
             }
             let limiter = limiter(&redis, limit.build().unwrap(), OnFailure::Deny);
-            for (client, verb) in ["check", "refuse", "force", "refund"].iter().enumerate() {
+            for (client, verb) in ["check", "deny", "force", "refund"].iter().enumerate() {
                 server.ask::<()>(&["FLUSHALL"]);
                 let key = format!("client {client}");
                 let decision = limiter.check(Ask::new(&key).cost(5)).await.unwrap();
                 assert_eq!(decision.source, Source::Store);
                 let reset_after = match *verb {
                     "check" => limiter.check(&key).await.unwrap().reset_after,
-                    "refuse" => {
+                    "deny" => {
                         let _ = limiter.check(Ask::new(&key).cost(9)).await.unwrap();
                         limiter.check(Ask::new(&key).cost(9)).await.unwrap().reset_after
                     }

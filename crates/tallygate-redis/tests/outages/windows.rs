@@ -69,8 +69,8 @@ impl Process {
 
     async fn apply(&self, op: Op, now: Option<Tick>) -> Timed {
         if self.is_tiered {
-            let plan = ClientRule::of(self.policy.clone());
-            return self.store.apply::<Timed>(&plan, b"alice", op, now).await.unwrap();
+            let rule = ClientRule::of(self.policy.clone());
+            return self.store.apply::<Timed>(&rule, b"alice", op, now).await.unwrap();
         }
         self.store.apply::<Timed>(&self.policy, b"alice", op, now).await.unwrap()
     }
@@ -100,7 +100,7 @@ impl Process {
 
 /// Makes Redis available or unavailable, and lets every process use its whole quota. Returns the time of each unit.
 async fn use_all(proxy: &Proxy, processes: &[Process], is_down: bool, now: Tick) -> Vec<i64> {
-    proxy.refuse(is_down);
+    proxy.reject_connections(is_down);
     if is_down {
         proxy.cut();
     } else {
@@ -142,7 +142,7 @@ async fn an_outage_in_every_window_allows_one_burst_more_in_all() {
                         allowed_at.extend(use_all(&proxy, &processes, is_down, now).await);
                     }
                 }
-                proxy.refuse(false);
+                proxy.reject_connections(false);
                 let (allowed, most) = (allowed_at.len(), most_beyond_the_bound(policy, allowed_at));
                 println!("{name}: {allowed} of {}, {most} beyond the bound", 10 * LIMIT);
                 assert!(most <= LIMIT.cast_signed(), "{name}: {most} beyond the bound");
@@ -184,7 +184,7 @@ async fn each_limit_of_a_policy_keeps_its_bound_in_outages_of_any_length() {
             let is_down = matches!(part % 40, 3 | 6..12 | 15..20 | 22..39);
             allowed_at.extend(use_all(&proxy, &processes, is_down, now).await);
         }
-        proxy.refuse(false);
+        proxy.reject_connections(false);
         for limit in policy.limits() {
             let most = most_beyond_the_bound_of(limit, allowed_at.clone());
             let burst = limit.numbers().limit.cast_signed();
@@ -226,7 +226,7 @@ async fn a_long_outage_locks_no_client_out() {
                 allowed
             };
             assert_eq!(all(at(0, 0), Source::Store).await, LIMIT);
-            proxy.refuse(true);
+            proxy.reject_connections(true);
             proxy.cut();
             for window in 0..8 {
                 let mut allowed = 0;
@@ -236,7 +236,7 @@ async fn a_long_outage_locks_no_client_out() {
                 let is_enough = allowed * 100 >= LIMIT * 95;
                 assert!(window < 2 || is_enough, "{name}: {allowed} in window {window}");
             }
-            proxy.refuse(false);
+            proxy.reject_connections(false);
             let mut after = 0;
             for part in 0..40 {
                 after += all(at(9, part), Source::Store).await;
@@ -282,10 +282,10 @@ async fn short_outages_of_a_fleet_allow_one_burst_more_in_all_by_the_servers_clo
     // Late in a window, when Redis has allowed the quota.
     while Instant::now() + window < end {
         tokio::time::sleep(window * 7 / 10).await;
-        proxy.refuse(true);
+        proxy.reject_connections(true);
         proxy.cut();
         tokio::time::sleep(window * 3 / 10).await;
-        proxy.refuse(false);
+        proxy.reject_connections(false);
     }
     for (name, policy, asking) in fleets {
         let (mut allowed_at, mut by_local) = (Vec::new(), 0);

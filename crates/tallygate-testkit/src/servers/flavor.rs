@@ -56,7 +56,7 @@ impl Flavor {
     }
 }
 
-fn workspace() -> &'static Path {
+pub(super) fn workspace() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 

@@ -11,6 +11,7 @@
 //! | `cluster.rs` | a cluster: slots, failover, migration |
 //! | `sentinel.rs` | a primary, its replicas and three sentinels |
 //! | `proxy.rs` | a connection that fails on demand |
+//! | `stock_proxy.rs` | nginx, haproxy and Caddy in their stock configuration |
 //! | `folder.rs`, `port.rs`, `tls.rs`, `waiting.rs` | temporary folders, free ports, certificates, waiting for a condition |
 //!
 //! All functions block, and panic if they fail, also in asynchronous tests: a test without its server tests nothing.
@@ -24,6 +25,7 @@ mod port;
 mod proxy;
 mod sentinel;
 mod server;
+mod stock_proxy;
 mod tls;
 mod waiting;
 
@@ -32,5 +34,6 @@ pub use flavor::Flavor;
 pub use proxy::Proxy;
 pub use sentinel::Sentinel;
 pub use server::Server;
+pub use stock_proxy::StockProxy;
 pub use tls::Certificates;
 pub use waiting::wait_until;

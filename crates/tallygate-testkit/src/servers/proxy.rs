@@ -76,12 +76,12 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// While true, the proxy closes new connections immediately. Open ones stay open.
-    pub fn refuse(&self, refusing: bool) {
-        self.shared.state().refusing = refusing;
+    /// Sets whether the proxy closes new connections immediately. Open ones stay open.
+    pub fn reject_connections(&self, is_rejecting: bool) {
+        self.shared.state().is_rejecting = is_rejecting;
     }
 
-    /// While true, the proxy accepts connections and forwards nothing. It forwards the pending bytes afterwards.
+    /// Sets whether the proxy stalls: it then accepts connections, but forwards nothing until the stall ends.
     pub fn stall(&self, stalled: bool) {
         self.shared.state().stalled = stalled;
         self.shared.changed.notify_all();
@@ -98,7 +98,7 @@ impl Proxy {
         self.shared.state().upstream = upstream.to_owned();
     }
 
-    /// Returns when each connection was accepted, including connections that were refused.
+    /// Returns when each connection was accepted, including connections that were rejected.
     #[must_use]
     pub fn connections(&self) -> Vec<Instant> {
         self.shared.state().accepted.clone()
@@ -128,7 +128,7 @@ struct SharedState {
 struct State {
     upstream: String,
     closing: bool,
-    refusing: bool,
+    is_rejecting: bool,
     stalled: bool,
     round_trip: Duration,
     to_lose: Option<Vec<u8>>,
@@ -172,7 +172,7 @@ impl SharedState {
             }
             let number = state.accepted.len();
             state.accepted.push(Instant::now());
-            if state.refusing {
+            if state.is_rejecting {
                 continue;
             }
             // Under the lock, so that `cut` misses no connection. A loopback address answers immediately.

@@ -121,8 +121,8 @@ impl Fleet {
         }
         let room = self.ask_redis(Op::Peek(0), at);
         let TakenDebt::Charge(mut charge) = process.take(&self.rule, b"alice", at) else { return };
-        if charge.used > 0 {
-            let _ = self.ask_redis(Op::Force(charge.used.into()), at);
+        if let Some(sent) = charge.sent {
+            let _ = self.ask_redis(Op::Force(sent.used.into()), at);
             charge.is_used_charged = true;
         }
         let Access::Limited(policy) = self.rule.access(at) else { unreachable!() };
@@ -353,7 +353,7 @@ fn units_whose_charge_has_no_reply_stay_unpaid() {
     let TakenDebt::Charge(mut charge) = local.take(&rule, b"alice", Tick(10)) else {
         panic!("30 units are to be charged");
     };
-    assert_eq!((charge.payments[0].pay, charge.used), (30, 0));
+    assert_eq!((charge.payments[0].pay, charge.sent.is_none()), (30, true));
     assert!(matches!(local.take(&rule, b"alice", Tick(11)), TakenDebt::ByAnother));
     charge.retry_at = Some(Tick(WINDOW));
     drop(charge);
@@ -365,4 +365,43 @@ fn units_whose_charge_has_no_reply_stay_unpaid() {
     charge.payments[0].paid = charge.payments[0].pay;
     drop(charge);
     assert!(local.has_no_debts(), "everything is paid");
+}
+
+/// Fault J16: it is unknown whether the charge was carried out, so it is sent again with the same number.
+#[test]
+fn a_charge_of_a_bucket_without_a_reply_is_repeated_with_its_number() {
+    let policy = Policy::token_bucket(100).per(Ticks(WINDOW.cast_unsigned())).burst(100).build();
+    let rule = ClientRule::of(policy.unwrap());
+    let local = LocalLimiter::new(OnFailure::Local { instances: 1 });
+    let check = |now| local.decide(&rule, b"alice", Op::Check(30), (Tick(now), true)).allowed;
+    let take = |now| match local.take(&rule, b"alice", Tick(now)) {
+        TakenDebt::Charge(charge) => charge,
+        _ => panic!("there are units to be charged"),
+    };
+    assert!(check(0));
+    let refused = take(1);
+    let first = refused.sent.unwrap().number;
+    refused.failed();
+    assert!(check(2));
+    let lost = take(3);
+    let number = lost.sent.unwrap().number;
+    assert_ne!(number, first, "the first one was not carried out");
+    drop(lost);
+    assert!(check(4));
+    for is_rejected in [true, false] {
+        let mut again = take(5);
+        let sent = again.sent.unwrap();
+        assert_eq!((sent.number, sent.used, sent.began), (number, 60, Tick(0)));
+        if is_rejected {
+            again.failed();
+        } else {
+            again.is_used_charged = true;
+        }
+    }
+    let mut rest = take(6);
+    let sent = rest.sent.unwrap();
+    assert_eq!((sent.used, sent.began), (30, Tick(4)), "allowed since the lost charge");
+    rest.is_used_charged = true;
+    drop(rest);
+    assert!(local.has_no_debts(), "everything is charged");
 }
