@@ -33,7 +33,7 @@ pub(crate) fn app() -> Result<Router, PolicyError> {
     Ok(Router::new()
         .route("/", get(|| async { "hello\n" }))
         .layer(RateLimit::from(rule))
-        // The last layer comes first: it has found the customer when the limit is checked.
+        // The layer that is added last runs first, so the customer is known when the limit is checked.
         .layer(from_fn(authenticate)))
 }
 

@@ -1,5 +1,5 @@
-//! A language model behind a quota of tokens: the most that a request may use is reserved, and what it used is settled
-//! when its stream has ended.
+//! A language model with a quota of tokens: reserves the most tokens that a request may use, and settles with the real
+//! number when its stream has ended.
 //!
 //!     cargo run -p tallygate-tower --features axum --example llm_tokens
 
@@ -30,7 +30,7 @@ pub(crate) fn app() -> Result<Router, PolicyError> {
     Ok(Router::new().route("/generate", post(generate)).layer(RateLimit::from(rule)))
 }
 
-/// Streams an answer, and counts its tokens. If the client goes away, the tokens until then are charged.
+/// Streams an answer, and counts its tokens. If the client disconnects, the tokens until then are charged.
 async fn generate(Extension(meter): Extension<Meter>, prompt: String) -> Response {
     let tokens = prompt.split_whitespace().map(|word| format!("{word} ")).collect::<Vec<_>>();
     Response::new(Body::new(Tokens { tokens: tokens.into_iter(), meter }))

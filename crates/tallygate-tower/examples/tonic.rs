@@ -13,7 +13,7 @@ pub(crate) fn limit() -> Result<RateLimit, PolicyError> {
     Ok(RateLimit::new(policy, Key::peer().and(Key::path())))
 }
 
-/// Serves; the health service stands for your own.
+/// Serves the health service, which stands for your own service here.
 pub(crate) async fn serve(incoming: TcpIncoming) -> Result<(), Box<dyn std::error::Error>> {
     let (_, health) = tonic_health::server::health_reporter();
     Server::builder().layer(limit()?).add_service(health).serve_with_incoming(incoming).await?;

@@ -49,7 +49,7 @@ impl Peer {
     }
 }
 
-/// How to find the address of a client.
+/// The way to find the address of a client.
 ///
 /// ```
 /// use tallygate_tower::{ClientAddress, Key};
@@ -67,7 +67,7 @@ pub struct ClientAddress {
 }
 
 impl ClientAddress {
-    /// Takes the address of the connection, and believes no header field.
+    /// Uses the address of the connection, and ignores all header fields.
     #[must_use]
     pub fn peer() -> Self {
         Self::behind([])
@@ -108,7 +108,7 @@ impl ClientAddress {
     #[must_use]
     pub fn of(&self, parts: &Parts) -> Option<IpAddr> {
         let peer = match Peer::of(parts)? {
-            // No header field is believed, so none is looked for.
+            // No header field is trusted, so none is read.
             Peer::Address(address) if self.trusted.is_empty() => {
                 return Some(address.to_canonical());
             }

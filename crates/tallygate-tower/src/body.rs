@@ -1,4 +1,4 @@
-//! The body of a response: that of the service, with what has to be done at its end, or that of a denial.
+//! The body of a response: that of the service, with the work to do at its end, or that of a denial.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -53,7 +53,7 @@ impl<B: Body<Data: From<Bytes>>> Body for ResponseBody<B> {
                         let bytes = frame.data_ref().map_or(0, Buf::remaining);
                         guard.sent(bytes as u64);
                     }
-                    // The body has ended or failed: its guard settles and gives back its place.
+                    // The body has ended or failed: its guard settles and releases its place.
                     (None | Some(Err(_)), guard) => drop(guard.take()),
                     (Some(Ok(_)), None) => {}
                 }

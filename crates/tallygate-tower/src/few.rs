@@ -6,12 +6,6 @@ pub(crate) struct Few<T> {
     more: Vec<T>,
 }
 
-impl<T> Default for Few<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<T> Few<T> {
     pub(crate) const fn new() -> Self {
         Self { first: None, more: Vec::new() }

@@ -18,7 +18,7 @@ pin_project! {
     /// The future of a response: see [`RateLimited`](crate::RateLimited).
     ///
     /// If it is dropped while the limit decides, what was charged is returned. If it is dropped later, the request stays
-    /// charged, and its place among the requests in flight is given back.
+    /// charged, and its place among the requests in flight is released.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, ReqBody>
     where
@@ -32,10 +32,11 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, ReqBody, F, R> {
-        /// A store elsewhere decides, or the request waits for its delay.
+        /// Waits for the decision of a remote store, or for the delay of the request.
         Deciding { deciding: Boxed<Verdict>, call: Option<Box<(S, Request<ReqBody>)>> },
+        /// The verdict is `None` after it was moved to [`Settling`](Self::Settling).
         Serving { #[pin] serving: F, verdict: Option<Verdict> },
-        /// A store elsewhere settles.
+        /// Waits until a remote store has settled.
         Settling { settling: Boxed<(Verdict, http::response::Parts)>, response: Option<R> },
         Denied { response: Option<Response<Bytes>> },
     }
@@ -56,15 +57,8 @@ impl<S: Service<Request<ReqBody>>, ReqBody> ResponseFuture<S, ReqBody> {
         Self { state: State::Denied { response: verdict.response() } }
     }
 
-    pub(crate) fn serving(
-        service: &mut S,
-        mut request: Request<ReqBody>,
-        verdict: Verdict,
-    ) -> Self {
-        if let Some(meter) = verdict.meter() {
-            request.extensions_mut().insert(meter.clone());
-        }
-        Self { state: State::Serving { serving: service.call(request), verdict: Some(verdict) } }
+    pub(crate) const fn serving(serving: S::Future, verdict: Verdict) -> Self {
+        Self { state: State::Serving { serving, verdict: Some(verdict) } }
     }
 }
 
@@ -80,11 +74,12 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProjection::Deciding { deciding, call } => {
-                    let verdict = ready!(deciding.as_mut().poll(context));
+                    let mut verdict = ready!(deciding.as_mut().poll(context));
                     match call.take().filter(|_| verdict.is_allowed()) {
                         Some(call) => {
-                            let (mut service, request) = *call;
-                            Self::serving(&mut service, request, verdict)
+                            let (mut service, mut request) = *call;
+                            verdict.insert_meter(request.extensions_mut());
+                            Self::serving(service.call(request), verdict)
                         }
                         None => Self::denied(&verdict),
                     }
@@ -92,12 +87,19 @@ where
                 }
                 StateProjection::Serving { serving, verdict } => {
                     let response = ready!(serving.poll(context))?;
-                    let Some(mut verdict) = verdict.take() else { return finished() };
-                    let (head, body) = response.into_parts();
-                    if verdict.settles_at_once() {
-                        ready_now(verdict.settle(&head));
-                        return Poll::Ready(Ok(complete(verdict, head, body)));
+                    let Some(decided) = verdict else { return finished() };
+                    if !decided.settles_by_response() {
+                        return Poll::Ready(Ok(complete(decided, response)));
                     }
+                    let (head, body) = response.into_parts();
+                    if decided.limit.is_immediate() {
+                        ready_now(decided.settle(&head));
+                        return Poll::Ready(Ok(complete(
+                            decided,
+                            Response::from_parts(head, body),
+                        )));
+                    }
+                    let Some(mut verdict) = verdict.take() else { return finished() };
                     let settling = async move {
                         verdict.settle(&head).await;
                         (verdict, head)
@@ -106,9 +108,10 @@ where
                     State::Settling { settling: Box::pin(settling), response }
                 }
                 StateProjection::Settling { settling, response } => {
-                    let (verdict, head) = ready!(settling.as_mut().poll(context));
+                    let (mut verdict, head) = ready!(settling.as_mut().poll(context));
                     let Some(response) = response.take() else { return finished() };
-                    return Poll::Ready(Ok(complete(verdict, head, response.into_body())));
+                    let response = Response::from_parts(head, response.into_body());
+                    return Poll::Ready(Ok(complete(&mut verdict, response)));
                 }
                 StateProjection::Denied { response } => {
                     let Some(response) = response.take() else { return finished() };
@@ -120,15 +123,12 @@ where
     }
 }
 
-fn complete<B>(
-    verdict: Verdict,
-    mut head: http::response::Parts,
-    body: B,
-) -> Response<ResponseBody<B>> {
-    verdict.write_headers(&mut head.headers);
-    let guard = verdict.into_guard();
-    let guard = (!guard.is_empty()).then(|| Box::new(guard));
-    Response::from_parts(head, ResponseBody::served(body, guard))
+/// Adds the header fields to a response, and the guard with the remaining work to its body.
+#[inline]
+fn complete<B>(verdict: &mut Verdict, mut response: Response<B>) -> Response<ResponseBody<B>> {
+    verdict.add_headers(response.headers_mut());
+    let guard = verdict.take_guard().map(Box::new);
+    response.map(|body| ResponseBody::served(body, guard))
 }
 
 fn finished<T>() -> Poll<T> {

@@ -13,7 +13,7 @@ pub(crate) struct InFlightRule {
     pub(crate) key: Key,
 }
 
-/// A place among the requests in flight, given back when it is dropped.
+/// A place among the requests in flight, released when it is dropped.
 pub(crate) type Place = Box<dyn Send + Sync>;
 
 /// Takes places: [`tallygate::InFlight`] in memory, or `tallygate_redis::InFlight` over a fleet.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::header::{COOKIE, HeaderName};
 use http::request::Parts;
-use tallygate::address::{MAX_KEY_TEXT, write_key};
+use tallygate::address::{KeyText, MAX_KEY_TEXT};
 use tallygate::joined_key;
 
 use crate::address::ClientAddress;
@@ -82,13 +82,15 @@ impl Key {
         Self(Source::Client(address))
     }
 
-    /// Uses the value of a header field, such as an API key. A field that is empty or occurs twice counts as missing.
+    /// Uses the value of a header field, such as an API key, without the spaces around it. A field that is empty or occurs
+    /// twice counts as missing.
     #[must_use]
     pub const fn header(name: HeaderName) -> Self {
         Self(Source::Header(name))
     }
 
-    /// Uses the value of a cookie. A cookie that is empty or occurs twice counts as missing.
+    /// Uses the value of a cookie, without spaces or quotes around it. A cookie that is empty or occurs twice counts as
+    /// missing.
     #[must_use]
     pub fn cookie(name: impl Into<Box<str>>) -> Self {
         Self(Source::Cookie(name.into()))
@@ -181,10 +183,7 @@ impl Key {
             Source::Everyone => Ok(KeyBytes::EMPTY),
             Source::Client(address) => {
                 let (address, prefix) = address.network(parts).ok_or(MissingKey::Address)?;
-                let mut key = KeyBytes::EMPTY;
-                // Writing to it does not fail.
-                let _ = write_key(address, prefix, &mut key);
-                Ok(key)
+                Ok(KeyText::of(address, prefix).as_bytes().into())
             }
             Source::Header(name) => header(parts, name).map(KeyBytes::from),
             Source::Cookie(name) => cookie(parts, name).map(KeyBytes::from),
@@ -227,22 +226,6 @@ pub(crate) enum KeyBytes {
 
 impl KeyBytes {
     pub(crate) const EMPTY: Self = Self::Short { bytes: [0; MAX_KEY_TEXT], length: 0 };
-
-    fn push(&mut self, more: &[u8]) {
-        if let Self::Short { bytes, length } = self {
-            let from = usize::from(*length);
-            let end = from + more.len();
-            if let (Some(space), Ok(end)) = (bytes.get_mut(from..end), u8::try_from(end)) {
-                space.copy_from_slice(more);
-                *length = end;
-                return;
-            }
-            *self = Self::Long(bytes[..from].to_vec());
-        }
-        if let Self::Long(bytes) = self {
-            bytes.extend_from_slice(more);
-        }
-    }
 }
 
 impl Deref for KeyBytes {
@@ -263,24 +246,23 @@ impl AsRef<[u8]> for KeyBytes {
 }
 
 impl From<&[u8]> for KeyBytes {
-    fn from(bytes: &[u8]) -> Self {
-        let mut key = Self::EMPTY;
-        key.push(bytes);
-        key
-    }
-}
-
-impl fmt::Write for KeyBytes {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.push(text.as_bytes());
-        Ok(())
+    fn from(key: &[u8]) -> Self {
+        let mut bytes = [0; MAX_KEY_TEXT];
+        match (bytes.get_mut(..key.len()), u8::try_from(key.len())) {
+            (Some(space), Ok(length)) => {
+                space.copy_from_slice(key);
+                Self::Short { bytes, length }
+            }
+            _ => Self::Long(key.to_vec()),
+        }
     }
 }
 
 fn header<'a>(parts: &'a Parts, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
-    let mut values = parts.headers.get_all(name).iter();
+    // A client must not get another quota by adding spaces, which HTTP/2 does not remove.
+    let mut values = parts.headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii());
     match (values.next().filter(|value| !value.is_empty()), values.next()) {
-        (Some(value), None) => Ok(value.as_bytes()),
+        (Some(value), None) => Ok(value),
         (None, None) => Err(MissingKey::Header { name: name.clone() }),
         // The application might use another one of the values.
         (_, Some(_)) => Err(MissingKey::RepeatedHeader { name: name.clone() }),
@@ -295,6 +277,10 @@ fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], MissingKey> {
         let pair = pair.trim_ascii();
         let value = pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
         let Some(value) = value else { continue };
+        // Applications read the same cookie with and without spaces and quotes, so it has one key.
+        let value = value.trim_ascii();
+        let unquoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+        let value = unquoted.unwrap_or(value);
         if found.replace(value).is_some() {
             return Err(MissingKey::RepeatedCookie { name: name.into() });
         }
@@ -327,7 +313,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a request has no key.
+/// The reason for which a request has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
@@ -423,6 +409,9 @@ mod tests {
         let missing = Err(MissingKey::Header { name: name.clone() });
         assert_eq!(header.of(&parts(&[])), missing);
         assert_eq!(header.of(&parts(&[("x-api-key", "")])), missing);
+        // HTTP/2 does not remove the spaces around a value.
+        assert_eq!(key(&header, &parts(&[("x-api-key", "\t abc ")])), "abc");
+        assert_eq!(header.of(&parts(&[("x-api-key", "  ")])), missing);
         let twice = parts(&[("x-api-key", "a"), ("x-api-key", "b")]);
         assert_eq!(header.of(&twice), Err(MissingKey::RepeatedHeader { name }));
 
@@ -430,7 +419,11 @@ mod tests {
         let found = |line: &str| cookie.of(&parts(&[("cookie", line)]));
         assert_eq!(found("a=1; sid=x=y;b=2").as_deref(), Ok(&b"x=y"[..]));
         let missing = Err(MissingKey::Cookie { name: "sid".into() });
-        for line in ["", "sid", "xsid=1", "sid2=1", "sid=", "sid = 1"] {
+        // What applications read as one cookie has one key.
+        for line in ["sid= x=y", "sid=\t x=y ;b=2", "sid=\"x=y\"", "a=1;sid= \"x=y\" "] {
+            assert_eq!(found(line).as_deref(), Ok(&b"x=y"[..]), "{line:?}");
+        }
+        for line in ["", "sid", "xsid=1", "sid2=1", "sid=", "sid = 1", "sid= ", "sid=\"\""] {
             assert_eq!(found(line), missing, "{line:?}");
         }
         let repeated = Err(MissingKey::RepeatedCookie { name: "sid".into() });

@@ -1,7 +1,7 @@
 //! A limiter of any kind as one type: [`Limiter`].
 //!
 //! Policies, tiers, stores, clocks and observers are type parameters of [`RateLimiter`]. The layer needs only four
-//! operations, so it uses them through a trait object. A store in memory answers at once, without a future on the heap.
+//! operations, so it uses them through a trait object. A store in memory answers at once, without a future.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use http::HeaderValue;
 use tallygate::algorithm::Op;
-use tallygate::headers::NamedLimits;
+use tallygate::headers::{NamedLimits, Values};
 use tallygate::observer::Observer;
 use tallygate::reservation::{Reservation, Reserved, SettleError};
 use tallygate::store::{MAX_KEY_BYTES, Store};
@@ -59,6 +58,20 @@ impl Limiter {
     /// Makes a limiter on the store at a URL: `memory`, or an address of Redis as [`tallygate_redis::open`] takes it. In
     /// Redis, its keys contain its name.
     ///
+    /// While Redis is unavailable, requests are allowed. To deny them instead, make the limiter from a store:
+    ///
+    /// ```
+    /// use tallygate::{Policy, RateLimiter, Tiers};
+    /// use tallygate_redis::{OnFailure, open};
+    /// use tallygate_tower::Limiter;
+    ///
+    /// let tiers = Tiers::new(Policy::sliding_window_log(5).per_minute().build()?);
+    /// let store = open("redis://127.0.0.1:6379")?.store("login").on_failure(OnFailure::Deny);
+    /// let login: Limiter = RateLimiter::in_store("login", tiers, store).into();
+    /// # assert_eq!(login.name(), "login");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Fails if the URL is neither.
     #[cfg(feature = "redis")]
@@ -84,9 +97,13 @@ impl Limiter {
 
     /// Returns the limits that a decision was made under, for header fields.
     pub(crate) fn named_limits<'a>(&'a self, checked: &'a Checked) -> NamedLimits<'a> {
-        let fixed = self.backend.fixed().filter(|_| checked.access.is_none());
-        NamedLimits::from((self.name(), self.limits(checked)))
-            .with_quotas(fixed.and_then(|fixed| fixed.quotas.as_ref()))
+        match (&checked.access, self.backend.fixed()) {
+            (None, Some(fixed)) => {
+                NamedLimits::from((self.name(), fixed.access.limits())).with_values(&fixed.values)
+            }
+            (Some(access), _) => (self.name(), access.limits()).into(),
+            (None, None) => self.name().into(),
+        }
     }
 }
 
@@ -124,8 +141,8 @@ where
 {
     fn from(limiter: Arc<RateLimiter<R, S, O>>) -> Self {
         let fixed = limiter.rules().fixed().map(|access| {
-            let quotas = NamedLimits::from((limiter.name(), access.limits())).quotas();
-            FixedAccess { access, quotas }
+            let values = NamedLimits::from((limiter.name(), access.limits())).values();
+            FixedAccess { access, values }
         });
         Self { backend: Arc::new(Typed { limiter, fixed }) }
     }
@@ -171,8 +188,8 @@ pub struct Checked {
 /// The access of all clients, if it is the same for all and never changes.
 pub(crate) struct FixedAccess {
     pub(crate) access: Access,
-    /// The value of `RateLimit-Policy`.
-    pub(crate) quotas: Option<HeaderValue>,
+    /// The values of its header fields.
+    pub(crate) values: Values,
 }
 
 /// A decision, and the reservation if it is allowed.
@@ -246,7 +263,7 @@ where
 
     fn settle_in_background(self: Arc<Self>, mut reservation: Reservation, actual: Cost) {
         let settling = async move {
-            if let Err(error) = self.settle(&mut reservation, actual).await {
+            if let Err(error) = answer!(self.settle(&mut reservation, actual)) {
                 let policy = self.name();
                 tracing::warn!(policy, %error, "settlement failed; the estimate stays charged");
             }
@@ -276,7 +293,9 @@ pub(crate) fn ready_now<F: Future>(future: F) -> F::Output {
 fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn(future)),
-        Err(_) => tracing::warn!("no tokio runtime to settle in; the estimate stays charged"),
+        Err(_) => tracing::warn!(
+            "settlement failed, because there is no tokio runtime; the estimate stays charged"
+        ),
     }
 }
 
@@ -285,35 +304,41 @@ fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     drop(future);
 }
 
-/// An answer that is ready or will come.
+/// An answer that is ready or pending.
 #[derive(Debug)]
 pub enum Pending<'a, T> {
-    /// The answer; `None` after it was taken.
-    Ready(Option<Result<T, LimiterError>>),
-    /// The answer of a store that is elsewhere.
-    Later(Later<'a, T>),
+    /// The answer.
+    Ready(Result<T, LimiterError>),
+    /// The pending answer of a remote store.
+    Later(PendingAnswer<'a, T>),
 }
 
-/// A future of an answer.
-pub struct Later<'a, T>(Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send + 'a>>);
+/// Waits for an answer that may be ready. It is not a future that is awaited in both cases, because a future would keep a
+/// copy of the ready answer.
+macro_rules! answer {
+    ($pending:expr) => {
+        match $pending {
+            $crate::limiter::Pending::Ready(answer) => answer,
+            $crate::limiter::Pending::Later(later) => later.await,
+        }
+    };
+}
+pub(crate) use answer;
 
-impl<T> fmt::Debug for Later<'_, T> {
+/// A future of an answer.
+pub struct PendingAnswer<'a, T>(Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send + 'a>>);
+
+impl<T> fmt::Debug for PendingAnswer<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Later")
+        f.write_str("PendingAnswer")
     }
 }
 
-impl<T: Unpin> Future for Pending<'_, T> {
+impl<T> Future for PendingAnswer<'_, T> {
     type Output = Result<T, LimiterError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            Self::Ready(answer) => match answer.take() {
-                Some(answer) => Poll::Ready(answer),
-                None => unreachable!("it is polled after it was ready"),
-            },
-            Self::Later(later) => later.0.as_mut().poll(context),
-        }
+        self.0.as_mut().poll(context)
     }
 }
 
@@ -330,7 +355,7 @@ impl<'a, T> IntoPending<'a, T> for Result<T, StoreError> {
     const IS_IMMEDIATE: bool = true;
 
     fn into_pending(self) -> Pending<'a, T> {
-        Pending::Ready(Some(self.map_err(LimiterError::from)))
+        Pending::Ready(self.map_err(LimiterError::from))
     }
 }
 
@@ -340,7 +365,7 @@ impl<'a, T: Send + 'a> IntoPending<'a, T> for tallygate_redis::Reply<'a, T> {
 
     fn into_pending(self) -> Pending<'a, T> {
         let reply = async move { self.await.map_err(LimiterError::from) };
-        Pending::Later(Later(Box::pin(reply)))
+        Pending::Later(PendingAnswer(Box::pin(reply)))
     }
 }
 
@@ -351,15 +376,14 @@ impl<'a, T: Send + 'a> IntoPending<'a, T> for tallygate_redis::AnyReply<'a, T> {
 
     fn into_pending(self) -> Pending<'a, T> {
         match self {
-            Self::Ready(answer) => {
-                Pending::Ready(answer.map(|answer| answer.map_err(LimiterError::from)))
-            }
+            Self::Ready(Some(answer)) => Pending::Ready(answer.map_err(LimiterError::from)),
+            Self::Ready(None) => unreachable!("a reply is converted before it is polled"),
             Self::Later(reply) => reply.into_pending(),
         }
     }
 }
 
-/// Why there is no decision. A denial is a decision, and so is the result of a failure setting of the store.
+/// The reason for which there is no decision. A denial is a decision, and so is the result of a failure setting of the store.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LimiterError {

@@ -18,7 +18,7 @@ use tallygate::{Ask, Tick, Ticks};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::limiter::{Limiter, LimiterError};
+use crate::limiter::{Limiter, LimiterError, answer};
 use crate::timer::Timer;
 
 /// Paces outgoing requests: a tower [`Layer`] for clients.
@@ -50,7 +50,7 @@ pub struct Pace<Req, Res> {
     kind: PhantomData<fn(&Req) -> Res>,
 }
 
-/// Returns the status and the header fields of a response.
+/// A function that returns the status and the header fields of a response.
 pub type HeadOf<Res> = for<'a> fn(&'a Res) -> (StatusCode, &'a HeaderMap);
 
 struct Shared {
@@ -126,7 +126,7 @@ impl<Req, Res> Pace<Req, Res> {
         self.with(|shared| shared.max_wait = max_wait)
     }
 
-    /// Sets the clock that waits end by, for tests. Default: the system's clock.
+    /// Sets the clock that determines when waits end, for tests. Default: the system's clock.
     #[must_use]
     pub fn clock(self, clock: impl Alarm + Send + Sync + 'static) -> Self {
         self.with(|shared| shared.timer = Timer::new(clock))
@@ -226,8 +226,8 @@ impl Shared {
             self.sleep(self.asked_until(server), deadline).await?;
             let Some(limiter) = &self.limiter else { return Ok(()) };
             // It is reserved so that it can be returned if the delay is too long.
-            let reserving = limiter.backend.reserve(Ask::new(server), self.max_wait);
-            let charged = reserving.await.map_err(PaceError::Limiter)?;
+            let reserved = answer!(limiter.backend.reserve(Ask::new(server), self.max_wait));
+            let charged = reserved.map_err(PaceError::Limiter)?;
             let decision = charged.checked.decision;
             let wait = if decision.allowed { Some(decision.delay) } else { decision.retry_after };
             let Some(wait) = wait else {
@@ -236,7 +236,7 @@ impl Shared {
             let slept = self.sleep(self.timer.after(wait.as_duration()), deadline).await;
             match (slept, charged.reservation) {
                 (Err(error), Some(mut reservation)) => {
-                    let _ = limiter.backend.settle(&mut reservation, 0).await;
+                    let _ = answer!(limiter.backend.settle(&mut reservation, 0));
                     return Err(error);
                 }
                 (Err(error), None) => return Err(error),
@@ -282,7 +282,7 @@ impl Shared {
     }
 }
 
-/// Why an outgoing request has no response.
+/// The reason for which an outgoing request has no response.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PaceError<E> {

@@ -11,15 +11,15 @@ use http::request::Parts;
 use ipnet::IpNet;
 use tallygate::clock::Alarm;
 use tallygate::headers::Dialect;
-use tallygate::{Ask, Limit, Ticks};
+use tallygate::{Ask, Ticks};
 
 use crate::address::ClientAddress;
 use crate::few::Few;
 use crate::in_flight::{InFlightLimit, InFlightRule};
 use crate::key::{Key, KeyBytes, MissingKey};
-use crate::limiter::{Charged, Checked, Limiter, LimiterError};
+use crate::limiter::{Limiter, LimiterError, answer};
 use crate::respond::Denial;
-use crate::rule::{Applies, Question, Rule};
+use crate::rule::{Rule, RuleCheck, RulePredicate};
 use crate::timer::Timer;
 use crate::verdict::{Charges, Reason, Verdict};
 
@@ -50,7 +50,7 @@ pub(crate) struct Settings {
     /// The rules that are enforced, and then the shadows.
     pub(crate) rules: Vec<Rule>,
     in_flight: Vec<InFlightRule>,
-    exempt: Vec<Applies>,
+    exempt: Vec<RulePredicate>,
     pub(crate) dialects: Vec<Dialect>,
     pub(crate) respond: Option<Respond>,
     on_store_error: OnStoreError,
@@ -62,7 +62,7 @@ pub(crate) struct Settings {
 
 pub(crate) type Respond = Arc<dyn Fn(&Denial<'_>) -> Response<Bytes> + Send + Sync>;
 
-/// What happens to a request if a store returns an error instead of a decision.
+/// The treatment of a request if a store returns an error instead of a decision.
 ///
 /// A store on Redis that is unavailable does not return an error: its own failure setting decides. An error means, for
 /// example, that a store in memory is full and is set to reject new keys.
@@ -109,7 +109,7 @@ impl RateLimit {
     }
 
     /// Limits the requests that are in flight at the same time, by a key. A request holds its place until the body of
-    /// its response has ended.
+    /// its response has ended. A connection that was upgraded, such as a WebSocket, holds none.
     #[must_use]
     pub fn in_flight(mut self, limit: impl Into<InFlightLimit>, key: Key) -> Self {
         let InFlightLimit(places) = limit.into();
@@ -149,6 +149,9 @@ impl RateLimit {
 
     /// Sets the header fields of responses. Default: all dialects. An empty list leaves out everything except for
     /// `Retry-After`.
+    ///
+    /// If the response has such fields already, because there is another layer within this one, the fields of the draft
+    /// list the quotas of both, and the others show the one that denied the request or has the least remaining.
     #[must_use]
     pub fn headers(mut self, dialects: impl IntoIterator<Item = Dialect>) -> Self {
         self.settings().dialects = dialects.into_iter().collect();
@@ -193,7 +196,7 @@ impl RateLimit {
     /// reach the service at an even rate.
     ///
     /// A request that would have to wait longer than `max_delay` is denied and not charged. Without this setting, the
-    /// layer delays nothing. If the client goes away while its request waits, the charge stays, so that the rate of the
+    /// layer delays nothing. If the client disconnects while its request waits, the charge stays, so that the rate of the
     /// others stays even.
     #[must_use]
     pub fn delay_up_to(mut self, max_delay: Duration) -> Self {
@@ -201,7 +204,7 @@ impl RateLimit {
         self
     }
 
-    /// Sets the clock that [delays](Self::delay_up_to) end by, for tests. Default: the system's clock.
+    /// Sets the clock that determines when [delays](Self::delay_up_to) end, for tests. Default: the system's clock.
     #[must_use]
     pub fn clock(mut self, clock: impl Alarm + Send + Sync + 'static) -> Self {
         self.settings().timer = Timer::new(clock);
@@ -239,7 +242,10 @@ impl RateLimit {
     /// # }).unwrap();
     /// ```
     pub async fn check(&self, parts: &Parts) -> Verdict {
-        self.decide(self.questions(parts)).await
+        let checks = self.checks(parts);
+        let mut verdict = Verdict::new(self.clone(), &checks);
+        self.decide(&checks, &mut verdict).await;
+        verdict
     }
 
     fn settings(&mut self) -> &mut Settings {
@@ -251,86 +257,96 @@ impl RateLimit {
         self.settings.is_immediate
     }
 
-    /// Collects what has to be decided about a request, so that it is not needed any more.
-    pub(crate) fn questions(&self, parts: &Parts) -> Questions {
+    /// Collects the checks that a request needs. Afterwards, the request itself is not needed any more.
+    #[inline]
+    pub(crate) fn checks(&self, parts: &Parts) -> RequestChecks {
         let content_type = parts.headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
-        let mut questions = Questions {
+        let mut checks = RequestChecks {
             is_grpc: content_type.is_some_and(|kind| kind.starts_with(b"application/grpc")),
-            ..Questions::default()
+            missing: None,
+            places: Few::new(),
+            rates: Few::new(),
         };
-        if self.settings.exempt.iter().any(|is_exempt| is_exempt(parts)) {
-            return questions;
+        if !self.settings.exempt.iter().any(|is_exempt| is_exempt(parts)) {
+            self.add_checks(parts, &mut checks);
         }
+        checks
+    }
+
+    fn add_checks(&self, parts: &Parts, checks: &mut RequestChecks) {
         for (index, rule) in self.settings.in_flight.iter().enumerate() {
             match rule.key.bytes(parts) {
-                Ok(key) => questions.places.push((index, key)),
-                Err(missing) => questions.missing = questions.missing.or(Some(missing)),
+                Ok(key) => checks.places.push((index, key)),
+                Err(missing) => checks.missing = checks.missing.take().or(Some(missing)),
             }
         }
         for (index, rule) in self.settings.rules.iter().enumerate() {
-            match rule.question(index, parts) {
+            match rule.check(index, parts) {
                 None => {}
-                Some(Ok(question)) => questions.rates.push(question),
+                Some(Ok(check)) => checks.rates.push(check),
                 // A shadow denies nothing.
                 Some(Err(_)) if rule.is_shadow => {}
-                Some(Err(missing)) => questions.missing = questions.missing.or(Some(missing)),
+                Some(Err(missing)) => {
+                    checks.missing = checks.missing.take().or(Some(missing));
+                }
             }
         }
-        questions
     }
 
     /// Decides. If the future is dropped, what it has charged is returned.
-    pub(crate) async fn decide(&self, questions: Questions) -> Verdict {
-        let mut verdict = Verdict::new(self.clone(), questions.is_grpc);
-        if let Some(missing) = questions.missing {
-            return verdict.denied(Reason::MissingKey(missing));
+    pub(crate) async fn decide(&self, checks: &RequestChecks, verdict: &mut Verdict) {
+        if let Some(missing) = &checks.missing {
+            return verdict.deny(Reason::MissingKey(missing.clone()));
         }
-        // Places come first, because a place can be given back without a trace.
-        for (index, key) in questions.places.iter() {
-            match self.settings.in_flight[*index].places.enter(key).await {
+        // Places come first, because releasing a place undoes it completely.
+        for (index, key) in checks.places.iter() {
+            match answer!(self.settings.in_flight[*index].places.enter(key)) {
                 Ok(Some(place)) => verdict.places.push(place),
-                Ok(None) => return verdict.denied(Reason::InFlight),
+                Ok(None) => return verdict.deny(Reason::InFlight),
                 Err(error) => {
                     if let Some(reason) = self.reason(error) {
-                        return verdict.denied(reason);
+                        return verdict.deny(reason);
                     }
                 }
             }
         }
-        let enforced = |question: &&Question| !self.settings.rules[question.rule].is_shadow;
-        let may_return = self.settings.max_delay.is_some()
-            || questions.rates.iter().filter(enforced).count() > 1;
+        let enforced = |check: &&RuleCheck| !self.settings.rules[check.rule].is_shadow;
+        let may_return =
+            self.settings.max_delay.is_some() || checks.rates.iter().filter(enforced).count() > 1;
         let mut charges = Charges::default();
-        for question in questions.rates.iter() {
-            let rule = &self.settings.rules[question.rule];
-            let ask = Ask::new(&question.key).cost(question.cost).tier(question.tier.as_deref());
+        for check in checks.rates.iter() {
+            let rule = &self.settings.rules[check.rule];
+            let ask = Ask::new(&check.key).cost(check.cost).tier(check.tier.as_deref());
             let backend = &rule.limiter.backend;
+            let mut reservation = None;
             let decided = if rule.settle.is_some() || may_return {
-                backend.reserve(ask, rule.settle_within).await
+                answer!(backend.reserve(ask, rule.settle_within)).map(|charged| {
+                    reservation = charged.reservation;
+                    charged.checked
+                })
             } else {
-                let checked = backend.check(ask).await;
-                checked.map(|checked| Charged { checked, reservation: None })
+                answer!(backend.check(ask))
             };
-            let charged = match decided {
-                Ok(charged) => charged,
+            let checked = match decided {
+                Ok(checked) => checked,
                 Err(error) => match self.reason(error).filter(|_| !rule.is_shadow) {
                     Some(reason) => {
                         charges.cancel().await;
-                        return verdict.denied(reason);
+                        return verdict.deny(reason);
                     }
                     None => continue,
                 },
             };
-            let is_allowed = charged.checked.decision.allowed;
-            report(rule, &charged.checked);
+            let is_allowed = checked.decision.allowed;
+            rule.report(&checked);
             if !rule.is_shadow {
-                verdict.add(question.rule, charged.checked);
+                verdict.checked.push((check.rule, checked));
             }
             if is_allowed {
-                charges.add(question.rule, rule, charged.reservation);
+                charges.add(check.rule, rule, reservation);
             } else if !rule.is_shadow {
                 charges.cancel().await;
-                return verdict.denied(Reason::Limited);
+                return verdict.deny(Reason::Limited);
             }
         }
         let delay = verdict.longest_delay();
@@ -338,10 +354,9 @@ impl RateLimit {
             && delay > max_delay
         {
             charges.cancel().await;
-            return verdict.too_slow(delay, max_delay);
+            return verdict.deny_delay(delay, max_delay);
         }
         verdict.charges = charges.kept();
-        verdict
     }
 
     /// Returns why an error denies the request; `None` if it does not.
@@ -349,11 +364,11 @@ impl RateLimit {
         let is_allowed = matches!(error, LimiterError::Store(_))
             && self.settings.on_store_error == OnStoreError::Allow;
         if is_allowed {
-            tracing::warn!(%error, "the rate limit has no decision; allowing the request");
+            tracing::warn!(%error, "rate limit check failed; allowing the request");
             return None;
         }
         if !matches!(error, LimiterError::KeyTooLong { .. }) {
-            tracing::error!(%error, "the rate limit has no decision; denying the request");
+            tracing::error!(%error, "rate limit check failed; denying the request");
         }
         Some(Reason::Failed(error))
     }
@@ -364,42 +379,14 @@ impl RateLimit {
     }
 }
 
-/// Logs one event per denial, by a rule or by one of its shadow limits.
-fn report(rule: &Rule, checked: &Checked) {
-    let decision = &checked.decision;
-    if decision.allowed && decision.shadow_denied_by.is_none() {
-        return;
-    }
-    let policy = rule.limiter.name();
-    let limit = |index: Option<usize>| {
-        let limits = rule.limiter.limits(checked);
-        index.and_then(|index| limits.get(index)).map(Limit::name).unwrap_or_default()
-    };
-    if !decision.allowed {
-        let retry_after_ms = decision.retry_after.map(|wait| wait.as_duration().as_millis());
-        tracing::info!(
-            policy,
-            limit = limit(decision.denied_by),
-            source = decision.source.name(),
-            retry_after_ms,
-            shadow = rule.is_shadow,
-            "request denied"
-        );
-    } else {
-        let limit = limit(decision.shadow_denied_by);
-        let source = decision.source.name();
-        tracing::info!(policy, limit, source, shadow = true, "request denied");
-    }
-}
-
-/// What has to be decided about a request.
-#[derive(Debug, Default)]
-pub(crate) struct Questions {
-    is_grpc: bool,
+/// The checks that a request needs.
+#[derive(Debug)]
+pub(crate) struct RequestChecks {
+    pub(crate) is_grpc: bool,
     missing: Option<MissingKey>,
     /// The indices of the limits on requests in flight, and their keys.
     places: Few<(usize, KeyBytes)>,
-    rates: Few<Question>,
+    rates: Few<RuleCheck>,
 }
 
 impl From<Rule> for RateLimit {

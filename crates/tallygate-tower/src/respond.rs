@@ -94,7 +94,7 @@ impl<'a> Denial<'a> {
             Reason::InFlight => "too many requests are in flight".into(),
             Reason::MissingKey(missing) if missing.is_correctable() => missing.to_string().into(),
             Reason::Failed(error @ LimiterError::KeyTooLong { .. }) => error.to_string().into(),
-            Reason::Failed(LimiterError::Store(_)) => "the rate limit has no decision".into(),
+            Reason::Failed(LimiterError::Store(_)) => "the rate limit cannot be checked".into(),
             Reason::MissingKey(_) | Reason::Failed(_) => "the rate limit is misconfigured".into(),
         }
     }

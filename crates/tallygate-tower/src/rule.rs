@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::request::Parts;
-use tallygate::Cost;
+use tallygate::{Cost, Limit};
 
 use crate::key::{Key, KeyBytes, MissingKey};
-use crate::limiter::Limiter;
+use crate::limiter::{Checked, Limiter};
 use crate::settle::Settle;
 
 /// One limiter, and how to use it for a request.
@@ -31,7 +31,7 @@ pub struct Rule {
     pub(crate) limiter: Limiter,
     pub(crate) key: Key,
     pub(crate) when_missing: WhenMissing,
-    pub(crate) applies: Option<Applies>,
+    pub(crate) applies: Option<RulePredicate>,
     pub(crate) cost: Option<CostOf>,
     pub(crate) tier: Option<TierOf>,
     pub(crate) settle: Option<Settle>,
@@ -39,11 +39,11 @@ pub struct Rule {
     pub(crate) is_shadow: bool,
 }
 
-pub(crate) type Applies = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+pub(crate) type RulePredicate = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 type CostOf = Arc<dyn Fn(&Parts) -> Cost + Send + Sync>;
 type TierOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// What happens to a request that does not have the key of a rule.
+/// The treatment of a request that does not have the key of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WhenMissing {
@@ -131,12 +131,12 @@ impl Rule {
         self
     }
 
-    /// Returns the question that the rule has about a request; `None` if it does not apply.
-    pub(crate) fn question(
+    /// Returns the check that the rule requires for a request; `None` if the rule does not apply.
+    pub(crate) fn check(
         &self,
         index: usize,
         parts: &Parts,
-    ) -> Option<Result<Question, MissingKey>> {
+    ) -> Option<Result<RuleCheck, MissingKey>> {
         if self.applies.as_ref().is_some_and(|applies| !applies(parts)) {
             return None;
         }
@@ -148,13 +148,36 @@ impl Rule {
         };
         let cost = self.cost.as_ref().map_or(1, |cost| cost(parts));
         let tier = self.tier.as_ref().and_then(|tier| tier(parts));
-        Some(Ok(Question { rule: index, key, cost, tier }))
+        Some(Ok(RuleCheck { rule: index, key, cost, tier }))
+    }
+
+    /// Logs one event if the rule or one of its shadow limits denied a request.
+    pub(crate) fn report(&self, checked: &Checked) {
+        let decision = &checked.decision;
+        if decision.allowed && decision.shadow_denied_by.is_none() {
+            return;
+        }
+        let policy = self.limiter.name();
+        let limit = |index: Option<usize>| {
+            let limits = self.limiter.limits(checked);
+            index.and_then(|index| limits.get(index)).map(Limit::name).unwrap_or_default()
+        };
+        let source = decision.source.name();
+        if !decision.allowed {
+            let limit = limit(decision.decided_by());
+            let retry_after_ms = decision.retry_after.map(|wait| wait.as_duration().as_millis());
+            let shadow = self.is_shadow;
+            tracing::info!(policy, limit, source, retry_after_ms, shadow, "request denied");
+        } else {
+            let limit = limit(decision.shadow_denied_by);
+            tracing::info!(policy, limit, source, shadow = true, "request denied");
+        }
     }
 }
 
-/// A question to the limiter of a rule.
+/// A check of the limiter of a rule.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct RuleCheck {
     /// The index of the rule.
     pub(crate) rule: usize,
     pub(crate) key: KeyBytes,

@@ -11,6 +11,7 @@ use crate::body::ResponseBody;
 use crate::future::ResponseFuture;
 use crate::limiter::ready_now;
 use crate::rate_limit::RateLimit;
+use crate::verdict::Verdict;
 
 /// A service with a rate limit: see [`RateLimit`]. Denied requests do not reach the inner service.
 #[derive(Clone, Debug)]
@@ -33,30 +34,31 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let (parts, body) = request.into_parts();
-        let questions = self.limit.questions(&parts);
-        let request = Request::from_parts(parts, body);
-        if !self.limit.is_immediate() {
-            let limit = self.limit.clone();
-            let deciding = async move {
-                let verdict = limit.decide(questions).await;
-                verdict.delayed().await;
-                verdict
-            };
-            return ResponseFuture::deciding(Box::pin(deciding), self.ready_service(), request);
+        let (mut parts, body) = request.into_parts();
+        let checks = self.limit.checks(&parts);
+        let mut verdict = Verdict::new(self.limit.clone(), &checks);
+        let is_decided = self.limit.is_immediate();
+        if is_decided {
+            ready_now(self.limit.decide(&checks, &mut verdict));
+            if !verdict.is_allowed() {
+                return ResponseFuture::denied(&verdict);
+            }
+            if verdict.delay().is_zero() {
+                verdict.insert_meter(&mut parts.extensions);
+                let serving = self.service.call(Request::from_parts(parts, body));
+                return ResponseFuture::serving(serving, verdict);
+            }
         }
-        let verdict = ready_now(self.limit.decide(questions));
-        if !verdict.is_allowed() {
-            return ResponseFuture::denied(&verdict);
-        }
-        if verdict.delay().is_zero() {
-            return ResponseFuture::serving(&mut self.service, request, verdict);
-        }
-        let waiting = async move {
+        let limit = self.limit.clone();
+        let deciding = async move {
+            if !is_decided {
+                limit.decide(&checks, &mut verdict).await;
+            }
             verdict.delayed().await;
             verdict
         };
-        ResponseFuture::deciding(Box::pin(waiting), self.ready_service(), request)
+        let request = Request::from_parts(parts, body);
+        ResponseFuture::deciding(Box::pin(deciding), self.ready_service(), request)
     }
 }
 

@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use http::response::Parts;
 use tallygate::Cost;
 
-/// How the actual cost of a request is found.
+/// The way to find the actual cost of a request.
 ///
 /// If a request has no response (the client canceled it, the handler panicked, or the service returned an error), the
-/// estimate stays charged: otherwise clients could have work done for nothing.
+/// estimate stays charged: otherwise clients could make the service work for free.
 #[derive(Clone)]
-pub struct Settle(pub(crate) When);
+pub struct Settle(pub(crate) SettleTime);
 
-type ByResponse = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
+type CostOfResponse = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
 
 #[derive(Clone)]
-pub(crate) enum When {
+pub(crate) enum SettleTime {
     /// As soon as the head of the response is known. `None` keeps the estimate.
-    Response(ByResponse),
+    Response(CostOfResponse),
     /// When the body has ended, by its number of bytes.
     Bytes(Arc<dyn Fn(u64) -> Cost + Send + Sync>),
     /// When the body has ended, by what the handler has counted.
@@ -31,7 +31,7 @@ impl Settle {
     /// estimate. The header fields of the response show the corrected quota.
     #[must_use]
     pub fn by_response(cost: impl Fn(&Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
-        Self(When::Response(Arc::new(cost)))
+        Self(SettleTime::Response(Arc::new(cost)))
     }
 
     /// Settles at the [`ActualCost`] that the handler puts into the extensions of the response. Without one, the
@@ -52,23 +52,23 @@ impl Settle {
     /// far as it was sent.
     #[must_use]
     pub fn by_bytes(cost: impl Fn(u64) -> Cost + Send + Sync + 'static) -> Self {
-        Self(When::Bytes(Arc::new(cost)))
+        Self(SettleTime::Bytes(Arc::new(cost)))
     }
 
     /// Settles when the body of the response has ended, at what the handler has counted in the [`Meter`] of the
     /// request: for streams whose cost is known only at their end. Without a count, the estimate stays charged.
     #[must_use]
     pub const fn by_meter() -> Self {
-        Self(When::Meter)
+        Self(SettleTime::Meter)
     }
 }
 
 impl fmt::Debug for Settle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            When::Response(_) => "by response",
-            When::Bytes(_) => "by bytes",
-            When::Meter => "by meter",
+            SettleTime::Response(_) => "by response",
+            SettleTime::Bytes(_) => "by bytes",
+            SettleTime::Meter => "by meter",
         })
     }
 }
@@ -79,7 +79,8 @@ pub struct ActualCost(pub Cost);
 
 /// Counts the actual cost of a request: an extension of the request, for [`Settle::by_meter`].
 ///
-/// All clones are one meter. A handler keeps one in the stream that it returns, and adds to it until the stream ends.
+/// All clones are one meter, and all rules and layers of a request share it. A handler keeps one in the stream that it
+/// returns, and adds to it until the stream ends.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Count>);
 

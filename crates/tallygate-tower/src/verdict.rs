@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
-use http::{Response, response};
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Extensions, Response, response};
 use tallygate::headers::NamedLimits;
 use tallygate::reservation::Reservation;
 use tallygate::{Cost, Decision, Ticks};
@@ -15,26 +16,33 @@ use tallygate::{Cost, Decision, Ticks};
 use crate::few::Few;
 use crate::in_flight::Place;
 use crate::key::MissingKey;
-use crate::limiter::{Backend, Checked, LimiterError};
-use crate::rate_limit::RateLimit;
+use crate::limiter::{Backend, Checked, LimiterError, answer};
+use crate::rate_limit::{RateLimit, RequestChecks};
 use crate::respond::{self, Denial};
 use crate::rule::Rule;
-use crate::settle::{Meter, When};
+use crate::settle::{Meter, SettleTime};
 
-/// Whether a request is allowed, and what to do with its response.
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// The fields of the draft are lists, so they can show several rules.
+const LISTS: [HeaderName; 2] = [HeaderName::from_static("ratelimit-policy"), RATE_LIMIT];
+
+/// The decision about a request, and the work to do with its response.
 #[must_use = "ignoring a verdict limits nothing"]
 pub struct Verdict {
     pub(crate) limit: RateLimit,
     pub(crate) is_grpc: bool,
     reason: Option<Reason>,
     /// The decisions of the rules that are enforced, by the index of their rule.
-    checked: Few<(usize, Checked)>,
+    pub(crate) checked: Few<(usize, Checked)>,
     /// The charges that the response will correct.
     pub(crate) charges: Vec<Charge>,
     pub(crate) places: Vec<Place>,
 }
 
-/// Why a request is denied.
+/// The reason for which a request is denied.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Reason {
@@ -49,10 +57,11 @@ pub enum Reason {
 }
 
 impl Verdict {
-    pub(crate) const fn new(limit: RateLimit, is_grpc: bool) -> Self {
+    /// Makes a verdict that allows the request.
+    pub(crate) const fn new(limit: RateLimit, checks: &RequestChecks) -> Self {
         Self {
             limit,
-            is_grpc,
+            is_grpc: checks.is_grpc,
             reason: None,
             checked: Few::new(),
             charges: Vec::new(),
@@ -60,11 +69,7 @@ impl Verdict {
         }
     }
 
-    pub(crate) fn add(&mut self, rule: usize, checked: Checked) {
-        self.checked.push((rule, checked));
-    }
-
-    pub(crate) fn denied(mut self, reason: Reason) -> Self {
+    pub(crate) fn deny(&mut self, reason: Reason) {
         match &reason {
             Reason::InFlight => {
                 tracing::info!(policy = "in flight", source = "store", "request denied");
@@ -73,24 +78,27 @@ impl Verdict {
                 tracing::info!(reason = %missing, "request denied");
             }
             Reason::MissingKey(missing) => tracing::error!(reason = %missing, "request denied"),
+            Reason::Failed(error @ LimiterError::KeyTooLong { .. }) => {
+                tracing::info!(reason = %error, "request denied");
+            }
             // These are logged where they happen.
             Reason::Limited | Reason::Failed(_) => {}
         }
         self.reason = Some(reason);
         self.places.clear();
-        self
     }
 
     /// Denies a request that was allowed with a delay above the bound.
-    pub(crate) fn too_slow(mut self, delay: Ticks, max_delay: Ticks) -> Self {
-        for (_, checked) in self.checked.iter_mut() {
+    pub(crate) fn deny_delay(&mut self, delay: Ticks, max_delay: Ticks) {
+        for (rule, checked) in self.checked.iter_mut() {
             let decision = &mut checked.decision;
             if decision.delay == delay {
                 decision.allowed = false;
                 decision.retry_after = Some(Ticks(delay.0 - max_delay.0));
+                self.limit.settings.rules[*rule].report(checked);
             }
         }
-        self.denied(Reason::Limited)
+        self.deny(Reason::Limited);
     }
 
     /// Returns whether the request is allowed.
@@ -147,17 +155,27 @@ impl Verdict {
     }
 
     /// Returns the meter that the handler counts the actual cost in, if a rule [settles by
-    /// it](crate::Settle::by_meter). The layer puts it into the extensions of the request.
+    /// it](crate::Settle::by_meter). All such rules share it. The layer puts it into the extensions of the request.
     #[must_use]
     pub fn meter(&self) -> Option<&Meter> {
         self.charges.iter().find_map(|charge| charge.meter.as_ref())
+    }
+
+    /// Puts the meter into the extensions of the request, or uses the one that an outer layer has put there: the handler
+    /// counts in one meter only.
+    pub(crate) fn insert_meter(&mut self, extensions: &mut Extensions) {
+        let mut meters = self.charges.iter_mut().filter_map(|charge| charge.meter.as_mut());
+        match extensions.get::<Meter>() {
+            Some(outer) => meters.for_each(|meter| *meter = outer.clone()),
+            None => drop(meters.next().map(|meter| extensions.insert(meter.clone()))),
+        }
     }
 
     /// Settles the charges that depend on the head of the response, adds the header fields of the quota to it, and
     /// returns the guard to keep until the body has ended.
     pub async fn respond(mut self, response: &mut response::Parts) -> BodyGuard {
         self.settle(response).await;
-        self.write_headers(&mut response.headers);
+        self.add_headers(&mut response.headers);
         self.into_guard()
     }
 
@@ -166,7 +184,7 @@ impl Verdict {
         for charge in &mut self.charges {
             let Some(actual) = charge.actual(response) else { continue };
             let Some(mut reservation) = charge.reservation.take() else { continue };
-            match charge.backend.settle(&mut reservation, actual).await {
+            match answer!(charge.backend.settle(&mut reservation, actual)) {
                 Ok(decision) => {
                     let shown = self.checked.iter_mut().find(|(rule, _)| *rule == charge.rule);
                     if let Some((_, shown)) = shown {
@@ -182,16 +200,24 @@ impl Verdict {
         }
     }
 
-    /// Returns whether [`settle`](Self::settle) is ready at once or has nothing to do.
-    pub(crate) fn settles_at_once(&self) -> bool {
-        self.limit.is_immediate()
-            || !self.charges.iter().any(|charge| matches!(charge.when, Some(When::Response(_))))
+    /// Returns whether [`settle`](Self::settle) has anything to do.
+    pub(crate) fn settles_by_response(&self) -> bool {
+        self.charges.iter().any(|charge| matches!(charge.when, Some(SettleTime::Response(_))))
     }
 
     /// Returns what is left to do when the body has ended.
-    pub fn into_guard(self) -> BodyGuard {
-        let charges = self.charges.into_iter().filter(Charge::is_open).collect();
-        BodyGuard { charges, places: self.places, bytes: 0 }
+    pub fn into_guard(mut self) -> BodyGuard {
+        self.take_guard().unwrap_or_default()
+    }
+
+    /// Takes what is left to do when the body has ended; `None` if nothing is.
+    pub(crate) fn take_guard(&mut self) -> Option<BodyGuard> {
+        self.charges.retain(Charge::is_open);
+        if self.charges.is_empty() && self.places.is_empty() {
+            return None;
+        }
+        let (charges, places) = (mem::take(&mut self.charges), mem::take(&mut self.places));
+        Some(BodyGuard { charges, places, bytes: 0 })
     }
 
     /// Returns the header fields of the quota, and `Retry-After` if the request is denied.
@@ -202,21 +228,45 @@ impl Verdict {
         fields
     }
 
+    /// Adds the header fields to a response that may already have some, of a layer within this one or of the service.
+    pub(crate) fn add_headers(&self, fields: &mut HeaderMap) {
+        if !fields.contains_key(REMAINING) && !fields.contains_key(RATE_LIMIT) {
+            return self.write_headers(fields);
+        }
+        let own = self.headers();
+        for name in LISTS {
+            for value in own.get_all(&name) {
+                fields.append(&name, value.clone());
+            }
+        }
+        // These describe one limit: the one that denied the request, or the one with the least remaining.
+        let remaining = |fields: &HeaderMap| -> Option<Cost> {
+            fields.get(REMAINING)?.to_str().ok()?.parse().ok()
+        };
+        let is_scarcer = remaining(fields).is_none_or(|inner| remaining(&own) < Some(inner));
+        if is_scarcer && !fields.contains_key(RETRY_AFTER) {
+            for name in [LIMIT, REMAINING, RESET] {
+                if let Some(value) = own.get(&name) {
+                    fields.insert(name, value.clone());
+                }
+            }
+        }
+    }
+
     pub(crate) fn write_headers(&self, fields: &mut HeaderMap) {
         let dialects = &self.limit.settings.dialects;
         let deciding = self.deciding();
         if let Some((rule, deciding)) = deciding {
             deciding.decision.write_headers(self.named(*rule, deciding), dialects, fields);
         }
-        // The fields of the draft are lists, so they show all rules.
         for other in self.checked.iter() {
             if deciding.is_some_and(|deciding| std::ptr::eq(deciding, other)) {
                 continue;
             }
             let (rule, checked) = other;
             let shown = checked.decision.headers(self.named(*rule, checked), dialects);
-            for name in ["ratelimit-policy", "ratelimit"] {
-                if let Some(value) = shown.get(name) {
+            for name in LISTS {
+                if let Some(value) = shown.get(&name) {
                     fields.append(name, value.clone());
                 }
             }
@@ -276,7 +326,7 @@ pub(crate) struct Charge {
     /// `None` after it was settled.
     reservation: Option<Reservation>,
     /// `None` if the response changes nothing.
-    when: Option<When>,
+    when: Option<SettleTime>,
     meter: Option<Meter>,
 }
 
@@ -284,21 +334,22 @@ impl Charge {
     /// Returns the actual cost, if the head of the response determines it.
     fn actual(&self, response: &response::Parts) -> Option<Cost> {
         match self.when.as_ref()? {
-            When::Response(actual) => actual(response),
-            When::Bytes(_) | When::Meter => None,
+            SettleTime::Response(actual) => actual(response),
+            SettleTime::Bytes(_) | SettleTime::Meter => None,
         }
     }
 
     /// Returns whether it is settled when the body has ended.
     const fn is_open(&self) -> bool {
-        self.reservation.is_some() && matches!(self.when, Some(When::Bytes(_) | When::Meter))
+        self.reservation.is_some()
+            && matches!(self.when, Some(SettleTime::Bytes(_) | SettleTime::Meter))
     }
 
     fn settle_at_end(self, bytes: u64) {
         let actual = match &self.when {
-            None | Some(When::Response(_)) => None,
-            Some(When::Bytes(cost)) => Some(cost(bytes)),
-            Some(When::Meter) => self.meter.as_ref().and_then(Meter::total),
+            None | Some(SettleTime::Response(_)) => None,
+            Some(SettleTime::Bytes(cost)) => Some(cost(bytes)),
+            Some(SettleTime::Meter) => self.meter.as_ref().and_then(Meter::total),
         };
         if let Some((reservation, actual)) = self.reservation.zip(actual) {
             self.backend.settle_in_background(reservation, actual);
@@ -314,7 +365,9 @@ impl Charges {
     pub(crate) fn add(&mut self, index: usize, rule: &Rule, reservation: Option<Reservation>) {
         if reservation.is_some() {
             let when = rule.settle.as_ref().map(|settle| settle.0.clone());
-            let meter = matches!(when, Some(When::Meter)).then(Meter::default);
+            let known = || self.0.iter().find_map(|charge| charge.meter.clone());
+            let meter =
+                matches!(when, Some(SettleTime::Meter)).then(|| known().unwrap_or_default());
             let backend = rule.limiter.backend.clone();
             self.0.push(Charge { rule: index, backend, reservation, when, meter });
         }
@@ -325,7 +378,7 @@ impl Charges {
         while let Some(charge) = self.0.last_mut() {
             if let Some(reservation) = &mut charge.reservation {
                 // If a charge cannot be returned, the client is allowed less, never more.
-                let _ = charge.backend.settle(reservation, 0).await;
+                let _ = answer!(charge.backend.settle(reservation, 0));
             }
             self.0.pop();
         }
@@ -333,7 +386,7 @@ impl Charges {
 
     /// Keeps the charges, and returns the ones that the response will correct.
     pub(crate) fn kept(mut self) -> Vec<Charge> {
-        let mut charges = std::mem::take(&mut self.0);
+        let mut charges = mem::take(&mut self.0);
         charges.retain(|charge| charge.when.is_some());
         charges
     }
@@ -341,7 +394,7 @@ impl Charges {
 
 impl Drop for Charges {
     fn drop(&mut self) {
-        for charge in std::mem::take(&mut self.0) {
+        for charge in mem::take(&mut self.0) {
             if let Some(reservation) = charge.reservation {
                 charge.backend.settle_in_background(reservation, 0);
             }
@@ -349,7 +402,7 @@ impl Drop for Charges {
     }
 }
 
-/// What is left to do when the body of a response has ended: it settles charges, and gives back places in flight.
+/// A guard that settles charges and releases places in flight when the body of a response has ended.
 ///
 /// It does so when it is dropped, also if the body was cut off.
 #[must_use = "keep it until the body has ended"]
@@ -375,7 +428,7 @@ impl BodyGuard {
 
 impl Drop for BodyGuard {
     fn drop(&mut self) {
-        for charge in std::mem::take(&mut self.charges) {
+        for charge in mem::take(&mut self.charges) {
             charge.settle_at_end(self.bytes);
         }
     }

@@ -1,7 +1,8 @@
 //! Reads how long a server asks its client to wait.
 //!
 //! It knows `Retry-After` (seconds or a date), the fields of the IETF's drafts in their current and earlier forms, and
-//! `X-RateLimit-*`. What it cannot read, it ignores: the server then denies the next request, and says so.
+//! `X-RateLimit-*`. It ignores values that it cannot read. If the client then sends its next request too early, the
+//! server denies it.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 use tallygate::{Tick, Ticks};
 
-/// Numbers from here on are Unix times and not seconds from now: 2001 is past, and 31 years are no wait.
+/// Numbers from this one on are Unix times and not seconds from now: the year 2001 is past, and no server asks for a
+/// wait of 31 years.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
 /// Returns how long the server asks to wait before the next request; `None` if it does not.
@@ -57,7 +59,7 @@ fn exhausted(list: &str, now: Tick) -> Option<Duration> {
         return seconds(&parameter(&all, "reset")?, now);
     }
     let wait = |item: &&str| {
-        // What is quoted is a name, not a parameter.
+        // Quoted text is a name, not a parameter.
         let parameters = item.rsplit_once('"').map_or(*item, |(_, rest)| rest);
         let is_exhausted = parameter(parameters, "r").as_deref() == Some("0");
         is_exhausted.then(|| parameter(parameters, "t")).flatten()

@@ -1,5 +1,5 @@
-//! The examples do what they say.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+//! The examples behave as their comments describe.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::net::SocketAddr;
 

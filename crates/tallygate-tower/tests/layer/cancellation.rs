@@ -1,4 +1,4 @@
-//! Requests that end early: charged once or not at all, and their places are given back.
+//! Requests that end early: charged once or not at all, and their places are released.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,7 +17,7 @@ use tallygate::{Ask, InFlight, Policy, RateLimiter, Tick};
 use tallygate_tower::{Key, RateLimit, Rule, Settle};
 use tower::{Layer as _, Service};
 
-use crate::network::{VERSIONS, client, ok, serve, status, until};
+use crate::network::{SERVERS, client, ok, status_by, until};
 
 fn per_hour(limit: u64) -> Arc<RateLimiter> {
     Arc::new(RateLimiter::new(Policy::fixed_window(limit).per_hour().build().unwrap()))
@@ -28,8 +28,8 @@ fn remaining(limiter: &RateLimiter) -> u64 {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_is_charged_once_and_gives_back_its_place() {
-    for version in VERSIONS {
+async fn a_handler_that_panics_is_charged_once_and_releases_its_place() {
+    for (server, version) in SERVERS {
         let (limiter, in_flight) = (per_hour(10), InFlight::new(1));
         let panics = || async {
             if true {
@@ -38,22 +38,21 @@ async fn a_handler_that_panics_is_charged_once_and_gives_back_its_place() {
             ok()
         };
         let rule = Rule::new(limiter.clone(), Key::everyone()).settle(Settle::by_extension());
-        let app = Router::new()
-            .route("/", on_get(|| async { ok() }))
-            .route("/panic", on_get(panics))
-            .layer(RateLimit::from(rule).in_flight(in_flight.clone(), Key::everyone()));
-        let server = serve(app).await;
+        let routes =
+            Router::new().route("/", on_get(|| async { ok() })).route("/panic", on_get(panics));
+        let limit = RateLimit::from(rule).in_flight(in_flight.clone(), Key::everyone());
+        let server = server.serve(routes, limit).await;
         let request = Request::get(format!("http://{server}/panic")).body(Empty::new()).unwrap();
         assert!(client(version).request(request).await.is_err());
         until("the place is free", || in_flight.count("").unwrap() == 0).await;
         assert_eq!(remaining(&limiter), 9);
-        assert_eq!(status(server, "/").await, 200, "the others are served");
+        assert_eq!(status_by(version, server, &[]).await, 200, "the others are served");
     }
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_is_charged_once_and_gives_back_its_place() {
-    for version in VERSIONS {
+async fn a_client_that_disconnects_is_charged_once_and_releases_its_place() {
+    for (server, version) in SERVERS {
         let (limiter, in_flight) = (per_hour(10), InFlight::new(1));
         let entered = Arc::new(tokio::sync::Semaphore::new(0));
         let entering = entered.clone();
@@ -63,7 +62,7 @@ async fn a_client_that_goes_away_is_charged_once_and_gives_back_its_place() {
         };
         let limit = RateLimit::new(limiter.clone(), Key::everyone());
         let limit = limit.in_flight(in_flight.clone(), Key::everyone());
-        let server = serve(Router::new().route("/", on_get(never)).layer(limit)).await;
+        let server = server.serve(Router::new().route("/", on_get(never)), limit).await;
         let request = Request::get(format!("http://{server}/")).body(Empty::new()).unwrap();
         let gone = tokio::spawn(client(version).request(request));
         entered.acquire().await.unwrap().forget();
@@ -95,20 +94,20 @@ fn endless() -> Body {
 
 #[tokio::test]
 async fn a_place_is_held_until_the_body_has_ended_or_was_cut_off() {
-    for version in VERSIONS {
+    for (server, version) in SERVERS {
         let (limiter, in_flight) = (per_hour(100), InFlight::new(1));
         let rule = Rule::new(limiter.clone(), Key::everyone())
             .cost(|_| 50)
             .settle(Settle::by_bytes(|bytes| bytes));
         let limit = RateLimit::from(rule).in_flight(in_flight.clone(), Key::everyone());
-        let app = Router::new().route("/", on_get(|| async { Response::new(endless()) }));
-        let server = serve(app.layer(limit)).await;
+        let routes = Router::new().route("/", on_get(|| async { Response::new(endless()) }));
+        let server = server.serve(routes, limit).await;
         let request = Request::get(format!("http://{server}/")).body(Empty::new()).unwrap();
         let client = client(version);
         let response = client.request(request).await.unwrap();
         assert_eq!(response.status().as_u16(), 200);
         assert_eq!(in_flight.count("").unwrap(), 1, "the head was sent, and the body goes on");
-        assert_eq!(status(server, "/").await, 429);
+        assert_eq!(status_by(version, server, &[]).await, 429);
         assert_eq!(remaining(&limiter), 50);
         drop((response, client));
         until("the place is free", || in_flight.count("").unwrap() == 0).await;

@@ -30,7 +30,7 @@ async fn only_failed_logins_count() {
     let limiter = per_hour(2);
     let rule = Rule::new(limiter.clone(), Key::everyone())
         .settle(Settle::refund_if(|response| response.status != StatusCode::UNAUTHORIZED));
-    let login = |body: String| async move { if body == "secret" { ok() } else { refused() } };
+    let login = |body: String| async move { if body == "secret" { ok() } else { unauthorized() } };
     let app = Router::new().route("/login", on_post(login)).layer(RateLimit::from(rule));
     let server = serve(app).await;
     let try_it = async |password: &'static str| {
@@ -51,7 +51,7 @@ async fn only_failed_logins_count() {
     assert_eq!(try_it("secret").await, "429 0");
 }
 
-fn refused() -> Response<Body> {
+fn unauthorized() -> Response<Body> {
     Response::builder().status(401).body(Body::empty()).unwrap()
 }
 

@@ -1,5 +1,5 @@
 //! The layer in real servers over loopback: axum, hyper and tonic, HTTP/1 and HTTP/2.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 #![allow(clippy::result_large_err, reason = "the status of tonic is large")]
 
 mod axum_services;
@@ -8,6 +8,7 @@ mod charges;
 mod client_addresses;
 mod grpc;
 mod hyper_services;
+mod nesting;
 mod network;
 mod outgoing;
 mod redis_store;

@@ -104,7 +104,7 @@ async fn charges_on_redis_are_settled_by_the_response() {
     );
 }
 
-/// Polls a future so many times, each time when it is woken, and then drops it.
+/// Polls a future a number of times, each time when it is woken, and then drops it.
 async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let (mut future, mut left) = (Box::pin(future), polls);
     let polled = poll_fn(move |context| {
@@ -121,8 +121,8 @@ async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     polled.await
 }
 
-/// The first rule is in memory, so it is charged when the second one is asked. The reply of the second one may come or
-/// not; Redis may have charged it then.
+/// The first rule is in memory, so it is charged when the second one is asked. The reply of the second one may or may
+/// not arrive, and Redis may have charged it in both cases.
 ///
 /// Fault C6.
 #[tokio::test(flavor = "multi_thread")]

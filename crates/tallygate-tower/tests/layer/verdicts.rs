@@ -1,11 +1,12 @@
 //! Verdicts without a server: shadows, events, failing stores, keys that are too long.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::Request;
 use http::request::Parts;
 use tallygate::store::{Capacity, PolicyStore, WhenFull};
-use tallygate::{Ask, Policy, RateLimiter};
+use tallygate::{Ask, InFlight, Policy, RateLimiter};
 use tallygate_tower::{Key, OnStoreError, RateLimit, Reason, Rule};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
@@ -36,7 +37,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
     }
 }
 
-/// Returns the events of what runs.
+/// Returns the events that a function logs.
 fn events(run: impl Future<Output = ()>) -> Vec<String> {
     let events = Events::default();
     let subscriber = tracing_subscriber::registry().with(events.clone());
@@ -65,15 +66,38 @@ fn a_denial_is_one_event_with_policy_limit_and_source() {
 }
 
 #[test]
-fn a_missing_key_is_one_event_and_an_error_if_the_application_caused_it() {
+fn a_denial_by_the_bound_of_delays_or_of_places_is_one_event_too() {
+    let policy = Policy::leaky_bucket(1).per_hour().burst(9).named("even").build().unwrap();
+    let delaying = RateLimit::new(policy, Key::everyone()).delay_up_to(Duration::from_secs(1));
+    let crowded = RateLimit::all_of([]).in_flight(InFlight::new(1), Key::everyone());
+    let seen = events(async {
+        for limit in [delaying, crowded] {
+            let first = limit.check(&request()).await;
+            assert!(first.is_allowed());
+            assert!(!limit.check(&request()).await.is_allowed());
+        }
+    });
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    for part in ["INFO", "request denied", "policy=\"even\"", "limit=\"even\"", "source=\"store\""]
+    {
+        assert!(seen[0].contains(part), "{part} in {seen:?}");
+    }
+    assert!(seen[1].starts_with("INFO") && seen[1].contains("policy=\"in flight\""), "{seen:?}");
+}
+
+#[test]
+fn a_key_that_is_missing_or_too_long_is_one_event_and_an_error_if_the_application_caused_it() {
     let seen = events(async {
         let by_header = Key::header(http::HeaderName::from_static("x-api-key"));
         assert!(!RateLimit::new(per_hour(1), by_header).check(&request()).await.is_allowed());
         assert!(!RateLimit::new(per_hour(1), Key::peer()).check(&request()).await.is_allowed());
+        let too_long = Key::from_fn(|_| Some("k".repeat(5000)));
+        assert!(!RateLimit::new(per_hour(1), too_long).check(&request()).await.is_allowed());
     });
-    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert_eq!(seen.len(), 3, "{seen:?}");
     assert!(seen[0].starts_with("INFO") && seen[0].contains("missing header field x-api-key"));
     assert!(seen[1].starts_with("ERROR") && seen[1].contains("client address is unknown"));
+    assert!(seen[2].starts_with("INFO") && seen[2].contains("the key has 5000 bytes"), "{seen:?}");
 }
 
 #[test]
@@ -112,7 +136,7 @@ fn a_shadow_limit_of_a_policy_is_reported() {
 #[test]
 fn a_store_without_a_decision_denies_unless_the_limit_says_otherwise() {
     let policy = per_hour(5);
-    let capacity = Capacity::of(1).when_full(WhenFull::RefuseNew);
+    let capacity = Capacity::of(1).when_full(WhenFull::RejectNew);
     let store = PolicyStore::new(&policy, capacity, tallygate::clock::SystemClock::new());
     let limiter = Arc::new(RateLimiter::with_store(policy, store));
     let _ = limiter.check("another key").unwrap();
@@ -122,7 +146,10 @@ fn a_store_without_a_decision_denies_unless_the_limit_says_otherwise() {
         number += 1;
     }
     let limit = RateLimit::new(limiter, Key::from_fn(|_| Some("new key")));
-    let denied = tallygate::block_on(limit.check(&request()));
+    let mut denied = None;
+    let seen = events(async { denied = Some(limit.check(&request()).await) });
+    assert!(seen.len() == 1 && seen[0].starts_with("ERROR"), "{seen:?}");
+    let denied = denied.unwrap();
     assert!(matches!(denied.denial().unwrap().reason(), Reason::Failed(_)));
     let response = denied.response().unwrap();
     assert_eq!(
