@@ -101,7 +101,7 @@ pub enum Progress {
     Suggesting,
 }
 
-/// Why a backtest failed.
+/// The error of a backtest.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BacktestError {

@@ -3,6 +3,8 @@
 //! cargo-fuzz calls the functions with generated input (`fuzz/`, `scripts/fuzz`); the tests below call them with the seeds
 //! in `fuzz/corpus` and mutations of the seeds. A function panics if its property does not hold.
 
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for failed assertions")]
+
 use std::io::{self, Read};
 
 use tallygate_core::Ticks;

@@ -178,7 +178,7 @@ fn signed(digits: &[u8]) -> Option<i64> {
     }
 }
 
-/// Why an instruction is not valid: the text that was found, and what was expected.
+/// The error for an instruction that is not valid: the text that was found, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstructionError {
     line: Option<usize>,

@@ -196,7 +196,7 @@ fn parse_number(text: &str) -> Option<u64> {
     is_digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Why a text is not a valid limit.
+/// The error for a text that is not a valid limit.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LimitSyntaxError {
@@ -242,7 +242,10 @@ impl fmt::Display for LimitSyntaxError {
             }
             Self::Rate { rate } => write!(
                 f,
-                "found {rate:?}; expected a limit and a window such as `100/1m`, `5/s` or `1000/1h`"
+                "found {rate:?}; expected a limit and a window such as `100/1m`, `5/s` or `1000/1h` (whole numbers; units: ms, s, m, h, d)"
+            ),
+            Self::Burst { burst } if burst.is_empty() => f.write_str(
+                "found nothing after `burst`; expected a whole number such as `burst 20`",
             ),
             Self::Burst { burst } => {
                 write!(
@@ -314,16 +317,28 @@ mod tests {
             "found \"window\"; expected one of token_bucket, gcra, leaky_bucket, fixed_window, \
              sliding_window_log, sliding_window_counter",
         );
-        for rate in
-            ["100", "100/", "/1m", "-1/1m", "+1/1m", "1.5/s", "100/1q", "18446744073709551616/s"]
-        {
+        for rate in [
+            "100",
+            "100/",
+            "/1m",
+            "-1/1m",
+            "+1/1m",
+            "1.5/s",
+            "100/1M",
+            "100/1q",
+            "18446744073709551616/s",
+        ] {
             rejects(
                 &format!("gcra {rate}"),
                 &format!(
-                    "found {rate:?}; expected a limit and a window such as `100/1m`, `5/s` or `1000/1h`"
+                    "found {rate:?}; expected a limit and a window such as `100/1m`, `5/s` or `1000/1h` (whole numbers; units: ms, s, m, h, d)"
                 ),
             );
         }
+        rejects(
+            "gcra 5/s burst",
+            "found nothing after `burst`; expected a whole number such as `burst 20`",
+        );
         rejects(
             "gcra 5/s burst x",
             "found \"x\" after `burst`; expected a whole number such as `burst 20`",

@@ -199,7 +199,7 @@ pub(super) fn header_columns(name: &str) -> Vec<Cow<'_, str>> {
     vec![Cow::Borrowed(name), Cow::Owned(plain), Cow::Owned(of_nginx)]
 }
 
-/// Parses `FIELD=VALUE` or `FIELD!=VALUE`. A `*` at the end of the value stands for any text. `header:NAME` is a request
+/// Parses `FIELD=VALUE` or `FIELD!=VALUE`. A `*` at the end of the value matches any text. `header:NAME` is a request
 /// header. A number for `status` may be a list or a class, as in [`LineFilter::status`].
 impl FromStr for LineFilter {
     type Err = String;

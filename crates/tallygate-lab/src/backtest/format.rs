@@ -62,7 +62,7 @@ pub(super) enum ParsedLine {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unreadable(pub(super) &'static str);
 
-/// How the lines of all inputs are parsed.
+/// The options for parsing the lines of all inputs.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
     /// The field that identifies the client.
@@ -130,8 +130,9 @@ impl<'a> LineReader<'a> {
         let first = String::from_utf8_lossy(&self.first_undetected);
         let shown = &first[..first.floor_char_boundary(SHOWN)];
         Err(BacktestError::Format(format!(
-            "cannot detect the log format; the first line is {shown:?}; \
-             set the format to combined, json or csv"
+            "cannot detect the log format; the first line is {shown:?}; expected the combined or common format of nginx and \
+             Apache, a JSON object, or a CSV header with a column for the time; \
+             set `format` to combined, json or csv, and `time` to the name of the time field"
         )))
     }
 

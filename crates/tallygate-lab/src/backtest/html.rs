@@ -62,7 +62,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.name { white-space: normal; overflow-wrap: anywhere; min-width: 24ch; }
+td.name { white-space: normal; overflow-wrap: anywhere; min-width: 24ch; } td.whole { overflow-wrap: normal; }
 .note { color: var(--soft); font-size: .9rem; }
 th { color: var(--soft); font-weight: 500; }
 svg { display: block; width: 100%; height: auto; min-width: 46rem; }
@@ -76,12 +76,22 @@ pre { white-space: pre-wrap; }
 <main>
 "#;
 
+/// The number of characters of the longest address, which is an IPv6 network.
+const LONGEST_ADDRESS: usize = "2001:db8:1234:5678:9abc:def0:1234:5678/128".len();
+
 /// The number of colors for policies.
 const COLORS: usize = 6;
 
 /// Returns a number in groups of three digits, which no line break separates.
 fn count(number: u64) -> String {
     grouped(number.into()).replace(' ', "\u{a0}")
+}
+
+/// Returns the class of a table cell with a name. The words of a name are not broken, unless one of them is longer than any
+/// address.
+fn name_class(name: &str) -> &'static str {
+    let is_short = |word: &str| word.chars().count() <= LONGEST_ADDRESS;
+    if name.split_whitespace().all(is_short) { "name whole" } else { "name" }
 }
 
 /// Returns the share `part / all` of a length.
@@ -100,8 +110,9 @@ fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for (place, policy) in report.policies.iter().enumerate() {
         writeln!(
             out,
-            "<tr><td class=\"name\"><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
+            "<tr><td class=\"{}\"><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
              <td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}</tr>",
+            name_class(&policy.policy),
             place % COLORS,
             Text(&policy.policy),
             count(policy.denied),
@@ -322,8 +333,9 @@ fn most_denied(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> 
     for client in &policy.most_denied {
         writeln!(
             out,
-            "<tr><td class=\"name\">{}<td class=\"n\">{}<td><svg viewBox=\"0 0 120 12\" style=\"width:120px;min-width:0\" role=\"presentation\">\
+            "<tr><td class=\"{}\">{}<td class=\"n\">{}<td><svg viewBox=\"0 0 120 12\" style=\"width:120px;min-width:0\" role=\"presentation\">\
              <rect width=\"{}\" height=\"12\" style=\"fill:var(--c0)\"/></svg><td class=\"n\">{}<td class=\"n\">{}<td>{}<td>{}<td>{}</tr>",
+            name_class(&client.client),
             Text(&client.client),
             count(client.denied),
             scaled(client.denied, most, 120).max(1),

@@ -29,7 +29,7 @@ pub(super) struct ParsedBatch {
     pub(super) filtered: u64,
     pub(super) unreadable: u64,
     pub(super) shown: Vec<UnreadableLine>,
-    pub(super) cut_short: Option<CutShort>,
+    pub(super) cut_short: Option<PartialInput>,
 }
 
 struct ParsedRequest {
@@ -50,7 +50,7 @@ pub(crate) struct UnreadableLine {
 
 /// An input that was read only in part, and the reason.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct CutShort {
+pub(crate) struct PartialInput {
     pub(crate) input: String,
     pub(crate) reason: String,
 }
@@ -59,6 +59,8 @@ pub(crate) struct CutShort {
 pub const UPLOAD_ABORTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 /// The longest key, as in the server.
 const MAX_KEY_BYTES: usize = 4096;
+/// What some programs write before the text of a file.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The least that a line counts towards the bound of an upload, because an empty line takes time, too.
 const MIN_LINE_BYTES: u64 = 64;
 /// The number of unparsable lines that the report shows, and the bytes of each.
@@ -91,7 +93,7 @@ pub(super) fn read(
     for input in inputs {
         let name = input.name.clone();
         let cut_short = |error: io::Error| ParsedBatch {
-            cut_short: Some(CutShort { input: name.clone(), reason: error.to_string() }),
+            cut_short: Some(PartialInput { input: name.clone(), reason: error.to_string() }),
             ..ParsedBatch::default()
         };
         let mut lines = match input.open(bytes_read.clone()) {
@@ -115,6 +117,10 @@ pub(super) fn read(
                     Line::Whole(line) => {
                         unpacked += MIN_LINE_BYTES.saturating_sub(line.len() as u64 + 1);
                         let line = line.strip_suffix(b"\r").unwrap_or(line);
+                        let line = match buffered.line_number() {
+                            1 => line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line),
+                            _ => line,
+                        };
                         if line.trim_ascii().is_empty() {
                             continue;
                         }
@@ -150,7 +156,9 @@ pub(super) fn read(
                         batch.unreadable += 1;
                         if shown < SHOWN_LINES {
                             shown += 1;
-                            let start = &line[..line.len().min(SHOWN_BYTES)];
+                            // A block of NUL bytes does not help to find the line.
+                            let nuls = line.iter().take_while(|byte| **byte == 0).count();
+                            let start = &line[nuls..][..(line.len() - nuls).min(SHOWN_BYTES)];
                             batch.shown.push(UnreadableLine {
                                 input: name.clone(),
                                 line: buffered.line_number(),

@@ -8,7 +8,7 @@ use tallygate_core::{PolicyError, Tick, Ticks};
 
 use super::activity::Activity;
 use super::filter::LineFilter;
-use super::reading::{CutShort, UnreadableLine};
+use super::reading::{PartialInput, UnreadableLine};
 use super::share::Share;
 use super::suggest::{Suggestion, suggest};
 use super::tally::{PolicyTally, Tally};
@@ -35,7 +35,7 @@ pub struct Report {
     pub(crate) policies: Vec<PolicyReport>,
     pub(crate) over_time: OverTime,
     pub(crate) unreadable_lines: Vec<UnreadableLine>,
-    pub(crate) cut_short: Vec<CutShort>,
+    pub(crate) cut_short: Vec<PartialInput>,
 }
 
 /// The most requests per client in a window.

@@ -3,7 +3,7 @@
 use tallygate_core::{Algorithm, Cost, Kind, Limit, Simulator, Tick};
 
 use super::activity::{Activity, Slices};
-use super::reading::{CutShort, ParsedBatch, UnreadableLine};
+use super::reading::{ParsedBatch, PartialInput, UnreadableLine};
 use super::spool::Spool;
 use super::timeline::Timeline;
 use super::trial::Trial;
@@ -18,7 +18,7 @@ pub(super) struct Tally {
     pub(super) filtered: u64,
     pub(super) unreadable: u64,
     pub(super) shown: Vec<UnreadableLine>,
-    pub(super) cut_short: Vec<CutShort>,
+    pub(super) cut_short: Vec<PartialInput>,
     pub(super) requests: u64,
     /// The times of the earliest and the latest request.
     pub(super) span: Option<(Tick, Tick)>,

@@ -43,7 +43,7 @@ pub struct Scenario {
     /// The traffic pattern.
     #[serde(serialize_with = "name")]
     pub pattern: Pattern,
-    /// Requests per minute from all polite clients together.
+    /// Requests per minute from all normal clients together.
     pub rate_per_minute: u64,
     /// The duration of the traffic, in milliseconds.
     pub duration_ms: u64,
@@ -53,9 +53,9 @@ pub struct Scenario {
     pub cost: Cost,
     /// How denied clients retry, for [`Pattern::Retry`].
     pub retry: Retry,
-    /// The number of polite clients, for [`Pattern::Greedy`].
+    /// The number of normal clients, for [`Pattern::Greedy`].
     pub clients: u64,
-    /// How many times as many requests as a polite client the greedy one sends.
+    /// How many times as many requests as a normal client the greedy one sends.
     pub greedy_factor: u64,
     /// The number of requests per burst, for [`Pattern::Bursty`].
     pub burst_size: u64,
@@ -63,7 +63,7 @@ pub struct Scenario {
     pub instances: u64,
 }
 
-/// How a denied client retries.
+/// The behavior of a denied client that retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Retry {
     /// Whether it waits for the returned `retry_after`.
@@ -91,7 +91,7 @@ pub enum Pattern {
     Spike,
     /// Evenly spaced requests; denied clients retry.
     Retry,
-    /// Some polite clients, and one that sends far more.
+    /// Some normal clients, and one that sends far more.
     Greedy,
 }
 
@@ -273,7 +273,7 @@ fn name<S: Serializer>(pattern: &Pattern, serializer: S) -> Result<S::Ok, S::Err
     serializer.serialize_str(pattern.name())
 }
 
-/// Why a scenario cannot be run.
+/// The error for a scenario that cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScenarioError {

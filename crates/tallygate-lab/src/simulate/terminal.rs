@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use super::report::{AlgorithmReport, ClientReport, Division, Report};
 use super::scenario::{Pattern, Scenario};
 
-/// How [`draw`] renders a report.
+/// The options of [`draw`].
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// Whether to use only ASCII characters.

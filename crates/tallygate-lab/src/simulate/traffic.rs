@@ -50,13 +50,13 @@ pub(super) fn arrivals(scenario: &Scenario) -> Result<Vec<Arrival>, ScenarioErro
             merged(background, spike(scenario)?)
         }
         Pattern::Greedy => {
-            let polite = u128::from(scenario.clients);
+            let normal = u128::from(scenario.clients);
             let mut arrivals = first_client(scenario, every(minute, rate))?;
             for (turn, arrival) in arrivals.iter_mut().enumerate() {
                 arrival.client = turn % (scenario.number_of_clients() - 1);
             }
             let rate = rate * u128::from(scenario.greedy_factor);
-            let mut greedy = first_client(scenario, every(minute * polite, rate))?;
+            let mut greedy = first_client(scenario, every(minute * normal, rate))?;
             for arrival in &mut greedy {
                 arrival.client = scenario.number_of_clients() - 1;
             }
