@@ -72,6 +72,14 @@ impl BudgetOwner {
         self.0.is_some()
     }
 
+    /// Returns how many bytes the owner may use.
+    pub(crate) const fn share(self, limits: &Limits) -> usize {
+        match self.0 {
+            Some(_) => limits.max_buffer_bytes / SHARE_OF_AN_ADDRESS,
+            None => limits.max_buffer_bytes,
+        }
+    }
+
     pub(crate) fn of(peer: Peer, trusted_proxies: &[IpNet]) -> Self {
         let address = peer.address.map(|address| address.to_canonical());
         let is_trusted = |address: &IpAddr| trusted_proxies.iter().any(|net| net.contains(address));
@@ -266,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_shared_out_and_given_back() {
+    fn bytes_are_divided_between_owners_and_returned() {
         let (budgets, limits) = (Arc::new(ClientBudgets::default()), limits(9, 9, 4000));
         let hold = |address, bytes| budgets.hold(holder(address), bytes, &limits);
         let mut one = hold("192.0.2.1", 600).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! `file.rs` has the fields of the file, `limits.rs` the limits per client, `tokens.rs` the tokens, `tls.rs` the
 //! certificates. `policies.rs` builds the policies, `envoy.rs` those of Envoy's rate limit service, `memory.rs` computes
-//! the upper bound of memory, `summary.rs` prints what is in effect and warns about what has no effect, and `mistake.rs`
+//! the upper bound of memory, `regular_file.rs` reads the files, `summary.rs` prints what is in effect and warns about what has no effect, and `mistake.rs`
 //! describes an error and its place. A [`Config`] is always valid, and the files that it names have been read.
 
 mod envoy;
@@ -11,12 +11,12 @@ mod limits;
 mod memory;
 mod mistake;
 mod policies;
+mod regular_file;
 mod summary;
 mod tls;
 mod tokens;
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use tallygate::{Cost, Policy, Tiers};
 use tallygate_redis::OnFailure;
 
 pub(crate) use envoy::{
-    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, MAX_ENTRIES, Unit,
-    files as envoy_files, override_key,
+    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, EnvoySettings,
+    MAX_ENTRIES, Unit, files as envoy_files, override_key,
 };
 use file::{DEFAULT_HTTP, DEFAULT_RESP};
 pub(crate) use file::{KeySource, check_listen_address};
@@ -37,6 +37,8 @@ pub(crate) use memory::OPERATOR_BYTES;
 #[cfg(test)]
 pub(crate) use memory::SETTLED_BYTES;
 pub(crate) use mistake::{Mistake, in_plain_words};
+use regular_file::read_text;
+pub(crate) use regular_file::{MAX_CONFIG_BYTES, read as read_file};
 pub(crate) use summary::write_summary;
 pub(crate) use tls::Tls;
 pub use tokens::tokens_of;
@@ -77,6 +79,10 @@ pub(crate) struct Config {
     pub(crate) backtest_max_memory: u64,
     /// The rules of Envoy's rate limit service. Their policies are among `policies`.
     pub(crate) envoy: Option<Arc<EnvoyConfig>>,
+    /// The settings for Envoy that the file has although there are no rules for Envoy.
+    pub(crate) envoy_only: Vec<&'static str>,
+    /// The environment variables that contain tokens.
+    pub(crate) token_variables: Vec<String>,
     pub(crate) policies: BTreeMap<Arc<str>, PolicyConfig>,
 }
 
@@ -102,7 +108,7 @@ pub(crate) struct PolicyConfig {
     pub(crate) redis_only: Vec<&'static str>,
     /// Whether all requests have the same key.
     pub(crate) has_one_key: bool,
-    /// Whether requests may bring limits of their own.
+    /// Whether requests may contain their own limits.
     pub(crate) takes_request_limits: bool,
 }
 
@@ -110,10 +116,8 @@ impl Config {
     /// Reads and validates a file, and the files that it names. `envoy` overrides the path of the rules for Envoy.
     pub(crate) fn read(path: &Path, envoy: Option<&Path>) -> anyhow::Result<Self> {
         let name = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-            ErrorKind::InvalidData => anyhow::anyhow!("{name} is not a text file in UTF-8"),
-            _ => anyhow::anyhow!("cannot read {name}: {error}"),
-        })?;
+        let text = read_text(path, MAX_CONFIG_BYTES)
+            .map_err(|error| anyhow::anyhow!("cannot read {name}: {error}"))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let config = Self::parse_with(&text, folder, envoy);
         config.map_err(|mistake| mistake.in_file(&name.to_string()).into())
@@ -274,6 +278,11 @@ mod tests {
         says(
             "[policies.api]\nlimit = 100\nwindw = \"1m\"\n",
             "tallygate.toml:3:1: unknown field `windw`; did you mean `window`?",
+        );
+        let api = "[policies.api]\nlimit = 1\nwindow = \"1m\"\n";
+        says(
+            &format!("{api}trusted_proxies = [\"10.0.0.0/8\"]\n"),
+            "tallygate.toml:4:1: `trusted_proxies` belongs at the top of the file, above the first [table]",
         );
         says(
             "[polices.api]\n",
@@ -458,7 +467,11 @@ mod tests {
         );
         says(
             "[limits]\nidle_timeout = \"36501d\"\n",
-            "tallygate.toml:1:1: idle_timeout must be at most \"36500d\"",
+            "tallygate.toml:1:1: idle_timeout must be at most \"36500d\" (got \"36501d\")",
+        );
+        says(
+            "[limits]\nmax_hold = \"1d\"\n",
+            "tallygate.toml:1:1: max_hold must be at most \"10s\" (got \"1d\")",
         );
         says(
             "[limits]\nmax_buffer_bytes = 1000\n",
@@ -499,7 +512,7 @@ mod tests {
         assert_eq!((api.lease, api.deny_cache), (Some(Duration::from_millis(50)), false));
         says(
             &policy("lease = \"2m\""),
-            "tallygate.toml:1:1: policy \"api\": `lease` must be from \"1ms\" to \"1m\"",
+            "tallygate.toml:1:1: policy \"api\": `lease` must be from \"1ms\" to \"1m\" (got \"2m\")",
         );
         says(
             &policy("lease = \"1s\"\nalgorithm = \"sliding_window_log\""),
@@ -508,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_and_overrides_take_over_what_they_do_not_say() {
+    fn tiers_and_overrides_inherit_missing_fields() {
         let text = r#"
             [policies.api]
             algorithm = "token_bucket"

@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | How is a request decided? | `decide.rs` |
-//! | What limits may a request bring? | `request_limit.rs` |
+//! | Which limits may a request contain? | `request_limit.rs` |
 //! | Which messages are there? | `messages.rs` |
 //! | How do they look in JSON? | `json.rs` |
 //!
@@ -22,7 +22,7 @@ use tallygate::tiers::Access;
 use crate::config::EnvoyHeaders;
 
 pub(crate) use decide::decide;
-use messages::{Code, CurrentLimit, DescriptorStatus, RateLimitDescriptor, RateLimitOverride};
+use messages::{Code, CurrentLimit, DescriptorStatus, RateLimitOverride};
 pub(crate) use messages::{HeaderValue, RateLimitRequest, RateLimitResponse};
 
 /// The response to a request, and what the header fields of the response are made of.

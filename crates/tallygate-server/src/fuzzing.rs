@@ -4,6 +4,8 @@
 //! `fuzz/corpus` and mutations of them. Each function panics if the input is not answered or rejected as it should be.
 //! The server does not use this module.
 
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for failed assertions")]
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,7 +21,7 @@ use crate::shared::Shared;
 pub use crate::http::fuzzing::{headers, json, query, scenario};
 pub use crate::resp::fuzzing::resp;
 
-/// Configurations: a valid one can be printed, served and reloaded; an invalid one is rejected with its place.
+/// Checks configurations: a valid one can be printed, served and reloaded; an invalid one is rejected with its place.
 pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     // Do not read files of this machine.
@@ -57,7 +59,7 @@ pub fn config(input: &[u8]) {
 
 fn summary(config: &Config) -> Option<String> {
     let mut out = Vec::new();
-    config::write_summary(config, &mut out).ok()?;
+    config::write_summary(config, 1, &mut out).ok()?;
     Some(String::from_utf8(out).expect("text"))
 }
 
@@ -68,7 +70,7 @@ pub(crate) fn shared(config: &Config) -> Shared {
     Shared::new(config, Stores::Memory(Capacity::of(MAX_KEYS)), RestoredStores::default(), reload)
 }
 
-/// Encoded states: any bytes are rejected, or are the only encoding of a state that decides within its limit.
+/// Checks encoded states: any bytes are rejected, or are the only encoding of a state that decides within its limit.
 pub fn state(input: &[u8]) {
     let Some((&[choice, now @ ..], bytes)) = input.split_first_chunk::<9>() else { return };
     let now = Tick(i64::from_le_bytes(now));
@@ -130,17 +132,17 @@ mod tests {
 
     corpus! {
         // Fault E15.
-        config: 1500, a_configuration_serves_or_is_refused_with_its_place;
+        config: 1500, a_configuration_is_served_or_rejected_with_a_position;
         // Fault H1.
-        headers: 5000, whatever_is_forwarded_strangers_change_nothing;
+        headers: 5000, header_fields_of_strangers_do_not_change_the_address;
         // Fault E15.
-        json: 3000, a_body_is_answered_or_refused_in_json;
+        json: 3000, every_body_gets_an_answer_in_json;
         // Fault E15.
-        query: 5000, a_query_is_decoded_or_refused;
+        query: 5000, a_query_is_decoded_or_rejected;
         // Fault E9.
         resp: 1500, any_split_of_the_bytes_gives_the_same_replies;
         // Fault E15.
-        scenario: 100, a_scenario_is_worked_out_or_refused;
-        state: 5000, any_bytes_are_no_state_or_one_that_decides;
+        scenario: 100, a_scenario_is_simulated_or_rejected;
+        state: 5000, any_bytes_are_rejected_or_a_usable_state;
     }
 }

@@ -15,8 +15,7 @@ mod throttle;
 use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tallygate::algorithm::Op;
@@ -27,7 +26,7 @@ use tallygate::{Cost, Decision, Limit, RateLimiter, StoreError, Tick, Ticks};
 use tallygate_redis::{AnyLimiter, AnyReply, AnyStore, JointAsk, Leases, Redis, Stores};
 
 use crate::config::{CL_THROTTLE, Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
-use crate::metrics::{Figures, Format, Metrics, PolicyFigures, PolicyMetrics, PolicyRules};
+use crate::metrics::{Figures, Format, Metrics, PolicyFigures, PolicyRules};
 use crate::turn::off_worker;
 
 use counts::DecisionCounter;
@@ -47,39 +46,106 @@ const QUICK_ALL: usize = 64;
 /// The policies in force and their store.
 pub(crate) struct Gate {
     policies: ArcSwap<Policies>,
-    /// The limits per client, and whether `CL.THROTTLE` is enabled.
-    limits: ArcSwap<(Limits, bool)>,
-    /// The upper bound of memory, in bytes, by the configuration in force.
-    memory_bound: AtomicU64,
+    /// Held while a configuration is put in force, and while overrides change.
+    changing: Mutex<()>,
     stores: Stores,
     throttle: Throttle,
     /// Counts the decisions of `CL.THROTTLE` like those of a policy.
     throttled: DecisionCounter,
     reservations: Reservations,
     pub(crate) hot: Arc<HotClients>,
-    suggestions: Suggestions,
     pub(crate) metrics: Metrics,
 }
 
-/// The policies of one configuration. They are replaced together, so that a decision sees one configuration.
-#[derive(Default)]
+/// The policies and limits of one configuration. A reload replaces all of them in one step and changes none of them, so
+/// a request that reads them once is decided under one configuration.
 pub(crate) struct Policies {
     by_name: HashMap<Arc<str>, Arc<ServedPolicy>, foldhash::fast::RandomState>,
     /// The rules of Envoy's rate limit service. Their policies are among the others.
     pub(crate) envoy: Option<Arc<EnvoyConfig>>,
+    /// The limits per client.
+    pub(crate) limits: Limits,
+    has_cl_throttle: bool,
+    /// The upper bound of memory, in bytes.
+    memory_bound: u64,
+    suggestions: Arc<Suggestions>,
 }
 
 impl Policies {
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<ServedPolicy>> {
         self.by_name.get(name)
     }
+
+    /// Returns a policy by its name.
+    pub(crate) fn policy(&self, name: &str) -> Result<&Arc<ServedPolicy>, GateError> {
+        self.get(name).ok_or_else(|| self.unknown_policy(name))
+    }
+
+    #[cold]
+    fn unknown_policy(&self, name: &str) -> GateError {
+        let nearest = self.suggestions.nearest(name, self.by_name.keys()).cloned();
+        GateError::UnknownPolicy { name: name.into(), nearest }
+    }
+
+    /// Finds the policy of a request, and checks that the request can be decided: its policy and tier exist, and its key
+    /// is short enough.
+    pub(crate) fn find<'a>(
+        &'a self,
+        request: &GateRequest<'a>,
+    ) -> Result<PolicyRequest<'a>, GateError> {
+        let entry = self.policy(request.policy)?;
+        let ask = request.of_limiter(entry);
+        entry.limiter.rule(&ask)?;
+        match request.key.len() {
+            ..=MAX_KEY_BYTES => Ok(PolicyRequest { entry, ask }),
+            bytes => Err(GateError::KeyTooLong { bytes }),
+        }
+    }
+
+    /// Finds the policies of several requests that are decided together.
+    pub(crate) fn find_all<'a>(
+        &'a self,
+        requests: &[GateRequest<'a>],
+    ) -> Result<Vec<PolicyRequest<'a>>, GateError> {
+        self.validate_number(requests.len())?;
+        requests.iter().map(|request| self.find(request)).collect()
+    }
+
+    /// Checks that several requests may be decided together.
+    pub(crate) fn validate_number(&self, given: usize) -> Result<(), GateError> {
+        let most = self.limits.max_all_items;
+        match given {
+            1.. if given <= most => Ok(()),
+            _ => Err(GateError::Items { given, most }),
+        }
+    }
+
+    /// Returns all policies, sorted by name.
+    fn sorted(&self) -> Vec<Arc<ServedPolicy>> {
+        let mut all: Vec<_> = self.by_name.values().cloned().collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
+
+    /// Sends one request, and makes the answer from the policy and the decision.
+    pub(crate) fn ask_with<T: Send + Unpin + 'static>(
+        &self,
+        verb: Verb,
+        request: GateRequest<'_>,
+        answer: MakeAnswer<T>,
+    ) -> GateReply<T> {
+        match self.policy(request.policy) {
+            Ok(entry) => entry.ask_with(verb, request.of_limiter(entry), answer),
+            Err(unknown) => GateReply::Now(Err(unknown)),
+        }
+    }
 }
 
-/// A policy in force.
+/// A policy of one configuration. Only overrides that are set at run time change its rules.
 pub(crate) struct ServedPolicy {
     pub(crate) name: Arc<str>,
-    pub(crate) limiter: Arc<Limiter>,
-    metrics: Arc<PolicyMetrics>,
+    pub(crate) limiter: Limiter,
+    counter: DecisionCounter,
     pub(crate) cost: Cost,
     pub(crate) key: KeySource,
     /// The length of the IPv6 prefix that identifies a client.
@@ -107,7 +173,7 @@ impl Table {
     }
 }
 
-/// The limiter of a policy. It outlives configuration changes, so that usage is not lost.
+/// The limiter of a policy. Its store outlives configuration changes, so that usage is not lost.
 pub(crate) type Limiter = AnyLimiter<DecisionCounter>;
 
 /// A request to the gate.
@@ -120,6 +186,13 @@ pub(crate) struct GateRequest<'a> {
     pub(crate) tier: Option<&'a str>,
 }
 
+/// A request with its policy, of one configuration.
+#[derive(Clone, Copy)]
+pub(crate) struct PolicyRequest<'a> {
+    pub(crate) entry: &'a Arc<ServedPolicy>,
+    pub(crate) ask: tallygate::Ask<'a>,
+}
+
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -129,7 +202,7 @@ pub(crate) enum Verb {
     Reset,
 }
 
-/// A decision and the rule that made it. The rule may change later, so an answer takes all that it says from here.
+/// A decision and the rule that made it. The rule may change later, so an answer takes all of its fields from here.
 #[derive(Clone, Copy)]
 pub(crate) struct RuledDecision<'a> {
     pub(crate) rule: &'a ClientRule,
@@ -152,7 +225,7 @@ pub(crate) struct JointDecision {
     pub(crate) decision: Decision,
     /// The index of the request that was denied.
     pub(crate) denied: Option<usize>,
-    /// The policy of the request that was denied; if none was, of the first request.
+    /// The policy of the request that `limit` and `remaining` describe.
     pub(crate) entry: Arc<ServedPolicy>,
 }
 
@@ -170,7 +243,7 @@ pub(crate) enum GateError {
     TooManyReservations {
         scope: ReservationScope,
     },
-    /// A reservation of nothing would use a slot for nothing.
+    /// A reservation of 0 units would occupy a slot without effect.
     NothingToReserve,
     /// The time to live of a reservation is out of range.
     TimeToLive {
@@ -215,43 +288,76 @@ impl Gate {
         };
         let hot = Arc::new(HotClients::default());
         let throttled = DecisionCounter::new(CL_THROTTLE.into(), hot.clone());
+        let no_policies = Policies {
+            by_name: HashMap::default(),
+            envoy: None,
+            limits: config.limits,
+            has_cl_throttle: false,
+            memory_bound: 0,
+            suggestions: Arc::default(),
+        };
         let gate = Self {
-            policies: ArcSwap::default(),
-            limits: ArcSwap::from_pointee((config.limits, config.cl_throttle)),
-            memory_bound: AtomicU64::new(0),
+            policies: ArcSwap::from_pointee(no_policies),
+            changing: Mutex::default(),
             stores,
             throttle,
             throttled,
             reservations: Reservations::default(),
             hot,
-            suggestions: Suggestions::default(),
             metrics,
         };
         gate.put_all(config, remembered);
         gate
     }
 
-    /// Puts a configuration in force, each policy with its overrides in one step. Usage and overrides that were set at
-    /// run time are kept.
+    /// Puts a configuration in force, all of it in one step. Usage and overrides that were set at run time are kept. What
+    /// a store does in an outage, its leases and its deny cache belong to the store, and change a moment earlier.
     pub(crate) fn put_in_force(&self, config: &Config) {
         self.put_all(config, RestoredStores::default());
     }
 
     fn put_all(&self, config: &Config, mut remembered: RestoredStores) {
-        self.limits.store(Arc::new((config.limits, config.cl_throttle)));
+        let _overrides_wait = self.lock_changes();
         let max_keys = match &self.stores {
             Stores::Memory(capacity) => Some(capacity.max_keys),
             Stores::Redis(_) => None,
         };
-        self.memory_bound.store(config.memory_bound(max_keys), Ordering::Relaxed);
         let old = self.policies.load();
         let new = config.policies.iter().map(|(name, policy)| {
             let old = old.get(name).map(|entry| &**entry);
             let entry = self.entry(name, policy, old, remembered.policies.remove(&**name));
             (name.clone(), Arc::new(entry))
         });
-        let new = Policies { by_name: new.collect(), envoy: config.envoy.clone() };
+        let new = Policies {
+            by_name: new.collect(),
+            envoy: config.envoy.clone(),
+            limits: config.limits,
+            has_cl_throttle: config.cl_throttle,
+            memory_bound: config.memory_bound(max_keys),
+            suggestions: old.suggestions.clone(),
+        };
         self.policies.store(Arc::new(new));
+    }
+
+    fn lock_changes(&self) -> impl Drop {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the overrides of a policy that were set at run time. A reload waits meanwhile, so that it keeps the change.
+    pub(crate) fn change_overrides<T>(
+        &self,
+        entry: &Arc<ServedPolicy>,
+        change: impl FnOnce(&ServedPolicy) -> T,
+    ) -> T {
+        let _reloads_wait = self.lock_changes();
+        change(&self.latest(entry))
+    }
+
+    /// Returns a policy by the configuration in force; if that has removed it, the given one.
+    fn latest(&self, entry: &Arc<ServedPolicy>) -> Arc<ServedPolicy> {
+        let policies = self.policies.load();
+        let latest = policies.get(&entry.name).filter(|latest| latest.counter.is(&entry.counter));
+        latest.unwrap_or(entry).clone()
     }
 
     fn entry(
@@ -261,17 +367,18 @@ impl Gate {
         old: Option<&ServedPolicy>,
         remembered: Option<RestoredPolicy>,
     ) -> ServedPolicy {
-        let (limiter, metrics) = match old {
+        let (limiter, counter) = match old {
             Some(old) => {
-                old.limiter.replace(&policy.tiers);
-                (old.limiter.clone(), old.metrics.clone())
+                let rules = old.limiter.rules().replaced_by(&policy.tiers);
+                let store = old.limiter.store().clone();
+                (RateLimiter::in_store(name.clone(), rules, store), old.counter.clone())
             }
             None => {
                 let counter = DecisionCounter::new(name.clone(), self.hot.clone());
-                let metrics = counter.metrics();
-                (Arc::new(self.limiter(name, policy, counter, remembered)), metrics)
+                (self.limiter(name, policy, remembered), counter)
             }
         };
+        let limiter = limiter.observed_by(counter.clone());
         // Only Redis has settings for outages, leases and the deny cache.
         if let Some(store) = limiter.store().redis() {
             store.set_on_failure(policy.on_failure);
@@ -281,7 +388,7 @@ impl Gate {
         ServedPolicy {
             name: name.clone(),
             limiter,
-            metrics,
+            counter,
             cost: policy.cost,
             key: policy.key.clone(),
             ipv6_prefix: policy.ipv6_prefix,
@@ -292,9 +399,8 @@ impl Gate {
         &self,
         name: &Arc<str>,
         policy: &PolicyConfig,
-        counter: DecisionCounter,
         remembered: Option<RestoredPolicy>,
-    ) -> Limiter {
+    ) -> AnyLimiter {
         let (store, overrides) = match remembered {
             Some(RestoredPolicy { store, overrides }) => (store.into(), overrides),
             None => (self.store(name, policy), Vec::new()),
@@ -303,7 +409,7 @@ impl Gate {
         for (key, set) in overrides {
             limiter.set_override(key, set.access, set.until);
         }
-        limiter.observed_by(counter)
+        limiter
     }
 
     fn store(&self, name: &str, policy: &PolicyConfig) -> AnyStore {
@@ -326,26 +432,17 @@ impl Gate {
 
     /// Returns a policy by its name.
     pub(crate) fn policy(&self, name: &str) -> Result<Arc<ServedPolicy>, GateError> {
-        let policies = self.policies.load();
-        policies.get(name).cloned().ok_or_else(|| self.unknown_policy(name, &policies))
+        self.policies.load().policy(name).cloned()
     }
 
-    #[cold]
-    fn unknown_policy(&self, name: &str, policies: &Policies) -> GateError {
-        let nearest = self.suggestions.nearest(name, policies.by_name.keys()).cloned();
-        GateError::UnknownPolicy { name: name.into(), nearest }
-    }
-
-    /// Returns the policies in force, for a decision that needs several of them.
+    /// Returns the policies in force, for a request that needs them several times.
     pub(crate) fn in_force(&self) -> Arc<Policies> {
         self.policies.load_full()
     }
 
     /// Returns all policies, sorted by name.
     pub(crate) fn policies(&self) -> Vec<Arc<ServedPolicy>> {
-        let mut all: Vec<_> = self.policies.load().by_name.values().cloned().collect();
-        all.sort_by(|one, other| one.name.cmp(&other.name));
-        all
+        self.in_force().sorted()
     }
 
     /// Returns the tables of the memory store, one per policy and one for `CL.THROTTLE`.
@@ -366,12 +463,13 @@ impl Gate {
 
     /// Returns the limits per client in force.
     pub(crate) fn limits(&self) -> Limits {
-        self.limits.load().0
+        self.policies.load().limits
     }
 
     /// Returns all metrics in a text format.
     pub(crate) fn render_metrics(&self, buffer_bytes: usize, format: Format) -> String {
-        let mut policies: Vec<_> = self.policies().iter().map(|entry| entry.figures()).collect();
+        let in_force = self.in_force();
+        let mut policies: Vec<_> = in_force.sorted().iter().map(|entry| entry.figures()).collect();
         policies.push(PolicyFigures {
             policy: CL_THROTTLE.into(),
             metrics: self.throttled.metrics(),
@@ -379,7 +477,7 @@ impl Gate {
             rules: PolicyRules::OfRequests { algorithm: "gcra" },
         });
         let figures = Figures {
-            memory_bound: self.memory_bound.load(Ordering::Relaxed),
+            memory_bound: in_force.memory_bound,
             buffer_bytes,
             policies,
             reservations_open: self.reservations.open(),
@@ -414,8 +512,11 @@ impl Gate {
         &self,
         arguments: ThrottleArguments,
     ) -> Result<(), ThrottleError> {
-        let (limits, is_on) = **self.limits.load();
-        if is_on { arguments.check(limits.max_time_to_fresh) } else { Err(ThrottleError::Off) }
+        let policies = self.policies.load();
+        match policies.has_cl_throttle {
+            true => arguments.check(policies.limits.max_time_to_fresh),
+            false => Err(ThrottleError::Off),
+        }
     }
 
     /// Loads the memory of a key that [`throttle`](Self::throttle) will need soon.
@@ -437,62 +538,45 @@ impl Gate {
         self.ask_with(verb, request, Answer::new)
     }
 
-    /// Sends one request, and makes the answer from the policy and the decision. Unless that clones the policy, whose
-    /// reference count all threads would write, a decision of the memory store writes nothing that threads share.
+    /// Sends one request, and makes the answer from the policy and the decision. A decision of the memory store writes
+    /// nothing that threads share, unless the function clones the policy: all threads would write its reference count.
     pub(crate) fn ask_with<T: Send + Unpin + 'static>(
         &self,
         verb: Verb,
         request: GateRequest<'_>,
         answer: MakeAnswer<T>,
     ) -> GateReply<T> {
-        let policies = self.policies.load();
-        match policies.get(request.policy) {
-            Some(entry) => entry.ask_with(verb, request.of_limiter(entry), answer),
-            None => GateReply::Now(Err(self.unknown_policy(request.policy, &policies))),
-        }
-    }
-
-    /// Checks that a request can be decided: its policy and tier exist, and its key is short enough.
-    pub(crate) fn validate(&self, request: &GateRequest<'_>) -> Result<(), GateError> {
-        let entry = self.policy(request.policy)?;
-        entry.limiter.rule(&request.of_limiter(&entry))?;
-        match request.key.len() {
-            ..=MAX_KEY_BYTES => Ok(()),
-            bytes => Err(GateError::KeyTooLong { bytes }),
-        }
-    }
-
-    /// Checks that several requests may be decided together.
-    pub(crate) fn validate_number(&self, given: usize) -> Result<(), GateError> {
-        let most = self.limits().max_all_items;
-        match given {
-            1.. if given <= most => Ok(()),
-            _ => Err(GateError::Items { given, most }),
-        }
+        self.policies.load().ask_with(verb, request, answer)
     }
 
     /// Checks several requests together: all are charged, or none is.
+    ///
+    /// The policy, `limit` and `remaining` are those of one request: the first that was denied or, if none was, the first
+    /// with the least remaining units. The waits are the longest of all requests.
     pub(crate) async fn ask_all(
         &self,
-        requests: &[GateRequest<'_>],
+        requests: &[PolicyRequest<'_>],
     ) -> Result<JointDecision, GateError> {
-        self.validate_number(requests.len())?;
-        let entries = requests.iter().map(|request| self.policy(request.policy));
-        let entries = entries.collect::<Result<Vec<_>, _>>()?;
-        let parts = entries
-            .iter()
-            .zip(requests)
-            .map(|(entry, request)| JointAsk::of_any(&entry.limiter, request.of_limiter(entry)));
+        let parts =
+            requests.iter().map(|request| JointAsk::of_any(&request.entry.limiter, request.ask));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let decided = self.check_parts(parts).await?;
-        let Some(entry) = entries.get(decided.denied_ask.unwrap_or(0)) else {
+        let (decision, denied) = (decided.decision, decided.denied_ask);
+        let part =
+            |index: usize| decided.parts.get(index).copied().flatten().map(|part| part.decision);
+        let least = |index: &usize| part(*index).map_or(Cost::MAX, |part| part.remaining);
+        let described = denied.or_else(|| (0..requests.len()).min_by_key(least));
+        let Some((index, request)) =
+            described.and_then(|index| Some((index, requests.get(index)?)))
+        else {
             return Err(GateError::Store("nothing was asked".into()));
         };
-        let (decision, denied) = (decided.decision, decided.denied_ask);
-        Ok(JointDecision { decision, denied, entry: entry.clone() })
+        let Decision { limit, remaining, scarcest, .. } = part(index).unwrap_or(decision);
+        let decision = Decision { limit, remaining, scarcest, ..decision };
+        Ok(JointDecision { decision, denied, entry: request.entry.clone() })
     }
 
-    /// Checks several questions together: all are charged, or none is.
+    /// Checks several requests together: all are charged, or none is.
     pub(crate) async fn check_parts(
         &self,
         parts: Vec<JointAsk<'_>>,
@@ -546,7 +630,7 @@ impl Answer {
 }
 
 impl ServedPolicy {
-    /// Sends one request to the policy, whether or not it is still in force.
+    /// Sends one request to the policy, by its own rules whether or not they are still in force.
     pub(crate) fn ask(self: &Arc<Self>, verb: Verb, ask: tallygate::Ask<'_>) -> GateReply<Answer> {
         self.ask_with(verb, ask, Answer::new)
     }
@@ -592,7 +676,7 @@ impl ServedPolicy {
         let rules = self.limiter.rules();
         PolicyFigures {
             policy: self.name.clone(),
-            metrics: self.metrics.clone(),
+            metrics: self.counter.metrics(),
             usage: self.usage(),
             rules: PolicyRules::Configured { base: rules.base(), tiers: rules.by_name() },
         }
@@ -683,7 +767,106 @@ pub(crate) fn window_ms(decision: &Decision) -> Option<u64> {
     decision.quota.map(|quota| milliseconds(quota.window))
 }
 
-/// Returns whether no limit applies to the client.
-pub(crate) const fn is_unlimited(decision: &Decision) -> bool {
-    decision.allowed && decision.scarcest.is_none() && decision.limit == Cost::MAX
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Returns a configuration with two policies.
+    fn config(api: u64, login: u64) -> Config {
+        let policy = |name: &str, limit: u64| {
+            format!(
+                "[policies.{name}]\nalgorithm = \"fixed_window\"\nlimit = {limit}\nwindow = \"365d\"\n"
+            )
+        };
+        Config::parse(&(policy("api", api) + &policy("login", login)), Path::new(""))
+            .expect("valid")
+    }
+
+    fn gate(config: &Config) -> Gate {
+        let stores = Stores::Memory(Capacity::of(100));
+        Gate::new(config, stores, Metrics::new(), RestoredStores::default())
+    }
+
+    const fn request(policy: &str, cost: Cost) -> GateRequest<'_> {
+        GateRequest { policy, key: b"alice", cost: Some(cost), tier: None }
+    }
+
+    fn limit(gate: &Gate, policy: &str) -> Cost {
+        match gate.ask(Verb::Peek, request(policy, 0)) {
+            GateReply::Now(answer) => answer.expect("it is in force").decision.limit,
+            GateReply::Later(_) => unreachable!("memory answers at once"),
+        }
+    }
+
+    /// Fault G4.
+    #[test]
+    fn a_request_is_decided_under_the_configuration_that_it_found() {
+        let gate = gate(&config(5, 6));
+        let policies = gate.in_force();
+        let first = policies.find(&request("api", 1)).unwrap();
+        gate.put_in_force(&config(50, 60));
+        let second = policies.find(&request("login", 1)).unwrap();
+        let decided = tallygate::block_on(gate.ask_all(&[first, second])).unwrap();
+        assert_eq!((decided.decision.limit, decided.decision.remaining), (5, 4));
+        let one = tallygate::block_on(second.entry.ask(Verb::Check, second.ask).answer()).unwrap();
+        assert_eq!((one.decision.limit, one.decision.remaining), (6, 4));
+        assert_eq!((limit(&gate, "api"), limit(&gate, "login")), (50, 60));
+        let policies = gate.in_force();
+        let both = policies.find_all(&[request("api", 1), request("login", 1)]).unwrap();
+        let decided = tallygate::block_on(gate.ask_all(&both)).unwrap().decision;
+        assert_eq!((decided.limit, decided.remaining), (50, 48), "usage is kept");
+    }
+
+    /// Fault G4.
+    #[test]
+    fn a_settlement_uses_the_rules_in_force() {
+        let owner = crate::client_budgets::BudgetOwner::of(
+            crate::peer::Peer { address: None, is_same_user: true },
+            &[],
+        );
+        let gate = gate(&config(5, 6));
+        let reserve = || {
+            let reserving = gate.reserve(request("api", 3), 60_000, owner);
+            tallygate::block_on(reserving).unwrap().1.expect("it is allowed")
+        };
+        let settle = |id| tallygate::block_on(gate.settle(id, 1)).expect("it is open").1;
+        let reservation = reserve();
+        gate.put_in_force(&config(50, 6));
+        let settled = settle(reservation);
+        assert_eq!((settled.limit, settled.remaining), (50, 49));
+        // A policy that was removed and added again has another store, without what was reserved.
+        let reservation = reserve();
+        gate.put_in_force(&Config::parse("", Path::new("")).unwrap());
+        gate.put_in_force(&config(7, 6));
+        let policies = gate.in_force();
+        let found = policies.find(&request("api", 2)).unwrap();
+        tallygate::block_on(found.entry.ask(Verb::Check, found.ask).answer()).unwrap();
+        let settled = settle(reservation);
+        assert_eq!((settled.limit, settled.remaining), (50, 48), "of the old store");
+        let now = tallygate::block_on(gate.ask(Verb::Peek, request("api", 0)).answer()).unwrap();
+        assert_eq!(now.decision.remaining, 5, "nothing is returned to the new store");
+    }
+
+    /// Fault G4.
+    #[test]
+    fn a_reload_keeps_an_override_whenever_it_is_set() {
+        let gate = gate(&config(5, 6));
+        let entry = gate.policy("api").unwrap();
+        let is_blocked = || {
+            let asked = gate.ask(Verb::Peek, request("api", 1)).answer();
+            !tallygate::block_on(asked).unwrap().decision.allowed
+        };
+        // The policy was found before the reload, and is changed after it.
+        gate.put_in_force(&config(50, 6));
+        gate.change_overrides(&entry, |entry| {
+            entry.limiter.set_override("alice", Access::Blocked, None);
+        });
+        assert!(is_blocked());
+        gate.put_in_force(&config(5, 6));
+        assert!(is_blocked());
+        assert!(gate.change_overrides(&entry, |entry| entry.limiter.remove_override("alice")));
+        assert!(!is_blocked());
+    }
 }

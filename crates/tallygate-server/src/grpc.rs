@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | Is it a call, when does it end, and how does it fail? | `call.rs` |
-//! | How is a rate limit asked for? | `rate_limit.rs` |
+//! | How is a request read and answered? | `rate_limit.rs` |
 //! | Is the server ready? | `health.rs` |
 //! | Which services are there? | `reflection.rs` |
 //!

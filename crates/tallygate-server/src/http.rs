@@ -3,18 +3,18 @@
 //! | question | file |
 //! |---|---|
 //! | What is served where? | `routes.rs` |
-//! | How is a body read, and what may it say? | `body.rs`, `list.rs`, `questions.rs` |
+//! | How is a body read, and what may it say? | `body.rs`, `list.rs`, `operations.rs` |
 //! | How does a decision look? | `answer.rs` in JSON, `headers.rs` in header fields |
-//! | How does a proxy ask? | `authorize.rs`, on `address.rs` |
-//! | Who may ask, who may administer? | `roles.rs` |
-//! | Does a page of another site send it? | `identity.rs` |
+//! | How does a proxy check a request? | `authorize.rs`, on `address.rs` |
+//! | Who may check, and who may administer? | `roles.rs` |
+//! | Which requests of other sites are rejected? | `identity.rs` |
 //! | What may only the operator do? | `admin.rs`, `overrides.rs`, `policies.rs` |
 //! | What does a browser get? | `page.rs` |
-//! | How is a scenario asked for? | `simulate.rs` |
+//! | How is a simulation requested? | `simulate.rs` |
 //! | How is a log sent to a backtest? | `backtest.rs` |
 //! | How does a failure look? | `problem.rs` |
-//! | What holds a reply until it is taken? | `sending.rs` |
-//! | What may HTTP/2 clients make the server hold? | `http2.rs` |
+//! | How is a reply counted until the client has read it? | `sending.rs` |
+//! | How much memory may HTTP/2 clients use? | `http2.rs` |
 //! | How does Envoy's rate limit service look over HTTP? | `envoy.rs` |
 //!
 //! gRPC has the same connections and limits, and other routes: see [`Service`]. The gate makes all decisions. Every limit of the protocol is set here; none is a default of a library.
@@ -32,12 +32,12 @@ mod headers;
 mod http2;
 mod identity;
 mod list;
+mod operations;
 mod overrides;
 mod page;
 mod policies;
 mod problem;
 mod query;
-mod questions;
 mod roles;
 mod routes;
 mod sending;
@@ -376,6 +376,22 @@ fn sending(
     reply.map(|content| ReplyBody::new(content, [held, of_reserve], among))
 }
 
+/// Reserves memory of a client for a reply; `None` if it is small.
+fn reserve(
+    shared: &Shared,
+    holder: BudgetOwner,
+    bytes: usize,
+    limits: &Limits,
+) -> Result<Option<ReservedBytes>, Problem> {
+    match bytes {
+        ..=SMALL_BYTES => Ok(None),
+        _ => {
+            let held = shared.hold(holder, bytes, limits);
+            held.map(|held| Some(ReservedBytes::new(held))).ok_or_else(buffers_full)
+        }
+    }
+}
+
 /// Returns the error for a request that does not fit into the buffers.
 fn buffers_full() -> Problem {
     let detail = "the request and response buffers are full; retry in 1 s";
@@ -420,11 +436,27 @@ impl Caller {
 
     /// Reserves memory for a reply; `None` if it is small.
     fn reserve(&self, bytes: usize) -> Result<Option<ReservedBytes>, Problem> {
-        match bytes {
-            ..=SMALL_BYTES => Ok(None),
-            _ => {
-                self.hold(bytes).map(|held| Some(ReservedBytes::new(held))).ok_or_else(buffers_full)
+        reserve(&self.shared, self.holder, bytes, &self.limits)
+    }
+
+    /// Returns a function that reserves memory for the report of a simulation, on another thread. A report that could
+    /// never fit is an error of the client.
+    fn reserve_for_report(&self) -> impl simulate::Reserve + use<> {
+        let (shared, holder, limits) = (self.shared.clone(), self.holder, self.limits);
+        move |bytes| {
+            // Over HTTP/2, the request itself is counted as well.
+            let most = holder.share(&limits).saturating_sub(STREAM_BYTES);
+            if bytes > most {
+                let share = match limits.max_buffer_bytes / holder.share(&limits).max(1) {
+                    1 => "`max_buffer_bytes`".to_owned(),
+                    parts => format!("1/{parts} of `max_buffer_bytes`"),
+                };
+                return Err(Problem::bad(format!(
+                    "the reply would have {bytes} bytes, more than the {most} bytes that one client may use ({share}); use fewer \
+                     `algorithms`, a lower `rate_per_minute` or a shorter `duration_ms`"
+                )));
             }
+            reserve(&shared, holder, bytes, &limits)
         }
     }
 }

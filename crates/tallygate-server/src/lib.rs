@@ -2,6 +2,12 @@
 //!
 //! To run a server from Rust, fill in [`ServeOptions`] and call [`serve`]. To run it from the command line, use the
 //! binary `tallygate` of the crate `tallygate-cli`. To use limits within a program, use the crate `tallygate` instead.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `otlp` | traces for a collector, over OTLP |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

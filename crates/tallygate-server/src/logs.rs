@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// A writer that is blocked for ever uses bounded memory.
+    /// A writer that is blocked forever uses bounded memory.
     ///
     /// Fault I3.
     #[test]
@@ -321,7 +321,7 @@ mod tests {
         std::thread::spawn(move || {
             let log = tracing_subscriber::registry().with(text);
             tracing::subscriber::with_default(log, || {
-                write_all(&sent, &waiting_bytes, Handed(written), &Repeats::default());
+                write_all(&sent, &waiting_bytes, LineSender(written), &Repeats::default());
             });
         });
         assert!(read.iter().take(1024).all(|line| line.starts_with('x')), "the waiting lines");
@@ -331,9 +331,9 @@ mod tests {
     }
 
     /// Forwards every line.
-    struct Handed(Sender<String>);
+    struct LineSender(Sender<String>);
 
-    impl Write for Handed {
+    impl Write for LineSender {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
             let text = String::from_utf8_lossy(line).into_owned();
             self.0.send(text).map_err(|_| io::ErrorKind::BrokenPipe)?;

@@ -12,7 +12,10 @@ use crate::config::{Config, Tokens, check_listen_address, write_summary};
 use crate::logs::{LogFormat, LogLevel};
 use crate::random;
 
-/// How to start a server. These fields override the same fields of the configuration.
+/// The beginning of the names of environment variables.
+const VARIABLES: &str = "TALLYGATE_";
+
+/// The options for starting a server. These fields override the same fields of the configuration.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The configuration file. Without it, the server has one policy, `demo`.
@@ -38,6 +41,8 @@ pub struct ServeOptions {
     pub snapshot_every: Option<Duration>,
     /// The OTLP collector for traces; ignored without the feature `otlp`.
     pub otlp: Option<String>,
+    /// The environment variables that the command line understands. A similar name is reported as a warning.
+    pub variables: Vec<String>,
     /// Log level.
     pub log: LogLevel,
     /// Format of log lines.
@@ -72,6 +77,7 @@ impl ServeOptions {
             "the gRPC listener serves Envoy's rate limit service, and no rules are configured; use --envoy-config PATH or \
              `[envoy] config`"
         );
+        check_listeners(&config)?;
         config.store = self.store.clone().or(config.store).filter(|store| store != "memory");
         if let Some(store) = &config.store {
             if let Some(meant) = nearest(store, ["memory"].into_iter()) {
@@ -125,8 +131,47 @@ impl ServeOptions {
                 }
             ));
         }
+        let rest = |name: &str| name.strip_prefix(VARIABLES).unwrap_or_default().to_owned();
+        for name in self.variables_set(config).1 {
+            let known = self.variables.iter().map(|known| rest(known));
+            if let Some(meant) = nearest(&rest(&name), known) {
+                warnings.push(format!(
+                    "the environment variable {name} has no effect; did you mean {VARIABLES}{meant}?"
+                ));
+            }
+        }
         warnings
     }
+
+    /// Returns the environment variables that are set and begin with `TALLYGATE_`: the known ones, and the others.
+    fn variables_set(&self, config: &Config) -> (Vec<String>, Vec<String>) {
+        // Kubernetes sets `TALLYGATE_PORT` and others for a service with the name `tallygate`.
+        let is_own = |name: &String| {
+            let rest = name.strip_prefix(VARIABLES);
+            rest.is_some_and(|rest| !rest.starts_with("PORT") && !rest.starts_with("SERVICE_"))
+        };
+        let all = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let mut names: Vec<_> = all.filter(is_own).collect();
+        names.sort();
+        let is_known =
+            |name: &String| self.variables.contains(name) || config.token_variables.contains(name);
+        names.into_iter().partition(is_known)
+    }
+}
+
+/// Checks that no two listeners have the same address.
+fn check_listeners(config: &Config) -> anyhow::Result<()> {
+    let (http, resp) = (("http", config.http_address()), ("resp", config.resp_address()));
+    let grpc = config.grpc.as_deref().map(|address| ("grpc", address));
+    for ((one, address), other) in [(http, Some(resp)), (http, grpc), (resp, grpc)] {
+        let Some((other, _)) = other.filter(|(_, other)| *other == address) else { continue };
+        // Each of them gets a free port of its own.
+        anyhow::ensure!(
+            address.ends_with(":0"),
+            "{one} and {other} have the same address, {address}; give each listener its own"
+        );
+    }
+    Ok(())
 }
 
 /// Validates a configuration file and prints the settings in effect: those of the file, of the flags and of the
@@ -139,12 +184,10 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<()> {
     use std::io::Write as _;
     let (config, _) = options.read_config()?;
     let mut out = std::io::stdout().lock();
-    write_summary(&config, &mut out)?;
-    // The values may contain passwords.
-    let mut set: Vec<_> =
-        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
-    set.retain(|name| name.starts_with("TALLYGATE_") && name != "TALLYGATE_CONFIG");
-    set.sort();
+    write_summary(&config, options.max_keys(), &mut out)?;
+    // Only the names: the values may contain passwords.
+    let (mut set, _) = options.variables_set(&config);
+    set.retain(|name| name != "TALLYGATE_CONFIG");
     let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
     writeln!(out, "environment {set}")?;
     for warning in options.warnings(&config) {

@@ -123,14 +123,14 @@ impl Shared {
     }
 
     /// Counts one more connection, if the limits allow it.
-    pub(crate) fn admit_connection(&self, peer: Peer) -> Option<HeldConnection> {
+    pub(crate) fn accept_connection(&self, peer: Peer) -> Option<HeldConnection> {
         let settings = self.settings.load();
-        let refused = match self.budgets.connect(self.holder(peer), &settings.limits) {
+        let reason = match self.budgets.connect(self.holder(peer), &settings.limits) {
             Ok(held) => return Some(held),
             Err(BudgetExceeded::Server) => "server",
             Err(BudgetExceeded::Address) => "address",
         };
-        let labels = ReasonLabels { reason: refused };
+        let labels = ReasonLabels { reason };
         self.gate.metrics.connections_rejected.get_or_create(&labels).inc();
         None
     }
@@ -164,11 +164,11 @@ impl Shared {
         token: impl FnOnce() -> Option<TokenDigest>,
         is_operator: impl FnOnce() -> bool,
     ) -> Result<(), AccessDenied> {
-        let admitted = self.settings.load().tokens.authorize(role, token, is_operator);
-        if let Err(AccessDenied::NoToken | AccessDenied::CheckToken) = admitted {
+        let result = self.settings.load().tokens.authorize(role, token, is_operator);
+        if let Err(AccessDenied::NoToken | AccessDenied::CheckToken) = result {
             self.gate.metrics.tokens_rejected.get_or_create(&SurfaceLabels { surface }).inc();
         }
-        admitted
+        result
     }
 
     /// Returns whether a peer may send admin requests without a token: a process of the same user or of root over a

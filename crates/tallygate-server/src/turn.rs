@@ -17,6 +17,15 @@ pub(crate) const DECISION: usize = 1_000;
 pub(crate) const COMMAND: usize = 500;
 /// Work per byte of the reply to a command.
 pub(crate) const REPLY_BYTE: usize = 5;
+/// Work per byte of a descriptor's entry: it is looked up, and becomes part of a key, which may be hashed.
+pub(crate) const ENTRY_BYTE: usize = 10;
+/// Work per pattern that an entry is compared with.
+pub(crate) const PATTERN: usize = 20;
+/// Work per text between two `*` of such a pattern.
+pub(crate) const PATTERN_PART: usize = 50;
+/// Work per byte in which these texts are searched.
+pub(crate) const PATTERN_BYTE: usize = 1;
+
 /// The work that a task has done since it last yielded.
 #[derive(Debug, Default)]
 pub(crate) struct TimeSlice {
@@ -76,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_before_work_that_it_has_no_room_for() {
+    fn a_time_slice_ends_before_work_that_does_not_fit() {
         let work = |pieces: usize, each: usize| {
             let spending = async {
                 let mut turn = TimeSlice::default();

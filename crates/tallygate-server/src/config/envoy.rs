@@ -18,11 +18,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
+use tallygate_lab::duration::DurationText;
+use toml::Spanned;
 
 use super::PolicyConfig;
+use super::file::Window;
+use super::limits::LONGEST_TIME;
 use super::mistake::Mistake;
+use super::regular_file::{MAX_CONFIG_BYTES, read_text};
 use matching::Domains;
 pub(crate) use matching::{EnvoyLimit, EnvoyMode, EnvoyRule, MAX_ENTRIES, Unit, override_key};
 
@@ -36,10 +42,29 @@ pub(crate) struct EnvoyConfig {
 }
 
 /// The settings that envoyproxy/ratelimit does not have in its files.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct EnvoySettings {
     pub(crate) charge: Charge,
     pub(crate) headers: EnvoyHeaders,
+    /// The longest window of a limit that comes with a request: the store keeps its counter for so long.
+    pub(crate) max_window: Duration,
+    /// Whether several files may define descriptors of one domain.
+    merge_domains: bool,
+    /// Whether no request is denied: only the statuses of its descriptors say that it would be.
+    pub(crate) shadow_mode: bool,
+}
+
+impl Default for EnvoySettings {
+    fn default() -> Self {
+        Self {
+            charge: Charge::default(),
+            headers: EnvoyHeaders::default(),
+            // The longest unit of the protocol is a year.
+            max_window: Duration::from_secs(366 * 86_400),
+            merge_domains: false,
+            shadow_mode: false,
+        }
+    }
 }
 
 /// What a denied request charges.
@@ -72,15 +97,55 @@ pub(crate) enum EnvoyHeaders {
 #[serde(deny_unknown_fields)]
 pub(super) struct EnvoyTable {
     pub(super) config: Option<PathBuf>,
-    #[serde(default)]
-    charge: Charge,
-    #[serde(default)]
-    headers: EnvoyHeaders,
+    charge: Option<Charge>,
+    headers: Option<EnvoyHeaders>,
+    max_window: Option<Spanned<Window>>,
+    merge_domains: Option<bool>,
+    shadow_mode: Option<bool>,
 }
 
 impl EnvoyTable {
-    pub(super) fn settings(&self) -> EnvoySettings {
-        EnvoySettings { charge: self.charge, headers: self.headers }
+    /// Returns the settings.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a value is out of range: the place in the text, and the reason.
+    pub(super) fn settings(&self) -> Result<EnvoySettings, (usize, String)> {
+        let default = EnvoySettings::default();
+        let max_window = match &self.max_window {
+            None => default.max_window,
+            Some(given) => {
+                let at = given.span().start;
+                let Window(window) = given.get_ref();
+                if window.is_zero() || *window > LONGEST_TIME {
+                    let (given, most) = (DurationText(*window), DurationText(LONGEST_TIME));
+                    return Err((
+                        at,
+                        format!("max_window must be above 0 and at most {most} (got {given})"),
+                    ));
+                }
+                *window
+            }
+        };
+        Ok(EnvoySettings {
+            charge: self.charge.unwrap_or_default(),
+            headers: self.headers.unwrap_or_default(),
+            max_window,
+            merge_domains: self.merge_domains.unwrap_or_default(),
+            shadow_mode: self.shadow_mode.unwrap_or_default(),
+        })
+    }
+
+    /// Returns the settings that the table has, except for the path of the rules.
+    pub(super) fn set(&self) -> Vec<&'static str> {
+        let all = [
+            ("charge", self.charge.is_some()),
+            ("headers", self.headers.is_some()),
+            ("max_window", self.max_window.is_some()),
+            ("merge_domains", self.merge_domains.is_some()),
+            ("shadow_mode", self.shadow_mode.is_some()),
+        ];
+        all.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
     }
 }
 
@@ -112,7 +177,8 @@ impl EnvoyConfig {
             ));
         }
         for file in files {
-            let text = fs::read_to_string(&file).map_err(|error| cannot_read(&file, &error))?;
+            let text =
+                read_text(&file, MAX_CONFIG_BYTES).map_err(|error| cannot_read(&file, &error))?;
             config.add(&text, &file.display().to_string(), policies)?;
         }
         Ok(config)
@@ -139,7 +205,17 @@ impl EnvoyConfig {
             EnvoyHeaders::All => "all",
         };
         let plural = if domains == 1 { "" } else { "s" };
-        format!("{domains} domain{plural}, {charge}, headers {headers}")
+        let max_window = DurationText(self.settings.max_window);
+        let mut summary = format!(
+            "{domains} domain{plural}, {charge}, headers {headers}, max_window {max_window}"
+        );
+        if self.settings.merge_domains {
+            summary.push_str(", domains of several files are merged");
+        }
+        if self.settings.shadow_mode {
+            summary.push_str(", shadow_mode (no request is denied)");
+        }
+        summary
     }
 
     /// Returns the configuration of a text, and its policies.
@@ -172,10 +248,18 @@ pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use tallygate::Kind;
     use tallygate::tiers::Access;
 
+    use super::matching::{Domain, RuleMatch};
     use super::*;
+    use crate::turn::TimeSlice;
+
+    fn find<'a>(domain: &'a Domain, entries: &[(&str, &str)]) -> Option<RuleMatch<'a>> {
+        tallygate::block_on(domain.find(entries, &mut TimeSlice::default()))
+    }
 
     const RULES: &str = "
 domain: web
@@ -219,12 +303,66 @@ descriptors:
     value: c
     rate_limit: {unit: hour, requests_per_unit: 9}
   - key: allowed
+  - key: file
+    value: docs/a/latest
+    rate_limit: {unit: hour, requests_per_unit: 50}
+  - key: any
+    value: '*'
+    rate_limit: {unit: hour, requests_per_unit: 51}
+  - key: x-*
+    rate_limit: {unit: hour, requests_per_unit: 57}
+    descriptors:
+      - key: user
+        rate_limit: {unit: hour, requests_per_unit: 58}
+  - key: x-late
+    value: v*
+    rate_limit: {unit: hour, requests_per_unit: 59}
+  - key: x-late
+    value: exact
+    rate_limit: {unit: hour, requests_per_unit: 60}
+  - key: y-*
+    share_threshold: true
+    rate_limit: {unit: hour, requests_per_unit: 61}
+  - key: y-early
+    rate_limit: {unit: hour, requests_per_unit: 62}
+  - key: z-first
+    value: v*
+    rate_limit: {unit: hour, requests_per_unit: 63}
+  - key: z-*
+    value: v1
+    rate_limit: {unit: hour, requests_per_unit: 64}
+  - key: region
+    value: eu-*
+    share_threshold: true
+    descriptors:
+      - key: host
+        value: h*-*x
+        share_threshold: true
+        descriptors:
+          - key: user
+            rate_limit: {unit: hour, requests_per_unit: 52}
+      - key: host
+        value: each-*
+        rate_limit: {unit: hour, requests_per_unit: 53}
+      - key: host
+        value: one
+        rate_limit: {unit: hour, requests_per_unit: 54}
+  - key: region
+    value: us-*
+    descriptors:
+      - key: host
+        value: h*
+        share_threshold: true
+        rate_limit: {unit: hour, requests_per_unit: 55}
+      - key: region
+        value: us-*
+        rate_limit: {unit: hour, requests_per_unit: 56}
 ";
 
     /// The descriptor of a request, and the policy and the key of the rule that it matches.
     type Case = (&'static [(&'static str, &'static str)], Option<(&'static str, &'static str)>);
 
-    const CASES: [Case; 24] = [
+    const CASES: [Case; 48] = [
         // The exact value is first, whatever the order of the file.
         (&[("plan", "free")], Some(("envoy:web|plan=free", "all"))),
         // Patterns are tried in the order of the file; each value has its own key.
@@ -263,7 +401,7 @@ descriptors:
         ),
         (&[("plan", "friend"), ("path", "/only-here")], None),
         // Values that match a shared pattern have one key.
-        (&[("file", "docs/a/latest")], Some(("envoy:web|file=docs/*/latest", "all"))),
+        (&[("file", "docs/x/latest")], Some(("envoy:web|file=docs/*/latest", "all"))),
         (&[("file", "docs/b/c/latest")], Some(("envoy:web|file=docs/*/latest", "all"))),
         (&[("file", "docs/a")], None),
         (&[("file", "img/a")], Some(("envoy:web|file=img/*", "img/a"))),
@@ -273,6 +411,52 @@ descriptors:
         (&[("a", "b_c")], None),
         // A descriptor without a limit is not limited.
         (&[("allowed", "x")], None),
+        // The exact value is first, also after a pattern in the file.
+        (&[("file", "docs/a/latest")], Some(("envoy:web|file=docs/a/latest", "all"))),
+        // `*` matches every value, each with its own key.
+        (&[("any", "")], Some(("envoy:web|any=*", ""))),
+        (&[("any", "x")], Some(("envoy:web|any=*", "x"))),
+        // Shared patterns on several levels: only the other values are part of the key.
+        (
+            &[("region", "eu-1"), ("host", "h1-2x"), ("user", "u")],
+            Some(("envoy:web|region=eu-*|host=h*-*x|user", "u")),
+        ),
+        (
+            &[("region", "eu-2"), ("host", "h3-x"), ("user", "u")],
+            Some(("envoy:web|region=eu-*|host=h*-*x|user", "u")),
+        ),
+        (
+            &[("region", "eu-2"), ("host", "each-1")],
+            Some(("envoy:web|region=eu-*|host=each-*", "each-1")),
+        ),
+        (&[("region", "eu-2"), ("host", "one")], Some(("envoy:web|region=eu-*|host=one", "all"))),
+        // A pattern that is not shared keeps its value in the key of the levels below it.
+        (&[("region", "us-1"), ("host", "h1")], Some(("envoy:web|region=us-*|host=h*", "us-1"))),
+        (&[("region", "us-2"), ("host", "h9")], Some(("envoy:web|region=us-*|host=h*", "us-2"))),
+        // The same key on two levels.
+        (
+            &[("region", "us-1"), ("region", "us-2")],
+            Some(("envoy:web|region=us-*|region=us-*", "us-1|us-2")),
+        ),
+        // A prefix and a suffix of a pattern do not overlap.
+        (&[("region", "eu-1"), ("host", "h-"), ("user", "u")], None),
+        // A key with a `*` matches keys. Each key and value has its own counter.
+        (&[("x-a", "1")], Some(("envoy:web|x-*", "x-a|1"))),
+        (&[("x-", "")], Some(("envoy:web|x-*", "x-|"))),
+        (&[("x-a", "1"), ("user", "u")], Some(("envoy:web|x-*|user", "x-a|1|u"))),
+        (&[("ax-a", "1")], None),
+        // The exact value is first, then the patterns of keys and values in the order of the file, then the bare key.
+        (&[("x-late", "v")], Some(("envoy:web|x-*", "x-late|v"))),
+        (&[("x-late", "exact")], Some(("envoy:web|x-late=exact", "all"))),
+        (&[("y-early", "v")], Some(("envoy:web|y-*", "y-early"))),
+        (&[("z-first", "v1")], Some(("envoy:web|z-first=v*", "v1"))),
+        (&[("z-other", "v1")], Some(("envoy:web|z-*=v1", "z-other"))),
+        (&[("z-other", "v2")], None),
+        // With `share_threshold`, all values of a key share a counter.
+        (&[("y-a", "1")], Some(("envoy:web|y-*", "y-a"))),
+        // A level above the limit has none itself, and no other region matches.
+        (&[("region", "eu-1")], None),
+        (&[("region", "ap-1"), ("host", "one")], None),
     ];
 
     #[test]
@@ -280,7 +464,7 @@ descriptors:
         let (config, policies) = EnvoyConfig::parse(RULES).unwrap();
         let domain = config.domains.get("web").unwrap();
         for (entries, expected) in CASES {
-            let found = domain.find(entries);
+            let found = find(domain, entries);
             let found = found.map(|found| {
                 assert!(policies.contains_key(&found.rule.policy), "{}", found.rule.policy);
                 (found.rule.policy.to_string(), String::from_utf8(found.key).unwrap())
@@ -298,6 +482,9 @@ descriptors:
             ("unit: second, requests_per_unit: 3", Kind::FixedWindow, 3, 1, 3),
             ("unit: MINUTE, requests_per_unit: 3", Kind::FixedWindow, 3, 60, 3),
             ("unit: Hour, requests_per_unit: 3", Kind::FixedWindow, 3, 3_600, 3),
+            ("unit: WEEK, requests_per_unit: 0x10", Kind::FixedWindow, 16, 7 * day, 16),
+            ("unit: mOnTh, requests_per_unit: 1_000", Kind::FixedWindow, 1_000, 30 * day, 1_000),
+            ("unit: YEAR, requests_per_unit: 010", Kind::FixedWindow, 8, 365 * day, 8),
             ("unit: day, requests_per_unit: 3", Kind::FixedWindow, 3, day, 3),
             ("unit: week, requests_per_unit: 3", Kind::FixedWindow, 3, 7 * day, 3),
             ("unit: month, requests_per_unit: 3", Kind::FixedWindow, 3, 30 * day, 3),
@@ -360,6 +547,7 @@ descriptors:
         }
         for (fields, access) in [
             ("unlimited: true", Access::Unlimited),
+            ("unlimited: y, requests_per_unit: 5", Access::Unlimited),
             ("unit: day, requests_per_unit: 0", Access::Blocked),
         ] {
             let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{fields}}}}}]");
@@ -402,6 +590,17 @@ descriptors:
             &limit("      unit: day\n      requests_per_unit: -1\n"),
             "6:26: `requests_per_unit` must be a whole number from 0 to 4294967295 (got \"-1\")",
         );
+        for number in ["1.5", "1e3", "0x", "09", "0b2", "4294967296", "0x+1", "five"] {
+            let error = EnvoyConfig::parse(&limit(&format!(
+                "      unit: day\n      requests_per_unit: {number}\n"
+            )));
+            let error = error.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("must be a whole number"), "{error}");
+        }
+        says(
+            &limit("      unit: day\n      requests_per_unit: 1\n      algorithms: gcra\n"),
+            "7:7: unknown field `algorithms`; did you mean `algorithm`?",
+        );
         says(
             &limit(
                 "      unit: day\n      requests_per_unit: 1\n      burst: 2\n      algorithm: fixed_windw\n",
@@ -412,11 +611,28 @@ descriptors:
             &limit("      unlimited: true\n      unit: day\n"),
             "6:13: `unit` cannot be combined with `unlimited: true`; remove one of them",
         );
+        for value in ["", "    value: v\n"] {
+            let line = 4 + value.lines().count();
+            says(
+                &format!("domain: d\ndescriptors:\n  - key: k\n{value}    share_threshold: true\n"),
+                &format!(
+                    "{line}:22: `share_threshold` needs a `value` that contains `*`; add a `*`, or remove `share_threshold`"
+                ),
+            );
+        }
+        says(
+            &limit("      unlimited: true\n      algorithm: gcraa\n"),
+            "6:18: unknown algorithm \"gcraa\"; did you mean `gcra`?",
+        );
         says(
             &limit(
                 "      unit: day\n      requests_per_unit: 1\n      name: a\n      replaces: [{name: a}]\n",
             ),
             "8:18: the limit \"a\" cannot replace itself",
+        );
+        says(
+            &limit("      unit: year\n      requests_per_unit: 1\n      unit_multiplier: 101\n"),
+            "7:24: unit_multiplier must be at most 100 with this unit (got 101): a window has at most 36500d",
         );
         says(
             &limit("      unit: day\n      requests_per_unit: 1\n      on_store_error: local\n"),
@@ -434,7 +650,8 @@ descriptors:
         says("domain: d\ndescriptors: 5\n", "2:14: `descriptors` must be a list, found a value");
         says(
             "domain: d\n---\ndomain: d\n",
-            "3:9: domain \"d\" is already defined in rules.yaml:1; put all its descriptors in one place",
+            "3:9: domain \"d\" is already defined in rules.yaml:1; put all its descriptors in one place, or set \
+             `merge_domains = true` in `[envoy]`",
         );
         says(
             "domain: [\n",
@@ -465,7 +682,45 @@ descriptors:
     }
 
     #[test]
-    fn what_envoyproxy_ratelimit_accepts_and_is_probably_not_meant_is_a_warning() {
+    fn several_files_may_define_one_domain_if_the_configuration_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let rule = |value: &str| {
+            format!(
+                "  - {{key: k, value: {value}, rate_limit: {{unit: day, requests_per_unit: 5}}}}\n"
+            )
+        };
+        let write = |name: &str, rules: &[&str]| {
+            let rules: String = rules.iter().map(|value| rule(value)).collect();
+            fs::write(folder.path().join(name), format!("domain: d\ndescriptors:\n{rules}"))
+                .unwrap();
+        };
+        let settings = EnvoySettings { merge_domains: true, ..EnvoySettings::default() };
+        let read = || {
+            let mut policies = Policies::new();
+            EnvoyConfig::read(folder.path(), settings, &mut policies)
+                .map(|config| (config, policies))
+        };
+        write("a.yaml", &["a*", "x"]);
+        write("b.yaml", &["ab*", "y"]);
+        let (config, policies) = read().unwrap();
+        assert_eq!((config.domains.len(), policies.len()), (1, 5));
+        let domain = config.domains.get("d").unwrap();
+        for (value, policy) in [("x", "k=x"), ("y", "k=y"), ("abc", "k=a*")] {
+            let found = find(domain, &[("k", value)]).unwrap();
+            assert_eq!(*found.rule.policy, *format!("envoy:d|{policy}"));
+        }
+        write("b.yaml", &["y", "x"]);
+        let mistake = read().map(|_| ()).unwrap_err().to_string();
+        let first = folder.path().join("a.yaml");
+        let expected = format!(
+            "b.yaml:4:5: duplicate descriptor d|k=x; its key and value are already on line 4 of {}; remove one of them",
+            first.display()
+        );
+        assert!(mistake.contains(&expected), "{mistake}");
+    }
+
+    #[test]
+    fn a_probable_mistake_that_envoyproxy_ratelimit_accepts_is_a_warning() {
         let warnings = |descriptor: &str| {
             let text = format!("domain: d\ndescriptors:\n  - {descriptor}\n");
             let (config, policies) = EnvoyConfig::parse(&text).unwrap();
@@ -486,8 +741,37 @@ descriptors:
                 "rules.yaml:3: `shadow_mode` has no effect on a descriptor without `rate_limit`",
             ),
             (
-                "{key: k, value: v, share_threshold: true}",
-                "rules.yaml:3: `share_threshold` has no effect without a `value` that contains `*`",
+                "{key: k, detailed_metric: true}",
+                "rules.yaml:3: `detailed_metric` has no effect on a descriptor without `rate_limit`",
+            ),
+            ("{key: k*, share_threshold: true}", ""),
+            // envoyproxy/ratelimit rejects only the units that it knows.
+            (
+                "{key: k, rate_limit: {unlimited: true, unit: fortnight}}",
+                "rules.yaml:3: `unit` has no effect with `unlimited: true`",
+            ),
+            ("{key: k, rate_limit: {unlimited: true, unit: ''}}", ""),
+            (
+                "{key: k, shadow_mode: true, rate_limit: {unlimited: true, burst: 5}}",
+                "rules.yaml:3: `burst` has no effect with `unlimited: true`\n\
+                 rules.yaml:3: `shadow_mode` has no effect with `unlimited: true`",
+            ),
+            (
+                "{key: k, rate_limit: {unit: day, requests_per_unit: 0, algorithm: gcra, on_store_error: allow}}",
+                "rules.yaml:3: `algorithm` has no effect with `requests_per_unit: 0`\n\
+                 rules.yaml:3: `on_store_error` has no effect with `requests_per_unit: 0`",
+            ),
+            (
+                "{key: k, rate_limit: {unit: day, requests_per_unit: 1, shadow_mode: true}}",
+                "rules.yaml:3: `shadow_mode` has no effect here, as in envoyproxy/ratelimit; it belongs to a descriptor",
+            ),
+            (
+                "{key: k, unlimited: true}",
+                "rules.yaml:3: `unlimited` has no effect here, as in envoyproxy/ratelimit; it belongs to `rate_limit`",
+            ),
+            (
+                "{key: k, metadata: {service: {name: any}}, rate_limit: {unlimited: true}}",
+                "rules.yaml:3: `metadata` has no effect: responses do not contain it",
             ),
         ] {
             assert_eq!(warnings(descriptor).0, expected, "{descriptor}");
@@ -519,6 +803,15 @@ descriptors:
     descriptors:
       - key: ip
         rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /a/*
+        share_threshold: true
+        value_to_metric: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /b/*
+        value_to_metric: true
+        rate_limit: {unit: day, requests_per_unit: 1}
   - key: user
     detailed_metric: true
     rate_limit: {unit: day, requests_per_unit: 1}
@@ -527,9 +820,121 @@ descriptors:
 ";
         let (config, _) = EnvoyConfig::parse(text).unwrap();
         let domain = config.domains.get("d").unwrap();
-        let metric = |entries: &[(&str, &str)]| domain.find(entries).unwrap().metric;
+        let metric = |entries: &[(&str, &str)]| find(domain, entries).unwrap().metric;
         assert_eq!(metric(&[("plan", "gold"), ("ip", "::1")]).unwrap(), "envoy:d|plan=gold|ip");
+        assert_eq!(
+            metric(&[("plan", "gold"), ("path", "/a/1")]).unwrap(),
+            "envoy:d|plan=gold|path=/a/*"
+        );
+        assert_eq!(metric(&[("plan", "x"), ("path", "/b/1")]).unwrap(), "envoy:d|plan=x|path=/b/1");
         assert_eq!(metric(&[("user", "alice")]).unwrap(), "envoy:d|user=alice");
         assert_eq!(metric(&[("plain", "x")]), None);
+    }
+
+    /// Each rule of a level has requests whose texts look like the other rules.
+    const METRICS: &str = "
+domain: a|b
+descriptors:
+  - key: plan
+    value_to_metric: true
+    descriptors: &leaves
+      - key: path
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /b
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /b/*
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /c/*
+        value_to_metric: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /d/*
+        share_threshold: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: path
+        value: /e/*
+        detailed_metric: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: pat*
+        value: /f
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: pa*
+        value: /g/*
+        detailed_metric: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+      - key: p*
+        share_threshold: true
+        rate_limit: {unit: day, requests_per_unit: 1}
+  - key: plan
+    value: g*
+    descriptors: *leaves
+  - key: plan
+    value: h*
+    value_to_metric: true
+    descriptors: *leaves
+  - key: plan
+    value: i*
+    share_threshold: true
+    value_to_metric: true
+    descriptors: *leaves
+  - key: plan
+    value: gold
+    value_to_metric: true
+    descriptors: *leaves
+  - key: pl*
+    value_to_metric: true
+    descriptors: *leaves
+  - key: b
+    detailed_metric: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+---
+domain: a|c
+descriptors:
+  - key: b
+    detailed_metric: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+---
+domain: a
+descriptors:
+  - key: b|b
+    detailed_metric: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+";
+
+    #[test]
+    fn different_rules_have_different_names_in_the_metrics() {
+        let (config, _) = EnvoyConfig::parse(METRICS).unwrap();
+        let plans = ["", "x", "g*", "h*", "i*", "gold", "green", "hot", "p|path=/b", "g", "pl*"];
+        let paths = [
+            "", "/b", "/b/*", "/b/1", "/c/*", "/c/1", "/d/*", "/d/1", "/e/*", "/f", "/g/*", "/g/1",
+            "/h",
+        ];
+        let mut rules_by_name: BTreeMap<String, BTreeSet<Arc<str>>> = BTreeMap::new();
+        let mut add = |domain: &str, entries: &[(&str, &str)]| {
+            let found = find(config.domains.get(domain).unwrap(), entries);
+            if let Some((name, rule)) = found.and_then(|found| Some((found.metric?, found.rule))) {
+                rules_by_name.entry(name).or_default().insert(rule.policy.clone());
+            }
+        };
+        for (plan_key, path_key) in
+            [("plan", "path"), ("pl*", "p*"), ("plx", "pat*"), ("plan", "pa*"), ("plan", "pb")]
+        {
+            for plan in plans {
+                for path in paths {
+                    add("a|b", &[(plan_key, plan), (path_key, path)]);
+                }
+            }
+        }
+        for domain in ["a|b", "a|c"] {
+            add(domain, &[("b", "x")]);
+        }
+        add("a", &[("b|b", "x")]);
+        assert!(rules_by_name.len() > 100, "{rules_by_name:#?}");
+        for (name, rules) in rules_by_name {
+            assert_eq!(rules.len(), 1, "{name}: {rules:?}");
+        }
     }
 }

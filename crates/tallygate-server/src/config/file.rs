@@ -61,7 +61,7 @@ struct Listen {
     grpc: Option<ListenAddress>,
     /// The host names by which browsers may call the server, beside addresses and names that are not public.
     #[serde(default)]
-    names: Vec<String>,
+    names: Vec<HostName>,
 }
 
 /// The address of a listener.
@@ -70,9 +70,39 @@ struct ListenAddress(String);
 
 impl<'de> Deserialize<'de> for ListenAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = ListenAddress;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(EXPECTED_ADDRESS)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ListenAddress, E> {
+                check_listen_address(text).map_err(E::custom)?;
+                Ok(ListenAddress(text.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// A public host name of the server, in lower case.
+#[derive(Debug)]
+struct HostName(String);
+
+impl<'de> Deserialize<'de> for HostName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        check_listen_address(&text).map_err(de::Error::custom)?;
-        Ok(Self(text))
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        if !text.is_empty() && text.bytes().all(is_plain) {
+            return Ok(Self(text.to_ascii_lowercase()));
+        }
+        Err(de::Error::custom(format_args!(
+            "found {text:?}; expected a host name without scheme, port or path, such as \"gate.example.com\""
+        )))
     }
 }
 
@@ -101,13 +131,16 @@ impl<'de> Deserialize<'de> for Network {
     }
 }
 
+const EXPECTED_ADDRESS: &str =
+    "HOST:PORT, such as \"127.0.0.1:8080\" or \"0.0.0.0:8080\", or unix:/path";
+
 /// Checks that a text is `HOST:PORT` or `unix:/path`, as far as that can be seen without the network.
 pub(crate) fn check_listen_address(text: &str) -> Result<(), String> {
     let is_valid = match (text.strip_prefix("unix:"), text.rsplit_once(':')) {
         (Some(path), _) => !path.is_empty(),
         (None, Some((host, port))) => {
             let is_ipv6 = host.starts_with('[') && host.ends_with(']');
-            let is_host = !host.is_empty() && (is_ipv6 || !host.contains(':'));
+            let is_host = !host.is_empty() && (is_ipv6 || !host.contains([':', '*']));
             is_host && port.parse::<u16>().is_ok()
         }
         (None, None) => false,
@@ -115,9 +148,7 @@ pub(crate) fn check_listen_address(text: &str) -> Result<(), String> {
     if is_valid {
         return Ok(());
     }
-    Err(format!(
-        "found {text:?}; expected HOST:PORT, such as \"127.0.0.1:8080\" or \"0.0.0.0:8080\", or unix:/path"
-    ))
+    Err(format!("found {text:?}; expected {EXPECTED_ADDRESS}"))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -296,7 +327,7 @@ impl File {
         envoy: Option<&Path>,
     ) -> Result<Config, Mistake> {
         self.check_snapshot(text)?;
-        let tokens = match self.auth {
+        let tokens = match &self.auth {
             Some(auth) => auth.get_ref().read(folder).map_err(|reason| {
                 Mistake::at(text, auth.span().start, format!("auth: {reason}"))
             })?,
@@ -329,17 +360,23 @@ impl File {
             (None, None) => None,
         };
         let settings = self.envoy.settings();
+        let settings = settings.map_err(|(at, reason)| Mistake::at(text, at, reason))?;
+        let envoy_only = if path.is_none() { self.envoy.set() } else { Vec::new() };
+        let token_variables = self.auth.iter().flat_map(|auth| auth.get_ref().variables());
+        let token_variables = token_variables.map(str::to_owned).collect();
         let envoy = path.map(|path| EnvoyConfig::read(&path, settings, &mut all).map(Arc::new));
         Ok(Config {
             http: self.listen.http.map(|ListenAddress(address)| address),
             resp: self.listen.resp.map(|ListenAddress(address)| address),
             grpc: self.listen.grpc.map(|ListenAddress(address)| address),
             envoy: envoy.transpose()?,
+            envoy_only,
+            token_variables,
             store: self.store,
             snapshot: self.snapshot.map(|path| folder.join(path.into_inner())),
             snapshot_every: self.snapshot_every.map(|every| every.into_inner().0),
             sweep_every: self.sweep_every.map(|Window(every)| every),
-            names: self.listen.names.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            names: self.listen.names.into_iter().map(|HostName(name)| name).collect(),
             tokens: Arc::new(tokens),
             admin_on_loopback: self.admin.loopback,
             tls,

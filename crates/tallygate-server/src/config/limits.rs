@@ -54,7 +54,7 @@ pub(crate) struct Limits {
     /// Maximum time to receive the body of an HTTP request.
     #[serde(deserialize_with = "span")]
     pub(crate) body_timeout: Duration,
-    /// Maximum time for which a client may read nothing of its replies.
+    /// Maximum time for which a client may read none of its replies.
     #[serde(deserialize_with = "span")]
     pub(crate) write_timeout: Duration,
     /// Maximum idle time of a RESP connection; `None` is no limit, as with Redis.
@@ -64,7 +64,7 @@ pub(crate) struct Limits {
     #[serde(deserialize_with = "span")]
     pub(crate) max_hold: Duration,
     /// Maximum time until a key is fresh again, for limits that come with requests: the store may keep the key for so
-    /// long. Policies of the configuration may take longer.
+    /// long. Policies of the configuration may take longer. Limits in requests of Envoy have a bound of their own.
     #[serde(deserialize_with = "span")]
     pub(crate) max_time_to_fresh: Duration,
 }
@@ -91,8 +91,8 @@ const LONGEST_RESERVATION: Duration = Duration::from_secs(86_400);
 /// The longest `max_hold`: a shutdown waits for held replies.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
-/// 100 years.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(36_500 * 86_400);
+/// 100 years: the longest time that can be configured.
+pub(super) const LONGEST_TIME: Duration = Duration::from_secs(36_500 * 86_400);
 
 impl Default for Limits {
     fn default() -> Self {
@@ -156,14 +156,16 @@ impl Limits {
         }
         // A deadline must not overflow the clock.
         let given = &times[..if self.idle_timeout.is_some() { 7 } else { 6 }];
-        if let Some((name, _)) = given.iter().find(|(_, value)| *value > LONGEST_TIMEOUT) {
-            return Err(format!("{name} must be at most \"36500d\""));
-        }
-        if self.max_reservation_ttl > LONGEST_RESERVATION {
-            return Err("max_reservation_ttl must be at most \"24h\"".to_owned());
-        }
-        if self.max_hold > LONGEST_HOLD {
-            return Err("max_hold must be at most \"10s\"".to_owned());
+        let bounded = [
+            ("max_reservation_ttl", self.max_reservation_ttl, LONGEST_RESERVATION, "24h"),
+            ("max_hold", self.max_hold, LONGEST_HOLD, "10s"),
+        ];
+        let given = given.iter().map(|(name, time)| (*name, *time, LONGEST_TIME, "36500d"));
+        if let Some((name, time, _, longest)) =
+            given.chain(bounded).find(|(_, time, longest, _)| time > longest)
+        {
+            let time = DurationText(time);
+            return Err(format!("{name} must be at most \"{longest}\" (got \"{time}\")"));
         }
         let (held, body) = (self.max_buffer_bytes, self.max_body_bytes);
         if held / SHARE_OF_AN_ADDRESS < body {

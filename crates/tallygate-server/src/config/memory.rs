@@ -6,19 +6,19 @@ use tallygate::Kind;
 use tallygate::tiers::Access;
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
-use crate::background::BACKTESTS_AT_A_TIME;
+use crate::background::{BACKTESTS_AT_A_TIME, SCENARIOS_AT_A_TIME};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// The server itself, simulations, logs and metrics.
+/// The server itself, logs and metrics.
 const ITSELF: u64 = 64 * MIB;
 /// A key whose state is stored in the table.
 const KEY: u64 = 128;
 /// The additional memory of a key with several limits or tiers, and per limit of each tier.
 const SEVERAL: u64 = KIB;
 const EACH_OF_SEVERAL: u64 = 128;
-/// The additional memory of a key whose requests bring limits of their own: the states of eight limits, and the limits.
+/// The additional memory of a key whose requests contain their own limits: the states of eight limits, and the limits.
 const REQUEST_LIMITS: u64 = 8 * KIB;
 /// A unit of the limit of a sliding window log: an entry of 16 bytes, another for debt, and as much while the log grows.
 const LOG_ENTRY: u64 = 64;
@@ -26,6 +26,10 @@ const LOG_ENTRY: u64 = 64;
 const ONE_KEY_POLICY: u64 = 64 * KIB;
 /// The buffers of a connection, besides the head of a request.
 const CONNECTION: u64 = 64 * KIB;
+/// The buffers of TLS of a connection.
+const TLS: u64 = 64 * KIB;
+/// A simulation that runs, without its reply.
+const SIMULATION: u64 = 48 * MIB;
 /// An override with the longest key, and its copy while the overrides are changed.
 const OVERRIDE: u64 = 10 * KIB;
 /// A settled reservation while it is remembered, in trees whose nodes may be half empty.
@@ -48,8 +52,10 @@ impl Config {
             ITSELF,
             max_keys.saturating_mul(key_bytes),
             single.fold(0, u64::saturating_add),
+            SIMULATION.saturating_mul(bytes(SCENARIOS_AT_A_TIME)),
             bytes(limits.max_connections)
                 .saturating_mul(u64::from(limits.max_head_bytes) + CONNECTION),
+            if self.tls.is_any() { bytes(limits.max_connections).saturating_mul(TLS) } else { 0 },
             bytes(threads())
                 .saturating_mul(u64::from(limits.max_streams))
                 .saturating_mul(bytes(DECODED_HEAD))

@@ -32,8 +32,9 @@ impl Mistake {
         let span = error.span().unwrap_or(0..0);
         let message = match error.message() {
             "duplicate key" => duplicate(text, span.clone()),
-            message => table_of_outside_field(message)
-                .unwrap_or_else(|| in_plain_words(message, "a table")),
+            message => {
+                place_of_field(message).unwrap_or_else(|| in_plain_words(message, "a table"))
+            }
         };
         Self::at(text, span.start, message)
     }
@@ -120,11 +121,19 @@ const SYNTAX: [(&str, &str); 13] = [
     ("EOF while parsing a string", "the JSON ends too early: a closing `\"` is missing"),
 ];
 
-/// Names the table of an unknown field that is outside of all tables.
-fn table_of_outside_field(message: &str) -> Option<String> {
+/// Names the place of a field that is outside of its table, or in a table although it belongs outside of all tables.
+fn place_of_field(message: &str) -> Option<String> {
     let (unknown, known) = message.strip_prefix("unknown field `")?.split_once("`, expected")?;
+    let is_outside = known.ends_with("`policies`");
     let table = match unknown {
-        _ if !known.ends_with("`policies`") => return None,
+        "store" | "snapshot" | "snapshot_every" | "sweep_every" | "trusted_proxies"
+            if !is_outside =>
+        {
+            return Some(format!(
+                "`{unknown}` belongs at the top of the file, above the first [table]"
+            ));
+        }
+        _ if !is_outside => return None,
         "http" | "resp" | "grpc" | "names" => "[listen]",
         "algorithm" | "limit" | "window" | "burst" | "tiers" | "overrides" => "[policies.NAME]",
         "certificate" | "client_ca" => "[tls]",

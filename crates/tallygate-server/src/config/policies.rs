@@ -3,6 +3,7 @@
 use tallygate::policy::{Anchor, Instance, LimitBuilder, Penalty};
 use tallygate::tiers::Access;
 use tallygate::{Kind, Policy, PolicyError, Tiers};
+use tallygate_lab::duration::DurationText;
 use tallygate_lab::limit_syntax::in_durations;
 use tallygate_redis::{Leases, OnFailure};
 
@@ -44,7 +45,10 @@ pub(super) fn make(name: &str, table: PolicyTable) -> Result<PolicyConfig, Strin
             ));
         }
         Some(life) if !Leases::LIVES.contains(&life.0) => {
-            return Err(format!("{place}: `lease` must be from \"1ms\" to \"1m\""));
+            let life = DurationText(life.0);
+            return Err(format!(
+                "{place}: `lease` must be from \"1ms\" to \"1m\" (got \"{life}\")"
+            ));
         }
         Some(life) => Some(life.0),
     };

@@ -9,7 +9,11 @@ use tallygate_redis::{OnFailure, Redis};
 use super::{Config, PolicyConfig};
 
 /// Writes the settings in effect, one per line.
-pub(crate) fn write_summary(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
+pub(crate) fn write_summary(
+    config: &Config,
+    max_keys: usize,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     writeln!(out, "http {}", config.http_address())?;
     writeln!(out, "resp {}", config.resp_address())?;
     if let Some(grpc) = &config.grpc {
@@ -29,6 +33,7 @@ pub(crate) fn write_summary(config: &Config, out: &mut impl Write) -> anyhow::Re
         }
     }
     if config.store.is_none() {
+        writeln!(out, "max_keys {max_keys}")?;
         let every = config.sweep_interval().map(|every| DurationText(every).to_string());
         writeln!(out, "sweep_every {}", every.as_deref().unwrap_or("never"))?;
     }
@@ -148,7 +153,7 @@ impl PolicyConfig {
 }
 
 impl Config {
-    /// Returns what the configuration says in vain, in sentences for `check-config` and for the log.
+    /// Returns warnings about settings that have no effect, for `check-config` and for the log.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.policies.is_empty() {
@@ -167,13 +172,21 @@ impl Config {
                     .to_owned(),
             );
         }
+        if !self.envoy_only.is_empty() {
+            let settings = self.envoy_only.join(" and ");
+            let have = if self.envoy_only.len() == 1 { "has" } else { "have" };
+            warnings.push(format!(
+                "{settings} in [envoy] {have} no effect, because no rules for Envoy are configured; add config = \"PATH\""
+            ));
+        }
         warnings.extend(self.envoy.iter().flat_map(|envoy| envoy.warnings.iter().cloned()));
         for (name, policy) in &self.policies {
             warnings.extend(policy.unaffordable(name));
             if self.store.is_none() && !policy.redis_only.is_empty() {
                 let settings = policy.redis_only.join(", ");
+                let have = if policy.redis_only.len() == 1 { "has" } else { "have" };
                 warnings.push(format!(
-                    "policy {name:?}: {settings} has no effect, because the store is in memory"
+                    "policy {name:?}: {settings} {have} no effect, because the store is in memory"
                 ));
             }
             let is_local = matches!(policy.on_failure, OnFailure::Local { .. });

@@ -10,6 +10,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use serde::Deserialize;
 
+use super::regular_file::{MAX_SECRET_BYTES, read};
+
 /// The table `[tls]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,6 +44,13 @@ pub(crate) struct Tls {
 const HTTP_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The protocol of gRPC.
 const GRPC_PROTOCOL: &[u8] = b"h2";
+
+impl Tls {
+    /// Returns whether any listener uses TLS.
+    pub(crate) const fn is_any(&self) -> bool {
+        self.http.is_some() || self.resp.is_some() || self.grpc.is_some()
+    }
+}
 
 impl Surface {
     fn all() -> Vec<Self> {
@@ -82,7 +91,9 @@ impl TlsTable {
     fn server(&self, folder: &Path) -> Result<ServerConfig, String> {
         let Self { certificate, key, client_ca, .. } = self;
         let chain = certificates(folder, certificate)?;
-        let private = PrivateKeyDer::from_pem_file(folder.join(key))
+        let private = read(&folder.join(key), MAX_SECRET_BYTES).map_err(pem::Error::Io);
+        let private = private
+            .and_then(|text| PrivateKeyDer::from_pem_slice(&text))
             .map_err(|error| unreadable(key, "private key", &error))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let server = ServerConfig::builder_with_provider(provider.clone())
@@ -119,7 +130,8 @@ impl TlsTable {
 }
 
 fn certificates(folder: &Path, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_file_iter(folder.join(path)).and_then(Iterator::collect);
+    let text = read(&folder.join(path), MAX_SECRET_BYTES).map_err(pem::Error::Io);
+    let found = text.and_then(|text| CertificateDer::pem_slice_iter(&text).collect());
     let found: Vec<_> = found.map_err(|error| unreadable(path, "certificate", &error))?;
     if found.is_empty() {
         return Err(unreadable(path, "certificate", &pem::Error::NoItemsFound));

@@ -13,6 +13,8 @@ use serde::de::{self, Deserializer};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
+use super::regular_file::{MAX_SECRET_BYTES, read_text};
+
 /// The valid tokens.
 #[derive(Default)]
 pub(crate) struct Tokens {
@@ -161,12 +163,20 @@ impl AuthTable {
             TokenSource::Variable(_) => None,
         })
     }
+
+    /// Returns the environment variables that the table names.
+    pub(super) fn variables(&self) -> impl Iterator<Item = &str> {
+        self.check.iter().chain(&self.admin).flatten().filter_map(|source| match source {
+            TokenSource::File(_) => None,
+            TokenSource::Variable(name) => Some(&**name),
+        })
+    }
 }
 
 impl TokenSource {
     fn read_into(&self, folder: &Path, digests: &mut Vec<Digest>) -> Result<(), String> {
         let text = match self {
-            Self::File(path) => std::fs::read_to_string(folder.join(path))
+            Self::File(path) => read_text(&folder.join(path), MAX_SECRET_BYTES)
                 .map_err(|error| format!("cannot read {self}: {error}"))?,
             // Not the error itself, which would show a value that is not valid UTF-8.
             Self::Variable(name) => std::env::var(name).map_err(|error| {
@@ -310,7 +320,7 @@ mod tests {
         assert_eq!(open.authorize(Role::Admin, none, || true), Ok(()));
         assert_eq!(open.authorize(Role::Admin, of(ONE), || false), Err(AccessDenied::AdminClosed));
         let guarded = tokens(&[ONE], &[OTHER]);
-        for (role, token, admitted) in [
+        for (role, token, allowed) in [
             (Role::Check, ONE, Ok(())),
             (Role::Check, OTHER, Ok(())),
             (Role::Check, "wrong", Err(AccessDenied::NoToken)),
@@ -319,7 +329,7 @@ mod tests {
             (Role::Admin, "wrong", Err(AccessDenied::NoToken)),
         ] {
             // With tokens, the origin of the connection does not matter.
-            assert_eq!(guarded.authorize(role, of(token), || true), admitted, "{role:?} {token}");
+            assert_eq!(guarded.authorize(role, of(token), || true), allowed, "{role:?} {token}");
         }
         assert_eq!(guarded.authorize(Role::Check, none, || true), Err(AccessDenied::NoToken));
         assert_eq!(guarded.authorize(Role::Admin, none, || true), Err(AccessDenied::NoToken));

@@ -1,30 +1,32 @@
 //! Decides a request: finds the rule of each descriptor, and checks all of them together.
 //!
 //! By default, all descriptors are charged, or none is. With `charge = "always"`, each is charged by itself, as in
-//! envoyproxy/ratelimit. Limits in shadow or quota mode never deny. They are charged for allowed requests only, after
-//! the decision, so that a failure of theirs has no effect on it.
+//! envoyproxy/ratelimit. Limits in shadow or quota mode and refunds never deny. They are applied for allowed requests only
+//! (with `charge = "always"`, for all), after the decision, so that a failure of theirs has no effect on it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use prost_types::value::Kind;
+use prost_types::value::Kind as ValueKind;
 use prost_types::{Duration, ListValue, Struct, Value};
 use tallygate::algorithm::{Op, Timed};
+use tallygate::policy::Anchor;
 use tallygate::store::Store as _;
-use tallygate::tiers::{ClientRule, RuleSource as _};
-use tallygate::{Cost, Decision, Quota, Source, Ticks};
+use tallygate::tiers::{Access, ClientRule, RuleSource as _};
+use tallygate::{Cost, Decision, Kind, Limit, Quota, Source, Ticks};
 use tallygate_redis::JointAsk;
 
 use super::{
-    Code, CurrentLimit, Decided, DescriptorStatus, EnvoyError, RateLimitDescriptor,
-    RateLimitRequest, RateLimitResponse, TightestLimit, request_limit,
+    Code, CurrentLimit, Decided, DescriptorStatus, EnvoyError, RateLimitRequest, RateLimitResponse,
+    TightestLimit, request_limit,
 };
 use crate::config::{
-    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, Limits, MAX_ENTRIES, Unit,
-    override_key,
+    Charge, EnvoyConfig, EnvoyHeaders, EnvoyLimit, EnvoyMode, EnvoyRule, EnvoySettings, Limits,
+    MAX_ENTRIES, Unit, override_key,
 };
-use crate::gate::{Gate, GateError, Policies, ServedPolicy, is_unlimited};
+use crate::gate::{Gate, GateError, Policies, ServedPolicy};
+use crate::turn::TimeSlice;
 
 /// Decides a request.
 ///
@@ -33,36 +35,43 @@ use crate::gate::{Gate, GateError, Policies, ServedPolicy, is_unlimited};
 /// The request is malformed or too large, there are no rules, or the store is unavailable and a rule leaves the decision to
 /// Envoy.
 pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<Decided, EnvoyError> {
-    let limits = gate.limits();
-    check_size(request, &limits)?;
     let policies = gate.in_force();
+    check_size(request, &policies.limits)?;
     let Some(envoy) = policies.envoy.clone() else {
         return Err(EnvoyError::NotConfigured);
     };
-    let mut targets = targets(request, &envoy, &policies, &limits)?;
+    let mut targets = targets(request, &envoy, &policies).await?;
     apply_replaces(&mut targets);
-    decide_enforced(gate, &mut targets, envoy.settings.charge).await?;
+    let EnvoySettings { charge, headers: wanted_headers, shadow_mode, .. } = envoy.settings;
+    decide_enforced(gate, &mut targets, charge).await?;
     let is_over_limit = targets.iter().any(Target::is_over_limit);
-    let is_charged = !is_over_limit || envoy.settings.charge == Charge::Always;
-    decide_observed(&mut targets, is_charged).await;
+    decide_observed(gate, &mut targets, charge, is_over_limit).await;
     for target in &targets {
         target.count_details(gate);
     }
-    let wanted_headers = envoy.settings.headers;
-    let tightest = match wanted_headers {
+    let mut tightest = match wanted_headers {
         EnvoyHeaders::None => None,
         EnvoyHeaders::X | EnvoyHeaders::Draft | EnvoyHeaders::All => tightest(&targets),
     };
-    Ok(Decided { response: response(&targets, is_over_limit), wanted_headers, tightest })
+    if shadow_mode && let Some(tightest) = &mut tightest {
+        // The request is allowed, so the header fields must not say when to retry.
+        tightest.decision.allowed = true;
+    }
+    let response = response(&targets, is_over_limit && !shadow_mode);
+    Ok(Decided { response, wanted_headers, tightest })
 }
 
 fn check_size(request: &RateLimitRequest, limits: &Limits) -> Result<(), EnvoyError> {
     let (count, most) = (request.descriptors.len(), limits.max_all_items);
     if request.domain.is_empty() {
-        return Err(EnvoyError::Invalid("the domain is empty".to_owned()));
+        return Err(EnvoyError::Invalid(
+            "the domain is empty; send the name of a domain".to_owned(),
+        ));
     }
     if count == 0 {
-        return Err(EnvoyError::Invalid("the list of descriptors is empty".to_owned()));
+        return Err(EnvoyError::Invalid(
+            "the list of descriptors is empty; send at least one".to_owned(),
+        ));
     }
     if count > most {
         return Err(too_many_descriptors(most));
@@ -98,12 +107,14 @@ struct LimitedTarget {
     policy: Arc<ServedPolicy>,
     key: Vec<u8>,
     hits: Cost,
+    /// Whether the hits are returned instead of charged.
+    is_refund: bool,
     /// The configured rule, if one matches.
     rule: Option<Arc<EnvoyRule>>,
-    /// Whether the request brings its own limit.
+    /// Whether the request contains its own limit.
     has_request_limit: bool,
-    /// The rule of the key. It is read once, so that the response describes the rule that decided: a reload can change
-    /// the rules of the policy at any time.
+    /// The rule of the key. It is read once, so that the response describes the rule that decided: an override can be set
+    /// at any time.
     client_rule: ClientRule,
     limit: EnvoyLimit,
     mode: EnvoyMode,
@@ -133,7 +144,7 @@ impl Target {
 
     /// Returns whether it denies the request.
     fn is_over_limit(&self) -> bool {
-        self.limited().is_some_and(|target| target.mode == EnvoyMode::Enforced && target.exceeds())
+        self.limited().is_some_and(|target| target.can_deny() && target.exceeds())
     }
 
     fn count_details(&self, gate: &Gate) {
@@ -150,8 +161,12 @@ impl LimitedTarget {
         self.decided.map(|decided| decided.decision)
     }
 
+    fn can_deny(&self) -> bool {
+        self.mode == EnvoyMode::Enforced && !self.is_refund
+    }
+
     fn exceeds(&self) -> bool {
-        self.decision().is_some_and(|decision| !decision.allowed)
+        !self.is_refund && self.decision().is_some_and(|decision| !decision.allowed)
     }
 
     fn fails_without_store(&self) -> bool {
@@ -193,48 +208,95 @@ impl LimitedTarget {
         Ok(Timed { decision, at })
     }
 
+    /// Returns the time until the quota is full. A fixed window ends also if nothing of it was used.
+    fn until_reset(&self, Timed { decision, at }: Timed) -> Ticks {
+        let window = match self.client_rule.access(at) {
+            Access::Blocked => Some(self.limit.quota().window),
+            access => {
+                let numbers = access.limits().iter().map(Limit::numbers);
+                let starts_by_clock = numbers.filter(|numbers| {
+                    numbers.kind == Kind::FixedWindow && numbers.anchor == Anchor::Clock
+                });
+                starts_by_clock.map(|numbers| numbers.window).max()
+            }
+        };
+        match window {
+            Some(window)
+                if decision.reset_after == Ticks::ZERO && decision.source.is_answered() =>
+            {
+                let passed = i128::from(at.0).rem_euclid(window.0.into());
+                Ticks(window.0 - u64::try_from(passed).unwrap_or_default())
+            }
+            _ => decision.reset_after,
+        }
+    }
+
+    /// Charges the hits, also if they exceed the limit.
+    async fn charge_always(&self, gate: &Gate) -> Result<Timed, GateError> {
+        let decided = gate.check_parts(vec![self.part()?]).await?.parts.into_iter().next();
+        let Some(Timed { mut decision, at }) = decided.flatten() else {
+            return Err(GateError::Store("a single key was not decided".into()));
+        };
+        if !decision.allowed && decision.source.is_answered() && !self.is_blocked() {
+            let charged = self.apply(Op::Force(i128::from(self.hits))).await?.decision;
+            decision.remaining = charged.remaining;
+            decision.reset_after = charged.reset_after;
+        }
+        Ok(Timed { decision, at })
+    }
+
     /// Returns the numbers of the limit that decided, if one did: the configured limit, unless the key has an override
     /// or the rules have changed since the configuration was read.
-    fn deciding_limit(&self) -> Option<(u32, i32)> {
-        let EnvoyLimit { requests_per_unit, unit, .. } = self.limit;
+    fn deciding_limit(&self) -> Option<CurrentLimit> {
+        let EnvoyLimit { requests_per_unit, unit, unit_multiplier } = self.limit;
+        let unit = unit as i32;
+        let unit_multiplier = Some(unit_multiplier).filter(|multiplier| *multiplier != 1);
+        let configured =
+            CurrentLimit { requests_per_unit, unit, unit_multiplier, ..CurrentLimit::default() };
         let Some(decision) = self.decision().filter(|decision| decision.source.is_answered())
         else {
-            return Some((requests_per_unit, unit as i32));
+            return Some(configured);
         };
         match decision.quota {
-            Some(quota) if quota == self.limit.quota() => Some((requests_per_unit, unit as i32)),
-            Some(Quota { amount, window }) => {
-                let unit = Unit::of_window(window).map_or(UNKNOWN_UNIT, |unit| unit as i32);
-                Some((u32::try_from(amount).unwrap_or(u32::MAX), unit))
-            }
-            None if is_unlimited(&decision) => None,
-            None => Some((0, unit as i32)),
+            Some(quota) if quota == self.limit.quota() => Some(configured),
+            Some(Quota { amount, window }) => Some(CurrentLimit {
+                requests_per_unit: u32::try_from(amount).unwrap_or(u32::MAX),
+                unit: Unit::of_window(window).map_or(UNKNOWN_UNIT, |unit| unit as i32),
+                ..CurrentLimit::default()
+            }),
+            None if decision.is_unlimited() => None,
+            None => Some(CurrentLimit { requests_per_unit: 0, ..configured }),
         }
     }
 }
 
 /// Finds the limits of the descriptors.
-fn targets(
+async fn targets(
     request: &RateLimitRequest,
     envoy: &EnvoyConfig,
     policies: &Policies,
-    limits: &Limits,
 ) -> Result<Vec<Target>, EnvoyError> {
     let Some(domain) = envoy.domains.get(&request.domain) else {
         return Ok(request.descriptors.iter().map(|_| Target::Unmatched).collect());
     };
     let common_hits = Cost::from(request.hits_addend.max(1));
-    let find = |(index, descriptor): (usize, &RateLimitDescriptor)| {
+    let mut slice = TimeSlice::default();
+    let mut targets = Vec::with_capacity(request.descriptors.len());
+    for (index, descriptor) in request.descriptors.iter().enumerate() {
         let entries: Vec<(&str, &str)> =
             descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
-        let found = domain.find(&entries);
+        let found = domain.find(&entries, &mut slice).await;
         let hits = descriptor.hits_addend.unwrap_or(common_hits);
         let (policy, key, rule, metric) = match found {
             Some(found) if found.rule.is_unlimited && descriptor.limit.is_none() => {
-                return Ok(Target::Unlimited { rule: found.rule.clone() });
+                targets.push(Target::Unlimited { rule: found.rule.clone() });
+                continue;
             }
             Some(found) => (&found.rule.policy, found.key, Some(found.rule.clone()), found.metric),
-            None if descriptor.limit.is_none() => return Ok(Target::Unmatched),
+            None if descriptor.limit.is_none() => {
+                targets.push(Target::Unmatched);
+                continue;
+            }
             None => (&domain.override_policy, override_key(&entries), None, None),
         };
         let policy = policies.get(policy).cloned().ok_or_else(|| {
@@ -249,19 +311,23 @@ fn targets(
                     other => other,
                 };
                 let (limit, rule) =
-                    request_limit::rule(limit, limits.max_time_to_fresh).map_err(at)?;
+                    request_limit::rule(limit, envoy.settings.max_window).map_err(at)?;
                 (limit, rule, EnvoyMode::Enforced)
             }
             (None, Some(rule)) => {
                 let chosen = policy.limiter.rules().choose(&key);
                 (rule.limit, ClientRule::clone(&chosen), rule.mode)
             }
-            (None, None) => return Ok(Target::Unmatched),
+            (None, None) => {
+                targets.push(Target::Unmatched);
+                continue;
+            }
         };
-        Ok(Target::Limited(Box::new(LimitedTarget {
+        targets.push(Target::Limited(Box::new(LimitedTarget {
             policy,
             key,
             hits,
+            is_refund: descriptor.is_negative_hits,
             rule,
             has_request_limit: descriptor.limit.is_some(),
             client_rule,
@@ -269,12 +335,12 @@ fn targets(
             mode,
             metric,
             decided: None,
-        })))
-    };
-    request.descriptors.iter().enumerate().map(find).collect()
+        })));
+    }
+    Ok(targets)
 }
 
-/// Removes the limits that others of the same request replace.
+/// Removes the limits that others of the same request replace. A descriptor without a limit stays unlimited.
 fn apply_replaces(targets: &mut [Target]) {
     let replaced: HashSet<Box<str>> = targets
         .iter()
@@ -286,10 +352,25 @@ fn apply_replaces(targets: &mut [Target]) {
     }
     for target in targets {
         let name = target.rule().and_then(|rule| rule.name.as_deref());
-        if name.is_some_and(|name| replaced.contains(name)) {
+        if target.limited().is_some() && name.is_some_and(|name| replaced.contains(name)) {
             *target = Target::Unmatched;
         }
     }
+}
+
+/// Returns the limits that the store has to decide.
+///
+/// Nothing can be charged or returned under a limit that denies every request, so a look at it and a refund are answered
+/// here.
+fn undecided(targets: &mut [Target]) -> impl Iterator<Item = &mut LimitedTarget> {
+    targets.iter_mut().filter_map(|target| {
+        let Target::Limited(target) = target else { return None };
+        if target.is_blocked() && (target.hits == 0 || target.is_refund) {
+            let at = target.policy.limiter.now();
+            target.decided = Some(Timed { decision: NOTHING_LEFT, at });
+        }
+        target.decided.is_none().then_some(&mut **target)
+    })
 }
 
 /// Decides the limits that can deny.
@@ -298,19 +379,7 @@ async fn decide_enforced(
     targets: &mut [Target],
     charge: Charge,
 ) -> Result<(), EnvoyError> {
-    let mut enforced = Vec::with_capacity(targets.len());
-    for target in targets {
-        let Target::Limited(target) = target else { continue };
-        if target.mode != EnvoyMode::Enforced {
-            continue;
-        }
-        if target.is_blocked() && target.hits == 0 {
-            let at = target.policy.limiter.now();
-            target.decided = Some(Timed { decision: NOTHING_LEFT, at });
-            continue;
-        }
-        enforced.push(&mut **target);
-    }
+    let enforced: Vec<_> = undecided(targets).filter(|target| target.can_deny()).collect();
     let decisions = match charge {
         Charge::AllOrNothing => decide_together(gate, &enforced).await,
         Charge::Always => decide_each(gate, &enforced).await,
@@ -372,31 +441,17 @@ async fn decide_together(
 
 /// Charges each limit by itself, also if it is exceeded.
 async fn decide_each(gate: &Gate, targets: &[&mut LimitedTarget]) -> Result<Vec<Timed>, GateError> {
-    let each = targets.iter().map(async |target| {
-        let decided = gate.check_parts(vec![target.part()?]).await?.parts.into_iter().next();
-        let Some(Timed { mut decision, at }) = decided.flatten() else {
-            return Err(GateError::Store("a single key was not decided".into()));
-        };
-        if !decision.allowed && decision.source.is_answered() && !target.is_blocked() {
-            let charged = target.apply(Op::Force(i128::from(target.hits))).await?.decision;
-            decision.remaining = charged.remaining;
-            decision.reset_after = charged.reset_after;
-        }
-        Ok(Timed { decision, at })
-    });
-    join_all(each).await.into_iter().collect()
+    join_all(targets.iter().map(|target| target.charge_always(gate))).await.into_iter().collect()
 }
 
-/// Decides the limits in shadow and quota mode, after the others. Without an answer, they have no status.
-async fn decide_observed(targets: &mut [Target], is_charged: bool) {
-    let observed = targets.iter_mut().filter_map(|target| match target {
-        Target::Limited(target) if target.mode != EnvoyMode::Enforced => Some(&mut **target),
-        _ => None,
-    });
-    let each = observed.map(async |target| {
-        let decided = match is_charged {
-            true => target.apply(Op::Check(target.hits)).await,
-            false => target.look().await,
+/// Decides the limits in shadow and quota mode and the refunds, after the others. Without an answer, they have no status.
+async fn decide_observed(gate: &Gate, targets: &mut [Target], charge: Charge, is_over_limit: bool) {
+    let each = undecided(targets).map(async |target| {
+        let decided = match charge {
+            Charge::AllOrNothing if is_over_limit => target.look().await,
+            _ if target.is_refund => target.apply(Op::Force(-i128::from(target.hits))).await,
+            Charge::AllOrNothing => target.apply(Op::Check(target.hits)).await,
+            Charge::Always => target.charge_always(gate).await,
         };
         target.decided = decided.ok().filter(|decided| decided.decision.source.is_answered());
     });
@@ -422,13 +477,14 @@ fn response(targets: &[Target], is_over_limit: bool) -> RateLimitResponse {
 /// Returns the metadata of a response with descriptors in quota mode: the indexes of the descriptors that are over their limit.
 pub(super) fn quota_metadata(violations: &[usize]) -> Struct {
     let value = |kind| Value { kind: Some(kind) };
-    let index =
-        |index: &usize| value(Kind::NumberValue(u32::try_from(*index).unwrap_or(u32::MAX).into()));
+    let index = |index: &usize| {
+        value(ValueKind::NumberValue(u32::try_from(*index).unwrap_or(u32::MAX).into()))
+    };
     let mut fields =
-        BTreeMap::from([("quotaModeEnabled".to_owned(), value(Kind::BoolValue(true)))]);
+        BTreeMap::from([("quotaModeEnabled".to_owned(), value(ValueKind::BoolValue(true)))]);
     if !violations.is_empty() {
         let values = violations.iter().map(index).collect();
-        let list = value(Kind::ListValue(ListValue { values }));
+        let list = value(ValueKind::ListValue(ListValue { values }));
         fields.insert("quotaModeViolations".to_owned(), list);
     }
     Struct { fields }
@@ -443,33 +499,27 @@ fn status(target: &Target) -> DescriptorStatus {
     };
     let is_over_limit = target.is_over_limit();
     // Whole seconds, rounded up.
-    let reset = |decision: Decision| {
-        let seconds = decision.reset_after.0.div_ceil(Ticks::PER_SECOND);
+    let reset = |decided: Timed| {
+        let seconds = limited.until_reset(decided).0.div_ceil(Ticks::PER_SECOND);
         let seconds = if is_over_limit { seconds.max(1) } else { seconds };
         Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
     };
     let name = target.rule().and_then(|rule| rule.name.as_deref()).unwrap_or_default();
-    let current_limit = limited.deciding_limit().map(|(requests_per_unit, unit)| CurrentLimit {
-        requests_per_unit,
-        unit,
-        name: name.to_owned(),
-    });
+    let current_limit =
+        limited.deciding_limit().map(|limit| CurrentLimit { name: name.to_owned(), ..limit });
     let remaining = limited.decision().map_or(0, |decision| decision.remaining);
     DescriptorStatus {
         code: Code::of(is_over_limit).into(),
         current_limit,
         limit_remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
-        duration_until_reset: limited.decision().map(reset),
+        duration_until_reset: limited.decided.map(reset),
     }
 }
 
 /// Returns the limit that header fields are about: the first that denied the request, or the one with the least
 /// remaining.
 fn tightest(targets: &[Target]) -> Option<TightestLimit> {
-    let enforced = targets
-        .iter()
-        .filter_map(Target::limited)
-        .filter(|target| target.mode == EnvoyMode::Enforced);
+    let enforced = targets.iter().filter_map(Target::limited).filter(|target| target.can_deny());
     let decided = enforced.filter_map(|target| Some((target, target.decided?)));
     let (target, Timed { decision, at }) =
         decided.min_by_key(|(_, Timed { decision, .. })| (decision.allowed, decision.remaining))?;
@@ -481,13 +531,12 @@ fn tightest(targets: &[Target]) -> Option<TightestLimit> {
 mod tests {
     use std::path::Path;
 
+    use tallygate::Policy;
     use tallygate::store::Capacity;
-    use tallygate::tiers::Access;
-    use tallygate::{Limit, Policy};
     use tallygate_redis::Stores;
 
     use super::super::RateLimitOverride;
-    use super::super::messages::Entry;
+    use super::super::messages::{Entry, RateLimitDescriptor};
     use super::*;
     use crate::config::Config;
     use crate::gate::RestoredStores;
@@ -517,6 +566,10 @@ descriptors:
     value: a*
     share_threshold: true
     rate_limit: {unit: year, requests_per_unit: 2}
+  - key: half-year
+    rate_limit: {unit: month, unit_multiplier: 6, requests_per_unit: 4}
+  - key: free-by-name
+    rate_limit: {unlimited: true, name: three}
 ";
 
     fn config(rules: &str, settings: &str) -> Config {
@@ -586,6 +639,129 @@ descriptors:
         assert_eq!(shown(&ask(&gate, &other, 1)), [(true, 0)]);
     }
 
+    /// Envoy looks when a request begins, and charges what it cost when it ends (`apply_on_stream_done`).
+    #[test]
+    fn with_charge_always_a_look_is_over_the_limit_once_more_was_charged_than_the_limit() {
+        let gate = gate("charge = \"always\"");
+        for key in ["five", "quota"] {
+            let hits =
+                |hits| [RateLimitDescriptor { hits_addend: Some(hits), ..descriptor(key, "x") }];
+            let is_over = |hits_addend| {
+                let response = ask(&gate, &hits(hits_addend), 0);
+                match response.dynamic_metadata {
+                    Some(metadata) => metadata.fields.contains_key("quotaModeViolations"),
+                    None => response.is_over_limit(),
+                }
+            };
+            let limit = if key == "five" { 5 } else { 1 };
+            assert!(!is_over(0));
+            assert!(!is_over(limit));
+            assert!(!is_over(0), "{key}: the limit is reached and not exceeded");
+            assert!(is_over(1));
+            assert!(is_over(0), "{key}: the limit is exceeded");
+        }
+        // One charge of more than the limit counts as well.
+        let hits =
+            |hits| [RateLimitDescriptor { hits_addend: Some(hits), ..descriptor("five", "y") }];
+        assert_eq!(shown(&ask(&gate, &hits(1_000_000), 0)), [(true, 0)]);
+        assert_eq!(shown(&ask(&gate, &hits(0), 0)), [(true, 0)]);
+    }
+
+    #[test]
+    fn negative_hits_return_units_and_never_more_than_were_used() {
+        for settings in ["", "charge = \"always\""] {
+            let gate = gate(settings);
+            let back = |key, hits_addend| RateLimitDescriptor {
+                hits_addend,
+                is_negative_hits: true,
+                ..descriptor(key, "x")
+            };
+            assert_eq!(shown(&ask(&gate, &[descriptor("five", "x")], 5)), [(false, 0)]);
+            assert_eq!(shown(&ask(&gate, &[back("five", Some(2))], 0)), [(false, 2)]);
+            assert_eq!(
+                shown(&ask(&gate, &[back("five", None)], 0)),
+                [(false, 3)],
+                "one by default"
+            );
+            assert_eq!(shown(&ask(&gate, &[back("five", Some(0))], 0)), [(false, 3)]);
+            let most = Some(u64::MAX);
+            assert_eq!(shown(&ask(&gate, &[back("five", most)], 0)), [(false, 5)]);
+            assert_eq!(
+                shown(&ask(&gate, &[back("none", most), back("free", most)], 0)),
+                [(false, 0), (false, u32::MAX)]
+            );
+            // Together with a charge of another limit.
+            assert_eq!(shown(&ask(&gate, &[descriptor("five", "x")], 4)), [(false, 1)]);
+            let both = [descriptor("three", "x"), back("five", None)];
+            assert_eq!(shown(&ask(&gate, &both, 3)), [(false, 0), (false, 4)]);
+            let denied = shown(&ask(&gate, &both, 1));
+            let returned = if settings.is_empty() { 4 } else { 5 };
+            assert_eq!(denied, [(true, 0), (false, returned)], "{settings}");
+        }
+    }
+
+    #[test]
+    fn a_status_has_the_number_of_units_of_its_window() {
+        let gate = gate("");
+        let current = |descriptor: RateLimitDescriptor| {
+            let limit = ask(&gate, &[descriptor], 0).statuses[0].current_limit.clone().unwrap();
+            (limit.requests_per_unit, limit.unit, limit.unit_multiplier)
+        };
+        assert_eq!(current(descriptor("half-year", "x")), (4, Unit::Month as i32, Some(6)));
+        assert_eq!(current(descriptor("five", "x")), (5, Unit::Year as i32, None));
+        let of_request = |unit_multiplier| RateLimitDescriptor {
+            limit: Some(RateLimitOverride {
+                requests_per_unit: 2,
+                unit: Unit::Day as i32,
+                unit_multiplier,
+            }),
+            ..descriptor("other", "x")
+        };
+        assert_eq!(current(of_request(Some(7))), (2, Unit::Day as i32, Some(7)));
+        assert_eq!(current(of_request(Some(1))), (2, Unit::Day as i32, None));
+        let response = ask(&gate, &[of_request(Some(7))], 0);
+        let reset = response.statuses[0].duration_until_reset.unwrap().seconds;
+        assert!((1..=7 * 86_400).contains(&reset), "{reset}");
+    }
+
+    #[test]
+    fn a_window_ends_at_the_same_time_whether_or_not_it_was_used() {
+        let gate = gate("");
+        let reset = |key, hits| {
+            let descriptor =
+                RateLimitDescriptor { hits_addend: Some(hits), ..descriptor(key, "x") };
+            let status = ask(&gate, &[descriptor], 0).statuses[0].clone();
+            status.duration_until_reset.unwrap().seconds
+        };
+        let used = reset("three", 1);
+        let year = 365 * 86_400;
+        assert!((1..=year).contains(&used), "{used}");
+        for (key, hits) in [("five", 0), ("five", 6), ("none", 0), ("none", 1), ("quota", 0)] {
+            assert!((used - reset(key, hits)).abs() <= 1, "{key} {hits}");
+        }
+    }
+
+    #[test]
+    fn hits_above_the_limit_are_denied_and_charge_nothing() {
+        let gate = gate("");
+        let hits = |hits_addend| RateLimitDescriptor { hits_addend, ..descriptor("five", "x") };
+        assert_eq!(shown(&ask(&gate, &[hits(None)], 6)), [(true, 5)]);
+        assert_eq!(shown(&ask(&gate, &[hits(None)], u32::MAX)), [(true, 5)]);
+        assert_eq!(shown(&ask(&gate, &[hits(Some(u64::MAX))], 0)), [(true, 5)]);
+        assert_eq!(shown(&ask(&gate, &[hits(None)], 5)), [(false, 0)]);
+    }
+
+    /// All descriptors of a request share a counter if they have the same rule and values.
+    #[test]
+    fn a_descriptor_that_is_there_twice_is_charged_twice() {
+        let gate = gate("");
+        let twice = [descriptor("five", "x"), descriptor("five", "x")];
+        let first = ask(&gate, &twice, 2);
+        assert!(!first.is_over_limit());
+        assert_eq!(shown(&ask(&gate, &twice[..1], 1)), [(false, 0)]);
+        assert!(ask(&gate, &twice, 1).is_over_limit());
+    }
+
     #[test]
     fn hits_come_from_the_descriptor_then_from_the_request_then_they_are_one() {
         let gate = gate("");
@@ -638,6 +814,21 @@ descriptors:
     }
 
     #[test]
+    fn the_shadow_mode_of_the_service_denies_nothing_and_shows_what_it_would_deny() {
+        let gate = gate("shadow_mode = true\nheaders = \"all\"");
+        let both = [descriptor("shadow", "x"), descriptor("three", "x")];
+        for left in [2, 1, 0] {
+            assert_eq!(shown(&ask(&gate, &both[1..], 0)), [(false, left)]);
+        }
+        let request =
+            RateLimitRequest { domain: "d".into(), descriptors: both.to_vec(), hits_addend: 0 };
+        let decided = tallygate::block_on(decide(&gate, &request)).unwrap();
+        assert!(!decided.response.is_over_limit());
+        assert_eq!(shown(&decided.response), [(false, 1), (true, 0)]);
+        assert!(decided.tightest.unwrap().decision.allowed);
+    }
+
+    #[test]
     fn a_limit_that_another_replaces_is_neither_checked_nor_charged() {
         let gate = gate("");
         let both = [descriptor("three", "x"), descriptor("instead", "x")];
@@ -646,6 +837,9 @@ descriptors:
             assert_eq!(shown(&response), [(false, 0), (false, left)]);
             assert_eq!(response.statuses[0].current_limit, None);
         }
+        // A limit replaces others whatever the order, and not the lack of a limit.
+        let all = [both[1].clone(), descriptor("free-by-name", "x"), both[0].clone()];
+        assert_eq!(shown(&ask(&gate, &all, 0)), [(false, 3), (false, u32::MAX), (false, 0)]);
         let alone = ask(&gate, &both[..1], 0);
         assert_eq!(shown(&alone), [(false, 2)]);
         assert_eq!(alone.statuses[0].current_limit.as_ref().unwrap().name, "three");
@@ -663,7 +857,8 @@ descriptors:
     fn a_limit_of_the_request_applies_instead_of_the_configured_one() {
         let gate = gate("");
         let with = |key, requests_per_unit, unit| {
-            let limit = Some(RateLimitOverride { requests_per_unit, unit });
+            let unit_multiplier = None;
+            let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
             RateLimitDescriptor { limit, ..descriptor(key, "x") }
         };
         // Of a descriptor that matches no rule.
@@ -681,15 +876,29 @@ descriptors:
         // Together with another descriptor, all or nothing.
         let both = [with("three", 10, 4), descriptor("none", "x")];
         assert_eq!(shown(&ask(&gate, &both, 0)), [(false, 7), (true, 0)]);
-        // A limit without a known unit, or of a year, is an error.
-        for unit in [0, 6, 99] {
+        // Every unit of the protocol works, a month and a year as well.
+        let keys = ["s", "m", "h", "d", "month", "y", "w"];
+        for ((_, unit), key) in Unit::ALL.into_iter().zip(keys) {
+            let unit = unit as i32;
+            assert_eq!(shown(&ask(&gate, &[with(key, 1, unit)], 0)), [(false, 0)], "{unit}");
+            assert_eq!(shown(&ask(&gate, &[with(key, 1, unit)], 0)), [(true, 0)], "{unit}");
+        }
+        let error = |gate: &Gate, unit| {
             let request = RateLimitRequest {
                 domain: "d".into(),
                 descriptors: vec![with("other", 1, unit)],
                 hits_addend: 0,
             };
-            let error = tallygate::block_on(decide(&gate, &request)).unwrap_err();
-            assert!(matches!(error, EnvoyError::Invalid(_)), "{error:?}");
+            tallygate::block_on(decide(gate, &request)).unwrap_err()
+        };
+        // A limit without a known unit, or above `max_window`, is an error.
+        for unit in [0, 99] {
+            assert!(matches!(error(&gate, unit), EnvoyError::Invalid(_)));
+        }
+        let gate = self::gate("max_window = \"7d\"");
+        for unit in [Unit::Month, Unit::Year] {
+            let error = error(&gate, unit as i32).to_string();
+            assert!(error.contains("max_window"), "{error}");
         }
     }
 
@@ -725,6 +934,7 @@ descriptors:
         let error = tallygate::block_on(decide(&gate, &request)).unwrap_err();
         assert!(matches!(error, EnvoyError::NotConfigured));
     }
+
     /// Returns the numbers of the first descriptor's limit, by its status and by the header fields.
     fn described(targets: &[Target]) -> ((u32, i32), Vec<Quota>) {
         let current = status(&targets[0]).current_limit.unwrap();
@@ -733,6 +943,7 @@ descriptors:
         ((current.requests_per_unit, current.unit), quotas)
     }
 
+    /// Fault G4.
     #[test]
     fn a_response_describes_the_rule_that_decided_whenever_a_reload_comes() {
         let changed = RULES.replace(
@@ -757,21 +968,74 @@ descriptors:
                 descriptors: descriptors.clone(),
                 hits_addend: 1,
             };
-            // With a reload before the rules are read, and with one after the decision.
-            for (is_first, expected) in [(true, &new), (false, &old)] {
+            // Rules are read after the request has found its configuration, and once.
+            for (is_reload, expected) in
+                [(true, [&new, &old, &old, &old]), (false, [&new, &new, &old, &old])]
+            {
+                for (moment, expected) in expected.into_iter().enumerate() {
+                    let gate = gate("");
+                    let change_at = |now| match is_reload {
+                        _ if moment != now => {}
+                        true => gate.put_in_force(&config(&changed, "")),
+                        false => {
+                            let day = Ticks(Unit::Day.seconds() * Ticks::PER_SECOND);
+                            let seven = Policy::token_bucket(7).per(day).build().unwrap();
+                            let policy = gate.policy("envoy:d|five").unwrap();
+                            policy.limiter.set_override("x", seven, None);
+                        }
+                    };
+                    change_at(0);
+                    let policies = gate.in_force();
+                    let envoy = policies.envoy.clone().unwrap();
+                    change_at(1);
+                    let mut targets =
+                        tallygate::block_on(targets(&request, &envoy, &policies)).unwrap();
+                    change_at(2);
+                    tallygate::block_on(decide_enforced(&gate, &mut targets, charge)).unwrap();
+                    change_at(3);
+                    assert_eq!(described(&targets), *expected, "{charge:?} {is_reload} {moment}");
+                }
+            }
+        }
+    }
+
+    /// Fault G4.
+    #[test]
+    fn the_descriptors_of_a_request_are_decided_under_one_configuration_whenever_a_reload_comes() {
+        let changed = RULES.replace("requests_per_unit: 5", "requests_per_unit: 50");
+        let changed = changed.replace("requests_per_unit: 9", "requests_per_unit: 90");
+        let request = RateLimitRequest {
+            domain: "d".into(),
+            descriptors: vec![descriptor("five", "x"), descriptor("instead", "x")],
+            hits_addend: 1,
+        };
+        for charge in [Charge::AllOrNothing, Charge::Always] {
+            for moment in 0..4 {
                 let gate = gate("");
-                let (limits, policies) = (gate.limits(), gate.in_force());
+                let reload_at = |now| {
+                    if moment == now {
+                        gate.put_in_force(&config(&changed, ""));
+                    }
+                };
+                reload_at(0);
+                let policies = gate.in_force();
                 let envoy = policies.envoy.clone().unwrap();
-                let reload = || gate.put_in_force(&config(&changed, ""));
-                if is_first {
-                    reload();
-                }
-                let mut targets = targets(&request, &envoy, &policies, &limits).unwrap();
+                reload_at(1);
+                let mut targets =
+                    tallygate::block_on(targets(&request, &envoy, &policies)).unwrap();
+                reload_at(2);
                 tallygate::block_on(decide_enforced(&gate, &mut targets, charge)).unwrap();
-                if !is_first {
-                    reload();
-                }
-                assert_eq!(described(&targets), *expected, "{charge:?} {is_first}");
+                reload_at(3);
+                let seen: Vec<_> = targets
+                    .iter()
+                    .map(status)
+                    .map(|status| {
+                        let limit = status.current_limit.map(|limit| limit.requests_per_unit);
+                        (limit.unwrap(), status.limit_remaining)
+                    })
+                    .collect();
+                let expected = if moment == 0 { [(50, 49), (90, 89)] } else { [(5, 4), (9, 8)] };
+                assert_eq!(seen, expected, "{charge:?}, reload at {moment}");
             }
         }
     }

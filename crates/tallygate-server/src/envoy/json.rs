@@ -1,7 +1,8 @@
-//! The mapping of protobuf to JSON: names in camel case or as in the protocol, numbers of 64 bits also as texts,
-//! enumerations by name or number, and no fields with default values.
+//! The mapping of protobuf to JSON: names in camel case or as in the protocol, whole numbers also as texts or with a
+//! fraction of 0, enumerations by name or number, `null` for the default, and no fields with default values.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use prost_types::value::Kind;
 use prost_types::{Duration, Struct};
@@ -12,31 +13,56 @@ use super::Code;
 use crate::config::Unit;
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a whole number, or one as a text")]
 enum NumberOrText<'a> {
     Number(u64),
+    /// `1.0` and `1e0` are whole numbers as well.
+    Other(serde_json::Number),
     Text(Cow<'a, str>),
 }
 
 impl NumberOrText<'_> {
     fn number<E: de::Error>(&self) -> Result<u64, E> {
+        let whole = |text: &str| {
+            let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            digits.and_then(|text| text.parse().ok())
+        };
+        let not_whole = |found: fmt::Arguments<'_>| {
+            E::custom(format_args!("expected a whole number, found {found}"))
+        };
         match self {
             Self::Number(number) => Ok(*number),
-            Self::Text(text) => {
-                let digits =
-                    Some(&**text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-                digits.and_then(|text| text.parse().ok()).ok_or_else(|| {
-                    E::custom(format_args!("expected a whole number, found {text:?}"))
-                })
+            Self::Other(number) => {
+                let text = number.to_string();
+                let found = text.strip_suffix(".0").and_then(whole);
+                found.ok_or_else(|| not_whole(format_args!("{number}")))
             }
+            Self::Text(text) => whole(text).ok_or_else(|| not_whole(format_args!("{text:?}"))),
         }
     }
 }
 
+/// Reads a value, or the default for `null`.
+pub(super) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 pub(super) fn number32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    let number = NumberOrText::deserialize(deserializer)?.number()?;
-    u32::try_from(number)
-        .map_err(|_| de::Error::custom(format_args!("{number} has more than 32 bits")))
+    Ok(some_number32(deserializer)?.unwrap_or_default())
+}
+
+fn in_32_bits<E: de::Error>(number: u64) -> Result<u32, E> {
+    u32::try_from(number).map_err(|_| E::custom(format_args!("{number} has more than 32 bits")))
+}
+
+pub(super) fn some_number32<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u32>, D::Error> {
+    some_number(deserializer)?.map(in_32_bits).transpose()
 }
 
 pub(super) fn some_number<'de, D: Deserializer<'de>>(
@@ -47,10 +73,10 @@ pub(super) fn some_number<'de, D: Deserializer<'de>>(
 
 /// Reads a unit by name or number. An unknown number is read as well; a decision rejects it.
 pub(super) fn unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i32, D::Error> {
-    match NumberOrText::deserialize(deserializer)? {
-        NumberOrText::Number(number) => Ok(i32::try_from(number).unwrap_or(i32::MAX)),
-        NumberOrText::Text(name) if name == "UNKNOWN" => Ok(0),
-        NumberOrText::Text(name) => {
+    match Option::<NumberOrText<'de>>::deserialize(deserializer)? {
+        None => Ok(0),
+        Some(NumberOrText::Text(name)) if name == "UNKNOWN" => Ok(0),
+        Some(NumberOrText::Text(name)) => {
             let known = Unit::ALL.into_iter().find(|(known, _)| *known == name);
             known.map(|(_, unit)| unit as i32).ok_or_else(|| {
                 de::Error::custom(format_args!(
@@ -58,6 +84,7 @@ pub(super) fn unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i32, D:
                 ))
             })
         }
+        Some(number) => Ok(i32::try_from(number.number()?).unwrap_or(i32::MAX)),
     }
 }
 
@@ -112,7 +139,7 @@ fn json_value(value: &prost_types::Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::super::decide::quota_metadata;
-    use super::super::messages::Entry;
+    use super::super::messages::{Entry, RateLimitDescriptor};
     use super::super::{
         CurrentLimit, DescriptorStatus, HeaderValue, RateLimitOverride, RateLimitRequest,
         RateLimitResponse,
@@ -126,15 +153,35 @@ mod tests {
     #[test]
     fn names_in_both_cases_and_numbers_as_texts_are_read() {
         let camel = br#"{"domain":"w","descriptors":[{"entries":[{"key":"a\n","value":"b"}],
-            "limit":{"requestsPerUnit":5,"unit":"MINUTE"},"hitsAddend":"3"}],"hitsAddend":2}"#;
+            "limit":{"requestsPerUnit":5,"unit":"MINUTE","unitMultiplier":3},"hitsAddend":"3",
+            "isNegativeHits":true}],"hitsAddend":2}"#;
         let snake = br#"{"domain":"w","descriptors":[{"entries":[{"key":"a\n","value":"b"}],
-            "limit":{"requests_per_unit":"5","unit":2},"hits_addend":3}],"hits_addend":"2"}"#;
+            "limit":{"requests_per_unit":"5","unit":2,"unit_multiplier":"3"},"hits_addend":3,
+            "is_negative_hits":true}],"hits_addend":"2"}"#;
         let request = parse_json(camel).unwrap();
         assert_eq!(request, parse_json(snake).unwrap());
         let descriptor = &request.descriptors[0];
         assert_eq!(descriptor.entries, [Entry { key: "a\n".to_owned(), value: "b".to_owned() }]);
-        assert_eq!(descriptor.limit, Some(RateLimitOverride { requests_per_unit: 5, unit: 2 }));
+        let limit = RateLimitOverride { requests_per_unit: 5, unit: 2, unit_multiplier: Some(3) };
+        assert_eq!((descriptor.limit, descriptor.is_negative_hits), (Some(limit), true));
         assert_eq!((descriptor.hits_addend, request.hits_addend), (Some(3), 2));
+    }
+
+    #[test]
+    fn null_is_the_default_and_a_number_may_have_a_fraction_of_0() {
+        let request = parse_json(
+            br#"{"domain":null,"descriptors":[{"entries":null,"limit":null,"hitsAddend":null,"isNegativeHits":null},
+            {"entries":[{"key":null,"value":null}],"limit":{"requestsPerUnit":2.0,"unit":null,"unitMultiplier":1e1},
+            "hitsAddend":3.0}],"hitsAddend":null}"#,
+        )
+        .unwrap();
+        let [empty, other] = &request.descriptors[..] else { panic!("{request:?}") };
+        assert_eq!((&*request.domain, request.hits_addend), ("", 0));
+        assert_eq!(*empty, RateLimitDescriptor::default());
+        let limit = RateLimitOverride { requests_per_unit: 2, unit: 0, unit_multiplier: Some(10) };
+        assert_eq!((other.limit, other.hits_addend), (Some(limit), Some(3)));
+        assert_eq!(other.entries, [Entry::default()]);
+        assert_eq!(parse_json(br#"{"descriptors":null}"#).unwrap(), RateLimitRequest::default());
     }
 
     #[test]
@@ -145,6 +192,11 @@ mod tests {
             r#"{"hitsAddend":-1}"#,
             r#"{"hitsAddend":4294967296}"#,
             r#"{"hitsAddend":"+1"}"#,
+            r#"{"hitsAddend":1.5}"#,
+            r#"{"hitsAddend":-1.0}"#,
+            r#"{"hitsAddend":1e300}"#,
+            r#"{"descriptors":[null]}"#,
+            r#"{"descriptors":[{"limit":{"unitMultiplier":4294967296}}]}"#,
         ] {
             assert!(parse_json(body.as_bytes()).is_err(), "{body}");
         }
@@ -156,6 +208,7 @@ mod tests {
             requests_per_unit: 5,
             unit: Unit::Minute as i32,
             name: "per \"ip\"".to_owned(),
+            unit_multiplier: Some(3),
         };
         let response = RateLimitResponse {
             overall_code: Code::OverLimit.into(),
@@ -176,7 +229,7 @@ mod tests {
         };
         let expected = concat!(
             r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OK"},{"code":"OVER_LIMIT","#,
-            r#""currentLimit":{"requestsPerUnit":5,"unit":"MINUTE","name":"per \"ip\""},"#,
+            r#""currentLimit":{"requestsPerUnit":5,"unit":"MINUTE","name":"per \"ip\"","unitMultiplier":3},"#,
             r#""durationUntilReset":"7s"}],"responseHeadersToAdd":[{"key":"retry-after","value":"7"}],"#,
             r#""dynamicMetadata":{"quotaModeEnabled":true,"quotaModeViolations":[1]}}"#,
         );

@@ -16,8 +16,10 @@ use crate::config::MAX_ENTRIES;
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(crate) struct RateLimitRequest {
     #[prost(string, tag = "1")]
+    #[serde(deserialize_with = "json::or_default")]
     pub(crate) domain: String,
     #[prost(message, repeated, tag = "2")]
+    #[serde(deserialize_with = "json::or_default")]
     pub(crate) descriptors: Vec<RateLimitDescriptor>,
     /// The hits of descriptors without their own; 0 means 1.
     #[prost(uint32, tag = "3")]
@@ -29,6 +31,7 @@ pub(crate) struct RateLimitRequest {
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(crate) struct RateLimitDescriptor {
     #[prost(message, repeated, tag = "1")]
+    #[serde(deserialize_with = "json::or_default")]
     pub(crate) entries: Vec<Entry>,
     #[prost(message, optional, tag = "2")]
     pub(crate) limit: Option<RateLimitOverride>,
@@ -36,14 +39,20 @@ pub(crate) struct RateLimitDescriptor {
     #[prost(message, optional, tag = "3")]
     #[serde(alias = "hits_addend", deserialize_with = "json::some_number")]
     pub(crate) hits_addend: Option<u64>,
+    /// Whether the hits are returned instead of charged.
+    #[prost(bool, tag = "4")]
+    #[serde(alias = "is_negative_hits", deserialize_with = "json::or_default")]
+    pub(crate) is_negative_hits: bool,
 }
 
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Entry {
     #[prost(string, tag = "1")]
+    #[serde(deserialize_with = "json::or_default")]
     pub(crate) key: String,
     #[prost(string, tag = "2")]
+    #[serde(deserialize_with = "json::or_default")]
     pub(crate) value: String,
 }
 
@@ -57,6 +66,10 @@ pub(crate) struct RateLimitOverride {
     #[prost(int32, tag = "2")]
     #[serde(deserialize_with = "json::unit")]
     pub(crate) unit: i32,
+    /// How many units the window has (a `google.protobuf.UInt32Value`); by default, one.
+    #[prost(message, optional, tag = "3")]
+    #[serde(alias = "unit_multiplier", deserialize_with = "json::some_number32")]
+    pub(crate) unit_multiplier: Option<u32>,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -106,6 +119,10 @@ pub(crate) struct CurrentLimit {
     #[prost(string, tag = "3")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
+    /// How many units the window has, if more than one.
+    #[prost(message, optional, tag = "4")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unit_multiplier: Option<u32>,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -210,8 +227,13 @@ mod tests {
         let written = request(vec![
             RateLimitDescriptor {
                 entries: vec![entry("path", "/ä"), entry("ip", "")],
-                limit: Some(RateLimitOverride { requests_per_unit: 7, unit: 2 }),
+                limit: Some(RateLimitOverride {
+                    requests_per_unit: 7,
+                    unit: 2,
+                    unit_multiplier: Some(5),
+                }),
                 hits_addend: Some(0),
+                is_negative_hits: true,
             },
             RateLimitDescriptor::default(),
         ]);

@@ -1,7 +1,9 @@
 //! Limits that come with descriptors.
 //!
-//! Their numbers are the client's choice, so their lifetime is bounded: the store would keep the key for that long. The
-//! rules are cached, because most requests bring the same few limits.
+//! Their numbers come with the request, so their lifetime is bounded: the store would keep the key for that long. The
+//! bound is `max_window` in `[envoy]`. By default, it allows every unit of the protocol, because the configuration of
+//! Envoy chooses the numbers, not the client of Envoy. The rules are cached, because most requests contain the same few
+//! limits.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,13 +35,17 @@ pub(super) fn rule(
         ))
     })?;
     let requests_per_unit = limit.requests_per_unit;
-    let limit = EnvoyLimit { requests_per_unit, unit, unit_multiplier: 1 };
-    if Duration::from_secs(unit.seconds()) > longest {
-        let longest = DurationText(longest);
+    let unit_multiplier = limit.unit_multiplier.unwrap_or(1);
+    if unit_multiplier == 0 {
+        return Err(EnvoyError::Invalid("unit_multiplier must be at least 1 (got 0)".to_owned()));
+    }
+    let limit = EnvoyLimit { requests_per_unit, unit, unit_multiplier };
+    let window = Duration::from_nanos(limit.quota().window.0);
+    if window > longest {
+        let (window, longest) = (DurationText(window), DurationText(longest));
         return Err(EnvoyError::Invalid(format!(
-            "a limit per {} keeps its count for longer than a limit in a request may ({longest}); configure the limit, or \
-             raise `max_time_to_fresh` in `[limits]`",
-            unit.name()
+            "a limit per {window} keeps its count for longer than a limit in a request may ({longest}); configure the \
+             limit, or raise `max_window` in `[envoy]`"
         )));
     }
     thread_local! {
@@ -71,24 +77,42 @@ fn access(limit: EnvoyLimit) -> Result<Access, EnvoyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::EnvoySettings;
 
-    const WEEK: Duration = Duration::from_secs(7 * 86_400);
+    const DAY: Duration = Duration::from_secs(86_400);
 
     /// Fault J2.
     #[test]
     fn a_limit_in_a_request_cannot_keep_state_for_longer_than_the_maximum() {
-        let of = |unit: i32| rule(RateLimitOverride { requests_per_unit: 5, unit }, WEEK);
-        for unit in [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week] {
-            assert_eq!(of(unit as i32).expect("short enough").0.unit, unit);
+        let of = |unit: Unit, unit_multiplier, longest| {
+            let unit = unit as i32;
+            rule(RateLimitOverride { requests_per_unit: 5, unit, unit_multiplier }, longest)
+        };
+        let (by_default, week) = (EnvoySettings::default().max_window, 7 * DAY);
+        for (_, unit) in Unit::ALL {
+            assert_eq!(of(unit, None, by_default).expect("short enough").0.unit, unit);
         }
-        for unit in [Unit::Month, Unit::Year] {
-            assert!(of(unit as i32).unwrap_err().to_string().contains("max_time_to_fresh"));
+        assert_eq!(of(Unit::Day, Some(366), by_default).expect("366 days").0.unit_multiplier, 366);
+        assert_eq!(of(Unit::Day, Some(7), week).expect("a week").0.unit_multiplier, 7);
+        for (unit, multiplier, longest) in [
+            (Unit::Day, Some(367), by_default),
+            (Unit::Year, Some(2), by_default),
+            (Unit::Year, Some(u32::MAX), by_default),
+            (Unit::Month, None, week),
+            (Unit::Year, Some(1), week),
+            (Unit::Day, Some(8), week),
+        ] {
+            let error = of(unit, multiplier, longest).unwrap_err().to_string();
+            assert!(error.contains("raise `max_window` in `[envoy]`"), "{error}");
         }
+        assert!(matches!(of(Unit::Second, Some(0), week), Err(EnvoyError::Invalid(_))));
     }
 
     #[test]
     fn an_unknown_unit_is_an_error_and_a_limit_of_zero_denies() {
-        let of = |unit: i32| rule(RateLimitOverride { requests_per_unit: 0, unit }, WEEK);
+        let of = |unit: i32| {
+            rule(RateLimitOverride { requests_per_unit: 0, unit, unit_multiplier: None }, DAY)
+        };
         for unit in [0, 8, -1, i32::MAX] {
             assert!(matches!(of(unit), Err(EnvoyError::Invalid(_))));
         }

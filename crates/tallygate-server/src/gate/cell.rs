@@ -1,6 +1,6 @@
 //! The algorithm of `CL.THROTTLE` in memory: an exact GCRA whose states contain the numbers of the last request.
 //!
-//! Every request brings its own numbers, which may differ each time. So a state is one usage with its rate and burst,
+//! Every request contains its own numbers, which may differ each time. So a state is one usage with its rate and burst,
 //! 48 bytes, and nothing is kept per set of numbers. As in redis-cell, a usage is a time: how long it takes until
 //! everything has drained. Other numbers change what a unit adds to this time, but never the time itself. So whatever
 //! numbers are used in between, the requests with one set of numbers stay within its own burst and rate: each of them
@@ -294,7 +294,7 @@ mod tests {
         let denied: Decision = small.decide(&mut state, at(1), 1);
         assert_eq!((denied.allowed, denied.remaining), (false, 0));
         assert_eq!(denied.retry_after, Some(Ticks(3599 * SECOND)));
-        assert!(!large.decide::<bool>(&mut state, at(2), 1), "nothing was given back");
+        assert!(!large.decide::<bool>(&mut state, at(2), 1), "nothing was returned");
         assert!(!small.decide::<bool>(&mut state, at(3599), 1));
         assert!(small.decide::<bool>(&mut state, at(3600), 1), "exactly then");
         assert_eq!(large.facts(&state, at(3600), None).remaining, 99);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_decoded_and_nothing_else_is() {
+    fn only_encoded_states_are_decoded() {
         let rule = cell(4, 10, 60);
         let mut state = rule.initial(at(7));
         assert!(rule.decide::<bool>(&mut state, at(7), 3));
@@ -404,18 +404,18 @@ mod tests {
         ) {
             let rules: Vec<_> = rules.into_iter().map(|(burst, count, period)| cell(burst, count, period)).collect();
             let mut state = rules[0].initial(Tick(0));
-            let (mut now, mut admitted) = (0_u64, 0_u128);
+            let (mut now, mut allowed) = (0_u64, 0_u128);
             for (wait, cost, which) in steps {
                 now += wait;
                 let rule = rules[which % rules.len()];
                 let at = Tick(i64::try_from(now).expect("small"));
-                admitted += u128::from(cost) * u128::from(rule.decide::<bool>(&mut state, at, cost));
+                allowed += u128::from(cost) * u128::from(rule.decide::<bool>(&mut state, at, cost));
                 let earned = rules.iter().map(|rule| {
                     u128::from(now) * u128::from(rule.rate.drain) / u128::from(rule.rate.unit)
                 });
                 let bursts: u128 = rules.iter().map(|rule| u128::from(rule.capacity())).sum();
                 let bound = earned.max().expect("some") + bursts;
-                prop_assert!(admitted <= bound, "{admitted} of {bound} at {now}");
+                prop_assert!(allowed <= bound, "{allowed} of {bound} at {now}");
             }
         }
     }

@@ -9,7 +9,8 @@ use super::HotClients;
 use crate::metrics::PolicyMetrics;
 use crate::traces;
 
-/// Counts the decisions of one policy.
+/// Counts the decisions of one policy. All clones have the same counters.
+#[derive(Clone)]
 pub(crate) struct DecisionCounter {
     policy: Arc<str>,
     metrics: Arc<PolicyMetrics>,
@@ -24,6 +25,11 @@ impl DecisionCounter {
     /// Returns the counters, which metrics show.
     pub(super) fn metrics(&self) -> Arc<PolicyMetrics> {
         self.metrics.clone()
+    }
+
+    /// Returns whether two counters are the same: then their policies have the same store.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.metrics, &other.metrics)
     }
 
     /// Counts a decision that was not made by a limiter.

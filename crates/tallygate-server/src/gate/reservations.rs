@@ -18,7 +18,9 @@ use tallygate::reservation::{Reservation, SettleError};
 use tallygate::{Ask, Cost, Decision, Ticks};
 use tallygate_redis::Error;
 
-use super::{Answer, Gate, GateError, GateRequest, RuledDecision, ServedPolicy};
+use super::{
+    Answer, Gate, GateError, GateRequest, Policies, PolicyRequest, RuledDecision, ServedPolicy,
+};
 use crate::client_budgets::BudgetOwner;
 use crate::config::Limits;
 use crate::random;
@@ -112,31 +114,12 @@ impl Gate {
         ttl_ms: u64,
         owner: BudgetOwner,
     ) -> Result<(Answer, Option<ReservationId>), GateError> {
-        self.validate_reservation(&request, ttl_ms)?;
-        let entry = self.policy(request.policy)?;
-        let ask = request.of_limiter(&entry);
+        let policies = self.in_force();
+        let PolicyRequest { entry, ask } = policies.find_reservation(&request, ttl_ms)?;
         let time_to_live = Ticks(ttl_ms * Ticks::PER_MILLISECOND);
-        let counted = (owner, &self.limits());
-        let (answer, id) = self.reservations.reserve(&entry, ask, time_to_live, counted).await?;
+        let counted = (owner, &policies.limits);
+        let (answer, id) = self.reservations.reserve(entry, ask, time_to_live, counted).await?;
         Ok((answer, id.map(ReservationId)))
-    }
-
-    /// Checks that a reservation can be decided.
-    pub(crate) fn validate_reservation(
-        &self,
-        request: &GateRequest<'_>,
-        ttl_ms: u64,
-    ) -> Result<(), GateError> {
-        let longest = self.limits().max_reservation_ttl.as_millis();
-        let longest_ms = u64::try_from(longest).unwrap_or(u64::MAX);
-        if !(1..=longest_ms).contains(&ttl_ms) {
-            return Err(GateError::TimeToLive { given_ms: ttl_ms, longest_ms });
-        }
-        self.validate(request)?;
-        match request.cost.unwrap_or(self.policy(request.policy)?.cost) {
-            0 => Err(GateError::NothingToReserve),
-            _ => Ok(()),
-        }
     }
 
     /// Replaces the estimate of a reservation by the real cost.
@@ -145,7 +128,26 @@ impl Gate {
         reservation: ReservationId,
         actual: Cost,
     ) -> Result<(Arc<ServedPolicy>, Decision), SettleFailure> {
-        self.reservations.settle(reservation.0, actual, &self.limits()).await
+        self.reservations.settle(reservation.0, actual, self).await
+    }
+}
+
+impl Policies {
+    /// Finds the policy of a reservation, and checks that it can be decided.
+    pub(crate) fn find_reservation<'a>(
+        &'a self,
+        request: &GateRequest<'a>,
+        ttl_ms: u64,
+    ) -> Result<PolicyRequest<'a>, GateError> {
+        let longest = self.limits.max_reservation_ttl.as_millis();
+        let longest_ms = u64::try_from(longest).unwrap_or(u64::MAX);
+        if !(1..=longest_ms).contains(&ttl_ms) {
+            return Err(GateError::TimeToLive { given_ms: ttl_ms, longest_ms });
+        }
+        match self.find(request)? {
+            PolicyRequest { ask: Ask { cost: 0, .. }, .. } => Err(GateError::NothingToReserve),
+            found => Ok(found),
+        }
     }
 }
 
@@ -208,11 +210,12 @@ impl Reservations {
         &self,
         number: u128,
         actual: Cost,
-        limits: &Limits,
+        gate: &Gate,
     ) -> Result<(Arc<ServedPolicy>, Decision), SettleFailure> {
+        let most = gate.limits().max_reservations;
         // From here on, another request with the same id finds it settled.
-        let (entry, mut reservation, owner, expires) =
-            self.table().settle(number, limits.max_reservations)?;
+        let (entry, mut reservation, owner, expires) = self.table().settle(number, most)?;
+        let entry = gate.latest(&entry);
         match entry.limiter.settle(&mut reservation, actual).await {
             Ok(decision) => Ok((entry, decision)),
             Err(Error::Settle(error)) => Err(self.forget(number, &error)),

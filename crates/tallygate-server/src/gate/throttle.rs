@@ -104,10 +104,10 @@ impl Throttle {
                 Ok(GateReply::Now(decided.map_err(GateError::from)))
             }
             Self::Redis(store) => {
-                let plan = arguments.plan().map_err(ThrottleError::Numbers)?;
+                let rule = arguments.rule().map_err(ThrottleError::Numbers)?;
                 let (store, key) = (store.clone(), Box::<[u8]>::from(key));
                 Ok(GateReply::Later(Box::pin(async move {
-                    store.apply(&plan, &key, op, None).await.map_err(GateError::from)
+                    store.apply(&rule, &key, op, None).await.map_err(GateError::from)
                 })))
             }
         }
@@ -145,20 +145,20 @@ impl ThrottleArguments {
     }
 
     /// Returns the rule of these numbers, for Redis.
-    fn plan(self) -> Result<ClientRule, PolicyError> {
+    fn rule(self) -> Result<ClientRule, PolicyError> {
         thread_local! {
-            static PLANS: RefCell<ClientRules> = RefCell::default();
+            static RULES: RefCell<ClientRules> = RefCell::default();
         }
-        PLANS.with_borrow_mut(|plans| {
-            if let Some(plan) = plans.get(&self) {
-                return Ok(plan.clone());
+        RULES.with_borrow_mut(|rules| {
+            if let Some(rule) = rules.get(&self) {
+                return Ok(rule.clone());
             }
-            if plans.len() >= REMEMBERED {
-                plans.clear();
+            if rules.len() >= REMEMBERED {
+                rules.clear();
             }
-            let plan = ClientRule::of(Access::Limited(Arc::new(self.build()?)));
-            plans.insert(self, plan.clone());
-            Ok(plan)
+            let rule = ClientRule::of(Access::Limited(Arc::new(self.build()?)));
+            rules.insert(self, rule.clone());
+            Ok(rule)
         })
     }
 

@@ -36,7 +36,7 @@ pub(super) fn decision(
     });
     text(out, policy);
     out.extend_from_slice(br#","limit":"#);
-    let is_unlimited = gate::is_unlimited(decision);
+    let is_unlimited = decision.is_unlimited();
     optional(out, Some(decision.limit).filter(|_| !is_unlimited));
     out.extend_from_slice(br#","remaining":"#);
     optional(out, Some(decision.remaining).filter(|_| !is_unlimited));

@@ -21,7 +21,7 @@ use tallygate::{Ask, Source, Ticks};
 use super::headers::{DecisionHeaders, wanted_dialects};
 use super::problem::{self, Problem};
 use super::query::{self, Query};
-use super::{Caller, Reply, address, answer, questions};
+use super::{Caller, Reply, address, answer, operations};
 use crate::config::KeySource;
 use crate::gate::{self, ServedPolicy, Verb};
 
@@ -54,7 +54,7 @@ impl AuthorizeRequest {
         let name = String::from_utf8(query::decoded(policy, false)?).map_err(|_| {
             Problem::new(StatusCode::NOT_FOUND, "no policy has this name (it is not valid UTF-8)")
         })?;
-        let policy = caller.shared.gate.policy(questions::check_name_length(&name)?)?;
+        let policy = caller.shared.gate.policy(operations::check_name_length(&name)?)?;
         let parameters = ["tier", "cost", "deny", "headers", "hold_ms"];
         let query = Query::parse(request.uri.query(), &parameters)?;
         query.text("tier")?;
@@ -168,12 +168,12 @@ fn hold(query: &Query, longest: Duration) -> Result<Duration, Problem> {
 }
 
 fn deny(query: &Query) -> Result<Option<StatusCode>, Problem> {
-    let Some(given) = query.number("deny")? else { return Ok(None) };
-    let status = u16::try_from(given).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let Some(given) = query.text("deny")? else { return Ok(None) };
+    let status = StatusCode::from_bytes(given.as_bytes()).ok();
     // A denial must not look like an error of the server.
-    let refusing = status.filter(StatusCode::is_client_error);
+    let denial = status.filter(StatusCode::is_client_error);
     let invalid = || Problem::bad(format!("deny must be a status from 400 to 499 (got {given})"));
-    refusing.map(Some).ok_or_else(invalid)
+    denial.map(Some).ok_or_else(invalid)
 }
 
 #[cfg(test)]

@@ -152,8 +152,14 @@ pub(crate) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Er
     Ok(None)
 }
 
-/// Parses a body without a list, or with a list that fits into one slice.
+/// Parses a body that fits into one slice.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+    if body.len() > MAX_PARSED_BYTES {
+        let bytes = body.len();
+        let detail =
+            format!("the body has {bytes} bytes; this path accepts at most {MAX_PARSED_BYTES}");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    }
     parse_at(body, |offset| Position::of(body, offset))
 }
 
@@ -410,7 +416,7 @@ mod tests {
 
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[allow(dead_code, reason = "most of it is only read to be refused")]
+    #[allow(dead_code, reason = "most of it is only read to be rejected")]
     struct TestBody<'a> {
         #[serde(borrow, default, deserialize_with = "field::key")]
         key: Option<Text<'a>>,
@@ -477,6 +483,13 @@ mod tests {
             r#"{"key":"a"} x"#,
             "found text after the end of the JSON; remove it (line 1, column 13)",
         );
+    }
+
+    /// Fault J4.
+    #[test]
+    fn a_body_that_is_too_long_for_its_path_is_rejected_with_both_sizes() {
+        let long = format!(r#"{{"key":"{}"}}"#, "a".repeat(40_000));
+        assert_problem(&long, "the body has 40010 bytes; this path accepts at most 32768");
     }
 
     /// Faults A6, A14.

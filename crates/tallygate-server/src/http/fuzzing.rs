@@ -1,5 +1,7 @@
 //! Fuzz targets for bodies, queries and header fields.
 
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for failed assertions")]
+
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,15 +16,15 @@ use tallygate::address::{key, parse};
 
 use super::problem::Problem;
 use super::query::{self, Query};
-use super::{Reply, address, headers, overrides, questions, simulate};
+use super::{Reply, address, headers, operations, overrides, simulate};
 use crate::client_budgets::BudgetOwner;
 use crate::config::Config;
 use crate::gate::{Gate, Verb};
 use crate::peer::Peer;
 use crate::turn::count_polls;
 
-/// Bodies of checks, reservations and overrides: answered or rejected, in JSON, whatever their spaces and escapes. The
-/// first byte selects the request.
+/// Checks that bodies of checks, reservations and overrides are answered or rejected, in JSON, whatever their spaces
+/// and escapes. The first byte selects the request.
 pub fn json(input: &[u8]) {
     let Some((&choice, body)) = input.split_first() else { return };
     let gate = gate();
@@ -41,7 +43,7 @@ pub fn json(input: &[u8]) {
             assert!(remaining.as_u64() <= limit.as_u64(), "{result}");
         }
     }
-    let written = read.expect("what is no JSON is refused").to_string();
+    let written = read.expect("only valid JSON gets 200").to_string();
     // A reservation can only be settled once.
     if choice % 7 != 5 {
         let (again, reply) = status_and_body(call(&gate, choice, written.as_bytes()));
@@ -54,16 +56,16 @@ const PEER: Peer = Peer { address: None, is_same_user: true };
 
 fn call(gate: &Arc<Gate>, choice: u8, body: &[u8]) -> Result<Reply, Problem> {
     let query = (choice >= 128).then_some("headers=all");
-    let ask = |verb| count_polls(questions::ask(gate, verb, query, body, |_| Ok(None))).0;
+    let ask = |verb| count_polls(operations::ask(gate, verb, query, body, |_| Ok(None))).0;
     match choice % 7 {
         0 => ask(Verb::Check),
         1 => ask(Verb::Peek),
         2 => ask(Verb::Refund),
         3 => ask(Verb::Reset),
-        4 => questions::reserve(gate, BudgetOwner::of(PEER, &[]), body)
+        4 => operations::reserve(gate, BudgetOwner::of(PEER, &[]), body)
             .now_or_never()
             .expect("memory answers at once"),
-        5 => questions::settle(gate, body).now_or_never().expect("memory answers at once"),
+        5 => operations::settle(gate, body).now_or_never().expect("memory answers at once"),
         _ => count_polls(overrides::set(gate, body)).0,
     }
 }
@@ -97,12 +99,16 @@ fn status_and_body(answer: Result<Reply, Problem>) -> (u16, Value) {
     (status, serde_json::from_slice(&body).expect("JSON"))
 }
 
-/// Scenarios and explanations: simulated or rejected, and the counts add up.
+/// Checks that scenarios and explanations are simulated or rejected, and that the counts add up.
 pub fn scenario(input: &[u8]) {
     let Some((&choice, body)) = input.split_first() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let (status, reply) = status_and_body(runtime.expect("a runtime").block_on(async {
-        if choice % 2 == 0 { simulate::simulate(body).await } else { simulate::explain(body).await }
+        if choice % 2 == 0 {
+            simulate::simulate(body, |_| Ok(None)).await
+        } else {
+            simulate::explain(body, |_| Ok(None)).await
+        }
     }));
     assert!([200, 400].contains(&status), "{status}: {reply}");
     let Some(lanes) = reply.get("lanes").and_then(Value::as_array) else { return };
@@ -113,7 +119,8 @@ pub fn scenario(input: &[u8]) {
     }
 }
 
-/// Queries and names in paths: decoded or rejected. Encoding and decoding returns the same bytes.
+/// Checks that queries and names in paths are decoded or rejected, and that encoding and decoding returns the same
+/// bytes.
 pub fn query(input: &[u8]) {
     for is_query in [true, false] {
         let decoded = query::decoded(&query::encoded(input), is_query).expect("it was encoded");
@@ -145,7 +152,8 @@ pub fn query(input: &[u8]) {
     }
 }
 
-/// Addresses forwarded by proxies. The lines are the peer, the trusted networks, and the lines of `X-Forwarded-For`.
+/// Checks addresses that proxies forward. The lines are the peer, the trusted networks, and the lines of
+/// `X-Forwarded-For`.
 pub fn headers(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let peer = lines.next().and_then(parse);

@@ -197,8 +197,8 @@ impl AsyncRead for CountedStream {
         match this.check(&into.filled()[before..]) {
             Ok(()) => Poll::Ready(Ok(())),
             Err(RejectReason::BudgetExceeded) => {
-                let refused = &this.caller.shared.gate.metrics.connections_rejected;
-                refused.get_or_create(&ReasonLabels { reason: "buffers" }).inc();
+                let rejected = &this.caller.shared.gate.metrics.connections_rejected;
+                rejected.get_or_create(&ReasonLabels { reason: "buffers" }).inc();
                 into.set_filled(before);
                 this.state = State::Rejected { written: 0, drained: 0 };
                 this.poll_reject(cx).map(Err)

@@ -8,8 +8,8 @@
 //!   name that the configuration does not list;
 //! - requests that name two hosts, which two programs on the way can read differently.
 //!
-//! A proxy that calls `/v1/authorize` hands on the header fields of the request it asks about, an `Origin` among them. So
-//! there, these fields count only if no proxy sent them.
+//! A proxy that calls `/v1/authorize` forwards the header fields of its client's request, including `Origin`. So on
+//! this route, these fields count only if no proxy sent them.
 
 use std::net::IpAddr;
 

@@ -23,7 +23,7 @@ use super::answer;
 use super::body::{self, Text, WholeNumber, fields, required};
 use super::problem::Problem;
 use super::query::Query;
-use super::{Caller, Reply, questions};
+use super::{Caller, Reply, operations};
 use crate::background::run_in_background_in_order;
 use crate::gate::{Gate, GateError, ServedPolicy};
 
@@ -84,7 +84,7 @@ pub(super) async fn reply(caller: &Caller, request: &Parts) -> Result<Reply, Pro
 async fn list_all(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy"])?;
     let entries = match query.text("policy")? {
-        Some(name) => vec![gate.policy(questions::check_name_length(name)?)?],
+        Some(name) => vec![gate.policy(operations::check_name_length(name)?)?],
         None => gate.policies(),
     };
     Ok(run_in_background_in_order(move || all(entries)).await?)
@@ -110,7 +110,7 @@ pub(super) async fn set(gate: &Arc<Gate>, body: &[u8]) -> Result<Reply, Problem>
     let body: SetOverride<'_> = body::parse(body)?;
     let policy = required(body.policy.as_deref(), "policy")?;
     let key = required(body.key.as_deref(), "key")?.as_bytes();
-    let entry = gate.policy(questions::check_name_length(policy)?)?;
+    let entry = gate.policy(operations::check_name_length(policy)?)?;
     if key.len() > MAX_KEY_BYTES {
         return Err(GateError::KeyTooLong { bytes: key.len() }.into());
     }
@@ -122,8 +122,11 @@ pub(super) async fn set(gate: &Arc<Gate>, body: &[u8]) -> Result<Reply, Problem>
     let (gate, key) = (gate.clone(), Box::<[u8]>::from(key));
     // Every change copies the overrides of the policy, so that decisions read them without a lock.
     run_in_background_in_order(move || {
-        check_number(&gate, &entry, &key)?;
-        entry.limiter.set_override(&key, access.clone(), until);
+        gate.change_overrides(&entry, |entry| {
+            check_number(&gate, entry, &key)?;
+            entry.limiter.set_override(&key, access.clone(), until);
+            Ok::<_, Problem>(())
+        })?;
         let mut out = Vec::new();
         let shown = OverrideView { set: Override { access, until }, configured: false };
         write(&mut out, &entry, &key, &shown);
@@ -149,12 +152,13 @@ fn check_number(gate: &Gate, entry: &ServedPolicy, key: &[u8]) -> Result<(), Pro
 }
 
 /// Removes an override. If the configuration has another one for the client, returns that.
-async fn remove(gate: &Gate, request: &Parts) -> Result<Reply, Problem> {
+async fn remove(gate: &Arc<Gate>, request: &Parts) -> Result<Reply, Problem> {
     let query = Query::parse(request.uri.query(), &["policy", "key"])?;
     let (key, policy) = (query.required("key")?, query.text("policy")?);
-    let entry = gate.policy(questions::check_name_length(required_policy(policy)?)?)?;
-    let key = Box::<[u8]>::from(key);
-    run_in_background_in_order(move || removed(&entry, &key)).await?
+    let entry = gate.policy(operations::check_name_length(required_policy(policy)?)?)?;
+    let (gate, key) = (gate.clone(), Box::<[u8]>::from(key));
+    run_in_background_in_order(move || gate.change_overrides(&entry, |entry| removed(entry, &key)))
+        .await?
 }
 
 fn removed(entry: &ServedPolicy, key: &[u8]) -> Result<Reply, Problem> {

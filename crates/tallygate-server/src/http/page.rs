@@ -73,7 +73,7 @@ pub(super) fn asset(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
 
-/// Serves `/`. In the text, `{address}` stands for the address that the client used.
+/// Serves `/`. In the text, `{address}` is replaced by the address that the client used.
 pub(super) fn home(request: &Parts, text: &str, is_encrypted: bool) -> Reply {
     let fields = &request.headers;
     let accepted = fields.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());

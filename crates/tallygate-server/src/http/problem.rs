@@ -56,7 +56,7 @@ impl Problem {
     pub(crate) fn reply(self) -> Reply {
         let mut json = Vec::with_capacity(96 + self.detail.len());
         json.extend_from_slice(br#"{"type":"about:blank","title":"#);
-        answer::text(&mut json, self.status.canonical_reason().unwrap_or("Refused"));
+        answer::text(&mut json, self.status.canonical_reason().unwrap_or("Request Rejected"));
         json.extend_from_slice(br#","status":"#);
         answer::number(&mut json, self.status.as_u16());
         json.extend_from_slice(br#","detail":"#);

@@ -8,6 +8,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode, Version};
 use tallygate_redis::Redis;
+use tokio::task::JoinHandle;
 
 use super::body::{self as request_body, Received};
 use super::identity::{self, Exposure};
@@ -15,7 +16,7 @@ use super::page::{self, Asset};
 use super::problem::Problem;
 use super::sending::OperatorReply;
 use super::{
-    Caller, Reply, admin, answer, authorize, backtest, envoy, overrides, policies, questions,
+    Caller, Reply, admin, answer, authorize, backtest, envoy, operations, overrides, policies,
     roles, simulate,
 };
 use crate::background::run_in_background_in_order;
@@ -65,7 +66,7 @@ This is Tallygate, a rate limiter.
   POST /v1/check               check a request and charge it if allowed
   POST /v1/peek                check without charging
   POST /v1/reserve, /v1/settle charge an estimate, then replace it by the real cost
-  GET  /v1/authorize/{policy}  check a request of a proxy (nginx, Caddy, HAProxy)
+  GET  /v1/authorize/{policy}  check a request of a proxy (nginx, Caddy, Traefik, HAProxy)
   POST /json                   check descriptors of Envoy's rate limit service
   POST /v1/simulate            run the algorithms on generated traffic
   POST /v1/explain             show the arithmetic of one decision
@@ -84,7 +85,7 @@ Admin requests (with an admin token, or over a Unix socket as the user of the se
   POST /v1/admin/reload        reload the configuration
   POST /v1/backtest?policy=    report what policies would have done to an access log
 
-Try: curl -d '{\"policy\":\"demo\",\"key\":\"alice\"}' {address}/v1/check
+Try: curl -d '{\"policy\":\"{example}\",\"key\":\"alice\"}' {address}/v1/check
 ";
 
 impl<'a> Route<'a> {
@@ -205,6 +206,7 @@ pub(super) async fn reply(
         is_awaited: !is_http2 && request.headers.contains_key(header::EXPECT),
         skip_timeout: caller.limits.body_timeout,
         is_unread: false,
+        skipping: None,
     };
     let served = served(caller, request, head, &mut body).await;
     let mut reply = served.unwrap_or_else(Problem::reply);
@@ -212,6 +214,9 @@ pub(super) async fn reply(
     if body.is_unread && !is_http2 {
         // The connection cannot be reused, and the client must know it.
         reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    if is_http2 && reply.status().is_success() {
+        body.skipped().await;
     }
     reply
 }
@@ -225,6 +230,8 @@ struct RequestBody {
     skip_timeout: Duration,
     /// Whether a part of it was not read.
     is_unread: bool,
+    /// The task that reads and drops it.
+    skipping: Option<JoinHandle<()>>,
 }
 
 impl RequestBody {
@@ -245,11 +252,20 @@ impl RequestBody {
         let Some(body) = self.incoming.take() else { return };
         self.is_unread = !body.is_end_stream();
         if self.is_unread && !self.is_awaited {
-            tokio::spawn(request_body::skip(
+            self.skipping = Some(tokio::spawn(request_body::skip(
                 body,
                 request_body::MAX_SKIPPED_BYTES,
                 self.skip_timeout,
-            ));
+            )));
+        }
+    }
+
+    /// Waits until a body that no handler reads has ended. Over HTTP/2, curl 7.88 waits forever after a reply without a body
+    /// that arrives while it still sends; after an error it stops sending.
+    async fn skipped(&mut self) {
+        if let Some(skipping) = self.skipping.take() {
+            // A task that was stopped with the runtime has nothing to report.
+            let _ = skipping.await;
         }
     }
 
@@ -287,21 +303,22 @@ async fn served(
             // The body may take long to arrive, so drop the head first.
             drop((request, head));
             let body = body.read(caller).await?;
-            questions::ask(gate, verb, query.as_deref(), &body, |bytes| caller.reserve(bytes)).await
+            operations::ask(gate, verb, query.as_deref(), &body, |bytes| caller.reserve(bytes))
+                .await
         }
         Route::Authorize(policy) => {
             body.leave();
-            let question = authorize::AuthorizeRequest::of(caller, policy, &request)?;
+            let proxied = authorize::AuthorizeRequest::of(caller, policy, &request)?;
             drop((request, head));
-            authorize::authorize(question).await
+            authorize::authorize(proxied).await
         }
         Route::Reserve => {
             drop((request, head));
-            questions::reserve(gate, caller.holder, &body.read(caller).await?).await
+            operations::reserve(gate, caller.holder, &body.read(caller).await?).await
         }
         Route::Settle => {
             drop((request, head));
-            questions::settle(gate, &body.read(caller).await?).await
+            operations::settle(gate, &body.read(caller).await?).await
         }
         Route::Envoy => {
             drop((request, head));
@@ -309,15 +326,18 @@ async fn served(
         }
         Route::Simulate => {
             drop((request, head));
-            simulate::simulate(&body.read(caller).await?).await
+            simulate::simulate(&body.read(caller).await?, caller.reserve_for_report()).await
         }
         Route::Explain => {
             drop((request, head));
-            simulate::explain(&body.read(caller).await?).await
+            simulate::explain(&body.read(caller).await?, caller.reserve_for_report()).await
         }
         Route::Home => {
             let is_encrypted = caller.shared.http.is_encrypted() && caller.peer.address.is_some();
-            Ok(page::home(&request, HELLO, is_encrypted))
+            // The names of other policies are not for everyone.
+            let has_demo = gate.in_force().get("demo").is_some();
+            let text = HELLO.replace("{example}", if has_demo { "demo" } else { "NAME" });
+            Ok(page::home(&request, &text, is_encrypted))
         }
         Route::Page(asset) => Ok(asset.reply(&request.headers)),
         Route::Live => Ok(text("alive\n")),

@@ -1,7 +1,7 @@
 //! Replies that are being sent: counts their memory until the client has read them, and detects clients that do not
 //! read.
 //!
-//! Over HTTP/2, a single reply can wait for its flow-control window for ever, while the connection goes on. So unread
+//! Over HTTP/2, a single reply can wait for its flow-control window forever, while the connection continues. So unread
 //! replies are counted by the time of their last progress, in intervals of a quarter of the write timeout. A reply in
 //! too old an interval aborts the connection. Over HTTP/1, the whole connection stops, and
 //! `connection/write_deadline.rs` detects it.

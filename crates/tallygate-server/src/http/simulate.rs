@@ -1,8 +1,10 @@
 //! Simulations over HTTP, and the arithmetic of one of their decisions.
 //!
 //! Every client that may check may simulate, since no real state is affected. The size of a scenario is bounded. Few
-//! simulations run at a time, on background threads; further requests get status 503.
+//! simulations run at a time, on background threads; further requests get status 503. A result is measured and counted
+//! in the budget of its client before it is written.
 
+use std::io;
 use std::time::Duration;
 
 use hyper::{StatusCode, header};
@@ -13,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use super::body::{self, Object, Text, WholeNumber, fields, required};
 use super::problem::Problem;
+use super::sending::ReservedBytes;
 use super::{Reply, answer};
 use crate::background::{SCENARIOS_AT_A_TIME, run_in_background};
 
@@ -105,25 +108,34 @@ struct ExplainBody<'a> {
     event: Option<WholeNumber>,
 }
 
-/// Runs the algorithms on a scenario.
-pub(super) async fn simulate(body: &[u8]) -> Result<Reply, Problem> {
+/// Counts the bytes of a result before it is written, on another thread; an error if they do not fit.
+pub(super) trait Reserve:
+    FnOnce(usize) -> Result<Option<ReservedBytes>, Problem> + Send + 'static
+{
+}
+
+impl<F: FnOnce(usize) -> Result<Option<ReservedBytes>, Problem> + Send + 'static> Reserve for F {}
+
+/// Runs the algorithms on a scenario. `reserve` counts the bytes of the result.
+pub(super) async fn simulate(body: &[u8], reserve: impl Reserve) -> Result<Reply, Problem> {
     let scenario = body::parse::<ScenarioBody<'_>>(body)?.scenario()?;
-    run_simulation(move || report(scenario)).await
+    run_simulation(move || report(scenario), reserve).await
 }
 
 /// Returns the arithmetic of one decision.
-pub(super) async fn explain(body: &[u8]) -> Result<Reply, Problem> {
+pub(super) async fn explain(body: &[u8], reserve: impl Reserve) -> Result<Reply, Problem> {
     let ExplainBody { scenario, algorithm, event } = body::parse(body)?;
     let Object(scenario) = scenario.unwrap_or(Object(ScenarioBody::default()));
     let scenario = scenario.scenario()?;
     let algorithm = kind("algorithm", &required(algorithm, "algorithm")?)?;
     let WholeNumber(event) = required(event, "event")?;
-    run_simulation(move || arithmetic(&scenario, algorithm, event)).await
+    run_simulation(move || arithmetic(&scenario, algorithm, event), reserve).await
 }
 
 /// Runs work on a background thread, and replies with its result.
 async fn run_simulation<T: Serialize>(
     work: impl FnOnce() -> Result<T, ScenarioError> + Send + 'static,
+    reserve: impl Reserve,
 ) -> Result<Reply, Problem> {
     let busy = || {
         let detail = "too many simulations are running; retry in 1 s";
@@ -134,9 +146,34 @@ async fn run_simulation<T: Serialize>(
     let working = run_in_background(move || {
         let _held_until_done = place;
         let done = work().map_err(|error| Problem::bad(error.to_string()))?;
-        serde_json::to_vec(&done).map_err(|error| broken(&error))
+        let mut length = ByteCount(0);
+        serde_json::to_writer(&mut length, &done).map_err(|error| broken(&error))?;
+        let ByteCount(length) = length;
+        let reserved = reserve(length)?;
+        let mut json = Vec::with_capacity(length);
+        serde_json::to_writer(&mut json, &done).map_err(|error| broken(&error))?;
+        Ok::<_, Problem>((json, reserved))
     });
-    Ok(answer::json(working.await.map_err(|error| broken(&error))??))
+    let (json, reserved) = working.await.map_err(|error| broken(&error))??;
+    let mut reply = answer::json(json);
+    if let Some(reserved) = reserved {
+        reply.extensions_mut().insert(reserved);
+    }
+    Ok(reply)
+}
+
+/// Counts bytes without storing them.
+struct ByteCount(usize);
+
+impl io::Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn broken(error: &dyn std::fmt::Display) -> Problem {

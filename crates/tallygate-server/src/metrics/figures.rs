@@ -171,7 +171,7 @@ impl Figures {
             (
                 "charged_late",
                 "Keys whose local usage was charged when the store was back",
-                counts.returned,
+                counts.debts_charged,
             ),
             (
                 "refunds_failed",
@@ -180,8 +180,8 @@ impl Figures {
             ),
             ("coalesced", "Checks that shared the call of another check", counts.coalesced),
             ("leased_units", "Units taken on lease", counts.leased),
-            ("lease_returned_units", "Leased units returned to the store", counts.given_back),
-            ("lease_expired_units", "Leased units that expired unused", counts.lapsed),
+            ("lease_returned_units", "Leased units returned to the store", counts.lease_returned),
+            ("lease_expired_units", "Leased units that expired unused", counts.lease_expired),
         ] {
             families.counter(&format!("store_{name}"), help, &value)?;
         }

@@ -5,8 +5,8 @@
 import { credentials, detailOf, token } from "./api.js";
 import { byId, make, newId, table, setText } from "./dom.js";
 import { overTime } from "./plots.js";
-import { tokenForm } from "./token.js";
-import { count, percent } from "./units.js";
+import { tokenForm, tokenHelps } from "./token.js";
+import { count, percent, wholeSpan } from "./units.js";
 
 const POLICIES = ["token_bucket 100/1m burst 20", "sliding_window_counter 100/1m", "fixed_window 1000/1h"];
 /** The share of clients to which a suggested limit denies nothing, in percent. */
@@ -76,14 +76,15 @@ export class Backtest {
       { id: policiesId, name: "policies", rows: 4, spellcheck: false },
       POLICIES.join("\n"),
     );
-    const filter = (name, label, placeholder) => {
+    const text = (name, label, placeholder) => {
       const id = newId(name);
       const input = make("input", { id, name, type: "text", placeholder, spellcheck: false });
       return { input, field: make("div", { class: "field" }, make("label", { for: id }, label), input) };
     };
-    this.where = filter("where", "Only lines with", "path=/api/*");
-    this.status = filter("status", "Only status", "200,4xx");
-    this.excludeAgent = filter("exclude-agent", "Not from agents with", "bot");
+    this.time = text("time", "Time field", "detect");
+    this.where = text("where", "Only lines with", "path=/api/*");
+    this.status = text("status", "Only status", "200,4xx");
+    this.excludeAgent = text("exclude-agent", "Not from agents with", "bot");
     this.suggest = make("input", { type: "checkbox", name: "suggest", checked: true });
     this.run = make("button", { type: "submit", class: "primary", disabled: true }, "Run");
     this.stop = make(
@@ -112,7 +113,7 @@ export class Backtest {
           { class: "controls flat" },
           make(
             "div",
-            { class: "pair" },
+            { class: "triple" },
             make(
               "div",
               { class: "field" },
@@ -125,6 +126,7 @@ export class Backtest {
               ),
             ),
             make("div", { class: "field" }, make("label", { for: formatId }, "Format"), this.format),
+            this.time.field,
           ),
           make(
             "div",
@@ -164,6 +166,7 @@ export class Backtest {
     const query = new URLSearchParams({ key: this.key.value });
     for (const line of this.policies.value.split("\n")) if (line.trim()) query.append("policy", line.trim());
     if (this.format.value) query.set("format", this.format.value);
+    if (this.time.input.value) query.set("time", this.time.input.value);
     if (this.where.input.value) query.set("where", this.where.input.value);
     if (this.status.input.value) query.set("status", this.status.input.value);
     if (this.excludeAgent.input.value) query.set("exclude_agent", this.excludeAgent.input.value);
@@ -181,7 +184,7 @@ export class Backtest {
       setText(this.state, loaded < total ? `${percent(loaded, total)} sent` : "running …");
     });
     request.addEventListener("load", () => {
-      this.tokenForm.hidden = request.status !== UNAUTHORIZED;
+      this.tokenForm.hidden = !tokenHelps(request.status);
       if (request.status === 200) this.show(JSON.parse(request.responseText));
       else if (request.status === UNAUTHORIZED)
         this.fail(token() ? `The server rejects this admin token. ${NEEDS_TOKEN}` : NEEDS_TOKEN);
@@ -205,7 +208,7 @@ export class Backtest {
     request.send(this.log);
   }
 
-  /** Removes the results of the previous run, so that they are not taken for those of this one. */
+  /** Removes the results of the previous run, so that they are not mistaken for those of this one. */
   clear() {
     this.plot?.destroy();
     this.plot = null;
@@ -274,7 +277,7 @@ export class Backtest {
       make(
         "section",
         { class: "box" },
-        make("h2", {}, `Requests and denied requests per ${count(report.over_time.step_s)} s`),
+        make("h2", {}, `Requests and denied requests per ${wholeSpan(report.over_time.step_s)}`),
         make(
           "div",
           { class: "legend" },

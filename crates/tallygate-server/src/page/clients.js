@@ -304,10 +304,11 @@ class Client {
   }
 
   /** Counts down to the retry time of a denial, and then says that a retry can succeed. */
-  showDenial({ denied_by: by, retry_after_ms: wait }) {
+  showDenial({ denied_by: by, retry_after_ms: wait, limit }) {
     const denied = `Denied${by ? ` by ${by}` : ""}`;
     if (wait === null) {
-      setText(this.message, `${denied}: the cost is above the limit, so no wait helps.`);
+      const reason = limit === 0 ? "the client is blocked" : "the cost is above the limit";
+      setText(this.message, `${denied}: ${reason}, so no wait helps.`);
       return;
     }
     const until = performance.now() + wait;

@@ -30,7 +30,7 @@ let ids = 0;
 /** Returns an id that no other element has. */
 export const newId = (prefix) => `${prefix}-${++ids}`;
 
-/** Copies a text. If the browser refuses, selects the element that shows the text instead. Returns whether it copied. */
+/** Copies a text. If the browser does not allow it, selects the element that shows the text instead. Returns whether it copied. */
 export async function copy(text, element) {
   try {
     await navigator.clipboard.writeText(text);

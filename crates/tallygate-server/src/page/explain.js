@@ -195,7 +195,7 @@ export class Explain {
       make(
         "p",
         { class: "about" },
-        "Times are in microseconds since the start. The arithmetic uses whole numbers only: ⌊ ⌋ rounds down, ⌈ ⌉ rounds up, " +
+        "Times are in microseconds since the start. The arithmetic uses whole numbers only: ⌊\u00a0⌋ rounds down, ⌈\u00a0⌉ rounds up, " +
           "gcd is the greatest common divisor, and mod is the remainder.",
       ),
     );

@@ -4,7 +4,7 @@ import { Problem, get, getText, token } from "./api.js";
 import { byId, make, table, setText } from "./dom.js";
 import { parse, quantile, select, sum } from "./metrics.js";
 import { live } from "./plots.js";
-import { tokenForm } from "./token.js";
+import { tokenForm, tokenHelps } from "./token.js";
 import { count, measured, percent, rate } from "./units.js";
 
 const EVERY_MS = 1000;
@@ -139,7 +139,7 @@ export class Live {
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       this.isDenied = error.status === 401 || error.status === 403;
-      this.tokenForm.hidden = !this.isDenied;
+      this.tokenForm.hidden = !tokenHelps(error.status);
       this.hot.replaceChildren();
       this.busiestClients.replaceChildren();
       setText(

@@ -61,7 +61,7 @@ function plot(into, height, options, data) {
 /** The distance from the left and right edge of a plot to its drawing area, for the veil and the marks. */
 export const AREA = { left: GUTTER, right: RIGHT };
 
-/** Returns the height of the decisions of so many clients. */
+/** Returns the height of the decisions of a number of clients. */
 export const decisionsHeight = (clients) => Math.max(40, 16 * clients);
 
 /**

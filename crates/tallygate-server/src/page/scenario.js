@@ -33,7 +33,7 @@ export const NUMBERS = [
   { name: "burst", label: "Burst", unit: "", min: 1, max: 100, most: 1_000_000, hint: "for buckets" },
   { name: "rate_per_minute", label: "Rate", unit: "per minute", min: 1, max: 600, most: 1_000_000 },
   { name: "burst_size", label: "Group size", unit: "", min: 1, max: 50, most: 10_000, only: "bursty" },
-  { name: "clients", label: "Polite clients", unit: "", min: 1, max: 15, most: 15, only: "greedy" },
+  { name: "clients", label: "Normal clients", unit: "", min: 1, max: 15, most: 15, only: "greedy" },
   {
     name: "greedy_factor",
     label: "Greedy client",
@@ -75,6 +75,14 @@ export const CHOICES = [
   { name: "obeys", label: "Respect Retry-After", within: "retry", only: "retry" },
   { name: "jitter", label: "Add jitter", within: "retry", only: "retry" },
 ];
+
+/** Replaces the names of fields in a message of the server by the labels that the user sees. */
+export function labelled(message) {
+  return message.replace(/`(\w+)`/g, (quoted, name) => {
+    const field = [...NUMBERS, ...CHOICES].find((field) => field.name === name);
+    return field ? `"${field.label}"` : quoted;
+  });
+}
 
 export function first() {
   return {

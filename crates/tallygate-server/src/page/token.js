@@ -3,6 +3,12 @@
 import { setToken, token } from "./api.js";
 import { make, newId } from "./dom.js";
 
+/**
+ * Returns whether another token can change a response with this status. A server without admin tokens answers 403 to a
+ * request without a token: no token would help.
+ */
+export const tokenHelps = (status) => status === 401 || (status === 403 && token() !== "");
+
 /** Creates the form. Calls `use` when the user has entered a token. */
 export function tokenForm(use) {
   const id = newId("token");

@@ -28,6 +28,17 @@ export function span(us) {
   return rest === "0" ? `${minutes} min` : `${minutes} min ${rest} s`;
 }
 
+/** Formats whole seconds in the largest unit that divides them: `15 s`, `5 min`, `6 h`, `1 d`. */
+export function wholeSpan(seconds) {
+  const [length, unit] = [
+    [86_400, "d"],
+    [3600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ].find(([length]) => seconds % length === 0);
+  return `${seconds / length} ${unit}`;
+}
+
 /** Formats a measured duration in seconds, with two significant digits. */
 export function measured(seconds) {
   if (!Number.isFinite(seconds)) return "–";

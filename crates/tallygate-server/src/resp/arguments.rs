@@ -112,7 +112,7 @@ mod tests {
     fn numbers_are_digits_and_nothing_else() {
         assert_eq!(number("n", b"0", 0..=MAX_NUMBER), Ok(0));
         assert_eq!(number("n", b"9223372036854775807", 0..=MAX_NUMBER), Ok(MAX_NUMBER));
-        let refused: [&[u8]; 14] = [
+        let rejected: [&[u8]; 14] = [
             b"",
             b"-1",
             b"+1",
@@ -128,7 +128,7 @@ mod tests {
             b"9223372036854775808",
             b"18446744073709551617",
         ];
-        for found in refused {
+        for found in rejected {
             let mistake = Mistake::Number { what: "n", found, range: 0..=MAX_NUMBER };
             assert_eq!(number("n", found, 0..=MAX_NUMBER), Err(mistake));
         }

@@ -8,14 +8,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf as _, BytesMut};
 use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use futures_util::{FutureExt as _, future};
 use tallygate_lab::duration::DurationText;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::commands::{self, CommandResult};
-use super::parse::{Arguments, MAX_COMMAND, Parsed, Parser};
+use super::parse::{Arguments, MAX_COMMAND, Parsed, Parser, ProtocolError};
 use super::reply::Output;
 use super::session::Session;
 use super::transaction::Transaction;
@@ -33,8 +32,8 @@ const READ_LEAST: usize = 4 << 10;
 const READ_MOST: usize = TURN_BYTES;
 /// Replies are written before more is decided when they have this many bytes.
 const WRITE_AT: usize = 16 << 10;
-/// The size of the input buffer of an idle connection. A command that needs more is counted in the budget of its
-/// client.
+/// The size of the input buffer of an idle connection. A command that is longer is counted in the budget of its client
+/// before the buffer grows.
 const KEPT: usize = 2 * READ_MOST;
 /// The size of the output buffer of an idle connection.
 const KEPT_OUTPUT: usize = 4 << 10;
@@ -163,7 +162,7 @@ pub(super) async fn serve(
     let limits = shared.limits();
     let serving = RespConnection {
         stream,
-        input: BytesMut::new(),
+        input: Vec::new(),
         parser: Parser::default(),
         output: Output::default(),
         pending: Pending::new(),
@@ -180,7 +179,7 @@ pub(super) async fn serve(
 
 struct RespConnection {
     stream: Box<dyn Connection>,
-    input: BytesMut,
+    input: Vec<u8>,
     parser: Parser,
     output: Output,
     pending: Pending,
@@ -211,7 +210,8 @@ impl RespConnection {
             if !self.session.may_check() {
                 chunk = READ_LEAST;
             }
-            self.input.reserve(chunk);
+            // The capacity is counted, not only the length, so a buffer grows by no more than it needs.
+            self.input.reserve_exact(chunk);
             let room = self.input.capacity() - self.input.len();
             let deadline = match self.begun {
                 Some(begun) => Some(begun + self.limits.head_timeout),
@@ -275,6 +275,9 @@ impl RespConnection {
         }
         if self.input.len() > KEPT && self.held.is_none() {
             self.held = self.session.hold(MAX_COMMAND, &self.limits);
+            if self.held.is_some() {
+                self.input.reserve_exact(MAX_COMMAND - KEPT);
+            }
             return self.held.is_some();
         }
         true
@@ -282,11 +285,15 @@ impl RespConnection {
 
     /// Returns memory that only a large batch needed.
     fn shrink_buffers(&mut self) {
-        if self.input.len() <= KEPT {
-            self.held = None;
-        }
         if self.input.is_empty() && self.input.capacity() > KEPT {
-            self.input = BytesMut::new();
+            self.input = Vec::new();
+        }
+        if self.input.len() <= KEPT {
+            // The start of the next command may be left in a buffer that the last one needed.
+            if self.input.capacity() > KEPT + READ_MOST {
+                self.input = small_copy(&self.input);
+            }
+            self.held = None;
         }
         self.output.bytes.shrink_to(KEPT_OUTPUT);
         self.parser.shrink();
@@ -344,7 +351,10 @@ impl RespConnection {
                 }
                 Parsed::Wrong(error) => {
                     batch.finish().await;
-                    batch.output.error("ERR", error);
+                    match error {
+                        ProtocolError::Http => batch.output.http_error(error),
+                        _ => batch.output.error("ERR", error),
+                    }
                     batch.session.break_transaction();
                     if error.closes() {
                         break false;
@@ -355,7 +365,7 @@ impl RespConnection {
             batch.write_if_long(stream).await?;
         };
         batch.finish().await;
-        input.advance(done);
+        input.drain(..done);
         Ok(goes_on)
     }
 
@@ -389,7 +399,14 @@ impl RespConnection {
     }
 }
 
-/// Waits until a time; for ever if there is none.
+/// Copies the start of a command into a small buffer. To shrink the large one would leave a gap that no other fits.
+fn small_copy(input: &[u8]) -> Vec<u8> {
+    let mut small = Vec::with_capacity(KEPT);
+    small.extend_from_slice(input);
+    small
+}
+
+/// Waits until a time; forever if there is none.
 async fn sleep_until(until: Option<Instant>) {
     match until {
         Some(until) => tokio::time::sleep_until(until.into()).await,

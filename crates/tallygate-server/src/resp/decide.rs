@@ -100,7 +100,12 @@ pub(super) fn peek_with_names<'a>(
 }
 
 pub(super) fn validate_check<'a>(session: &Session, words: Arguments<'a>) -> Validity<'a> {
-    Ok(session.gate().validate(&with_options(words)?)?)
+    validate(session, &with_options(words)?)
+}
+
+fn validate<'a>(session: &Session, request: &GateRequest<'_>) -> Validity<'a> {
+    session.gate().in_force().find(request)?;
+    Ok(())
 }
 
 /// Loads the memory of the key of a `TG.CHECK` that will run soon.
@@ -122,7 +127,7 @@ pub(super) fn refund<'a>(
 }
 
 pub(super) fn validate_refund<'a>(session: &Session, words: Arguments<'a>) -> Validity<'a> {
-    Ok(session.gate().validate(&refund_arguments(words)?)?)
+    validate(session, &refund_arguments(words)?)
 }
 
 fn refund_arguments(words: Arguments<'_>) -> Result<GateRequest<'_>, Mistake<'_>> {
@@ -150,7 +155,8 @@ pub(super) fn check_all<'a>(
     let gate = session.gate().clone();
     Ok(now_or_later(session.gate(), out, async move {
         let items: Vec<_> = items.iter().map(OwnedRequest::ask).collect();
-        let decided = gate.ask_all(&items).await?;
+        let policies = gate.in_force();
+        let decided = gate.ask_all(&policies.find_all(&items)?).await?;
         Ok::<_, GateError>(move |out: &mut Output| {
             out.array(7);
             write_numbers(&decided.decision, out);
@@ -161,9 +167,8 @@ pub(super) fn check_all<'a>(
 }
 
 pub(super) fn validate_check_all<'a>(session: &Session, words: Arguments<'a>) -> Validity<'a> {
-    let items = all_arguments(words)?;
-    session.gate().validate_number(items.len())?;
-    Ok(items.iter().try_for_each(|ask| session.gate().validate(ask))?)
+    session.gate().in_force().find_all(&all_arguments(words)?)?;
+    Ok(())
 }
 
 /// Reads items that are separated by `AND`.
@@ -203,7 +208,8 @@ pub(super) fn reserve<'a>(
 
 pub(super) fn validate_reserve<'a>(session: &Session, words: Arguments<'a>) -> Validity<'a> {
     let (ask, ttl_ms) = reserve_arguments(words)?;
-    Ok(session.gate().validate_reservation(&ask, ttl_ms)?)
+    session.gate().in_force().find_reservation(&ask, ttl_ms)?;
+    Ok(())
 }
 
 /// Reads `policy key ttl_ms [COST n] [TIER name]`.
@@ -420,7 +426,7 @@ fn write_numbers(decision: &Decision, out: &mut Output) {
 /// Writes a decision with names, as the JSON of HTTP has them. What does not apply is null.
 fn write_names(answer: &Answer, out: &mut Output) {
     let Answer { entry, decision, .. } = answer;
-    let is_unlimited = gate::is_unlimited(decision);
+    let is_unlimited = decision.is_unlimited();
     let number = |name: &str, value: Option<u64>, out: &mut Output| {
         out.bulk(name);
         match value {

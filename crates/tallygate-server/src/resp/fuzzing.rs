@@ -1,5 +1,7 @@
 //! Fuzz target for RESP: bytes in any pieces give the same commands and the same replies.
 
+#![allow(clippy::missing_panics_doc, reason = "a fuzzer looks for failed assertions")]
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -14,7 +16,7 @@ use crate::config::Config;
 use crate::peer::Peer;
 use crate::shared::Shared;
 
-/// Commands: how the bytes are split does not matter. The first four bytes define the split.
+/// Checks that the replies to commands do not depend on how the bytes are split. The first four bytes define the split.
 pub fn resp(input: &[u8]) {
     let Some((lengths, bytes)) = input.split_first_chunk::<4>() else { return };
     let pieces = cut(bytes, lengths);

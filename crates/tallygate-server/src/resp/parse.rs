@@ -50,7 +50,7 @@ pub(super) struct Parser {
     /// What follows them, if it was parsed as well.
     after: Option<(usize, Progress)>,
     /// Why the command, which is being skipped, is rejected.
-    refused: Option<ProtocolError>,
+    rejected: Option<ProtocolError>,
     /// How many bytes to skip.
     skip: usize,
     /// The words of a line, without quotes.
@@ -114,6 +114,7 @@ pub(super) enum ProtocolError {
     NotBulk { found: u8 },
     NoLineEnd,
     Http,
+    Binary,
 }
 
 impl<'a> Arguments<'a> {
@@ -242,20 +243,20 @@ impl Parser {
             }
             self.first = self.spans.len();
             if count > MAX_ARGUMENTS {
-                self.refused = Some(ProtocolError::TooManyArguments { count });
+                self.rejected = Some(ProtocolError::TooManyArguments { count });
             }
         }
         match self.arguments(input) {
             Err(error) => (0, Progress::Wrong(error)),
             Ok(true) => {
                 let used = std::mem::take(&mut self.at);
-                match self.refused.take() {
-                    Some(refused) => (used, Progress::Wrong(refused)),
+                match self.rejected.take() {
+                    Some(rejected) => (used, Progress::Wrong(rejected)),
                     None => (used, Progress::Complete),
                 }
             }
             // Do not keep a command that is rejected.
-            Ok(false) if self.refused.is_some() => {
+            Ok(false) if self.rejected.is_some() => {
                 (std::mem::take(&mut self.at), Progress::Incomplete)
             }
             Ok(false) => (0, Progress::Incomplete),
@@ -299,14 +300,14 @@ impl Parser {
                     bytes
                 }
             };
-            if self.refused.is_none() {
+            if self.rejected.is_none() {
                 if bytes > MAX_ARGUMENT {
-                    self.refused = Some(ProtocolError::ArgumentTooLong { bytes });
+                    self.rejected = Some(ProtocolError::ArgumentTooLong { bytes });
                 } else if self.at + bytes > MAX_COMMAND {
-                    self.refused = Some(ProtocolError::CommandTooLong);
+                    self.rejected = Some(ProtocolError::CommandTooLong);
                 }
             }
-            if self.refused.is_some() {
+            if self.rejected.is_some() {
                 self.skip = bytes + 2;
                 continue;
             }
@@ -343,6 +344,10 @@ impl Parser {
         };
         self.at = 0;
         let line = input[..end].strip_suffix(b"\r").unwrap_or(&input[..end]);
+        // Browsers can be made to send commands within a TLS handshake or a STUN message, which also contain such bytes.
+        if line.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+            return (end + 1, Parsed::Wrong(ProtocolError::Binary));
+        }
         let parsed = match self.split(line) {
             Err(error) => Parsed::Wrong(error),
             Ok(0) => Parsed::Nothing,
@@ -495,7 +500,8 @@ impl ProtocolError {
             | Self::Length
             | Self::NotBulk { .. }
             | Self::NoLineEnd
-            | Self::Http => true,
+            | Self::Http
+            | Self::Binary => true,
         }
     }
 }
@@ -533,6 +539,12 @@ impl fmt::Display for ProtocolError {
             }
             Self::Http => {
                 write!(f, "this is the RESP port, but the request is HTTP; use the HTTP port")
+            }
+            Self::Binary => {
+                write!(
+                    f,
+                    "Protocol error: control characters in an inline command; send an array of bulk strings"
+                )
             }
         }
     }
@@ -727,6 +739,17 @@ mod tests {
         assert_eq!(whole(b"post /v1/check\r\n"), http);
         assert_eq!(whole(b"HOST: a\r\n"), http);
         assert_eq!(whole(b"GET a\r\n"), [command(&[b"GET", b"a"])]);
+    }
+
+    /// Fault J12.
+    #[test]
+    fn binary_input_is_rejected() {
+        let binary = [ParsedItem::Wrong(ProtocolError::Binary)];
+        for byte in [0, 1, 0x16, 0x1b, 0x7f] {
+            assert_eq!(whole(&[b'a', byte, b'\r', b'\n']), binary, "{byte}");
+        }
+        assert_eq!(whole(b"GET\ta\r\n"), [command(&[b"GET", b"a"])]);
+        assert_eq!(whole(b"GET \xe9\r\n"), [command(&[&b"GET"[..], b"\xe9"])]);
     }
 
     /// Splits input into pieces of these sizes, repeatedly.

@@ -22,6 +22,9 @@ pub(super) struct Output {
 /// The longest text of an error, in bytes.
 pub(super) const MAX_ERROR: usize = 512;
 
+/// A reply for which the buffer grows by no more than it needs.
+const LONG_REPLY: usize = 4 << 10;
+
 impl Output {
     pub(super) const fn new(protocol: Protocol) -> Self {
         Self { bytes: Vec::new(), protocol }
@@ -46,6 +49,14 @@ impl Output {
         self.end();
     }
 
+    /// Writes an error as an HTTP response, for a client that mistook the port: it would not show an error of RESP.
+    pub(super) fn http_error(&mut self, text: impl fmt::Display) {
+        let body = format!("{text}\n");
+        let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n";
+        let response = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+        self.bytes.extend_from_slice(response.as_bytes());
+    }
+
     pub(super) fn integer(&mut self, value: i64) {
         self.headed(b':', value);
     }
@@ -59,6 +70,10 @@ impl Output {
     pub(super) fn bulk(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
         self.headed(b'$', length(bytes.len()));
+        if bytes.len() > LONG_REPLY {
+            // A buffer that doubles would take far more than the reply.
+            self.bytes.reserve_exact(bytes.len() + 2);
+        }
         self.bytes.extend_from_slice(bytes);
         self.end();
     }
@@ -182,6 +197,16 @@ mod tests {
         assert!(text.ends_with("...\r\n"));
         let quoted = written(Protocol::Resp2, |out| out.error("ERR", Quoted(long.as_bytes())));
         assert!(quoted.len() <= 5 * MAX_QUOTED, "{}", quoted.len());
+    }
+
+    #[test]
+    fn a_long_reply_takes_no_more_memory_than_it_has() {
+        let mut out = Output::default();
+        while out.bytes.len() < 15 << 10 {
+            out.count(1);
+        }
+        out.bulk([b'x'; 20 << 10]);
+        assert!(out.bytes.capacity() < 36 << 10, "{}", out.bytes.capacity());
     }
 
     #[test]

@@ -39,8 +39,8 @@ impl Listener {
         };
         let path = PathBuf::from(path);
         // Remove a stale socket: no process listens on it any more. On other errors, it may be in use.
-        let asked = tokio::net::UnixStream::connect(&path).await;
-        if asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        let connected = tokio::net::UnixStream::connect(&path).await;
+        if connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             && is_socket(&path)
         {
             std::fs::remove_file(&path)?;
@@ -94,7 +94,7 @@ impl Listener {
                 Ok((stream, peer)) => {
                     failures.accepted();
                     // Without a free slot, close the connection at once.
-                    let Some(counted) = shared.admit_connection(peer) else { continue };
+                    let Some(counted) = shared.accept_connection(peer) else { continue };
                     let limits = shared.limits();
                     let stream = FairStream::new(stream);
                     let stream = WriteDeadline::new(stream, limits.write_timeout, given_up.clone());

@@ -14,7 +14,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::notify;
-use crate::config::{Config, RestartSettings, Tokens, envoy_files};
+use crate::config::{Config, MAX_CONFIG_BYTES, RestartSettings, Tokens, envoy_files, read_file};
 use crate::metrics::OutcomeLabels;
 use crate::options::ServeOptions;
 use crate::shared::{ReloadResult, Settings, Shared};
@@ -108,10 +108,10 @@ impl WatchedConfig {
 /// The limit on open files is reached.
 struct NoDescriptors;
 
-/// Returns the contents of a file; `None` if it cannot be read.
+/// Returns the contents of a file; `None` if it cannot be read, is not a regular file, or is too large.
 fn contents(path: &Path) -> Result<Option<Vec<u8>>, NoDescriptors> {
     let no_more = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
-    match std::fs::read(path) {
+    match read_file(path, MAX_CONFIG_BYTES) {
         Err(error) if no_more.contains(&error.raw_os_error()) => Err(NoDescriptors),
         read => Ok(read.ok()),
     }

@@ -4,7 +4,7 @@
 //! processor time between two of its runs: no other task waits longer. The time is that of the thread, so other
 //! processes do not count. Each case runs a few times and the best run counts, since the host can interrupt a virtual
 //! machine.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -323,6 +323,40 @@ fn no_resp_command_holds_a_worker_longer_than_a_millisecond() {
     resp("long names", name.repeat(20), &replies("-ERR", 20));
     let unknown = format!("*1\r\n${}\r\n{long}\r\n", long.len());
     resp("long commands", unknown.repeat(20), &replies("-ERR unknown command", 20));
+}
+
+/// Fault J4.
+#[test]
+fn no_request_of_envoy_holds_a_worker_longer_than_a_millisecond() {
+    let rules = |value: &dyn Fn(usize) -> String| {
+        let mut rules = "domain: web\ndescriptors:\n".to_owned();
+        for number in 0..300 {
+            let value = value(number);
+            let _ = writeln!(rules, "  - {{key: key, value: '{value}'");
+            rules += "    , rate_limit: {unit: day, requests_per_unit: 1000}}\n";
+        }
+        let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+        file.write_all(rules.as_bytes()).unwrap();
+        file
+    };
+    let request = |count: usize, value: &str| {
+        let one = format!(r#"{{"entries":[{{"key":"key","value":"{value}"}}]}}"#);
+        let list = vec![one; count].join(",");
+        post("/json", &format!(r#"{{"domain":"web","descriptors":[{list}]}}"#))
+    };
+    // The texts and the values have the same rare letters, which the search looks for first.
+    let middle = rules(&|number| format!("*zq{number:03}*x"));
+    let repeated = rules(&|number| format!("{}b{number}*", "a*".repeat(13)));
+    let cases = [
+        ("one long value", &middle, request(1, &format!("{}x", "zq".repeat(16_000)))),
+        ("64 values", &middle, request(64, &format!("{}x", "zq".repeat(220)))),
+        ("values of many parts", &repeated, request(64, &"a".repeat(450))),
+        ("values like the rules", &repeated, request(64, &"aaaab".repeat(88))),
+    ];
+    for (case, rules, script) in cases {
+        let config = format!("[envoy]\nconfig = {:?}\n", rules.path());
+        assert_yields(case, &config, Surface::Http, &script, &status(200));
+    }
 }
 
 /// The cost of ten times the bytes is at most about ten times the cost, for each thing that a request may have many of.

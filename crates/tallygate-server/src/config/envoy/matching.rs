@@ -1,15 +1,19 @@
 //! Finds the rule of a descriptor.
 //!
-//! One level of the tree per entry of the descriptor: the exact key and value first, then the patterns of the key in the
-//! order of the file, then the key without a value. There is no way back: if the chosen level has no rule for the next
-//! entry, the descriptor has none. A rule applies to descriptors with exactly as many entries as its path has levels.
+//! One level of the tree per entry of the descriptor: the exact key and value first, then the patterns in the order of the
+//! file, then the key without a value. A pattern has a `*` in its value or in its key. There is no way back: if the chosen
+//! level has no rule for the next entry, the descriptor has none. A rule applies to descriptors with exactly as many
+//! entries as its path has levels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use memchr::memmem::Finder;
 use sha2::{Digest as _, Sha256};
 use tallygate::store::MAX_KEY_BYTES;
 use tallygate::{Quota, Ticks};
+
+use crate::turn::{ENTRY_BYTE, PATTERN, PATTERN_BYTE, PATTERN_PART, TimeSlice};
 
 /// The maximum number of entries of a descriptor. Files are not nested more deeply.
 pub(crate) const MAX_ENTRIES: usize = 32;
@@ -30,23 +34,47 @@ pub(crate) struct Domain {
     pub(super) rules: Level,
 }
 
-/// The rules for one entry of a descriptor, by its key.
+/// The rules for one entry of a descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Level {
     by_key: HashMap<Box<str>, KeyRules>,
+    /// The rules whose key is a pattern, in the order of the file.
+    by_key_pattern: Vec<PatternRule>,
+    /// The number of patterns.
+    patterns: usize,
 }
 
 /// The rules for the entries with one key.
 #[derive(Debug, Default)]
 struct KeyRules {
     by_value: HashMap<Box<str>, DescriptorRule>,
-    /// In the order of the file.
-    by_pattern: Vec<(Pattern, DescriptorRule)>,
+    /// The rules whose value is a pattern, in the order of the file.
+    by_pattern: Vec<PatternRule>,
     any_value: Option<DescriptorRule>,
 }
 
+/// A rule with a pattern.
+#[derive(Debug)]
+struct PatternRule {
+    /// The place among the patterns of the level.
+    place: usize,
+    key: Glob,
+    /// `None` is any value.
+    value: Option<Glob>,
+    rule: DescriptorRule,
+}
+
+impl PatternRule {
+    async fn matches_value(&self, value: &str, slice: &mut TimeSlice) -> bool {
+        match &self.value {
+            None => true,
+            Some(pattern) => pattern.matches(value, slice).await,
+        }
+    }
+}
+
 /// What a descriptor of the file says.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DescriptorRule {
     pub(super) limit: Option<Arc<EnvoyRule>>,
     pub(super) next: Level,
@@ -54,7 +82,8 @@ pub(super) struct DescriptorRule {
     pub(super) is_shared: bool,
     /// Whether metrics of the rules below show the value of this entry.
     pub(super) value_to_metric: bool,
-    /// The line of its definition.
+    /// The file and line of its definition.
+    pub(super) file: Arc<str>,
     pub(super) line: usize,
 }
 
@@ -165,29 +194,49 @@ impl Unit {
     }
 }
 
-/// A text with `*` for any characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pattern(Box<str>);
+/// A text with `*` for any characters. Without a `*`, it matches only itself.
+#[derive(Debug)]
+pub(super) struct Glob {
+    text: Box<str>,
+    /// The places of the first and of the last `*`.
+    stars: Option<(usize, usize)>,
+    /// The texts between two `*`.
+    inner: Box<[Finder<'static>]>,
+}
 
-impl Pattern {
-    /// Returns a pattern if the value contains a `*`.
-    pub(super) fn of(value: &str) -> Option<Self> {
-        value.contains('*').then(|| Self(value.into()))
+impl Glob {
+    pub(super) fn is_open(text: &str) -> bool {
+        text.contains('*')
     }
 
-    /// Compares in time linear in the length of the value for each `*`: every part is searched for once.
-    fn matches(&self, value: &str) -> bool {
-        let mut parts = self.0.split('*');
-        let first = parts.next().unwrap_or_default();
-        let Some(mut rest) = value.strip_prefix(first) else { return false };
-        let Some(last) = parts.next_back() else { return rest.is_empty() };
-        for part in parts {
-            match rest.find(part) {
-                Some(at) => rest = &rest[at + part.len()..],
-                None => return false,
-            }
+    fn new(text: &str) -> Self {
+        let stars = text.find('*').zip(text.rfind('*'));
+        let inner = stars.map_or("", |(first, last)| &text[first..last]);
+        let inner = inner.split('*').filter(|part| !part.is_empty());
+        let inner = inner.map(|part| Finder::new(part).into_owned()).collect();
+        Self { text: text.into(), stars, inner }
+    }
+
+    /// Returns whether a value matches. Both ends are compared first. Each other part is searched for once, so the time is
+    /// linear in the length of the value.
+    async fn matches(&self, value: &str, slice: &mut TimeSlice) -> bool {
+        slice.spend(PATTERN).await;
+        let Some((first, last)) = self.stars else { return *self.text == *value };
+        let (begin, end) = (&self.text[..first], &self.text[last + 1..]);
+        let rest = value.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end));
+        let Some(rest) = rest else { return false };
+        if self.inner.is_empty() {
+            return true;
         }
-        rest.ends_with(last)
+        slice.spend(PATTERN_PART * self.inner.len() + PATTERN_BYTE * rest.len()).await;
+        let mut rest = rest.as_bytes();
+        self.inner.iter().all(|part| match part.find(rest) {
+            Some(at) => {
+                rest = &rest[at + part.needle().len()..];
+                true
+            }
+            None => false,
+        })
     }
 }
 
@@ -209,6 +258,11 @@ impl Domains {
         self.by_name.len()
     }
 
+    /// Takes a domain out, to extend it.
+    pub(super) fn take(&mut self, name: &str) -> Option<Domain> {
+        self.by_name.remove(name)
+    }
+
     /// Adds a domain that is new.
     pub(super) fn insert(&mut self, name: Arc<str>, domain: Domain) {
         self.by_name.insert(name, domain);
@@ -217,101 +271,166 @@ impl Domains {
 
 impl Level {
     pub(super) fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
+        self.by_key.is_empty() && self.by_key_pattern.is_empty()
     }
 
     /// Returns the descriptor of the file with a key and a value.
     pub(super) fn get(&self, key: &str, value: Option<&str>) -> Option<&DescriptorRule> {
-        let rules = self.by_key.get(key)?;
-        let Some(value) = value else { return rules.any_value.as_ref() };
-        match Pattern::of(value) {
-            None => rules.by_value.get(value),
-            Some(pattern) => {
-                let mut patterns = rules.by_pattern.iter();
-                patterns.find(|(other, _)| *other == pattern).map(|(_, rule)| rule)
+        let of_key = self.by_key.get(key);
+        let patterns = match of_key {
+            _ if Glob::is_open(key) => &self.by_key_pattern,
+            Some(rules) if value.is_some_and(Glob::is_open) => &rules.by_pattern,
+            rules => {
+                return match value {
+                    Some(value) => rules?.by_value.get(value),
+                    None => rules?.any_value.as_ref(),
+                };
             }
-        }
+        };
+        let is_same = |pattern: &&PatternRule| {
+            &*pattern.key.text == key && pattern.value.as_ref().map(|glob| &*glob.text) == value
+        };
+        patterns.iter().find(is_same).map(|pattern| &pattern.rule)
     }
 
     /// Adds a descriptor of the file that is new.
     pub(super) fn insert(&mut self, key: &str, value: Option<&str>, rule: DescriptorRule) {
-        let rules = self.by_key.entry(key.into()).or_default();
-        match value.map(|value| (value, Pattern::of(value))) {
-            None => rules.any_value = Some(rule),
-            Some((value, None)) => drop(rules.by_value.insert(value.into(), rule)),
-            Some((_, Some(pattern))) => rules.by_pattern.push((pattern, rule)),
+        let place = self.patterns;
+        let is_key_open = Glob::is_open(key);
+        if !is_key_open && !value.is_some_and(Glob::is_open) {
+            let rules = self.by_key.entry(key.into()).or_default();
+            match value {
+                None => rules.any_value = Some(rule),
+                Some(value) => drop(rules.by_value.insert(value.into(), rule)),
+            }
+            return;
         }
+        self.patterns += 1;
+        let value = value.map(Glob::new);
+        let pattern = PatternRule { place, key: Glob::new(key), value, rule };
+        match is_key_open {
+            true => self.by_key_pattern.push(pattern),
+            false => self.by_key.entry(key.into()).or_default().by_pattern.push(pattern),
+        }
+    }
+
+    async fn find(
+        &self,
+        (key, value): (&str, &str),
+        slice: &mut TimeSlice,
+    ) -> Option<(&DescriptorRule, EntryMatch<'_>)> {
+        let rules = self.by_key.get(key);
+        if let Some(rule) = rules.and_then(|rules| rules.by_value.get(value)) {
+            return Some((rule, EntryMatch::Exact));
+        }
+        let (mut by_value, mut by_key) = (None, None);
+        for pattern in rules.iter().flat_map(|rules| &rules.by_pattern) {
+            if pattern.matches_value(value, slice).await {
+                by_value = Some(pattern);
+                break;
+            }
+        }
+        for pattern in &self.by_key_pattern {
+            if pattern.key.matches(key, slice).await && pattern.matches_value(value, slice).await {
+                by_key = Some(pattern);
+                break;
+            }
+        }
+        if let Some(pattern) = by_value.into_iter().chain(by_key).min_by_key(|found| found.place) {
+            return Some((&pattern.rule, EntryMatch::Pattern(pattern)));
+        }
+        let any_value = rules.and_then(|rules| rules.any_value.as_ref());
+        any_value.map(|rule| (rule, EntryMatch::AnyValue))
     }
 }
 
 /// How an entry was matched.
 enum EntryMatch<'a> {
     Exact,
-    /// A pattern whose values share one counter.
-    Shared(&'a Pattern),
-    /// Any value, or a pattern: each value has its own counter.
-    Each,
+    Pattern(&'a PatternRule),
+    AnyValue,
 }
 
-impl KeyRules {
-    fn find(&self, value: &str) -> Option<(&DescriptorRule, EntryMatch<'_>)> {
-        if let Some(rule) = self.by_value.get(value) {
-            return Some((rule, EntryMatch::Exact));
+impl EntryMatch<'_> {
+    /// Adds the texts of the entry that the file leaves open: each of them has its own counter. The number of texts is the
+    /// same for all entries of a rule.
+    fn add_open<'e>(&self, (key, value): (&'e str, &'e str), open: &mut Vec<&'e str>) {
+        match self {
+            Self::Exact => {}
+            Self::AnyValue => open.push(value),
+            Self::Pattern(pattern) => {
+                if Glob::is_open(&pattern.key.text) {
+                    open.push(key);
+                }
+                let is_fixed =
+                    pattern.value.as_ref().is_some_and(|value| !Glob::is_open(&value.text));
+                if !pattern.rule.is_shared && !is_fixed {
+                    open.push(value);
+                }
+            }
         }
-        let by_pattern = self.by_pattern.iter().find(|(pattern, _)| pattern.matches(value));
-        if let Some((pattern, rule)) = by_pattern {
-            let how = if rule.is_shared { EntryMatch::Shared(pattern) } else { EntryMatch::Each };
-            return Some((rule, how));
-        }
-        self.any_value.as_ref().map(|rule| (rule, EntryMatch::Each))
     }
 }
 
 impl Domain {
-    /// Finds the rule of a descriptor.
-    pub(crate) fn find(&self, entries: &[(&str, &str)]) -> Option<RuleMatch<'_>> {
+    /// Finds the rule of a descriptor. The time grows with the number of patterns, so this yields between them.
+    pub(crate) async fn find(
+        &self,
+        entries: &[(&str, &str)],
+        slice: &mut TimeSlice,
+    ) -> Option<RuleMatch<'_>> {
         let mut level = &self.rules;
         let mut found = None;
-        let mut values = Vec::new();
+        let mut open = Vec::new();
         let mut steps = Vec::with_capacity(entries.len());
-        for (key, value) in entries {
-            let (rule, how) = level.by_key.get(*key)?.find(value)?;
-            if matches!(how, EntryMatch::Each) {
-                values.push(*value);
-            }
+        for &(key, value) in entries {
+            slice.spend(ENTRY_BYTE * (key.len() + value.len())).await;
+            let (rule, how) = level.find((key, value), slice).await?;
+            how.add_open((key, value), &mut open);
             steps.push((rule.value_to_metric, how));
             level = &rule.next;
             found = rule.limit.as_ref();
         }
         let rule = found?;
         let is_detailed = rule.detailed_metric || steps.iter().any(|(shows, _)| *shows);
-        let metric = is_detailed.then(|| metric_name(rule, entries, &steps));
-        Some(RuleMatch { rule, key: key_of(&values), metric })
+        let metric = is_detailed.then(|| self.metric_name(rule, entries, &steps));
+        Some(RuleMatch { rule, key: key_of(&open), metric })
+    }
+
+    /// Returns the path of a rule for metrics. An entry is shown as in the request if the file asks for it, otherwise as in
+    /// the file. So different rules have different names: an entry that looks like a pattern of the file also matches that
+    /// pattern, or an earlier one.
+    fn metric_name(
+        &self,
+        rule: &EnvoyRule,
+        entries: &[(&str, &str)],
+        steps: &[(bool, EntryMatch<'_>)],
+    ) -> String {
+        // The policy of the domain has the domain as its name.
+        let mut name = (*self.override_policy).to_owned();
+        for (&(key, value), (shows_value, how)) in entries.iter().zip(steps) {
+            let shows_value = *shows_value || rule.detailed_metric;
+            let (key, value) = match how {
+                EntryMatch::Pattern(pattern) if !shows_value || pattern.rule.is_shared => {
+                    (&*pattern.key.text, pattern.value.as_ref().map(|value| &*value.text))
+                }
+                EntryMatch::Exact | EntryMatch::Pattern(_) => (key, Some(value)),
+                EntryMatch::AnyValue => (key, shows_value.then_some(value)),
+            };
+            add_entry(&mut name, key, value);
+        }
+        name
     }
 }
 
-/// Returns the path of a rule with values of the request in place of the values that the file leaves open.
-fn metric_name(
-    rule: &EnvoyRule,
-    entries: &[(&str, &str)],
-    steps: &[(bool, EntryMatch<'_>)],
-) -> String {
-    let domain = rule.policy.split('|').next().unwrap_or_default();
-    let mut name = domain.to_owned();
-    for ((key, value), (shows_value, how)) in entries.iter().zip(steps) {
-        name.push('|');
-        escape(&mut name, key);
-        let shown = match how {
-            EntryMatch::Exact => Some(*value),
-            EntryMatch::Shared(pattern) => Some(&*pattern.0),
-            EntryMatch::Each => (*shows_value || rule.detailed_metric).then_some(*value),
-        };
-        if let Some(value) = shown {
-            name.push('=');
-            escape(&mut name, value);
-        }
+/// Appends an entry to a name: `|key=value` or `|key`.
+fn add_entry(name: &mut String, key: &str, value: Option<&str>) {
+    name.push('|');
+    escape(name, key);
+    if let Some(value) = value {
+        name.push('=');
+        escape(name, value);
     }
-    name
 }
 
 /// Returns the key of the values that a rule leaves open. Different values have different keys.
@@ -367,31 +486,33 @@ pub(super) fn policy_name(domain: &str, path: &[(&str, Option<&str>)]) -> Arc<st
     let mut name = "envoy:".to_owned();
     escape(&mut name, domain);
     for (key, value) in path {
-        name.push('|');
-        escape(&mut name, key);
-        if let Some(value) = value {
-            name.push('=');
-            escape(&mut name, value);
-        }
+        add_entry(&mut name, key, *value);
     }
     name.into()
 }
 
 /// Appends a text with `\` before the characters that separate texts, and without control characters. Different texts
 /// stay different.
-fn escape(out: &mut String, text: &str) {
-    for character in text.chars() {
-        match character {
-            '\\' | '|' | '=' => out.extend(['\\', character]),
-            control if control.is_control() => out.extend(control.escape_unicode()),
-            other => out.push(other),
+fn escape(out: &mut String, mut text: &str) {
+    let is_special =
+        |character: char| matches!(character, '\\' | '|' | '=') || character.is_control();
+    while let Some(at) = text.find(is_special) {
+        let (plain, rest) = text.split_at(at);
+        out.push_str(plain);
+        let mut characters = rest.chars();
+        match characters.next() {
+            Some(special @ ('\\' | '|' | '=')) => out.extend(['\\', special]),
+            control => out.extend(control.into_iter().flat_map(char::escape_unicode)),
         }
+        text = characters.as_str();
     }
+    out.push_str(text);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turn::count_polls;
 
     #[test]
     fn patterns_match_as_globs() {
@@ -403,16 +524,53 @@ mod tests {
             ("a*a", vec!["aa", "aba"], vec!["a"]),
             ("/v1/*/items", vec!["/v1/x/items", "/v1//items"], vec!["/v1/items"]),
             ("a**b", vec!["ab", "axb"], vec!["a"]),
+            ("aa*aa", vec!["aaaa"], vec!["aaa"]),
+            ("*é*", vec!["é", "caféx"], vec!["e", "è"]),
+            ("*a*a*", vec!["aa", "xaya"], vec!["a"]),
+            ("a", vec!["a"], vec!["ab", ""]),
         ] {
-            let pattern = Pattern::of(pattern).expect("a pattern");
+            let pattern = Glob::new(pattern);
+            let matches = |value: &str| {
+                tallygate::block_on(pattern.matches(value, &mut TimeSlice::default()))
+            };
             for value in matching {
-                assert!(pattern.matches(value), "{pattern:?} {value:?}");
+                assert!(matches(value), "{pattern:?} {value:?}");
             }
             for value in other {
-                assert!(!pattern.matches(value), "{pattern:?} {value:?}");
+                assert!(!matches(value), "{pattern:?} {value:?}");
             }
         }
-        assert_eq!(Pattern::of("a"), None);
+    }
+
+    /// Fault J4.
+    #[test]
+    fn many_patterns_and_long_values_take_many_time_slices() {
+        let rule = || DescriptorRule {
+            limit: None,
+            next: Level::default(),
+            is_shared: false,
+            value_to_metric: false,
+            file: "rules.yaml".into(),
+            line: 1,
+        };
+        let mut level = Level::default();
+        for number in 0..300 {
+            level.insert("key", Some(&format!("*/{number}/*")), rule());
+            level.insert(&format!("*/{number}/*"), None, rule());
+        }
+        let long = "/".repeat(30_000);
+        for (key, value) in [("key", &*long), (&*long, "value")] {
+            let find =
+                async { level.find((key, value), &mut TimeSlice::default()).await.is_some() };
+            let (is_found, polls) = count_polls(find);
+            assert!(!is_found && polls >= 300, "{polls} polls");
+        }
+        let mut level = Level::default();
+        for number in 0..10_000 {
+            level.insert("key", Some(&format!("{number}*")), rule());
+        }
+        let find = async { level.find(("key", "x"), &mut TimeSlice::default()).await.is_some() };
+        assert!(count_polls(find).1 >= 4, "patterns that do not match cost time as well");
     }
 
     /// Fault H8.

@@ -19,7 +19,9 @@ use super::query::Query;
 use super::sending::ReservedBytes;
 use crate::client_budgets::{BudgetOwner, WAITING_BYTES};
 use crate::config::MAX_NAME_BYTES;
-use crate::gate::{Answer, Gate, GateRequest, ReservationId, SettleFailure, Verb};
+use crate::gate::{
+    Answer, Gate, GateRequest, Policies, PolicyRequest, ReservationId, SettleFailure, Verb,
+};
 use crate::turn::{DECISION, SCAN_BYTE, TimeSlice};
 
 /// How many items of a list the memory store decides in one slice.
@@ -140,8 +142,10 @@ pub(super) async fn ask(
     let mut turn = TimeSlice::default();
     let split = Split::of(body, &mut turn).await?;
     let CheckBody { policy, key, cost, tier, mut checks, mut all } = split.rest()?;
+    // The whole request is decided under the configuration of this moment.
+    let policies = gate.in_force();
     if let (Some(found), Some(_)) = (split.len(), &all) {
-        gate.validate_number(found)?;
+        policies.validate_number(found)?;
     }
     if let (Some(_), Some(Items(items))) = (split.len(), checks.as_mut().or(all.as_mut())) {
         *items = split.items(&mut turn).await?;
@@ -151,7 +155,8 @@ pub(super) async fn ask(
         one.policy.is_some() || one.key.is_some() || one.cost.is_some() || one.tier.is_some();
     match (is_one, checks, all) {
         (_, None, None) => {
-            let answer = gate.ask(verb, one.request()?).answer().await?;
+            let asked = policies.ask_with(verb, one.request()?, Answer::new);
+            let answer = asked.answer().await?;
             let mut out = Vec::with_capacity(answer::BYTES);
             write(&mut out, &answer, None);
             let mut reply = answer::json(out);
@@ -165,21 +170,21 @@ pub(super) async fn ask(
         }
         (false, Some(Items(items)), None) => {
             if items.is_empty() {
-                gate.validate_number(0)?;
+                policies.validate_number(0)?;
             }
             let waiting = match gate.stores() {
                 Stores::Memory(_) => 0,
                 Stores::Redis(_) => WAITING_BYTES * items.len().min(PREPARED),
             };
             let reserved = reserve(answer::BYTES * items.len() + waiting)?;
-            let mut reply = check_each(gate, verb, &items, &mut turn).await?;
+            let mut reply = check_each(gate, &policies, verb, &items, &mut turn).await?;
             if let Some(reserved) = reserved {
                 reply.extensions_mut().insert(reserved);
             }
             Ok(reply)
         }
         (false, None, Some(Items(items))) if verb == Verb::Check => {
-            check_together(gate, &items, &mut turn).await
+            check_together(gate, &policies, &items, &mut turn).await
         }
         (false, None, Some(_)) => {
             Err(Problem::bad("`all` only works with /v1/check; send `checks`"))
@@ -192,18 +197,19 @@ pub(super) async fn ask(
 
 /// Decides the items of a list one by one.
 async fn check_each(
-    gate: &Arc<Gate>,
+    gate: &Gate,
+    policies: &Policies,
     verb: Verb,
     items: &[CheckItem<'_>],
     turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
-    let requests = validate_items(gate, items, turn).await?;
+    let requests = find_items(policies, items, turn).await?;
     // Items of the same client are decided in order. The order of different clients does not matter.
     let mut clients = HashSet::with_capacity_and_hasher(requests.len(), RandomState::default());
     let mut are_distinct = true;
     for request in &requests {
-        turn.spend(SCAN_BYTE * (HASHED_AS + request.key.len())).await;
-        are_distinct &= clients.insert((request.policy, request.key));
+        turn.spend(SCAN_BYTE * (HASHED_AS + request.ask.key.len())).await;
+        are_distinct &= clients.insert((&request.entry.name, request.ask.key));
     }
     drop(clients);
     let in_flight = if are_distinct { IN_FLIGHT } else { 1 };
@@ -217,7 +223,7 @@ async fn check_each(
     for some in requests.chunks(at_a_time) {
         turn.spend(some.len() * DECISION).await;
         let answers: Vec<_> =
-            some.iter().map(|request| gate.ask(verb, *request).answer()).collect();
+            some.iter().map(|request| request.entry.ask(verb, request.ask).answer()).collect();
         let mut answers = stream::iter(answers).buffered(in_flight);
         while let Some(answer) = answers.next().await {
             if index > 0 {
@@ -233,12 +239,13 @@ async fn check_each(
 
 /// Decides the items together: all are charged, or none is.
 async fn check_together(
-    gate: &Arc<Gate>,
+    gate: &Gate,
+    policies: &Policies,
     items: &[CheckItem<'_>],
     turn: &mut TimeSlice,
 ) -> Result<Reply, Problem> {
-    gate.validate_number(items.len())?;
-    let requests = validate_items(gate, items, turn).await?;
+    policies.validate_number(items.len())?;
+    let requests = find_items(policies, items, turn).await?;
     turn.spend(requests.len() * DECISION).await;
     let answer = gate.ask_all(&requests).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
@@ -247,19 +254,16 @@ async fn check_together(
     Ok(answer::json(out))
 }
 
-/// Validates the items of a list before anything is charged.
-async fn validate_items<'a>(
-    gate: &Gate,
+/// Finds the policies of the items of a list, and validates all items before anything is charged.
+async fn find_items<'a>(
+    policies: &'a Policies,
     items: &'a [CheckItem<'_>],
     turn: &mut TimeSlice,
-) -> Result<Vec<GateRequest<'a>>, Problem> {
+) -> Result<Vec<PolicyRequest<'a>>, Problem> {
     let mut requests = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         turn.spend(LOOKED_UP).await;
-        let request = item.request().and_then(|request| {
-            gate.validate(&request)?;
-            Ok(request)
-        });
+        let request = item.request().and_then(|request| Ok(policies.find(&request)?));
         requests.push(request.map_err(|problem| problem.of_item(index))?);
     }
     Ok(requests)
@@ -282,8 +286,8 @@ pub(super) async fn reserve(
     body: &[u8],
 ) -> Result<Reply, Problem> {
     let ReserveBody { policy, key, cost, tier, ttl_ms } = body::parse(body)?;
-    let question = CheckItem { policy, key, cost, tier };
-    let request = question.request()?;
+    let item = CheckItem { policy, key, cost, tier };
+    let request = item.request()?;
     let WholeNumber(ttl_ms) = required(ttl_ms, "ttl_ms")?;
     let (answer, reservation) = gate.reserve(request, ttl_ms, holder).await?;
     let mut out = Vec::with_capacity(answer::BYTES);
@@ -301,4 +305,54 @@ pub(super) async fn settle(gate: &Gate, body: &[u8]) -> Result<Reply, Problem> {
     let mut out = Vec::with_capacity(answer::BYTES);
     answer::decision(&mut out, &entry.name, &decision, &DecisionExtras::default());
     Ok(answer::json(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// Fault G4.
+    #[test]
+    fn a_list_is_decided_under_one_configuration_whenever_a_reload_comes() {
+        let config = |limit: u64| {
+            let policy = |name: &str| {
+                format!(
+                    "[policies.{name}]\nalgorithm = \"fixed_window\"\nlimit = {limit}\nwindow = \"365d\"\n"
+                )
+            };
+            Config::parse(&(policy("api") + &policy("login")), Path::new("")).expect("valid")
+        };
+        let item = |number: u32| {
+            let policy = if number.is_multiple_of(2) { "api" } else { "login" };
+            format!(r#"{{"policy":"{policy}","key":"{number}"}}"#)
+        };
+        let items: Vec<_> = (0..200).map(item).collect();
+        let body = format!(r#"{{"checks":[{}]}}"#, items.join(","));
+        let mut cx = Context::from_waker(Waker::noop());
+        // A reload after each number of slices of the request.
+        for slices in 0.. {
+            let gate = crate::fuzzing::shared(&config(5)).gate;
+            let mut asking = pin!(ask(&gate, Verb::Check, None, body.as_bytes(), |_| Ok(None)));
+            for _ in 0..slices {
+                if asking.as_mut().poll(&mut cx).is_ready() {
+                    assert!(slices > 4, "the request is long");
+                    return;
+                }
+            }
+            gate.put_in_force(&config(7));
+            let reply = loop {
+                if let Poll::Ready(reply) = asking.as_mut().poll(&mut cx) {
+                    break reply.unwrap_or_else(Problem::reply);
+                }
+            };
+            let text = std::str::from_utf8(reply.body()).expect("text");
+            let count = |limit: u64| text.matches(&format!(r#""limit":{limit},"#)).count();
+            assert!(matches!((count(5), count(7)), (200, 0) | (0, 200)), "{slices}: {text}");
+        }
+    }
 }
