@@ -40,11 +40,7 @@ pub(crate) fn run(options: &Backtest) -> anyhow::Result<ExitCode> {
         let written = write_html(&report, &mut file).and_then(|()| file.flush());
         written.with_context(|| format!("cannot write {}", path.display()))?;
     }
-    match print(&report, options.json) {
-        // The reader of the output has closed it: `head`, for example.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        result => result?,
-    }
+    crate::unless_closed(print(&report, options.json))?;
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -22,6 +22,7 @@ const LONGEST_LINE: u64 = 512;
 /// The first byte that a TLS server sends to a client that does not use TLS.
 const TLS_ALERT: char = '\u{15}';
 const NEEDS_TLS: &str = "the server uses TLS on this port; use --ca FILE";
+const NEEDS_TOKEN: &str = "the server needs a token; use --token-file FILE";
 /// The most values that are read of a reply.
 const MAX_VALUES: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -262,16 +263,19 @@ fn ask(
     stream.write_all(command(words).as_bytes())?;
     let mut lines = BufReader::new(stream).lines();
     let mut line = || lines.next().context("the server closed the connection")?.context("no reply");
-    if token.is_some()
-        && let Some(error) = line()?.strip_prefix('-')
-    {
-        anyhow::bail!("{error}");
+    let mut reply = || {
+        let line = line()?;
+        anyhow::ensure!(!line.starts_with(TLS_ALERT), NEEDS_TLS);
+        match line.strip_prefix('-') {
+            Some(error) if error.starts_with("NOAUTH") => anyhow::bail!(NEEDS_TOKEN),
+            Some(error) => anyhow::bail!("{error}"),
+            None => Ok(line),
+        }
+    };
+    if token.is_some() {
+        reply()?;
     }
-    let first = line()?;
-    anyhow::ensure!(!first.starts_with(TLS_ALERT), NEEDS_TLS);
-    if let Some(error) = first.strip_prefix('-') {
-        anyhow::bail!("{error}");
-    }
+    let first = reply()?;
     let count: usize = first
         .strip_prefix('*')
         .and_then(|count| count.parse().ok())

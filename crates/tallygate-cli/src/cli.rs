@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use tallygate_core::{Anchor, Cost, Kind, Ticks};
 use tallygate_lab::backtest::{Format, KeyFrom, LineFilter, Share};
 use tallygate_lab::simulate::Pattern;
@@ -136,11 +136,11 @@ pub(crate) struct Settings {
     pub(crate) store: Option<String>,
 
     /// Number of this server, from 1, if a policy divides its quota between `instances` with the memory store
-    #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE")]
+    #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE", value_parser = number::<u32>)]
     pub(crate) instance: Option<u32>,
 
     /// Maximum number of keys kept in memory per policy, at least 1 [default: 1000000]
-    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS")]
+    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", value_parser = number::<usize>)]
     pub(crate) max_keys: Option<usize>,
 
     /// Snapshot file of the memory store: loaded on startup, written on shutdown
@@ -150,6 +150,18 @@ pub(crate) struct Settings {
     /// Also write the snapshot at this interval, such as `30s`
     #[arg(long, value_name = "TIME", env = "TALLYGATE_SNAPSHOT_EVERY", value_parser = interval)]
     pub(crate) snapshot_every: Option<Duration>,
+}
+
+/// Returns the environment variables that any command understands.
+fn variables() -> Vec<String> {
+    let commands = Cli::command();
+    let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
+    arguments.filter_map(|argument| Some(argument.get_env()?.to_str()?.to_owned())).collect()
+}
+
+/// Parses a whole number.
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| "expected a whole number, without a sign or a unit")
 }
 
 impl Settings {
@@ -166,6 +178,7 @@ impl Settings {
             snapshot: self.snapshot,
             snapshot_every: self.snapshot_every,
             otlp: None,
+            variables: variables(),
             log: LogLevel::Info.into(),
             log_format: LogFormat::Text.into(),
         }
@@ -272,7 +285,7 @@ pub(crate) struct Check {
     pub(crate) key: String,
 
     /// Units to charge [default: the cost set in the policy]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<Cost>)]
     pub(crate) cost: Option<Cost>,
 
     /// Tier of the client
@@ -373,7 +386,7 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "WHERE", value_enum)]
     pub(crate) anchor: Option<WindowAnchor>,
 
-    /// Decide in Redis or Valkey; the keys get names of their own and are removed at the end
+    /// Decide in Redis or Valkey, under separate keys that are removed at the end
     ///
     /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`.
     #[arg(long, value_name = "URL", verbatim_doc_comment)]
@@ -391,7 +404,7 @@ pub(crate) struct Replay {
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
     /// Units that a client may use per window
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::<Cost>)]
     pub(crate) limit: Cost,
 
     /// Length of the window
@@ -399,7 +412,7 @@ pub(crate) struct Simulate {
     pub(crate) window: Duration,
 
     /// Units that a bucket allows at one instant [default: the limit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<Cost>)]
     pub(crate) burst: Option<Cost>,
 
     /// Algorithm to run; may be given several times [default: all six]
@@ -410,7 +423,7 @@ pub(crate) struct Simulate {
     ///
     /// steady: evenly spaced. bursty: groups at one instant. poisson: random gaps. ramp: from zero to twice the rate. spike:
     /// the whole limit just before a window ends and again just after. retry: evenly spaced, and denied requests are
-    /// retried. greedy: several polite clients and one greedy client.
+    /// retried. greedy: several normal clients and one greedy client.
     #[arg(long, value_name = "NAME", default_value = Pattern::Steady.name(), value_parser = pattern())]
     pub(crate) pattern: Pattern,
 
@@ -423,11 +436,11 @@ pub(crate) struct Simulate {
     pub(crate) duration: Duration,
 
     /// Random seed: for --pattern poisson, for the jitter of --pattern retry, and for --instances [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<u64>)]
     pub(crate) seed: Option<u64>,
 
     /// Units that each request charges
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<Cost>)]
     pub(crate) cost: Cost,
 
     /// retry: ignore Retry-After and retry after --naive-wait
@@ -443,25 +456,25 @@ pub(crate) struct Simulate {
     pub(crate) naive_wait: Option<Duration>,
 
     /// retry: maximum number of attempts per request [default: 5]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<u64>)]
     pub(crate) attempts: Option<u64>,
 
-    /// greedy: number of polite clients [default: 3]
-    #[arg(long, value_name = "N")]
+    /// greedy: number of normal clients [default: 3]
+    #[arg(long, value_name = "N", value_parser = number::<u64>)]
     pub(crate) clients: Option<u64>,
 
-    /// greedy: requests of the greedy client per request of a polite one [default: 20]
-    #[arg(long, value_name = "N")]
+    /// greedy: requests of the greedy client per request of a normal one [default: 20]
+    #[arg(long, value_name = "N", value_parser = number::<u64>)]
     pub(crate) greedy_factor: Option<u64>,
 
     /// bursty: requests per group [default: 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<u64>)]
     pub(crate) burst_size: Option<u64>,
 
     /// Divide the quota between this many instances behind a random load balancer
     ///
     /// Each instance decides alone with its share of the limit and burst, as servers with `store = "memory"` do.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>)]
     pub(crate) instances: u64,
 
     /// Print the JSON of `POST /v1/simulate` instead of a table
@@ -544,8 +557,9 @@ pub(crate) struct Backtest {
 
     /// Only use lines with this value, such as `path=/login`, `path=/api/*` or `method!=GET`; may be given several times
     ///
-    /// A line must match every --where. FIELD is the name of a field or `header:NAME`, as in --key. `path`, `method` and `status` match the usual
-    /// names of these fields in JSON and CSV. A `*` at the end stands for any text. Paths are compared without their query.
+    /// A line must match every --where. FIELD is the name of a field or `header:NAME`, as in --key. `path`, `method` and
+    /// `status` match the usual names of these fields in JSON and CSV. A `*` at the end matches any text. Paths are
+    /// compared without their query.
     #[arg(long = "where", value_name = "FIELD=VALUE")]
     pub(crate) filters: Vec<LineFilter>,
 
@@ -565,7 +579,7 @@ pub(crate) struct Backtest {
     #[arg(long, value_name = "FIELD")]
     pub(crate) time: Option<String>,
 
-    /// For each policy, find the lowest limit that denies nothing to this percentage of clients, such as 99.9
+    /// For each policy, find the lowest limit that never denies this percentage of clients, such as 99.9
     #[arg(long, value_name = "SHARE")]
     pub(crate) suggest: Option<Share>,
 
@@ -574,7 +588,7 @@ pub(crate) struct Backtest {
     pub(crate) peak: Option<Ticks>,
 
     /// Number of most-denied clients to list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::<usize>)]
     pub(crate) top: usize,
 
     /// Also write an HTML report with plots

@@ -8,7 +8,7 @@ mod cli;
 mod replay;
 mod simulate;
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -34,14 +34,9 @@ fn main() -> ExitCode {
         Command::Backtest(options) => backtest::run(&options),
         Command::Simulate(options) => simulate::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Completions(options) => {
-            let mut command = cli::Cli::command();
-            clap_complete::generate(
-                options.shell,
-                &mut command,
-                "tallygate",
-                &mut std::io::stdout(),
-            );
-            Ok(ExitCode::SUCCESS)
+            let (mut command, mut script) = (cli::Cli::command(), Vec::new());
+            clap_complete::generate(options.shell, &mut command, "tallygate", &mut script);
+            print(&script)
         }
         Command::Man(options) => write_manual(options.folder.as_deref()),
     };
@@ -49,7 +44,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // If standard error is closed, the exit code still reports the failure.
-            let _ = writeln!(std::io::stderr(), "tallygate: {error:#}");
+            let _ = writeln!(io::stderr(), "tallygate: {error:#}");
             ExitCode::from(2)
         }
     }
@@ -58,10 +53,26 @@ fn main() -> ExitCode {
 /// Writes one manual page per command to a folder, or the main page to standard output.
 fn write_manual(folder: Option<&Path>) -> anyhow::Result<ExitCode> {
     let command = cli::Cli::command();
-    match folder {
-        Some(folder) => clap_mangen::generate_to(command, folder)
-            .with_context(|| format!("cannot write manual pages to {}", folder.display()))?,
-        None => clap_mangen::Man::new(command).render(&mut std::io::stdout().lock())?,
-    }
+    let Some(folder) = folder else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page)?;
+        return print(&page);
+    };
+    clap_mangen::generate_to(command, folder)
+        .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a text.
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+    unless_closed(io::stdout().lock().write_all(text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the result of printing. It is no error that the reader of the output, such as `head`, has closed it.
+fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
+    match printed {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
 }

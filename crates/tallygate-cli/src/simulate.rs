@@ -22,11 +22,7 @@ pub(crate) fn run(options: &Simulate) -> anyhow::Result<()> {
         let written = std::fs::write(path, page(&report));
         written.with_context(|| format!("cannot write {}", path.display()))?;
     }
-    match print(options, &report) {
-        // The reader of the output has closed it: `head`, for example.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    Ok(crate::unless_closed(print(options, &report))?)
 }
 
 fn print(options: &Simulate, report: &Report) -> io::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! `page/*.mjs` drive the browser, one file per case. A case fails on an assertion, on any error of the page or the
 //! console, and on any request to another server. `scripts/install-test-clients` installs the browser and its driver.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 mod common;
 mod http_client;
@@ -24,6 +24,8 @@ const POLICIES: &str = r#"
     window = "1h"
     [policies.api.tiers.pro]
     limit = 50
+    [policies.api.overrides.mallory]
+    access = "blocked"
     [policies.brief]
     algorithm = "token_bucket"
     limit = 1
@@ -152,7 +154,7 @@ fn a_lane_gives_its_policy_as_toml_and_as_rust() {
 }
 
 #[test]
-fn one_clients_spam_does_not_touch_another() {
+fn requests_of_one_client_do_not_affect_another() {
     drive("clients", &Served::start(&[], Some(POLICIES)));
 }
 
@@ -181,6 +183,14 @@ fn with_a_token_live_shows_clients_to_the_operator_only() {
     let config = format!("[auth]\nadmin = [\"env:ADMIN\"]\n{POLICIES}");
     let variables = [("ADMIN", "sesame-of-the-operator")];
     drive("token", &Served::with_variables(&[], Some(&config), &variables));
+}
+
+#[test]
+fn a_server_without_tokens_asks_for_none() {
+    drive(
+        "no-token",
+        &Served::start(&[], Some("[admin]\n[policies.api]\nlimit = 5\nwindow = \"1h\"")),
+    );
 }
 
 #[test]
@@ -214,6 +224,10 @@ fn a_browser_gets_the_page_and_other_clients_get_text() {
     };
     assert_eq!(example("localhost:8443"), "http://localhost:8443/v1/check");
     assert_eq!(example("[::1]:80"), "http://[::1]:80/v1/check");
+    let hello = |config| get(Served::start(&[], Some(config)).http(), "/").body;
+    assert!(hello(DEMO).contains(r#"Try: curl -d '{"policy":"demo","key":"alice"}'"#));
+    let other = "[policies.site]\nlimit = 1\nwindow = \"1m\"\n";
+    assert!(hello(other).contains(r#"Try: curl -d '{"policy":"NAME","key":"alice"}'"#));
     assert_eq!(get(served.http(), "/page/none.js").status, 404);
     assert_eq!(get(served.http(), "/page/../page.rs").status, 404);
     assert_eq!(post(served.http(), "/", "").status, 405);

@@ -340,6 +340,13 @@ fn several_keys_are_charged_together_or_not_at_all() {
         let denied = numbers("TG.CHECKALL api k AND a k");
         assert_eq!((denied[1], denied[7]), (0, 1), "{denied:?}");
         assert_eq!(numbers("TG.PEEK api k COST 0")[3], 3);
+        // If both are denied, the numbers are those of the first, although the second has less remaining.
+        let both_denied = numbers("TG.CHECKALL api k COST 4 AND a k");
+        assert_eq!(
+            (both_denied[2..4].to_vec(), both_denied[7]),
+            (vec![5, 3], 0),
+            "{both_denied:?}"
+        );
         let tier = numbers("tg.checkall api pro tier pro cost 20 and api other");
         assert_eq!((tier[1], tier[7]), (1, -1), "{tier:?}");
         for wrong in ["TG.CHECKALL api k AND", "TG.CHECKALL api k a k", "TG.CHECKALL api k OR a k"]
@@ -615,6 +622,9 @@ fn the_server_stops_reading_from_a_client_that_does_not_read() {
     assert!(replies.chunks(7).all(|reply| reply == b"+PONG\r\n"));
 }
 
+/// The reply to HTTP on the RESP port.
+const WRONG_PORT: &str = "this is the RESP port, but the request is HTTP; use the HTTP port\n";
+
 /// Fault E13.
 #[test]
 fn http_on_the_resp_port_closes_the_connection() {
@@ -627,12 +637,27 @@ fn http_on_the_resp_port_closes_the_connection() {
         let mut stream = connect(served.resp());
         stream.write_all(request.as_bytes()).expect("the write succeeds");
         let reply = rest_of(&mut stream);
-        assert_eq!(
-            reply,
-            "-ERR this is the RESP port, but the request is HTTP; use the HTTP port\r\n"
-        );
+        assert!(reply.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{reply}");
+        assert!(reply.ends_with(&format!("\r\n\r\n{WRONG_PORT}")), "{reply}");
     }
+    // An HTTP client shows the reason.
+    let url = format!("http://{}/v1/check", served.resp());
+    assert_eq!(clients::run(Command::new("curl").args(["-sS", &url])), WRONG_PORT);
     // The command in the body was not executed.
+    assert_eq!(ask(&served, "TG.PEEK demo k COST 0"), "*6 :1 :5 :5 :0 :0 :0");
+}
+
+/// Fault J12: a page can make its visitor's browser resume a TLS session with a ticket that contains commands.
+#[test]
+fn a_tls_handshake_on_the_resp_port_executes_no_command() {
+    let served = Served::start(&[], None);
+    let ticket = b"\r\nTG.CHECK demo k COST 5\r\n";
+    let hello =
+        [&b"\x16\x03\x01\x00\x5c\x01\x00\x00\x58\x03\x03"[..], &[0xa7; 32], ticket].concat();
+    let mut stream = connect(served.resp());
+    stream.write_all(&hello).expect("the write succeeds");
+    let reply = rest_of(&mut stream);
+    assert!(reply.starts_with("-ERR Protocol error: control characters"), "{reply}");
     assert_eq!(ask(&served, "TG.PEEK demo k COST 0"), "*6 :1 :5 :5 :0 :0 :0");
 }
 

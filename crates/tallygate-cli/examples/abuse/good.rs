@@ -37,7 +37,7 @@ pub(crate) struct Latency {
 
 /// The measurements of a client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watched {
+pub(crate) struct ClientLatencies {
     pub(crate) http: Latency,
     pub(crate) resp: Latency,
     /// A new connection with one request and its reply.
@@ -45,7 +45,7 @@ pub(crate) struct Watched {
 }
 
 /// A good client with its open connections.
-pub(crate) struct Good {
+pub(crate) struct GoodClient {
     http: Connection,
     resp: Connection,
 }
@@ -53,22 +53,23 @@ pub(crate) struct Good {
 /// A connection that is reopened if it is lost.
 struct Connection {
     to: SocketAddrV4,
-    question: &'static [u8],
+    request: &'static [u8],
     stream: Option<TcpStream>,
 }
 
-impl Good {
+impl GoodClient {
     pub(crate) fn new(server: &Server) -> Self {
         Self { http: Connection::new(server.http, HTTP), resp: Connection::new(server.resp, RESP) }
     }
 
     /// Sends requests for a number of seconds. Seconds in which the host gave the processors to other machines do not
     /// count, unless there are too many of them.
-    pub(crate) fn watch(&mut self, seconds: usize) -> Result<Watched, Failure> {
+    pub(crate) fn watch(&mut self, seconds: usize) -> Result<ClientLatencies, Failure> {
         let Self { http, resp } = self;
         let to = resp.to;
         let mut new = || connect(FROM, to, PATIENCE).is_ok_and(|mut stream| ask(&mut stream, NEW));
-        let mut asked = [Asked::default(), Asked::default(), Asked::default()];
+        let mut asked =
+            [RequestResults::default(), RequestResults::default(), RequestResults::default()];
         let mut calm = 0;
         for second in 0..MOST_DISTURBED * seconds {
             let before = stolen()?;
@@ -94,39 +95,39 @@ impl Good {
                 break;
             }
         }
-        let [http, resp, new] = asked.map(Asked::latency);
-        Ok(Watched { http, resp, new })
+        let [http, resp, new] = asked.map(RequestResults::latency);
+        Ok(ClientLatencies { http, resp, new })
     }
 }
 
 impl Connection {
-    fn new(to: SocketAddrV4, question: &'static [u8]) -> Self {
-        Self { to, question, stream: Self::open(to, question) }
+    fn new(to: SocketAddrV4, request: &'static [u8]) -> Self {
+        Self { to, request, stream: Self::open(to, request) }
     }
 
-    fn open(to: SocketAddrV4, question: &[u8]) -> Option<TcpStream> {
+    fn open(to: SocketAddrV4, request: &[u8]) -> Option<TcpStream> {
         let mut stream = connect(FROM, to, PATIENCE).ok()?;
-        let is_known = question != RESP || ask(&mut stream, NEW);
+        let is_known = request != RESP || ask(&mut stream, NEW);
         is_known.then_some(stream)
     }
 
     fn ask(&mut self) -> bool {
-        let is_answered = self.stream.as_mut().is_some_and(|stream| ask(stream, self.question));
+        let is_answered = self.stream.as_mut().is_some_and(|stream| ask(stream, self.request));
         if !is_answered {
-            self.stream = Self::open(self.to, self.question);
+            self.stream = Self::open(self.to, self.request);
         }
         is_answered
     }
 }
 
 /// Sends one request and returns whether it was allowed.
-fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
+fn ask(stream: &mut TcpStream, request: &[u8]) -> bool {
     let (mut reply, mut filled) = ([0; 1024], 0);
     let is_allowed = |reply: &[u8]| {
         reply.windows(8).any(|part| part == b"*6\r\n:1\r\n")
             || reply.windows(14).any(|part| part == b"\"allowed\":true")
     };
-    if stream.write_all(question).is_err() {
+    if stream.write_all(request).is_err() {
         return false;
     }
     loop {
@@ -135,7 +136,7 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
             _ => return false,
         }
         // The reply to `AUTH` may arrive separately.
-        let is_complete = question != NEW || memchr::memchr(b'*', &reply[..filled]).is_some();
+        let is_complete = request != NEW || memchr::memchr(b'*', &reply[..filled]).is_some();
         if is_complete {
             return is_allowed(&reply[..filled]);
         }
@@ -144,12 +145,12 @@ fn ask(stream: &mut TcpStream, question: &[u8]) -> bool {
 
 /// The results of requests.
 #[derive(Default)]
-struct Asked {
+struct RequestResults {
     times: Vec<Duration>,
     failed: usize,
 }
 
-impl Asked {
+impl RequestResults {
     fn latency(mut self) -> Latency {
         self.times.sort_unstable();
         let last = self.times.len().saturating_sub(1);
@@ -161,9 +162,9 @@ impl Asked {
 }
 
 /// Sends the requests of a second when each is due. A late request counts the time since it was due.
-fn steadily(every: Duration, mut ask: impl FnMut() -> bool) -> Asked {
+fn steadily(every: Duration, mut ask: impl FnMut() -> bool) -> RequestResults {
     let (began, mut due) = (Instant::now(), Duration::ZERO);
-    let mut asked = Asked::default();
+    let mut asked = RequestResults::default();
     while due < Duration::from_secs(1) {
         std::thread::sleep(due.saturating_sub(began.elapsed()));
         match ask() {

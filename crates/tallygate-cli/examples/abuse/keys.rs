@@ -1,12 +1,13 @@
-//! Ten million invented keys over RESP and HTTP: their memory, their effect on other clients, and the debts they evict.
+//! Ten million invented keys over RESP and HTTP: their memory, their effect on other clients, and the debts that they evict.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::SocketAddrV4;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::good::{Good, shown};
+use crate::client::{FROM, RespClient};
+use crate::good::{GoodClient, shown};
 use crate::server::{Server, connect};
 use crate::{Failure, QUIET_SECONDS, allowed, step_back};
 
@@ -39,7 +40,6 @@ pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
         all_held &= is_held;
     };
     invented(binary, &mut report)?;
-    throttled(binary, &mut report)?;
     chosen(binary, &mut report)?;
     expiring(binary, &mut report)?;
     Ok((table, all_held))
@@ -47,12 +47,12 @@ pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
 
 fn invented(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &[])?;
-    let mut good = Good::new(&server);
+    let mut good = GoodClient::new(&server);
     let quiet = good.watch(QUIET_SECONDS)?;
     let before = server.holds()?.mib;
-    let mut observer = RespClient::new(server.resp)?;
+    let mut observer = RespClient::connect(FROM, server.resp)?;
     let greedy = ["greedy".to_owned()];
-    let used_up = observer.check("keys", &greedy, 100)? == 1;
+    let used_up = check(&mut observer, "keys", &greedy, 100)? == 1;
     let began = Instant::now();
     let seconds = INVENTED / PER_SECOND;
     let time = Duration::from_secs(seconds as u64);
@@ -68,8 +68,8 @@ fn invented(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Resul
         let observing = scope.spawn(move || -> Result<_, Failure> {
             let (mut evicted, mut unserved, mut asked) = (0, 0, 0);
             while began.elapsed() < time {
-                evicted += observer.check("keys", &greedy, 1)?;
-                unserved += 1 - observer.check("keys", &[format!("honest-{asked}")], 1)?;
+                evicted += check(&mut observer, "keys", &greedy, 1)?;
+                unserved += 1 - check(&mut observer, "keys", &[format!("honest-{asked}")], 1)?;
                 asked += 1;
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -113,38 +113,9 @@ fn invented(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Resul
     Ok(())
 }
 
-/// Clients that used up their `CL.THROTTLE` quota, then ten times as many keys as fit into the store.
-fn throttled(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
-    const KEPT: usize = 100_000;
-    const CLIENTS: usize = 200;
-    let server = Server::start(binary, &["--max-keys", "100000"])?;
-    let mut client = RespClient::new(server.resp)?;
-    let clients: Vec<_> =
-        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 5\r\n")).collect();
-    let used_up = client.throttle(&clients)? == CLIENTS;
-    for batch in 0..10 * KEPT / BATCH {
-        let flood: Vec<_> = (0..BATCH)
-            .map(|key| {
-                let large = 1_000_000 + key;
-                format!("CL.THROTTLE flood-{batch}-{key} {} {large} 3600 {large}\r\n", large - 1)
-            })
-            .collect();
-        client.throttle(&flood)?;
-    }
-    let again: Vec<_> =
-        (0..CLIENTS).map(|client| format!("CL.THROTTLE client-{client} 4 5 86400 1\r\n")).collect();
-    let denied = CLIENTS - client.throttle(&again)?;
-    report(
-        "J6: a million keys by CL.THROTTLE with large numbers, where 100 000 are kept",
-        format!("{denied} of {CLIENTS} clients without quota are denied"),
-        used_up && denied * 100 >= CLIENTS * 99,
-    );
-    Ok(())
-}
-
 fn chosen(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "50000"])?;
-    let mut client = RespClient::new(server.resp)?;
+    let mut client = RespClient::connect(FROM, server.resp)?;
     let is_chosen =
         |key: &String| xxhash_rust::xxh3::xxh3_128(key.as_bytes()) >> (128 - ALIKE) == 0;
     let chosen: Vec<String> = (0..)
@@ -156,7 +127,7 @@ fn chosen(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<
     let mut p99 = [Duration::MAX; 2];
     for _ in 0..5 {
         for (best, keys) in p99.iter_mut().zip([&at_random, &chosen]) {
-            let mut times = client.times("keys", keys)?;
+            let mut times = times(&mut client, "keys", keys)?;
             times.sort_unstable();
             *best = (*best).min(times[times.len() * 99 / 100]);
         }
@@ -172,10 +143,10 @@ fn chosen(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<
 
 fn expiring(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Result<(), Failure> {
     let server = Server::start(binary, &["--max-keys", "12000000"])?;
-    let mut client = RespClient::new(server.resp)?;
+    let mut client = RespClient::connect(FROM, server.resp)?;
     for batch in 0..INVENTED / BATCH {
         let keys: Vec<_> = (0..BATCH).map(|key| format!("old-{batch}-{key}")).collect();
-        client.check("brief", &keys, 1)?;
+        check(&mut client, "brief", &keys, 1)?;
     }
     let filled = Instant::now();
     let mut slow = [Duration::ZERO; 4];
@@ -184,7 +155,7 @@ fn expiring(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Resul
             std::thread::sleep(EXPIRED.saturating_sub(filled.elapsed()));
         }
         let new: Vec<_> = (0..100_000).map(|key| format!("{kind}-{key}")).collect();
-        let mut times = client.times("brief", &new)?;
+        let mut times = times(&mut client, "brief", &new)?;
         times.sort_unstable();
         slow[2 * place] = times[times.len() * 999 / 1000];
         slow[2 * place + 1] = times[times.len() - 1];
@@ -200,68 +171,26 @@ fn expiring(binary: &Path, report: &mut impl FnMut(&str, String, bool)) -> Resul
     Ok(())
 }
 
-/// A RESP connection.
-struct RespClient {
-    stream: TcpStream,
-    replies: Vec<u8>,
+/// Checks keys and returns how many are allowed.
+fn check(
+    client: &mut RespClient,
+    policy: &str,
+    keys: &[String],
+    cost: u32,
+) -> Result<usize, Failure> {
+    let commands: Vec<_> =
+        keys.iter().map(|key| format!("TG.CHECK {policy} {key} COST {cost}\r\n")).collect();
+    client.allowed(&commands, RespClient::CHECK)
 }
 
-impl RespClient {
-    fn new(to: SocketAddrV4) -> Result<Self, Failure> {
-        let stream = connect([127, 0, 0, 1], to, PATIENCE)?;
-        Ok(Self { stream, replies: Vec::new() })
-    }
-
-    /// Checks keys and returns how many are allowed.
-    fn check(&mut self, policy: &str, keys: &[String], cost: u32) -> Result<usize, Failure> {
-        let mut script = String::new();
-        for key in keys {
-            write!(script, "TG.CHECK {policy} {key} COST {cost}\r\n")?;
-        }
-        self.stream.write_all(script.as_bytes())?;
-        self.replies.clear();
-        let mut piece = [0; 1 << 16];
-        let (mut lines, mut allowed) = (0, 0);
-        // Each reply has seven lines: the length of the list and six numbers.
-        while lines < 7 * keys.len() {
-            let read = self.stream.read(&mut piece)?;
-            if read == 0 {
-                return Err("the server closed the connection".into());
-            }
-            lines += memchr::memchr_iter(b'\n', &piece[..read]).count();
-            self.replies.extend_from_slice(&piece[..read]);
-        }
-        for at in memchr::memchr_iter(b'*', &self.replies) {
-            allowed += usize::from(self.replies[at..].starts_with(b"*6\r\n:1\r\n"));
-        }
-        Ok(allowed)
-    }
-
-    /// Sends `CL.THROTTLE` commands and returns how many are allowed.
-    fn throttle(&mut self, commands: &[String]) -> Result<usize, Failure> {
-        self.stream.write_all(commands.concat().as_bytes())?;
-        self.replies.clear();
-        let (mut piece, mut lines) = ([0; 1 << 16], 0);
-        while lines < 6 * commands.len() {
-            let read = self.stream.read(&mut piece)?;
-            if read == 0 {
-                return Err("the server closed the connection".into());
-            }
-            lines += memchr::memchr_iter(b'\n', &piece[..read]).count();
-            self.replies.extend_from_slice(&piece[..read]);
-        }
-        Ok(memchr::memmem::find_iter(&self.replies, b"*5\r\n:0\r\n").count())
-    }
-
-    /// Checks keys one by one and returns their times.
-    fn times(&mut self, policy: &str, keys: &[String]) -> Result<Vec<Duration>, Failure> {
-        let times = keys.iter().map(|key| {
-            let began = Instant::now();
-            self.check(policy, std::slice::from_ref(key), 1)?;
-            Ok(began.elapsed())
-        });
-        times.collect()
-    }
+/// Checks keys one by one and returns their times.
+fn times(client: &mut RespClient, policy: &str, keys: &[String]) -> Result<Vec<Duration>, Failure> {
+    let times = keys.iter().map(|key| {
+        let began = Instant::now();
+        check(client, policy, std::slice::from_ref(key), 1)?;
+        Ok(began.elapsed())
+    });
+    times.collect()
 }
 
 /// Waits until the next requests are due at the given rate.
@@ -273,10 +202,10 @@ fn pace(began: Instant, done: usize, of: usize) {
 
 /// Checks new keys over RESP and returns how many were denied.
 fn flood_resp(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
-    let (mut client, began, mut denied_keys) = (RespClient::new(to)?, Instant::now(), 0);
+    let (mut client, began, mut denied_keys) = (RespClient::connect(FROM, to)?, Instant::now(), 0);
     for batch in 0..count / BATCH {
         let keys: Vec<_> = (0..BATCH).map(|key| format!("resp-{batch}-{key}")).collect();
-        denied_keys += BATCH - client.check("keys", &keys, 1)?;
+        denied_keys += BATCH - check(&mut client, "keys", &keys, 1)?;
         pace(began, (batch + 1) * BATCH, count);
     }
     Ok(denied_keys)
@@ -285,8 +214,7 @@ fn flood_resp(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
 /// Checks new keys over HTTP in lists and returns how many were denied.
 fn flood_http(to: SocketAddrV4, count: usize) -> Result<usize, Failure> {
     const LIST: usize = 50;
-    let (mut stream, began, mut denied_keys) =
-        (connect([127, 0, 0, 1], to, PATIENCE)?, Instant::now(), 0);
+    let (mut stream, began, mut denied_keys) = (connect(FROM, to, PATIENCE)?, Instant::now(), 0);
     let mut reply = vec![0; 1 << 16];
     for batch in 0..count / LIST {
         let checks: Vec<_> = (0..LIST)

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use tallygate_testkit::http2::{self, END_HEADERS, END_STREAM, frame, kind};
 
-use crate::server::{Server, connect};
+use crate::server::{Server, Store, connect};
 use crate::{Failure, good, step_back};
 
 /// The number and the length of measurements of each of the three.
-const ROUNDS: usize = 4;
-const ROUND: Duration = Duration::from_millis(400);
+const ROUNDS: usize = 3;
+const ROUND: Duration = Duration::from_millis(300);
 /// The time for which a load runs before the measurement.
 const WARM_UP: Duration = Duration::from_millis(100);
 /// The pause of the other client between two checks.
@@ -32,7 +32,7 @@ const ATTACKER: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
 
 /// Additional policies, whose names are compared with unknown ones.
-fn config() -> String {
+pub(crate) fn config() -> String {
     let mut config = String::new();
     for number in 0..100 {
         let _ = write!(config, "[policies.policy-number-{number}]\nlimit = 10\nwindow = \"1h\"\n");
@@ -107,6 +107,18 @@ const LOADS: &[Load] = &[
             head.extend_from_slice(&[0x00, 1, b'x', 0x7f, 0xa1, 0x1e]);
             head.extend_from_slice(&[b'y'; 4_000]);
         }
+        let head = &head[..];
+        (0..STREAMS)
+            .flat_map(|stream| {
+                frame(kind::HEADERS, END_HEADERS | END_STREAM, first + 2 * stream, head)
+            })
+            .collect()
+    }),
+    load("100 streams with heads of 470 fields", Surface::Http2, |first| {
+        // Each field is a byte that refers to the dynamic table.
+        let mut head = http2::fields(http2::Method::Get, "/livez");
+        head.extend_from_slice(&[0x40, 1, b'a', 0]);
+        head.resize(head.len() + 470, 0xbe);
         let head = &head[..];
         (0..STREAMS)
             .flat_map(|stream| {
@@ -217,7 +229,7 @@ impl Load {
                         Surface::Http if is_pipeline => {
                             read_until(&mut stream, &mut replies, LAST_REPLY)
                         }
-                        Surface::Http => crate::attacks::read_reply(&mut stream),
+                        Surface::Http => crate::client::read_reply(&mut stream).is_some(),
                         Surface::Http2 => read_streams(&mut stream, &mut replies),
                         Surface::Resp => read_until(&mut stream, &mut replies, END_REPLY),
                     };
@@ -303,10 +315,10 @@ fn medians(server: &Server) -> Result<Medians, Failure> {
     let mut reply = [0; 4096];
     while since.elapsed() < ROUND {
         let asked = [(&mut http, &check[..]), (&mut resp, b"TG.CHECK api good\r\n")];
-        for ((stream, question), times) in asked.into_iter().zip(&mut times) {
+        for ((stream, request), times) in asked.into_iter().zip(&mut times) {
             std::thread::sleep(PAUSE);
             let began = Instant::now();
-            stream.write_all(question)?;
+            stream.write_all(request)?;
             // The reply is small and arrives in one read.
             if stream.read(&mut reply)? == 0 {
                 return Err("the server closed the connection".into());
@@ -348,8 +360,7 @@ const HEAD: &str = "\
 
 /// Measures all kinds. Returns a table and whether each was within its bound.
 pub(crate) fn measure(binary: &Path) -> Result<(String, bool), Failure> {
-    let config = config();
-    let server = Server::configured(binary, &[], &config)?;
+    let server = Server::configured(binary, &[], &config(), &Store::Memory)?;
     let (mut table, mut held) = (String::from(HEAD), true);
     print!("{table}");
     for connections in CONNECTIONS {

@@ -1,10 +1,12 @@
-//! Starts a server with the default configuration and reads its memory.
+//! Starts a server with the default configuration, and the store that it needs, and reads its memory.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
+
+use tallygate_testkit::servers::{Cluster, Flavor, Server as RedisServer};
 
 use crate::Failure;
 
@@ -13,6 +15,58 @@ const POLICY: &str = "[policies.api]\nlimit = 100\nwindow = \"1h\"\nburst = 1000
 
 /// The token of the good client, for servers that need one.
 pub(crate) const TOKEN: &str = "the-token-of-the-good-client";
+
+/// The kind of store that a server uses.
+#[derive(Clone, Copy)]
+pub(crate) enum StoreKind {
+    Memory,
+    /// A Redis with this many MiB of memory.
+    Redis(u32),
+    /// A Redis cluster of three primaries.
+    Cluster,
+}
+
+/// A store that runs until it is dropped.
+pub(crate) enum Store {
+    Memory,
+    Redis(RedisServer),
+    Cluster(Cluster),
+}
+
+impl Store {
+    pub(crate) fn start(kind: StoreKind) -> Self {
+        match kind {
+            StoreKind::Memory => Self::Memory,
+            StoreKind::Redis(mib) => {
+                let most = format!("{mib}mb");
+                let options = ["--maxmemory", &most, "--maxmemory-policy", "noeviction"];
+                Self::Redis(RedisServer::with(Flavor::Redis, &options))
+            }
+            StoreKind::Cluster => Self::Cluster(Cluster::start(Flavor::Redis, 3, 0)),
+        }
+    }
+
+    /// Returns its servers.
+    pub(crate) fn servers(&self) -> &[RedisServer] {
+        match self {
+            Self::Memory => &[],
+            Self::Redis(server) => std::slice::from_ref(server),
+            Self::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// Returns the value of the server's option `--store`.
+    fn address(&self) -> String {
+        match self {
+            Self::Memory => "memory".to_owned(),
+            Self::Redis(server) => server.url(),
+            Self::Cluster(cluster) => {
+                let nodes: Vec<_> = cluster.nodes().iter().map(RedisServer::address).collect();
+                format!("redis+cluster://{}", nodes.join(","))
+            }
+        }
+    }
+}
 
 /// A server that runs until it is dropped.
 pub(crate) struct Server {
@@ -25,18 +79,25 @@ pub(crate) struct Server {
 
 /// The memory and the descriptors of a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holds {
+pub(crate) struct ServerUsage {
     pub(crate) mib: u64,
+    /// The most since its start.
+    pub(crate) peak_mib: u64,
     pub(crate) descriptors: usize,
 }
 
 impl Server {
     pub(crate) fn start(binary: &Path, options: &[&str]) -> Result<Self, Failure> {
-        Self::configured(binary, options, "")
+        Self::configured(binary, options, "", &Store::Memory)
     }
 
-    /// Starts a server with additional configuration.
-    pub(crate) fn configured(binary: &Path, options: &[&str], more: &str) -> Result<Self, Failure> {
+    /// Starts a server with additional configuration and a store.
+    pub(crate) fn configured(
+        binary: &Path,
+        options: &[&str],
+        more: &str,
+        store: &Store,
+    ) -> Result<Self, Failure> {
         let config =
             std::env::temp_dir().join(format!("tallygate-abuse-{}.toml", std::process::id()));
         std::fs::write(&config, format!("{more}{POLICY}"))?;
@@ -44,6 +105,7 @@ impl Server {
             .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--log", "error"])
             .arg("--config")
             .arg(&config)
+            .args(["--store", &store.address()])
             .args(options)
             .env("ABUSE_TOKEN", TOKEN)
             .stdin(Stdio::null())
@@ -67,12 +129,14 @@ impl Server {
         self.child.id()
     }
 
-    pub(crate) fn holds(&self) -> Result<Holds, Failure> {
+    pub(crate) fn holds(&self) -> Result<ServerUsage, Failure> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no size")?;
-        let kib: u64 = kib.trim().trim_end_matches(" kB").parse()?;
+        let mib = |name| -> Result<u64, Failure> {
+            let kib = status.lines().find_map(|line| line.strip_prefix(name)).ok_or("no size")?;
+            Ok(kib.trim().trim_end_matches(" kB").parse::<u64>()?.div_ceil(1024))
+        };
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count();
-        Ok(Holds { mib: kib.div_ceil(1024), descriptors })
+        Ok(ServerUsage { mib: mib("VmRSS:")?, peak_mib: mib("VmHWM:")?, descriptors })
     }
 }
 

@@ -302,7 +302,7 @@ fn memory_for_a_long_reply_is_reserved_before_the_charge() {
 fn a_stream_without_memory_is_not_charged() {
     let served = served(BUFFERS);
     let before = remaining(served.http(), "api", "127.0.0.1");
-    // Nothing of the address's share is left.
+    // The address has used its whole share.
     let mut stream = connect_http2(&served, &[]);
     assert!(next_frame(&mut stream).is_some(), "the connection has its 128 KiB");
     let held = fill(&served, &[1 << 20, 1 << 20, 1 << 20, (1 << 20) - (128 << 10)], 40);
@@ -400,8 +400,11 @@ fn a_small_reply_without_a_window_ends_the_connection() {
         let id = 2 * number + 1;
         stream.write_all(&http2::request(id, "/livez", None)).expect("the write succeeds");
         next_frame_of(&mut stream, kind::HEADERS);
-        let update = frame(kind::WINDOW_UPDATE, 0, id, &6_u32.to_be_bytes());
-        stream.write_all(&update).expect("the write succeeds");
+        // The connection has a window of its own, which many replies would use up.
+        for window in [0, id] {
+            let update = frame(kind::WINDOW_UPDATE, 0, window, &6_u32.to_be_bytes());
+            stream.write_all(&update).expect("the write succeeds");
+        }
         assert_eq!(next_frame_of(&mut stream, kind::DATA), b"alive\n");
         if began.elapsed() > Duration::from_millis(400) {
             break;

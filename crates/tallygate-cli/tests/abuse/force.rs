@@ -1,7 +1,7 @@
 //! Tests hostile clients that try to get more than their quota, or to take the quota of others.
 //!
 //! Each test sends the requests of such a client and checks the bound that `docs/operations.md` states.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -232,6 +232,37 @@ fn connections_that_never_authenticate_hold_little_and_are_closed_soon() {
     assert!(long.starts_with("-NOAUTH Authentication required: before AUTH"), "{long}");
     let right = exchange(&served, "AUTH a-token-for-checks\r\nTG.CHECK api a\r\n");
     assert!(right.starts_with("+OK\r\n*6\r\n:1\r\n"), "{right}");
+}
+
+/// A connection that is amid a command releases the memory of the long command before it.
+///
+/// Fault J5.
+#[test]
+fn the_memory_of_a_long_command_is_released_amid_the_next() {
+    const HEAD: u64 = 8192;
+    const BUFFERS: u64 = 4 * MIB;
+    let wanted = connections(500);
+    let config = format!(
+        "{API}[limits]\nmax_connections_per_address = 5000\nmax_head_bytes = {HEAD}\n\
+         max_buffer_bytes = {BUFFERS}\n"
+    );
+    let served = Served::start(&[], Some(&config));
+    let before = served.peak_kib();
+    let argument = format!("$60000\r\n{}\r\n", "x".repeat(60_000));
+    let long = format!("*3\r\n$4\r\nNONE\r\n{argument}{argument}");
+    let open: Vec<_> = (0..wanted)
+        .map(|_| {
+            let mut stream = connect(&served);
+            stream.write_all(long.as_bytes()).unwrap();
+            stream.write_all(&argument.as_bytes()[..15_000]).unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+            stream
+        })
+        .collect();
+    let grown = (served.peak_kib() - before) * 1024;
+    let most = wanted * (HEAD + 64 * 1024) + 2 * BUFFERS;
+    assert!(grown < most, "{grown} bytes for {wanted} connections, more than {most}");
+    drop(open);
 }
 
 /// An idle connection releases the memory of a long line.
@@ -511,6 +542,7 @@ fn the_worst_case_of_memory_stays_below_the_documented_formula() {
         ("max_keys", KEYS),
         ("key_bytes", 2 * 128),
         ("max_connections", wanted),
+        ("tls_connections", 0),
         ("max_head_bytes", HEAD),
         ("max_buffer_bytes", HELD),
         ("threads", std::thread::available_parallelism().unwrap().get() as u64),
@@ -615,6 +647,8 @@ fn operators_read_metrics_and_overrides_while_clients_hold_all_memory() {
         assert!(since.elapsed() < PATIENCE, "the bodies are not counted");
     }
     assert_eq!(get(served.http(), "/openapi.json").status, 503, "no room for other replies");
+    let simulated = post(served.http(), "/v1/simulate", "{}");
+    assert!(simulated.problem().contains("buffers are full"), "{simulated:?}");
     for name in 0..20 {
         let set = json!({"policy":"api","key":format!("{name:x<100}"),"access":"blocked"});
         assert_eq!(
@@ -655,6 +689,38 @@ const SMALL_LIMITS: &str = "[limits]\nmax_connections = 500\nmax_connections_per
 fn assert_below(served: &Served, bound: u64) {
     let peak = served.peak_kib() * 1024;
     assert!(peak < bound, "{} MiB, more than the {} MiB of the formula", peak / MIB, bound / MIB);
+}
+
+/// A simulation whose reply can never fit is rejected, and the work of all others is within the formula.
+#[test]
+fn simulations_stay_below_the_formula_and_their_replies_within_the_buffers() {
+    let limits = "[limits]\nmax_connections = 60\nmax_buffer_bytes = 8388608\nmax_head_bytes = 8192\n\
+        max_streams = 10\nmax_http2_head_bytes = 4096\nmax_reservation_bytes = 65536\n\
+        max_reservations = 100\nmax_overrides = 10\n[backtest]\nmax_memory_bytes = 1048576\n";
+    let served = Served::start(&["--max-keys", "1000"], Some(&format!("{API}{limits}")));
+    let scenario = |rate: u64| {
+        json!({"duration_ms": 86_400_000, "rate_per_minute": rate, "limit": 1_000_000, "window_ms": 86_400_000})
+            .to_string()
+    };
+    let (large, small) = (scenario(13), scenario(1));
+    let rejected = post(served.http(), "/v1/simulate", &large);
+    assert_eq!(rejected.status, 400, "{rejected:?}");
+    let problem = rejected.problem();
+    assert!(problem.contains("1/4 of `max_buffer_bytes`"), "{problem}");
+    assert!(problem.contains("use fewer `algorithms`"), "{problem}");
+    assert_eq!(post(served.http(), "/v1/simulate", &small).status, 200);
+    std::thread::scope(|threads| {
+        for client in 0..6 {
+            let (served, body) = (&served, if client % 2 == 0 { &large } else { &small });
+            threads.spawn(move || {
+                for _ in 0..3 {
+                    let reply = post(served.http(), "/v1/simulate", body);
+                    assert!([200, 400, 503].contains(&reply.status), "{reply:?}");
+                }
+            });
+        }
+    });
+    assert_below(&served, metric(&served, "tallygate_memory_bound_bytes"));
 }
 
 /// Each byte of a head refers to one field of the dynamic table, whose decoded copy takes a hundred bytes. There is no body.

@@ -1,5 +1,5 @@
 //! Envoy's rate limit service: over gRPC and JSON, on every store, and behind a real Envoy.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 mod attacks;
 #[path = "../common/mod.rs"]

@@ -64,6 +64,8 @@ struct Setup<'a> {
     filters: &'a str,
     /// The rate limits of the route.
     rate_limits: &'a str,
+    /// The rate limits of the filter, which replace those of the route.
+    filter_rate_limits: &'a str,
 }
 
 const RATE_LIMITS: &str = "
@@ -80,6 +82,7 @@ impl<'a> Setup<'a> {
             transport: "",
             filters: "",
             rate_limits: RATE_LIMITS,
+            filter_rate_limits: "",
         }
     }
 
@@ -87,6 +90,7 @@ impl<'a> Setup<'a> {
         let (service_host, service_port) = self.service.rsplit_once(':').unwrap();
         let upstream = upstream();
         let Self { failure_mode_deny, metadata, transport, filters, rate_limits, .. } = self;
+        let of_filter = self.filter_rate_limits;
         format!(
             "
 static_resources:
@@ -114,7 +118,7 @@ static_resources:
               '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
               domain: web
               failure_mode_deny: {failure_mode_deny}
-              timeout: 10s
+              timeout: 10s{of_filter}
               enable_x_ratelimit_headers: DRAFT_VERSION_03
               rate_limit_service:
                 transport_api_version: V3
@@ -279,6 +283,69 @@ fn a_limit_from_the_metadata_of_the_route_overrides_the_configured_one() {
     let envoy = Envoy::start(&Setup { filters, rate_limits, ..Setup::of(served.grpc()) });
     assert_eq!(envoy.statuses("/limited", 2), [200, 429], "one per day instead of two per year");
     assert_eq!(envoy.statuses("/no-rule", 2), [200, 429]);
+}
+
+/// Returns the remaining units of a policy's only key.
+fn remaining(served: &Served, policy: &str) -> serde_json::Value {
+    let body = format!(r#"{{"policy":"{policy}","key":"all","cost":0}}"#);
+    crate::http_client::post(served.http(), "/v1/peek", &body).json()["remaining"].clone()
+}
+
+const BUDGET: &str = "
+domain: web
+descriptors:
+  - key: budget
+    value: tokens
+    rate_limit: {unit: month, unit_multiplier: 2, requests_per_unit: 1000}
+";
+
+/// As Envoy Gateway does for the costs of responses.
+#[test]
+fn envoy_looks_before_a_request_and_charges_its_cost_after_the_response() {
+    let rules = Rules::new(BUDGET);
+    let served = serve(&rules, &[], Some("[envoy]\ncharge = \"always\"\n"));
+    let filter_rate_limits = "
+              rate_limits:
+              - actions: [{generic_key: {descriptor_key: budget, descriptor_value: tokens}}]
+                hits_addend: {number: 0}
+              - actions: [{generic_key: {descriptor_key: budget, descriptor_value: tokens}}]
+                hits_addend: {number: 600}
+                apply_on_stream_done: true";
+    let setup = Setup { rate_limits: " []", filter_rate_limits, ..Setup::of(served.grpc()) };
+    let envoy = Envoy::start(&setup);
+    let of_budget = |expected: u64| {
+        wait_until("the response is charged", PATIENCE, || {
+            remaining(&served, "envoy:web|budget=tokens") == expected
+        });
+    };
+    let first = envoy.get("/", &[]);
+    assert_eq!((first.status, first.field("x-ratelimit-remaining")), (200, Some("1000")));
+    // Two months of 30 days.
+    let quota = first.field("x-ratelimit-limit").unwrap_or_default();
+    assert_eq!(quota, "1000, 1000;w=5184000", "{first:?}");
+    of_budget(400);
+    assert_eq!(envoy.get("/", &[]).status, 200, "something is left");
+    of_budget(0);
+    assert_eq!(envoy.statuses("/", 2), [429, 429]);
+}
+
+#[test]
+fn negative_hits_of_envoy_return_units() {
+    let rules = Rules::new(BUDGET);
+    let served = service(&rules);
+    let filter_rate_limits = "
+              rate_limits:
+              - actions: [{generic_key: {descriptor_key: budget, descriptor_value: tokens}}]
+                hits_addend: {number: 300}
+              - actions: [{generic_key: {descriptor_key: budget, descriptor_value: tokens}}]
+                hits_addend: {number: 200, is_negative_hits: true}
+                apply_on_stream_done: true";
+    let setup = Setup { rate_limits: " []", filter_rate_limits, ..Setup::of(served.grpc()) };
+    let envoy = Envoy::start(&setup);
+    assert_eq!(envoy.get("/", &[]).status, 200);
+    wait_until("the units are returned", PATIENCE, || {
+        remaining(&served, "envoy:web|budget=tokens") == 900
+    });
 }
 
 #[test]

@@ -214,7 +214,7 @@ fn a_large_message_and_many_descriptors_are_rejected_and_charge_nothing() {
     let longest =
         RateLimit { descriptors: vec![vec![("user".into(), "x".repeat(100 * 1024))]], ..user("a") };
     assert_eq!(client.ask(&longest).unwrap().statuses[0].remaining, 1, "a long value has a key");
-    // The connection goes on, and nothing was charged.
+    // The connection continues, and nothing was charged.
     assert_eq!(client.ask(&user("a")).unwrap().statuses[0].remaining, 1);
 }
 
@@ -321,7 +321,7 @@ fn a_grpc_listener_without_rules_does_not_start() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("--envoy-config"));
 }
 
-/// The values of requests are labels only where the rules say so, and only so many of them.
+/// The values of requests are labels only where the rules say so, and only a bounded number of them.
 #[test]
 fn detailed_metrics_are_bounded() {
     let rules = Rules::new(

@@ -6,7 +6,7 @@ use tallygate_testkit::servers::{Cluster, Flavor, Server, wait_until};
 
 use crate::common::Served;
 use crate::grpc_client::{GrpcClient, RateLimit, SHOULD_RATE_LIMIT};
-use crate::http_client::get;
+use crate::http_client::{get, post};
 use crate::service::{PATIENCE, RULES, Rules, serve};
 
 const DEADLINE_EXCEEDED: u32 = 4;
@@ -70,6 +70,42 @@ fn two_descriptors_take_one_call_to_redis() {
     assert_eq!(calls() - before, 1);
 }
 
+/// Returns the code and the remaining units after each of some hits, with `charge = "always"`.
+fn hits_always(options: &[&str]) -> Vec<(String, u64)> {
+    let rules = Rules::new(RULES);
+    let served = serve(&rules, options, Some("[envoy]\ncharge = \"always\"\n"));
+    let hits = |(hits, is_negative): (u32, bool)| {
+        let body = format!(
+            r#"{{"domain":"web","descriptors":[{{"entries":[{{"key":"user","value":"a"}}],"hitsAddend":{hits},"isNegativeHits":{is_negative}}}]}}"#
+        );
+        let status = post(served.http(), "/json", &body).json()["statuses"][0].clone();
+        let remaining = status["limitRemaining"].as_u64().unwrap_or_default();
+        (status["code"].as_str().unwrap().to_owned(), remaining)
+    };
+    [(2, false), (0, false), (2, false), (0, false), (3, true), (0, false), (9, true), (3, false)]
+        .map(hits)
+        .into()
+}
+
+#[test]
+fn excess_and_negative_hits_count_the_same_in_memory_and_on_redis() {
+    let store = Server::start(Flavor::Redis);
+    let in_memory = hits_always(&[]);
+    assert_eq!(hits_always(&["--store", &store.url()]), in_memory);
+    let expected = [
+        ("OK", 0),
+        ("OK", 0),
+        ("OVER_LIMIT", 0),
+        ("OVER_LIMIT", 0),
+        // Four of two were used.
+        ("OK", 1),
+        ("OK", 1),
+        ("OK", 2),
+        ("OVER_LIMIT", 0),
+    ];
+    assert_eq!(in_memory, expected.map(|(code, remaining)| (code.to_owned(), remaining)));
+}
+
 const BY_SETTING: &str = "
 domain: web
 descriptors:
@@ -88,7 +124,7 @@ descriptors:
 
 /// Fault F4.
 #[test]
-fn without_the_store_each_rule_goes_by_its_setting() {
+fn without_the_store_each_rule_uses_its_failure_setting() {
     let store = Server::start(Flavor::Redis);
     let rules = Rules::new(BY_SETTING);
     let served = serve(&rules, &["--store", &store.url()], None);

@@ -3,7 +3,7 @@
 //! Each test follows one guide with the programs that the guide names. `scripts/install-test-clients`,
 //! `scripts/install-test-proxies` and `scripts/install-test-servers` install them. The Rust code of a guide is either a
 //! doc test of the testkit or an excerpt of an example of the library.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 mod walkthrough;
 
@@ -151,6 +151,17 @@ fn limit_at_a_proxy(name: &str, command: impl Fn(&Walkthrough) -> String) {
     let visit = |forged: &str| visit_from("127.0.0.2", forged);
     let seen = ["6.6.6.1", "6.6.6.2", "6.6.6.3"].map(visit);
     assert_eq!(seen, ["200", "200", "429"]);
+    // By API key, as the last step says.
+    let path = reader.folder().join("tallygate.toml");
+    let by_key = std::fs::read_to_string(&path).unwrap().replace("\"ip\"", "\"header:x-api-key\"");
+    std::fs::write(&path, by_key).unwrap();
+    wait_until("a request without a key is answered with 401", PATIENCE, || visit("") == "401");
+    let shown = "%{http_code} %header{x-ratelimit-remaining}";
+    let mut curl = Command::new("curl");
+    curl.args(["-s", "-o", "/dev/null", "-w", shown, "-H", "X-Api-Key: alice", &site]);
+    let shown = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+    // Traefik cannot add the remaining quota to a response of the application.
+    assert_eq!(shown, if command.starts_with("traefik") { "200 " } else { "200 1" });
 }
 
 #[test]
@@ -204,8 +215,11 @@ fn use_it_from_python_node_and_go() {
         let installed = clients().join(folder).join("node_modules").join(package);
         std::os::unix::fs::symlink(installed, modules.join(package)).unwrap();
     }
-    reader.set("GOCACHE", clients().join("go-cache"));
-    reader.set("CGO_ENABLED", "0");
+    let mut path = clients().join("go/go/bin").into_os_string();
+    path.push(":");
+    path.push(reader.path());
+    reader.set("PATH", path);
+    reader.set("GOENV", clients().join("go.env"));
     reader.follow(&guide("python-node-go.md"));
 }
 

@@ -11,10 +11,10 @@
 //! | ` ```sh background ` | starts a server and waits until it listens; it is stopped at the end |
 //! | ` ```sh no_run ` | changes the machine, so no test runs it |
 //!
-//! In printed text, `…` stands for any text and a line `…` for any lines. Times may be shorter by a tenth, because time
+//! In printed text, `…` matches any text and a line `…` for any lines. Times may be shorter by a tenth, because time
 //! passes: they are the numbers behind `_ms":` and `retry-after:` and before ` ms`. The servers listen on free ports: the guide's ports are replaced in files and commands.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -143,6 +143,11 @@ impl Walkthrough {
 
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Returns the folders in which the commands find programs.
+    pub(crate) fn path(&self) -> &OsStr {
+        &self.variables[0].1
     }
 
     /// Sets an environment variable of the commands.

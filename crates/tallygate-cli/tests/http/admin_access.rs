@@ -1,16 +1,15 @@
 //! Tests which requests may administer: through proxies in their stock configuration, and from pages of other sites.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use crate::common::Served;
 use crate::http_client::{Client, Reply, ask, post, remaining};
+use tallygate_testkit::servers::StockProxy;
 
 const CLOSED: &str = r#"
     [admin]
@@ -134,126 +133,38 @@ fn without_a_configuration_the_printed_token_administers() {
     assert_ne!(served.one_time_token(), other.one_time_token());
 }
 
-/// A proxy that runs until it is dropped.
-struct Proxy {
-    child: Child,
-    address: String,
-    folder: PathBuf,
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-impl Proxy {
-    /// Starts a proxy on a free loopback port. The configuration gets its address and a directory for the proxy.
-    fn start(
-        name: &str,
-        binary: &str,
-        options: &[&str],
-        config: impl FnOnce(&str, &str) -> String,
-    ) -> Self {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        let started = STARTED.fetch_add(1, Ordering::Relaxed);
-        let folder = format!("tallygate-stock-{name}-{}-{started}", std::process::id());
-        let folder = std::env::temp_dir().join(folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap().to_string();
-        drop(free);
-        let file = folder.join("config");
-        std::fs::write(&file, config(&address, &folder.display().to_string())).unwrap();
-        let child = Command::new(binary)
-            .args(options)
-            .arg(file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{binary}: {error}; run scripts/install-test-proxies"));
-        let proxy = Self { child, address, folder };
-        let started = Instant::now();
-        while TcpStream::connect(&proxy.address).is_err() {
-            assert!(started.elapsed() < PATIENCE, "{name} does not listen");
-            std::thread::yield_now();
-        }
-        proxy
-    }
-
-    /// nginx with a bare `proxy_pass`, and nothing else.
-    fn nginx(to: &str) -> Self {
-        let options = ["-e", "stderr", "-c"];
-        Self::start("nginx", "/usr/sbin/nginx", &options, |address, here| {
-            format!(
-                "daemon off; master_process off; pid {here}/pid; error_log stderr; events {{}}
-                http {{ access_log off; client_body_temp_path {here}/body; proxy_temp_path {here}/proxy;
-                fastcgi_temp_path {here}/fastcgi; uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
-                server {{ listen {address}; location / {{ proxy_pass http://{to}; }} }} }}"
-            )
-        })
-    }
-
-    /// haproxy with a frontend, a backend and the timeouts that it requires.
-    fn haproxy(mode: &str, to: &str) -> Self {
-        let name = format!("haproxy-{mode}");
-        Self::start(&name, "/usr/sbin/haproxy", &["-db", "-f"], |address, _| {
-            format!(
-                "defaults\n  mode {mode}\n  timeout connect 5s\n  timeout client 50s\n  timeout server 50s\n\
-                 frontend all\n  bind {address}\n  default_backend gate\n\
-                 backend gate\n  server one {to}\n"
-            )
-        })
-    }
-
-    /// Caddy with a bare `reverse_proxy`.
-    fn caddy(to: &str) -> Self {
-        let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-servers/caddy");
-        let options = ["run", "--adapter", "caddyfile", "--config"];
-        Self::start("caddy", binary, &options, |address, _| {
-            let (host, port) = address.split_once(':').unwrap();
-            format!(
-                "{{\n admin off\n auto_https off\n persist_config off\n log {{\n level ERROR\n }}\n}}\n\
-                 http://:{port} {{\n bind {host}\n reverse_proxy {to}\n}}\n"
-            )
-        })
-    }
-}
-
 /// Asserts that the admin verbs are denied through a proxy with every host name, and that checks are allowed.
-fn admin_is_denied_through(proxy: &Proxy) {
+fn admin_is_denied_through(proxy: &StockProxy) {
     for line in ADMIN_VERBS {
-        for host in ["example.com", "localhost", "127.0.0.1", &*proxy.address] {
-            let denied = ask(&proxy.address, line, &[("host", host)], "");
+        for host in ["example.com", "localhost", "127.0.0.1", proxy.address()] {
+            let denied = ask(proxy.address(), line, &[("host", host)], "");
             // A public host name is rejected before the role is checked.
             let is_public = denied.status == 421 && host == "example.com";
             assert!(is_public || denied.status == 403, "{line} {host}: {denied:?}");
         }
     }
-    assert_eq!(post(&proxy.address, "/v1/check", CHECK).status, 200, "checks are allowed");
+    assert_eq!(post(proxy.address(), "/v1/check", CHECK).status, 200, "checks are allowed");
 }
 
 /// Fault J11.
 #[test]
 fn a_stock_nginx_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    admin_is_denied_through(&Proxy::nginx(served.http()));
+    admin_is_denied_through(&StockProxy::nginx(served.http()));
 }
 
 /// Fault J11.
 #[test]
 fn a_stock_haproxy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    admin_is_denied_through(&Proxy::haproxy("http", served.http()));
+    admin_is_denied_through(&StockProxy::haproxy("http", served.http()));
 }
 
 /// Fault J11.
 #[test]
 fn a_stock_caddy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    admin_is_denied_through(&Proxy::caddy(served.http()));
+    admin_is_denied_through(&StockProxy::caddy(served.http()));
 }
 
 /// A TCP proxy forwards bytes, in front of RESP and of HTTP.
@@ -262,8 +173,8 @@ fn a_stock_caddy_makes_no_client_the_operator() {
 #[test]
 fn a_tcp_proxy_makes_no_client_the_operator() {
     let served = Served::start(&[], Some(CLOSED));
-    let proxy = Proxy::haproxy("tcp", served.resp());
-    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    let proxy = StockProxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(proxy.address()).unwrap();
     resp.set_read_timeout(Some(PATIENCE)).unwrap();
     resp.write_all(b"TG.RESET api a\r\nTG.REFUND api a 1\r\nTG.CHECK api a\r\nQUIT\r\n").unwrap();
     let mut replies = String::new();
@@ -271,7 +182,7 @@ fn a_tcp_proxy_makes_no_client_the_operator() {
     assert_eq!(replies.matches("-NOPERM admin commands are disabled").count(), 2, "{replies}");
     assert!(replies.contains("*6\r\n:1\r\n"), "checks are allowed: {replies}");
     drop(proxy);
-    admin_is_denied_through(&Proxy::haproxy("tcp", served.http()));
+    admin_is_denied_through(&StockProxy::haproxy("tcp", served.http()));
 }
 
 /// `[admin] loopback = true` is documented as unsafe with a proxy on the same machine. An admin token makes it safe.
@@ -281,14 +192,14 @@ fn a_tcp_proxy_makes_no_client_the_operator() {
 fn with_an_admin_token_a_proxy_on_the_same_machine_makes_no_client_the_operator() {
     let config = format!("{OPEN}[auth]\nadmin = [\"env:ADMIN\"]\n");
     let served = Served::with_variables(&[], Some(&config), &[("ADMIN", "a-token-for-the-admin")]);
-    let proxy = Proxy::haproxy("http", served.http());
+    let proxy = StockProxy::haproxy("http", served.http());
     for line in ADMIN_VERBS {
-        let denied = ask(&proxy.address, line, &[("host", "localhost")], "");
+        let denied = ask(proxy.address(), line, &[("host", "localhost")], "");
         assert_eq!(denied.status, 401, "{line}: {denied:?}");
     }
     drop(proxy);
-    let proxy = Proxy::haproxy("tcp", served.resp());
-    let mut resp = TcpStream::connect(&proxy.address).unwrap();
+    let proxy = StockProxy::haproxy("tcp", served.resp());
+    let mut resp = TcpStream::connect(proxy.address()).unwrap();
     resp.set_read_timeout(Some(PATIENCE)).unwrap();
     resp.write_all(b"TG.RESET api a\r\nQUIT\r\n").unwrap();
     let mut replies = String::new();

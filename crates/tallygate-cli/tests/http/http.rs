@@ -122,6 +122,34 @@ fn all_are_charged_or_none_and_the_denying_one_is_named() {
 }
 
 #[test]
+fn the_reply_to_all_describes_one_item() {
+    let served = served();
+    let all =
+        |items: &str| post(served.http(), "/v1/check", &format!(r#"{{"all":[{items}]}}"#)).json();
+    let described = |reply: &Value| {
+        ["policy", "limit", "remaining", "window_ms"]
+            .map(|field| reply[field].to_string())
+            .join(" ")
+    };
+    let api = |cost| format!(r#"{{"policy":"api","key":"a","cost":{cost}}}"#);
+    let login = |cost| format!(r#"{{"policy":"login","key":"a","cost":{cost}}}"#);
+    let several = r#"{"policy":"several","key":"a","cost":0}"#;
+    // If all are allowed, it is the item with the least remaining, wherever it is in the list.
+    for items in [format!("{},{several}", api(1)), format!("{several},{}", api(1))] {
+        assert_eq!(described(&all(&items)), r#""several" 3 3 86400000"#, "{items}");
+    }
+    // If several are denied, it is the first of them, even if another one has less remaining.
+    assert!(all(&login(2))["allowed"].as_bool().unwrap());
+    let denied = all(&format!("{},{}", api(9), login(1)));
+    assert_eq!(
+        (&denied["denied_index"], described(&denied)),
+        (&json!(0), r#""api" 10 8 3600000"#.into())
+    );
+    // The wait is long enough for all items: the one of `api` alone would be 360 s.
+    assert!(denied["retry_after_ms"].as_u64().unwrap() > 3_000_000, "{denied}");
+}
+
+#[test]
 fn an_error_in_a_list_names_its_index_and_nothing_is_charged() {
     let served = served();
     for list in ["checks", "all"] {
@@ -295,6 +323,8 @@ fn authorize_allows_and_then_denies() {
     {
         assert_eq!(authorize(wrong).status, 400, "{wrong}");
     }
+    let expected = "deny must be a status from 400 to 499 (got x)";
+    assert!(authorize("?deny=x").problem().contains(expected));
 }
 
 #[test]
@@ -327,6 +357,16 @@ fn an_unlimited_client_has_no_limit_rather_than_a_very_large_one() {
         "reset_after_ms": 0, "delay_ms": 0, "window_ms": null, "source": "store",
     });
     assert_eq!(reply.json(), expected);
+    let described = post(served.http(), "/v1/check?headers=all", r#"{"policy":"api","key":"vip"}"#);
+    for name in [
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "ratelimit",
+        "ratelimit-policy",
+    ] {
+        assert_eq!(described.field(name), None, "{name}");
+    }
 }
 
 #[test]
@@ -484,7 +524,7 @@ fn an_override_applies_until_it_expires_or_is_removed() {
     let listed = get(served.http(), overrides).json();
     let listed: Vec<_> = listed["overrides"].as_array().unwrap().iter().collect();
     let shown: Vec<_> = listed.iter().map(|one| (&one["key"], &one["access"])).collect();
-    let big = json!("sliding_window_log 5 per 3600s");
+    let big = json!("sliding_window_log 5 per 1h");
     assert_eq!(shown, [(&json!("big"), &big), (&json!("vip"), &json!("unlimited"))]);
 
     let remove =
@@ -703,9 +743,9 @@ fn the_operator_can_list_the_policies_in_force() {
     "#;
     let served = Served::start(&[], Some(config));
     let expected = json!({ "policies": [
-        { "name": "api", "rule": "token_bucket 100 per 60s", "cost": 2,
+        { "name": "api", "rule": "token_bucket 100 per 1m", "cost": 2,
           "tiers": [{ "name": "pro", "rule": "unlimited" }] },
-        { "name": "login", "rule": "sliding_window_log 5 per 900s", "cost": 1, "tiers": [] },
+        { "name": "login", "rule": "sliding_window_log 5 per 15m", "cost": 1, "tiers": [] },
     ]});
     assert_eq!(get(served.http(), "/v1/policies").json(), expected);
     let sent = ask(served.http(), "GET /v1/policies", &[("x-forwarded-for", "192.0.2.1")], "");

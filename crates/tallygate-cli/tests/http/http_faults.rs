@@ -1,5 +1,5 @@
 //! Tests the rows of the fault catalog over HTTP, at least one test per row.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

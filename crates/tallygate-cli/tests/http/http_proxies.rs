@@ -1,7 +1,7 @@
 //! Tests real proxies that ask Tallygate about each request: nginx with `auth_request`, Caddy with `forward_auth`.
 //!
 //! `scripts/install-test-proxies` installs them.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,15 @@ const CONFIG: &str = r#"
     window = "1s"
     burst = 5
     key = "ip"
+    [policies.slow]
+    algorithm = "leaky_bucket"
+    limit = 5
+    window = "10m"
+    key = "ip"
 "#;
+
+/// The page that says how a proxy passes a delay on.
+const SERVER_PAGE: &str = include_str!("../../../../docs/server.md");
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -88,7 +96,16 @@ impl Drop for Proxy {
     }
 }
 
-/// Starts nginx. `asked` is the policy and the parameters of `/v1/authorize`.
+/// Returns the first block of configuration for a proxy in the documentation of delays.
+fn delay_passed_on(proxy: &str) -> &'static str {
+    let (_, section) =
+        SERVER_PAGE.split_once("### Even output behind a proxy\n").expect("it is described");
+    let (_, block) = section.split_once(&format!("```{proxy}\n")).expect("there is an example");
+    block.split_once("```").expect("the block ends").0
+}
+
+/// Starts nginx in front of an application that replies with the delay it was given. `asked` is the policy and the
+/// parameters of `/v1/authorize`.
 fn nginx(served: &Served, asked: &str) -> Proxy {
     let binary = ["/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/bin/nginx"]
         .into_iter()
@@ -96,7 +113,7 @@ fn nginx(served: &Served, asked: &str) -> Proxy {
         .find(|binary| binary.is_file())
         .expect("nginx is installed: run scripts/install-test-proxies");
     Proxy::start(binary, &["-e", "stderr", "-c"], "nginx.conf", |address, directory| {
-        let gate = served.http();
+        let (gate, delay) = (served.http(), delay_passed_on("nginx"));
         format!(
             r#"
             daemon off;
@@ -111,6 +128,12 @@ fn nginx(served: &Served, asked: &str) -> Proxy {
                 uwsgi_temp_path {directory}/uwsgi;
                 scgi_temp_path {directory}/scgi;
                 server {{
+                    listen unix:{directory}/application;
+                    location / {{
+                        return 200 "hello$http_x_ratelimit_delay_ms";
+                    }}
+                }}
+                server {{
                     listen {address};
                     location / {{
                         auth_request /gate;
@@ -118,8 +141,8 @@ fn nginx(served: &Served, asked: &str) -> Proxy {
                         auth_request_set $retry_after $upstream_http_retry_after;
                         add_header X-RateLimit-Remaining $remaining always;
                         error_page 403 = @denied;
-                        try_files /hello.txt =404;
-                        root {directory};
+                        {delay}
+                        proxy_pass http://unix:{directory}/application;
                     }}
                     location @denied {{
                         add_header Retry-After $retry_after always;
@@ -145,7 +168,7 @@ fn caddy(served: &Served, asked: &str) -> Proxy {
         .expect("caddy is installed: run scripts/install-test-proxies");
     let options = ["run", "--adapter", "caddyfile", "--config"];
     Proxy::start(&binary, &options, "Caddyfile", |address, _| {
-        let gate = served.http();
+        let (gate, delay) = (served.http(), delay_passed_on("caddy"));
         format!(
             r#"
             {{
@@ -161,8 +184,9 @@ fn caddy(served: &Served, asked: &str) -> Proxy {
                     forward_auth {gate} {{
                         uri /v1/authorize/{asked}
                         copy_headers X-RateLimit-Remaining
+                        {delay}
                     }}
-                    respond "hello, {{header.X-RateLimit-Remaining}} left"
+                    respond "hello{{header.X-RateLimit-Delay-Ms}}"
                 }}
             }}
             "#
@@ -170,11 +194,11 @@ fn caddy(served: &Served, asked: &str) -> Proxy {
     })
 }
 
-/// Requests the site from another address than the proxy's, with a different forged address each time.
+/// Requests the site from another address than the proxy's, with a different forged address each time and a forged delay.
 fn visit(proxy: &Proxy, forged: u8) -> Reply {
     let shown = Command::new("curl")
         .args(["-sS", "-i", "--interface", "127.0.0.2"])
-        .args(["-H", &format!("X-Forwarded-For: 6.6.6.{forged}")])
+        .args(["-H", &format!("X-Forwarded-For: 6.6.6.{forged}"), "-H", "X-RateLimit-Delay-Ms: 7"])
         .arg(format!("http://{}/", proxy.address))
         .output()
         .expect("curl runs");
@@ -186,7 +210,6 @@ fn visit(proxy: &Proxy, forged: u8) -> Reply {
 fn nginx_allows_and_denies_with_auth_request() {
     let served = Served::start(&[], Some(CONFIG));
     let proxy = nginx(&served, "site?deny=403");
-    std::fs::write(proxy.directory.join("hello.txt"), "hello").unwrap();
     for (forged, left) in [(1, "1"), (2, "0")] {
         let passed = visit(&proxy, forged);
         assert_eq!((passed.status, &*passed.body), (200, "hello"));
@@ -202,9 +225,9 @@ fn nginx_allows_and_denies_with_auth_request() {
 fn caddy_allows_and_denies_with_forward_auth() {
     let served = Served::start(&[], Some(CONFIG));
     let proxy = caddy(&served, "site");
-    for (forged, left) in [(1, "hello, 1 left"), (2, "hello, 0 left")] {
+    for forged in [1, 2] {
         let passed = visit(&proxy, forged);
-        assert_eq!((passed.status, &*passed.body), (200, left));
+        assert_eq!((passed.status, &*passed.body), (200, "hello"));
     }
     let denied = visit(&proxy, 3);
     assert_eq!(denied.status, 429);
@@ -224,29 +247,40 @@ fn proxies_pass_on_that_the_key_is_missing() {
     }
 }
 
+#[test]
+fn proxies_pass_the_delay_of_a_request_to_the_application() {
+    for start in
+        [|served: &Served| nginx(served, "slow?deny=403"), |served: &Served| caddy(served, "slow")]
+    {
+        let served = Served::start(&[], Some(CONFIG));
+        let proxy = start(&served);
+        let bodies = [1, 2].map(|forged| visit(&proxy, forged).body);
+        // The first request need not wait, whatever the client says.
+        assert_eq!(bodies[0], "hello");
+        let delay = bodies[1].strip_prefix("hello").and_then(|delay| delay.parse().ok());
+        assert!(matches!(delay, Some(100_000..=120_000)), "{}", bodies[1]);
+    }
+}
+
 /// The server holds the answers, so the proxy forwards a burst of 5 at 5 per second.
 #[test]
 fn proxies_forward_evenly_if_the_answers_are_held() {
-    let served = Served::start(&[], Some(CONFIG));
-    let proxy = nginx(&served, "smooth?deny=403&hold_ms=2000");
-    std::fs::write(proxy.directory.join("hello.txt"), "hello").unwrap();
-    let began = Instant::now();
-    let mut times: Vec<_> = std::thread::scope(|scope| {
-        let visits: Vec<_> = (0..5)
-            .map(|forged| {
-                let proxy = &proxy;
-                scope.spawn(move || {
-                    assert_eq!(visit(proxy, forged).status, 200);
-                    began.elapsed()
-                })
-            })
-            .collect();
-        visits.into_iter().map(|visit| visit.join().expect("the thread does not panic")).collect()
-    });
-    times.sort();
-    // The last of them waits for four others, 200 ms each. Rounding and the time between them take a part.
-    assert!(times[4] >= Duration::from_millis(700), "{times:?}");
-    drop(proxy);
-    let proxy = caddy(&served, "smooth?hold_ms=2000");
-    assert!([200, 429].contains(&visit(&proxy, 1).status));
+    for start in [
+        |served: &Served| nginx(served, "smooth?deny=403&hold_ms=2000"),
+        |served: &Served| caddy(served, "smooth?hold_ms=2000"),
+    ] {
+        let served = Served::start(&[], Some(CONFIG));
+        let proxy = start(&served);
+        let began = Instant::now();
+        let visit = |forged| {
+            assert_eq!(visit(&proxy, forged).body, "hello");
+            began.elapsed()
+        };
+        let last = std::thread::scope(|scope| {
+            let visits: Vec<_> = (0..5).map(|forged| scope.spawn(move || visit(forged))).collect();
+            visits.into_iter().map(|visit| visit.join().expect("the thread does not panic")).max()
+        });
+        // The last of them waits for four others, 200 ms each. Rounding and the time between them take a part.
+        assert!(last >= Some(Duration::from_millis(700)), "{last:?}");
+    }
 }

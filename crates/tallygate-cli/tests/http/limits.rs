@@ -212,7 +212,7 @@ fn check<B>(body: B) -> Request<B> {
 async fn concurrent_requests_of_one_http2_connection_are_decided_separately() {
     let served = served("max_streams = 32\n");
     let mut client = connect::<Full<Bytes>>(&served).await;
-    // The first reply brings the number of concurrent streams.
+    // The first reply contains the number of concurrent streams.
     let live =
         Request::get("http://127.0.0.1/livez").body(Full::default()).expect("the request is valid");
     assert_eq!(client.send_request(live).await.expect("there is a reply").status(), StatusCode::OK);

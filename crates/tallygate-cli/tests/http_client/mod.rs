@@ -1,6 +1,6 @@
 //! A minimal HTTP/1.1 client that shows requests and replies as they are on the wire.
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

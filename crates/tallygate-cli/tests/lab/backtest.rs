@@ -264,10 +264,14 @@ fn the_same_log_gives_the_same_report_in_every_format() {
         })
         .collect();
     let windows = log.replace('\n', "\r\n") + "\r\n\r\n";
+    let with_mark = |text: &str| format!("\u{feff}{text}");
     for other in [
         json.as_bytes(),
         table.as_bytes(),
         windows.as_bytes(),
+        with_mark(&log).as_bytes(),
+        with_mark(&json).as_bytes(),
+        with_mark(&table).as_bytes(),
         elsewhere.as_bytes(),
         &gzip(log.as_bytes()),
     ] {
@@ -548,7 +552,9 @@ fn a_line_with_nul_bytes_is_unreadable_and_reported() {
     assert_eq!(report["unreadable_lines"][0]["reason"], "the line contains NUL bytes");
     assert_eq!(report["unreadable_lines"][0]["line"], 51);
     let text = backtest(&["--policy", POLICY], &log).output;
-    assert!(text.contains("line 51: the line contains NUL bytes: \\0\\0"), "{text}");
+    let shown =
+        format!("line 51: the line contains NUL bytes: {}", &combined_line(&requests[0])[..20]);
+    assert!(text.contains(&shown), "{text}");
 }
 
 #[test]
@@ -683,7 +689,7 @@ fn the_labels_of_the_html_report_are_whole_and_explained() {
     assert!(page.contains(
         "only by this one: requests that this policy denies and the first policy allows"
     ));
-    assert!(page.contains("<td class=\"name\">2001:db8:1234:5678::/64"));
+    assert!(page.contains("<td class=\"name whole\">2001:db8:1234:5678::/64"));
 }
 
 #[test]
@@ -733,6 +739,7 @@ fn invalid_options_and_formats_are_errors() {
         &log,
         "expected a percentage above 0 up to 100",
     );
+    fails(&["--policy", "gcra 1/1M"], &log, "(whole numbers; units: ms, s, m, h, d)");
     fails(&["--policy", POLICY, "--peak", "0s"], &log, "expected a time such as");
     fails(
         &["--policy", POLICY, "--key", "header:x-api-key"],
@@ -748,7 +755,8 @@ fn invalid_options_and_formats_are_errors() {
     fails(
         &["--policy", POLICY],
         "what\nis\nthis\n",
-        "the first line is \"what\"; set the format to combined, json or csv",
+        "the first line is \"what\"; expected the combined or common format of nginx and Apache, a JSON object, or a CSV \
+         header with a column for the time; set `format` to combined, json or csv, and `time` to the name of the time field",
     );
     fails(&["--policy", POLICY, "--format", "csv"], "what\nis\nthis\n", "no column for the time");
     fails(&["--policy", POLICY, "--suggest", "99"], "\n\n", "the log has no lines");
@@ -783,7 +791,7 @@ fn memory_does_not_grow_with_lines() {
     assert!(String::from_utf8_lossy(&out.stdout).starts_with("1 000 000 lines, 0 unreadable\n"));
 }
 
-/// The progress is shown only on a terminal: `report` and `fails` check that a pipe gets nothing of it.
+/// The progress is shown only on a terminal: `report` and `fails` check that a pipe does not get it.
 #[test]
 fn a_terminal_shows_the_progress() {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

@@ -1,6 +1,6 @@
 //! Tests `tallygate simulate`, `POST /v1/simulate` and `POST /v1/explain` with the real binary, and compares the results
 //! with the core.
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -204,7 +204,7 @@ fn jitter_at_most_doubles_a_wait_and_is_the_same_for_every_algorithm() {
 
 #[test]
 fn a_greedy_client_takes_nothing_from_the_others() {
-    let polite = |factor: u64| {
+    let normal = |factor: u64| {
         let report =
             run(&format!("--pattern greedy --clients 4 --rate 320/m --greedy-factor {factor}"));
         let lanes = report["lanes"].as_array().unwrap().iter();
@@ -222,9 +222,9 @@ fn a_greedy_client_takes_nothing_from_the_others() {
             })
             .collect::<Vec<_>>()
     };
-    let modest = polite(1);
+    let modest = normal(1);
     assert_eq!(modest.len(), 6);
-    assert_eq!(modest, polite(50));
+    assert_eq!(modest, normal(50));
     let report = run("--pattern greedy --clients 4 --rate 320/m --greedy-factor 50");
     let clients = &lane(&report, "token_bucket")["clients"];
     assert_eq!((&clients[0]["requests"], &clients[4]["requests"]), (&json!(40), &json!(2000)));
@@ -363,7 +363,10 @@ fn level(simulator: &Simulator<Limit>, at_us: u64) -> u64 {
 }
 
 #[test]
-#[allow(clippy::float_arithmetic, reason = "what JSON shows is compared with what it stands for")]
+#[allow(
+    clippy::float_arithmetic,
+    reason = "the numbers in JSON are compared with the expected ones"
+)]
 fn the_state_series_of_every_client_equals_the_state_of_the_core() {
     for pattern in PATTERNS {
         let report = run(&format!("--pattern {pattern} --limit 7 --rate 150/m"));
@@ -726,7 +729,7 @@ fn the_work_per_simulation_is_bounded() {
 
 #[test]
 fn simulations_beyond_the_limit_get_503_and_checks_continue() {
-    /// Stands for a 503 that names simulations as its reason.
+    /// Matches a 503 that names simulations as its reason.
     const BUSY: u16 = 0;
     let served = Served::start(&[], None);
     let most =

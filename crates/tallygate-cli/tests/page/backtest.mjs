@@ -146,6 +146,21 @@ try {
     { address: "#backtest", expected: [/400 .*v1\/backtest/] },
   );
 
+  // A log without a usual name for the time: the error says what to set, and the page has a field for it.
+  await drive(
+    async (page) => {
+      const buffer = Buffer.from("when;who\n1700000000;alice\n1700000001;bob\n");
+      await page.locator("input[name=log]").setInputFiles({ name: "log.csv", mimeType: "text/csv", buffer });
+      await page.locator("input[name=key]").fill("field:who");
+      await page.getByRole("button", { name: "Run" }).click();
+      await page.locator(".backtest .problem", { hasText: "`time` to the name of the time field" }).waitFor();
+      await page.getByLabel("Time field").fill("when");
+      await page.getByRole("button", { name: "Run" }).click();
+      await page.locator(".results p", { hasText: "2 requests from 2 clients" }).waitFor();
+    },
+    { address: "#backtest", expected: [/400 .*v1\/backtest/] },
+  );
+
   // The server's error for an invalid policy is shown.
   await drive(
     async (page) => {

@@ -12,6 +12,7 @@ await drive(async (page) => {
   await openTab(page, "Clients");
   await page.locator("select[name=policy]").selectOption("api");
   await says(left(page, 0), "5 of 5");
+  assert.equal(await page.locator(".reply pre").isVisible(), false);
   await card(page, 0).getByRole("button", { name: "Send 1", exact: true }).click();
   await says(left(page, 0), "4 of 5");
   assert.equal(await remaining("alice"), 4);
@@ -89,10 +90,16 @@ await drive(async (page) => {
   await says(card(page, 2).locator(".message"), /^Denied.*: retry after \d\.\d s\.$/);
   await says(card(page, 2).locator(".message"), /^Denied.*\. A retry can succeed now\.$/);
 
+  // A client that is blocked is not told to choose a smaller cost.
+  await page.locator("select[name=policy]").selectOption("api");
+  await card(page, 1).locator(".client-name").fill("mallory");
+  await card(page, 1).getByRole("button", { name: "Send 1", exact: true }).click();
+  await says(card(page, 1).locator(".message"), "Denied: the client is blocked, so no wait helps.");
+
   // A hidden tab sends no requests.
   await openTab(page, "Compare");
   const requests = [];
-  // The browser fetches the icon when it likes.
+  // The browser fetches the icon at any time.
   page.on("request", (request) => request.url().includes("/v1/") && requests.push(request.url()));
   await page.locator("input[name=seed]").focus();
   for (let step = 0; step < 5; step += 1) {

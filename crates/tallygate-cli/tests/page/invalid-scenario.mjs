@@ -8,7 +8,7 @@ await drive(
     await page.locator("input[name=rate_per_minute-exact]").fill("1000000");
     const problem = page.locator("#compare-problem");
     await problem.waitFor();
-    assert.match(await problem.textContent(), /more than 20000 requests/);
+    assert.match(await problem.textContent(), /more than 20000 requests; use a lower "Rate" or a shorter "Duration"/);
     await redrawn(page, () => page.locator("input[name=rate_per_minute-exact]").fill("100"));
     await problem.waitFor({ state: "hidden" });
 

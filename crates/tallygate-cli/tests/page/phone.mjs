@@ -36,6 +36,15 @@ await drive(
     const policy = page.locator(".results td", { hasText: /^sliding_window_counter 15/ }).first();
     await policy.waitFor();
     assert.ok((await policy.boundingBox()).height < 60, JSON.stringify(await policy.boundingBox()));
+    for (const shown of await page.locator(".results td code").all()) {
+      const lines = await shown.evaluate((code) => {
+        const range = new Range();
+        range.setStart(code.firstChild, 0);
+        range.setEnd(code.firstChild, code.textContent.indexOf(" "));
+        return range.getClientRects().length;
+      });
+      assert.equal(lines, 1, `the algorithm is broken in ${await shown.textContent()}`);
+    }
     const client = await page.locator(".results td", { hasText: address }).first().boundingBox();
     assert.ok(client.height < 40, JSON.stringify(client));
     const wide = await page.evaluate(() => document.documentElement.scrollWidth);

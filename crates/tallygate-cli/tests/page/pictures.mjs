@@ -19,7 +19,7 @@ await drive((page) => shoot(page, "compare"), {
 
 await drive(
   async (page) => {
-    await page.locator("input[name=time]").fill("620");
+    await page.locator(".playback input[name=time]").fill("620");
     await page.locator("#lanes .strip").first().focus();
     for (let step = 0; step < 17; step += 1) await page.keyboard.press("ArrowRight");
     await shoot(page, "compare-dark");

@@ -30,7 +30,7 @@ await drive(async (page) => {
   assert.ok(Math.abs(veil.right - over.right) < 2, `${veil.right} is not ${over.right}`);
   assert.ok(Math.abs((veil.left - over.left) / over.width - at / 30) < 0.01, `${veil.left} for ${at} s`);
 
-  await page.locator("input[name=time]").fill("0");
+  await page.locator(".playback input[name=time]").fill("0");
   assert.equal(await counted(page), until(0));
   const instants = [...new Set((await plotted(page)).flatMap(({ decisions }) => decisions.at_us))].sort(
     (one, other) => one - other,

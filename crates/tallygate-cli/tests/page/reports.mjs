@@ -1,5 +1,5 @@
 // The HTML reports of simulate and backtest fit a phone in both themes: only tables and plots scroll, each in its own box,
-// and no number or heading of a table is broken.
+// and no number, heading, address or algorithm of a table is broken.
 
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -20,7 +20,9 @@ function report(name, command, ...options) {
 }
 
 try {
-  const line = (index) => JSON.stringify({ time: 1_700_000_000 + index, user: index % 2 ? LONG : "bob", ip: "192.0.2.1" });
+  const ip = (index) => (index % 2 ? "192.0.2.1" : "2001:db8:1234:5678::9");
+  const line = (index) =>
+    JSON.stringify({ time: 1_700_000_000 + index, user: index % 2 ? LONG : "bob", ip: ip(index) });
   writeFileSync(file("log"), `${Array.from({ length: 3000 }, (_, index) => line(index)).join("\n")}\n${LONG}\n`);
   writeFileSync(file("policies.toml"), `[policies.${LONG}]\nlimit = 2\nwindow = "1m"\n`);
   const options = ["--policy", "gcra 9/1m", "--policy", "sliding_window_counter 7/1m, fixed_window 99/1h"];
@@ -37,7 +39,7 @@ try {
       const page = await context.newPage();
       for (const shown of reports) {
         await page.goto(pathToFileURL(shown).href);
-        const { wide, outside, broken } = await page.evaluate(() => ({
+        const { wide, outside, broken, split } = await page.evaluate(() => ({
           wide: document.documentElement.scrollWidth,
           outside: [...document.querySelectorAll("body *")]
             .filter((element) => !element.closest(".wide") && element.getBoundingClientRect().right > innerWidth + 1)
@@ -46,10 +48,23 @@ try {
             .filter((cell) => cell.getBoundingClientRect().height > 3 * Number.parseFloat(getComputedStyle(cell).fontSize))
             .filter((cell) => cell.parentElement.querySelector(".name") === null)
             .map((cell) => cell.textContent),
+          // The words of names, which are addresses and algorithms, that are on two lines.
+          split: [...document.querySelectorAll("td.name")].flatMap((cell) => {
+            const text = cell.lastChild;
+            return [...text.data.matchAll(/\S+/g)]
+              .filter(({ index, 0: word }) => {
+                const range = new Range();
+                range.setStart(text, index);
+                range.setEnd(text, index + word.length);
+                return word.length < 50 && range.getClientRects().length > 1;
+              })
+              .map(([word]) => word);
+          }),
         }));
         assert.ok(wide <= WIDTH, `${shown} is ${wide} wide`);
         assert.deepEqual(outside, [], shown);
         assert.deepEqual(broken, [], shown);
+        assert.deepEqual(split, [], shown);
       }
       await context.close();
     }

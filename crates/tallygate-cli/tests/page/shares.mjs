@@ -1,4 +1,4 @@
-// Small shares are shown, and a share is shown as none or all only if it is.
+// Small shares are shown, and a share is shown as none or all only if it is. Steps of time have their largest unit.
 
 import { assert, drive } from "./browser.mjs";
 
@@ -16,5 +16,10 @@ await drive(async (page) => {
       [0, 0],
     ].map(([part, whole]) => percent(part, whole));
   });
+  const steps = await page.evaluate(async () => {
+    const { wholeSpan } = await import("./page/units.js");
+    return [1, 15, 60, 300, 3600, 21_600, 86_400].map((seconds) => wholeSpan(seconds));
+  });
+  assert.deepEqual(steps, ["1 s", "15 s", "1 min", "5 min", "1 h", "6 h", "1 d"]);
   assert.deepEqual(shown, ["0 %", "< 0.001 %", "0.03 %", "33.3 %", "99.95 %", "> 99.999 %", "100 %", "–"]);
 });

@@ -7,7 +7,7 @@ const MIN_CONTRAST = 4.5;
 /** Returns texts with too little contrast to their background. */
 const illegible = (page) =>
   page.evaluate((least) => {
-    const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
+    const parts = (color) => color.match(/[\d.]+/g).map(Number);
     const over = (front, back) => {
       const alpha = front[3] ?? 1;
       return front.slice(0, 3).map((value, index) => value * alpha + back[index] * (1 - alpha));
@@ -18,8 +18,8 @@ const illegible = (page) =>
         layers.push(parts(getComputedStyle(at).backgroundColor));
       return layers.reverse().reduce((back, front) => over(front, back), [255, 255, 255]);
     };
-    const light = (colour) => {
-      const [red, green, blue] = colour.map((value) =>
+    const light = (color) => {
+      const [red, green, blue] = color.map((value) =>
         value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4,
       );
       return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
@@ -44,7 +44,7 @@ const illegible = (page) =>
   }, MIN_CONTRAST);
 
 const pixels = (page) => page.evaluate(() => document.querySelector("#lanes canvas").toDataURL());
-const colours = (page) =>
+const colors = (page) =>
   page.evaluate(() => {
     const { backgroundColor, color } = getComputedStyle(document.body);
     return [backgroundColor, color];
@@ -54,7 +54,7 @@ const seen = {};
 for (const scheme of ["light", "dark"]) {
   await drive(
     async (page) => {
-      seen[scheme] = { colours: await colours(page), pixels: await pixels(page) };
+      seen[scheme] = { colors: await colors(page), pixels: await pixels(page) };
       for (const name of ["Compare", "Explain", "Clients", "Live", "Backtest"]) {
         await openTab(page, name);
         if (name === "Explain") await page.locator(".steps-of li").first().waitFor();
@@ -69,24 +69,24 @@ for (const scheme of ["light", "dark"]) {
     { colorScheme: scheme },
   );
 }
-assert.notDeepEqual(seen.light.colours, seen.dark.colours);
+assert.notDeepEqual(seen.light.colors, seen.dark.colors);
 assert.notEqual(seen.light.pixels, seen.dark.pixels);
 
 // The user's choice overrides the system and is stored.
 await drive(
   async (page) => {
-    assert.deepEqual(await colours(page), seen.light.colours);
+    assert.deepEqual(await colors(page), seen.light.colors);
     const button = page.locator("#theme");
     await button.click();
     await button.click();
     assert.equal(await button.textContent(), "Theme: dark");
-    assert.deepEqual(await colours(page), seen.dark.colours);
+    assert.deepEqual(await colors(page), seen.dark.colors);
     await page.waitForFunction(
       (dark) => document.querySelector("#lanes canvas").toDataURL() === dark,
       seen.dark.pixels,
     );
     await page.reload();
-    assert.deepEqual(await colours(page), seen.dark.colours);
+    assert.deepEqual(await colors(page), seen.dark.colors);
   },
   { colorScheme: "light" },
 );

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::common::Served;
-use crate::{command, exchange};
 
 /// A policy with a burst of 5 that does not refill during a test.
 const API: &str = r#"
@@ -315,76 +314,115 @@ fn the_redis_crate_works_in_both_protocols() {
     }
 }
 
-/// What go-redis 9 sends when it connects, in one write; it ignores errors of the last command. Its module is not in
-/// Debian, so the client itself does not run here.
 #[test]
-fn the_greeting_of_go_redis_9_is_answered() {
-    let served = Served::start(&[], None);
-    let commands: [&[&str]; 6] = [
-        &["hello", "3"],
-        &["client", "setinfo", "LIB-NAME", "go-redis(,go1.24.0)"],
-        &["client", "setinfo", "LIB-VER", "9.12.0"],
-        &["client", "maint_notifications", "on", "moving-endpoint-type", "none"],
-        &["tg.check", "demo", "go"],
-        &["ping"],
-    ];
-    let replies = exchange(served.resp(), &commands.map(command).concat()).replace("\r\n", " ");
-    assert!(replies.starts_with("%7 $6 server "), "{replies}");
-    let (_, rest) = replies.split_once(" *0 +OK +OK -ERR ").expect("the names are accepted");
-    assert!(rest.ends_with(" *6 :1 :5 :4 :0 :6000 :0 +PONG "), "{rest}");
-}
-
-/// The version of go-redis that Debian has speaks RESP2.
-#[test]
-fn go_redis_5_limits() {
+fn go_redis_at_its_defaults_limits() {
     let served = Served::start(&[], Some(API));
-    let program = r#"
-package main
-
-import (
-	"fmt"
-	"os"
-
-	"gopkg.in/redis.v5"
-)
-
-func check(client interface{ Process(redis.Cmder) error }) *redis.SliceCmd {
-	command := redis.NewSliceCmd("TG.CHECK", "api", "go")
-	client.Process(command)
-	return command
-}
-
-func main() {
-	client := redis.NewClient(&redis.Options{Addr: os.Args[1]})
-	defer client.Close()
+    five_of_fifty(&go_redis(
+        served.resp(),
+        r#"
 	passed := 0
 	for i := 0; i < 50; i++ {
-		reply, err := check(client).Result()
+		reply, err := client.Do(ctx, "TG.CHECK", "api", "go").Int64Slice()
 		if err != nil {
 			panic(err)
 		}
-		if reply[0].(int64) == 1 {
+		if reply[0] == 1 {
 			passed++
 		}
 	}
 	fmt.Println(passed, "of 50")
-	commands, err := client.TxPipelined(func(pipe *redis.Pipeline) error {
-		for i := 0; i < 3; i++ {
-			check(pipe)
-		}
-		return nil
-	})
-	if err != nil || len(commands) != 3 {
-		panic(fmt.Sprint(commands, err))
-	}
+"#,
+    ));
 }
-"#;
+
+#[test]
+fn go_redis_works_in_both_protocols() {
+    let served = Served::start(&[], Some(API));
+    let printed = go_redis(
+        served.resp(),
+        r#"
+	for _, protocol := range []int{2, 3} {
+		client := redis.NewClient(&redis.Options{Addr: os.Args[1], Protocol: protocol})
+		key := fmt.Sprint("go", protocol)
+		check := func(pipe redis.Pipeliner) error {
+			for i := 0; i < 3; i++ {
+				pipe.Do(ctx, "TG.CHECK", "api", key, "COST", 2)
+			}
+			return nil
+		}
+		show := func(commands []redis.Cmder, err error) {
+			for _, command := range commands {
+				reply, _ := command.(*redis.Cmd).Int64Slice()
+				fmt.Print(reply[:3], " ")
+			}
+			fmt.Println(err)
+		}
+		show(client.TxPipelined(ctx, check))
+		show(client.Pipelined(ctx, check))
+		reserved, _ := client.Do(ctx, "TG.RESERVE", "api", key, 60000).Slice()
+		canceled, _ := client.Do(ctx, "TG.CANCEL", reserved[6]).Int64Slice()
+		fmt.Println(reserved[:3], canceled[:3], client.Do(ctx, "TG.CANCEL", reserved[6]).Err())
+		fmt.Println(client.Do(ctx, "TG.CHECKALL", "api", "other", "AND", "api", key, "COST", 9).Int64Slice())
+		fmt.Println(client.Do(ctx, "TG.CHECK", "ap", key).Err())
+		named, _ := client.Do(ctx, "TG.PEEKV", "api", key, "COST", 0).Result()
+		if list, ok := named.([]interface{}); ok {
+			fmt.Println(list[6], list[7])
+		} else {
+			fmt.Println("remaining", named.(map[interface{}]interface{})["remaining"])
+		}
+		client.Close()
+	}
+"#,
+    );
+    let expected = "[1 5 3] [1 5 1] [0 5 1] <nil>\n\
+        [0 5 1] [0 5 1] [0 5 1] <nil>\n\
+        [1 5 0] [1 5 1] ERR the reservation is already settled\n\
+        …\n\
+        ERR no policy is named \"ap\"; did you mean \"api\"?\n\
+        remaining 1\n";
+    // Times pass.
+    let is_joint = |line: &&str| line.starts_with("[0 5 1 -1 ") && line.ends_with(" 0 1] <nil>");
+    let shown: String = printed
+        .lines()
+        .map(|line| if is_joint(&line) { "…\n".into() } else { format!("{line}\n") })
+        .collect();
+    assert_eq!(shown, expected.repeat(2), "{printed}");
+}
+
+/// Runs statements of Go with a client of go-redis 9 at its defaults.
+fn go_redis(address: &str, statements: &str) -> String {
+    let program = format!(
+        r#"package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func main() {{
+	ctx := context.Background()
+	client := redis.NewClient(&redis.Options{{Addr: os.Args[1]}})
+	defer client.Close()
+{statements}}}
+"#
+    );
     let folder = tempfile::tempdir().expect("there is a folder");
-    let file = folder.path().join("main.go");
-    std::fs::write(&file, program).expect("the program is written");
-    // Debian installs the sources of packages as a GOPATH.
-    let mut go = Command::new("go");
-    go.args(["run", "main.go", served.resp()]).current_dir(folder.path());
-    go.env("GO111MODULE", "off").env("GOPATH", "/usr/share/gocode").env("GOFLAGS", "");
-    five_of_fifty(&run(&mut go));
+    std::fs::write(folder.path().join("main.go"), program).expect("the program is written");
+    let go = |arguments: &[&str]| {
+        let mut go = Command::new(clients().join("go/go/bin/go"));
+        go.args(arguments).current_dir(folder.path()).env("GOENV", clients().join("go.env"));
+        go.env("GOPATH", folder.path().join("path")).output().expect("Go is installed")
+    };
+    for arguments in [&["mod", "init", "test"][..], &["get", "github.com/redis/go-redis/v9"]] {
+        let output = go(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let output = go(&["run", ".", address]);
+    let (printed, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && errors.is_empty(), "{printed}{errors}");
+    printed.into_owned()
 }

@@ -8,12 +8,13 @@ use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::common::Served;
 use crate::http_client::Client;
 use serde_json::Value;
+use tallygate_testkit::servers::Certificates;
 
 /// One policy of each kind, with a tier and an override. Nothing is earned back during a test.
 const CONFIG: &str = include_str!("../golden/config.toml");
@@ -136,13 +137,13 @@ fn replies_over_http_keep_their_form() {
     assert_golden("http.txt", &out);
 }
 
-/// Replaces the digits of integer replies by `n`: times differ from run to run.
-fn without_numbers(reply: &str) -> String {
+/// Replaces integers of at least four digits by `n`: times differ from run to run. Counts are smaller.
+fn without_times(reply: &str) -> String {
     let mut out = String::new();
     for line in reply.lines() {
-        match line.strip_prefix(':') {
-            Some(number) => out.push_str(if number.starts_with('-') { ":-n" } else { ":n" }),
-            None => out.push_str(line),
+        match line.strip_prefix(':').map(|number| number.trim_start_matches('-').len()) {
+            Some(4..) => out.push_str(":n"),
+            _ => out.push_str(line),
         }
         out.push('\n');
     }
@@ -165,7 +166,7 @@ fn replies_over_resp_keep_their_form_in_both_protocols() {
             let mut replies = String::new();
             stream.read_to_string(&mut replies).expect("the server replies");
             let (_, reply) = replies.split_once("marker\r\n").expect("the marker is returned");
-            let _ = writeln!(out, "> {command}\n{}", without_numbers(reply));
+            let _ = writeln!(out, "> {command}\n{}", without_times(reply));
         }
     }
     assert_golden("resp.txt", &out);
@@ -197,15 +198,91 @@ fn metrics_keep_their_names_types_and_labels() {
     assert_golden("metrics.txt", &found.into_iter().collect::<String>());
 }
 
-#[test]
-fn a_configuration_with_every_table_is_read_as_before() {
-    let shown = Command::new(env!("CARGO_BIN_EXE_tallygate"))
+/// The golden configurations. Together they have every setting.
+const CONFIGS: [&str; 3] = ["config", "config-files", "config-redis"];
+
+/// Runs `check-config` on a golden configuration in a folder with the files that it names.
+fn check_config(folder: &Path, name: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tallygate"))
         .arg("check-config")
-        .arg(folder().join("config.toml"))
+        .arg(folder.join(name).with_extension("toml"))
         .output()
-        .expect("the binary runs");
-    assert!(shown.status.success(), "{shown:?}");
-    assert_golden("config.txt", &String::from_utf8(shown.stdout).expect("the text is UTF-8"));
+        .expect("the binary runs")
+}
+
+#[test]
+fn configurations_with_every_setting_are_read_as_before() {
+    let certificates = Certificates::new();
+    let with_files = certificates.folder();
+    for token in ["check.token", "admin.token"] {
+        let text = format!("0123456789abcdef-{token}\n");
+        std::fs::write(with_files.join(token), text).expect("the file is written");
+    }
+    for name in ["config.toml", "config-files.toml", "config-redis.toml", "envoy.yaml"] {
+        std::fs::copy(folder().join(name), with_files.join(name)).expect("the file is copied");
+    }
+    for name in CONFIGS {
+        let shown = check_config(with_files, name);
+        assert!(shown.status.success(), "{shown:?}");
+        let text = String::from_utf8(shown.stdout).expect("the text is UTF-8");
+        let place = with_files.display().to_string();
+        assert_golden(&format!("{name}.txt"), &text.replace(&place, "FOLDER"));
+    }
+}
+
+/// The tables of the configuration, each with the lines above which a setting is in it.
+const TABLES: [&str; 13] = [
+    "",
+    "[listen]",
+    "[auth]",
+    "[tls]",
+    "[admin]",
+    "[limits]",
+    "[cl_throttle]",
+    "[backtest]",
+    "[envoy]",
+    "[policies.api]",
+    "[[policies.api.limits]]",
+    "[policies.api.tiers.pro]",
+    "[policies.api.penalty]",
+];
+
+/// Returns the names of the settings that a table can have, which the error about an unknown one lists.
+fn names_of_settings(table: &str) -> Vec<String> {
+    let folder = Certificates::new();
+    let unknown = format!("{table}\n0000000000000000 = 1\n");
+    std::fs::write(folder.folder().join("unknown.toml"), unknown).expect("the file is written");
+    let shown = check_config(folder.folder(), "unknown");
+    let message = String::from_utf8(shown.stderr).expect("the text is UTF-8");
+    let listed = message.split_once("expected one of ").or_else(|| message.split_once("expected "));
+    let (_, names) = listed.expect("the error lists the settings");
+    names.split([',', ' ', '`', '\n']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// A new setting must be added to a golden configuration, so that later changes keep its form.
+#[test]
+fn every_setting_is_in_a_golden_configuration() {
+    let configs: String = CONFIGS
+        .iter()
+        .map(|name| std::fs::read_to_string(folder().join(name).with_extension("toml")))
+        .collect::<Result<_, _>>()
+        .expect("the golden configurations can be read");
+    let mut used = BTreeSet::new();
+    for line in configs.lines().filter(|line| !line.starts_with('#')) {
+        for name in line.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')) {
+            used.insert(name);
+        }
+    }
+    for table in TABLES {
+        let names = names_of_settings(table);
+        assert!(!names.is_empty(), "{table}");
+        for name in names {
+            assert!(
+                used.contains(name.as_str()),
+                "no golden configuration has `{name}` of {table:?}"
+            );
+        }
+    }
 }
 
 /// A snapshot of an earlier version: `alice` has used up 5 of 5 per 100 years in it.

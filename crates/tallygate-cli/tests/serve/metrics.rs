@@ -2,7 +2,7 @@
 //!
 //! `scripts/check-deploy --install` installs promtool, and `scripts/install-test-clients` the Python parser.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+#![allow(clippy::unwrap_used, reason = "a failing test panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;

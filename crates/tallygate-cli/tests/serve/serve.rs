@@ -345,6 +345,11 @@ fn the_check_command_reports_the_decision_in_its_exit_code() {
         (Some(0), "allowed, unlimited\n")
     );
     assert_eq!(text(&ask(&["--quiet", "api", "alice"]).stdout), "");
+    for cost in ["-1", "1.5"] {
+        let invalid = ask(&["api", "alice", "--cost", cost]);
+        assert_eq!(invalid.status.code(), Some(2));
+        assert!(text(&invalid.stderr).contains("expected a whole number"), "{invalid:?}");
+    }
     let unknown = ask(&["apii", "alice"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("did you mean \"api\"?"), "{unknown:?}");
@@ -454,7 +459,7 @@ fn check_config_validates_a_configuration_without_serving_it() {
 fn a_wrong_address_fails_in_check_config_as_in_serve() {
     let path = std::env::temp_dir().join(format!("tallygate-address-{}.toml", std::process::id()));
     let name = path.to_str().expect("there is a name");
-    for address in ["8080", ":8080"] {
+    for address in ["8080", ":8080", "*:8080"] {
         let config = format!("[listen]\nhttp = \"{address}\"\n");
         std::fs::write(&path, config).expect("the file is written");
         let expected = format!("{name}:2:8: found \"{address}\"; expected HOST:PORT");
@@ -467,6 +472,24 @@ fn a_wrong_address_fails_in_check_config_as_in_serve() {
         assert_eq!(failed.status.code(), Some(2), "{failed:?}");
         assert!(text(&failed.stderr).contains("--http: found "), "{failed:?}");
     }
+    for (config, expected) in [
+        ("[listen]\nhttp = 8080\n", ":2:8: found the number `8080`; expected HOST:PORT, such as"),
+        (
+            "[listen]\nhttp = \"0.0.0.0:80\"\nresp = \"0.0.0.0:80\"\n",
+            "http and resp have the same address, 0.0.0.0:80; give each listener its own",
+        ),
+        (
+            "[listen]\nnames = [\"https://gate.example.com\"]\n",
+            "found \"https://gate.example.com\"; expected a host name without scheme, port or path",
+        ),
+    ] {
+        std::fs::write(&path, config).expect("the file is written");
+        for words in [&["check-config", name][..], &["serve", "--config", name]] {
+            let failed = tallygate(words);
+            assert_eq!(failed.status.code(), Some(2), "{failed:?}");
+            assert!(text(&failed.stderr).contains(expected), "{failed:?}");
+        }
+    }
     std::fs::write(&path, "").expect("the file is written");
     let empty = tallygate(&["check-config", name]);
     assert_eq!(empty.status.code(), Some(0));
@@ -475,6 +498,37 @@ fn a_wrong_address_fails_in_check_config_as_in_serve() {
         "tallygate: warning: no policies are configured; only CL.THROTTLE can be used\n"
     );
     std::fs::remove_file(&path).expect("the file is removed");
+}
+
+/// Fault G6: a misspelled variable must not be ignored silently, and those of Kubernetes must not be reported.
+#[test]
+fn a_misspelled_environment_variable_is_reported() {
+    let path = std::env::temp_dir().join(format!("tallygate-names-{}.toml", std::process::id()));
+    let name = path.to_str().expect("there is a name");
+    let config = format!("[auth]\ncheck = [\"env:TALLYGATE_TOKENS\"]\n{API}");
+    std::fs::write(&path, config).expect("the file is written");
+    let variables = [
+        ("TALLYGATE_HTPT", "127.0.0.1:1"),
+        ("TALLYGATE_MAX_KEYS", "5"),
+        ("TALLYGATE_PORT", "tcp://10.0.0.1:8080"),
+        ("TALLYGATE_SERVICE_HOST", "10.0.0.1"),
+        ("TALLYGATE_TOKENS", "0123456789abcdef"),
+    ];
+    let expected =
+        "the environment variable TALLYGATE_HTPT has no effect; did you mean TALLYGATE_HTTP?";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    let shown = command.args(["check-config", name]).envs(variables).output().expect("it runs");
+    assert_eq!(text(&shown.stderr), format!("tallygate: warning: {expected}\n"));
+    let output = text(&shown.stdout);
+    assert!(output.contains("\nmax_keys 5\n"), "{output}");
+    assert!(output.ends_with("\nenvironment TALLYGATE_MAX_KEYS, TALLYGATE_TOKENS\n"), "{output}");
+    std::fs::remove_file(&path).expect("the file is removed");
+    let served = Served::with_variables(&[], Some(API), &variables[..1]);
+    wait_until("the log has the warning", PATIENCE, || served.log().contains(expected));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    let wrong = command.arg("serve").env("TALLYGATE_MAX_KEYS", "many").output().expect("it runs");
+    let message = text(&wrong.stderr);
+    assert!(message.contains("'many' for '--max-keys <N>': expected a whole number"), "{message}");
 }
 
 #[test]
@@ -554,6 +608,16 @@ fn settings_without_effect_are_reported_and_useless_ones_rejected() {
             API,
             &[&redis[..], &["--max-keys", "5"]].concat(),
             "--max-keys has no effect, because Redis keeps the keys",
+        ),
+        (
+            "[policies.api]\nlimit = 5\nwindow = \"1m\"\non_store_error = \"deny\"\nlease = \"50ms\"\n",
+            &[],
+            "policy \"api\": on_store_error, lease have no effect, because the store is in memory",
+        ),
+        (
+            "[envoy]\ncharge = \"always\"\n[policies.api]\nlimit = 5\nwindow = \"1m\"\n",
+            &[],
+            "charge in [envoy] has no effect, because no rules for Envoy are configured; add config = \"PATH\"",
         ),
         (
             "[policies.api]\nlimit = 5\nwindow = \"1m\"\ncost = 6\n",
@@ -680,6 +744,15 @@ fn help_man_pages_and_completions_are_printed() {
             text(&tallygate(&["completions", shell]).stdout).contains("check-config"),
             "{shell}"
         );
+    }
+    // A reader that has closed the pipe, such as `head`, is not an error.
+    for words in [&["completions", "bash"][..], &["man"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe is made");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+        let closed = command.args(words).stdout(writer).stderr(Stdio::piped()).output();
+        let closed = closed.expect("the binary runs");
+        assert!(closed.status.success() && closed.stderr.is_empty(), "{closed:?}");
     }
     let page = text(&tallygate(&["man"]).stdout);
     assert!(page.contains(".TH tallygate 1") && page.contains("check\\-config"), "{page}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::Served;
-use crate::http_client::Reply;
+use crate::http_client::{Reply, get};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
@@ -80,6 +80,13 @@ fn both_listeners_accept_only_tls() {
         metrics.contains("tallygate_tls_handshakes_failed_total{surface=\"http\"} 2"),
         "{metrics}"
     );
+    let plain = get(Served::start(&[], Some(POLICY)).http(), "/metrics").body;
+    let bound = |metrics: &str| -> u64 {
+        let line =
+            metrics.lines().find_map(|line| line.strip_prefix("tallygate_memory_bound_bytes "));
+        line.expect("the metric").parse().expect("a number")
+    };
+    assert_eq!(bound(&metrics) - bound(&plain), 10_000 * 64 * 1024, "64 KiB per connection");
 }
 
 #[test]
@@ -122,7 +129,7 @@ fn all_replies_arrive_over_tls_even_if_they_are_read_late() {
 fn tls_can_be_enabled_for_one_listener() {
     let certificates = Certificates::new();
     let served = Served::start(&[], Some(&config(&certificates, "listeners = [\"resp\"]")));
-    assert_eq!(crate::http_client::get(served.http(), "/livez").status, 200);
+    assert_eq!(get(served.http(), "/livez").status, 200);
     assert!(redis_cli(&served, &certificates, &[]).starts_with("1 5 4"));
 }
 
@@ -321,7 +328,9 @@ fn curl_sees_every_reply_to_a_request_whose_body_is_not_read() {
                 command.arg("--cacert").arg(certificates.authority());
                 command.args([version, "-H", "Expect:"]);
                 command.args(["-d", data, &url]);
+                // curl prints the status also if it then waits for the end of the reply until its time is over.
                 let status_of = |output: std::process::Output| {
+                    assert!(output.status.success(), "{version} {path}: {output:?}");
                     String::from_utf8_lossy(&output.stdout).trim().to_owned()
                 };
                 let statuses: Vec<_> = (0..5)
@@ -341,10 +350,17 @@ fn the_check_command_explains_errors_of_tls() {
     let untrusted = run_check(&served, &Certificates::new(), &[]);
     let message = String::from_utf8_lossy(&untrusted.stderr).into_owned();
     assert!(message.contains("certificate is not issued by an authority in "), "{message}");
-    let mut without_tls = Command::new(env!("CARGO_BIN_EXE_tallygate"));
-    let output = without_tls.args(["check", "--resp", served.resp(), "api", "bob"]).output();
-    let message = String::from_utf8_lossy(&output.expect("the binary runs").stderr).into_owned();
-    assert!(message.contains("the server uses TLS on this port; use --ca FILE"), "{message}");
+    let token = served.config().with_extension("token");
+    std::fs::write(&token, "0123456789abcdef\n").expect("the file is written");
+    for token in [None, Some(&token)] {
+        let mut without_tls = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+        without_tls.args(["check", "--resp", served.resp(), "api", "bob"]);
+        without_tls.envs(token.map(|file| ("TALLYGATE_TOKEN_FILE", file)));
+        let message = without_tls.output().expect("the binary runs").stderr;
+        let message = String::from_utf8_lossy(&message).into_owned();
+        assert!(message.contains("the server uses TLS on this port; use --ca FILE"), "{message}");
+    }
+    std::fs::remove_file(&token).expect("the file is removed");
     let plain = Served::start(&[], Some(POLICY));
     let message = run_check(&plain, &certificates, &[]);
     let message = String::from_utf8_lossy(&message.stderr).into_owned();

@@ -187,6 +187,33 @@ fn a_token_can_be_rotated_without_downtime() {
     assert!(is_right(new) && !is_right(""));
 }
 
+/// Fault G1.
+#[test]
+fn a_token_file_that_is_a_pipe_for_a_while_does_not_stop_reloads() {
+    let folder = tempfile::tempdir().expect("the directory is created");
+    let file = folder.path().join("tokens");
+    let (old, new) = ("old-token-of-a-service", "new-token-of-a-service");
+    std::fs::write(&file, old).expect("the file is written");
+    let config = format!(
+        "[auth]\ncheck = [\"file:{}\"]\n[policies.api]\nlimit = 1\nwindow = \"1h\"\n",
+        file.display()
+    );
+    let served = Served::start(&[], Some(&config));
+    let is_right = |token| with_token(&served, "GET /metrics", token).status == 200;
+    assert!(is_right(old));
+    std::fs::remove_file(&file).expect("the file is removed");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).expect("a pipe");
+    wait_until("the pipe is rejected", PATIENCE, || {
+        let metrics = with_token(&served, "GET /metrics", old).body;
+        metrics.contains("tallygate_reloads_total{outcome=\"rejected\"} 1")
+    });
+    assert!(served.log().contains("it is a named pipe; use a regular file"), "{}", served.log());
+    std::fs::write(folder.path().join("next"), new).expect("the file is written");
+    std::fs::rename(folder.path().join("next"), &file).expect("the pipe is replaced");
+    wait_until("the new token is right", PATIENCE, || is_right(new));
+    assert!(!is_right(old));
+}
+
 /// Fault H10.
 #[test]
 fn no_token_is_ever_shown() {
@@ -225,6 +252,11 @@ fn the_check_command_sends_a_token() {
     let message = String::from_utf8_lossy(&wrong.stderr);
     assert!(wrong.status.code() == Some(2) && message.contains("WRONGPASS"), "{message}");
     assert!(!message.contains("wrong-token"), "{message}");
+    let mut without = Command::new(env!("CARGO_BIN_EXE_tallygate"));
+    let without = without.args(["check", "--resp", served.resp(), "api", "alice"]).output();
+    let message = without.expect("the binary runs").stderr;
+    let expected = "failed: the server needs a token; use --token-file FILE\n";
+    assert!(String::from_utf8_lossy(&message).ends_with(expected), "{message:?}");
 }
 
 #[test]

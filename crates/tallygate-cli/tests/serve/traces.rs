@@ -19,10 +19,10 @@ const CONFIG: &str = r#"
     window = "1000h"
 "#;
 
-/// What no trace may have in it.
+/// Texts that no trace may contain.
 const CLIENT: &str = "client-4711";
 
-/// Takes what is exported, and keeps it.
+/// A collector that stores the exported spans.
 struct Collector {
     url: String,
     taken: Arc<Mutex<Vec<u8>>>,

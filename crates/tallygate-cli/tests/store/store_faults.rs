@@ -94,7 +94,7 @@ fn resp(served: &Served, words: &[&str]) -> Vec<i64> {
 }
 
 /// Checks the replies of every surface while the store is down. No client may have sent a request before.
-fn each_decides_by_its_failure_policy(served: &Served) {
+fn each_decides_by_its_failure_setting(served: &Served) {
     let open = check(served, "open", "alice", 3);
     assert_eq!(summary(&open), (true, 0, "failed_open"));
     assert_eq!((&open["limit"], &open["retry_after_ms"]), (&json!(4), &json!(0)), "{open}");
@@ -131,7 +131,7 @@ fn each_decides_by_its_failure_policy(served: &Served) {
     let expected = [(true, 0, "failed_open"), (false, 0, "failed_closed"), (true, 1, "local")];
     assert_eq!(results, expected);
 
-    authorize_decides_by_its_failure_policy(served);
+    authorize_decides_by_its_failure_setting(served);
     assert_eq!(resp(served, &["CL.THROTTLE", "alice", "4", "1", "1000"]), [0, 5, 0, -1, 0]);
     assert_eq!(resp(served, &["TG.CHECK", "open", "dora"]), [1, 4, 0, 0, 0, 0]);
     assert_eq!(resp(served, &["TG.CHECK", "closed", "dora"]), [0, 4, 0, 1000, 0, 0]);
@@ -144,7 +144,7 @@ fn each_decides_by_its_failure_policy(served: &Served) {
     assert!(refund.contains("redis is unavailable"), "{refund}");
 }
 
-fn authorize_decides_by_its_failure_policy(served: &Served) {
+fn authorize_decides_by_its_failure_setting(served: &Served) {
     let authorize = |path: &str| get(served.http(), &format!("/v1/authorize/{path}"));
     let open = authorize("open");
     assert_eq!((open.status, open.field("x-ratelimit-limit")), (200, None), "{open:?}");
@@ -170,7 +170,7 @@ fn without_its_store_the_server_starts_logs_it_and_uses_the_failure_settings() {
     wait_until("the log reports it", PATIENCE, || {
         served.log().contains("the store is unavailable")
     });
-    each_decides_by_its_failure_policy(&served);
+    each_decides_by_its_failure_setting(&served);
     until_the_breaker_opens(&served);
     let ready = get(served.http(), "/readyz");
     assert_eq!(ready.status, 200, "the server is ready without the store: {ready:?}");
@@ -192,7 +192,7 @@ fn while_the_store_is_down_the_failure_settings_decide_and_are_counted() {
     until_the_store_answers(&served);
     store.kill();
     let errors = metric(&served, "tallygate_store_errors_total");
-    each_decides_by_its_failure_policy(&served);
+    each_decides_by_its_failure_setting(&served);
     until_the_breaker_opens(&served);
     assert!(metric(&served, "tallygate_store_errors_total") >= errors + 20);
     assert_eq!(metric(&served, "tallygate_store_breaker_opened_total"), 1, "probes do not count");
@@ -333,14 +333,14 @@ fn usage_during_an_outage_is_charged_when_the_store_is_back() {
     let served = served(&proxy.url());
     until_the_store_answers(&served);
     assert_eq!(summary(&check(&served, "alone", "alice", 1)), (true, 3, "store"));
-    proxy.refuse(true);
+    proxy.reject_connections(true);
     proxy.cut();
     wait_until("the server decides alone", PATIENCE, || {
         summary(&check(&served, "alone", "bob", 0)).2 == "local"
     });
     assert_eq!(summary(&check(&served, "alone", "alice", 2)), (true, 0, "local"));
     assert_eq!(summary(&check(&served, "alone", "bob", 1)), (true, 1, "local"));
-    proxy.refuse(false);
+    proxy.reject_connections(false);
     // The first decision of the store includes the usage during the outage.
     let mut first = Value::Null;
     wait_until("the store answers", PATIENCE, || {
@@ -433,7 +433,7 @@ fn readyz_reports_degraded_while_the_store_is_out_of_memory() {
     assert_eq!(get(served.http(), "/readyz").body, "ready\n");
     assert_eq!(metric(&served, "tallygate_store_out_of_memory"), 0);
     let _: () = store.ask(&["CONFIG", "SET", "maxmemory", "1"]);
-    wait_until("the store refuses a write", PATIENCE, || {
+    wait_until("the store rejects a write", PATIENCE, || {
         summary(&check(&served, "closed", "alice", 1)).2 == "failed_closed"
     });
     let ready = get(served.http(), "/readyz");
