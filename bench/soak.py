@@ -3,7 +3,7 @@
 
 One server keeps its clients in memory and gets new ones all the time. The other uses a Redis that is killed and restarted at
 intervals. Both get load over HTTP (wrk) and RESP (redis-benchmark); connections open and close; the configuration is
-reloaded every second, sometimes with an error in it. Every two seconds the script samples resident memory, descriptors, and
+reloaded every second, sometimes with an error in it; one policy has leases. Every two seconds the script samples resident memory, descriptors, and
 the latency of a client that sends fifty requests per second. `scripts/soak` starts this script. The last line of the output
 is the verdict; the exit code is 1 if a check failed.
 """
@@ -40,6 +40,12 @@ limit = 20
 window = "1s"
 on_store_error = "local"
 instances = 2
+[policies.leased]
+limit = 5000
+window = "1s"
+on_store_error = "local"
+instances = 2
+lease = "500ms"
 [policies.good]
 limit = 100000
 window = "1s"
@@ -77,7 +83,8 @@ class WatchedServer:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        return sum(int(number) for number in re.findall(r"^tallygate_decisions_total\{.*\} (\d+)$", text, re.M))
+        return sum(int(number) for number in re.findall(r"^tallygate_decisions_total\{.*\} (\d+)$", text, re.M)), sum(
+            int(number) for number in re.findall(r'^tallygate_decisions_total\{.*source="lease".*\} (\d+)$', text, re.M))
 
     def send_regular_requests(self, stop):
         """Sends fifty requests per second and records their latency."""
@@ -156,7 +163,10 @@ end
                     "CL.THROTTLE", "t__rand_int__", "100", "1000", "60"]
         log = ["redis-benchmark", "-p", port, "-l", "-q", "-c", "5", "-P", "4", "-r", str(self.keys),
                "TG.CHECK", "log", "l__rand_int__"]
-        return [subprocess.Popen(command, **quiet) for command in (wrk, throttle, log)]
+        # Few keys, so that each is leased all the time.
+        leased = ["redis-benchmark", "-p", port, "-l", "-q", "-c", "5", "-P", "4", "-r", "20",
+                  "TG.CHECK", "leased", "k__rand_int__"]
+        return [subprocess.Popen(command, **quiet) for command in (wrk, throttle, log, leased)]
 
     def sample(self, seconds):
         with self.lock:
@@ -282,7 +292,7 @@ def main():
             report()
             report("| | memory | redis |")
             report("|---|---|---|")
-            table = {name: [] for name in ("decisions", "reloads", "resident MiB: after the warm-up, at the end",
+            table = {name: [] for name in ("decisions", "decided by leases", "reloads", "resident MiB: after the warm-up, at the end",
                      "slope after the warm-up, MiB per hour", "descriptors: before, maximum, after",
                      "latency of a regular client, ms: p50, p99 (medians of all samples)", "errors")}
             for server, before in zip(servers, idle_descriptors):
@@ -293,7 +303,9 @@ def main():
                 while server.descriptors() > before + 4 and time.monotonic() < deadline:
                     time.sleep(0.1)
                 after = server.descriptors()
-                decisions = server.decisions()
+                decisions, leased = server.decisions()
+                if server.name == "redis" and not leased:
+                    problems.append("redis: nothing was decided by a lease")
                 count = len(server.samples)
                 steady = server.samples[int(0.4 * count):]
                 early = statistics.fmean(s[1] for s in server.samples[int(0.4 * count):max(int(0.6 * count), int(0.4 * count) + 1)])
@@ -302,7 +314,7 @@ def main():
                 p50 = statistics.median(s[3] for s in server.samples if s[3] == s[3])
                 p99 = statistics.median(s[4] for s in server.samples if s[4] == s[4])
                 for name, value in zip(table, (
-                        f"{decisions:,}", f"{server.reloads:,}", f"{early:.1f}, {late:.1f}", f"{growth:+.1f}",
+                        f"{decisions:,}", f"{leased:,}", f"{server.reloads:,}", f"{early:.1f}, {late:.1f}", f"{growth:+.1f}",
                         f"{before}, {max(s[2] for s in server.samples)}, {after}", f"{p50:.2f}, {p99:.2f}", str(len(server.errors)))):
                     table[name].append(value)
                 if late > early + max(2.0, 0.03 * early):

@@ -1,6 +1,6 @@
-//! The limiters that are compared, behind one trait that asks for yes or no.
+//! The limiters that are compared, behind one trait that returns yes or no.
 //!
-//! Each limiter has its best configuration for this question, and a clock with nanosecond resolution if it reads one.
+//! Each limiter has its best configuration for this answer, and a clock with nanosecond resolution if it reads one.
 //! Limiters without keys are stored in a map, as their users do.
 
 use std::collections::HashMap;

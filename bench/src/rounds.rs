@@ -57,6 +57,7 @@ pub fn timed_by(threads: usize, decide: impl Fn(usize, usize) -> usize + Sync) -
         let run = |thread| {
             let (start, decide) = (&start, &decide);
             move || {
+                pin(thread);
                 start.wait();
                 spend(&mut |turn| decide(thread, turn))
             }
@@ -65,6 +66,24 @@ pub fn timed_by(threads: usize, decide: impl Fn(usize, usize) -> usize + Sync) -
         running.into_iter().map(|thread| thread.join().expect("the thread ends")).collect()
     });
     per_decision(spent.iter().map(|spent| spent.0).sum(), spent.iter().map(|spent| spent.1).sum())
+}
+
+/// Keeps the calling thread on one core: threads with other numbers are on other cores, while there are enough.
+///
+/// The scheduler may start two new threads on one core, and leave them there for a whole turn.
+pub fn pin(thread: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        let allowed = rustix::thread::sched_getaffinity(None)
+            .expect("the system lists the cores of this process");
+        let cores: Vec<usize> =
+            (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+        let mut own = rustix::thread::CpuSet::new();
+        own.set(cores[thread % cores.len()]);
+        rustix::thread::sched_setaffinity(None, &own).expect("a core can be chosen");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = thread;
 }
 
 fn spend(decide: &mut impl FnMut(usize) -> usize) -> (Duration, usize) {

@@ -25,7 +25,7 @@ const START: Tick = Tick(0);
 const WINDOW_NS: i64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Old {
+enum OldKeys {
     Live,
     Expired,
 }
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let new = names(scaled(OLD)..scaled(OLD) + scaled(NEW));
     let mut best = [Latency([u32::MAX; 5]); 2];
     for _ in 0..if quick() { 1 } else { 5 } {
-        for (best, old) in best.iter_mut().zip([Old::Live, Old::Expired]) {
+        for (best, old) in best.iter_mut().zip([OldKeys::Live, OldKeys::Expired]) {
             *best = best.min(run(old, &new)?);
         }
     }
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Fills a limiter with old keys, then times the checks of new ones.
-fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> {
+fn run(old: OldKeys, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> {
     let policy = Policy::token_bucket(1).per(Ticks(WINDOW_NS.unsigned_abs())).build()?;
     let capacity = Capacity::of(scaled(OLD) + new.len());
     let store = PolicyStore::new(&policy, capacity, SystemClock::new());
@@ -72,8 +72,8 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
         assert!(limiter.is_allowed(Ask::new(&key).at(START))?, "{key} was denied");
     }
     let now = match old {
-        Old::Live => Tick(WINDOW_NS / 2),
-        Old::Expired => Tick(WINDOW_NS * 2),
+        OldKeys::Live => Tick(WINDOW_NS / 2),
+        OldKeys::Expired => Tick(WINDOW_NS * 2),
     };
     let mut latencies = Vec::with_capacity(new.len());
     for key in new {
@@ -85,8 +85,8 @@ fn run(old: Old, new: &[String]) -> Result<Latency, Box<dyn std::error::Error>> 
     let usage = limiter.store().usage();
     let swept = usize::try_from(usage.swept)?;
     match old {
-        Old::Live => assert_eq!(swept, 0, "live keys were swept"),
-        Old::Expired => assert!(swept > scaled(OLD) / 2, "only {swept} keys were swept"),
+        OldKeys::Live => assert_eq!(swept, 0, "live keys were swept"),
+        OldKeys::Expired => assert!(swept > scaled(OLD) / 2, "only {swept} keys were swept"),
     }
     Ok(Latency::of(latencies))
 }

@@ -5,14 +5,15 @@
 //! Tallygate's speed: with known keys, and with Zipf's law and new keys. With more arguments, it runs only the named
 //! cases and writes no plots, since they would lack the other cases. `bench/README.md` describes the method.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use tallygate_bench::entrants::assert_stored;
 use tallygate_bench::plot::{Curve, Plot};
 use tallygate_bench::rivals::{GovernorSharded, Limiter, Quota, Tallygate, TallygateTiered};
-use tallygate_bench::rounds::{Entrant, contest, timed_by};
+use tallygate_bench::rounds::{Entrant, contest, pin, timed_by};
 use tallygate_bench::workload::{
-    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, quick, scaled,
+    CHUNK, Limit, PLENTY, PLENTY_FOR_ONE, Random, TWO_PER_DAY, Workload, name, names, quick, scaled,
 };
 
 /// The numbers of threads, unless `BENCH_THREADS` has others.
@@ -25,10 +26,6 @@ const FRESH_AT_EVERY_CHECK: Limit = Limit { burst: 1000, one_per: Duration::from
 
 /// The new keys of one turn: enough for all threads, in a name space of their own per turn.
 const NEW_PER_TURN: usize = 1 << 18;
-
-/// How long new threads run before a short turn begins. The scheduler may start two of them on one processor, and needs
-/// some milliseconds to move one away.
-const TIME_TO_SPREAD: Duration = Duration::from_millis(40);
 
 type Case = (&'static str, &'static str, fn(usize) -> Vec<Entrant<'static>>);
 
@@ -190,26 +187,28 @@ fn inserts<L: Limiter>(threads: usize, known: usize) -> Entrant<'static> {
         });
         let first = MILLION + next;
         next += each * threads;
-        let keys: Vec<Vec<String>> = (0..threads)
-            .map(|thread| (0..each).map(|key| name(first + thread * each + key)).collect())
-            .collect();
-        let start = Instant::now() + TIME_TO_SPREAD;
-        let last_end = std::thread::scope(|scope| {
-            let run = |keys: &[String]| {
-                while Instant::now() < start {
-                    std::thread::yield_now();
-                }
+        let ready = Barrier::new(threads);
+        let spent = std::thread::scope(|scope| {
+            let run = |thread: usize| {
+                pin(thread);
+                // Each thread makes its own keys: keys that another core has just written would be slow to read.
+                let first = first + thread * each;
+                let keys = names(first..first + each);
+                ready.wait();
+                let began = Instant::now();
                 let allowed = keys.iter().filter(|key| limiter.allows(key)).count();
-                let end = Instant::now();
+                let ended = Instant::now();
                 // A new key that finds all places near its home in use by other threads is denied.
                 assert!(allowed * 100 >= keys.len() * 99, "{} denied new keys", L::NAME);
-                end
+                (began, ended)
             };
-            let running: Vec<_> = keys.iter().map(|keys| scope.spawn(move || run(keys))).collect();
-            running.into_iter().map(|thread| thread.join().expect("the thread ends")).max()
+            let running: Vec<_> =
+                (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+            let times = running.into_iter().map(|thread| thread.join().expect("the thread ends"));
+            // From the first start to the last end: threads that take turns on a processor are not faster for it.
+            let (began, ended): (Vec<_>, Vec<_>) = times.unzip();
+            *ended.iter().max().expect("there is a thread") - *began.iter().min().expect("as above")
         });
-        // Until the last thread ends: threads that take turns on a processor are not faster for it.
-        let spent = last_end.expect("there is a thread") - start;
         if known == 0 {
             assert_stored(&limiter, each * threads);
         } else {
