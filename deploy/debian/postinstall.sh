@@ -1,5 +1,5 @@
 #!/bin/sh
-# Registers the unit. The server is not started: its configuration should be read first.
+# Registers the unit. Does not start the server, because the administrator should read its configuration first.
 set -e
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload || true

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Unregisters the unit. When the package is purged, also removes the snapshots; systemd keeps the state of a dynamic user in
-# `private`.
+# Unregisters the unit. When the package is purged, also removes the snapshots. systemd keeps the files of a dynamic user
+# in the folder `private`.
 set -e
 if [ "$1" = purge ]; then
     rm -rf /var/lib/private/tallygate /var/lib/tallygate

@@ -195,7 +195,7 @@ enum Kind {
 }
 
 impl AnyStore {
-    /// Sets the failure policy, as [`RedisStore::on_failure`] does. In memory, it has no effect.
+    /// Sets the failure setting, as [`RedisStore::on_failure`] does. In memory, it has no effect.
     ///
     /// ```
     /// use tallygate::{Policy, RateLimiter, Tiers, Verdict};

@@ -379,9 +379,9 @@ fn a_charge_of_a_bucket_without_a_reply_is_repeated_with_its_number() {
         _ => panic!("there are units to be charged"),
     };
     assert!(check(0));
-    let refused = take(1);
-    let first = refused.sent.unwrap().number;
-    refused.failed();
+    let rejected = take(1);
+    let first = rejected.sent.unwrap().number;
+    rejected.failed();
     assert!(check(2));
     let lost = take(3);
     let number = lost.sent.unwrap().number;
