@@ -11,10 +11,22 @@ impl<T> Few<T> {
         Self { first: None, more: Vec::new() }
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, item: T) {
         match self.first {
             None => self.first = Some(item),
             Some(_) => self.more.push(item),
+        }
+    }
+
+    pub(crate) fn last(&self) -> Option<&T> {
+        self.more.last().or(self.first.as_ref())
+    }
+
+    /// Removes the last item.
+    pub(crate) fn pop(&mut self) {
+        if self.more.pop().is_none() {
+            self.first = None;
         }
     }
 
@@ -39,5 +51,10 @@ mod tests {
             few.iter_mut().for_each(|item| *item *= 10);
         }
         assert_eq!(few.iter().copied().collect::<Vec<_>>(), [1_000, 200, 30]);
+        for last in [30, 200, 1_000] {
+            assert_eq!(few.last(), Some(&last));
+            few.pop();
+        }
+        assert_eq!(few.last(), None);
     }
 }

@@ -33,11 +33,12 @@ pin_project! {
     #[project = StateProjection]
     enum State<S, ReqBody, F, R> {
         /// Waits for the decision of a remote store, or for the delay of the request.
-        Deciding { deciding: Boxed<Verdict>, call: Option<Box<(S, Request<ReqBody>)>> },
-        /// The verdict is `None` after it was moved to [`Settling`](Self::Settling).
-        Serving { #[pin] serving: F, verdict: Option<Verdict> },
+        Deciding { deciding: Boxed<Box<Verdict>>, call: Option<Box<(S, Request<ReqBody>)>> },
+        /// The verdict is in a box, because callers move the future. It is `None` after it was moved to
+        /// [`Settling`](Self::Settling).
+        Serving { #[pin] serving: F, verdict: Option<Box<Verdict>> },
         /// Waits until a remote store has settled.
-        Settling { settling: Boxed<(Verdict, http::response::Parts)>, response: Option<R> },
+        Settling { settling: Boxed<(Box<Verdict>, http::response::Parts)>, response: Option<R> },
         Denied { response: Option<Response<Bytes>> },
     }
 }
@@ -46,7 +47,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S: Service<Request<ReqBody>>, ReqBody> ResponseFuture<S, ReqBody> {
     pub(crate) fn deciding(
-        deciding: Boxed<Verdict>,
+        deciding: Boxed<Box<Verdict>>,
         service: S,
         request: Request<ReqBody>,
     ) -> Self {
@@ -57,7 +58,7 @@ impl<S: Service<Request<ReqBody>>, ReqBody> ResponseFuture<S, ReqBody> {
         Self { state: State::Denied { response: verdict.response() } }
     }
 
-    pub(crate) const fn serving(serving: S::Future, verdict: Verdict) -> Self {
+    pub(crate) const fn serving(serving: S::Future, verdict: Box<Verdict>) -> Self {
         Self { state: State::Serving { serving, verdict: Some(verdict) } }
     }
 }

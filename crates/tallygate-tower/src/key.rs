@@ -173,7 +173,7 @@ impl Key {
     pub fn of(&self, parts: &Parts) -> Result<Vec<u8>, MissingKey> {
         Ok(match self.bytes(parts)? {
             KeyBytes::Long(bytes) => bytes,
-            short @ KeyBytes::Short { .. } => short.to_vec(),
+            short => short.to_vec(),
         })
     }
 
@@ -183,7 +183,7 @@ impl Key {
             Source::Everyone => Ok(KeyBytes::EMPTY),
             Source::Client(address) => {
                 let (address, prefix) = address.network(parts).ok_or(MissingKey::Address)?;
-                Ok(KeyText::of(address, prefix).as_bytes().into())
+                Ok(KeyBytes::Address(KeyText::of(address, prefix)))
             }
             Source::Header(name) => header(parts, name).map(KeyBytes::from),
             Source::Cookie(name) => cookie(parts, name).map(KeyBytes::from),
@@ -220,6 +220,7 @@ impl Key {
 /// The bytes of a key. Short ones, such as all addresses, are not on the heap.
 #[derive(Debug)]
 pub(crate) enum KeyBytes {
+    Address(KeyText),
     Short { bytes: [u8; MAX_KEY_TEXT], length: u8 },
     Long(Vec<u8>),
 }
@@ -233,6 +234,7 @@ impl Deref for KeyBytes {
 
     fn deref(&self) -> &[u8] {
         match self {
+            Self::Address(text) => text.as_bytes(),
             Self::Short { bytes, length } => &bytes[..usize::from(*length)],
             Self::Long(bytes) => bytes,
         }

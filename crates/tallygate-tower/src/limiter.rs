@@ -21,6 +21,8 @@ use tallygate::{
     Ask, Cost, Decision, Limit, Policy, RateLimiter, StoreError, Tick, TieredLimiter, Tiers,
 };
 
+use crate::few::Few;
+
 /// A limiter on any store, which all clones share.
 ///
 /// It is made from a [`Policy`] (kept in memory), from a [`RateLimiter`] of any kind, or from an [`Arc`] of one if the
@@ -135,7 +137,7 @@ where
     R: Rules + Send + Sync + 'static,
     S: Store<R::Rule> + Send + Sync + 'static,
     O: Observer + Send + 'static,
-    for<'a> S::Reply<'a, Checked>: IntoPending<'a, Checked>,
+    for<'a> S::Reply<'a, bool>: IntoPending<'a, bool>,
     for<'a> S::Reply<'a, Charged>: IntoPending<'a, Charged>,
     for<'a> S::Reply<'a, Decision>: IntoPending<'a, Decision>,
 {
@@ -179,7 +181,7 @@ impl Rules for Tiers {
 
 /// A decision, and the access that it was made under.
 #[derive(Clone, Debug)]
-pub struct Checked {
+pub(crate) struct Checked {
     pub(crate) decision: Decision,
     /// `None` if all clients of the limiter always have the same access.
     pub(crate) access: Option<Access>,
@@ -208,7 +210,14 @@ pub(crate) trait Backend: Send + Sync {
 
     fn fixed(&self) -> Option<&FixedAccess>;
 
-    fn check<'a>(&'a self, ask: Ask<'a>) -> Pending<'a, Checked>;
+    /// Decides on a request of a rule, adds the decision to the list, and returns whether the request is allowed. A
+    /// decision is large, so it is written where it stays.
+    fn check<'a>(
+        &'a self,
+        ask: Ask<'a>,
+        rule: usize,
+        list: &'a mut Few<(usize, Checked)>,
+    ) -> Pending<'a, bool>;
 
     fn reserve<'a>(&'a self, ask: Ask<'a>, time_to_live: Duration) -> Pending<'a, Charged>;
 
@@ -228,7 +237,7 @@ where
     R: Rules + Send + Sync + 'static,
     S: Store<R::Rule> + Send + Sync + 'static,
     O: Observer + Send + 'static,
-    for<'a> S::Reply<'a, Checked>: IntoPending<'a, Checked>,
+    for<'a> S::Reply<'a, bool>: IntoPending<'a, bool>,
     for<'a> S::Reply<'a, Charged>: IntoPending<'a, Charged>,
     for<'a> S::Reply<'a, Decision>: IntoPending<'a, Decision>,
 {
@@ -237,16 +246,24 @@ where
     }
 
     fn is_immediate(&self) -> bool {
-        <S::Reply<'static, Checked>>::IS_IMMEDIATE
+        <S::Reply<'static, bool>>::IS_IMMEDIATE
     }
 
     fn fixed(&self) -> Option<&FixedAccess> {
         self.fixed.as_ref()
     }
 
-    fn check<'a>(&'a self, ask: Ask<'a>) -> Pending<'a, Checked> {
-        let make = |rule: &R::Rule, decision, at| Checked { decision, access: R::access(rule, at) };
-        self.limiter.decide_with(ask, Op::Check(ask.cost), make).into_pending()
+    fn check<'a>(
+        &'a self,
+        ask: Ask<'a>,
+        rule: usize,
+        list: &'a mut Few<(usize, Checked)>,
+    ) -> Pending<'a, bool> {
+        let add = move |limits: &R::Rule, decision: Decision, at| {
+            list.push((rule, Checked { decision, access: R::access(limits, at) }));
+            decision.allowed
+        };
+        self.limiter.decide_with(ask, Op::Check(ask.cost), add).into_pending()
     }
 
     fn reserve<'a>(&'a self, ask: Ask<'a>, time_to_live: Duration) -> Pending<'a, Charged> {
@@ -268,7 +285,7 @@ where
                 tracing::warn!(policy, %error, "settlement failed; the estimate stays charged");
             }
         };
-        if <S::Reply<'static, Checked>>::IS_IMMEDIATE {
+        if <S::Reply<'static, bool>>::IS_IMMEDIATE {
             ready_now(settling);
         } else {
             spawn(settling);

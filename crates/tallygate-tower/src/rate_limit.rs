@@ -242,7 +242,8 @@ impl RateLimit {
     /// # }).unwrap();
     /// ```
     pub async fn check(&self, parts: &Parts) -> Verdict {
-        let checks = self.checks(parts);
+        let mut checks = RequestChecks::of(parts);
+        self.add_checks(parts, &mut checks);
         let mut verdict = Verdict::new(self.clone(), &checks);
         self.decide(&checks, &mut verdict).await;
         verdict
@@ -257,23 +258,11 @@ impl RateLimit {
         self.settings.is_immediate
     }
 
-    /// Collects the checks that a request needs. Afterwards, the request itself is not needed any more.
-    #[inline]
-    pub(crate) fn checks(&self, parts: &Parts) -> RequestChecks {
-        let content_type = parts.headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
-        let mut checks = RequestChecks {
-            is_grpc: content_type.is_some_and(|kind| kind.starts_with(b"application/grpc")),
-            missing: None,
-            places: Few::new(),
-            rates: Few::new(),
-        };
-        if !self.settings.exempt.iter().any(|is_exempt| is_exempt(parts)) {
-            self.add_checks(parts, &mut checks);
+    /// Adds the checks that a request needs. Afterwards, the request itself is not needed any more.
+    pub(crate) fn add_checks(&self, parts: &Parts, checks: &mut RequestChecks) {
+        if self.settings.exempt.iter().any(|is_exempt| is_exempt(parts)) {
+            return;
         }
-        checks
-    }
-
-    fn add_checks(&self, parts: &Parts, checks: &mut RequestChecks) {
         for (index, rule) in self.settings.in_flight.iter().enumerate() {
             match rule.key.bytes(parts) {
                 Ok(key) => checks.places.push((index, key)),
@@ -322,13 +311,14 @@ impl RateLimit {
             let decided = if rule.settle.is_some() || may_return {
                 answer!(backend.reserve(ask, rule.settle_within)).map(|charged| {
                     reservation = charged.reservation;
-                    charged.checked
+                    verdict.checked.push((check.rule, charged.checked));
+                    reservation.is_some()
                 })
             } else {
-                answer!(backend.check(ask))
+                answer!(backend.check(ask, check.rule, &mut verdict.checked))
             };
-            let checked = match decided {
-                Ok(checked) => checked,
+            let is_allowed = match decided {
+                Ok(is_allowed) => is_allowed,
                 Err(error) => match self.reason(error).filter(|_| !rule.is_shadow) {
                     Some(reason) => {
                         charges.cancel().await;
@@ -337,10 +327,11 @@ impl RateLimit {
                     None => continue,
                 },
             };
-            let is_allowed = checked.decision.allowed;
-            rule.report(&checked);
-            if !rule.is_shadow {
-                verdict.checked.push((check.rule, checked));
+            if let Some((_, checked)) = verdict.checked.last() {
+                rule.report(checked);
+            }
+            if rule.is_shadow {
+                verdict.checked.pop();
             }
             if is_allowed {
                 charges.add(check.rule, rule, reservation);
@@ -387,6 +378,20 @@ pub(crate) struct RequestChecks {
     /// The indices of the limits on requests in flight, and their keys.
     places: Few<(usize, KeyBytes)>,
     rates: Few<RuleCheck>,
+}
+
+impl RequestChecks {
+    /// Returns no checks, and whether the request is one of gRPC.
+    #[inline]
+    pub(crate) fn of(parts: &Parts) -> Self {
+        let content_type = parts.headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+        Self {
+            is_grpc: content_type.is_some_and(|kind| kind.starts_with(b"application/grpc")),
+            missing: None,
+            places: Few::new(),
+            rates: Few::new(),
+        }
+    }
 }
 
 impl From<Rule> for RateLimit {

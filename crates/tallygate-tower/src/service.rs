@@ -10,7 +10,7 @@ use tower_service::Service;
 use crate::body::ResponseBody;
 use crate::future::ResponseFuture;
 use crate::limiter::ready_now;
-use crate::rate_limit::RateLimit;
+use crate::rate_limit::{RateLimit, RequestChecks};
 use crate::verdict::Verdict;
 
 /// A service with a rate limit: see [`RateLimit`]. Denied requests do not reach the inner service.
@@ -35,10 +35,11 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let checks = self.limit.checks(&parts);
-        let mut verdict = Verdict::new(self.limit.clone(), &checks);
-        let is_decided = self.limit.is_immediate();
-        if is_decided {
+        let mut checks = RequestChecks::of(&parts);
+        self.limit.add_checks(&parts, &mut checks);
+        // The verdict is made in its box instead of being copied into it.
+        let mut verdict = Box::write(Box::new_uninit(), Verdict::new(self.limit.clone(), &checks));
+        if self.limit.is_immediate() {
             ready_now(self.limit.decide(&checks, &mut verdict));
             if !verdict.is_allowed() {
                 return ResponseFuture::denied(&verdict);
@@ -48,12 +49,16 @@ where
                 let serving = self.service.call(Request::from_parts(parts, body));
                 return ResponseFuture::serving(serving, verdict);
             }
+            let delaying = async move {
+                verdict.delayed().await;
+                verdict
+            };
+            let request = Request::from_parts(parts, body);
+            return ResponseFuture::deciding(Box::pin(delaying), self.ready_service(), request);
         }
         let limit = self.limit.clone();
         let deciding = async move {
-            if !is_decided {
-                limit.decide(&checks, &mut verdict).await;
-            }
+            limit.decide(&checks, &mut verdict).await;
             verdict.delayed().await;
             verdict
         };
