@@ -90,7 +90,7 @@ await drive(async (page) => {
   await says(card(page, 2).locator(".message"), /^Denied.*: retry after \d\.\d s\.$/);
   await says(card(page, 2).locator(".message"), /^Denied.*\. A retry can succeed now\.$/);
 
-  // A client that is blocked is not told to choose a smaller cost.
+  // The page does not advise a blocked client to choose a smaller cost.
   await page.locator("select[name=policy]").selectOption("api");
   await card(page, 1).locator(".client-name").fill("mallory");
   await card(page, 1).getByRole("button", { name: "Send 1", exact: true }).click();
