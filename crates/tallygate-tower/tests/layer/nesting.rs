@@ -146,7 +146,7 @@ async fn clones_of_one_service_that_are_used_at_the_same_time_share_the_quota() 
     let service = limit.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(ok())));
     let calls = (0..200).map(|_| {
         let mut service = service.clone();
-        // Nobody asks whether the clone is ready, as careless callers do.
+        // The clone is called without a check that it is ready, as careless callers do.
         tokio::spawn(async move {
             let response = service.call(Request::new(())).await.unwrap();
             u64::from(response.status().is_success())
