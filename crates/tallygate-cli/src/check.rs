@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use tallygate_server::tokens_of;
@@ -146,7 +146,7 @@ fn connect(to: &Connect) -> anyhow::Result<Box<dyn Connection>> {
         return connect_by_tls(address, ca, to.cert.as_deref().zip(to.cert_key.as_deref()));
     }
     if let Some(path) = address.strip_prefix("unix:") {
-        let stream = UnixStream::connect(path)?;
+        let stream = UnixStream::connect(path).map_err(unreachable_server)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         return Ok(Box::new(stream));
@@ -154,8 +154,20 @@ fn connect(to: &Connect) -> anyhow::Result<Box<dyn Connection>> {
     Ok(Box::new(connect_by_tcp(address)?))
 }
 
-fn connect_by_tcp(address: &str) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address)?;
+/// Adds advice to the error of a connection that no server accepts.
+fn unreachable_server(error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => anyhow::anyhow!(
+            "{error}; check that the server is running and that --resp is its RESP address"
+        ),
+        _ => error.into(),
+    }
+}
+
+fn connect_by_tcp(address: &str) -> anyhow::Result<TcpStream> {
+    let has_port = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    anyhow::ensure!(has_port, "expected HOST:PORT or unix:/path");
+    let stream = TcpStream::connect(address).map_err(unreachable_server)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)
@@ -218,7 +230,7 @@ fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
         Some(rustls::Error::InvalidCertificate(Invalid::Other(other)))
             if other.to_string().contains("CaUsedAsEndEntity") =>
         {
-            "the server's certificate is that of an authority; issue one for the server".to_owned()
+            "the server's certificate is the certificate of an authority; issue one for the server".to_owned()
         }
         Some(rustls::Error::InvalidCertificate(_)) => {
             "the server's certificate is not valid".to_owned()
@@ -237,7 +249,10 @@ fn explain_tls(error: anyhow::Error, to: &Connect) -> anyhow::Error {
 /// Reads the certificates of a file.
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let name = path.display();
-    let all = CertificateDer::pem_file_iter(path).with_context(|| format!("cannot read {name}"))?;
+    let all = CertificateDer::pem_file_iter(path).map_err(|error| match error {
+        pem::Error::Io(error) => anyhow::anyhow!("cannot read {name}: {error}"),
+        error => anyhow::anyhow!("cannot read {name}: {error}"),
+    })?;
     let all = all.collect::<Result<Vec<_>, _>>();
     let all =
         all.with_context(|| format!("{name} contains an invalid certificate; expected PEM"))?;
@@ -248,7 +263,10 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    Ok(tokens_of(&text).next().with_context(|| format!("{name} contains no token"))?.to_owned())
+    Ok(tokens_of(&text)
+        .next()
+        .with_context(|| format!("{name} contains no token; write one per line"))?
+        .to_owned())
 }
 
 /// Sends one command, and reads an array of numbers and texts.
@@ -288,7 +306,9 @@ fn ask(
             Some(("$", "-1")) => None,
             // No name or value of a decision has a line end.
             Some(("$", _)) => Some(line()?),
-            _ => anyhow::bail!("found {value:?}; expected a list of numbers and texts"),
+            _ => anyhow::bail!(
+                "found {value:?}; expected a number or a text (is it a Tallygate server?)"
+            ),
         });
     }
     Ok(values)

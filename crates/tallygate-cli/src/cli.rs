@@ -97,7 +97,7 @@ pub(crate) struct Serve {
     )]
     pub(crate) otlp: Option<String>,
 
-    /// Log level; `debug` is about Tallygate, `trace` also about the libraries that it uses
+    /// Log level; `debug` adds details about Tallygate, `trace` also about the libraries that it uses
     #[arg(long, value_name = "LEVEL", env = "TALLYGATE_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log: LogLevel,
 
@@ -135,12 +135,14 @@ pub(crate) struct Settings {
     )]
     pub(crate) store: Option<String>,
 
-    /// Number of this server, from 1, if a policy divides its quota between `instances` with the memory store
-    #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE", value_parser = number::<u32>)]
+    /// Number of this server, from 1, among the `instances` that share the quota of a policy (memory store only)
+    ///
+    /// It decides which servers get the remainder of a division. Without it, the server takes the smallest share.
+    #[arg(long, value_name = "N", env = "TALLYGATE_INSTANCE", allow_negative_numbers = true, value_parser = number::<u32>)]
     pub(crate) instance: Option<u32>,
 
     /// Maximum number of keys kept in memory per policy, at least 1 [default: 1000000]
-    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", value_parser = number::<usize>)]
+    #[arg(long, value_name = "N", env = "TALLYGATE_MAX_KEYS", allow_negative_numbers = true, value_parser = number::<usize>)]
     pub(crate) max_keys: Option<usize>,
 
     /// Snapshot file of the memory store: loaded on startup, written on shutdown
@@ -161,7 +163,18 @@ fn variables() -> Vec<String> {
 
 /// Parses a whole number.
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
-    text.parse().map_err(|_| "expected a whole number, without a sign or a unit")
+    text.parse().map_err(|_| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true if !text.is_empty() => "the number is too large",
+        _ => "expected a whole number, without a sign or a unit",
+    })
+}
+
+/// Parses a whole number of at least 1.
+fn positive(text: &str) -> Result<Cost, &'static str> {
+    match number(text)? {
+        0 => Err("must be at least 1"),
+        number => Ok(number),
+    }
 }
 
 impl Settings {
@@ -236,7 +249,7 @@ impl From<LogFormat> for tallygate_server::LogFormat {
 
 /// Validate a configuration file, or rules for Envoy, and print the settings and policies in effect.
 ///
-/// Flags and environment variables count as they do for `tallygate serve`. Settings without an effect are reported as
+/// Flags and environment variables override the file, as they do for `tallygate serve`. Settings without an effect are reported as
 /// warnings on standard error.
 #[derive(Args, Debug)]
 pub(crate) struct CheckConfig {
@@ -272,7 +285,7 @@ Examples:
   tallygate ping
   tallygate ping --resp unix:/run/tallygate/resp.sock
 
-Needs neither a policy nor a token, so it suits health checks.";
+A ping needs neither a policy nor a token, so it can be used for health checks.";
 
 /// Check a limit on a running server: exit code 0 if allowed, 1 if denied, 2 on errors.
 #[derive(Args, Debug)]
@@ -292,7 +305,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "NAME")]
     pub(crate) tier: Option<String>,
 
-    /// File with the token; its first token is used
+    /// File with the token, for a server that requires one; the first token in the file is used
     #[arg(long, value_name = "FILE", env = "TALLYGATE_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
 
@@ -379,14 +392,14 @@ pub(crate) struct Replay {
     pub(crate) exact: bool,
 
     /// Units that a bucket allows at one instant [default: the capacity]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(Cost).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) burst: Option<Cost>,
 
     /// When a fixed window starts [default: clock]
     #[arg(long, value_name = "WHERE", value_enum)]
     pub(crate) anchor: Option<WindowAnchor>,
 
-    /// Decide in Redis or Valkey, under separate keys that are removed at the end
+    /// Decide in Redis or Valkey, with keys of their own that are removed at the end
     ///
     /// `redis://HOST:PORT`, `rediss://…`, `redis+cluster://HOST,HOST` or `redis+sentinel://HOST,HOST/NAME`.
     #[arg(long, value_name = "URL", verbatim_doc_comment)]
@@ -400,19 +413,19 @@ pub(crate) struct Replay {
 /// Compare the algorithms on the same simulated traffic.
 ///
 /// The same options and seed always give the same traffic, and the server would make the same decisions. The limit is
-/// --limit units per --window. A flag that has no effect in combination with the others is an error.
+/// --limit units per --window. A flag that has no effect together with the other flags is an error.
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
     /// Units that a client may use per window
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::<Cost>)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true, value_parser = number::<Cost>)]
     pub(crate) limit: Cost,
 
-    /// Length of the window
+    /// Length of the window, such as `500ms`, `10s` or `1m`
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     pub(crate) window: Duration,
 
     /// Units that a bucket allows at one instant [default: the limit]
-    #[arg(long, value_name = "N", value_parser = number::<Cost>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<Cost>)]
     pub(crate) burst: Option<Cost>,
 
     /// Algorithm to run; may be given several times [default: all six]
@@ -431,50 +444,50 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "N/TIME", default_value = "90/m", value_parser = per_minute)]
     pub(crate) rate: u64,
 
-    /// Length of the simulation
+    /// Length of the simulation, such as `30s` or `5m`
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     pub(crate) duration: Duration,
 
     /// Random seed: for --pattern poisson, for the jitter of --pattern retry, and for --instances [default: 1]
-    #[arg(long, value_name = "N", value_parser = number::<u64>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) seed: Option<u64>,
 
     /// Units that each request charges
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<Cost>)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = number::<Cost>)]
     pub(crate) cost: Cost,
 
-    /// retry: ignore Retry-After and retry after --naive-wait
+    /// With --pattern retry: ignore Retry-After, and retry after --naive-wait
     #[arg(long)]
     pub(crate) naive: bool,
 
-    /// retry: retry exactly on time, without jitter
+    /// With --pattern retry: retry exactly on time, without jitter
     #[arg(long)]
     pub(crate) no_jitter: bool,
 
-    /// retry: time that a --naive client waits [default: 200ms]
+    /// With --pattern retry --naive: time to wait before a retry [default: 200ms]
     #[arg(long, value_name = "TIME", requires = "naive", value_parser = duration::parse)]
     pub(crate) naive_wait: Option<Duration>,
 
-    /// retry: maximum number of attempts per request [default: 5]
-    #[arg(long, value_name = "N", value_parser = number::<u64>)]
+    /// With --pattern retry: maximum number of attempts per request [default: 5]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) attempts: Option<u64>,
 
-    /// greedy: number of normal clients [default: 3]
-    #[arg(long, value_name = "N", value_parser = number::<u64>)]
+    /// With --pattern greedy: number of normal clients [default: 3]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) clients: Option<u64>,
 
-    /// greedy: requests of the greedy client per request of a normal one [default: 20]
-    #[arg(long, value_name = "N", value_parser = number::<u64>)]
+    /// With --pattern greedy: requests of the greedy client per request of a normal one [default: 20]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) greedy_factor: Option<u64>,
 
-    /// bursty: requests per group [default: 8]
-    #[arg(long, value_name = "N", value_parser = number::<u64>)]
+    /// With --pattern bursty: requests per group [default: 8]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) burst_size: Option<u64>,
 
     /// Divide the quota between this many instances behind a random load balancer
     ///
     /// Each instance decides alone with its share of the limit and burst, as servers with `store = "memory"` do.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = number::<u64>)]
     pub(crate) instances: u64,
 
     /// Print the JSON of `POST /v1/simulate` instead of a table
@@ -515,7 +528,7 @@ fn kind() -> impl clap::builder::TypedValueParser<Value = Kind> {
 ///
 /// Reads combined logs of nginx and Apache, JSON lines and CSV, plain or gzip, in the order given. Decides every request
 /// under every policy, at the time in the log. Reports the share of requests and clients that would have been denied,
-/// which clients are denied most and when, and the peak rates of clients. Invalid lines are counted, and the first few are
+/// which clients are denied most and when, and the peak rates of clients. Unreadable lines are counted, and the first few are
 /// shown.
 #[derive(Args, Debug)]
 #[command(
@@ -532,7 +545,7 @@ Examples:
 
 Exit status:
   0  the report is complete
-  1  a log could not be read to its end; the report covers the part that was read
+  1  a log could not be read to its end; the report covers the part before the error
   2  there is no report: an option is invalid, or no line can be used, for example because the filters leave none"
 )]
 pub(crate) struct Backtest {
@@ -540,7 +553,7 @@ pub(crate) struct Backtest {
     #[arg(value_name = "LOG")]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// Source of the key: `ip`, `header:NAME` or `field:NAME`
+    /// Source of the key, by which clients are distinguished: `ip`, `header:NAME` or `field:NAME`
     #[arg(long, value_name = "KEY", default_value = "ip")]
     pub(crate) key: KeyFrom,
 
@@ -579,7 +592,7 @@ pub(crate) struct Backtest {
     #[arg(long, value_name = "FIELD")]
     pub(crate) time: Option<String>,
 
-    /// For each policy, find the lowest limit that never denies this percentage of clients, such as 99.9
+    /// For each policy, find the lowest limit that allows all requests of this percentage of clients, such as 99.9
     #[arg(long, value_name = "SHARE")]
     pub(crate) suggest: Option<Share>,
 
@@ -588,7 +601,7 @@ pub(crate) struct Backtest {
     pub(crate) peak: Option<Ticks>,
 
     /// Number of most-denied clients to list
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::<usize>)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true, value_parser = number::<usize>)]
     pub(crate) top: usize,
 
     /// Also write an HTML report with plots

@@ -707,7 +707,7 @@ fn throttled_clients_are_counted_like_clients_of_policies() {
 
 /// Fault H8.
 #[test]
-fn a_policy_and_a_key_never_run_together() {
+fn different_policies_and_keys_never_share_a_quota_over_resp() {
     for store in [None, Some(Server::start(Flavor::Redis))] {
         let url = store.as_ref().map(Server::url);
         let options = url.as_ref().map_or(vec![], |url| vec!["--store", url]);

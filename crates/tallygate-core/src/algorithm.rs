@@ -498,7 +498,7 @@ pub trait Algorithm {
     ///
     /// It returns at most the units of that charge that still count according to the receipt: units of a
     /// bucket that have not drained, the lowest count since the charge in a window that has not ended, or the
-    /// charge's own entry in a log. Units that were [not charged](crate::Mark::returnable) are not returned.
+    /// charge's own entry in a log. Units that were [not charged](crate::ChargeRecord::returnable) are not returned.
     fn settle(&self, state: &mut Self::State, now: Tick, change: i128, _receipt: &Receipt) -> u128 {
         if change <= 0 {
             return change.unsigned_abs();

@@ -26,7 +26,7 @@ use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Share, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::{self, NumberReader};
 use crate::numbers::{Kind, Numbers, saturate};
-use crate::receipt::{Mark, Receipt};
+use crate::receipt::{ChargeRecord, Receipt};
 use crate::{Cost, Quota, Tick, Ticks};
 
 /// The integer type of a level: `u64` if the largest level fits, `u128` otherwise.
@@ -273,7 +273,7 @@ impl<N: Level> Algorithm for Bucket<N> {
     }
 
     fn receipt(&self, state: &BucketState<N>) -> Receipt {
-        Receipt::Limit(Mark::of_level(state.last, state.level.into(), self.drain))
+        Receipt::Limit(ChargeRecord::of_level(state.last, state.level.into(), self.drain))
     }
 
     /// Returns units to the bucket, and also exact fractions of a unit.
@@ -291,11 +291,11 @@ impl<N: Level> Algorithm for Bucket<N> {
             return self.charge(state, now, change);
         }
         let (asked, unit) = (change.unsigned_abs(), u128::from(self.unit));
-        let most = |mark: &Mark| {
-            mark.returnable(asked).saturating_mul(unit).min(mark.undrained(state.last, now))
+        let most = |charge: &ChargeRecord| {
+            charge.returnable(asked).saturating_mul(unit).min(charge.undrained(state.last, now))
         };
         let level = self.level(state, now);
-        let returned = receipt.mark().map_or(0, most).min(level.into());
+        let returned = receipt.charge_record().map_or(0, most).min(level.into());
         if returned > 0 {
             let new = N::try_from(level.into() - returned).unwrap_or(level);
             Self::set(state, now, level, new);

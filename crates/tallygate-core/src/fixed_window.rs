@@ -11,7 +11,7 @@ use crate::algorithm::{Algorithm, Facts, Fit, FitBehind, Used};
 use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::NumberReader;
 use crate::numbers::{Anchor, Kind, Numbers, saturate};
-use crate::receipt::{Mark, Receipt};
+use crate::receipt::{ChargeRecord, Receipt};
 use crate::{Cost, Quota, Tick, Ticks};
 
 /// A fixed window that allows at most `limit` units in each window.
@@ -193,7 +193,7 @@ impl Algorithm for FixedWindow {
     }
 
     fn receipt(&self, state: &FixedWindowState) -> Receipt {
-        Receipt::Limit(Mark::of_counts(state.last, state.into, state.count, 0))
+        Receipt::Limit(ChargeRecord::of_counts(state.last, state.into, state.count, 0))
     }
 
     fn settle(
@@ -206,17 +206,17 @@ impl Algorithm for FixedWindow {
         if self.clock_was_set_back(state, now) {
             self.rebase(state, now);
         }
-        let is_of_this_window = |mark: &Mark| {
-            let charged = mark.charged_at();
+        let is_of_this_window = |charge: &ChargeRecord| {
+            let charged = charge.charged_at();
             charged <= state.last && state.last.since(charged).0 <= state.into
         };
         if change > 0 {
             return self.charge(state, now, change);
         }
         let asked = change.unsigned_abs();
-        let mark = receipt.mark().filter(|mark| is_of_this_window(mark));
-        let Some(mark) = mark.filter(|_| self.count(state, now) > 0) else { return asked };
-        let returned = mark.returnable(asked);
+        let charge = receipt.charge_record().filter(|charge| is_of_this_window(charge));
+        let Some(charge) = charge.filter(|_| self.count(state, now) > 0) else { return asked };
+        let returned = charge.returnable(asked);
         asked - returned + self.charge(state, now, 0_i128.saturating_sub_unsigned(returned))
     }
 

@@ -111,7 +111,7 @@ pub use limit::{Limit, LimitState, Machine};
 pub use numbers::{Anchor, Kind, MAX_LOG_ENTRIES, Numbers, PolicyError, UnknownKind};
 pub use penalty::Penalty;
 pub use policy::{LimitBuilder, Policy};
-pub use receipt::{Mark, Receipt, Returns, Settlement};
+pub use receipt::{ChargeRecord, Receipt, Returns, Settlement};
 pub use several::LimitRecord;
 pub use simulator::{Simulator, simulate};
 pub use sliding_window_counter::{SlidingWindowCounter, SlidingWindowCounterState};

@@ -367,7 +367,7 @@ impl fmt::Display for PolicyError {
             ),
             Self::TooManyInstances { units, count } => write!(
                 f,
-                "{count} instances cannot share {units} units; use at most {units} instances, a larger limit \
+                "{count} instances cannot share a limit or burst of {units}; use at most {units} instances, a larger limit \
                  and burst, or a common store"
             ),
         }

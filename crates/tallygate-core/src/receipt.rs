@@ -44,7 +44,7 @@ pub enum Receipt {
     #[default]
     Nothing,
     /// A charge to one limit.
-    Limit(Mark),
+    Limit(ChargeRecord),
     /// A shadow limit did not charge the cost.
     Uncharged {
         /// The number of the run of requests that the cost is in.
@@ -59,7 +59,7 @@ pub enum Receipt {
 
 /// The record of a charge under one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct ChargeRecord {
     at: Tick,
     usage: Usage,
     /// How many units of the cost were not charged. It is not stored with [`Returns`]: a step there has none.
@@ -126,7 +126,7 @@ impl Counts {
     }
 }
 
-impl Mark {
+impl ChargeRecord {
     /// Creates the record of a charge to a log.
     #[must_use]
     pub const fn at(at: Tick) -> Self {
@@ -212,13 +212,14 @@ impl Receipt {
     #[must_use]
     pub fn of_window(charged_at: Tick) -> Self {
         let counts = Counts { start: charged_at, count: Cost::MAX, previous: Cost::MAX };
-        let mark = Mark { at: charged_at, usage: Usage::Counts(counts), dropped: 0, run: 0 };
+        let mark =
+            ChargeRecord { at: charged_at, usage: Usage::Counts(counts), dropped: 0, run: 0 };
         Self::Each([Self::Limit(mark)].into())
     }
 
     /// Returns the record of a charge to a single limit.
     #[must_use]
-    pub const fn mark(&self) -> Option<&Mark> {
+    pub const fn charge_record(&self) -> Option<&ChargeRecord> {
         match self {
             Self::Limit(mark) => Some(mark),
             _ => None,
@@ -538,12 +539,14 @@ impl Receipt {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Nothing | Self::Uncharged { .. } => out.push(0),
-            Self::Limit(Mark { at, usage: Usage::Entry, .. }) => {
+            Self::Limit(ChargeRecord { at, usage: Usage::Entry, .. }) => {
                 out.push(1);
                 codec::put_tick(out, *at);
             }
-            Self::Limit(Mark {
-                at, usage: Usage::Level(Queue { as_of, level, drain }), ..
+            Self::Limit(ChargeRecord {
+                at,
+                usage: Usage::Level(Queue { as_of, level, drain }),
+                ..
             }) => {
                 out.push(2);
                 codec::put_tick(out, *at);
@@ -551,7 +554,7 @@ impl Receipt {
                 codec::put(out, *level);
                 codec::put(out, *drain);
             }
-            Self::Limit(Mark {
+            Self::Limit(ChargeRecord {
                 at,
                 usage: Usage::Counts(Counts { start, count, previous }),
                 ..
@@ -584,13 +587,13 @@ impl Receipt {
     fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(match reader.byte()? {
             0 => Self::Nothing,
-            1 => Self::Limit(Mark::at(reader.tick("time of the charge")?)),
+            1 => Self::Limit(ChargeRecord::at(reader.tick("time of the charge")?)),
             2 => {
                 let at = reader.tick("time of the charge")?;
                 let as_of = reader.tick("time of the level")?;
                 let (level, drain) = (reader.number("level")?, reader.number("rate")?);
                 let usage = Usage::Level(Queue { as_of, level, drain });
-                Self::Limit(Mark { at, usage, dropped: 0, run: 0 })
+                Self::Limit(ChargeRecord { at, usage, dropped: 0, run: 0 })
             }
             3 => {
                 let count: u64 = reader.number("number of limits")?;
@@ -620,7 +623,7 @@ impl Receipt {
                 let start = reader.tick("start of the window")?;
                 let (count, previous) = (reader.number("count")?, reader.number("previous count")?);
                 let usage = Usage::Counts(Counts { start, count, previous });
-                Self::Limit(Mark { at, usage, dropped: 0, run: 0 })
+                Self::Limit(ChargeRecord { at, usage, dropped: 0, run: 0 })
             }
             _ => return Err(DecodeError::Field { name: "receipt" }),
         })

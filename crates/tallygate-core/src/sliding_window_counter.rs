@@ -12,7 +12,7 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::NumberReader;
 use crate::fixed_window::{Windows, forced, into_window};
 use crate::numbers::{Kind, Numbers, saturate};
-use crate::receipt::{Mark, Receipt};
+use crate::receipt::{ChargeRecord, Receipt};
 use crate::{Cost, Quota, Tick, Ticks};
 
 /// A sliding window counter that allows at most `limit` units, by an estimate of the units in the last window.
@@ -240,7 +240,7 @@ impl Algorithm for SlidingWindowCounter {
 
     fn receipt(&self, state: &SlidingWindowCounterState) -> Receipt {
         let SlidingWindowCounterState { last, into, count, previous } = *state;
-        Receipt::Limit(Mark::of_counts(last, into, count, previous))
+        Receipt::Limit(ChargeRecord::of_counts(last, into, count, previous))
     }
 
     /// Returns units to the window that they were charged in, while that window counts.
@@ -259,10 +259,10 @@ impl Algorithm for SlidingWindowCounter {
         }
         let asked = change.unsigned_abs();
         let mut new = self.at(state, now);
-        let mark = receipt.mark().filter(|mark| mark.charged_at() <= new.last);
-        let Some(mark) = mark.filter(|_| !new.is_fresh()) else { return asked };
-        let ago = new.last.since(mark.charged_at()).0;
-        let most = mark.returnable(asked);
+        let charge = receipt.charge_record().filter(|charge| charge.charged_at() <= new.last);
+        let Some(charge) = charge.filter(|_| !new.is_fresh()) else { return asked };
+        let ago = new.last.since(charge.charged_at()).0;
+        let most = charge.returnable(asked);
         let return_units = |count: &mut Cost| {
             let (left, dropped) =
                 forced(*count, self.ceiling, 0_i128.saturating_sub_unsigned(most));

@@ -15,7 +15,7 @@ use crate::codec::{self, DecodeError, Reader};
 use crate::doubles::NumberReader;
 use crate::fixed_window::{Windows, forced, many};
 use crate::numbers::{Kind, Numbers, saturate};
-use crate::receipt::{Mark, Receipt};
+use crate::receipt::{ChargeRecord, Receipt};
 use crate::{Cost, Quota, Tick, Ticks};
 
 /// A sliding window log that allows at most `limit` units in every window.
@@ -308,7 +308,7 @@ impl Algorithm for SlidingWindowLog {
     }
 
     fn receipt(&self, state: &SlidingWindowLogState) -> Receipt {
-        Receipt::Limit(Mark::at(state.last))
+        Receipt::Limit(ChargeRecord::at(state.last))
     }
 
     /// Returns units from the entry that they were charged to, if it has not expired.
@@ -326,14 +326,15 @@ impl Algorithm for SlidingWindowLog {
             return self.charge(state, now, change);
         }
         let asked = change.unsigned_abs();
-        let mark = receipt.mark().filter(|mark| mark.charged_at() <= now.max(state.last));
-        let Some(mark) = mark else { return asked };
-        let most = mark.returnable(asked);
+        let charge =
+            receipt.charge_record().filter(|charge| charge.charged_at() <= now.max(state.last));
+        let Some(charge) = charge else { return asked };
+        let most = charge.returnable(asked);
         if most == 0 {
             return asked;
         }
         state.move_to(now, self.expired(state, now));
-        asked - u128::from(state.take_from(mark.charged_at(), most))
+        asked - u128::from(state.take_from(charge.charged_at(), most))
     }
 
     fn facts(&self, state: &SlidingWindowLogState, now: Tick, _: Option<Cost>) -> Facts {

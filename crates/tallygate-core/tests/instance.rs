@@ -119,7 +119,7 @@ fn a_share_of_nothing_is_an_error() {
     let message = |index, count| policy.share(Instance { index, count }).unwrap_err().to_string();
     assert_eq!(
         message(0, 3),
-        "3 instances cannot share 2 units; use at most 2 instances, a larger limit and burst, or a common store"
+        "3 instances cannot share a limit or burst of 2; use at most 2 instances, a larger limit and burst, or a common store"
     );
     assert_eq!(
         message(2, 2),

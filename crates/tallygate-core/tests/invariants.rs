@@ -382,7 +382,7 @@ proptest! {
 
     /// No input at the ends of the ranges causes a panic or an overflow.
     #[test]
-    fn extremes_are_decided((limit, trace) in requests(extreme(), true), amount in any::<i128>()) {
+    fn the_largest_and_smallest_numbers_are_decided((limit, trace) in requests(extreme(), true), amount in any::<i128>()) {
         let mut state = limit.initial(trace[0].0);
         for &(now, cost) in &trace {
             let decision: Decision = limit.decide(&mut state, now, cost);

@@ -8,14 +8,14 @@ use tallygate_core::{
 use tallygate_testkit::cases;
 
 /// A limit that remembers every denial.
-struct Modelled {
+struct ModeledLimit {
     limit: Limit,
     state: LimitState,
     denials: Vec<Tick>,
     denied_until: Option<Tick>,
 }
 
-impl Modelled {
+impl ModeledLimit {
     fn allows(&self, now: Tick, cost: Cost) -> bool {
         self.denied_until.is_none_or(|until| now >= until)
             && self.limit.allows(&self.state, now, cost)
@@ -88,7 +88,7 @@ proptest! {
         let mut model: Vec<_> = policy
             .limits()
             .iter()
-            .map(|limit| Modelled {
+            .map(|limit| ModeledLimit {
                 limit: limit.clone(),
                 state: limit.initial(Tick(0)),
                 denials: Vec::new(),
@@ -120,7 +120,7 @@ proptest! {
                 let longest = waits.and_then(|waits| waits.into_iter().max()).map(Ticks);
                 prop_assert_eq!(decision.retry_after, longest);
             }
-            let remaining = |one: &Modelled| (0..=9).rev().find(|cost| one.allows(at, *cost));
+            let remaining = |one: &ModeledLimit| (0..=9).rev().find(|cost| one.allows(at, *cost));
             let least = enforced().map(|one| remaining(one).unwrap_or(0)).min();
             prop_assert_eq!(decision.remaining, least.unwrap_or(Cost::MAX));
             let scarcest = (0..model.len())

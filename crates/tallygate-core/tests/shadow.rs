@@ -34,9 +34,9 @@ fn encoded(limit: &Limit, state: &LimitState) -> Vec<u8> {
 
 /// The units of the newest requests that have not been refunded, the newest last.
 #[derive(Default)]
-struct Newest(Vec<(Cost, bool)>);
+struct NewestRequests(Vec<(Cost, bool)>);
 
-impl Newest {
+impl NewestRequests {
     fn push(&mut self, units: Cost, is_charged: bool) {
         self.0.push((units, is_charged));
         let mut uncharged_runs = 0;
@@ -99,7 +99,7 @@ proptest! {
         let enforced = penalized(builder(&limit)).build().unwrap();
         let policy = with_shadow(penalized(builder(&limit)));
         let (mut alone, mut both) = (enforced.initial(times[0]), policy.initial(times[0]));
-        let mut newest = Newest::default();
+        let mut newest = NewestRequests::default();
         for (&now, &(cost, refund)) in times.iter().zip(&steps) {
             if let Some(percent) = refund {
                 let units = newest.units() * percent / 100;
@@ -181,7 +181,7 @@ enum Step {
 }
 
 /// A reservation that can still be settled.
-struct Open {
+struct OpenReservation {
     /// Its place in the exact history.
     index: usize,
     cost: Cost,
@@ -209,8 +209,8 @@ proptest! {
     ) {
         let policy = with_shadow(Policy::fixed_window(20).per(Ticks(100)));
         let mut state = policy.initial(Tick(0));
-        let mut exact = Newest::default();
-        let (mut open, mut used) = (Vec::<Open>::new(), 0);
+        let mut exact = NewestRequests::default();
+        let (mut open, mut used) = (Vec::<OpenReservation>::new(), 0);
         for step in steps {
             match step {
                 Step::Check(cost) | Step::Reserve(cost) => {
@@ -222,11 +222,11 @@ proptest! {
                     exact.push(cost, was_charged);
                     let index = exact.0.len() - 1;
                     if matches!(step, Step::Reserve(_)) {
-                        open.push(Open { index, cost, was_charged, receipt });
+                        open.push(OpenReservation { index, cost, was_charged, receipt });
                     }
                 }
                 Step::Settle(which, units) if !open.is_empty() => {
-                    let Open { index, cost, was_charged, receipt } =
+                    let OpenReservation { index, cost, was_charged, receipt } =
                         open.swap_remove(which.index(open.len()));
                     let units = units.min(cost);
                     let change = -i128::from(units);
@@ -314,13 +314,13 @@ fn a_canceled_reservation_that_the_shadow_limit_denied_is_forgotten() {
 }
 
 /// A shadow limit of some units per 100 ticks, and requests to it.
-struct Tried {
+struct ShadowTrial {
     policy: Policy,
     state: Box<[LimitRecord]>,
     now: Tick,
 }
 
-impl Tried {
+impl ShadowTrial {
     fn new(limit: Cost) -> Self {
         let policy = with_shadow(Policy::fixed_window(limit).per(Ticks(100)));
         let state = policy.initial(Tick(0));
@@ -352,7 +352,7 @@ impl Tried {
 /// The settlement is for a request in an older run than the newest.
 #[test]
 fn a_settlement_of_an_older_run_leaves_newer_runs_as_they_are() {
-    let mut tried = Tried::new(6);
+    let mut tried = ShadowTrial::new(6);
     assert!(tried.reserve(3).0);
     let (is_allowed, denied) = tried.reserve(5);
     assert!(!is_allowed);
@@ -372,7 +372,7 @@ fn a_settlement_of_an_older_run_leaves_newer_runs_as_they_are() {
 /// If the newest units belong to the reservation that is settled afterwards, the refund was for older ones.
 #[test]
 fn a_refund_and_a_settlement_return_different_units_of_a_shadow_limit() {
-    let mut tried = Tried::new(10);
+    let mut tried = ShadowTrial::new(10);
     assert!(tried.reserve(5).0);
     assert!(!tried.reserve(6).0);
     let (is_allowed, receipt) = tried.reserve(5);
@@ -390,7 +390,7 @@ fn a_refund_and_a_settlement_return_different_units_of_a_shadow_limit() {
 /// An uncharged reservation that is older than the history: it says nothing about newer requests.
 #[test]
 fn a_reservation_older_than_the_history_changes_no_newer_run() {
-    let mut tried = Tried::new(100);
+    let mut tried = ShadowTrial::new(100);
     let (is_allowed, receipt) = tried.reserve(101);
     assert!(!is_allowed);
     for _ in 0..RUNS {
@@ -409,7 +409,7 @@ fn a_reservation_older_than_the_history_changes_no_newer_run() {
 /// A store drops a fresh state with its history. A reservation from before belongs to no run of a new history.
 #[test]
 fn a_reservation_from_before_a_dropped_state_changes_no_newer_run() {
-    let mut tried = Tried::new(4);
+    let mut tried = ShadowTrial::new(4);
     let (is_allowed, receipt) = tried.reserve(5);
     assert!(!is_allowed);
     tried.now = Tick(100);

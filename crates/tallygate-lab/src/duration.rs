@@ -69,7 +69,7 @@ impl fmt::Display for DurationText {
     }
 }
 
-/// A text is not a duration.
+/// The error for a text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurationError {
     text: String,

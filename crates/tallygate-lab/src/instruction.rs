@@ -201,7 +201,8 @@ impl InstructionError {
         use fmt::Write as _;
         let mut quoted = String::new();
         // Writing to a string cannot fail.
-        let _ = write!(quoted, "`{}`", found[..found.len().min(QUOTED)].escape_ascii());
+        let shown = found[..found.len().min(QUOTED)].escape_ascii().to_string();
+        let _ = write!(quoted, "`{}`", shown.replace("\\\"", "\""));
         if found.len() > QUOTED {
             let _ = write!(quoted, " and {} more bytes", found.len() - QUOTED);
         }

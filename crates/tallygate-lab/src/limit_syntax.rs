@@ -171,9 +171,11 @@ fn parse_rate(text: &str) -> Option<(u64, Ticks)> {
 /// # Errors
 /// Returns an error if the text is not a time span, or if the span is zero.
 pub fn window(text: &str) -> Result<Ticks, String> {
-    parse_span(text)
-        .filter(|window| *window > Ticks::ZERO)
-        .ok_or_else(|| format!("found {text:?}; expected a time such as `30s`, `1m` or `1h`"))
+    match parse_span(text) {
+        Some(Ticks::ZERO) => Err("must be longer than 0s".to_owned()),
+        Some(window) => Ok(window),
+        None => Err(format!("found {text:?}; expected a time such as `30s`, `1m` or `1h`")),
+    }
 }
 
 /// Parses a span such as `30s`, `1m` or `m`.
@@ -230,7 +232,7 @@ impl fmt::Display for LimitSyntaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty => f.write_str(
-                "the limit is empty; expected for example `token_bucket 100/1m burst 20`",
+                "found an empty limit; expected a limit such as `token_bucket 100/1m burst 20`",
             ),
             Self::Algorithm { name } => {
                 let known = Kind::ALL.map(Kind::name);
@@ -310,7 +312,10 @@ mod tests {
 
     #[test]
     fn an_error_names_what_was_found_and_what_was_expected() {
-        rejects("", "the limit is empty; expected for example `token_bucket 100/1m burst 20`");
+        rejects(
+            "",
+            "found an empty limit; expected a limit such as `token_bucket 100/1m burst 20`",
+        );
         rejects("token_bukcet 1/s", "found \"token_bukcet\"; did you mean `token_bucket`?");
         rejects(
             "window 1/s",

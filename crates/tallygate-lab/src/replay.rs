@@ -25,6 +25,9 @@ use engine::{Engine, RuleTemplate};
 pub(crate) use lines::{Line, Lines, MAX_LINE};
 use remote::RedisRun;
 
+/// The context of an error of the input.
+const UNREADABLE: &str = "cannot read the input";
+
 /// The rule that decides a trace, and the output format.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -142,7 +145,7 @@ fn replay(
         output.flush()?;
         answers.clear();
         result?;
-        if remaining > 0 && !lines.read_more()? {
+        if remaining > 0 && !lines.read_more().context(UNREADABLE)? {
             let done = count - remaining;
             anyhow::bail!(
                 "line {}: the input ended after {done} of {count} instructions",
@@ -223,7 +226,7 @@ fn read_number(lines: &mut Lines<impl Read>, expected: &'static str) -> anyhow::
         }
         let position = buffered.position();
         lines.advance_to(position);
-        if !lines.read_more()? {
+        if !lines.read_more().context(UNREADABLE)? {
             anyhow::bail!("line {}: the input ended; expected {expected}", lines.line_number() + 1);
         }
     }

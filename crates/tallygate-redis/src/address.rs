@@ -104,7 +104,7 @@ impl Address {
 /// Returns why the client library rejects an address.
 fn reason(failure: &redis::RedisError) -> String {
     match failure.to_string().trim_end_matches(" - InvalidClientConfig") {
-        "Missing hostname" => "it has no host".to_owned(),
+        "Missing hostname" => "the host is missing".to_owned(),
         "Redis URL did not parse" => "it is not a valid URL".to_owned(),
         other => other.to_owned(),
     }
@@ -167,7 +167,7 @@ mod tests {
         for (text, reason) in [
             ("memcached://x", "unknown scheme `memcached`"),
             ("redis+ring://x", "unknown scheme `redis+ring`"),
-            ("redis://", "it has no host"),
+            ("redis://", "the host is missing"),
             ("redis://a:b", "it is not a valid URL"),
             ("redis:/x", "it does not begin with a scheme and `://`"),
         ] {

@@ -175,7 +175,7 @@ struct Probe<'a> {
 impl Drop for Probe<'_> {
     fn drop(&mut self) {
         if self.unanswered {
-            self.node.failed(&Failure::Lost("the probe was cancelled".into()));
+            self.node.failed(&Failure::Lost("the probe was canceled".into()));
         }
     }
 }

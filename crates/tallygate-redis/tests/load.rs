@@ -381,7 +381,7 @@ async fn settlements_are_written_among_many_reservations_of_the_same_key() {
 
 /// Fault J1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_in_all_on_one_key_get_exactly_the_quota() {
+async fn callers_of_check_all_on_one_key_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
     for round_trip_ms in [0, 20] {
         from_several_clients(round_trip_ms, async |redis| {
@@ -400,7 +400,7 @@ async fn callers_in_all_on_one_key_get_exactly_the_quota() {
 
 /// Fault J1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_in_all_on_several_keys_get_exactly_the_quota() {
+async fn callers_of_check_all_on_several_keys_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
     for round_trip_ms in [0, 20] {
         from_several_clients(round_trip_ms, async |redis| {
@@ -456,7 +456,7 @@ async fn callers_under_alternating_tiers_get_exactly_the_quota() {
 
 /// Fault J1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_in_all_under_alternating_tiers_get_exactly_the_quota() {
+async fn callers_of_check_all_under_alternating_tiers_get_exactly_the_quota() {
     let _alone = ALONE.lock().await;
     for round_trip_ms in [0, 20] {
         from_several_clients(round_trip_ms, async |redis| {
@@ -572,7 +572,8 @@ async fn with_the_default_budget_callers_of_one_key_get_the_quota_and_nothing_fa
 
 /// Fault J1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_default_budget_callers_in_all_on_several_keys_get_the_quota_and_nothing_fails() {
+async fn with_the_default_budget_callers_of_check_all_on_several_keys_get_the_quota_and_nothing_fails()
+ {
     let _alone = ALONE.lock().await;
     let make = |redis: &Redis| {
         let log = Policy::sliding_window_log(1000).per_hour().build().unwrap();

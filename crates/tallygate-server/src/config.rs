@@ -186,8 +186,7 @@ pub struct ConfiguredPolicy {
 /// Reads a configuration file and returns its policies and their tiers, except unlimited and blocked ones.
 ///
 /// # Errors
-///
-/// The file cannot be read, or is invalid: the error has the place and the reason.
+/// Returns an error if the file cannot be read or is invalid. The error has the place and the reason.
 pub fn configured_policies(path: &Path) -> anyhow::Result<Vec<ConfiguredPolicy>> {
     let config = Config::read(path, None)?;
     let mut policies = Vec::new();
@@ -350,6 +349,11 @@ mod tests {
             "[policies.api]\nlimit = 1\nwindow = \"1m\"\nshadow = 1\n",
             "tallygate.toml:4:10: found the number `1`; expected true or false",
         );
+        says(
+            "store = memory\n",
+            "tallygate.toml:1:9: a value that is not a number, true or false must be in double quotes",
+        );
+        says("[tls]\n", "tallygate.toml:1:1: missing field `certificate`; add it");
         says(
             "trusted_proxies = 5\n",
             "tallygate.toml:1:19: found the number `5`; expected a list in brackets",

@@ -24,7 +24,7 @@ pub(crate) fn connections(wanted: usize) -> usize {
         tracing::warn!(
             max_connections = wanted,
             descriptors,
-            "the limit on open files leaves room for {room} connections; lowering max_connections to that (raise it with ulimit -n)"
+            "the limit on open files leaves room for {room} connections; using that as max_connections (to allow more, raise the limit with `ulimit -n` or LimitNOFILE)"
         );
     }
     wanted.min(room)

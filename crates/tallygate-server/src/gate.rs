@@ -306,17 +306,17 @@ impl Gate {
             hot,
             metrics,
         };
-        gate.put_all(config, remembered);
+        gate.apply_config(config, remembered);
         gate
     }
 
     /// Puts a configuration in force, all of it in one step. Usage and overrides that were set at run time are kept. What
     /// a store does in an outage, its leases and its deny cache belong to the store, and change a moment earlier.
     pub(crate) fn put_in_force(&self, config: &Config) {
-        self.put_all(config, RestoredStores::default());
+        self.apply_config(config, RestoredStores::default());
     }
 
-    fn put_all(&self, config: &Config, mut remembered: RestoredStores) {
+    fn apply_config(&self, config: &Config, mut remembered: RestoredStores) {
         let _overrides_wait = self.lock_changes();
         let max_keys = match &self.stores {
             Stores::Memory(capacity) => Some(capacity.max_keys),

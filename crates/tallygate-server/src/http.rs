@@ -229,7 +229,7 @@ pub(crate) async fn serve_routes<S: Service>(
             biased;
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "HTTP connection failed");
+                    tracing::debug!(%error, "HTTP connection failed; closing it");
                 }
                 return;
             }

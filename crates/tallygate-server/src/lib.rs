@@ -46,8 +46,7 @@ pub use options::{ServeOptions, check_config};
 /// Runs a server until SIGTERM or SIGINT shuts it down. Errors are also logged to standard error.
 ///
 /// # Errors
-///
-/// The server could not start, or could not write its snapshot on shutdown.
+/// Returns an error if the server cannot start, or cannot write its snapshot on shutdown.
 pub fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     let logs = logs::Logs::start(options.log, options.log_format);
     let served = server::run(options);

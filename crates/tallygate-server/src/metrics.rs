@@ -133,7 +133,7 @@ impl Metrics {
         let connections_rejected = Family::default();
         registry.register(
             "connections_rejected",
-            "Connections closed at once because a limit was reached: of the server, of the address, or of buffers (HTTP/2)",
+            "Connections closed on arrival because a limit was reached: max_connections, max_connections_per_address, or the buffers of HTTP/2 clients",
             connections_rejected.clone(),
         );
         for reason in ["server", "address", "buffers"] {
@@ -142,7 +142,7 @@ impl Metrics {
         let connections_aborted = Counter::default();
         registry.register(
             "connections_aborted",
-            "Connections closed because the client did not read its replies, or its requests did not fit into the buffers",
+            "Connections closed because the client did not read its replies in time, or its requests did not fit into the buffers",
             connections_aborted.clone(),
         );
         let accept_errors = Counter::default();

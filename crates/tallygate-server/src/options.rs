@@ -83,7 +83,7 @@ impl ServeOptions {
             if let Some(meant) = nearest(store, ["memory"].into_iter()) {
                 anyhow::bail!("the store {store:?} is unknown; did you mean {meant:?}?");
             }
-            tallygate_redis::open(store)?;
+            tallygate_redis::open(store).context("the store must be `memory` or a Redis URL")?;
         }
         anyhow::ensure!(self.max_keys != Some(0), "--max-keys must be at least 1 (got 0)");
         if config.store.is_none() {
@@ -178,8 +178,7 @@ fn check_listeners(config: &Config) -> anyhow::Result<()> {
 /// environment variables. Prints warnings to standard error.
 ///
 /// # Errors
-///
-/// The file cannot be read, or is invalid: the error has the place and the reason.
+/// Returns an error if the file cannot be read or is invalid. The error has the place and the reason.
 pub fn check_config(options: &ServeOptions) -> anyhow::Result<()> {
     use std::io::Write as _;
     let (config, _) = options.read_config()?;

@@ -1,6 +1,9 @@
 //! Rate limits for axum, hyper, tonic and every other [tower](https://docs.rs/tower) service, on the limiters of
 //! [`tallygate`].
 //!
+//! To start, describe the limit with a [`Policy`](tallygate::Policy), choose what identifies a client with a [`Key`], and
+//! add a [`RateLimit`] of both to your service as a layer:
+//!
 //! ```
 //! use axum::{Router, routing::get};
 //! use tallygate::Policy;

@@ -303,7 +303,10 @@ impl<E: fmt::Display> fmt::Display for PaceError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong { wait: Some(wait), max_wait } => {
-                write!(f, "the request must wait {wait:?}, and may wait {max_wait:?}; retry later")
+                write!(
+                    f,
+                    "the request would have to wait {wait:?}, longer than the maximum of {max_wait:?}; retry later"
+                )
             }
             Self::TooLong { wait: None, .. } => f.write_str("the limiter never allows the request"),
             Self::Limiter(error) => error.fmt(f),

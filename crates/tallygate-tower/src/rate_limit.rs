@@ -119,14 +119,14 @@ impl RateLimit {
         self
     }
 
-    /// Does not limit requests for which the function returns true.
+    /// Exempts requests for which the function returns true: they are neither checked nor charged.
     #[must_use]
     pub fn exempt(mut self, is_exempt: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings().exempt.push(Arc::new(is_exempt));
         self
     }
 
-    /// Does not limit clients whose address is in one of the networks, such as monitoring.
+    /// Exempts clients whose address is in one of the networks, such as monitoring.
     #[must_use]
     pub fn exempt_networks(
         self,
@@ -140,7 +140,7 @@ impl RateLimit {
         })
     }
 
-    /// Does not limit requests for these paths, such as health checks.
+    /// Exempts requests for these paths, such as health checks.
     #[must_use]
     pub fn exempt_paths<P: Into<String>>(self, paths: impl IntoIterator<Item = P>) -> Self {
         let paths: Vec<String> = paths.into_iter().map(Into::into).collect();

@@ -66,18 +66,18 @@ impl Rate {
 
     /// Slower, or as fast with less capacity.
     fn comes_before(&self, other: &Self) -> bool {
-        let (own, others) = self.crosswise(other);
+        let (own, others) = self.over_common_denominator(other);
         own < others || (own == others && self.capacity < other.capacity)
     }
 
     /// Both rates over their common denominator.
-    fn crosswise(&self, other: &Self) -> (u128, u128) {
+    fn over_common_denominator(&self, other: &Self) -> (u128, u128) {
         let times = |a: u64, b: u64| u128::from(a) * u128::from(b);
         (times(self.limit, other.window), times(other.limit, self.window))
     }
 
     pub(crate) fn is_at_most(&self, other: &Self) -> bool {
-        let (own, others) = self.crosswise(other);
+        let (own, others) = self.over_common_denominator(other);
         own <= others
     }
 

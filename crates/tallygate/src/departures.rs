@@ -11,7 +11,7 @@ use std::task::Waker;
 use tallygate_core::{Algorithm, Decision, Tick, Ticks};
 
 use crate::line::on_a_copy;
-use crate::shards::{SetBack, Shards, Timed, Wakes};
+use crate::shards::{SetBack, Shards, Timed, WakeList};
 use crate::table::{KeySlot, Reading, Table};
 
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Departures {
 type Schedules = HashMap<(KeySlot, u64), Schedule>;
 
 impl Timed for Schedules {
-    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut WakeList) {
         self.values_mut().for_each(|schedule| schedule.set_back(by, wakes));
     }
 }
@@ -80,7 +80,7 @@ impl Departures {
         decide: impl FnOnce() -> Result<(Decision, Reading), E>,
     ) -> Result<(Decision, Option<Departure>), E> {
         // Decided under the lock, so that requests are charged in the order in which they leave.
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let mut schedules = self.schedules.lock(spot);
         let (decision, reading) = decide()?;
         let now = schedules.enter(reading, &mut wakes).now;
@@ -104,7 +104,7 @@ impl Departures {
     ) -> Option<Tick> {
         let &Departure { spot, rule, number, .. } = departure;
         let mut replaced = Some(waker.clone());
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let (mut schedules, Reading { now, .. }) =
             self.schedules.lock_at(spot, reading, &mut wakes);
         let schedule = schedules.get_mut(&(spot, rule))?;
@@ -137,7 +137,7 @@ impl Departures {
         returned: impl FnOnce(&mut A::State, Tick) -> bool,
     ) -> bool {
         let &Departure { spot, rule: identity, number, .. } = departure;
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let (mut schedules, reading) = self.schedules.lock_at(spot, reading, &mut wakes);
         let Some(schedule) = schedules.get_mut(&(spot, identity)) else { return false };
         schedule.release(reading.now, &mut wakes);
@@ -168,7 +168,7 @@ impl Departures {
 
 impl Schedule {
     /// Lets the requests leave whose departure times have come.
-    fn release(&mut self, now: Tick, wakes: &mut Wakes) {
+    fn release(&mut self, now: Tick, wakes: &mut WakeList) {
         while self.times.first().is_some_and(|(when, _)| *when <= now) {
             self.times.pop_first();
             let released = self.requests.pop_first();
@@ -177,7 +177,7 @@ impl Schedule {
     }
 
     /// Wakes the head of the schedule, if it was not notified that it has moved up.
-    fn wake_head(&mut self, wakes: &mut Wakes) {
+    fn wake_head(&mut self, wakes: &mut WakeList) {
         let first = self.times.first().map(|(when, _)| *when);
         if let Some(mut head) = self.requests.first_entry() {
             if first.is_some_and(|first| first < head.get().when) {
@@ -187,7 +187,7 @@ impl Schedule {
     }
 
     /// Moves all times with the clock.
-    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut WakeList) {
         for request in self.requests.values_mut() {
             request.when = by.moved(request.when);
             wakes.wake.extend(request.waker.take());

@@ -16,7 +16,7 @@ use crate::merge::{self, KeyCost};
 use crate::observer::Observer;
 use crate::rule_source::RuleSource;
 use crate::storage::{Store, StoreError};
-use crate::table::{Found, KeySlot, Locks, Reading};
+use crate::table::{KeySlot, LockedKey, Locks, Reading};
 
 /// A request to one limiter, as a part of a joint decision: see [`RateLimiter::joint`].
 #[must_use = "it is only asked by `check_all`"]
@@ -90,8 +90,8 @@ trait Joint<'a> {
     fn line_up(&mut self, cost: Cost, keys: usize) -> Result<(), StoreError>;
     /// Takes the locks of the key. Returns false if the order of locks has changed meanwhile.
     fn look(&mut self, locks: &mut Locks<'a>) -> bool;
-    fn found(&self) -> Found;
-    fn set_found(&mut self, found: Found);
+    fn found(&self) -> LockedKey;
+    fn set_found(&mut self, found: LockedKey);
     /// Finds a place for a new key, before any key is charged.
     fn make_room(&mut self, locks: &mut Locks<'a>) -> Result<(), StoreError>;
     /// Releases that place.
@@ -378,7 +378,7 @@ struct LimiterPart<'a, R: RuleSource + 'a, S, K, O> {
     reading: Reading,
     /// The denial, if other requests wait for the key.
     behind: Option<Decision>,
-    found: Option<Found>,
+    found: Option<LockedKey>,
 }
 
 impl<'a, R, S, K, O> Joint<'a> for LimiterPart<'a, R, S, K, O>
@@ -428,11 +428,11 @@ where
         self.found.is_some()
     }
 
-    fn found(&self) -> Found {
+    fn found(&self) -> LockedKey {
         self.found.unwrap_or_else(|| unreachable!("it is asked when all were found"))
     }
 
-    fn set_found(&mut self, found: Found) {
+    fn set_found(&mut self, found: LockedKey) {
         self.found = Some(found);
     }
 

@@ -5,7 +5,7 @@
 use tallygate_core::{Algorithm, Cost, Decision};
 
 use crate::storage::{Store, StoreError};
-use crate::table::{Found, KeySlot, Locks, Reading};
+use crate::table::{KeySlot, LockedKey, Locks, Reading};
 
 /// A memory store, whose keys can be decided together with keys of other memory stores. The trait is not exported, because
 /// the slots and locks of one store are not valid in another.
@@ -43,7 +43,7 @@ pub trait JointStore<A: Algorithm>:
 
     /// Takes the locks of a key and searches for it. Keys must be searched for in the order of their locks. Returns `None`
     /// if the order has changed; the caller then starts again with the first key.
-    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<Found>;
+    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<LockedKey>;
 
     /// Finds a place for a new key, if the store rejects new keys when it is full.
     ///
@@ -52,13 +52,13 @@ pub trait JointStore<A: Algorithm>:
     fn make_room<'a>(
         &'a self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         reading: Reading,
         locks: &mut Locks<'a>,
-    ) -> Result<Found, StoreError>;
+    ) -> Result<LockedKey, StoreError>;
 
     /// Releases the place that [`make_room`](Self::make_room) found for a key.
-    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>);
+    fn give_up_room(&self, found: LockedKey, locks: &mut Locks<'_>);
 
     /// Returns whether the limits of a key allow a cost.
     ///
@@ -67,7 +67,7 @@ pub trait JointStore<A: Algorithm>:
     fn agrees(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -77,7 +77,7 @@ pub trait JointStore<A: Algorithm>:
     fn step(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -88,7 +88,7 @@ pub trait JointStore<A: Algorithm>:
     fn report(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -99,7 +99,7 @@ pub trait JointStore<A: Algorithm>:
     fn change_kept(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         returned: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,

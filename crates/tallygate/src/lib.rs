@@ -117,10 +117,10 @@ pub mod algorithm {
     //! use the built-in algorithms through a [`Policy`](crate::Policy) need nothing from this module.
 
     pub use tallygate_core::{
-        Algorithm, Answer, Applied, ArrivalTime, Bucket, BucketState, Constants, DecodeError,
-        Facts, Fit, FitBehind, FixedWindow, FixedWindowState, Level, LimitRecord, LimitState,
-        MAX_LOG_ENTRIES, Machine, Mark, NotAMultiple, Op, Outcome, Part, Receipt, Returns, Script,
-        Settlement, Share, Simulator, SlidingWindowCounter, SlidingWindowCounterState,
+        Algorithm, Answer, Applied, ArrivalTime, Bucket, BucketState, ChargeRecord, Constants,
+        DecodeError, Facts, Fit, FitBehind, FixedWindow, FixedWindowState, Level, LimitRecord,
+        LimitState, MAX_LOG_ENTRIES, Machine, NotAMultiple, Op, Outcome, Part, Receipt, Returns,
+        Script, Settlement, Share, Simulator, SlidingWindowCounter, SlidingWindowCounterState,
         SlidingWindowLog, SlidingWindowLogState, Timed, Used, apply, reserve, settle, simulate,
     };
 }

@@ -220,13 +220,20 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// `retry_after` is then a lower bound: the request is not allowed earlier if the waiting requests stay, and may have
     /// to wait longer. The time is exact behind requests of the same token bucket, GCRA or leaky bucket that earns at most
     /// one unit per tick, if all of them have the same rule and are served in time.
+    ///
+    /// # Errors
+    /// Fails if there is no decision. In memory that is a [`StoreError`](crate::StoreError): the key is too long, the tier
+    /// is unknown, or the store is full and rejects new keys. Nothing is charged then. A denial is not an error.
     #[inline]
     pub fn check<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         self.decide(ask.into())
     }
 
-    /// Does the same as [`check`](Self::check), and returns only whether the request is allowed. It is faster, because it needs no
-    /// division.
+    /// Does the same as [`check`](Self::check), and returns only whether the request is allowed. It is faster, because it
+    /// needs no division.
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     #[inline]
     pub fn is_allowed<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, bool> {
         self.decide(ask.into())
@@ -235,9 +242,6 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// Checks many keys in order. The result is the same as that of one [`check`](Self::check) after the other, in less
     /// time per key. The answers are `bool` or [`Decision`].
     ///
-    /// If a key is too long or a tier is unknown, nothing is charged. If the store is full, the keys before that one are
-    /// charged.
-    ///
     /// ```
     /// # use tallygate::{Policy, RateLimiter};
     /// let limiter = RateLimiter::new(Policy::token_bucket(1).per_hour().build()?);
@@ -245,6 +249,10 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(answers, [true, true, false]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does. If a key is too long or a tier is unknown, nothing is charged. If the store is
+    /// full, the keys before that one are charged.
     pub fn check_many<'a, T: Answer, K: Sync>(&'a self, asks: &'a [K]) -> S::Reply<'a, Vec<T>>
     where
         for<'k> &'k K: Into<Ask<'k>>,
@@ -266,6 +274,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.peek("alice")?.allowed && limiter.peek("alice")?.allowed);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn peek<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         let ask = ask.into();
         self.apply(ask, Op::Peek(ask.cost))
@@ -292,6 +303,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(limiter.refund(Ask::new("alice").cost(2))?.remaining, 4);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn refund<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         let ask = ask.into();
         self.apply(ask, Op::Force(-i128::from(ask.cost)))
@@ -299,6 +313,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
 
     /// Forgets everything that the client has used, and its penalty. Returns the resulting state, which is that of a new
     /// client.
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn reset<'a>(&'a self, ask: impl Into<Ask<'a>>) -> S::Reply<'a, Decision> {
         self.apply(ask.into(), Op::Reset)
     }
@@ -322,6 +339,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert_eq!(name.as_deref(), Some("per hour"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn decide_with<'a, T: Send + 'a>(
         &'a self,
         ask: impl Into<Ask<'a>>,
@@ -358,6 +378,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// assert!(limiter.settle(&mut reservation, 150).is_err()); // a reservation is settled once
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn reserve<'a>(
         &'a self,
         ask: impl Into<Ask<'a>>,
@@ -368,6 +391,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
 
     /// Does the same as [`reserve`](Self::reserve), and calls `make` with the rule that decided, the time and the result, as
     /// [`decide_with`](Self::decide_with) does.
+    ///
+    /// # Errors
+    /// Fails as [`check`](Self::check) does.
     pub fn reserve_with<'a, T: Send + 'a>(
         &'a self,
         ask: impl Into<Ask<'a>>,
@@ -404,8 +430,9 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
     /// The settlement changes the policies that the reservation was charged to, even if the rules have changed meanwhile.
     /// The returned state is that of the tier that the reservation was made under.
     ///
-    /// The reply fails with a [`SettleError`] if the reservation was settled before, if it has expired, if its client
-    /// was reset meanwhile, or if another limiter made it. Nothing changes then.
+    /// # Errors
+    /// Fails with a [`SettleError`] if the reservation was settled before, if it has expired, if its client was reset
+    /// meanwhile, or if another limiter made it. Nothing changes then. Otherwise it fails as [`check`](Self::check) does.
     pub fn settle(
         &self,
         reservation: &mut Reservation,
@@ -432,8 +459,10 @@ impl<R: RuleSource, S: Store<R::Rule>, O: Observer> RateLimiter<R, S, O> {
         self.store.settle(rule, reservation.key(), change, reservation.charge(), at)
     }
 
-    /// Settles a reservation at a cost of 0: returns all of its estimate that still counts. It fails as
-    /// [`settle`](Self::settle) does.
+    /// Settles a reservation at a cost of 0: returns all of its estimate that still counts.
+    ///
+    /// # Errors
+    /// Fails as [`settle`](Self::settle) does.
     pub fn cancel(&self, reservation: &mut Reservation) -> S::Reply<'_, Decision> {
         self.settle(reservation, 0)
     }

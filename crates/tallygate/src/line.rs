@@ -28,7 +28,7 @@ use std::thread::{self, ThreadId};
 use tallygate_core::{Algorithm, Answer as _, Cost, Decision, Fit, Outcome, Source, Tick, Ticks};
 
 use crate::lateness::counted_from;
-use crate::shards::{SetBack, Shards, Timed, Wakes};
+use crate::shards::{SetBack, Shards, Timed, WakeList};
 use crate::table::{Full, KeySlot, Reading, Table};
 
 #[derive(Default)]
@@ -43,7 +43,7 @@ pub(crate) struct Line {
 type Queues = HashMap<KeySlot, Queue>;
 
 impl Timed for Queues {
-    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut WakeList) {
         self.values_mut().for_each(|queue| queue.set_back(by, wakes));
     }
 }
@@ -158,13 +158,13 @@ impl Line {
 
     /// Leaves the line. The waiters behind move up.
     pub(crate) fn leave(&self, ticket: &Ticket) {
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let mut queues = self.queues.lock(ticket.spot);
         self.remove(&mut queues, ticket.spot, ticket.number, &mut wakes);
     }
 
     /// Removes a waiter from its line.
-    fn remove(&self, queues: &mut Queues, spot: KeySlot, number: u64, wakes: &mut Wakes) {
+    fn remove(&self, queues: &mut Queues, spot: KeySlot, number: u64, wakes: &mut WakeList) {
         let Some(queue) = queues.get_mut(&spot) else { return };
         if queue.remove(number, wakes) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -181,7 +181,7 @@ impl Line {
         spot: KeySlot,
         now: Tick,
         asking: Option<u64>,
-        wakes: &mut Wakes,
+        wakes: &mut WakeList,
     ) {
         while let Some(queue) = queues.get_mut(&spot) {
             let Some(number) = queue.expired(now, asking) else { break };
@@ -194,24 +194,24 @@ impl Line {
     }
 
     /// Wakes the head of a key's line to check again, because the state of the key has changed unexpectedly.
-    pub(crate) fn nudge(&self, spot: KeySlot) {
+    pub(crate) fn wake_head(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
         }
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let mut queues = self.queues.lock(spot);
         if let Some(queue) = queues.get_mut(&spot) {
-            queue.disturb();
+            queue.forget_certainty();
             queue.wake_first_two(&mut wakes);
         }
     }
 
     /// Wakes all waiters of a key to check again, because the rules of the key have changed.
-    pub(crate) fn nudge_all_of(&self, spot: KeySlot) {
+    pub(crate) fn wake_all_of(&self, spot: KeySlot) {
         if self.is_empty() {
             return;
         }
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let mut queues = self.queues.lock(spot);
         if let Some(queue) = queues.get_mut(&spot) {
             queue.rules_changed(&mut wakes);
@@ -219,7 +219,7 @@ impl Line {
     }
 
     /// Wakes all waiters to check again, because the rules of all keys have changed.
-    pub(crate) fn nudge_all(&self) {
+    pub(crate) fn wake_all(&self) {
         self.queues.each(|queues, wakes| {
             queues.values_mut().for_each(|queue| queue.rules_changed(wakes));
         });
@@ -265,7 +265,7 @@ impl Line {
         reading: Reading,
         read: impl FnOnce(&Queue, Reading) -> R,
     ) -> Option<R> {
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
         self.expire(&mut queues, spot, reading.now, None, &mut wakes);
         queues.get(&spot).map(|queue| read(queue, reading))
@@ -282,7 +282,7 @@ impl Line {
     ) -> Result<Joined, Full> {
         // Counted before the state is read, so that a later change of the state finds a line that is not empty.
         let counted = Counted::new(&self.waiting);
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
         let now = reading.now;
         let until = now.after(max_wait).unwrap_or(Tick(i64::MAX));
@@ -323,7 +323,7 @@ impl Line {
     ) -> Result<Turn, Full> {
         let &mut Ticket { spot, number, cost } = ticket;
         let mut replaced = Some(waker.clone());
-        let mut wakes = Wakes::default();
+        let mut wakes = WakeList::default();
         let (mut queues, reading) = self.queues.lock_at(spot, reading, &mut wakes);
         let now = reading.now;
         self.expire(&mut queues, spot, now, Some(number), &mut wakes);
@@ -418,7 +418,7 @@ impl Queue {
     }
 
     /// Removes a waiter, and returns whether it was in line. Wakes the waiters that become first and second.
-    fn remove(&mut self, number: u64, wakes: &mut Wakes) -> bool {
+    fn remove(&mut self, number: u64, wakes: &mut WakeList) -> bool {
         let was_near = self.first_two().iter().flatten().any(|(one, _)| *one == number);
         let Some(waiter) = self.waiters.remove(&number) else { return false };
         if waiter.blocks {
@@ -460,21 +460,21 @@ impl Queue {
     }
 
     /// Records that the thread that joined as this waiter sleeps until the waiter is answered.
-    fn pass_over_futures_of_this_thread(&mut self, number: u64, wakes: &mut Wakes) {
+    fn pass_over_futures_of_this_thread(&mut self, number: u64, wakes: &mut WakeList) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
         waiter.blocks = true;
         self.blocked.push(waiter.thread);
         if self.waiters.values().any(|waiter| waiter.is_passed_over(&self.blocked)) {
             // They may be served later than planned. This thread does not wake them, because some executors would queue
             // them for this thread.
-            self.disturb();
+            self.forget_certainty();
             self.wake_first_two_in_turn(wakes);
         }
     }
 
     /// Wakes the head to check again, and the second waiter to take over if the head does not do so by its deadline. If
     /// the first two waiters of the line are passed over, it wakes them too: another thread may poll them.
-    fn wake_first_two(&mut self, wakes: &mut Wakes) {
+    fn wake_first_two(&mut self, wakes: &mut WakeList) {
         let first_two = self.waiters.values_mut().take(2);
         wakes.wake.extend(first_two.filter_map(|waiter| waiter.waker.take()));
         if !self.blocked.is_empty() {
@@ -482,20 +482,20 @@ impl Queue {
         }
     }
 
-    fn wake_first_two_in_turn(&mut self, wakes: &mut Wakes) {
+    fn wake_first_two_in_turn(&mut self, wakes: &mut WakeList) {
         let waiters = self.waiters.values_mut();
         let in_turn = waiters.filter(|waiter| !waiter.is_passed_over(&self.blocked)).take(2);
         wakes.wake.extend(in_turn.filter_map(|waiter| waiter.waker.take()));
     }
 
-    /// It is no longer certain of any waiter that it will be served in time.
-    fn disturb(&mut self) {
+    /// Forgets which waiters will certainly be served in time.
+    fn forget_certainty(&mut self) {
         self.disturbed += 1;
         self.groups.values_mut().for_each(|group| group.certain = 0);
     }
 
-    fn rules_changed(&mut self, wakes: &mut Wakes) {
-        self.disturb();
+    fn rules_changed(&mut self, wakes: &mut WakeList) {
+        self.forget_certainty();
         self.groups.clear();
         for waiter in self.waiters.values_mut() {
             waiter.rule = None;
@@ -504,7 +504,7 @@ impl Queue {
     }
 
     /// Moves all deadlines with the clock. The rules may decide differently at the new time.
-    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes) {
+    fn set_back(&mut self, by: &SetBack, wakes: &mut WakeList) {
         self.deadlines.clear();
         for (number, waiter) in &mut self.waiters {
             waiter.until = by.moved(waiter.until);
@@ -532,7 +532,7 @@ impl Queue {
             self.ungroup(old, cost, certain);
             self.groups.entry(rule).or_default().add(cost, false);
             // The answers to the other waiters depended on the old rule.
-            self.disturb();
+            self.forget_certainty();
         }
         Some(until)
     }
@@ -600,7 +600,7 @@ impl Queue {
         (table, rule): (&Table<A::State>, &A),
         (spot, number, cost): (KeySlot, u64, Cost),
         reading: Reading,
-        wakes: &mut Wakes,
+        wakes: &mut WakeList,
     ) -> Result<Option<Decision>, Full> {
         let fits = |units: Cost| {
             let allows = |state: &A::State, at| rule.allows(state, at, units);

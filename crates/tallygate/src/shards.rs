@@ -37,7 +37,7 @@ pub(crate) struct Shard<T> {
 /// Values with times, and with wakers of tasks that wait for them.
 pub(crate) trait Timed: Default {
     /// Moves all times because the clock was set back, and wakes all tasks.
-    fn set_back(&mut self, by: &SetBack, wakes: &mut Wakes);
+    fn set_back(&mut self, by: &SetBack, wakes: &mut WakeList);
 }
 
 /// A set-back of the clock, as seen under one lock.
@@ -68,7 +68,7 @@ impl<T: Timed> Shards<T> {
         &self,
         spot: KeySlot,
         reading: Reading,
-        wakes: &mut Wakes,
+        wakes: &mut WakeList,
     ) -> (MutexGuard<'_, Shard<T>>, Reading) {
         let mut shard = self.lock(spot);
         let reading = shard.enter(reading, wakes);
@@ -76,9 +76,9 @@ impl<T: Timed> Shards<T> {
     }
 
     /// Calls `change` with the values under each lock.
-    pub(crate) fn each(&self, mut change: impl FnMut(&mut Shard<T>, &mut Wakes)) {
+    pub(crate) fn each(&self, mut change: impl FnMut(&mut Shard<T>, &mut WakeList)) {
         for shard in &self.shards {
-            let mut wakes = Wakes::default();
+            let mut wakes = WakeList::default();
             change(&mut shard.lock().unwrap_or_else(PoisonError::into_inner), &mut wakes);
         }
     }
@@ -96,7 +96,7 @@ impl<T: Timed> Shards<T> {
 
 impl<T: Timed> Shard<T> {
     /// Moves all times if a reading is the first after the clock was set back. Returns the reading to continue with.
-    pub(crate) fn enter(&mut self, reading: Reading, wakes: &mut Wakes) -> Reading {
+    pub(crate) fn enter(&mut self, reading: Reading, wakes: &mut WakeList) -> Reading {
         let (Some(was), Some(is)) = (self.latest.set_backs(), reading.set_backs()) else {
             return reading;
         };
@@ -130,12 +130,12 @@ impl<T> DerefMut for Shard<T> {
 /// Wakes tasks, and drops the wakers of others, when it is dropped. It must be declared before a lock, so that it is
 /// dropped after it: wakers run code of the executor, which may call the limiter again.
 #[derive(Default)]
-pub(crate) struct Wakes {
+pub(crate) struct WakeList {
     pub(crate) wake: Vec<Waker>,
     pub(crate) forget: Option<Waker>,
 }
 
-impl Drop for Wakes {
+impl Drop for WakeList {
     fn drop(&mut self) {
         for waker in self.wake.drain(..) {
             // If one executor panics, the tasks of the others are still woken.

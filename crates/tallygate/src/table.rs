@@ -58,10 +58,10 @@ use crate::lateness::counted_from;
 
 use counts::Counts;
 use denials::{Denials, are_noted};
-use growth::{Shape, choice};
+use growth::{HomeCount, choice};
 use sweep::Pass;
 
-pub(crate) use joint::{Found, Locks};
+pub(crate) use joint::{LockedKey, Locks};
 pub use place::WhenFull;
 pub use sweep::Swept;
 
@@ -203,7 +203,7 @@ pub(crate) struct Table<S: 'static> {
     bits_before_tag: u32,
     /// The maximum number of homes. The buckets after them are for keys that are stored away from the last homes.
     most_homes: usize,
-    /// The current number of homes, and the bits of a tag that choose among them: see [`Shape`].
+    /// The current number of homes, and the bits of a tag that choose among them: see [`HomeCount`].
     shape: AtomicU64,
     /// The number of bits of a key's hash that are stored.
     known_bits: u32,
@@ -264,7 +264,7 @@ impl KeySlot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lookup {
     pub(crate) spot: KeySlot,
-    shape: Shape,
+    shape: HomeCount,
     home: usize,
 }
 
@@ -295,7 +295,7 @@ impl<S: 'static> Table<S> {
             first_homes,
             bits_before_tag,
             most_homes,
-            shape: AtomicU64::new(Shape::of(first_homes, first_homes).0),
+            shape: AtomicU64::new(HomeCount::of(first_homes, first_homes).0),
             known_bits,
             known: u128::MAX << (u128::BITS - known_bits),
             when_full,
@@ -310,8 +310,8 @@ impl<S: 'static> Table<S> {
     }
 
     #[inline]
-    fn shape(&self) -> Shape {
-        Shape(self.shape.load(Ordering::Relaxed))
+    fn shape(&self) -> HomeCount {
+        HomeCount(self.shape.load(Ordering::Relaxed))
     }
 
     /// Returns how many buckets are in use: the homes, and those after them.
@@ -321,13 +321,13 @@ impl<S: 'static> Table<S> {
 
     /// Returns the home of a key in a table of a shape.
     #[inline]
-    fn home(&self, key: KeySlot, shape: Shape) -> usize {
+    fn home(&self, key: KeySlot, shape: HomeCount) -> usize {
         self.home_of(key.home, choice(key.tag >> self.bits_before_tag), shape)
     }
 
     /// Returns the home of a key, by its first home and the bits of its hash that choose among the others.
     #[inline]
-    const fn home_of(&self, first: usize, choice: usize, shape: Shape) -> usize {
+    const fn home_of(&self, first: usize, choice: usize, shape: HomeCount) -> usize {
         let mask = shape.mask();
         let home = first + self.first_homes * (choice & mask);
         if home < shape.homes() { home } else { first + self.first_homes * (choice & (mask >> 1)) }
@@ -626,7 +626,7 @@ impl<S: 'static> Table<S> {
         let index = self.home(key, self.shape());
         let home = self.buckets[index].lock();
         // No table has a shape without homes, so the key is searched for in its home.
-        self.with_elsewhere(rule, key, (index, home, Shape::default()), (reading, evicts), run)
+        self.with_elsewhere(rule, key, (index, home, HomeCount::default()), (reading, evicts), run)
     }
 
     /// Does the same for a key that was not found in the bucket where it was looked up in a table of a shape. That bucket
@@ -637,7 +637,7 @@ impl<S: 'static> Table<S> {
         &'a self,
         rule: &A,
         key: KeySlot,
-        (mut index, mut home, shape): (usize, LockedBucket<'a, S>, Shape),
+        (mut index, mut home, shape): (usize, LockedBucket<'a, S>, HomeCount),
         (mut reading, evicts): (Reading, bool),
         run: impl FnOnce(&mut S, Tick) -> R,
     ) -> Result<R, Full> {

@@ -128,7 +128,7 @@ fn changing_numbers_take_no_more_memory_than_other_keys() {
 
 /// Fault J4.
 #[test]
-fn an_all_has_a_bound_that_can_be_configured() {
+fn the_number_of_items_in_all_has_a_configurable_bound() {
     let all = |count: usize| {
         let items: Vec<_> =
             (0..count).map(|key| json!({"policy":"api","key":key.to_string()})).collect();

@@ -88,7 +88,7 @@ fn every_guide_is_short_and_listed_and_its_links_lead_somewhere() {
 }
 
 #[test]
-fn what_is_printed_is_compared_in_every_place() {
+fn every_part_of_a_printed_output_is_compared() {
     let shown =
         "HTTP/1.1 429\n…\nretry-after: 36\n…\n{\"id\":\"…\",\"left\":9650,\"reset_ms\":7200}\n";
     let reply = |left, reset| {

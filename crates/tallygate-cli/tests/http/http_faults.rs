@@ -613,7 +613,7 @@ fn with_a_token_only_the_token_counts_and_it_is_never_shown() {
 
 /// Fault H8.
 #[test]
-fn a_policy_and_a_key_never_meet_another_policy_and_key() {
+fn different_policies_and_keys_never_share_a_quota() {
     let config = "[policies.\"a:b\"]\nlimit = 10\nwindow = \"1h\"\n[policies.a]\nlimit = 10\nwindow = \"1h\"\n";
     let served = Served::start(&[], Some(config));
     for (policy, key) in [("a:b", "c"), ("a", "b:c"), ("a", "c")] {

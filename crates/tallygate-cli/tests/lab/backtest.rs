@@ -737,10 +737,11 @@ fn invalid_options_and_formats_are_errors() {
     fails(
         &["--policy", POLICY, "--suggest", "101"],
         &log,
-        "expected a percentage above 0 up to 100",
+        "expected a percentage above 0 and up to 100",
     );
     fails(&["--policy", "gcra 1/1M"], &log, "(whole numbers; units: ms, s, m, h, d)");
-    fails(&["--policy", POLICY, "--peak", "0s"], &log, "expected a time such as");
+    fails(&["--policy", POLICY, "--peak", "x"], &log, "expected a time such as");
+    fails(&["--policy", POLICY, "--peak", "0s"], &log, "must be longer than 0s");
     fails(
         &["--policy", POLICY, "--key", "header:x-api-key"],
         &log,
@@ -981,10 +982,10 @@ fn a_log_without_a_usable_line_is_an_error_that_describes_what_was_read() {
     fails(
         &filtered,
         json,
-        "the filters leave no line; remove a filter or change its value: 1 read, 1 did not match all filters (path=/login)",
+        "the filters leave no line; remove a filter or change its value: 1 lines read, 1 excluded by the filters (path=/login)",
     );
     let other_key = [&policy[..], &["--key", "field:user"]].concat();
-    fails(&other_key, json, "1 have no field:user; choose another key");
+    fails(&other_key, json, "1 without the key field:user (choose another key)");
     let other_time = [&policy[..], &["--time", "when"]].concat();
-    fails(&other_time, json, "1 could not be parsed (line 1 of ");
+    fails(&other_time, json, "1 unreadable (line 1 of ");
 }

@@ -625,7 +625,7 @@ fn the_error_of_an_invalid_explanation_names_valid_values() {
     );
     says(
         json!({ "scenario": { "algorithms": ["gcra"] }, "algorithm": "token_bucket", "event": 0 }),
-        "`algorithm` is token_bucket, which is not in the scenario's `algorithms`",
+        "`algorithm` is token_bucket, which is not among the `algorithms` of the scenario",
     );
     says(
         json!({ "scenario": { "limt": 1 }, "algorithm": "gcra", "event": 0 }),
@@ -645,14 +645,14 @@ fn the_error_of_an_invalid_scenario_names_the_field_and_valid_values() {
     };
     says("{\"limit\":0}", "`limit` is 0; use 1 to 1000000000");
     says("{\"limit\":1.5}", "`limit`: found the number `1.5`; expected a whole number");
-    says("{\"window_ms\":0}", "`window_ms` is 0 ms; use 1 to 31622400000 ms");
+    says("{\"window_ms\":0}", "`window_ms` is 0 ms; use 1 to 31622400000 ms (366d)");
     says("{\"burst\":0}", "`burst` is 0; use 1 to ");
     says("{\"cost\":0}", "`cost` is 0; use 1 to ");
     says(
         "{\"rate_per_minute\":0}",
         "`rate_per_minute` is 0 per minute; use 1 to 60000000 per minute",
     );
-    says("{\"duration_ms\":86400001}", "`duration_ms` is 86400001 ms; use 1 to 86400000 ms");
+    says("{\"duration_ms\":86400001}", "`duration_ms` is 86400001 ms; use 1 to 86400000 ms (1d)");
     says("{\"seed\":9007199254740992}", "`seed` is 9007199254740992; use 0 to 9007199254740991");
     says("{\"clients\":16}", "`clients` is 16; use 1 to 15");
     says("{\"greedy_factor\":0}", "`greedy_factor` is 0; use 1 to ");
@@ -660,7 +660,7 @@ fn the_error_of_an_invalid_scenario_names_the_field_and_valid_values() {
     says("{\"instances\":17}", "`instances` is 17; use 1 to 16");
     says(
         "{\"instances\":11}",
-        "`limit` is 10, less than one unit for each of 11 instances; use at least 11, or fewer with `instances`",
+        "`limit` is 10, less than one unit for each of 11 instances; use at least 11, or reduce `instances`",
     );
     says(
         "{\"instances\":5,\"burst\":4}",

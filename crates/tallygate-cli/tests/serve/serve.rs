@@ -356,6 +356,9 @@ fn the_check_command_reports_the_decision_in_its_exit_code() {
     let unreachable = tallygate(&["check", "--resp", "127.0.0.1:1", "api", "alice"]);
     assert_eq!(unreachable.status.code(), Some(2));
     assert!(text(&unreachable.stderr).contains("check on 127.0.0.1:1 failed"), "{unreachable:?}");
+    assert!(text(&unreachable.stderr).contains("check that the server is running"));
+    let no_port = tallygate(&["check", "--resp", "localhost", "api", "alice"]);
+    assert!(text(&no_port.stderr).contains("expected HOST:PORT or unix:/path"), "{no_port:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::numbers::Kind;
 
 impl ExplanationBuilder {
     pub(super) fn bucket<N: Level>(&mut self, state: &BucketState<N>) {
-        let words = Words::of(self.kind);
+        let words = Descriptions::of(self.kind);
         let divisor = self.limit.clone().of(Operation::CommonDivisor, self.window.clone());
         let unit = self.step("W′", words.unit, self.window.clone().over(divisor.clone()));
         let drain = self.step("L′", words.drain, self.limit.clone().over(divisor));
@@ -72,7 +72,7 @@ impl ExplanationBuilder {
 }
 
 /// The descriptions of the same numbers for each kind of bucket.
-struct Words {
+struct Descriptions {
     unit: &'static str,
     drain: &'static str,
     level: &'static str,
@@ -85,7 +85,7 @@ struct Words {
     after: &'static str,
 }
 
-impl Words {
+impl Descriptions {
     const fn of(kind: Kind) -> Self {
         match kind {
             Kind::Gcra => Self {

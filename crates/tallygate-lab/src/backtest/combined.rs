@@ -54,7 +54,7 @@ const FIELDS: [(&str, LogField); 16] = [
 ];
 
 /// The fields that every line must have.
-struct Start<'a> {
+struct RequiredFields<'a> {
     host: &'a [u8],
     ident: &'a [u8],
     user: &'a [u8],
@@ -90,12 +90,12 @@ impl Combined {
 
     /// Returns whether a line has this format.
     pub(super) fn matches(line: &[u8]) -> bool {
-        Start::of(line).is_ok()
+        RequiredFields::of(line).is_ok()
     }
 
     #[inline]
     pub(super) fn read(&self, line: &[u8], key: &mut Vec<u8>) -> Result<ParsedLine, Unreadable> {
-        let start = Start::of(line)?;
+        let start = RequiredFields::of(line)?;
         if !self.filters.iter().all(|(field, filter)| filter.passes(Some(start.field(*field)))) {
             return Ok(ParsedLine::Filtered);
         }
@@ -135,7 +135,7 @@ impl LogField {
     }
 }
 
-impl<'a> Start<'a> {
+impl<'a> RequiredFields<'a> {
     #[inline]
     fn of(line: &'a [u8]) -> Result<Self, Unreadable> {
         let (host, rest) = until_space(line);

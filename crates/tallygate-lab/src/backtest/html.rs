@@ -351,7 +351,7 @@ fn most_denied(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> 
 
 fn problems(report: &Report, out: &mut impl Write) -> io::Result<()> {
     if !report.unreadable_lines.is_empty() {
-        writeln!(out, "<h2>First lines that could not be parsed</h2>\n<pre>")?;
+        writeln!(out, "<h2>First unreadable lines</h2>\n<pre>")?;
         for line in &report.unreadable_lines {
             let (input, reason) = (Text(&line.input), Text(&line.reason));
             writeln!(out, "{input}, line {}: {reason}: {}", line.line, Text(&line.text))?;

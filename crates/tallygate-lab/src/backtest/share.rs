@@ -32,8 +32,11 @@ impl FromStr for Share {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected =
-            || format!("found {text:?}; expected a percentage above 0 up to 100, such as 99.9");
+        let expected = || {
+            format!(
+                "found {text:?}; expected a percentage above 0 and up to 100, such as 99.9, with at most 6 decimal places"
+            )
+        };
         let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
         let is_number = |digits: &str, most: usize| {
             (1..=most).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())

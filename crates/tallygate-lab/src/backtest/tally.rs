@@ -122,23 +122,26 @@ impl Tally {
         let mut parts = Vec::new();
         if let Some(first) = self.shown.first() {
             parts.push(format!(
-                "{unreadable} could not be parsed (line {} of {}: {}; check the format and the field of the time)",
+                "{unreadable} unreadable (line {} of {}: {}; check the format and the time field)",
                 first.line, first.input, first.reason
             ));
         }
         if filtered > 0 {
             let filters: Vec<String> = plan.log.filters.iter().map(ToString::to_string).collect();
-            parts.push(format!("{filtered} did not match all filters ({})", filters.join("; ")));
+            parts.push(format!("{filtered} excluded by the filters ({})", filters.join("; ")));
         }
         if without_key > 0 {
-            parts.push(format!("{without_key} have no {}; choose another key", plan.log.key));
+            parts.push(format!(
+                "{without_key} without the key {} (choose another key)",
+                plan.log.key
+            ));
         }
         let reason = if filtered == lines {
             "the filters leave no line; remove a filter or change its value"
         } else {
             "no line of the log can be used"
         };
-        format!("{reason}: {lines} read, {}{cut}", parts.join(", "))
+        format!("{reason}: {lines} lines read, {}{cut}", parts.join(", "))
     }
 
     /// Returns an upper estimate of the memory that the clients take.

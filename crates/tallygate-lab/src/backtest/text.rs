@@ -110,7 +110,7 @@ pub(super) fn suggested(suggestion: &SuggestionReport) -> String {
         (Some(policy), Some(denied), _) => {
             let denied = count(denied);
             format!(
-                "suggestion: {policy} never denies at least {share} % of clients (it denies {denied} clients)"
+                "suggestion: {policy} allows all requests of at least {share} % of clients (it denies {denied} clients)"
             )
         }
         (_, _, reason) => {
@@ -122,7 +122,7 @@ pub(super) fn suggested(suggestion: &SuggestionReport) -> String {
 
 fn problems(report: &Report, out: &mut impl Write) -> io::Result<()> {
     if !report.unreadable_lines.is_empty() {
-        writeln!(out, "\nFirst lines that could not be parsed")?;
+        writeln!(out, "\nFirst unreadable lines")?;
     }
     for line in &report.unreadable_lines {
         let text = line.text.escape_debug();

@@ -4,10 +4,12 @@
 //! that read JSON numbers as doubles.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use tallygate_core::{Cost, Instance, Kind, Limit, LimitBuilder, Policy, PolicyError, Tick, Ticks};
 
+use crate::duration::DurationText;
 use crate::limit_syntax::in_durations_of;
 
 /// Microseconds per millisecond and per minute.
@@ -348,12 +350,15 @@ impl ScenarioError {
     pub fn message(&self, name_of: impl Fn(&'static str) -> String) -> String {
         match self {
             Self::OutOfRange { field, given, least, most } => {
-                let unit = match field {
-                    field if field.ends_with("_ms") => " ms",
-                    field if field.ends_with("_per_minute") => " per minute",
-                    _ => "",
+                let (unit, longest) = match field {
+                    field if field.ends_with("_ms") => {
+                        let most = DurationText(Duration::from_millis(*most));
+                        (" ms", format!(" ({most})"))
+                    }
+                    field if field.ends_with("_per_minute") => (" per minute", String::new()),
+                    _ => ("", String::new()),
                 };
-                format!("{} is {given}{unit}; use {least} to {most}{unit}", name_of(field))
+                format!("{} is {given}{unit}; use {least} to {most}{unit}{longest}", name_of(field))
             }
             Self::NoAlgorithm => format!("{} is empty; name at least one", name_of("algorithms")),
             Self::DuplicateAlgorithm { kind } => {
@@ -364,8 +369,8 @@ impl ScenarioError {
                 format!("these numbers are not a valid {kind}: {error}")
             }
             Self::ShareBelowOne { field, given, instances } => format!(
-                "{} is {given}, less than one unit for each of {instances} instances; use at least {instances}, or fewer \
-                 with {}",
+                "{} is {given}, less than one unit for each of {instances} instances; use at least {instances}, or reduce \
+                 {}",
                 name_of(field),
                 name_of("instances")
             ),
@@ -389,7 +394,7 @@ impl ScenarioError {
                 format!("{} is {given}; use 0 to {}", name_of("event"), events - 1)
             }
             Self::AlgorithmNotInScenario { kind } => format!(
-                "{} is {kind}, which is not in the scenario's {}",
+                "{} is {kind}, which is not among the {} of the scenario",
                 name_of("algorithm"),
                 name_of("algorithms")
             ),

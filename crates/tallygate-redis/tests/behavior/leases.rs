@@ -58,7 +58,7 @@ fn killed_processes_and_a_restarted_server_do_not_exceed_the_bound() {
         (0..PROCESSES).map(|_| Process::start(&server.url())).collect();
     let mut restarts = Vec::new();
     for process in processes.iter_mut().take(3) {
-        process.hear_something();
+        process.wait_for_report();
         process.child.kill().unwrap();
         let from = now_ms();
         server.restart();
@@ -100,7 +100,7 @@ fn now_ms() -> u64 {
 struct Process {
     child: Child,
     heard: JoinHandle<(Allowed, u64)>,
-    something: std::sync::mpsc::Receiver<()>,
+    reports: std::sync::mpsc::Receiver<()>,
 }
 
 impl Process {
@@ -112,7 +112,7 @@ impl Process {
             .spawn()
             .unwrap();
         let says = BufReader::new(child.stdout.take().unwrap());
-        let (tell, something) = std::sync::mpsc::channel();
+        let (sender, reports) = std::sync::mpsc::channel();
         let heard = std::thread::spawn(move || {
             let (mut allowed, mut by_lease) = (Allowed::new(), 0);
             for line in says.lines().map_while(Result::ok) {
@@ -125,15 +125,15 @@ impl Process {
                     *allowed.entry(slot).or_default() += count;
                     by_lease += leased;
                 }
-                let _ = tell.send(());
+                let _ = sender.send(());
             }
             (allowed, by_lease)
         });
-        Self { child, heard, something }
+        Self { child, heard, reports }
     }
 
-    fn hear_something(&self) {
-        self.something.recv().expect("it says something");
+    fn wait_for_report(&self) {
+        self.reports.recv().expect("the process reports");
     }
 }
 

@@ -164,7 +164,7 @@ impl EnvoyConfig {
         policies: &mut Policies,
     ) -> Result<Self, Mistake> {
         let cannot_read = |path: &Path, error: &io::Error| {
-            Mistake::in_line(1, 1, format!("cannot read it: {error}"))
+            Mistake::in_line(1, 1, format!("cannot read the file: {error}"))
                 .in_file(&path.display().to_string())
         };
         let mut config = Self { settings, ..Self::default() };
@@ -647,7 +647,10 @@ descriptors:
             &format!("domain: d\ndescriptors:\n  - {{{limited}}}\n  - key: x\n  - {{{limited}}}\n"),
             "5:5: duplicate descriptor d|k=a*; its key and value are already on line 3; remove one of them",
         );
-        says("domain: d\ndescriptors: 5\n", "2:14: `descriptors` must be a list, found a value");
+        says(
+            "domain: d\ndescriptors: 5\n",
+            "2:14: `descriptors` must be a list, found a single value",
+        );
         says(
             "domain: d\n---\ndomain: d\n",
             "3:9: domain \"d\" is already defined in rules.yaml:1; put all its descriptors in one place, or set \

@@ -32,6 +32,10 @@ impl Mistake {
         let span = error.span().unwrap_or(0..0);
         let message = match error.message() {
             "duplicate key" => duplicate(text, span.clone()),
+            "string values must be quoted, expected literal string" => {
+                "a value that is not a number, true or false must be in double quotes".to_owned()
+            }
+            message if message.starts_with("missing field ") => format!("{message}; add it"),
             message => {
                 place_of_field(message).unwrap_or_else(|| in_plain_words(message, "a table"))
             }

@@ -46,7 +46,9 @@ pub(super) fn check<B>(request: &Request<B>) -> Option<Reply> {
 pub(super) fn timeout(fields: &HeaderMap) -> Result<Option<Duration>, Status> {
     let Some(given) = fields.get("grpc-timeout") else { return Ok(None) };
     let invalid = || {
-        Status::invalid_argument("grpc-timeout is not valid; use a number and H, M, S, m, u or n")
+        Status::invalid_argument(
+            "grpc-timeout is not valid; use 1 to 8 digits and a unit: H, M, S, m, u or n",
+        )
     };
     let text = given.to_str().map_err(|_| invalid())?;
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(invalid)?;

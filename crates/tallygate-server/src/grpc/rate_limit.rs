@@ -105,7 +105,9 @@ impl Decoder for RateLimitCodec {
 
     fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
         if std::mem::replace(&mut self.is_read, true) {
-            return Err(Status::invalid_argument("send one message per call"));
+            return Err(Status::invalid_argument(
+                "the call has a second message; send one message per call",
+            ));
         }
         let bytes = message.copy_to_bytes(message.remaining());
         Ok(Some(RateLimitRequest::read(&bytes, self.max_descriptors)?))

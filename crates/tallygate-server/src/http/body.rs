@@ -198,7 +198,7 @@ fn not_json(part: &[u8]) -> Option<&'static str> {
 /// Returns the error for a body that would take too long to parse in one slice.
 pub(super) fn too_long_to_parse() -> Problem {
     let detail = format!(
-        "the body is longer than {MAX_PARSED_BYTES} bytes without the items of its list; send less"
+        "the body has more than {MAX_PARSED_BYTES} bytes, not counting the items of its list; shorten the key or the other fields"
     );
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
 }

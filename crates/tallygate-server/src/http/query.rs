@@ -23,8 +23,9 @@ impl Query {
             let name = String::from_utf8_lossy(&decoded(name, true)?).into_owned();
             if !known.contains(&name.as_str()) {
                 let there_is = match known {
-                    [] => "this path takes none".to_owned(),
-                    known => format!("this path takes {}", known.join(", ")),
+                    [] => "this path has no parameters".to_owned(),
+                    [one] => format!("the only parameter of this path is {one:?}"),
+                    known => format!("the parameters of this path are {}", known.join(", ")),
                 };
                 return Err(Problem::bad(format!("unknown parameter {name:?}; {there_is}")));
             }

@@ -281,7 +281,7 @@ async fn served(
     body: &mut RequestBody,
 ) -> Result<Reply, Problem> {
     let route = Route::of(request.uri.path()).ok_or_else(|| {
-        Problem::new(StatusCode::NOT_FOUND, "not found; GET / lists what is served")
+        Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path; GET / lists all paths")
     })?;
     let methods = route.methods();
     if !methods.split(", ").any(|method| method == request.method) {

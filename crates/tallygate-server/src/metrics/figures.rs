@@ -59,17 +59,17 @@ impl Figures {
         families.infos("build", "Version of the server", vec![[("version", version)]])?;
         families.counter(
             "log_lines_lost",
-            "Log lines dropped because standard error was too slow",
+            "Log lines dropped because standard error did not accept them in time",
             &logs::lines_lost(),
         )?;
         families.gauge(
             "memory_bound_bytes",
-            "Upper bound of the memory that the server uses",
+            "Upper bound of the memory that the server can use with this configuration",
             &self.memory_bound,
         )?;
         families.gauge(
             "buffer_bytes",
-            "Bytes buffered for clients, of max_buffer_bytes",
+            "Bytes of requests and responses that the server holds for clients; the maximum is max_buffer_bytes",
             &self.buffer_bytes,
         )?;
         families.gauge(
@@ -112,9 +112,9 @@ impl Figures {
         let of = |read: fn(&Usage) -> u64| {
             usages.iter().map(|(labels, usage)| (*labels, read(usage))).collect()
         };
-        let help = "Keys dropped from memory because nothing of their quota was used any more";
+        let help = "Keys dropped from memory because their quota was full again";
         families.counters("keys_expired", help, of(|usage| usage.swept))?;
-        let help = "Keys dropped before they were fresh, because the store was full";
+        let help = "Keys evicted before their quota was full again, because the store was full";
         families.counters("evictions", help, of(|usage| usage.evicted))?;
         let help = "New keys not stored because the store was full";
         families.counters("keys_rejected", help, of(|usage| usage.rejected))?;
@@ -128,10 +128,14 @@ impl Figures {
         let infos = self.policies.iter().zip(&rules).map(|(one, (algorithm, rule))| {
             [("policy", &*one.policy), ("algorithm", &**algorithm), ("rule", &**rule)]
         });
-        families.infos("policy", "Algorithm and rule of each policy", infos.collect())?;
+        families.infos(
+            "policy",
+            "Algorithm and rule of each policy, as labels",
+            infos.collect(),
+        )?;
         let limits: Vec<_> = self.policies.iter().flat_map(PolicyFigures::limits).collect();
         let labels = limits.iter().map(LimitLabels::labels).collect();
-        families.infos("limit", "Numbers of each limit", labels)
+        families.infos("limit", "Limit, window, burst and options of each limit, as labels", labels)
     }
 
     /// Writes the counters of the Redis client.
@@ -148,12 +152,12 @@ impl Figures {
             ),
             (
                 "races_retried",
-                "Writes retried because another process wrote first",
+                "Writes retried because another process wrote the key first",
                 counts.contended,
             ),
             (
                 "races_lost",
-                "Overloaded checks that lost every race with other processes",
+                "Checks denied as overloaded because other processes changed the key before each write",
                 counts.races_lost,
             ),
             (
@@ -170,7 +174,7 @@ impl Figures {
             ),
             (
                 "charged_late",
-                "Keys whose local usage was charged when the store was back",
+                "Keys whose usage during an outage was charged to the store after it",
                 counts.debts_charged,
             ),
             (
@@ -178,7 +182,11 @@ impl Figures {
                 "Units charged by a denied joint check that could not be refunded",
                 counts.unreturned,
             ),
-            ("coalesced", "Checks that shared the call of another check", counts.coalesced),
+            (
+                "coalesced",
+                "Checks sent to the store in the call of another check of the same key",
+                counts.coalesced,
+            ),
             ("leased_units", "Units taken on lease", counts.leased),
             ("lease_returned_units", "Leased units returned to the store", counts.lease_returned),
             ("lease_expired_units", "Leased units that expired unused", counts.lease_expired),
@@ -197,7 +205,7 @@ impl Figures {
         )?;
         families.gauge(
             "store_rejecting",
-            "1 while the store answers, but rejects every call: for example for lack of a password",
+            "1 while the store answers, but rejects every call, for example because a password is missing",
             &u32::from(counts.is_rejecting),
         )
     }

@@ -139,7 +139,7 @@ export class Backtest {
           make(
             "div",
             { class: "field choice" },
-            make("label", {}, this.suggest, ` Suggest the lowest limits that deny nothing to ${UNAFFECTED} % of clients`),
+            make("label", {}, this.suggest, ` Suggest the lowest limits that allow all requests of ${UNAFFECTED} % of clients`),
           ),
           make("div", { class: "bar" }, this.run, this.stop, this.progress, this.state),
         ),
@@ -227,7 +227,7 @@ export class Backtest {
     this.progress.value = 1;
     setText(this.state, `${count(report.lines)} lines read`);
     const skipped = [
-      report.unreadable ? `${count(report.unreadable)} invalid lines` : "",
+      report.unreadable ? `${count(report.unreadable)} unreadable lines` : "",
       report.filtered ? `${count(report.filtered)} lines filtered out` : "",
       report.without_key ? `${count(report.without_key)} lines without a key` : "",
       ...report.filters_without_effect,
@@ -260,7 +260,7 @@ export class Backtest {
               "#share denied",
               "#clients denied",
               "#share of clients",
-              `suggested, to never deny ${UNAFFECTED} % of clients`,
+              `suggested limit, which allows all requests of ${UNAFFECTED} % of clients`,
             ],
             report.policies.map((policy) => [
               make("code", {}, policy.policy),
@@ -330,7 +330,7 @@ export class Backtest {
           "section",
           { class: "box scroll" },
           table(
-            "Invalid lines",
+            "Unreadable lines",
             ["#line", "reason", "text"],
             report.unreadable_lines.map(({ line, reason, text }) => [
               count(line),

@@ -8,7 +8,7 @@ import { controls } from "./controls.js";
 import { byId, copy, make, newId, setText } from "./dom.js";
 import { Lane } from "./lanes.js";
 import { playback } from "./playback.js";
-import { ALGORITHMS, fromQuery, labelled, toQuery } from "./scenario.js";
+import { ALGORITHMS, fromQuery, labeled, toQuery } from "./scenario.js";
 import { algorithmName } from "./units.js";
 
 /** The delay before the address is updated; browsers limit how often it may change. */
@@ -103,7 +103,7 @@ export class Compare {
         if (!(error instanceof Problem)) throw error;
         this.stage.classList.add("stale");
         this.problem.hidden = false;
-        setText(this.problem, labelled(error.message));
+        setText(this.problem, labeled(error.message));
       }
     }
     this.isAsking = false;

@@ -161,7 +161,7 @@ export class Live {
     const breaker = select(now.samples, "tallygate_store_breaker_open");
     setText(
       this.tiles.store,
-      breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, breaker open" : "Redis, breaker closed",
+      breaker.length === 0 ? "memory" : breaker[0].value ? "Redis, unavailable" : "Redis, available",
     );
     this.tiles.store.classList.toggle("over", breaker.length > 0 && breaker[0].value > 0);
     this.showPolicies(now);

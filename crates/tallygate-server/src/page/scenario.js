@@ -66,7 +66,7 @@ export const NUMBERS = [
   },
   { name: "duration_ms", label: "Duration", unit: "s", scale: 1000, min: 5, max: 120, most: 86_400, step: 1 },
   { name: "cost", label: "Cost", unit: "", min: 1, max: 20, most: 1_000_000 },
-  { name: "instances", label: "Instances", unit: "", min: 1, max: 16, most: 16, hint: "share the quota" },
+  { name: "instances", label: "Instances", unit: "", min: 1, max: 16, most: 16, hint: "divide the quota" },
   { name: "seed", label: "Seed", unit: "", min: 1, max: 1000, most: Number.MAX_SAFE_INTEGER },
 ];
 
@@ -77,7 +77,7 @@ export const CHOICES = [
 ];
 
 /** Replaces the names of fields in a message of the server by the labels that the user sees. */
-export function labelled(message) {
+export function labeled(message) {
   return message.replace(/`(\w+)`/g, (quoted, name) => {
     const field = [...NUMBERS, ...CHOICES].find((field) => field.name === name);
     return field ? `"${field.label}"` : quoted;

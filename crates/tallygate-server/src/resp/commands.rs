@@ -147,7 +147,7 @@ static COMMANDS: [Command; 26] = [
         ..command(
             "TG.PEEK",
             ONE_KEY,
-            "Replies what TG.CHECK would, and charges nothing.",
+            "Replies as TG.CHECK would, and charges nothing.",
             3..=7,
             decide::peek,
         )
@@ -159,7 +159,7 @@ static COMMANDS: [Command; 26] = [
         ..command(
             "TG.PEEKV",
             ONE_KEY,
-            "Replies what TG.CHECKV would, and charges nothing.",
+            "Replies as TG.CHECKV would, and charges nothing.",
             3..=7,
             decide::peek_with_names,
         )
@@ -235,7 +235,7 @@ static COMMANDS: [Command; 26] = [
     },
     Command {
         is_queued: false,
-        ..command("MULTI", "", "Stores the next commands until EXEC.", 1..=1, |session, _, out| {
+        ..command("MULTI", "", "Queues the next commands until EXEC.", 1..=1, |session, _, out| {
             session.multi(out)
         })
     },
@@ -266,7 +266,7 @@ static COMMANDS: [Command; 26] = [
         out.bulk(words.at(1).unwrap_or_default());
         DONE
     }),
-    command("SELECT", "0", "Accepts the only database.", 2..=2, |_, words, out| {
+    command("SELECT", "0", "Selects database 0, the only one.", 2..=2, |_, words, out| {
         match words.at(1) {
             Some(b"0") => out.simple("OK"),
             other => {
@@ -296,9 +296,13 @@ static COMMANDS: [Command; 26] = [
     command("INFO", "[section ...]", "Describes the server.", 1..=ANY, |session, words, out| {
         session.info(words, out)
     }),
-    command("CONFIG", "GET name ...", "Replies with settings.", 2..=ANY, |_, words, out| {
-        session::config(words, out)
-    }),
+    command(
+        "CONFIG",
+        "GET name ...",
+        "Replies with the requested settings.",
+        2..=ANY,
+        |_, words, out| session::config(words, out),
+    ),
     command(
         "CLIENT",
         "ID | GETNAME | SETNAME name | SETINFO name value | INFO | LIST",
@@ -384,7 +388,7 @@ impl fmt::Display for Command {
 /// Runs a command, or stores it after `MULTI`.
 pub(super) fn run(session: &mut Session, words: Arguments<'_>, out: &mut Output) -> CommandResult {
     let command = Command::find(words.name());
-    if !session.may(command.map_or(Some(Role::Check), |command| command.role), out) {
+    if !session.authorize(command.map_or(Some(Role::Check), |command| command.role), out) {
         session.break_transaction();
         return CommandResult::Done;
     }

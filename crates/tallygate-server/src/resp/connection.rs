@@ -249,8 +249,8 @@ impl RespConnection {
             let patience = self.auth_deadline();
             let goes_on = Trace::of_batch().follow(self.answer(), |_| None).await?;
             self.latency.observe(began.elapsed());
-            let is_amid = !self.input.is_empty() || self.parser.is_amid();
-            self.begun = self.begun.or(Some(began)).filter(|_| is_amid);
+            let is_within_command = !self.input.is_empty() || self.parser.is_within_command();
+            self.begun = self.begun.or(Some(began)).filter(|_| is_within_command);
             let written = write(&mut self.stream, &mut self.output.bytes);
             match patience.filter(|_| !self.session.may_check()) {
                 Some(patience) => tokio::time::timeout_at(patience.into(), written).await??,

@@ -264,7 +264,7 @@ impl Parser {
     }
 
     /// Returns whether a part of a command has been parsed.
-    pub(super) const fn is_amid(&self) -> bool {
+    pub(super) const fn is_within_command(&self) -> bool {
         self.at > 0 || self.missing > 0
     }
 

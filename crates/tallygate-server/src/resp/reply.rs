@@ -58,7 +58,7 @@ impl Output {
     }
 
     pub(super) fn integer(&mut self, value: i64) {
-        self.headed(b':', value);
+        self.header_line(b':', value);
     }
 
     /// Writes a number. One above the integers of RESP is written as the largest integer.
@@ -69,7 +69,7 @@ impl Output {
     /// Writes a bulk string.
     pub(super) fn bulk(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
-        self.headed(b'$', length(bytes.len()));
+        self.header_line(b'$', length(bytes.len()));
         if bytes.len() > LONG_REPLY {
             // A buffer that doubles would take far more than the reply.
             self.bytes.reserve_exact(bytes.len() + 2);
@@ -96,14 +96,14 @@ impl Output {
 
     /// Starts an array; `items` replies follow.
     pub(super) fn array(&mut self, items: usize) {
-        self.headed(b'*', length(items));
+        self.header_line(b'*', length(items));
     }
 
     /// Starts a map; `pairs` names and values follow. In RESP2 it is an array.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(2 * pairs),
-            Protocol::Resp3 => self.headed(b'%', length(pairs)),
+            Protocol::Resp3 => self.header_line(b'%', length(pairs)),
         }
     }
 
@@ -111,11 +111,11 @@ impl Output {
     pub(super) fn set(&mut self, items: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(items),
-            Protocol::Resp3 => self.headed(b'~', length(items)),
+            Protocol::Resp3 => self.header_line(b'~', length(items)),
         }
     }
 
-    fn headed(&mut self, kind: u8, value: i64) {
+    fn header_line(&mut self, kind: u8, value: i64) {
         self.bytes.push(kind);
         self.bytes.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
         self.end();

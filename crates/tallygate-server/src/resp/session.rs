@@ -92,7 +92,7 @@ impl Session {
     }
 
     /// Returns whether the client may run a command of a role. If not, writes an error.
-    pub(super) fn may(&self, role: Option<Role>, out: &mut Output) -> bool {
+    pub(super) fn authorize(&self, role: Option<Role>, out: &mut Output) -> bool {
         let denied = match role {
             None => return true,
             Some(Role::Check) if self.may_check => return true,

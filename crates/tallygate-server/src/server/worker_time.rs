@@ -195,11 +195,11 @@ fn get(path: &str, times: usize) -> Vec<u8> {
 /// Returns HTTP/2 requests that are sent at once.
 fn streams(count: u32, path: &str, body: Option<&[u8]>) -> Vec<u8> {
     let requests = (0..count).flat_map(|stream| http2::request(2 * stream + 1, path, body));
-    [http2::hello(&[]), requests.collect(), farewell()].concat()
+    [http2::hello(&[]), requests.collect(), closing_frames()].concat()
 }
 
 /// Returns the bytes that end an HTTP/2 connection after all replies.
-fn farewell() -> Vec<u8> {
+fn closing_frames() -> Vec<u8> {
     http2::frame(http2::kind::GOAWAY, 0, 0, &[0; 8])
 }
 
@@ -273,7 +273,7 @@ fn no_http_request_holds_a_worker_longer_than_a_millisecond() {
     let check = br#"{"policy":"policy-number-0","key":"a"}"#;
     http("checks of HTTP/2", streams(70, "/v1/check", Some(check)), &replies("\"remaining\"", 70));
     let bomb = http2::frame(http2::kind::HEADERS, http2::END_HEADERS, 1, &http2::bomb());
-    http("a bomb of HTTP/2", [http2::hello(&[]), bomb, farewell()].concat(), &|_| {});
+    http("a bomb of HTTP/2", [http2::hello(&[]), bomb, closing_frames()].concat(), &|_| {});
     http("metrics of 300 policies", get("/metrics", 4), &replies("# TYPE process_threads", 4));
     http("300 policies", get("/v1/policies", 4), &replies("policy-number-299", 4));
     http("2000 overrides", get("/v1/admin/overrides", 4), &replies("client-1999", 4));

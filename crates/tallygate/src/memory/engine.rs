@@ -187,7 +187,7 @@ impl<C: Clock> Engine<C> {
         if matches!(op, Op::Force(1..)) {
             keys.table.count_dropped_debt(dropped);
         }
-        keys.line.nudge(spot);
+        keys.line.wake_head(spot);
         Ok(answer)
     }
 
@@ -274,7 +274,7 @@ impl<C: Clock> Engine<C> {
         if change > 0 {
             keys.table.count_dropped_debt(dropped);
         }
-        keys.line.nudge(spot);
+        keys.line.wake_head(spot);
         Ok(Ok(decision))
     }
 
@@ -373,7 +373,7 @@ impl<C: Clock> Engine<C> {
             has_effect
         };
         if keys.departures.cancel((&keys.table, rule), departure, reading, return_unit) {
-            keys.line.nudge(departure.spot());
+            keys.line.wake_head(departure.spot());
         }
     }
 
@@ -392,11 +392,11 @@ impl<C: Clock> Engine<C> {
     /// Wakes the requests that wait for a key, or for any key, so that they check again.
     pub(super) fn rules_changed<S: 'static>(&self, keys: &Keys<S>, key: Option<&[u8]>) {
         match key {
-            None => keys.line.nudge_all(),
+            None => keys.line.wake_all(),
             // No request waits for a key that is too long.
             Some(key) => {
                 if let Ok(spot) = self.spot(keys, key) {
-                    keys.line.nudge_all_of(spot);
+                    keys.line.wake_all_of(spot);
                 }
             }
         }

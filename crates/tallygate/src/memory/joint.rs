@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::joint_store::JointStore;
 use crate::lateness::counted_from;
 use crate::storage::StoreError;
-use crate::table::{Found, Full, KeySlot, Locks, Reading};
+use crate::table::{Full, KeySlot, LockedKey, Locks, Reading};
 
 use super::keys::Keys;
 use super::kinds::{of_any_kind, of_its_kind};
@@ -19,7 +19,7 @@ impl<S: Clone + 'static> Keys<S> {
     fn agrees<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -32,7 +32,7 @@ impl<S: Clone + 'static> Keys<S> {
     fn step<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -53,7 +53,7 @@ impl<S: Clone + 'static> Keys<S> {
     fn step_on_a_copy<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -75,7 +75,7 @@ impl<S: Clone + 'static> Keys<S> {
     fn report<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -97,7 +97,7 @@ impl<S: Clone + 'static> Keys<S> {
     fn change_kept<A: Algorithm<State = S>>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         returned: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -141,28 +141,28 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
         std::ptr::from_ref(&self.keys).addr()
     }
 
-    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<Found> {
+    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<LockedKey> {
         self.keys.table.look_for(spot, locks)
     }
 
     fn make_room<'a>(
         &'a self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         reading: Reading,
         locks: &mut Locks<'a>,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<LockedKey, StoreError> {
         self.keys.table.make_room(rule, found, reading, locks).map_err(|Full| self.keys.full())
     }
 
-    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+    fn give_up_room(&self, found: LockedKey, locks: &mut Locks<'_>) {
         self.keys.table.give_up_room(found, locks);
     }
 
     fn agrees(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -173,7 +173,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
     fn step(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -189,7 +189,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
     fn report(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -201,7 +201,7 @@ impl<A: Algorithm, C: Clock> JointStore<A> for MemoryStore<A, C> {
     fn change_kept(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         returned: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -240,30 +240,30 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
         std::ptr::from_ref(&self.kinds).addr()
     }
 
-    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<Found> {
+    fn look_for<'a>(&'a self, spot: KeySlot, locks: &mut Locks<'a>) -> Option<LockedKey> {
         of_any_kind!(&self.kinds, |keys| keys.table.look_for(spot, locks))
     }
 
     fn make_room<'a>(
         &'a self,
         policy: &Policy,
-        found: Found,
+        found: LockedKey,
         reading: Reading,
         locks: &mut Locks<'a>,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<LockedKey, StoreError> {
         of_its_kind!(policy, &self.kinds, |rule, keys| {
             keys.table.make_room(rule, found, reading, locks).map_err(|Full| keys.full())
         })
     }
 
-    fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
+    fn give_up_room(&self, found: LockedKey, locks: &mut Locks<'_>) {
         of_any_kind!(&self.kinds, |keys| keys.table.give_up_room(found, locks));
     }
 
     fn agrees(
         &self,
         policy: &Policy,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -276,7 +276,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
     fn step(
         &self,
         policy: &Policy,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -291,7 +291,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
     fn report(
         &self,
         policy: &Policy,
-        found: Found,
+        found: LockedKey,
         cost: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,
@@ -306,7 +306,7 @@ impl<C: Clock> JointStore<Policy> for PolicyStore<C> {
     fn change_kept(
         &self,
         policy: &Policy,
-        found: Found,
+        found: LockedKey,
         returned: Cost,
         reading: Reading,
         locks: &mut Locks<'_>,

@@ -19,7 +19,7 @@ pub(super) struct Keys<S: 'static> {
 
 impl<S: 'static> Keys<S> {
     /// Creates an empty table that stores at most a given number of bits of the hash of a key.
-    pub(super) fn knowing(bits: u32, capacity: Capacity) -> Self {
+    pub(super) fn with_known_bits(bits: u32, capacity: Capacity) -> Self {
         let Capacity { max_keys, when_full } = capacity;
         Self {
             table: Table::new(bits, max_keys, when_full),
@@ -29,7 +29,7 @@ impl<S: 'static> Keys<S> {
     }
 
     pub(super) fn new(capacity: Capacity) -> Self {
-        Self::knowing(u128::BITS, capacity)
+        Self::with_known_bits(u128::BITS, capacity)
     }
 
     /// Adds a key of a snapshot, unless it would be the first to be evicted.

@@ -61,16 +61,20 @@ pub(super) use {of_any_kind, of_its_kind};
 impl KeysByKind {
     pub(super) fn of(policy: &Policy, known_bits: u32, capacity: Capacity) -> Self {
         match policy.plain().map(Limit::machine) {
-            Some(Machine::Bucket(_)) => Self::Bucket(Keys::knowing(known_bits, capacity)),
-            Some(Machine::WideBucket(_)) => Self::WideBucket(Keys::knowing(known_bits, capacity)),
-            Some(Machine::FixedWindow(_)) => Self::FixedWindow(Keys::knowing(known_bits, capacity)),
+            Some(Machine::Bucket(_)) => Self::Bucket(Keys::with_known_bits(known_bits, capacity)),
+            Some(Machine::WideBucket(_)) => {
+                Self::WideBucket(Keys::with_known_bits(known_bits, capacity))
+            }
+            Some(Machine::FixedWindow(_)) => {
+                Self::FixedWindow(Keys::with_known_bits(known_bits, capacity))
+            }
             Some(Machine::SlidingWindowLog(_)) => {
-                Self::SlidingWindowLog(Keys::knowing(known_bits, capacity))
+                Self::SlidingWindowLog(Keys::with_known_bits(known_bits, capacity))
             }
             Some(Machine::SlidingWindowCounter(_)) => {
-                Self::SlidingWindowCounter(Keys::knowing(known_bits, capacity))
+                Self::SlidingWindowCounter(Keys::with_known_bits(known_bits, capacity))
             }
-            None => Self::Several(Keys::knowing(known_bits, capacity)),
+            None => Self::Several(Keys::with_known_bits(known_bits, capacity)),
         }
     }
 }

@@ -92,7 +92,7 @@ impl<C: Clock> MemoryStore<ClientRule, C> {
     ) -> Result<Self, SnapshotError> {
         let (known_bits, hasher) = section.hashes();
         let reading = Reading::of(&clock);
-        let keys = Keys::knowing(known_bits, capacity);
+        let keys = Keys::with_known_bits(known_bits, capacity);
         // The usage does not depend on the rule.
         let rule = ClientRule::of(Access::Unlimited);
         section.each(share, |key, kept| keys.keep(&rule, key, kept, reading))?;
@@ -134,7 +134,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     ) -> Result<Self, SnapshotError> {
         let (known_bits, hasher) = section.hashes();
         let reading = Reading::of(&clock);
-        let keys = Keys::knowing(known_bits, capacity);
+        let keys = Keys::with_known_bits(known_bits, capacity);
         section.each_state(rule, |key, state| keys.keep(rule, key, state, reading))?;
         Ok(Self { keys, engine: Engine::with(hasher, clock) })
     }

@@ -48,10 +48,10 @@ pub fn save_snapshot(
     write: impl FnOnce(&mut SnapshotWriter<File>) -> io::Result<()>,
 ) -> io::Result<u64> {
     let path = path.as_ref();
-    let new = beside(path);
-    let (file, bytes) = save_beside(&new, write)?;
+    let new = temporary_path(path);
+    let (file, bytes) = save_to_temporary(&new, write)?;
     // Another process may have replaced the file meanwhile; then leave it alone.
-    is_still(&file, &new)?;
+    check_is_same_file(&file, &new)?;
     if let Err(error) = fs::rename(&new, path) {
         let _ = fs::remove_file(&new);
         return Err(error);
@@ -74,13 +74,13 @@ impl SnapshotReader<BufReader<File>> {
     }
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     name.into()
 }
 
-fn save_beside(
+fn save_to_temporary(
     new: &Path,
     write: impl FnOnce(&mut SnapshotWriter<File>) -> io::Result<()>,
 ) -> io::Result<(File, u64)> {
@@ -104,7 +104,7 @@ fn save_beside(
         Ok(bytes) => Ok((file, bytes)),
         Err(error) => {
             // Remove the incomplete file, if it is ours, and return the first error.
-            if is_still(&file, new).is_ok() {
+            if check_is_same_file(&file, new).is_ok() {
                 let _ = fs::remove_file(new);
             }
             Err(error)
@@ -114,7 +114,7 @@ fn save_beside(
 
 /// Returns an error if the file at a path is not the one that was written, but a file of another process.
 #[cfg(unix)]
-fn is_still(file: &File, path: &Path) -> io::Result<()> {
+fn check_is_same_file(file: &File, path: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt as _;
     let (ours, there) = (file.metadata()?, fs::symlink_metadata(path)?);
     if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
@@ -124,7 +124,7 @@ fn is_still(file: &File, path: &Path) -> io::Result<()> {
 }
 
 #[cfg(not(unix))]
-fn is_still(_: &File, _: &Path) -> io::Result<()> {
+fn check_is_same_file(_: &File, _: &Path) -> io::Result<()> {
     Ok(())
 }
 

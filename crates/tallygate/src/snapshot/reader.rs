@@ -89,7 +89,7 @@ impl<R: Read> SnapshotReader<R> {
     /// Returns an error if the snapshot is damaged. Then do not use the restored stores: other clients may be missing,
     /// and would get a full quota.
     pub fn next_section(&mut self) -> Result<Option<Section<'_, R>>, SnapshotError> {
-        self.pass_over()?;
+        self.skip_section()?;
         match self.byte()? {
             SECTION => {}
             END => return self.end().map(|()| None),
@@ -111,7 +111,7 @@ impl<R: Read> SnapshotReader<R> {
         Ok(Some(Section { snapshot: self, name, overrides, known_bits, secret }))
     }
 
-    fn pass_over(&mut self) -> Result<(), SnapshotError> {
+    fn skip_section(&mut self) -> Result<(), SnapshotError> {
         while let Some(key_bytes) = self.unread {
             match self.byte()? {
                 END => self.unread = None,

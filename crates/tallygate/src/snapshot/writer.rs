@@ -144,7 +144,7 @@ impl<W: Write> SnapshotWriter<W> {
         }
         self.put_number(table.known_bits().into());
         self.put(hasher.secret());
-        let mut known = Known::default();
+        let mut known = WrittenPolicies::default();
         let (mut keys, mut states) = (0, Vec::new());
         for bucket in table.buckets() {
             table.show(bucket, |key, state| {
@@ -201,7 +201,7 @@ impl<W: Write> SnapshotWriter<W> {
 
 /// Builds the list of the usage of one key.
 pub(crate) struct UsageWriter<'a> {
-    known: &'a mut Known,
+    known: &'a mut WrittenPolicies,
     states: &'a mut Vec<u8>,
     count: u64,
 }
@@ -245,7 +245,7 @@ impl UsageWriter<'_> {
 
 /// The policies that a section has written so far, with their positions.
 #[derive(Default)]
-struct Known {
+struct WrittenPolicies {
     numbers: HashMap<*const Policy, u64>,
     /// Keeps the policies alive, so that no other policy gets the address of a dropped one.
     held: Vec<Arc<Policy>>,

@@ -19,9 +19,9 @@ const SPLITS_AHEAD: usize = 4;
 /// With n initial homes, a key's home is the initial home that its hash selects, plus n times the number in some
 /// further bits of its hash. If there is no such home yet, the last of these bits does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shape(pub(super) u64);
+pub(super) struct HomeCount(pub(super) u64);
 
-impl Shape {
+impl HomeCount {
     const HALF: u32 = u32::BITS;
 
     /// Returns the shape with a number of homes and a first number of homes.
@@ -57,7 +57,7 @@ struct Split {
     /// The bit of a tag that says whether a key moves.
     bit: u64,
     /// The shape of the table afterwards.
-    next: Shape,
+    next: HomeCount,
 }
 
 impl Split {

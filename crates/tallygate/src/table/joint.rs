@@ -23,7 +23,7 @@ pub struct Locks<'a> {
 
 /// A key whose lock is held, and the slot of its state, if it has one.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct LockedKey {
     key: KeySlot,
     /// The home of the key, which is locked.
     home: usize,
@@ -32,7 +32,7 @@ pub struct Found {
     is_new: bool,
 }
 
-impl Found {
+impl LockedKey {
     /// Returns whether the table has a state for the key.
     pub(crate) const fn is_kept(&self) -> bool {
         self.at.is_some() && !self.is_new
@@ -53,7 +53,7 @@ impl<'a> Locks<'a> {
         self.place(lock).err().is_none_or(|place| place == self.held.len())
     }
 
-    fn have(&self, lock: &BucketLock) -> bool {
+    fn holds(&self, lock: &BucketLock) -> bool {
         self.place(lock).is_ok()
     }
 
@@ -110,7 +110,7 @@ fn under<'a, S: 'static>(
     bucket: &'a Bucket<S>,
     locks: &Locks<'_>,
 ) -> ManuallyDrop<LockedBucket<'a, S>> {
-    assert!(locks.have(&bucket.lock));
+    assert!(locks.holds(&bucket.lock));
     ManuallyDrop::new(LockedBucket(bucket))
 }
 
@@ -124,7 +124,7 @@ impl<'a, S: 'static> OpenBucket<'a, S> {
     /// Returns the bucket if its lock is held already or free.
     pub(super) fn of(bucket: &'a Bucket<S>, locks: Option<&Locks<'_>>) -> Option<Self> {
         match locks {
-            Some(locks) if locks.have(&bucket.lock) => Some(Self::Under(under(bucket, locks))),
+            Some(locks) if locks.holds(&bucket.lock) => Some(Self::Under(under(bucket, locks))),
             _ => bucket.try_lock().map(Self::Locked),
         }
     }
@@ -159,7 +159,7 @@ impl<S: 'static> Table<S> {
     /// Takes the locks of a key, in addition to the held locks, and searches for it. Keys must be searched for in the
     /// order of their locks. Returns `None` if the order has changed, because the table has grown meanwhile. Then the
     /// caller drops all locks and starts again.
-    pub(crate) fn look_for<'a>(&'a self, key: KeySlot, locks: &mut Locks<'a>) -> Option<Found> {
+    pub(crate) fn look_for<'a>(&'a self, key: KeySlot, locks: &mut Locks<'a>) -> Option<LockedKey> {
         let index = self.home(key, self.shape());
         let home = &self.buckets[index];
         if !locks.can_take(&home.lock) {
@@ -177,10 +177,10 @@ impl<S: 'static> Table<S> {
             if let Some(slot) = slot {
                 locks.pin(&bucket.lock, slot);
                 let at = Some((index + distance, slot));
-                return Some(Found { key, home: index, at, is_new: false });
+                return Some(LockedKey { key, home: index, at, is_new: false });
             }
         }
-        Some(Found { key, home: index, at: None, is_new: false })
+        Some(LockedKey { key, home: index, at: None, is_new: false })
     }
 
     /// Finds a place for a new key, with its initial state. So a decision on several keys makes sure that all have a
@@ -191,11 +191,11 @@ impl<S: 'static> Table<S> {
     pub(crate) fn make_room<'a, A: Algorithm<State = S>>(
         &'a self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         reading: impl Into<Reading>,
         locks: &mut Locks<'a>,
-    ) -> Result<Found, Full> {
-        let Found { key, home: index, at: None, .. } = found else { return Ok(found) };
+    ) -> Result<LockedKey, Full> {
+        let LockedKey { key, home: index, at: None, .. } = found else { return Ok(found) };
         let mut home = under(&self.buckets[index], locks);
         let reading = self.enter(rule, &mut home, reading.into());
         let now = reading.now.max(self.floor(index, reading));
@@ -207,12 +207,12 @@ impl<S: 'static> Table<S> {
             locks.keep(beyond);
         }
         locks.pin(&self.buckets[index].lock, slot);
-        Ok(Found { at: Some((index, slot)), is_new: true, ..found })
+        Ok(LockedKey { at: Some((index, slot)), is_new: true, ..found })
     }
 
     /// Releases the place that was made for a key.
-    pub(crate) fn give_up_room(&self, found: Found, locks: &mut Locks<'_>) {
-        if let Found { at: Some((index, slot)), is_new: true, .. } = found {
+    pub(crate) fn give_up_room(&self, found: LockedKey, locks: &mut Locks<'_>) {
+        if let LockedKey { at: Some((index, slot)), is_new: true, .. } = found {
             let tag = under(&self.buckets[index], locks).clear(slot);
             self.lower_spilled(index, tag);
             self.counts.release();
@@ -223,7 +223,7 @@ impl<S: 'static> Table<S> {
     pub(crate) fn read_found<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         reading: impl Into<Reading>,
         locks: &mut Locks<'_>,
         read: impl FnOnce(&mut S, Tick) -> R,
@@ -249,12 +249,12 @@ impl<S: 'static> Table<S> {
     pub(crate) fn change_found<A: Algorithm<State = S>, R>(
         &self,
         rule: &A,
-        found: Found,
+        found: LockedKey,
         reading: impl Into<Reading>,
         locks: &mut Locks<'_>,
         change: impl FnOnce(&mut S, Tick) -> R,
     ) -> R {
-        let Found { key, home: index, at: None, .. } = found else {
+        let LockedKey { key, home: index, at: None, .. } = found else {
             return self.read_found(rule, found, reading, locks, change);
         };
         let mut home = under(&self.buckets[index], locks);

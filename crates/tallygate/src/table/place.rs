@@ -62,7 +62,7 @@ impl Rank {
 }
 
 /// A place for a new key.
-struct Room<'a, S: 'static> {
+struct FreePlace<'a, S: 'static> {
     distance: usize,
     slot: usize,
     /// Its bucket, if that is not the home.
@@ -82,7 +82,7 @@ enum Content {
 struct Candidate<'a, S: 'static> {
     /// Its rank, unless it is fresh.
     rank: Option<Rank>,
-    room: Option<Room<'a, S>>,
+    room: Option<FreePlace<'a, S>>,
     /// Whether there are too few keys within reach to choose from.
     is_one_of_few: bool,
 }
@@ -210,7 +210,7 @@ impl<S: 'static> Table<S> {
         home: &mut LockedBucket<'a, S>,
         reading: Reading,
         locks: Option<&Locks<'_>>,
-    ) -> Option<Room<'a, S>> {
+    ) -> Option<FreePlace<'a, S>> {
         for distance in 0..=REACH {
             let mut beyond = match distance {
                 0 => None,
@@ -221,13 +221,13 @@ impl<S: 'static> Table<S> {
             };
             let bucket = beyond.as_deref_mut().unwrap_or(&mut *home);
             if let Some(slot) = bucket.empty() {
-                return Some(Room { distance, slot, beyond, content: Content::Nothing });
+                return Some(FreePlace { distance, slot, beyond, content: Content::Nothing });
             }
             for slot in 0..SLOTS {
                 if !is_pinned(locks, bucket, slot)
                     && bucket.read(slot, |state| rule.is_fresh(state, reading.now))
                 {
-                    return Some(Room { distance, slot, beyond, content: Content::FreshKey });
+                    return Some(FreePlace { distance, slot, beyond, content: Content::FreshKey });
                 }
             }
         }
@@ -261,7 +261,8 @@ impl<S: 'static> Table<S> {
                     continue;
                 }
                 if bucket.read(slot, |state| rule.is_fresh(state, reading.now)) {
-                    let room = Some(Room { distance, slot, beyond, content: Content::FreshKey });
+                    let room =
+                        Some(FreePlace { distance, slot, beyond, content: Content::FreshKey });
                     return Candidate { rank: None, room, is_one_of_few: false };
                 }
                 if finds_fresh_only {
@@ -275,7 +276,7 @@ impl<S: 'static> Table<S> {
             }
             if let Some(slot) = first_here {
                 // Its bucket stays locked until the search ends, so that exactly this key is evicted.
-                room = Some(Room { distance, slot, beyond, content: Content::UsedKey });
+                room = Some(FreePlace { distance, slot, beyond, content: Content::UsedKey });
             }
             // Clients that have used up their quota stay as long as any other key is within reach.
             let is_enough =
@@ -326,11 +327,11 @@ impl<S: 'static> Table<S> {
         rule: &A,
         key: KeySlot,
         (home_index, home): (usize, &mut LockedBucket<'a, S>),
-        room: Room<'a, S>,
+        room: FreePlace<'a, S>,
         reading: Reading,
         state: S,
     ) -> Placed<'a, S> {
-        let Room { distance, slot, mut beyond, content } = room;
+        let FreePlace { distance, slot, mut beyond, content } = room;
         match content {
             Content::Nothing => {}
             Content::FreshKey => _ = self.counts.own().swept.fetch_add(1, Ordering::Relaxed),

@@ -318,7 +318,7 @@ fn read(bytes: &[u8]) -> Result<usize, SnapshotError> {
 }
 
 /// Skips all of it.
-fn pass_over(bytes: &[u8]) -> Result<(), SnapshotError> {
+fn read_all(bytes: &[u8]) -> Result<(), SnapshotError> {
     let mut snapshot = SnapshotReader::new(bytes)?;
     while snapshot.next_section()?.is_some() {}
     Ok(())
@@ -328,17 +328,17 @@ fn pass_over(bytes: &[u8]) -> Result<(), SnapshotError> {
 fn every_truncation_and_every_flipped_bit_is_rejected() {
     let whole = small_snapshot();
     assert_eq!(read(&whole).expect("whole"), 2);
-    pass_over(&whole).expect("whole");
+    read_all(&whole).expect("whole");
     for length in 0..whole.len() {
         let cut = &whole[..length];
         assert!(matches!(read(cut), Err(SnapshotError::Truncated { .. })), "cut to {length}");
-        assert!(matches!(pass_over(cut), Err(SnapshotError::Truncated { .. })), "cut to {length}");
+        assert!(matches!(read_all(cut), Err(SnapshotError::Truncated { .. })), "cut to {length}");
     }
     for bit in 0..whole.len() * 8 {
         let mut flipped = whole.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         assert!(read(&flipped).is_err(), "bit {bit}");
-        assert!(pass_over(&flipped).is_err(), "bit {bit}");
+        assert!(read_all(&flipped).is_err(), "bit {bit}");
     }
     let longer = [&whole[..], &[0]].concat();
     assert!(matches!(read(&longer), Err(SnapshotError::Trailing { .. })));
@@ -394,7 +394,7 @@ fn a_snapshot_with_a_block_left_out_is_rejected() {
         [&whole[..HEAD_BYTES], &whole[second.clone()], &whole[first], &whole[second.end..]]
             .concat();
     for bytes in [left_out, swapped] {
-        assert!(matches!(pass_over(&bytes), Err(SnapshotError::Damaged { .. })));
+        assert!(matches!(read_all(&bytes), Err(SnapshotError::Damaged { .. })));
     }
 }
 

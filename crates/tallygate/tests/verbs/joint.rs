@@ -248,7 +248,7 @@ fn a_full_store_is_an_error_and_charges_nothing() {
 
 /// Tiers decide together with the others like any rule.
 #[test]
-fn tiers_take_part() {
+fn a_tiered_limiter_takes_part_in_a_joint_decision() {
     let free = Policy::token_bucket(1).per_hour().build().expect("valid");
     let pro = Policy::token_bucket(9).per_hour().build().expect("valid");
     let store = MemoryStore::new(Capacity::of(10), ManualClock::new(Tick(0)));

@@ -95,7 +95,7 @@ fn policy(limit: &Limit, penalty: bool, shadow: bool) -> Policy {
     builder.build().expect("valid")
 }
 
-struct Open {
+struct OpenReservation {
     reservation: Reservation,
     at: i64,
     estimate: Cost,
@@ -116,7 +116,7 @@ proptest! {
         let store: MemoryStore<ClientRule, _> = MemoryStore::new(Capacity::of(100), &clock);
         let limiter = RateLimiter::in_store("api", tiers(), store);
         let mut history: Vec<AllowedUnits> = Vec::new();
-        let mut open: Vec<Open> = Vec::new();
+        let mut open: Vec<OpenReservation> = Vec::new();
         let mut overridden = false;
         for (verb, gap) in &trace {
             clock.advance(Ticks(*gap));
@@ -131,13 +131,13 @@ proptest! {
                 Verb::Reserve(cost, ttl) => {
                     let reserved = limiter.reserve(Ask::new("a").cost(*cost), Ticks(*ttl)).expect("short");
                     if let Some(reservation) = reserved.granted() && !overridden {
-                        open.push(Open { reservation, at, estimate: *cost });
+                        open.push(OpenReservation { reservation, at, estimate: *cost });
                     }
                 }
                 Verb::Settle(..) if open.is_empty() => {}
                 Verb::Settle(which, actual) => {
                     let place = which % open.len();
-                    let Open { reservation, at, estimate } = &mut open[place];
+                    let OpenReservation { reservation, at, estimate } = &mut open[place];
                     match limiter.settle(reservation, *actual) {
                         Ok(_) => {
                             history.push(AllowedUnits { at: *at, units: (*estimate).min(*actual).into() });
@@ -257,7 +257,7 @@ fn uses_under_tiers(
     let limiter = RateLimiter::in_store("api", rules(chosen), store);
     let mut overridden: Option<(usize, i64)> = None;
     let mut history: Vec<(usize, AllowedUnits)> = Vec::new();
-    let mut open: Vec<(usize, Open)> = Vec::new();
+    let mut open: Vec<(usize, OpenReservation)> = Vec::new();
     for (verb, gap) in trace {
         clock.advance(Ticks(*gap));
         let at = clock.now().0;
@@ -273,12 +273,15 @@ fn uses_under_tiers(
             TierVerb::Reserve(tier, cost, ttl) => {
                 let reserved = limiter.reserve(under(*tier, *cost), Ticks(*ttl));
                 if let Some(reservation) = reserved.expect("short").granted() {
-                    open.push((decides(*tier), Open { reservation, at, estimate: *cost }));
+                    open.push((
+                        decides(*tier),
+                        OpenReservation { reservation, at, estimate: *cost },
+                    ));
                 }
             }
             TierVerb::Settle(..) if open.is_empty() => {}
             TierVerb::Settle(which, actual) => {
-                let (decided, Open { mut reservation, at, estimate }) =
+                let (decided, OpenReservation { mut reservation, at, estimate }) =
                     open.swap_remove(which % open.len());
                 let settled = limiter.settle(&mut reservation, *actual);
                 let units = match settled {
@@ -307,7 +310,7 @@ fn uses_under_tiers(
             }
         }
     }
-    let left = |(policy, one): (usize, Open)| {
+    let left = |(policy, one): (usize, OpenReservation)| {
         (policy, AllowedUnits { at: one.at, units: one.estimate.into() })
     };
     history.extend(open.into_iter().map(left));

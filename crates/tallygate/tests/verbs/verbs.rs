@@ -642,13 +642,10 @@ fn a_reservation_is_settled_once_and_in_time() {
     let reserve = || {
         limiter.reserve(Ask::new("a").cost(3), Ticks(5)).expect("short").granted().expect("room")
     };
-    let (mut once, mut late, mut cancelled) = (reserve(), reserve(), reserve());
+    let (mut once, mut late, mut canceled) = (reserve(), reserve(), reserve());
     assert_eq!(once.key(), b"a");
-    assert!(limiter.cancel(&mut cancelled).is_ok_and(|decision| decision.remaining == 4));
-    assert_eq!(
-        limiter.cancel(&mut cancelled),
-        Err(StoreError::Settle(SettleError::AlreadySettled))
-    );
+    assert!(limiter.cancel(&mut canceled).is_ok_and(|decision| decision.remaining == 4));
+    assert_eq!(limiter.cancel(&mut canceled), Err(StoreError::Settle(SettleError::AlreadySettled)));
     clock.set(Tick(5));
     assert!(limiter.settle(&mut once, 0).is_ok());
     let twice = limiter.settle(&mut once, 0).expect_err("settled");

@@ -383,7 +383,7 @@ fn waiting_works_on_tokio() {
 
 /// A waiter of the model.
 #[derive(Debug)]
-struct Modelled {
+struct ModelWaiter {
     task: usize,
     cost: Cost,
 }
@@ -422,9 +422,9 @@ proptest! {
         let limiter = limiter(builder.build().expect("valid"), &clock);
         let mut tasks = Tasks::new();
         let mut state = limit.fresh(Tick(0));
-        let mut line: VecDeque<Modelled> = VecDeque::new();
+        let mut line: VecDeque<ModelWaiter> = VecDeque::new();
         let mut now = 0;
-        let serve = |line: &mut VecDeque<Modelled>, state: &mut _, limit: &Limit, now| {
+        let serve = |line: &mut VecDeque<ModelWaiter>, state: &mut _, limit: &Limit, now| {
             let mut served = Vec::new();
             while let Some(head) = line.front()
                 && limit.decide::<bool>(state, Tick(now), head.cost)
@@ -439,7 +439,7 @@ proptest! {
                 Event::Join(cost) => {
                     let task = tasks.add(limiter.until_ready(Ask::new("a").cost(cost), FOREVER));
                     if cost <= n.burst {
-                        line.push_back(Modelled { task, cost });
+                        line.push_back(ModelWaiter { task, cost });
                     }
                 }
                 Event::Leave(which) if !line.is_empty() => {

@@ -72,7 +72,7 @@ impl Node<'_> {
     /// Returns a word for error messages.
     pub(super) fn kind(&self) -> &'static str {
         match &self.content {
-            Content::Scalar { .. } => "a value",
+            Content::Scalar { .. } => "a single value",
             Content::List(_) => "a list",
             Content::Map(_) => "a map",
         }
