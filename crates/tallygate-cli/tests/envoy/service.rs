@@ -321,6 +321,38 @@ fn a_grpc_listener_without_rules_does_not_start() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("--envoy-config"));
 }
 
+/// Envoy looks at a limit when a request begins, and charges it when the response has ended. With all or nothing, a charge
+/// above the remaining quota charges nothing, so no request would ever be denied.
+#[test]
+fn a_limit_that_costs_of_responses_never_exhaust_is_logged() {
+    const WARNING: &str = "if Envoy charges the costs of responses";
+    let rules = Rules::new(RULES);
+    for charge in ["all_or_nothing", "always"] {
+        let served = serve(&rules, &[], Some(&format!("[envoy]\ncharge = \"{charge}\"\n")));
+        let status = |key: &str, value: &str, hits: u32| {
+            let entry = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+            let descriptor = format!(r#"{{"entries":[{entry}],"hitsAddend":{hits}}}"#);
+            let body = format!(r#"{{"domain":"web","descriptors":[{descriptor}]}}"#);
+            post(served.http(), "/json", &body).status
+        };
+        assert_eq!(status("path", "/api", 4), 429, "denied without a look");
+        let statuses = [1, 0, 2, 0].map(|hits| status("user", "a", hits));
+        // An invalid file is logged after everything above.
+        rules.write("domain: web\ndescriptors: 5\n");
+        wait_until("the error is logged", PATIENCE, || served.log().contains("rules.yaml:2:14"));
+        rules.write(RULES);
+        let log = served.log();
+        let warnings: Vec<_> = log.lines().filter(|line| line.contains(WARNING)).collect();
+        if charge == "always" {
+            assert_eq!(statuses, [200, 200, 429, 429]);
+            assert!(warnings.is_empty(), "{log}");
+        } else {
+            assert_eq!(statuses, [200, 200, 429, 200]);
+            assert!(warnings.len() == 1 && warnings[0].contains("envoy:web|user"), "{log}");
+        }
+    }
+}
+
 /// The values of requests are labels only where the rules say so, and only a bounded number of them.
 #[test]
 fn detailed_metrics_are_bounded() {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 use prost_types::value::Kind as ValueKind;
@@ -48,6 +49,9 @@ pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<De
     decide_observed(gate, &mut targets, charge, is_over_limit).await;
     for target in &targets {
         target.count_details(gate);
+    }
+    if charge == Charge::AllOrNothing {
+        targets.iter().filter_map(Target::limited).for_each(LimitedTarget::warn_of_free_responses);
     }
     let mut tightest = match wanted_headers {
         EnvoyHeaders::None => None,
@@ -167,6 +171,22 @@ impl LimitedTarget {
 
     fn exceeds(&self) -> bool {
         !self.is_refund && self.decision().is_some_and(|decision| !decision.allowed)
+    }
+
+    /// Warns if a charge was denied under a rule that requests look at first, as Envoy does for the costs of responses: it
+    /// charged nothing, so the next look is allowed again.
+    fn warn_of_free_responses(&self) {
+        let Some(rule) = &self.rule else { return };
+        if self.hits == 0 {
+            rule.is_looked_at.store(true, Ordering::Relaxed);
+        } else if self.exceeds() && rule.is_looked_at.swap(false, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = %rule.policy,
+                "requests look at this limit with 0 hits, and a charge above the remaining quota charged nothing; if Envoy \
+                 charges the costs of responses (`apply_on_stream_done`), set `charge = \"always\"` in `[envoy]`, or no \
+                 request is denied"
+            );
+        }
     }
 
     fn fails_without_store(&self) -> bool {
