@@ -214,6 +214,14 @@ fn a_large_message_and_many_descriptors_are_rejected_and_charge_nothing() {
     let longest =
         RateLimit { descriptors: vec![vec![("user".into(), "x".repeat(100 * 1024))]], ..user("a") };
     assert_eq!(client.ask(&longest).unwrap().statuses[0].remaining, 1, "a long value has a key");
+    // A long header field can be in many descriptors.
+    let many_times = |count: usize| {
+        let value = |number: usize| format!("{number}{}", "y".repeat(60 * 1024));
+        let descriptors = (0..count).map(|number| vec![("user".into(), value(number))]).collect();
+        RateLimit { descriptors, ..user("a") }
+    };
+    assert_eq!(client.ask(&many_times(17)).unwrap().code, 1);
+    assert_eq!(client.ask(&many_times(18)).unwrap_err().code, RESOURCE_EXHAUSTED);
     // The connection continues, and nothing was charged.
     assert_eq!(client.ask(&user("a")).unwrap().statuses[0].remaining, 1);
 }

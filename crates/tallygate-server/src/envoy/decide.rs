@@ -18,6 +18,7 @@ use tallygate::tiers::{Access, ClientRule, RuleSource as _};
 use tallygate::{Cost, Decision, Kind, Limit, Quota, Source, Ticks};
 use tallygate_redis::JointAsk;
 
+use super::messages::Entry;
 use super::{
     Code, CurrentLimit, Decided, DescriptorStatus, EnvoyError, RateLimitRequest, RateLimitResponse,
     TightestLimit, request_limit,
@@ -303,8 +304,9 @@ async fn targets(
     let mut slice = TimeSlice::default();
     let mut targets = Vec::with_capacity(request.descriptors.len());
     for (index, descriptor) in request.descriptors.iter().enumerate() {
+        let texts: Vec<_> = descriptor.entries.iter().map(Entry::texts).collect();
         let entries: Vec<(&str, &str)> =
-            descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
+            texts.iter().map(|(key, value)| (&**key, &**value)).collect();
         let found = domain.find(&entries, &mut slice).await;
         let hits = descriptor.hits_addend.unwrap_or(common_hits);
         let (policy, key, rule, metric) = match found {
@@ -556,7 +558,7 @@ mod tests {
     use tallygate_redis::Stores;
 
     use super::super::RateLimitOverride;
-    use super::super::messages::{Entry, RateLimitDescriptor};
+    use super::super::messages::RateLimitDescriptor;
     use super::*;
     use crate::config::Config;
     use crate::gate::RestoredStores;
@@ -606,7 +608,7 @@ descriptors:
     }
 
     fn descriptor(key: &'static str, value: &'static str) -> RateLimitDescriptor {
-        let entries = vec![Entry { key: key.to_owned(), value: value.to_owned() }];
+        let entries = vec![Entry { key: key.into(), value: value.into() }];
         RateLimitDescriptor { entries, ..Default::default() }
     }
 

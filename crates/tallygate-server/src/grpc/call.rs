@@ -16,9 +16,6 @@ use crate::client_budgets::HeldBytes;
 use crate::envoy::EnvoyError;
 use crate::http::{Caller, Content, Problem, Reply, read_body};
 
-/// The longest message, in bytes. A descriptor has at most the header fields of a request, which Envoy limits to 60 KiB
-/// by default.
-pub(super) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// The longest message of a stream, in bytes: the name of a service or of a symbol.
 pub(super) const MAX_STREAMED_BYTES: usize = 512;
 /// How long the client of a stream may take to send the next message.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::Buf as _;
+use bytes::{Buf as _, Bytes};
 use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -11,16 +11,17 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic::server::{Grpc, UnaryService};
 use tonic_prost::ProstEncoder;
 
-use super::call::{self, ENCODING, MAX_MESSAGE_BYTES};
+use super::call::{self, ENCODING};
 use crate::client_budgets::HeldBytes;
 use crate::config::Role;
 use crate::envoy::{RateLimitRequest, RateLimitResponse};
 use crate::gate::Gate;
 use crate::http::{Caller, Content, authorize_caller, decide_for_envoy};
 
-/// The first buffer for a message. Most have a few hundred bytes; tonic would take 8 KiB per call.
+/// The first buffer for a message, and when a response is sent in parts. Most messages have a few hundred bytes; tonic
+/// would take 8 KiB per call.
 fn buffer() -> BufferSettings {
-    BufferSettings::new(512, MAX_MESSAGE_BYTES)
+    BufferSettings::new(512, 128 * 1024)
 }
 
 pub(super) async fn reply(
@@ -40,7 +41,7 @@ pub(super) async fn reply(
     let deciding = async {
         let (request, _held) = call::read(caller, request).await?;
         let gate = &caller.shared.gate;
-        let mut grpc = grpc(gate.limits().max_all_items);
+        let mut grpc = grpc(caller.limits.max_body_bytes);
         Ok(call::whole(grpc.unary(ShouldRateLimit { gate }, request).await).await)
     };
     let late = || Status::deadline_exceeded("the deadline of the call has passed");
@@ -54,9 +55,8 @@ pub(super) async fn reply(
     }
 }
 
-fn grpc(max_descriptors: usize) -> Grpc<RateLimitCodec> {
-    let codec = RateLimitCodec { max_descriptors, is_read: false };
-    Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES)
+fn grpc(max_bytes: usize) -> Grpc<RateLimitCodec> {
+    Grpc::new(RateLimitCodec { is_read: false }).max_decoding_message_size(max_bytes)
 }
 
 /// The method, on a gate.
@@ -64,29 +64,31 @@ struct ShouldRateLimit<'a> {
     gate: &'a Gate,
 }
 
-impl<'a> UnaryService<RateLimitRequest> for ShouldRateLimit<'a> {
+impl<'a> UnaryService<Bytes> for ShouldRateLimit<'a> {
     type Response = RateLimitResponse;
     type Future = BoxFuture<'a, Result<tonic::Response<RateLimitResponse>, Status>>;
 
-    fn call(&mut self, request: tonic::Request<RateLimitRequest>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let gate = self.gate;
         Box::pin(async move {
-            let response = decide_for_envoy(gate, request.get_ref()).await?;
+            let message = request.into_inner();
+            let request = RateLimitRequest::read(&message, gate.limits().max_all_items).await?;
+            drop(message);
+            let response = decide_for_envoy(gate, &request).await?;
             Ok(tonic::Response::new(response))
         })
     }
 }
 
-/// Reads one request with bounded lists, and writes a response.
+/// Reads the bytes of one request, which are decoded in time slices afterwards, and writes a response.
 #[derive(Clone, Copy)]
 struct RateLimitCodec {
-    max_descriptors: usize,
     is_read: bool,
 }
 
 impl Codec for RateLimitCodec {
     type Encode = RateLimitResponse;
-    type Decode = RateLimitRequest;
+    type Decode = Bytes;
     type Encoder = ProstEncoder<RateLimitResponse>;
     type Decoder = Self;
 
@@ -100,15 +102,14 @@ impl Codec for RateLimitCodec {
 }
 
 impl Decoder for RateLimitCodec {
-    type Item = RateLimitRequest;
+    type Item = Bytes;
     type Error = Status;
 
-    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         if std::mem::replace(&mut self.is_read, true) {
             return Err(Status::invalid_argument("send one message per call"));
         }
-        let bytes = message.copy_to_bytes(message.remaining());
-        Ok(Some(RateLimitRequest::read(&bytes, self.max_descriptors)?))
+        Ok(Some(message.copy_to_bytes(message.remaining())))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
@@ -118,7 +119,7 @@ impl Decoder for RateLimitCodec {
 
 #[cfg(test)]
 mod tests {
-    use bytes::{BufMut as _, Bytes};
+    use bytes::BufMut as _;
     use http_body_util::Full;
     use tallygate::store::Capacity;
     use tallygate_redis::Stores;
@@ -129,12 +130,15 @@ mod tests {
     use crate::gate::RestoredStores;
     use crate::metrics::Metrics;
 
+    /// The longest message of these calls.
+    const MAX_BYTES: usize = 1_000;
+
     /// Returns the code of a call with this body.
     fn code(body: Vec<u8>) -> Code {
         let config = Config::parse("", std::path::Path::new("")).unwrap();
         let stores = Stores::Memory(Capacity::of(1));
         let gate = Gate::new(&config, stores, Metrics::new(), RestoredStores::default());
-        let mut grpc = grpc(64);
+        let mut grpc = grpc(MAX_BYTES);
         let request = Request::new(Full::new(Bytes::from(body)));
         let called = grpc.unary(ShouldRateLimit { gate: &gate }, request);
         let reply = tallygate::block_on(async { call::whole(called.await).await });
@@ -151,7 +155,7 @@ mod tests {
     /// Fault E7.
     #[test]
     fn a_message_over_the_limit_is_rejected_by_its_prefix() {
-        let most = u32::try_from(MAX_MESSAGE_BYTES).unwrap();
+        let most = u32::try_from(MAX_BYTES).unwrap();
         assert_eq!(code(framed(0, most + 1, &[])), Code::ResourceExhausted);
         assert_eq!(code(framed(0, u32::MAX, &[])), Code::ResourceExhausted);
         assert_eq!(code(framed(0, most, &[])), Code::InvalidArgument, "it is not all there");
