@@ -17,6 +17,10 @@ pub(crate) const DECISION: usize = 1_000;
 pub(crate) const COMMAND: usize = 500;
 /// Work per byte of the reply to a command.
 pub(crate) const REPLY_BYTE: usize = 5;
+/// Work per field of a protobuf message.
+pub(crate) const MESSAGE_FIELD: usize = 20;
+/// Work per byte of such a field: it may consist of fields of two bytes, which are counted and decoded.
+pub(crate) const MESSAGE_BYTE: usize = 5;
 /// Work per byte of a descriptor's entry: it is looked up, and becomes part of a key, which may be hashed.
 pub(crate) const ENTRY_BYTE: usize = 10;
 /// Work per pattern that an entry is compared with.

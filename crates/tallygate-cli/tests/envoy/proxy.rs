@@ -38,10 +38,10 @@ fn upstream() -> u16 {
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             std::thread::spawn(move || {
-                let mut lines = BufReader::new(&stream).lines();
+                let mut lines = BufReader::new(&stream).split(b'\n');
                 while let Some(Ok(line)) = lines.next() {
                     let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
-                    if line.is_empty() && (&stream).write_all(reply).is_err() {
+                    if line == b"\r" && (&stream).write_all(reply).is_err() {
                         return;
                     }
                 }
@@ -283,6 +283,40 @@ fn a_limit_from_the_metadata_of_the_route_overrides_the_configured_one() {
     let envoy = Envoy::start(&Setup { filters, rate_limits, ..Setup::of(served.grpc()) });
     assert_eq!(envoy.statuses("/limited", 2), [200, 429], "one per day instead of two per year");
     assert_eq!(envoy.statuses("/no-rule", 2), [200, 429]);
+}
+
+/// A client chooses the bytes of its header fields. If bytes that are not UTF-8 made the call fail, Envoy would allow the
+/// request, whatever the other descriptors say.
+#[test]
+fn a_header_that_is_not_utf8_is_limited() {
+    let rules = Rules::new(RULES);
+    let served = service(&rules);
+    let envoy = Envoy::start(&Setup::of(served.grpc()));
+    let status = |user: &[u8]| {
+        let mut stream = TcpStream::connect(&envoy.address).unwrap();
+        let head = b"GET / HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-user: ";
+        stream.write_all(&[head, user, b"\r\n\r\n"].concat()).unwrap();
+        let first = BufReader::new(stream).lines().next().unwrap().unwrap();
+        first.split(' ').nth(1).unwrap().to_owned()
+    };
+    for user in [&b"caf\xe9"[..], b"caf\xe8"] {
+        assert_eq!([(); 4].map(|()| status(user)), ["200", "200", "200", "429"], "{user:?}");
+    }
+}
+
+/// A client chooses the length of its header fields. If a long one made the call fail, Envoy would allow the request.
+#[test]
+fn a_long_header_in_many_descriptors_is_limited() {
+    let rules = Rules::new(&RULES.replace("requests_per_unit: 3", "requests_per_unit: 16"));
+    let served = service(&rules);
+    let action = "
+                  - actions: [{request_headers: {header_name: x-user, descriptor_key: user}}]";
+    let envoy =
+        Envoy::start(&Setup { rate_limits: &action.repeat(16), ..Setup::of(served.grpc()) });
+    // Envoy accepts heads of up to 60 KiB.
+    let user = "u".repeat(55 << 10);
+    let statuses = [(); 3].map(|()| envoy.get("/", &[("x-user", &user)]).status);
+    assert_eq!(statuses, [200, 429, 429]);
 }
 
 /// Returns the remaining units of a policy's only key.

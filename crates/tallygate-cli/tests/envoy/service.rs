@@ -214,6 +214,14 @@ fn a_large_message_and_many_descriptors_are_rejected_and_charge_nothing() {
     let longest =
         RateLimit { descriptors: vec![vec![("user".into(), "x".repeat(100 * 1024))]], ..user("a") };
     assert_eq!(client.ask(&longest).unwrap().statuses[0].remaining, 1, "a long value has a key");
+    // A long header field can be in many descriptors.
+    let many_times = |count: usize| {
+        let value = |number: usize| format!("{number}{}", "y".repeat(60 * 1024));
+        let descriptors = (0..count).map(|number| vec![("user".into(), value(number))]).collect();
+        RateLimit { descriptors, ..user("a") }
+    };
+    assert_eq!(client.ask(&many_times(17)).unwrap().code, 1);
+    assert_eq!(client.ask(&many_times(18)).unwrap_err().code, RESOURCE_EXHAUSTED);
     // The connection continues, and nothing was charged.
     assert_eq!(client.ask(&user("a")).unwrap().statuses[0].remaining, 1);
 }
@@ -319,6 +327,38 @@ fn a_grpc_listener_without_rules_does_not_start() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("--envoy-config"));
+}
+
+/// Envoy looks at a limit when a request begins, and charges it when the response has ended. With all or nothing, a charge
+/// above the remaining quota charges nothing, so no request would ever be denied.
+#[test]
+fn a_limit_that_costs_of_responses_never_exhaust_is_logged() {
+    const WARNING: &str = "if Envoy charges the costs of responses";
+    let rules = Rules::new(RULES);
+    for charge in ["all_or_nothing", "always"] {
+        let served = serve(&rules, &[], Some(&format!("[envoy]\ncharge = \"{charge}\"\n")));
+        let status = |key: &str, value: &str, hits: u32| {
+            let entry = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+            let descriptor = format!(r#"{{"entries":[{entry}],"hitsAddend":{hits}}}"#);
+            let body = format!(r#"{{"domain":"web","descriptors":[{descriptor}]}}"#);
+            post(served.http(), "/json", &body).status
+        };
+        assert_eq!(status("path", "/api", 4), 429, "denied without a look");
+        let statuses = [1, 0, 2, 0].map(|hits| status("user", "a", hits));
+        // An invalid file is logged after everything above.
+        rules.write("domain: web\ndescriptors: 5\n");
+        wait_until("the error is logged", PATIENCE, || served.log().contains("rules.yaml:2:14"));
+        rules.write(RULES);
+        let log = served.log();
+        let warnings: Vec<_> = log.lines().filter(|line| line.contains(WARNING)).collect();
+        if charge == "always" {
+            assert_eq!(statuses, [200, 200, 429, 429]);
+            assert!(warnings.is_empty(), "{log}");
+        } else {
+            assert_eq!(statuses, [200, 200, 429, 200]);
+            assert!(warnings.len() == 1 && warnings[0].contains("envoy:web|user"), "{log}");
+        }
+    }
 }
 
 /// The values of requests are labels only where the rules say so, and only a bounded number of them.

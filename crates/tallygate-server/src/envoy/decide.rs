@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 use prost_types::value::Kind as ValueKind;
@@ -17,6 +18,7 @@ use tallygate::tiers::{Access, ClientRule, RuleSource as _};
 use tallygate::{Cost, Decision, Kind, Limit, Quota, Source, Ticks};
 use tallygate_redis::JointAsk;
 
+use super::messages::Entry;
 use super::{
     Code, CurrentLimit, Decided, DescriptorStatus, EnvoyError, RateLimitRequest, RateLimitResponse,
     TightestLimit, request_limit,
@@ -48,6 +50,9 @@ pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<De
     decide_observed(gate, &mut targets, charge, is_over_limit).await;
     for target in &targets {
         target.count_details(gate);
+    }
+    if charge == Charge::AllOrNothing {
+        targets.iter().filter_map(Target::limited).for_each(LimitedTarget::warn_of_free_responses);
     }
     let mut tightest = match wanted_headers {
         EnvoyHeaders::None => None,
@@ -169,6 +174,22 @@ impl LimitedTarget {
         !self.is_refund && self.decision().is_some_and(|decision| !decision.allowed)
     }
 
+    /// Warns if a charge was denied under a rule that requests look at first, as Envoy does for the costs of responses: it
+    /// charged nothing, so the next look is allowed again.
+    fn warn_of_free_responses(&self) {
+        let Some(rule) = &self.rule else { return };
+        if self.hits == 0 {
+            rule.is_looked_at.store(true, Ordering::Relaxed);
+        } else if self.exceeds() && rule.is_looked_at.swap(false, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = %rule.policy,
+                "requests look at this limit with 0 hits, and a charge above the remaining quota charged nothing; if Envoy \
+                 charges the costs of responses (`apply_on_stream_done`), set `charge = \"always\"` in `[envoy]`, or no \
+                 request is denied"
+            );
+        }
+    }
+
     fn fails_without_store(&self) -> bool {
         self.rule.as_ref().is_none_or(|rule| rule.fails_without_store)
     }
@@ -283,8 +304,9 @@ async fn targets(
     let mut slice = TimeSlice::default();
     let mut targets = Vec::with_capacity(request.descriptors.len());
     for (index, descriptor) in request.descriptors.iter().enumerate() {
+        let texts: Vec<_> = descriptor.entries.iter().map(Entry::texts).collect();
         let entries: Vec<(&str, &str)> =
-            descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
+            texts.iter().map(|(key, value)| (&**key, &**value)).collect();
         let found = domain.find(&entries, &mut slice).await;
         let hits = descriptor.hits_addend.unwrap_or(common_hits);
         let (policy, key, rule, metric) = match found {
@@ -536,7 +558,7 @@ mod tests {
     use tallygate_redis::Stores;
 
     use super::super::RateLimitOverride;
-    use super::super::messages::{Entry, RateLimitDescriptor};
+    use super::super::messages::RateLimitDescriptor;
     use super::*;
     use crate::config::Config;
     use crate::gate::RestoredStores;
@@ -586,7 +608,7 @@ descriptors:
     }
 
     fn descriptor(key: &'static str, value: &'static str) -> RateLimitDescriptor {
-        let entries = vec![Entry { key: key.to_owned(), value: value.to_owned() }];
+        let entries = vec![Entry { key: key.into(), value: value.into() }];
         RateLimitDescriptor { entries, ..Default::default() }
     }
 

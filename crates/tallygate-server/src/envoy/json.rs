@@ -51,6 +51,11 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// Reads a text as its bytes.
+pub(super) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    or_default(deserializer).map(String::into_bytes)
+}
+
 pub(super) fn number32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     Ok(some_number32(deserializer)?.unwrap_or_default())
 }
@@ -161,7 +166,7 @@ mod tests {
         let request = parse_json(camel).unwrap();
         assert_eq!(request, parse_json(snake).unwrap());
         let descriptor = &request.descriptors[0];
-        assert_eq!(descriptor.entries, [Entry { key: "a\n".to_owned(), value: "b".to_owned() }]);
+        assert_eq!(descriptor.entries, [Entry { key: "a\n".into(), value: "b".into() }]);
         let limit = RateLimitOverride { requests_per_unit: 5, unit: 2, unit_multiplier: Some(3) };
         assert_eq!((descriptor.limit, descriptor.is_negative_hits), (Some(limit), true));
         assert_eq!((descriptor.hits_addend, request.hits_addend), (Some(3), 2));

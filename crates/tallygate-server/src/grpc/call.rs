@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Incoming;
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tonic::body::Body;
 use tonic::metadata::GRPC_CONTENT_TYPE;
@@ -16,9 +16,6 @@ use crate::client_budgets::HeldBytes;
 use crate::envoy::EnvoyError;
 use crate::http::{Caller, Content, Problem, Reply, read_body};
 
-/// The longest message, in bytes. A descriptor has at most the header fields of a request, which Envoy limits to 60 KiB
-/// by default.
-pub(super) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// The longest message of a stream, in bytes: the name of a service or of a symbol.
 pub(super) const MAX_STREAMED_BYTES: usize = 512;
 /// How long the client of a stream may take to send the next message.
@@ -74,7 +71,7 @@ pub(super) async fn read(
 ) -> Result<(Request<Full<Bytes>>, Option<HeldBytes>), Status> {
     let (parts, body) = request.into_parts();
     let (bytes, held) = read_body(body, caller).await?.into_parts();
-    check_compression(&parts.headers, &bytes)?;
+    check_compression(parts.headers.get(ENCODING), &bytes)?;
     Ok((Request::from_parts(parts, Full::new(bytes)), held))
 }
 
@@ -82,9 +79,9 @@ pub(super) async fn read(
 pub(super) const ENCODING: &str = "grpc-encoding";
 
 /// Rejects a message that is compressed without an encoding. The protocol demands `INTERNAL` for it.
-fn check_compression(fields: &HeaderMap, body: &[u8]) -> Result<(), Status> {
+pub(super) fn check_compression(encoding: Option<&HeaderValue>, body: &[u8]) -> Result<(), Status> {
     let is_compressed = body.first() == Some(&1);
-    let is_plain = fields.get(ENCODING).is_none_or(|encoding| encoding == "identity");
+    let is_plain = encoding.is_none_or(|encoding| encoding == "identity");
     if is_compressed && is_plain {
         return Err(Status::internal(
             "the message is marked as compressed, but grpc-encoding names no compression; send it uncompressed",
@@ -184,8 +181,6 @@ impl From<EnvoyError> for Status {
 
 #[cfg(test)]
 mod tests {
-    use hyper::header::HeaderValue;
-
     use super::*;
 
     /// Fault E8.
@@ -203,11 +198,8 @@ mod tests {
     #[test]
     fn a_message_that_is_compressed_without_an_encoding_is_an_internal_error() {
         let code = |encoding: Option<&'static str>, body: &[u8]| {
-            let mut fields = HeaderMap::new();
-            if let Some(encoding) = encoding {
-                fields.insert(ENCODING, HeaderValue::from_static(encoding));
-            }
-            let checked = check_compression(&fields, body);
+            let encoding = encoding.map(HeaderValue::from_static);
+            let checked = check_compression(encoding.as_ref(), body);
             checked.err().and_then(|status| Status::from_header_map(failed(&status).headers()))
         };
         for encoding in [None, Some("identity")] {

@@ -1,27 +1,26 @@
 //! `ShouldRateLimit`: reads a request, has it decided, and writes the response.
+//!
+//! Without the codec of tonic: it copies a message twice, and a message can be as long as a body.
 
 use std::time::Duration;
 
-use bytes::Buf as _;
-use futures_util::future::BoxFuture;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Request, Response};
+use prost::Message as _;
 use tonic::Status;
-use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
-use tonic::server::{Grpc, UnaryService};
-use tonic_prost::ProstEncoder;
+use tonic::metadata::GRPC_CONTENT_TYPE;
 
-use super::call::{self, ENCODING, MAX_MESSAGE_BYTES};
+use super::call::{self, ENCODING};
 use crate::client_budgets::HeldBytes;
 use crate::config::Role;
 use crate::envoy::{RateLimitRequest, RateLimitResponse};
 use crate::gate::Gate;
-use crate::http::{Caller, Content, authorize_caller, decide_for_envoy};
+use crate::http::{Caller, Content, authorize_caller, decide_for_envoy, read_body};
 
-/// The first buffer for a message. Most have a few hundred bytes; tonic would take 8 KiB per call.
-fn buffer() -> BufferSettings {
-    BufferSettings::new(512, MAX_MESSAGE_BYTES)
-}
+/// The bytes before a message: a flag and its length.
+const PREFIX_BYTES: usize = 5;
 
 pub(super) async fn reply(
     caller: &Caller,
@@ -31,17 +30,13 @@ pub(super) async fn reply(
     let (parts, body) = request.into_parts();
     authorize_caller(caller, Role::Check, &parts)?;
     let timeout = call::timeout(&parts.headers)?;
-    let mut request = Request::new(body);
-    if let Some(encoding) = parts.headers.get(ENCODING) {
-        request.headers_mut().insert(ENCODING, encoding.clone());
-    }
+    let encoding = parts.headers.get(ENCODING).cloned();
     // The body may take long to arrive, so drop the head first.
     drop((parts, head));
     let deciding = async {
-        let (request, _held) = call::read(caller, request).await?;
-        let gate = &caller.shared.gate;
-        let mut grpc = grpc(gate.limits().max_all_items);
-        Ok(call::whole(grpc.unary(ShouldRateLimit { gate }, request).await).await)
+        let (body, _held) = read_body(body, caller).await?.into_parts();
+        let max_bytes = caller.limits.max_body_bytes;
+        decide(&caller.shared.gate, encoding.as_ref(), body, max_bytes).await
     };
     let late = || Status::deadline_exceeded("the deadline of the call has passed");
     match timeout {
@@ -54,74 +49,69 @@ pub(super) async fn reply(
     }
 }
 
-fn grpc(max_descriptors: usize) -> Grpc<RateLimitCodec> {
-    let codec = RateLimitCodec { max_descriptors, is_read: false };
-    Grpc::new(codec).max_decoding_message_size(MAX_MESSAGE_BYTES)
+/// Decides the request in a body, whose message has at most so many bytes.
+async fn decide(
+    gate: &Gate,
+    encoding: Option<&HeaderValue>,
+    body: Bytes,
+    max_bytes: usize,
+) -> Result<Response<Content>, Status> {
+    let message = message_in(&body, encoding, max_bytes)?;
+    let request = RateLimitRequest::read(message, gate.limits().max_all_items).await?;
+    drop(body);
+    Ok(written(&decide_for_envoy(gate, &request).await?))
 }
 
-/// The method, on a gate.
-struct ShouldRateLimit<'a> {
-    gate: &'a Gate,
-}
-
-impl<'a> UnaryService<RateLimitRequest> for ShouldRateLimit<'a> {
-    type Response = RateLimitResponse;
-    type Future = BoxFuture<'a, Result<tonic::Response<RateLimitResponse>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<RateLimitRequest>) -> Self::Future {
-        let gate = self.gate;
-        Box::pin(async move {
-            let response = decide_for_envoy(gate, request.get_ref()).await?;
-            Ok(tonic::Response::new(response))
-        })
-    }
-}
-
-/// Reads one request with bounded lists, and writes a response.
-#[derive(Clone, Copy)]
-struct RateLimitCodec {
-    max_descriptors: usize,
-    is_read: bool,
-}
-
-impl Codec for RateLimitCodec {
-    type Encode = RateLimitResponse;
-    type Decode = RateLimitRequest;
-    type Encoder = ProstEncoder<RateLimitResponse>;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::new(buffer())
-    }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Decoder for RateLimitCodec {
-    type Item = RateLimitRequest;
-    type Error = Status;
-
-    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
-        if std::mem::replace(&mut self.is_read, true) {
-            return Err(Status::invalid_argument(
-                "the call has a second message; send one message per call",
+/// Returns the only message of a body.
+fn message_in<'a>(
+    body: &'a [u8],
+    encoding: Option<&HeaderValue>,
+    max_bytes: usize,
+) -> Result<&'a [u8], Status> {
+    call::check_compression(encoding, body)?;
+    let incomplete = || Status::invalid_argument("the message is incomplete");
+    let (prefix, message) = body.split_first_chunk::<PREFIX_BYTES>().ok_or_else(incomplete)?;
+    let [flag, length @ ..] = *prefix;
+    match flag {
+        0 => {}
+        1 => {
+            return Err(Status::unimplemented(
+                "compression is not supported; send it uncompressed",
             ));
         }
-        let bytes = message.copy_to_bytes(message.remaining());
-        Ok(Some(RateLimitRequest::read(&bytes, self.max_descriptors)?))
+        _ => return Err(Status::invalid_argument("the first byte of a message must be 0 or 1")),
     }
+    let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+    if length > max_bytes {
+        let reason = format!("the message is longer than {max_bytes} bytes (`max_body_bytes`)");
+        return Err(Status::resource_exhausted(reason));
+    }
+    match message.len() {
+        more if more > length => Err(Status::invalid_argument(
+            "the call has a second message; send one message per call",
+        )),
+        less if less < length => Err(incomplete()),
+        _ => Ok(message),
+    }
+}
 
-    fn buffer_settings(&self) -> BufferSettings {
-        buffer()
-    }
+/// Returns the reply with a response.
+fn written(response: &RateLimitResponse) -> Response<Content> {
+    let length = response.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    // Writing to a buffer that grows cannot fail.
+    let _ = response.encode(&mut bytes);
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    let mut reply = Response::new(Content::Whole(bytes.freeze(), Some(trailers)));
+    reply.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    reply
 }
 
 #[cfg(test)]
 mod tests {
-    use bytes::{BufMut as _, Bytes};
-    use http_body_util::Full;
     use tallygate::store::Capacity;
     use tallygate_redis::Stores;
     use tonic::Code;
@@ -131,16 +121,21 @@ mod tests {
     use crate::gate::RestoredStores;
     use crate::metrics::Metrics;
 
-    /// Returns the code of a call with this body.
-    fn code(body: Vec<u8>) -> Code {
+    /// The longest message of these calls.
+    const MAX_BYTES: usize = 1_000;
+
+    /// Returns the code of a failed call with this body.
+    fn code_of(encoding: Option<&'static str>, body: Vec<u8>) -> Code {
         let config = Config::parse("", std::path::Path::new("")).unwrap();
         let stores = Stores::Memory(Capacity::of(1));
         let gate = Gate::new(&config, stores, Metrics::new(), RestoredStores::default());
-        let mut grpc = grpc(64);
-        let request = Request::new(Full::new(Bytes::from(body)));
-        let called = grpc.unary(ShouldRateLimit { gate: &gate }, request);
-        let reply = tallygate::block_on(async { call::whole(called.await).await });
-        Status::from_header_map(reply.headers()).expect("a failed call").code()
+        let encoding = encoding.map(HeaderValue::from_static);
+        let decided = decide(&gate, encoding.as_ref(), body.into(), MAX_BYTES);
+        tallygate::block_on(decided).err().expect("a failed call").code()
+    }
+
+    fn code(body: Vec<u8>) -> Code {
+        code_of(None, body)
     }
 
     fn framed(flag: u8, length: u32, message: &[u8]) -> Vec<u8> {
@@ -153,7 +148,7 @@ mod tests {
     /// Fault E7.
     #[test]
     fn a_message_over_the_limit_is_rejected_by_its_prefix() {
-        let most = u32::try_from(MAX_MESSAGE_BYTES).unwrap();
+        let most = u32::try_from(MAX_BYTES).unwrap();
         assert_eq!(code(framed(0, most + 1, &[])), Code::ResourceExhausted);
         assert_eq!(code(framed(0, u32::MAX, &[])), Code::ResourceExhausted);
         assert_eq!(code(framed(0, most, &[])), Code::InvalidArgument, "it is not all there");
@@ -165,7 +160,25 @@ mod tests {
         let one = framed(0, 7, message);
         assert_eq!(code(one.clone()), Code::Unavailable, "there are no rules");
         assert_eq!(code([one.clone(), one.clone()].concat()), Code::InvalidArgument);
-        assert_eq!(code([one, vec![0]].concat()), Code::InvalidArgument);
+        assert_eq!(code([one.clone(), vec![0]].concat()), Code::InvalidArgument);
         assert_eq!(code(Vec::new()), Code::InvalidArgument);
+        assert_eq!(code(vec![0; 4]), Code::InvalidArgument);
+        // A message may be uncompressed although the call names a compression.
+        assert_eq!(code_of(Some("gzip"), one), Code::Unavailable);
+        assert_eq!(code_of(Some("gzip"), framed(1, 7, message)), Code::Unimplemented);
+        assert_eq!(code(framed(1, 7, message)), Code::Internal);
+        assert_eq!(code(framed(2, 7, message)), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_response_is_one_message_and_the_status_is_in_the_trailers() {
+        let response = RateLimitResponse { overall_code: 1, ..Default::default() };
+        let reply = written(&response);
+        assert_eq!(reply.headers()[header::CONTENT_TYPE], "application/grpc");
+        let Content::Whole(bytes, Some(trailers)) = reply.into_body() else {
+            panic!("no trailers")
+        };
+        assert_eq!(bytes[..], framed(0, 2, &[8, 1]));
+        assert_eq!(trailers[Status::GRPC_STATUS], "0");
     }
 }

@@ -4,6 +4,7 @@
 //! `on_store_error` and `instances`. That project ignores a known field in the wrong place, so it is a warning here.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tallygate::policy::LimitBuilder;
 use tallygate::tiers::Access;
@@ -319,6 +320,7 @@ impl<'a> DomainBuilder<'a, '_> {
             mode,
             fails_without_store,
             detailed_metric,
+            is_looked_at: AtomicBool::default(),
         })
     }
 

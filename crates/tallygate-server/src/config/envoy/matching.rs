@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use memchr::memmem::Finder;
 use sha2::{Digest as _, Sha256};
@@ -104,6 +105,8 @@ pub(crate) struct EnvoyRule {
     pub(crate) fails_without_store: bool,
     /// Whether metrics show the values of all entries.
     pub(crate) detailed_metric: bool,
+    /// Whether a request looked at it, with 0 hits, since the server last warned about it.
+    pub(crate) is_looked_at: AtomicBool,
 }
 
 /// The numbers of a limit, as responses report them.
