@@ -16,12 +16,17 @@ use tallygate_testkit::servers::{Flavor, Server, wait_until};
 
 use walkthrough::{Block, Walkthrough, blocks, clients, matches};
 
+#[path = "../../examples/redis_client.rs"]
+#[allow(dead_code, reason = "the example has a `main` of its own")]
+mod redis_client;
+
 #[path = "../../../tallygate-tower/examples/axum_by_address.rs"]
 #[allow(dead_code, reason = "the example has a `main` of its own")]
 mod axum_service;
 
 /// The guides whose Rust code is an excerpt of one example. A block may name another one after its language.
-const EXCERPTS: [(&str, &str); 3] = [
+const EXCERPTS: [(&str, &str); 4] = [
+    ("python-node-go.md", "crates/tallygate-cli/examples/redis_client.rs"),
     ("limit-an-axum-service.md", "crates/tallygate-tower/examples/axum_by_address.rs"),
     ("write-your-own-algorithm.md", "crates/tallygate/examples/own_algorithm.rs"),
     ("write-your-own-store.md", "crates/tallygate/examples/own_store.rs"),
@@ -78,7 +83,7 @@ fn every_guide_is_short_and_listed_and_its_links_lead_somewhere() {
             name == "README.md" || list.contains(&format!("]({name})")),
             "{name} is not listed"
         );
-        assert!(text.lines().count() <= 150, "{name} has {} lines", text.lines().count());
+        assert!(text.lines().count() <= 175, "{name} has {} lines", text.lines().count());
         for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
             if !link.is_empty() && !link.starts_with("http") {
                 assert!(root().join("docs/guides").join(link).exists(), "{name}: {link}");
@@ -151,6 +156,16 @@ fn limit_at_a_proxy(name: &str, command: impl Fn(&Walkthrough) -> String) {
     let visit = |forged: &str| visit_from("127.0.0.2", forged);
     let seen = ["6.6.6.1", "6.6.6.2", "6.6.6.3"].map(visit);
     assert_eq!(seen, ["200", "200", "429"]);
+    // Neither can a client on the machine of the proxy, whose address is one of a trusted proxy.
+    assert_eq!(visit_from("127.0.0.1", "6.6.6.4"), "429");
+    // A browser shows the denial, and does not offer it as a download.
+    let mut curl = Command::new("curl");
+    let output = curl.args(["-s", "-o", "/dev/null", "-w", "%{content_type}", &site]).output();
+    let content_type = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(
+        ["text/plain", "application/problem+json"].contains(&content_type.as_str()),
+        "{content_type}"
+    );
     // By API key, as the last step says.
     let path = reader.folder().join("tallygate.toml");
     let by_key = std::fs::read_to_string(&path).unwrap().replace("\"ip\"", "\"header:x-api-key\"");
@@ -173,7 +188,7 @@ fn limit_at_nginx() {
         let temporary = temporary.map(|name| format!("{name}_temp_path {folder}/{name};\n"));
         let config = format!(
             "daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\n\
-             http {{\naccess_log off;\n{}include {folder}/conf.d/*.conf;\n}}\n",
+             http {{\ndefault_type application/octet-stream;\naccess_log off;\n{}include {folder}/conf.d/*.conf;\n}}\n",
             temporary.concat()
         );
         std::fs::write(reader.folder().join("nginx.conf"), config).unwrap();
@@ -221,6 +236,10 @@ fn use_it_from_python_node_and_go() {
     reader.set("PATH", path);
     reader.set("GOENV", clients().join("go.env"));
     reader.follow(&guide("python-node-go.md"));
+    let server = reader.replaced("redis://127.0.0.1:6380");
+    let mut connection = redis::Client::open(server).unwrap().get_connection().unwrap();
+    let seen = [(); 3].map(|()| redis_client::check(&mut connection, "rust").unwrap());
+    assert_eq!(seen, [true, true, false]);
 }
 
 #[test]

@@ -558,6 +558,17 @@ fn a_line_with_nul_bytes_is_unreadable_and_reported() {
 }
 
 #[test]
+fn a_log_in_utf_16_is_reported_as_such() {
+    let text = combined(&requests(3));
+    let units = |to_bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+        "\u{feff}".encode_utf16().chain(text.encode_utf16()).flat_map(to_bytes).collect()
+    };
+    for log in [units(u16::to_le_bytes), units(u16::to_be_bytes)] {
+        fails(&["--policy", POLICY], &log, "UTF-16; convert it to UTF-8");
+    }
+}
+
+#[test]
 fn requests_without_a_key_are_counted_but_not_decided() {
     let log = "{\"ts\":1,\"user\":\"a\"}\n{\"ts\":1}\n{\"ts\":1,\"user\":null}\n{\"ts\":1,\"user\":\"\"}\n";
     let report = report(&["--policy", "gcra 1/s", "--key", "field:user"], log);

@@ -31,8 +31,23 @@ await drive(async (page) => {
   assert.match(fields.ratelimit, /^"api";r=4/);
   assert.equal(fields["content-type"], "application/json");
 
+  // Ten requests are sent one after the other, so that the decisions are shown in their order.
+  let [pending, mostPending] = [0, 0];
+  await page.route("**/v1/check*", async (route) => {
+    pending += 1;
+    mostPending = Math.max(mostPending, pending);
+    const response = await route.fetch();
+    pending -= 1;
+    await route.fulfill({ response });
+  });
   await card(page, 0).getByRole("button", { name: "Send 10" }).click();
   await says(card(page, 0).locator(".counts"), "5 allowed, 6 denied");
+  assert.equal(mostPending, 1);
+  await page.unroute("**/v1/check*");
+  const shown = await card(page, 0)
+    .locator(".history li")
+    .evaluateAll((marks) => marks.map(({ title }) => title));
+  assert.deepEqual(shown, [...Array(5).fill("allowed"), ...Array(6).fill("denied")]);
   await says(left(page, 0), "0 of 5");
   await says(card(page, 0).locator(".message"), "retry after");
   assert.equal(await card(page, 0).locator(".history .denied").count(), 6);

@@ -16,6 +16,9 @@ await drive(
         assert.deepEqual([lane.offered, lane.ideal], [offered[place], ideal]);
         assert.equal(lane.figures.worst, `${client.worst_window.count} of 10`);
       }
+      // Only the greedy client has to wait, in the leaky bucket.
+      const delays = await page.locator("#lanes .notes span", { hasText: "longest delay" }).allTextContents();
+      assert.deepEqual(delays, place === 3 ? ["longest delay of greedy: 9 s"] : []);
       const name = lanes[0].clients[place].name;
       await page.locator(".lane").first().locator(".plot-name", { hasText: `tokens of ${name}` }).waitFor();
     };

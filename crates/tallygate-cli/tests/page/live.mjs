@@ -49,3 +49,25 @@ await drive(async (page) => {
   const canvas = page.locator(".live canvas");
   assert.ok((await canvas.boundingBox()).width > 600);
 });
+
+// The label of a time at the right edge is whole. The clock hardly moves, so that the time stays there.
+await drive(async (page) => {
+  await page.addInitScript(() => {
+    const start = Date.UTC(2026, 0, 2, 12, 30, 20);
+    Date.now = () => start + performance.now() / 10_000;
+  });
+  await page.reload();
+  await openTab(page, "Live");
+  await page.locator(".live canvas").waitFor();
+  // For each of the last 50 columns of the labels, from the right: whether something is drawn there.
+  const near = await page.locator(".live canvas").evaluate((canvas) => {
+    const [columns, below] = [50, 22 * devicePixelRatio];
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(width - columns, height - below, columns, below);
+    return Array.from({ length: columns }, (_, index) =>
+      data.some((value, at) => at % 4 === 3 && value > 0 && Math.floor(at / 4) % columns === columns - 1 - index),
+    );
+  });
+  assert.ok(near.some((ink) => ink), "there is a label at the edge");
+  assert.deepEqual(near.slice(0, 4), [false, false, false, false]);
+});

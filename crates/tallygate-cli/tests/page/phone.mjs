@@ -50,6 +50,25 @@ await drive(
     const wide = await page.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(wide <= 390, `the results of a backtest are ${wide} wide`);
 
+    // The numbers beside an address fit as well.
+    const denied = page.locator(".results .box", { hasText: "Clients denied most" }).last();
+    const [inner, outer] = await denied.evaluate((box) => [box.scrollWidth, box.clientWidth]);
+    assert.ok(inner <= outer, `the most denied clients are ${inner} wide in ${outer}`);
+
+    // With shadow limits, which add a column, the counts of the live view still fit.
+    await page.route("**/metrics", async (route) => {
+      const response = await route.fetch();
+      const shadow = 'tallygate_shadow_denials_total{policy="demo",limit="trial"} 7';
+      await route.fulfill({ response, body: `${shadow}\n${await response.text()}` });
+    });
+    await openTab(page, "Live");
+    const policies = page.locator("table", { hasText: "Since the server started" });
+    await policies.locator("td[data-column='denied by shadow limits']").first().waitFor();
+    for (const cell of await policies.locator("td").all()) {
+      const box = await cell.boundingBox();
+      assert.ok(box.height < 40 && box.x + box.width <= 390, `${await cell.textContent()}: ${JSON.stringify(box)}`);
+    }
+
     await openTab(page, "Compare");
     for (const control of await page.locator("#scenario input:visible, #playback input:visible").all()) {
       await control.scrollIntoViewIfNeeded();

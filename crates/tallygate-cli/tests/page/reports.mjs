@@ -1,5 +1,5 @@
-// The HTML reports of simulate and backtest fit a phone in both themes: only tables and plots scroll, each in its own box,
-// and no number, heading, address or algorithm of a table is broken.
+// The HTML reports of simulate and backtest fit a phone in both themes: only the tables of simulate and the plots scroll,
+// each in its own box, and no number, heading, address or algorithm of a table is broken.
 
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -62,6 +62,16 @@ try {
           }),
         }));
         assert.ok(wide <= WIDTH, `${shown} is ${wide} wide`);
+        // Every cell of a backtest is visible without scrolling, with its label.
+        const [cells, hidden] = await page.locator("[data-label]").evaluateAll((cells) => [
+          cells.length,
+          cells
+            .filter((cell) => cell.getBoundingClientRect().right > innerWidth)
+            .concat(cells.filter((cell) => getComputedStyle(cell, "::before").content !== `"${cell.dataset.label}"`))
+            .map((cell) => cell.outerHTML),
+        ]);
+        assert.deepEqual(hidden, [], shown);
+        assert.equal(cells > 0, /address|names/.test(path.basename(shown)), shown);
         assert.deepEqual(outside, [], shown);
         assert.deepEqual(broken, [], shown);
         assert.deepEqual(split, [], shown);

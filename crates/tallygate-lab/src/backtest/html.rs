@@ -70,8 +70,11 @@ svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .axis { stroke: var(--line); stroke-width: 1; } .all { fill: var(--quiet); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
 pre { white-space: pre-wrap; }
-@media (max-width: 40rem) { main { padding: .5rem 1rem 2rem; } th, td { padding-right: .5rem; font-size: .87rem; }
-  td.name { min-width: 13ch; } svg { min-width: 34rem; } }
+@media (max-width: 40rem) { main { padding: .5rem 1rem 2rem; } svg { min-width: 34rem; }
+  table, tbody, tr { display: block; } tr.head { display: none; } tr { padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  td, td.n { display: flex; justify-content: space-between; gap: 1rem; padding: 0; border: 0; }
+  td.name { display: block; min-width: 0; font-weight: 600; } td.bar { display: none; }
+  td::before { content: attr(data-label); color: var(--soft); } }
 </style>
 <main>
 "#;
@@ -100,28 +103,37 @@ fn scaled(part: u64, all: u64, length: u64) -> u64 {
     u64::try_from(product / u128::from(all.max(1))).unwrap_or(length)
 }
 
+/// Writes a table cell with a number. On a phone, the table has no columns, and the label stands beside the number.
+fn number(label: &str, value: &str, out: &mut impl Write) -> io::Result<()> {
+    write!(out, "<td class=\"n\" data-label=\"{label}\">{}", Text(value))
+}
+
 fn comparison(report: &Report, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "<h2>Policies</h2>\n<div class=\"wide\"><table>")?;
     writeln!(
         out,
-        "<tr><th>policy<th class=\"n\">denied<th class=\"n\">share<th class=\"n\">clients denied\
+        "<tr class=\"head\"><th>policy<th class=\"n\">denied<th class=\"n\">share<th class=\"n\">clients denied\
          <th class=\"n\">share<th class=\"n\">only by this one<th class=\"n\">only by first</tr>"
     )?;
     for (place, policy) in report.policies.iter().enumerate() {
-        writeln!(
+        write!(
             out,
-            "<tr><td class=\"{}\"><span class=\"key\" style=\"background:var(--c{})\"></span>{}\
-             <td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}</tr>",
+            "<tr><td class=\"{}\"><span class=\"key\" style=\"background:var(--c{})\"></span>{}",
             name_class(&policy.policy),
             place % COLORS,
             Text(&policy.policy),
-            count(policy.denied),
-            Text(&percent(policy.denied, report.requests)),
-            count(policy.clients_denied),
-            Text(&percent(policy.clients_denied, report.clients)),
-            count(policy.denied_here_only),
-            count(policy.denied_by_first_only),
         )?;
+        for (label, value) in [
+            ("denied", count(policy.denied)),
+            ("share of requests", percent(policy.denied, report.requests)),
+            ("clients denied", count(policy.clients_denied)),
+            ("share of clients", percent(policy.clients_denied, report.clients)),
+            ("only by this one", count(policy.denied_here_only)),
+            ("only by first", count(policy.denied_by_first_only)),
+        ] {
+            number(label, &value, out)?;
+        }
+        writeln!(out, "</tr>")?;
     }
     writeln!(out, "</table></div>")?;
     if report.policies.len() > 1 {
@@ -327,24 +339,28 @@ fn most_denied(report: &Report, policy: &PolicyReport, out: &mut impl Write) -> 
     }
     writeln!(
         out,
-        "<div class=\"wide\"><table>\n<tr><th>client<th class=\"n\">denied<th><th class=\"n\">of requests\
+        "<div class=\"wide\"><table>\n<tr class=\"head\"><th>client<th class=\"n\">denied<th><th class=\"n\">of requests\
          <th class=\"n\">peak<th>peak until<th>first denied<th>last denied</tr>"
     )?;
     for client in &policy.most_denied {
-        writeln!(
+        write!(out, "<tr><td class=\"{}\">{}", name_class(&client.client), Text(&client.client))?;
+        number("denied", &count(client.denied), out)?;
+        write!(
             out,
-            "<tr><td class=\"{}\">{}<td class=\"n\">{}<td><svg viewBox=\"0 0 120 12\" style=\"width:120px;min-width:0\" role=\"presentation\">\
-             <rect width=\"{}\" height=\"12\" style=\"fill:var(--c0)\"/></svg><td class=\"n\">{}<td class=\"n\">{}<td>{}<td>{}<td>{}</tr>",
-            name_class(&client.client),
-            Text(&client.client),
-            count(client.denied),
-            scaled(client.denied, most, 120).max(1),
-            count(client.requests),
-            count(client.peak.into()),
-            client.peak_until,
-            client.first_denied,
-            client.last_denied,
+            "<td class=\"bar\"><svg viewBox=\"0 0 120 12\" style=\"width:120px;min-width:0\" role=\"presentation\">\
+             <rect width=\"{}\" height=\"12\" style=\"fill:var(--c0)\"/></svg>",
+            scaled(client.denied, most, 120).max(1)
         )?;
+        number("of requests", &count(client.requests), out)?;
+        number("peak", &count(client.peak.into()), out)?;
+        for (label, time) in [
+            ("peak until", &client.peak_until),
+            ("first denied", &client.first_denied),
+            ("last denied", &client.last_denied),
+        ] {
+            write!(out, "<td data-label=\"{label}\">{time}")?;
+        }
+        writeln!(out, "</tr>")?;
     }
     writeln!(out, "</table></div>")
 }

@@ -61,6 +61,8 @@ pub const UPLOAD_ABORTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 const MAX_KEY_BYTES: usize = 4096;
 /// What some programs write before the text of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// The same in UTF-16, which PowerShell and other programs of Windows write.
+const UTF_16_MARKS: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
 /// The least that a line counts towards the bound of an upload, because an empty line takes time, too.
 const MIN_LINE_BYTES: u64 = 64;
 /// The number of unparsable lines that the report shows, and the bytes of each.
@@ -106,6 +108,7 @@ pub(super) fn read(
             }
         };
         reader.start_input();
+        let mut is_utf_16 = false;
         loop {
             let before = lines.read();
             let more = lines.read_more();
@@ -127,7 +130,13 @@ pub(super) fn read(
                         let start = batch.keys.len();
                         // A log that was cut or not written completely has blocks of NUL bytes.
                         let mut parsed = if memchr::memchr(0, line).is_some() {
-                            Err(Unreadable("the line contains NUL bytes"))
+                            is_utf_16 |= buffered.line_number() == 1
+                                && UTF_16_MARKS.iter().any(|mark| line.starts_with(mark));
+                            Err(Unreadable(if is_utf_16 {
+                                "the file is UTF-16; convert it to UTF-8"
+                            } else {
+                                "the line contains NUL bytes"
+                            }))
                         } else {
                             reader.read(line, &mut batch.keys)?
                         };

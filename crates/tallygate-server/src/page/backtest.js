@@ -300,7 +300,7 @@ export class Backtest {
           .map((policy) =>
             make(
               "section",
-              { class: "box scroll" },
+              { class: "box stacked" },
               table(
                 `Clients denied most by ${policy.policy}`,
                 ["client", "#requests", "#denied", "#peak"],

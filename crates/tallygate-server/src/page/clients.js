@@ -259,7 +259,7 @@ class Client {
         make("button", { type: "button", class: "primary", onclick: () => this.send() }, "Send 1"),
         make(
           "button",
-          { type: "button", onclick: () => Promise.all(Array.from({ length: 10 }, () => this.send())) },
+          { type: "button", onclick: () => this.sendTen() },
           "Send 10",
         ),
         hold,
@@ -272,6 +272,11 @@ class Client {
 
   key() {
     return this.name.value;
+  }
+
+  /** Sends ten requests, one after the other, so that the history shows the decisions in their order. */
+  async sendTen() {
+    for (let sent = 0; sent < 10; sent += 1) await this.send();
   }
 
   async hold() {

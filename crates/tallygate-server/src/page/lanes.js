@@ -154,7 +154,8 @@ export class Lane {
     this.worstReason.hidden = !isOver;
     setText(this.worstReason, (isOver && lane.worst_window_reason) || "");
     const notes = [];
-    if (lane.longest_delay_us > 0) notes.push(`longest delay: ${span(lane.longest_delay_us)}`);
+    const longest = delay_us.reduce((most, delay, index) => (isShown(index) ? Math.max(most, delay) : most), 0);
+    if (longest > 0) notes.push(`longest delay${whose}: ${span(longest)}`);
     if (lane.division) {
       const { allowed_if_shared: shared, denied_with_room_elsewhere: unlucky } = lane.division;
       notes.push(

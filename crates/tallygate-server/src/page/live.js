@@ -207,6 +207,8 @@ export class Live {
     const shadows = select(samples, SHADOW_DENIALS);
     const shadow = (policy) =>
       shadows.some(({ labels }) => labels.policy === policy) ? count(sum(shadows, SHADOW_DENIALS, { policy })) : null;
+    // A phone has no room for the fifth column.
+    this.policies.classList.toggle("stacked", shadows.length > 0);
     this.policies.replaceChildren(
       table(
         "Since the server started",

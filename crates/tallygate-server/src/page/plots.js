@@ -6,6 +6,8 @@ import { axisTime, count, trimmed } from "./units.js";
 
 const GUTTER = 52;
 const RIGHT = 18;
+/** The same for a plot over the time of day: half of its longest label, which a tick at the edge needs. */
+const RIGHT_OF_DAY = 34;
 /** Room above a plot for its name. */
 const NAMED = [19, RIGHT, 0, 0];
 const styles = getComputedStyle(document.documentElement);
@@ -325,6 +327,7 @@ function lines(into, series, axis, xRange) {
     into,
     220,
     {
+      padding: [4, RIGHT_OF_DAY, 0, 0],
       scales: {
         x: { time: true, ...(xRange ? { range: xRange } : {}) },
         y: { range: (u, least, most) => [0, Math.max(1, most ?? 1) * 1.1] },
