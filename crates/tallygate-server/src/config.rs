@@ -33,9 +33,9 @@ pub(crate) use envoy::{
 use file::{DEFAULT_HTTP, DEFAULT_RESP};
 pub(crate) use file::{KeySource, check_listen_address};
 pub(crate) use limits::{DECODED_HEAD, Limits, SHARE_OF_AN_ADDRESS};
-pub(crate) use memory::OPERATOR_BYTES;
 #[cfg(test)]
 pub(crate) use memory::SETTLED_BYTES;
+pub(crate) use memory::{OPERATOR_BYTES, RuleHistory};
 pub(crate) use mistake::{Mistake, in_plain_words};
 use regular_file::read_text;
 pub(crate) use regular_file::{MAX_CONFIG_BYTES, read as read_file};

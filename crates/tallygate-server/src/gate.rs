@@ -25,7 +25,9 @@ use tallygate::tiers::{Access, ClientRule, UnknownTier};
 use tallygate::{Cost, Decision, Limit, RateLimiter, StoreError, Tick, Ticks};
 use tallygate_redis::{AnyLimiter, AnyReply, AnyStore, JointAsk, Leases, Redis, Stores};
 
-use crate::config::{CL_THROTTLE, Config, EnvoyConfig, KeySource, Limits, PolicyConfig};
+use crate::config::{
+    CL_THROTTLE, Config, EnvoyConfig, KeySource, Limits, PolicyConfig, RuleHistory,
+};
 use crate::metrics::{Figures, Format, Metrics, PolicyFigures, PolicyRules};
 use crate::turn::off_worker;
 
@@ -68,6 +70,7 @@ pub(crate) struct Policies {
     has_cl_throttle: bool,
     /// The upper bound of memory, in bytes.
     memory_bound: u64,
+    rule_history: RuleHistory,
     suggestions: Arc<Suggestions>,
 }
 
@@ -294,6 +297,7 @@ impl Gate {
             limits: config.limits,
             has_cl_throttle: false,
             memory_bound: 0,
+            rule_history: RuleHistory::default(),
             suggestions: Arc::default(),
         };
         let gate = Self {
@@ -328,12 +332,14 @@ impl Gate {
             let entry = self.entry(name, policy, old, remembered.policies.remove(&**name));
             (name.clone(), Arc::new(entry))
         });
+        let rule_history = old.rule_history.with(config);
         let new = Policies {
             by_name: new.collect(),
             envoy: config.envoy.clone(),
             limits: config.limits,
             has_cl_throttle: config.cl_throttle,
-            memory_bound: config.memory_bound(max_keys),
+            memory_bound: config.memory_bound(max_keys, &rule_history),
+            rule_history,
             suggestions: old.suggestions.clone(),
         };
         self.policies.store(Arc::new(new));

@@ -2,8 +2,12 @@
 //!
 //! A test compares both with the memory of a server under attack.
 
-use tallygate::Kind;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use tallygate::tiers::Access;
+use tallygate::{Kind, Limit, Policy};
 
 use super::{Config, DECODED_HEAD, PolicyConfig};
 use crate::background::{BACKTESTS_AT_A_TIME, SCENARIOS_AT_A_TIME};
@@ -39,15 +43,49 @@ pub(crate) const OPERATOR_BYTES: usize = 8 * 1024 * 1024;
 /// Keys per policy that are decided locally while Redis is unavailable.
 const LOCAL_KEYS: u64 = 100_000;
 
+/// The most earlier rules of a policy under which a client can have used units: as many as a client keeps.
+const EARLIER_RULES: usize = 8;
+
+/// The rules that each policy of a configuration has or had since the server started. A reload leaves the usage of
+/// clients under earlier rules until it has expired.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RuleHistory(HashMap<Arc<str>, Vec<Arc<Policy>>>);
+
+impl RuleHistory {
+    /// Returns the rules after a configuration has come into force: its own and the earlier ones. Of all of them, it
+    /// keeps those that take the most memory.
+    pub(crate) fn with(&self, config: &Config) -> Self {
+        let each = config.policies.iter().map(|(name, policy)| {
+            let mut rules = self.of(name).to_vec();
+            for rule in policy.rules() {
+                if !rules.contains(rule) {
+                    rules.push(rule.clone());
+                }
+            }
+            rules.sort_by_key(|rule| Reverse(rule_bytes(rule)));
+            rules.truncate(EARLIER_RULES);
+            (name.clone(), rules)
+        });
+        Self(each.collect())
+    }
+
+    fn of(&self, policy: &str) -> &[Arc<Policy>] {
+        self.0.get(policy).map_or(&[], Vec::as_slice)
+    }
+}
+
 impl Config {
     /// Returns the upper bound of the memory of the server, in bytes. `max_keys` is `None` if Redis keeps the keys.
-    pub(crate) fn memory_bound(&self, max_keys: Option<usize>) -> u64 {
+    pub(crate) fn memory_bound(&self, max_keys: Option<usize>, history: &RuleHistory) -> u64 {
         let max_keys = max_keys.map_or(LOCAL_KEYS, bytes);
         let limits = &self.limits;
-        let many = self.policies.values().filter(|policy| !policy.has_one_key);
-        let key_bytes = many.map(PolicyConfig::key_bytes).fold(KEY, u64::saturating_add);
-        let single = self.policies.values().filter(|policy| policy.has_one_key);
-        let single = single.map(|policy| policy.key_bytes().saturating_add(ONE_KEY_POLICY));
+        let bytes_of_keys = |has_one_key: bool| {
+            let policies = self.policies.iter();
+            let policies = policies.filter(move |(_, policy)| policy.has_one_key == has_one_key);
+            policies.map(|(name, policy)| policy.key_bytes(history.of(name)))
+        };
+        let key_bytes = bytes_of_keys(false).fold(KEY, u64::saturating_add);
+        let single = bytes_of_keys(true).map(|bytes| bytes.saturating_add(ONE_KEY_POLICY));
         [
             ITSELF,
             max_keys.saturating_mul(key_bytes),
@@ -73,23 +111,13 @@ impl Config {
 }
 
 impl PolicyConfig {
-    /// Returns the most bytes that a key of the policy takes.
-    fn key_bytes(&self) -> u64 {
-        let base = [self.tiers.base()];
-        let (tiers, overrides) = (self.tiers.by_name(), self.tiers.by_key());
-        let all = base
-            .iter()
-            .chain(tiers.iter().map(|(_, access)| access))
-            .chain(overrides.iter().map(|(_, access)| access));
+    /// Returns the most bytes that a key of the policy takes, with usage under earlier rules.
+    fn key_bytes(&self, history: &[Arc<Policy>]) -> u64 {
+        let earlier = history.iter().filter(|rule| !self.rules().any(|own| own == *rule));
         let (mut limits, mut entries) = (0, 0_u64);
-        for access in all {
-            let Access::Limited(policy) = access else { continue };
-            limits += policy.limits().len();
-            for numbers in policy.limits().iter().map(tallygate::Limit::numbers) {
-                if numbers.kind == Kind::SlidingWindowLog {
-                    entries = entries.saturating_add(numbers.limit);
-                }
-            }
+        for rule in self.rules().chain(earlier) {
+            limits += rule.limits().len();
+            entries = entries.saturating_add(log_entries(rule));
         }
         let several = match limits {
             0 | 1 => 0,
@@ -98,6 +126,30 @@ impl PolicyConfig {
         let several = if self.takes_request_limits { several + REQUEST_LIMITS } else { several };
         several.saturating_add(KEY).saturating_add(entries.saturating_mul(LOG_ENTRY))
     }
+
+    /// Returns the rule of each tier and override that has limits.
+    fn rules(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        let (tiers, overrides) = (self.tiers.by_name(), self.tiers.by_key());
+        let accesses = tiers.iter().map(|(_, access)| access);
+        let accesses = accesses.chain(overrides.iter().map(|(_, access)| access));
+        std::iter::once(self.tiers.base()).chain(accesses).filter_map(|access| match access {
+            Access::Limited(rule) => Some(rule),
+            _ => None,
+        })
+    }
+}
+
+/// Returns the bytes that the state of a client under a rule takes in addition to others.
+fn rule_bytes(rule: &Policy) -> u64 {
+    let limits = EACH_OF_SEVERAL.saturating_mul(bytes(rule.limits().len()));
+    limits.saturating_add(log_entries(rule).saturating_mul(LOG_ENTRY))
+}
+
+/// Returns the most entries of the logs of a rule.
+fn log_entries(rule: &Policy) -> u64 {
+    let numbers = rule.limits().iter().map(Limit::numbers);
+    let logs = numbers.filter(|numbers| numbers.kind == Kind::SlidingWindowLog);
+    logs.map(|numbers| numbers.limit).fold(0, u64::saturating_add)
 }
 
 /// Returns how many threads serve requests, as the runtime chooses it.
@@ -116,8 +168,12 @@ mod tests {
 
     use super::*;
 
+    fn config(text: &str) -> Config {
+        Config::parse(text, Path::new("")).expect("a configuration")
+    }
+
     fn of(text: &str) -> u64 {
-        Config::parse(text, Path::new("")).expect("a configuration").memory_bound(Some(1_000_000))
+        config(text).memory_bound(Some(1_000_000), &RuleHistory::default())
     }
 
     #[test]
@@ -131,5 +187,34 @@ mod tests {
         );
         let log = policy("algorithm = \"sliding_window_log\"\n") - none;
         assert_eq!(log, 1_000_000 * (128 + 10 * 64));
+    }
+
+    /// Clients that are checked after each reload have a state under each of the last rules.
+    ///
+    /// Fault J5.
+    #[test]
+    fn rules_of_earlier_configurations_count_as_tiers() {
+        let none = of("");
+        let mut history = RuleHistory::default();
+        for changes in 0..20 {
+            // The second rule is the one with the log.
+            let algorithm = if changes == 1 { "sliding_window_log" } else { "fixed_window" };
+            let limit = 10 + changes;
+            let text = format!(
+                "[policies.a]\nlimit = {limit}\nwindow = \"1m\"\nalgorithm = \"{algorithm}\"\n"
+            );
+            // A reload of the same file changes nothing.
+            for _ in 0..2 {
+                let config = config(&text);
+                history = history.with(&config);
+                let rules = bytes(changes.min(EARLIER_RULES) + 1);
+                let several = if changes == 0 { 0 } else { SEVERAL + rules * EACH_OF_SEVERAL };
+                let log = if changes == 0 { 0 } else { 11 * LOG_ENTRY };
+                let bound = config.memory_bound(Some(1_000_000), &history) - none;
+                assert_eq!(bound, 1_000_000 * (KEY + several + log), "after {changes} changes");
+            }
+        }
+        // A policy that is removed takes its keys with it.
+        assert!(history.with(&config("")).of("a").is_empty());
     }
 }

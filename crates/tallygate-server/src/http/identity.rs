@@ -88,7 +88,7 @@ fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
     let first = match first.map(|host| host.to_str().map(str::parse::<Authority>)) {
         None => None,
         // `evil.com@localhost` contains another name.
-        Some(Ok(Ok(host))) if !host.as_str().contains('@') => Some(host),
+        Some(Ok(Ok(host))) if !host.as_str().contains('@') && has_valid_port(&host) => Some(host),
         Some(_) => return Err(Problem::bad("`Host` is not valid; send HOST or HOST:PORT")),
     };
     match (request.uri.authority(), first) {
@@ -96,6 +96,11 @@ fn host(request: &Parts) -> Result<Option<Authority>, Problem> {
         (Some(target), _) => Ok(Some(target.clone())),
         (None, host) => Ok(host),
     }
+}
+
+fn has_valid_port(host: &Authority) -> bool {
+    let port = host.as_str().strip_prefix(host.host()).unwrap_or_default();
+    matches!(port, "" | ":") || host.port_u16().is_some()
 }
 
 /// Returns whether a browser sent the request for a page of another site.
@@ -207,6 +212,23 @@ mod tests {
         let twice = fields(&[("origin", "http://a"), ("origin", "http://a")]);
         assert!(is_cross_site(&twice, Some(&"a".parse().unwrap()), &[]));
         assert!(!is_cross_site(&HeaderMap::new(), None, &[]), "programs send no origin");
+    }
+
+    /// Fault J11.
+    #[test]
+    fn a_host_has_a_number_as_its_port() {
+        for (host, is_valid) in [
+            ("localhost", true),
+            ("localhost:", true),
+            ("localhost:8080", true),
+            ("[::1]:8080", true),
+            ("localhost:abc", false),
+            ("localhost:65536", false),
+        ] {
+            let request = hyper::Request::get("/").header(header::HOST, host).body(()).unwrap();
+            let found = super::host(&request.into_parts().0);
+            assert_eq!(found.is_ok_and(|found| found.is_some()), is_valid, "{host}");
+        }
     }
 
     /// Fault J12.

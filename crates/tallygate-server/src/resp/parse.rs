@@ -460,7 +460,7 @@ const fn hex(digit: u8) -> u8 {
 /// Returns whether the words are an HTTP request, sent by mistake or by a malicious page.
 fn is_http(words: Arguments<'_>) -> bool {
     let last = words.at(words.len() - 1).unwrap_or_default();
-    last.starts_with(b"HTTP/")
+    last.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"HTTP/"))
         || words.name().eq_ignore_ascii_case(b"POST")
         || words.name().eq_ignore_ascii_case(b"Host:")
 }
@@ -735,6 +735,7 @@ mod tests {
     fn http_is_recognized() {
         let http = [ParsedItem::Wrong(ProtocolError::Http)];
         assert_eq!(whole(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), http);
+        assert_eq!(whole(b"get / http/1.1\r\nHost: a\r\n\r\n"), http);
         assert_eq!(whole(b"PRI * HTTP/2.0\r\n"), http);
         assert_eq!(whole(b"post /v1/check\r\n"), http);
         assert_eq!(whole(b"HOST: a\r\n"), http);

@@ -64,8 +64,13 @@ impl SnapshotReader<BufReader<File>> {
     /// Opens a snapshot file; returns `None` if it does not exist.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, is not a snapshot, or has another version.
+    /// Fails if the file cannot be read, is not a regular file, is not a snapshot, or has another version.
     pub fn open(path: impl AsRef<Path>) -> Result<Option<Self>, SnapshotError> {
+        // Opening a named pipe would wait for a process that writes to it.
+        if fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
+            let error = io::Error::other("it is not a regular file; use the path of a file");
+            return Err(error.into());
+        }
         match File::open(path) {
             Ok(file) => Self::new(BufReader::new(file)).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

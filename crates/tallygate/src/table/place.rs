@@ -42,19 +42,31 @@ pub enum WhenFull {
 /// The order in which keys are evicted: first the key that has used the smallest share of its own quota; among equal
 /// shares, the most recently used one. So invented keys evict invented keys, whatever their costs and limits are, and
 /// not clients that had used up their quota before. Shares of a half and more count as equal: otherwise a client would
-/// wait until it has earned one unit back, and be evicted by invented keys that have used all of theirs.
+/// wait until it has earned one unit back, and be evicted by invented keys that have used all of theirs. No client can
+/// invent keys while a snapshot is loaded, so its keys are compared by their exact shares.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     share: Share,
     since: Reverse<Tick>,
 }
 
-impl Rank {
-    fn of<A: Algorithm>(rule: &A, state: &A::State, now: Tick) -> Self {
-        let since = Reverse(rule.last_change(state));
-        Self { share: rule.share_used(state, now).min(Share::HALF), since }
-    }
+/// For whom a place is searched: this decides which shares count as equal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NewKey {
+    OfARequest,
+    OfASnapshot,
+}
 
+impl NewKey {
+    fn rank<A: Algorithm>(self, rule: &A, state: &A::State, now: Tick) -> Rank {
+        let since = Reverse(rule.last_change(state));
+        let share = rule.share_used(state, now);
+        let share = if self == Self::OfARequest { share.min(Share::HALF) } else { share };
+        Rank { share, since }
+    }
+}
+
+impl Rank {
     /// Returns whether the client has used at least half of its quota.
     fn is_debt(&self) -> bool {
         self.share >= Share::HALF
@@ -160,12 +172,12 @@ impl<S: 'static> Table<S> {
         let mut room =
             if reserved { self.find_free(rule, home_index, home, reading, locks) } else { None };
         if room.is_none() {
-            let own = rule.share_used(&state, reading.now);
-            let own = evicts.then_some(own);
+            let own = evicts.then(|| rule.share_used(&state, reading.now));
+            let own = (NewKey::OfARequest, own);
             let first = self.find_evictable(rule, (home_index, home), reading, own, locks);
             // Too few keys are within reach to choose from, as at the end of the table. One may be evicted elsewhere.
             let is_elsewhere = !reserved && first.is_one_of_few;
-            if is_elsewhere && self.evict_any(rule, reading, first.rank) {
+            if is_elsewhere && self.evict_any(rule, reading, NewKey::OfARequest, first.rank) {
                 reserved = true;
                 reservation.is_open.set(true);
                 room = self.find_free(rule, home_index, home, reading, locks);
@@ -241,7 +253,7 @@ impl<S: 'static> Table<S> {
         rule: &A,
         (home_index, home): (usize, &mut LockedBucket<'a, S>),
         reading: Reading,
-        own: Option<Share>,
+        (new_key, own): (NewKey, Option<Share>),
         locks: Option<&Locks<'_>>,
     ) -> Candidate<'a, S> {
         let finds_fresh_only = self.rejects_new() || own.is_none();
@@ -269,7 +281,7 @@ impl<S: 'static> Table<S> {
                     continue;
                 }
                 seen += 1;
-                let here = bucket.read(slot, |state| Rank::of(rule, state, reading.now));
+                let here = bucket.read(slot, |state| new_key.rank(rule, state, reading.now));
                 if rank.is_none_or(|other| here < other) {
                     (rank, first_here) = (Some(here), Some(slot));
                 }
@@ -301,18 +313,30 @@ impl<S: 'static> Table<S> {
         if self.counts.keys() < self.max_keys() || self.rejects_new() {
             return true;
         }
-        let rank = Rank::of(rule, state, reading.now);
+        let new_key = NewKey::OfASnapshot;
+        let rank = new_key.rank(rule, state, reading.now);
         let index = self.home(key, self.shape());
         let mut home = self.buckets[index].lock();
-        let first = self.find_evictable(rule, (index, &mut home), reading, Some(rank.share), None);
-        if first.room.is_some() && first.rank.is_none_or(|first| first < rank) {
-            return true;
-        }
-        drop(first);
-        let has_empty_slot = self.find_free(rule, index, &mut home, reading, None).is_some();
-        drop(home);
-        let is_made = has_empty_slot
-            && (0..RESTORE_SEARCHES).any(|_| self.evict_any(rule, reading, Some(rank)));
+        let own = (new_key, Some(rank.share));
+        let first = self.find_evictable(rule, (index, &mut home), reading, own, None);
+        let is_made = match first {
+            Candidate { rank: None, room: Some(_), .. } => return true,
+            Candidate { rank: Some(first), room: Some(room), .. } if first < rank => {
+                let Room { distance, slot, mut beyond, .. } = room;
+                let tag = beyond.as_deref_mut().unwrap_or(&mut home).clear(slot);
+                self.forget(index + distance, tag, reading, reading.now);
+                self.counts.own().evicted.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Candidate { .. } => {
+                let has_empty_slot =
+                    self.find_free(rule, index, &mut home, reading, None).is_some();
+                drop(home);
+                has_empty_slot
+                    && (0..RESTORE_SEARCHES)
+                        .any(|_| self.evict_any(rule, reading, new_key, Some(rank)))
+            }
+        };
         if is_made {
             self.counts.release();
         } else {
@@ -349,9 +373,11 @@ impl<S: 'static> Table<S> {
         &self,
         rule: &A,
         reading: Reading,
+        new_key: NewKey,
         before: Option<Rank>,
     ) -> bool {
-        let Some((mut bucket, index, slot)) = self.find_elsewhere(rule, reading, before) else {
+        let elsewhere = self.find_elsewhere(rule, reading, new_key, before);
+        let Some((mut bucket, index, slot)) = elsewhere else {
             return false;
         };
         let tag = bucket.clear(slot);
@@ -367,6 +393,7 @@ impl<S: 'static> Table<S> {
         &self,
         rule: &A,
         reading: Reading,
+        new_key: NewKey,
         before: Option<Rank>,
     ) -> Option<(LockedBucket<'_, S>, usize, usize)> {
         let (now, in_use) = (reading.now, self.in_use());
@@ -381,7 +408,7 @@ impl<S: 'static> Table<S> {
             }
             let ranks = bucket.filled().map(|slot| {
                 seen += 1;
-                (bucket.read(slot, |state| Rank::of(rule, state, now)), slot)
+                (bucket.read(slot, |state| new_key.rank(rule, state, now)), slot)
             });
             if let Some((rank, slot)) = ranks.min_by_key(|(rank, _)| *rank) {
                 let is_first = first.as_ref().is_none_or(|(other, ..)| rank < *other);

@@ -459,14 +459,17 @@ fn a_restored_table_loses_no_key_while_it_grows() {
 fn a_smaller_store_keeps_the_clients_that_had_used_up_their_quota() {
     let clock = ManualClock::new(Tick(0));
     let policy = Policy::token_bucket(100).per_day().build().expect("the policy is valid");
-    for (keys, debtors, smaller) in
-        [(100_000, 2_000, 10_000), (100_000, 4_000, 5_000), (20_000, 90, 100)]
+    let sizes = [(100_000, 2_000, 10_000), (100_000, 4_000, 5_000), (20_000, 90, 100)];
+    // The others have used little, half or most of their quota, and before the clients that are denied.
+    for ((keys, debtors, smaller), used) in
+        sizes.into_iter().flat_map(|sizes| [1, 50, 90].map(|used| (sizes, used)))
     {
         let limiter = plain_of(&policy, keys, &clock);
-        for key in 0..keys {
-            let cost = if key < debtors { 100 } else { 1 };
+        for key in (0..keys).rev() {
+            let cost = if key < debtors { 100 } else { used };
             let ask = format!("client-{key}");
             assert!(limiter.is_allowed(Ask::new(&ask).cost(cost)).expect("the store has room"));
+            clock.advance(Ticks(1));
         }
         let restored = restore_plain(&save_plain(&limiter), &policy, smaller, &clock);
         let still_denied = (0..debtors)
@@ -477,7 +480,8 @@ fn a_smaller_store_keeps_the_clients_that_had_used_up_their_quota() {
             .count();
         assert!(
             still_denied * 1000 >= debtors * 999,
-            "{still_denied} of {debtors} clients are still denied in a store of {smaller} keys"
+            "{still_denied} of {debtors} clients are still denied in a store of {smaller} keys \
+             whose other clients had used {used} of 100"
         );
     }
 }
@@ -534,6 +538,14 @@ fn a_failed_write_keeps_the_previous_file() {
     assert_eq!(read(&whole).expect("whole"), 1, "alice, without bob");
     assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 1, "nothing else is left");
     std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+/// Opening a named pipe would block the start of a server.
+#[test]
+fn only_a_regular_file_is_opened_as_a_snapshot() {
+    let error = SnapshotReader::open(std::env::temp_dir()).err().expect("a folder is no snapshot");
+    let message = error.to_string();
+    assert!(message.contains("it is not a regular file; use the path of a file"), "{message}");
 }
 
 /// Two processes use the same file by mistake: one gets an error, and does not damage the file of the other.
