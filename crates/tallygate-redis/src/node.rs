@@ -24,9 +24,14 @@ pub(crate) struct Node {
     counters: Arc<Counters>,
     /// Whether a task probes the server until it answers again.
     is_probed: AtomicBool,
+    /// Whether the log says that the server is unavailable.
+    is_reported: AtomicBool,
     budget: Duration,
     pub(crate) scripts: Arc<LoadedScripts>,
 }
+
+/// Why calls are not sent to a server that has become a replica.
+const REPLICA: &str = "the server is a replica now";
 
 impl Node {
     pub(crate) fn new(
@@ -52,6 +57,7 @@ impl Node {
             next: AtomicUsize::new(0),
             counters: counters.clone(),
             is_probed: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
             budget: options.budget,
             scripts,
         })
@@ -75,8 +81,9 @@ impl Node {
         match &result {
             Ok(_) | Err(Failure::ErrorReply(_)) => {
                 let mut breaker = self.breaker();
-                if breaker.succeeded() {
-                    drop(breaker);
+                let is_back = breaker.succeeded();
+                drop(breaker);
+                if is_back && self.is_reported.swap(false, Ordering::Relaxed) {
                     tracing::info!(
                         server = self.name,
                         "redis is available again; sending checks to it"
@@ -128,11 +135,15 @@ impl Node {
             Change::None => return,
             Change::Opened => {
                 self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(server = self.name, %failure, "redis is unavailable; sending no checks to it until a probe succeeds");
             }
             Change::StaysOpen => {
                 tracing::debug!(server = self.name, %failure, "redis is still unavailable");
             }
+        }
+        // A replica answers each probe and rejects the next write. The log has its rejections already, once.
+        let is_replica = matches!(failure, Failure::NotSent(reason) if **reason == *REPLICA);
+        if !is_replica && !self.is_reported.swap(true, Ordering::Relaxed) {
+            tracing::warn!(server = self.name, %failure, "redis is unavailable; sending no checks to it until a probe succeeds");
         }
         // A connection without replies may be broken.
         for link in &self.links {
@@ -140,10 +151,10 @@ impl Node {
         }
     }
 
-    /// Drops the connections, because the server is no longer the right one. The next connection is made after a pause:
-    /// it may lead to the same server for a while.
-    pub(crate) fn reconnect(&self, reason: &str) {
-        self.links.iter().for_each(|link| link.reconnect_later(reason));
+    /// Drops the connections, because the server has become a replica. The next connection is made after a pause: the
+    /// address may lead to the same server for a while.
+    pub(crate) fn reconnect(&self) {
+        self.links.iter().for_each(|link| link.reconnect_later(REPLICA));
     }
 
     /// Returns whether the server was unavailable at some time since a given time.

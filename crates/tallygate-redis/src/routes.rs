@@ -198,7 +198,7 @@ impl Routes {
                 }
                 ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
                     // The address may lead to another server by now.
-                    node.reconnect("the server is a replica now");
+                    node.reconnect();
                     self.ask_for_map();
                     return Err(failure);
                 }

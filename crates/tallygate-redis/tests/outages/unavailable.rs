@@ -337,6 +337,54 @@ async fn the_client_pauses_before_it_connects_to_a_replica_again() {
     assert_all_expire(&replica);
 }
 
+/// A replica answers every probe and rejects every write. The log has one line for each change of its state, and an outage
+/// after that is reported as always.
+///
+/// Fault F19.
+#[tokio::test]
+async fn a_replica_is_logged_once_and_not_at_each_probe() {
+    let log = Log::start();
+    let count = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let lines = |rejects, accepts, is_away, is_back| {
+        let found = [
+            count("redis rejects every call"),
+            count("redis accepts calls again"),
+            count("redis is unavailable; sending no checks"),
+            count("redis is available again"),
+        ];
+        assert_eq!(found, [rejects, accepts, is_away, is_back], "{:?}", log.lines());
+    };
+    let primary = Server::start(Flavor::Redis);
+    let replica = Server::replica_of(&primary);
+    let proxy = Proxy::start(&replica.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until("probes have found the replica several times", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        (redis.counts().breaker_opened > 3).then_some(())
+    })
+    .await;
+    lines(1, 0, 0, 0);
+    replica.promote();
+    let decided = async || {
+        let decision = limiter.check("alice").await.ok()?;
+        (decision.source == Source::Store && !redis.counts().is_rejecting).then_some(())
+    };
+    until("it accepts calls, and has rejected none for a while", decided).await;
+    lines(1, 1, 0, 0);
+    proxy.reject_connections(true);
+    proxy.cut();
+    until("the outage is noticed", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    lines(1, 1, 1, 0);
+    proxy.reject_connections(false);
+    until("the end of the outage is noticed", decided).await;
+    lines(1, 1, 1, 1);
+}
+
 /// The units that this process allowed are charged before the next check, so that they are not allowed twice.
 ///
 /// Fault F22.
