@@ -1,13 +1,14 @@
 //! One server: its connections, and the circuit breaker that stops calls while it does not answer.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, ConnectionInfo, RedisResult, Value};
 
 use crate::breaker::{Breaker, Change, Pass};
+use crate::client::rejects_charges;
 use crate::counts::Counters;
 use crate::link::{Failure, Link, Watch};
 use crate::loaded_scripts::LoadedScripts;
@@ -22,6 +23,9 @@ pub(crate) struct Node {
     links: Box<[Arc<Link>]>,
     next: AtomicUsize,
     counters: Arc<Counters>,
+    created: Instant,
+    /// When the server last answered that it decides on no charge now, in nanoseconds since the creation; 0 for never.
+    rejected_ns: AtomicU64,
     /// Whether a task probes the server until it answers again.
     is_probed: AtomicBool,
     /// Whether the log says that the server is unavailable.
@@ -56,6 +60,8 @@ impl Node {
             links: (0..options.connections.max(1)).map(link).collect(),
             next: AtomicUsize::new(0),
             counters: counters.clone(),
+            created: Instant::now(),
+            rejected_ns: AtomicU64::new(0),
             is_probed: AtomicBool::new(false),
             is_reported: AtomicBool::new(false),
             budget: options.budget,
@@ -78,6 +84,13 @@ impl Node {
         let link = &self.links[self.next.fetch_add(1, Ordering::Relaxed) % self.links.len()];
         let result = link.send(command, is_moving, deadline).await;
         probe.unanswered = false;
+        if let Err(Failure::ErrorReply(error)) = &result
+            && rejects_charges(error)
+        {
+            let now = u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.rejected_ns.fetch_max(now.max(1), Ordering::Relaxed);
+            self.counters.rejected_charges.store(true, Ordering::Relaxed);
+        }
         match &result {
             Ok(_) | Err(Failure::ErrorReply(_)) => {
                 let mut breaker = self.breaker();
@@ -157,9 +170,11 @@ impl Node {
         self.links.iter().for_each(|link| link.reconnect_later(REPLICA));
     }
 
-    /// Returns whether the server was unavailable at some time since a given time.
+    /// Returns whether the server was unavailable at some time since a given time, or answered that it decides on no charge.
     pub(crate) fn was_open_since(&self, since: Instant) -> bool {
-        self.breaker().was_open_since(since)
+        let rejected = self.rejected_ns.load(Ordering::Relaxed);
+        rejected > 0 && self.created + Duration::from_nanos(rejected) >= since
+            || self.breaker().was_open_since(since)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::log::Log;
 use crate::common::{
-    assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
+    PATIENCE, assert_all_expire, burst, count, limiter, patient, sentinel_url, until,
+    until_the_store_answers,
 };
 use futures_util::future::join_all;
 use tallygate::algorithm::Op;
@@ -432,6 +433,44 @@ async fn units_allowed_in_this_process_are_charged_when_redis_is_back() {
     assert_eq!(allowed, 20, "the quota, once");
     assert_eq!(limiters[1].peek(Ask::new("bob").cost(0)).await.unwrap().remaining, 12);
     assert!(fleet.iter().all(|redis| redis.counts().debts_charged == 2), "once each");
+    assert_all_expire(&server);
+}
+
+/// A lack of memory ends for all processes at the same time, but each of them notices it with its next write. Until all have
+/// charged what they allowed, each keeps to its share.
+///
+/// Fault J16.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_recover_from_a_lack_of_memory_allow_the_quota_once() {
+    let server = Server::start(Flavor::Redis);
+    let fleet = [patient(&server.url()), patient(&server.url())];
+    let on_failure = OnFailure::Local { instances: 2 };
+    let limiters = fleet.each_ref().map(|redis| limiter(redis, burst(20), on_failure));
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "alice").await;
+    }
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let mut allowed = 0;
+    for limiter in &limiters {
+        for _ in 0..3 {
+            let decision = limiter.check(Ask::new("alice").cost(5)).await.unwrap();
+            assert_eq!(decision.source, Source::Local);
+            allowed += u64::from(decision.allowed) * 5;
+        }
+    }
+    assert_eq!(allowed, 20, "the share of each process");
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    // The first process asks until the other one has charged its units as well, and for a second after that.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500)
+        || fleet.iter().any(|redis| redis.counts().debts_charged == 0)
+    {
+        let decision = limiters[0].check("alice").await.unwrap();
+        assert!(!decision.allowed, "{decision:?} after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", fleet[1].counts());
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    assert_eq!(limiters[0].check("alice").await.unwrap().source, Source::Store);
     assert_all_expire(&server);
 }
 
